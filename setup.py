@@ -1,0 +1,53 @@
+"""Package metadata, dependency bounds and the console script; tool settings live in pyproject.toml."""
+
+from pathlib import Path
+
+from setuptools import find_namespace_packages, setup
+
+CORE = [
+    # torchaudio 2.11 refuses to load beside torch 2.15 (other CUDA build); see docs/decisions.md before widening.
+    "torch>=2.9,<2.15",
+    "torchaudio>=2.9,<2.12",
+    "soundfile>=0.12.1",
+    "scipy>=1.10",
+    "numpy>=1.24",
+    "PyYAML>=6.0",
+    "tqdm>=4.65",
+    "tensorboard>=2.12",
+    "matplotlib>=3.7",
+    "psutil>=5.9",
+    "safetensors>=0.4",
+    "jsonargparse[signatures]>=4.40,<5",
+]
+EXTRAS = {
+    "export": ["onnx>=1.16", "onnxruntime>=1.18"],
+    "gpu": ["nvidia-ml-py>=12"],
+    "test": [
+        "pytest>=8",
+        "pytest-timeout>=2.2",
+        "hypothesis>=6.90",
+        "ruff>=0.6",
+        "mypy>=1.11",
+        "types-PyYAML",
+        "types-psutil",
+        "types-tqdm",
+        "imageio-ffmpeg>=0.5",
+    ],
+}
+
+setup(
+    name="speakernet",
+    version="0.1.0",
+    description="Fast, safe training of speaker-verification models",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="MIT",
+    python_requires=">=3.10",
+    # configs/ becomes the package speakernet.recipes so that bare recipe names work from an installed wheel too.
+    packages=[*find_namespace_packages(include=["speakernet", "speakernet.*"]), "speakernet.recipes"],
+    package_dir={"speakernet.recipes": "configs"},
+    package_data={"speakernet.recipes": ["*.yaml", "voxceleb/*.yaml"], "speakernet": ["**/*.yaml", "py.typed"]},
+    install_requires=CORE,
+    extras_require=EXTRAS,
+    entry_points={"console_scripts": ["speakernet = speakernet.cli:main"]},
+)

@@ -1,0 +1,65 @@
+"""Rank facts and collectives that do nothing in one process, so that no caller asks whether it is distributed."""
+
+import os
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+T = TypeVar("T")
+
+
+def is_distributed() -> bool:
+    """Whether a process group of more than one process is running."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def rank() -> int:
+    """This process's number, 0 when alone."""
+    return dist.get_rank() if is_distributed() else 0
+
+
+def world_size() -> int:
+    """Number of processes, 1 when alone."""
+    return dist.get_world_size() if is_distributed() else 1
+
+
+def local_rank() -> int:
+    """This process's number on its machine (torchrun's LOCAL_RANK), 0 when alone."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def is_main() -> bool:
+    """Whether this process writes files and shows progress."""
+    return rank() == 0
+
+
+def barrier() -> None:
+    """Wait until every process is here."""
+    if is_distributed():
+        dist.barrier()
+
+
+def broadcast_object(value: T) -> T:
+    """Rank 0's value, on every rank."""
+    if not is_distributed():
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def gather_objects(value: T) -> list[T]:
+    """Every rank's value, in rank order, on every rank."""
+    if not is_distributed():
+        return [value]
+    gathered: list[Any] = [None] * world_size()
+    dist.all_gather_object(gathered, value)
+    return gathered
+
+
+def sum_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """The sum of `tensor` over ranks (in place where there are several)."""
+    if is_distributed():
+        dist.all_reduce(tensor)
+    return tensor
