@@ -1,1 +1,121 @@
-"""."""
+"""The command line: one table of commands, one short file per command, imported only when it is called."""
+
+import argparse
+import ast
+import importlib
+import importlib.util
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+import speakernet
+
+COMMANDS = {
+    "train": "train",
+    "evaluate": "evaluate",
+    "compare": "compare",
+    "report": "report",
+    "pack": "pack",
+    "doctor": "doctor",
+    "list": "list_parts",
+    "show-config": "show_config",
+    "find-batch-size": "find_batch_size",
+    "benchmark": "benchmark",
+    "import-weights": "import_weights",
+    "info": "info",
+}
+"""Command name -> module in this room, with `add_arguments(parser)` and `run(arguments) -> exit status`.
+
+A module with `TAKES_CONFIG = True` also accepts `--config FILE` and every option of the configuration; they arrive in
+`arguments.config_arguments` for `speakernet.config.load_config`.
+"""
+
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; errors that the user can mend are printed without a traceback.
+
+    Returns:
+        The exit status: 0 done, 1 failed with a message, 2 wrong usage, 130 interrupted.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    _log_to_the_terminal()
+    if not arguments or arguments[0] in ("-h", "--help"):
+        sys.stdout.write(_overview())
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        sys.stdout.write(f"speakernet {speakernet.__version__}\n")
+        return 0
+    name, rest = arguments[0], arguments[1:]
+    if name not in COMMANDS:
+        from speakernet.registry import suggestion
+
+        sys.stderr.write(f"speakernet: unknown command {name!r}; {suggestion(name, COMMANDS)}\n")
+        return 2
+    module = importlib.import_module(f"speakernet.cli.{COMMANDS[name]}")
+    try:
+        return module.run(_parse(module, name, rest)) or 0
+    except KeyboardInterrupt:
+        sys.stderr.write("\ninterrupted\n")
+        return INTERRUPTED
+    except (ValueError, OSError) as error:
+        if "--debug" in rest:
+            raise
+        sys.stderr.write(f"\nspeakernet {name}: {_message(error)}\n")
+        return 1
+
+
+def _parse(module: ModuleType, name: str, rest: Sequence[str]) -> argparse.Namespace:
+    takes_config = getattr(module, "TAKES_CONFIG", False)
+    parser = argparse.ArgumentParser(
+        prog=f"speakernet {name}",
+        description=module.__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    if takes_config:
+        parser.usage = f"speakernet {name} --config FILE [--config FILE …] [--section.key VALUE …] [options below]"
+    module.add_arguments(parser)
+    if takes_config and set(rest) & {"-h", "--help"}:
+        from speakernet.config.loading import help_text
+
+        parser.epilog = help_text()
+    parsed, config_arguments = parser.parse_known_args(rest)
+    if config_arguments and not takes_config:
+        parser.error(f"unknown option {config_arguments[0]!r}; see `speakernet {name} --help`")
+    parsed.config_arguments = config_arguments
+    return parsed
+
+
+def _message(error: Exception) -> str:
+    # An OSError knows its number and file name; anything else is our own sentence.
+    return str(error) or type(error).__name__
+
+
+def _overview() -> str:
+    lines = ["speakernet: train, score and use speaker-verification models", "", "commands:"]
+    for name, module_name in COMMANDS.items():
+        lines.append(f"  {name:<16} {_first_line(module_name)}")
+    return "\n".join([*lines, "", "`speakernet COMMAND --help` tells the rest.", ""])
+
+
+def _first_line(module_name: str) -> str:
+    # Read, not imported: importing torch for a help page would take seconds.
+    specification = importlib.util.find_spec(f"speakernet.cli.{module_name}")
+    if specification is None or specification.origin is None:
+        return ""
+    tree = ast.parse(Path(specification.origin).read_text(encoding="utf-8"))
+    return (ast.get_docstring(tree) or "").split("\n", 1)[0]
+
+
+def _log_to_the_terminal() -> None:
+    root = logging.getLogger()
+    if any(isinstance(handler, logging.StreamHandler) for handler in root.handlers):
+        return
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+    for noisy in ("matplotlib", "PIL", "fontTools", "torch"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -1,0 +1,250 @@
+"""From configuration files and command line to a checked `Config`, and back to a saved copy.
+
+Precedence: default < YAML files in the order given < command line. The parsing of types and the help text are
+jsonargparse's; this file adds what users need around it: old option names (`aliases.py`), errors with file, line and
+nearest key, bare recipe names, and the rule that a flat YAML means voxceleb_trainer's defaults.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jsonargparse
+import yaml
+
+import speakernet
+from speakernet.config.aliases import ALIASES, CLASSIC_DEFAULTS, MODE_FLAGS
+from speakernet.config.schema import SECTIONS, Config, config_to_dict, field_names, problems
+from speakernet.config.yaml_lines import ConfigError, Entry, read_entries
+from speakernet.files import atomic_write
+from speakernet.registry import suggestion
+
+logger = logging.getLogger(__name__)
+
+COMMAND_LINE = "command line"
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedConfig:
+    """A checked configuration and where it came from."""
+
+    config: Config
+    files: tuple[Path, ...]
+    """The configuration files, in order."""
+    is_classic: bool
+    """Whether the defaults are voxceleb_trainer's (flat YAML, or flat options without a file)."""
+    evaluate_only: bool
+    """Whether `--eval` (or `eval: true`) was given."""
+    given: frozenset[str]
+    """The dotted keys that were set by a file or on the command line."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Setting:
+    key: str
+    value: Any
+    where: str
+
+
+def load_config(arguments: Sequence[str]) -> LoadedConfig:
+    """Read `--config FILE` (repeatable, later wins) and every other option of the command line.
+
+    Raises:
+        ConfigError: unknown key, wrong type, value out of range, unreadable file; the message names file and line.
+    """
+    config_names, options = _split_command_line(arguments)
+    files = tuple(find_config(name) for name in config_names)
+    entries_by_file = [read_entries(file) for file in files]
+    is_classic = _is_classic(entries_by_file, options)
+    settings: list[_Setting] = []
+    for entries in entries_by_file:
+        settings += [setting for entry in entries for setting in _translate(entry)]
+    settings += [setting for entry in options for setting in _translate(entry)]
+    evaluate_only = any(setting.value for setting in settings if setting.key == "eval")
+    settings = [setting for setting in settings if setting.key not in MODE_FLAGS]
+    config = _build(settings, CLASSIC_DEFAULTS if is_classic else {})
+    _check_ranges(config, settings)
+    if not config.training.save_path:
+        stem = files[0].stem if files else "exp1"
+        config.training.save_path = str(Path("exps") / stem)
+    given = frozenset(setting.key for setting in settings)
+    return LoadedConfig(config, files, is_classic, evaluate_only, given)
+
+
+def find_config(name: str) -> Path:
+    """A configuration by path, or by bare name in the recipes that come with speakernet; `.yaml` may be left out.
+
+    Raises:
+        ConfigError: no such file; the message names the nearest recipes.
+    """
+    candidates = [Path(name), Path(name + ".yaml")]
+    folder = recipe_folder()
+    candidates += [folder / candidate for candidate in candidates]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    recipes = [recipe.relative_to(folder).as_posix() for recipe in sorted(folder.rglob("*.yaml"))]
+    raise ConfigError(f"no configuration {name!r} in the working directory or in configs/; {suggestion(name, recipes)}")
+
+
+def recipe_folder() -> Path:
+    """Where the recipes lie: `configs/` of the checkout, or `speakernet/recipes` of an installed wheel."""
+    package = Path(speakernet.__file__).resolve().parent
+    checkout = package.parent / "configs"
+    return checkout if (checkout / "exp01.yaml").is_file() else package / "recipes"
+
+
+def save_config(config: Config, path: Path) -> None:
+    """Write the resolved configuration as YAML, atomically."""
+    with atomic_write(path) as file:
+        yaml.safe_dump(config_to_dict(config), file, sort_keys=False, allow_unicode=True)
+
+
+def help_text() -> str:
+    """All options by section with their meaning, type and default, then the old names that are understood."""
+    lines = ["Options (YAML: section, then key; command line: --section.key VALUE):", _parser().format_help()]
+    lines.append("Other names that are understood, in flat YAML files and on the command line:")
+    for name, alias in sorted(ALIASES.items(), key=lambda item: item[0].casefold()):
+        lines.append(f"  --{name:<32} {alias.describes}")
+    return "\n".join(lines)
+
+
+def _parser() -> jsonargparse.ArgumentParser:
+    jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    parser = jsonargparse.ArgumentParser(exit_on_error=False, add_help=False, usage=jsonargparse.SUPPRESS)
+    for name, section in SECTIONS.items():
+        parser.add_class_arguments(section, name)
+    return parser
+
+
+def _split_command_line(arguments: Sequence[str]) -> tuple[list[str], list[Entry]]:
+    """The `--config` names, and the other options as entries; a flag without a value counts as true."""
+    configs: list[str] = []
+    entries: list[Entry] = []
+    remaining = list(arguments)
+    while remaining:
+        option = remaining.pop(0)
+        if not option.startswith("--") or option == "--":
+            raise ConfigError(f"found {option!r} on the command line where an option such as --config was expected")
+        name, has_value, value = option[2:].partition("=")
+        if not has_value:
+            takes_next = bool(remaining) and not remaining[0].startswith("--")
+            value = remaining.pop(0) if takes_next else None  # type: ignore[assignment]
+        if name == "config":
+            if not value:
+                raise ConfigError("--config needs a file name")
+            configs.append(value)
+            continue
+        name = name if name in ALIASES else name.replace("-", "_")
+        parsed = True if value is None else value
+        entries.append(Entry(tuple(name.split(".", 1)), parsed, f"{COMMAND_LINE}: --{name}"))
+    return configs, entries
+
+
+def _is_classic(entries_by_file: Iterable[list[Entry]], options: list[Entry]) -> bool:
+    """Flat files, or flat options without a file, mean voxceleb_trainer's defaults; the first file decides."""
+    for entries in entries_by_file:
+        if entries:
+            return not any(_is_sectioned(entry) for entry in entries)
+    flat = [entry for entry in options if len(entry.key) == 1 and entry.key[0] in ALIASES]
+    return any(ALIASES[entry.key[0]].is_classic for entry in flat)
+
+
+def _is_sectioned(entry: Entry) -> bool:
+    # `model: ResNetSE34L` is an old flat name, `model:` with lines below it (or with nothing) is our section.
+    return entry.key[0] in SECTIONS and (len(entry.key) == 2 or entry.value in (None, {}))
+
+
+def _translate(entry: Entry) -> list[_Setting]:
+    """One entry as settings of dotted keys.
+
+    Raises:
+        ConfigError: neither a section's key nor an old name.
+    """
+    first = entry.key[0]
+    dotted = ".".join(entry.key)
+    if len(entry.key) == 1 and first in MODE_FLAGS:
+        return [_Setting(first, _as_bool(entry), entry.where)]
+    if len(entry.key) == 1 and first in ALIASES and not _is_sectioned(entry):
+        alias = ALIASES[first]
+        try:
+            targets = alias.convert(entry.value)
+        except ValueError as error:
+            raise ConfigError(f"{entry.where}: {first}: {error}") from error
+        return [_Setting(key, value, entry.where) for key, value in targets.items()]
+    if first in SECTIONS and len(entry.key) == 2:
+        field = entry.key[1]
+        known = field_names(first)
+        if field.split(".", 1)[0] in known:
+            return [_Setting(dotted, entry.value, entry.where)]
+        raise ConfigError(f"{entry.where}: unknown key {dotted}; {suggestion(field, known)}")
+    if _is_sectioned(entry):
+        return []
+    if first in SECTIONS:
+        raise ConfigError(f"{entry.where}: section {first} holds {entry.value!r}; expected `key: value` lines below it")
+    everything = [*ALIASES, *MODE_FLAGS, *SECTIONS, *(f"{name}.{field}" for name in SECTIONS for field in field_names(name))]
+    raise ConfigError(f"{entry.where}: unknown key {dotted}; {suggestion(dotted, everything)}")
+
+
+def _as_bool(entry: Entry) -> bool:
+    if isinstance(entry.value, bool):
+        return entry.value
+    if str(entry.value).casefold() in ("true", "false"):
+        return str(entry.value).casefold() == "true"
+    raise ConfigError(f"{entry.where}: {entry.key[0]} is {entry.value!r}; expected true or false")
+
+
+def _build(settings: list[_Setting], defaults: dict[str, Any]) -> Config:
+    """Types checked by jsonargparse, all at once; where that fails, key by key, to say which one it is."""
+    parser = _parser()
+    nested: dict[str, dict[str, Any]] = {}
+    for key, value in defaults.items():
+        _insert(nested, key, value)
+    for setting in settings:
+        _insert(nested, setting.key, setting.value)
+    try:
+        parsed = parser.parse_object(nested)
+    except (jsonargparse.ArgumentError, TypeError, ValueError):
+        for setting in settings:
+            _check_type(parser, setting)
+        raise
+    return Config(**{name: section(**vars(parsed[name])) for name, section in SECTIONS.items()})
+
+
+def _insert(nested: dict[str, dict[str, Any]], key: str, value: Any) -> None:
+    section, _, field = key.partition(".")
+    field, _, inner = field.partition(".")
+    fields = nested.setdefault(section, {})
+    if inner:
+        # One option of a dictionary field, such as model.options.width, leaves its neighbours as they are.
+        fields[field] = {**(fields.get(field) or {}), inner: _plain(value)}
+    else:
+        fields[field] = value
+
+
+def _plain(value: Any) -> Any:
+    return yaml.safe_load(value) if isinstance(value, str) else value
+
+
+def _check_type(parser: jsonargparse.ArgumentParser, setting: _Setting) -> None:
+    nested: dict[str, dict[str, Any]] = {}
+    _insert(nested, setting.key, setting.value)
+    try:
+        parser.parse_object(nested)
+    except (jsonargparse.ArgumentError, TypeError, ValueError) as error:
+        section, _, field = setting.key.partition(".")
+        declared = {one.name: one.type for one in dataclasses.fields(SECTIONS[section])}[field.split(".")[0]]
+        expected = getattr(declared, "__name__", None) if isinstance(declared, type) else None
+        expected = expected or str(declared).replace("typing.", "")
+        raise ConfigError(f"{setting.where}: {setting.key} is {setting.value!r}; expected {expected}") from error
+
+
+def _check_ranges(config: Config, settings: list[_Setting]) -> None:
+    found = list(problems(config))
+    if not found:
+        return
+    where = {setting.key: setting.where for setting in settings}
+    lines = [f"{where.get(key, 'default')}: {key}: {message}" for key, message in found]
+    raise ConfigError("\n".join(lines))
