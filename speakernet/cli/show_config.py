@@ -1,0 +1,37 @@
+"""Print the configuration that a command line means, with every default filled in.
+
+The YAML goes to standard output, so that it can be saved and edited; where each file was found goes to the log.
+"""
+
+import argparse
+import logging
+import sys
+
+import yaml
+
+from speakernet.config import config_to_dict, load_config
+
+TAKES_CONFIG = True
+
+logger = logging.getLogger(__name__)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`--given`: only what differs from the defaults because a file or an option set it."""
+    parser.add_argument("--given", action="store_true", help="show only what files and options set, without defaults")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the resolved configuration as YAML."""
+    loaded = load_config(arguments.config_arguments)
+    logger.info("files: %s", ", ".join(map(str, loaded.files)) or "none")
+    logger.info("defaults: %s", "voxceleb_trainer's" if loaded.is_classic else "speakernet's")
+    values = config_to_dict(loaded.config)
+    if arguments.given:
+        values = {
+            section: {field: value for field, value in fields.items() if f"{section}.{field}" in loaded.given}
+            for section, fields in values.items()
+        }
+        values = {section: fields for section, fields in values.items() if fields}
+    yaml.safe_dump(values, sys.stdout, sort_keys=False, allow_unicode=True)
+    return 0
