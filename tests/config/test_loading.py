@@ -1,0 +1,210 @@
+"""Precedence, old names, errors with file, line and nearest key."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from speakernet.config import Config, ConfigError, config_from_dict, config_to_dict, load_config
+from speakernet.config.aliases import ALIASES, CLASSIC_DEFAULTS
+from speakernet.config.loading import find_config, save_config
+from speakernet.config.schema import SECTIONS, field_names
+
+
+def write(folder: Path, text: str, name: str = "my.yaml") -> str:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_command_line_beats_yaml_beats_default(tmp_path: Path) -> None:
+    file = write(tmp_path, "data:\n  batch_size: 7\noptimizer:\n  learning_rate: 2e-3\n")
+    config = load_config(["--config", file, "--data.batch_size", "9"]).config
+    assert config.data.batch_size == 9
+    assert config.optimizer.learning_rate == 2e-3
+    assert config.data.sample_rate == Config().data.sample_rate
+
+
+def test_command_line_beats_yaml_through_an_old_name_too(tmp_path: Path) -> None:
+    file = write(tmp_path, "data:\n  batch_size: 7\n")
+    assert load_config(["--config", file, "--batch_size=11"]).config.data.batch_size == 11
+    assert load_config(["--batch_size", "11", "--config", file]).config.data.batch_size == 11
+
+
+def test_later_files_win(tmp_path: Path) -> None:
+    first = write(tmp_path, "data:\n  batch_size: 7\n  crop_frames: 150\n", "first.yaml")
+    second = write(tmp_path, "data:\n  batch_size: 8\n", "second.yaml")
+    config = load_config(["--config", first, "--config", second]).config
+    assert (config.data.batch_size, config.data.crop_frames) == (8, 150)
+    assert config.training.save_path == str(Path("exps/first"))
+
+
+def test_unknown_key_names_file_line_and_nearest(tmp_path: Path) -> None:
+    file = write(tmp_path, "data:\n  batch_size: 7\n  batchsize: 8\n")
+    with pytest.raises(ConfigError, match=r"my\.yaml:3: unknown key data\.batchsize; did you mean 'batch_size'"):
+        load_config(["--config", file])
+
+
+def test_misspelt_flat_key_of_a_published_recipe_names_the_right_one(tmp_path: Path) -> None:
+    file = write(tmp_path, "model: ResNetSE34L\nnLcasses: 5994\n")
+    with pytest.raises(ConfigError, match=r"my\.yaml:2: unknown key nLcasses.*nClasses"):
+        load_config(["--config", file])
+
+
+def test_unknown_option_on_the_command_line() -> None:
+    with pytest.raises(ConfigError, match=r"command line: --max_epohc.*max_epoch"):
+        load_config(["--max_epohc", "3"])
+
+
+def test_wrong_type_names_file_line_value_and_type(tmp_path: Path) -> None:
+    file = write(tmp_path, "\ndata:\n  batch_size: many\n")
+    with pytest.raises(ConfigError, match=r"my\.yaml:3: data\.batch_size is 'many'; expected int"):
+        load_config(["--config", file])
+
+
+def test_value_out_of_range_is_found_before_anything_starts(tmp_path: Path) -> None:
+    file = write(tmp_path, "data:\n  batch_size: 0\n")
+    with pytest.raises(ConfigError, match=r"my\.yaml:2: data\.batch_size"):
+        load_config(["--config", file])
+
+
+def test_duplicate_key_and_broken_yaml(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r":3: batch_size is given twice"):
+        load_config(["--config", write(tmp_path, "data:\n  batch_size: 1\n  batch_size: 2\n")])
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        load_config(["--config", write(tmp_path, "data: [1, 2\n")])
+    with pytest.raises(ConfigError, match="expected `key: value`"):
+        load_config(["--config", write(tmp_path, "- a\n- b\n")])
+
+
+def test_yaml_never_builds_objects(tmp_path: Path) -> None:
+    marker = tmp_path / "executed"
+    file = write(tmp_path, f"data: !!python/object/apply:os.mkdir ['{marker}']\n")
+    with pytest.raises(ConfigError):
+        load_config(["--config", file])
+    assert not marker.exists()
+
+
+def test_missing_file_names_recipes() -> None:
+    with pytest.raises(ConfigError, match=r"exp01\.yaml"):
+        load_config(["--config", "exp1.yaml"])
+
+
+def test_bare_name_without_suffix_is_found_in_the_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert find_config("exp01").name == "exp01.yaml"
+    write(tmp_path, "data:\n  batch_size: 3\n", "exp01.yaml")
+    assert find_config("exp01.yaml").resolve() == tmp_path / "exp01.yaml"
+
+
+def test_flat_yaml_starts_from_classic_defaults(tmp_path: Path) -> None:
+    loaded = load_config(["--config", write(tmp_path, "model: ResNetSE34L\ntrainfunc: amsoftmax\n")])
+    assert loaded.is_classic
+    values = config_to_dict(loaded.config)
+    for key, expected in CLASSIC_DEFAULTS.items():
+        section, field = key.split(".")
+        assert values[section][field] == expected, key
+
+
+def test_sectioned_yaml_with_an_old_name_on_the_command_line_keeps_our_defaults(tmp_path: Path) -> None:
+    loaded = load_config(["--config", write(tmp_path, "data:\n  batch_size: 7\n"), "--max_epoch", "3"])
+    assert not loaded.is_classic
+    assert loaded.config.training.max_epochs == 3
+    assert loaded.config.augment.style == "ours"
+
+
+def test_flat_options_without_a_file_are_classic_and_common_switches_are_not() -> None:
+    assert load_config(["--eval", "--model", "ResNetSE34L", "--log_input"]).is_classic
+    assert not load_config(["--bf16"]).is_classic
+
+
+def test_eval_is_a_mode_and_takes_python_booleans(tmp_path: Path) -> None:
+    assert load_config(["--eval"]).evaluate_only
+    assert not load_config(["--config", write(tmp_path, 'eval: "False"\nmodel: ResNetSE34L\n')]).evaluate_only
+
+
+def test_python_booleans_as_strings(tmp_path: Path) -> None:
+    file = write(tmp_path, 'augment: "True"\nlog_input: "False"\nmodel: ResNetSE34L\n')
+    config = load_config(["--config", file]).config
+    assert config.augment.enabled is True
+    assert config.frontend.log_input is False
+
+
+def test_json_is_a_configuration_too(tmp_path: Path) -> None:
+    file = write(tmp_path, '{\n\t"data": {"batch_size": 5}\n}\n', "my.json")
+    assert load_config(["--config", file]).config.data.batch_size == 5
+
+
+def test_model_options_from_yaml_and_command_line_are_merged(tmp_path: Path) -> None:
+    file = write(tmp_path, "model:\n  name: ResNetSE34L\n  options: {left: 1}\n")
+    config = load_config(["--config", file, "--model.options.right", "2"]).config
+    assert config.model.options == {"left": 1, "right": 2}
+
+
+def test_saved_copy_loads_to_the_same_configuration(tmp_path: Path) -> None:
+    config = load_config(["--data.batch_size", "9", "--lr", "3e-4"]).config
+    save_config(config, tmp_path / "config.yaml")
+    assert load_config(["--config", str(tmp_path / "config.yaml")]).config == config
+    assert config_from_dict(yaml.safe_load((tmp_path / "config.yaml").read_text())) == config
+
+
+@pytest.mark.parametrize("name", ALIASES)
+def test_every_old_name_leads_to_fields_that_exist(name: str) -> None:
+    for value in (True, False, "1"):
+        try:
+            targets = ALIASES[name].convert(value)
+        except ValueError:
+            continue
+        for key in targets:
+            section, field = key.split(".")[:2]
+            assert field in field_names(section), f"--{name} leads to {key}"
+
+
+OLD_OPTIONS = {
+    "batch_size": ("32", "data.batch_size", 32),
+    "nPerSpeaker": ("2", "data.utterances_per_speaker", 2),
+    "max_seg_per_spk": ("100", "data.max_utterances_per_speaker", 100),
+    "max_frames": ("300", "data.crop_frames", 300),
+    "eval_frames": ("0", "evaluation.eval_frames", 0),
+    "nDataLoaderThread": ("3", "data.num_workers", 3),
+    "trainfunc": ("aamsoftmax", "loss.name", "aamsoftmax"),
+    "scheduler": ("steplr", "schedule.name", "step"),
+    "lr": ("1e-4", "optimizer.learning_rate", 1e-4),
+    "lr_decay": ("0.75", "schedule.decay", 0.75),
+    "margin": ("0.3", "loss.margin", 0.3),
+    "nClasses": ("5991", "data.num_classes", 5991),
+    "dcf_p_target": ("0.01", "evaluation.dcf_target_priors", [0.01]),
+    "musan_path": ("m", "augment.noise_path", "m"),
+    "encoder_type": ("ASP", "model.pooling", "ASP"),
+    "mixedprec": ("true", "runtime.precision", "auto"),
+    "fp16": ("true", "runtime.precision", "fp16"),
+    "bf16": ("True", "runtime.precision", "bf16"),
+    "mixed-precision": ("no", "runtime.precision", "no"),
+    "use_amp": ("False", "runtime.precision", "no"),
+    "compile_model": ("false", "runtime.compile", "off"),
+    "use_compile": ("true", "runtime.compile", "on"),
+    "patience": ("15", "training.patience", 15),
+    "max_test_pairs": ("50000", "evaluation.max_trials", 50000),
+    "gradient_accumulation_steps": ("2", "training.accumulation_steps", 2),
+    "per_device_train_batch_size": ("16", "data.batch_size", 16),
+    "model_path": ("x.pt", "training.initial_model", "x.pt"),
+    "max_grad_norm": ("1.5", "training.max_grad_norm", 1.5),
+}
+
+
+@pytest.mark.parametrize("name", OLD_OPTIONS)
+def test_old_option_has_its_meaning(name: str) -> None:
+    value, key, expected = OLD_OPTIONS[name]
+    section, field = key.split(".")
+    config = load_config([f"--{name}", value]).config
+    assert getattr(getattr(config, section), field) == expected
+
+
+def test_option_without_effect_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    load_config(["--distributed"])
+    assert "torchrun" in caplog.text
+
+
+def test_fields_are_plain_values() -> None:
+    assert yaml.safe_load(yaml.safe_dump(config_to_dict(Config()))) == config_to_dict(Config())
+    assert list(config_to_dict(Config())) == list(SECTIONS)

@@ -1,0 +1,63 @@
+"""README, documentation and --help agree with the code."""
+
+import dataclasses
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from jsonargparse import ArgumentParser, set_parsing_settings
+
+from speakernet.cli import COMMANDS
+from speakernet.config.aliases import ALIASES
+from speakernet.config.loading import help_text, load_config
+from speakernet.config.schema import SECTIONS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_option_is_explained_in_the_help(section: str) -> None:
+    set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    parser = ArgumentParser()
+    parser.add_class_arguments(SECTIONS[section], section)
+    helps = {action.dest: action.help for action in parser._actions}
+    for field in dataclasses.fields(SECTIONS[section]):
+        assert len(helps[f"{section}.{field.name}"] or "") > 8, f"{section}.{field.name} has no docstring below it"
+
+
+def test_help_lists_every_old_name() -> None:
+    text = help_text()
+    assert all(f"--{name}" in text for name in ALIASES)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name: str) -> None:
+    command = [sys.executable, "-m", "speakernet", name, "--help"]
+    finished = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert finished.returncode == 0, finished.stderr
+    assert "usage" in finished.stdout
+
+
+@pytest.mark.parametrize(
+    "recipe", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda path: path.relative_to(ROOT).as_posix()
+)
+def test_every_recipe_loads_and_says_what_it_is(recipe: Path) -> None:
+    assert recipe.read_text(encoding="utf-8").startswith("# "), "the first line says what the recipe is for"
+    load_config(["--config", str(recipe)])
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    for document in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", document.read_text(encoding="utf-8")):
+            if not target.startswith(("http", "mailto")):
+                assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+def test_commands_in_the_readme_exist() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for name in re.findall(r"^\s*speakernet ([a-z][a-z-]+)", text, flags=re.MULTILINE):
+        assert name in COMMANDS, name
+    for script in re.findall(r"python ((?:data_prep/)?\w+\.py)", text):
+        assert (ROOT / script).is_file(), script

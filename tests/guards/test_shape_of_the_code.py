@@ -1,0 +1,69 @@
+"""Files and functions stay small, public names are documented, nothing of one machine or half done is left behind."""
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "speakernet"
+SOURCES = [*sorted(PACKAGE.rglob("*.py")), *sorted((ROOT / "data_prep").glob("*.py")), *sorted(ROOT.glob("*.py"))]
+
+MAX_FILE_LINES = 450
+MAX_FUNCTION_LINES = 65
+
+
+def identity(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=identity)
+def test_size(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= MAX_FILE_LINES, "the file has outgrown its room: make it a folder"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            assert length <= MAX_FUNCTION_LINES, f"{node.name} has {length} lines"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=identity)
+def test_public_names_are_documented(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assert len(ast.get_docstring(tree) or "") > 20, "the file does not say what it is for"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            members = [one for one in node.body if isinstance(one, ast.FunctionDef)]
+            if node.name.startswith("_"):
+                continue
+            assert ast.get_docstring(node), f"class {node.name}"
+            for member in members:
+                is_trivial = member.name.startswith("_") or member.name in ("forward", "extra_repr", "problems")
+                assert is_trivial or ast.get_docstring(member), f"{node.name}.{member.name}"
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            assert ast.get_docstring(node), f"function {node.name}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=identity)
+def test_nothing_unfinished(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert not re.search(r"\b(TODO|FIXME|XXX)\b", text)
+    assert "NotImplementedError" not in text or "abstract" in text
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ExceptHandler):
+            assert node.type is not None, f"bare except on line {node.lineno}"
+
+
+def test_tracked_files_are_small_and_name_no_machine() -> None:
+    listing = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listing.returncode:
+        pytest.skip("not a git checkout")
+    for name in listing.stdout.splitlines():
+        path = ROOT / name
+        if not path.is_file():
+            continue
+        assert path.stat().st_size < 1_000_000, name
+        assert path.suffix not in (".wav", ".flac", ".m4a", ".pt", ".onnx", ".safetensors"), name

@@ -1,0 +1,85 @@
+"""The files that every room stands on: registry, seeding, atomic files, collectives in one process."""
+
+import random as python_random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from speakernet import distributed, seeding
+from speakernet.cli import main
+from speakernet.files import atomic_write, human_bytes, sha256_of
+from speakernet.registry import create
+
+
+def part(size: int, scale: float = 1.0) -> tuple[int, float]:
+    return size, scale
+
+
+def test_create_checks_name_and_options() -> None:
+    assert create({"part": part}, "part", {"size": 2}) == (2, 1.0)
+    with pytest.raises(ValueError, match="unknown model 'prt'; did you mean 'part'"):
+        create({"part": part}, "prt", {}, kind="model")
+    with pytest.raises(ValueError, match="no option 'sclae'; did you mean 'scale'"):
+        create({"part": part}, "part", {"size": 1, "sclae": 2})
+    with pytest.raises(ValueError, match="needs the option 'size'"):
+        create({"part": part}, "part", {})
+
+
+def test_keyed_generators_repeat_and_differ() -> None:
+    first = torch.rand(4, generator=seeding.torch_generator(1, 2, 3))
+    assert torch.equal(first, torch.rand(4, generator=seeding.torch_generator(1, 2, 3)))
+    assert not torch.equal(first, torch.rand(4, generator=seeding.torch_generator(1, 2, 4)))
+    assert not torch.equal(first, torch.rand(4, generator=seeding.torch_generator(1, 3, 2)))
+    left, right = seeding.numpy_generator(1, 2), seeding.numpy_generator(1, 3)
+    assert left.integers(1 << 40) != right.integers(1 << 40)
+
+
+def test_random_state_survives_a_file_that_holds_no_code(tmp_path: Path) -> None:
+    seeding.seed_everything(5)
+    torch.save(seeding.capture_random_state(), tmp_path / "state.pt")
+    expected = (python_random.random(), np.random.rand(), torch.rand(1).item())
+    seeding.restore_random_state(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert (python_random.random(), np.random.rand(), torch.rand(1).item()) == expected
+
+
+def test_atomic_write_keeps_the_old_file_when_it_fails(tmp_path: Path) -> None:
+    target = tmp_path / "file.txt"
+    with atomic_write(target) as file:
+        file.write("old")
+    with pytest.raises(RuntimeError), atomic_write(target) as file:
+        file.write("half")
+        raise RuntimeError("interrupted")
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_hash_and_sizes(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    assert sha256_of(tmp_path / "empty").startswith("e3b0c44298fc1c14")
+    assert human_bytes(512) == "512 B"
+    assert human_bytes(5 * 1024**3) == "5.0 GiB"
+
+
+def test_collectives_do_nothing_alone() -> None:
+    assert (distributed.rank(), distributed.world_size(), distributed.is_main()) == (0, 1, True)
+    assert distributed.gather_objects(3) == [3]
+    assert distributed.broadcast_object("x") == "x"
+    assert distributed.sum_tensor(torch.ones(2)).tolist() == [1, 1]
+    distributed.barrier()
+
+
+def test_command_line_without_and_with_a_wrong_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert "train" in capsys.readouterr().out
+    assert main(["trian"]) == 2
+    assert "did you mean 'train'" in capsys.readouterr().err
+    assert main(["--version"]) == 0
+
+
+def test_errors_of_the_user_come_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show-config", "--config", "not_there.yaml"]) == 1
+    message = capsys.readouterr().err
+    assert "not_there.yaml" in message
+    assert "Traceback" not in message
