@@ -1,0 +1,331 @@
+"""Front ends: waveform in, `(batch, mels, frames)` out, always in float32 whatever the precision around them.
+
+They sit between the loader's batch and the model's trunk, are part of the model and of its file, and learn nothing.
+Utterances of different lengths may share a batch: with `lengths` given, the valid frames of each are what the utterance
+alone would give, and frames past its end are zero.
+"""
+
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from speakernet.frontend.torchaudio_door import get_mel_banks, melscale_fbanks
+from speakernet.seeding import derive_seed
+
+WINDOW_SECONDS = 0.025
+HOP_SECONDS = 0.010
+# Added before the logarithm (as voxceleb_trainer does), so that digital silence stays finite.
+LOG_OFFSET = 1e-6
+# Variance floor of the instance normalisation, torch's own default.
+NORM_EPSILON = 1e-5
+
+
+class FrontEnd(nn.Module):
+    """What every front end has: its number of features, its frame grid, and float32 whatever the autocast around it."""
+
+    num_features: int
+    window_samples: int
+    hop_samples: int
+
+    def num_frames(self, num_samples: Tensor) -> Tensor:
+        """Frames that so many samples give; takes integers too."""
+        raise NotImplementedError
+
+    def extract(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
+        """The features of float32 `waveforms`."""
+        raise NotImplementedError
+
+    def forward(self, waveforms: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Features of a batch.
+
+        Args:
+            waveforms: (batch, samples) in -1..1; what lies past an utterance's length is not looked at.
+            lengths: (batch,) samples of each utterance, or None when all are full.
+
+        Returns:
+            (batch, mels, frames), zero past an utterance's last frame.
+
+        Raises:
+            ValueError: not (batch, samples), or fewer samples than one frame needs.
+        """
+        if waveforms.ndim != 2:
+            raise ValueError(f"a front end takes waveforms of shape (batch, samples), got {tuple(waveforms.shape)}")
+        with torch.autocast(waveforms.device.type, enabled=False):
+            return self.extract(waveforms.float(), lengths)
+
+
+class LogMel(FrontEnd):
+    """Mel spectrogram as voxceleb_trainer computes it: centred frames, HTK mel scale, optional log, instance norm.
+
+    Args:
+        num_mels: mel bands.
+        log_input: take the logarithm (of energy + 1e-6).
+        window: "hamming", or "hann" as its VGGVox has it.
+        preemphasis: coefficient of the first-order high-pass; 0 for none (ResNetSE34L), 0.97 in ResNetSE34V2.
+        normalize: "instance" (mean and variance of each band over the utterance), "mean", or "none".
+        sample_rate: in Hz; sets window (25 ms), hop (10 ms) and the FFT (next power of two).
+
+    Source: voxceleb_trainer f51bab8, `models/ResNetSE34L.py` (the definition that checkpoints were trained with).
+    """
+
+    def __init__(
+        self,
+        num_mels: int = 64,
+        log_input: bool = True,
+        window: Literal["hamming", "hann"] = "hamming",
+        preemphasis: float = 0.0,
+        normalize: Literal["instance", "mean", "none"] = "instance",
+        sample_rate: int = 16000,
+    ) -> None:
+        super().__init__()
+        self.num_features = num_mels
+        self.log_input = log_input
+        self.preemphasis = preemphasis
+        self.normalize = _one_of("normalize", normalize, ("instance", "mean", "none"))
+        self.window_samples = round(WINDOW_SECONDS * sample_rate)
+        self.hop_samples = round(HOP_SECONDS * sample_rate)
+        self.fft_samples = _next_power_of_two(self.window_samples)
+        make_window = {"hamming": torch.hamming_window, "hann": torch.hann_window}[
+            _one_of("window", window, ("hamming", "hann"))
+        ]
+        num_bins = self.fft_samples // 2 + 1
+        bank = melscale_fbanks(num_bins, 0.0, sample_rate / 2, num_mels, sample_rate)  # (bins, mels)
+        # Not in state_dict: they follow from the options, so a file cannot disagree with them.
+        self.register_buffer("window", make_window(self.window_samples), persistent=False)
+        self.register_buffer("mel_bank", bank, persistent=False)
+
+    def num_frames(self, num_samples: Tensor) -> Tensor:
+        """One frame every hop, the first and last centred on the ends of the utterance."""
+        return num_samples // self.hop_samples + 1
+
+    def extract(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
+        """Pre-emphasis, reflected ends, power spectrum, mel bands, logarithm, normalisation."""
+        window, mel_bank = cast(Tensor, self.window), cast(Tensor, self.mel_bank)
+        if self.preemphasis:
+            waveforms = preemphasize(waveforms, self.preemphasis)
+        waveforms = reflect_ends(waveforms, self.fft_samples // 2, lengths)
+        spectrum = torch.stft(
+            waveforms,
+            self.fft_samples,
+            hop_length=self.hop_samples,
+            win_length=self.window_samples,
+            window=window,
+            center=False,
+            return_complex=True,
+        )  # (batch, bins, frames)
+        # re² + im² instead of abs()²: no square root, which costs as much as the FFT.
+        power = spectrum.real.square() + spectrum.imag.square()
+        features = torch.matmul(mel_bank.T, power) + LOG_OFFSET  # (batch, mels, frames)
+        if self.log_input:
+            features = features.log()
+        frame_lengths = None if lengths is None else self.num_frames(lengths)
+        return normalize_features(features, self.normalize, frame_lengths)
+
+
+class KaldiFbank(FrontEnd):
+    """Kaldi's log filterbank energies for a whole batch at once, with what toolkits disagree about as options.
+
+    Args:
+        num_mels: mel bands, 20 Hz to the Nyquist frequency.
+        scale: the waveform is multiplied by it first: 32768 in wespeaker, 1 in 3D-Speaker.
+        window: "hamming" in wespeaker, "povey" in 3D-Speaker.
+        dither: standard deviation of the noise added in training mode, in scaled samples: 1.0 in wespeaker.
+        normalize: "mean" (utterance mean removed), "instance" or "none".
+        sample_rate: in Hz.
+        seed: of the dither.
+
+    Source: Kaldi's `compute-fbank-feats`, options at their defaults but for the above; snip-edges true.
+    """
+
+    def __init__(
+        self,
+        num_mels: int = 80,
+        scale: float = 32768.0,
+        window: Literal["hamming", "povey"] = "hamming",
+        dither: float = 0.0,
+        normalize: Literal["instance", "mean", "none"] = "mean",
+        sample_rate: int = 16000,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.num_features = num_mels
+        self.scale = scale
+        self.dither = dither
+        self.normalize = _one_of("normalize", normalize, ("instance", "mean", "none"))
+        self.window_samples = round(WINDOW_SECONDS * sample_rate)
+        self.hop_samples = round(HOP_SECONDS * sample_rate)
+        self.fft_samples = _next_power_of_two(self.window_samples)
+        self.noise = DrawCounter(seed)
+        if _one_of("window", window, ("hamming", "povey")) == "hamming":
+            shape = torch.hamming_window(self.window_samples, periodic=False)
+        else:
+            shape = torch.hann_window(self.window_samples, periodic=False) ** 0.85
+        bank, _ = get_mel_banks(num_mels, self.fft_samples, float(sample_rate), 20.0, 0.0, 100.0, -500.0, 1.0)
+        # Kaldi leaves the Nyquist bin out of its bank: one zero column makes it fit the FFT.
+        self.register_buffer("mel_bank", functional.pad(bank, (0, 1)).T.contiguous(), persistent=False)
+        self.register_buffer("window", shape, persistent=False)
+
+    def num_frames(self, num_samples: Tensor) -> Tensor:
+        """Only whole windows count (Kaldi's snip-edges)."""
+        return (num_samples - self.window_samples) // self.hop_samples + 1
+
+    def extract(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
+        """Scale, dither; each frame: mean removed, pre-emphasis 0.97, window, power spectrum, mel, logarithm."""
+        shortest = waveforms.shape[1] if lengths is None else int(lengths.min())
+        if shortest < self.window_samples:
+            raise ValueError(f"an utterance of {shortest} samples is shorter than one window of {self.window_samples}")
+        waveforms = waveforms * self.scale
+        if self.training and self.dither:
+            waveforms = waveforms + self.dither * self.noise.normal_like(waveforms)
+        frames = waveforms.unfold(1, self.window_samples, self.hop_samples)  # (batch, frames, samples)
+        frames = frames - frames.mean(dim=2, keepdim=True)
+        previous = torch.cat((frames[..., :1], frames[..., :-1]), dim=2)
+        frames = (frames - 0.97 * previous) * cast(Tensor, self.window)
+        spectrum = torch.fft.rfft(frames, n=self.fft_samples)  # (batch, frames, bins)
+        power = spectrum.real.square() + spectrum.imag.square()
+        energies = torch.matmul(power, cast(Tensor, self.mel_bank))
+        features = energies.clamp(min=torch.finfo(torch.float32).eps).log().transpose(1, 2)
+        frame_lengths = None if lengths is None else self.num_frames(lengths)
+        return normalize_features(features, self.normalize, frame_lengths)
+
+
+class RawWaveform(FrontEnd):
+    """The samples themselves as one feature, for models that learn their own filterbank (RawNet3)."""
+
+    num_features = 1
+    window_samples = 1
+    hop_samples = 1
+
+    def __init__(self, sample_rate: int = 16000) -> None:
+        super().__init__()
+        self.sample_rate = sample_rate
+
+    def num_frames(self, num_samples: Tensor) -> Tensor:
+        """Every sample is a frame."""
+        return num_samples
+
+    def extract(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
+        """(batch, 1, samples)."""
+        features = waveforms.unsqueeze(1)
+        return features if lengths is None else features * valid_frames(lengths, waveforms.shape[1]).unsqueeze(1)
+
+
+class DrawCounter(nn.Module):
+    """Keyed random draws of a training-only step: the n-th call always draws the same, also after a resume.
+
+    The count travels in the state dictionary as a tensor, so that a run that was stopped goes on with the draws that
+    a straight run would have made.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.seed = seed
+        self.count = 0
+
+    def next_seed(self) -> int:
+        """A seed for this call alone."""
+        self.count += 1
+        return derive_seed(self.seed, self.count)
+
+    @torch.compiler.disable
+    def generator(self, device: torch.device | str = "cpu") -> torch.Generator:
+        """A generator on `device` for this call alone."""
+        return torch.Generator(device).manual_seed(self.next_seed())
+
+    @torch.compiler.disable
+    def normal_like(self, tensor: Tensor) -> Tensor:
+        """Standard normal noise of the tensor's shape, drawn on its device."""
+        generator = self.generator(tensor.device)
+        return torch.randn(tensor.shape, generator=generator, device=tensor.device, dtype=tensor.dtype)
+
+    def get_extra_state(self) -> Tensor:
+        """The number of draws so far."""
+        return torch.tensor(self.count, dtype=torch.int64)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Go on after so many draws."""
+        self.count = int(state)
+
+
+def preemphasize(waveforms: Tensor, coefficient: float) -> Tensor:
+    """First-order high-pass y[t] = x[t] - coefficient x[t-1] over (batch, samples); x[-1] is taken to be x[1].
+
+    >>> preemphasize(torch.tensor([[1.0, 2.0, 4.0]]), 0.5)
+    tensor([[0.0000, 1.5000, 3.0000]])
+    """
+    previous = torch.cat((waveforms[:, 1:2], waveforms[:, :-1]), dim=1)
+    return waveforms - coefficient * previous
+
+
+def reflect_ends(waveforms: Tensor, pad: int, lengths: Tensor | None = None) -> Tensor:
+    """Mirror both ends of every utterance by `pad` samples, at its own length.
+
+    Args:
+        waveforms: (batch, samples).
+        pad: samples added at each side.
+        lengths: (batch,) or None when all are full.
+
+    Returns:
+        (batch, samples + 2 pad); zero past an utterance's mirrored end.
+
+    Raises:
+        ValueError: an utterance is not longer than `pad`, so that there is nothing to mirror.
+    """
+    num_samples = waveforms.shape[1]
+    shortest = num_samples if lengths is None else int(lengths.min())
+    if shortest <= pad:
+        raise ValueError(f"an utterance of {shortest} samples is too short for the front end, which needs {pad + 1}")
+    if lengths is None:
+        return functional.pad(waveforms, (pad, pad), "reflect")
+    last = lengths.to(waveforms.device).unsqueeze(1) - 1  # (batch, 1)
+    position = torch.arange(-pad, num_samples + pad, device=waveforms.device).unsqueeze(0)
+    source = position.abs()
+    source = torch.where(source > last, 2 * last - source, source)
+    inside = source >= 0
+    return waveforms.gather(1, source.clamp(min=0)) * inside
+
+
+def normalize_features(features: Tensor, kind: str, lengths: Tensor | None = None) -> Tensor:
+    """Remove each band's mean over the utterance, and with "instance" divide by its standard deviation.
+
+    Args:
+        features: (batch, mels, frames).
+        kind: "instance", "mean" or "none".
+        lengths: (batch,) valid frames or None; the statistics are of these, the rest becomes zero.
+    """
+    if lengths is None:
+        if kind == "instance":
+            return functional.instance_norm(features, eps=NORM_EPSILON)
+        return features - features.mean(dim=2, keepdim=True) if kind == "mean" else features
+    valid = valid_frames(lengths.to(features.device), features.shape[2]).unsqueeze(1)
+    if kind == "none":
+        return features.masked_fill(~valid, 0.0)
+    count = valid.sum(dim=2, keepdim=True)
+    mean = features.masked_fill(~valid, 0.0).sum(dim=2, keepdim=True) / count
+    centred = (features - mean).masked_fill(~valid, 0.0)
+    if kind == "mean":
+        return centred
+    variance = centred.square().sum(dim=2, keepdim=True) / count
+    return centred * torch.rsqrt(variance + NORM_EPSILON)
+
+
+def valid_frames(lengths: Tensor, num_frames: int) -> Tensor:
+    """Which frames lie within each utterance, (batch, frames) booleans.
+
+    >>> valid_frames(torch.tensor([1, 3]), 3)
+    tensor([[ True, False, False],
+            [ True,  True,  True]])
+    """
+    return torch.arange(num_frames, device=lengths.device).unsqueeze(0) < lengths.unsqueeze(1)
+
+
+def _next_power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> str:
+    if value not in allowed:
+        raise ValueError(f"the front end's {option} is {value!r}; expected one of {', '.join(allowed)}")
+    return value

@@ -1,0 +1,93 @@
+"""SpecAugment: bands of mels and stretches of frames hidden in training, with masks of its own for every utterance.
+
+Sits between the front end and the trunk; does nothing in evaluation mode. Time warping is left out, as everywhere in
+the speaker field.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from speakernet.frontend.features import DrawCounter
+
+
+class Stretches(NamedTuple):
+    """Hidden stretches along one axis: first position and width, both (batch, masks)."""
+
+    start: Tensor
+    width: Tensor
+
+
+class SpecAugment(nn.Module):
+    """Masks of zeros, which is the mean of normalised features.
+
+    Args:
+        num_mel_masks: masks along the mel axis.
+        max_mel_width: widest such mask in bands; widths are drawn uniformly from 0 to it.
+        num_frame_masks: masks along time.
+        max_frame_width: widest such mask in frames.
+        seed: of the draws.
+
+    Source: Park et al. 2019, "SpecAugment", frequency and time masking.
+    """
+
+    def __init__(
+        self,
+        num_mel_masks: int = 1,
+        max_mel_width: int = 8,
+        num_frame_masks: int = 1,
+        max_frame_width: int = 20,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.num_mel_masks = num_mel_masks
+        self.max_mel_width = max_mel_width
+        self.num_frame_masks = num_frame_masks
+        self.max_frame_width = max_frame_width
+        self.draws = DrawCounter(seed)
+
+    # Draws from a host generator and counts in Python: tracing it would recompile at every step.
+    @torch.compiler.disable
+    def forward(self, features: Tensor) -> Tensor:
+        """(batch, mels, frames), masked in training mode."""
+        if not self.training:
+            return features
+        mels, frames = self.draw(features.shape, self.draws.generator())
+        return apply_masks(features, mels, frames)
+
+    def draw(self, shape: torch.Size, generator: torch.Generator) -> tuple[Stretches, Stretches]:
+        """Every random choice for features of that shape: the masks along mels and along frames."""
+        batch, num_mels, num_frames = shape
+        return (
+            draw_stretches(batch, self.num_mel_masks, self.max_mel_width, num_mels, generator),
+            draw_stretches(batch, self.num_frame_masks, self.max_frame_width, num_frames, generator),
+        )
+
+
+def draw_stretches(batch: int, count: int, max_width: int, size: int, generator: torch.Generator) -> Stretches:
+    """Widths uniform in 0..max_width (never the whole axis), starts uniform where the stretch fits."""
+    widest = min(max_width, size - 1)
+    width = torch.randint(0, widest + 1, (batch, count), generator=generator)
+    start = (torch.rand((batch, count), generator=generator) * (size - width + 1)).long()
+    return Stretches(start, width)
+
+
+def apply_masks(features: Tensor, mels: Stretches, frames: Stretches) -> Tensor:
+    """Zero the drawn stretches of (batch, mels, frames); draws nothing.
+
+    >>> mels = Stretches(torch.tensor([[0]]), torch.tensor([[1]]))
+    >>> frames = Stretches(torch.tensor([[1]]), torch.tensor([[1]]))
+    >>> apply_masks(torch.ones(1, 2, 3), mels, frames)
+    tensor([[[0., 0., 0.],
+             [1., 0., 1.]]])
+    """
+    hidden_mels = _hidden(mels, features.shape[1]).to(features.device, non_blocking=True)
+    hidden_frames = _hidden(frames, features.shape[2]).to(features.device, non_blocking=True)
+    return features.masked_fill(hidden_mels.unsqueeze(2) | hidden_frames.unsqueeze(1), 0.0)
+
+
+def _hidden(stretches: Stretches, size: int) -> Tensor:
+    position = torch.arange(size).view(1, 1, -1)
+    start, width = stretches.start.unsqueeze(-1), stretches.width.unsqueeze(-1)
+    return ((position >= start) & (position < start + width)).any(dim=1)  # (batch, size)

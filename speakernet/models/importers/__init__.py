@@ -1,0 +1,28 @@
+"""Foreign checkpoints, one file a format: each says whether it knows a file and puts its weights into our names."""
+
+from pathlib import Path
+from typing import Any
+
+from speakernet.models.importers import voxceleb_trainer
+from speakernet.models.importers.voxceleb_trainer import Translated
+from speakernet.models.speaker_net import SpeakerNet
+
+FORMATS = {voxceleb_trainer.SOURCE: voxceleb_trainer}
+
+
+def translate(contents: Any, net: SpeakerNet, path: str | Path) -> Translated:
+    """A checkpoint's weights in the names of `net`, by the first importer that knows it.
+
+    Raises:
+        ValueError: no importer knows it, or it is not what `net` is.
+    """
+    for importer in FORMATS.values():
+        if importer.is_ours_to_read(contents):
+            return importer.translate(contents, net, path)
+    keys = ", ".join(map(str, list(contents)[:5])) if isinstance(contents, dict) else type(contents).__name__
+    raise ValueError(
+        f"{path} is neither a speakernet model file nor a checkpoint of {', '.join(FORMATS)}; it holds: {keys}"
+    )
+
+
+__all__ = ["FORMATS", "Translated", "translate"]

@@ -1,0 +1,172 @@
+"""Checkpoints of voxceleb_trainer (github clovaai/voxceleb_trainer, commit f51bab8) and of its forks.
+
+Four shapes are known: the 2026 format (`model_state_dict` with keys `__S__.*` and `__L__.*` beside optimizer, schedule
+and epoch), bare state dictionaries, either of them with `module.` before the names, and `{"model": …}` (RawNet3,
+network only). Constant buffers (mel filterbank, windows, sinc axes) are compared with ours, never loaded over them.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from speakernet.models.speaker_net import SpeakerNet
+
+SOURCE = "voxceleb_trainer"
+# Filterbanks differ by rounding between releases of torchaudio; another number of mels or another window by far more.
+CONSTANT_TOLERANCE = 1e-4
+
+# Rules are tried in order on names of the network; `None` as replacement marks a constant buffer.
+Rule = tuple[str, str]
+_RESIDUAL: tuple[Rule, ...] = (
+    (r"^conv1\.", "trunk.conv1."),
+    (r"^bn1\.", "trunk.norm1."),
+    (r"^layer(\d+)\.(\d+)\.bn(\d)\.", r"trunk.stages.#\1.blocks.\2.norm\3."),
+    (r"^layer(\d+)\.(\d+)\.conv(\d)\.", r"trunk.stages.#\1.blocks.\2.conv\3."),
+    (r"^layer(\d+)\.(\d+)\.se\.fc\.0\.", r"trunk.stages.#\1.blocks.\2.gate.squeeze."),
+    (r"^layer(\d+)\.(\d+)\.se\.fc\.2\.", r"trunk.stages.#\1.blocks.\2.gate.excite."),
+    (r"^layer(\d+)\.(\d+)\.downsample\.", r"trunk.stages.#\1.blocks.\2.shortcut."),
+    (r"^fc\.", "embedding."),
+)
+_SELF_ATTENTION: tuple[Rule, ...] = ((r"^sap_linear\.", "pooling.hidden."), (r"^attention$", "pooling.attention"))
+_CHANNEL_ATTENTION: tuple[Rule, ...] = (
+    (r"^attention\.0\.", "pooling.squeeze."),
+    (r"^attention\.2\.", "pooling.norm."),
+    (r"^attention\.3\.", "pooling.expand."),
+)
+RULES: dict[str, tuple[Rule, ...]] = {
+    "ResNetSE34L": _RESIDUAL + _SELF_ATTENTION,
+    "ResNetSE34V2": _RESIDUAL + _CHANNEL_ATTENTION,
+}
+# Name of the foreign constant -> our value for it.
+Constant = Callable[[SpeakerNet], Tensor]
+_MEL_CONSTANTS: dict[str, Constant] = {
+    "spectrogram.window": lambda net: net.front_end.window,  # type: ignore[return-value]
+    "mel_scale.fb": lambda net: net.front_end.mel_bank,  # type: ignore[return-value]
+    "0.flipped_filter": lambda net: torch.tensor([[[-net.front_end.preemphasis, 1.0]]]),  # type: ignore[operator,list-item]
+}
+# The weights of the loss under `__L__.`: foreign name -> ours.
+HEAD_NAMES = {
+    "W": "weight",
+    "weight": "weight",
+    "fc.weight": "weight",
+    "fc.bias": "bias",
+    "w": "scale",
+    "b": "bias",
+}
+
+
+@dataclass
+class Translated:
+    """A foreign checkpoint in our names."""
+
+    source: str
+    weights: dict[str, Tensor]
+    head_weights: dict[str, Tensor] = field(default_factory=dict)
+    not_loaded: list[str] = field(default_factory=list)
+
+
+def is_ours_to_read(contents: Any) -> bool:
+    """Whether a checkpoint looks like one of voxceleb_trainer's."""
+    return isinstance(contents, dict) and recognize(split_parts(contents)[0]) is not None
+
+
+def recognize(network: Mapping[str, Any]) -> str | None:
+    """Which of voxceleb_trainer's architectures a network state dictionary is, None where it is none."""
+    if "layer1.afms.alpha" in network:
+        return "RawNet3"
+    if "netcnn.0.weight" in network:
+        return "VGGVox"
+    if "layer1.0.conv1.weight" in network:
+        return "ResNetSE34V2" if "attention.0.weight" in network else "ResNetSE34L"
+    return None
+
+
+def split_parts(contents: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor], list[str]]:
+    """Network and loss state dictionaries without their prefixes, and what else lies in the file."""
+    beside: list[str] = []
+    state = contents
+    if "model_state_dict" in contents:
+        state = contents["model_state_dict"]
+        beside = [f"{key} (only weights are taken)" for key in contents if key != "model_state_dict"]
+    elif "model" in contents and isinstance(contents["model"], Mapping):
+        state = contents["model"]
+        beside = [f"{key} (only weights are taken)" for key in contents if key != "model"]
+    network: dict[str, Tensor] = {}
+    head: dict[str, Tensor] = {}
+    for name, value in state.items():
+        plain = str(name).replace("module.", "")
+        if not isinstance(value, Tensor):
+            beside.append(f"{name} (no tensor)")
+        elif plain.startswith("__L__."):
+            head[plain.removeprefix("__L__.")] = value
+        else:
+            network[plain.removeprefix("__S__.")] = value
+    return network, head, beside
+
+
+def translate(contents: Mapping[str, Any], net: SpeakerNet, path: str | Path) -> Translated:
+    """The checkpoint's weights in the names of `net`.
+
+    Raises:
+        ValueError: another architecture (both named), or a constant buffer that differs from ours.
+    """
+    network, head, beside = split_parts(contents)
+    found = recognize(network)
+    if found != net.model_name:
+        raise ValueError(
+            f"{path} is a {found} of {SOURCE}, the configuration asks for {net.model_name}; set model.name: {found}"
+        )
+    constants = _MEL_CONSTANTS
+    weights: dict[str, Tensor] = {}
+    for name, value in network.items():
+        constant = next((make for end, make in constants.items() if name.endswith(end)), None)
+        if constant is not None:
+            _check_constant(name, value, constant(net), path)
+            continue
+        renamed = rename(name, RULES[found])
+        if renamed is None:
+            beside.append(f"{name} {tuple(value.shape)} (no such parameter in {found})")
+        else:
+            weights[renamed] = value
+    return Translated(SOURCE, weights, translate_head(head), beside)
+
+
+def rename(name: str, rules: tuple[Rule, ...]) -> str | None:
+    """Our name of a foreign parameter, None where no rule knows it.
+
+    >>> rename("layer2.0.bn1.weight", RULES["ResNetSE34L"])
+    'trunk.stages.1.blocks.0.norm1.weight'
+    """
+    for pattern, replacement in rules:
+        renamed, count = re.subn(pattern, replacement, name)
+        if count:
+            # Their layers count from one, our stages from zero.
+            return re.sub(r"#(\d+)", lambda match: str(int(match.group(1)) - 1), renamed)
+    return None
+
+
+def translate_head(head: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The loss's weights in our names; AM-softmax keeps its head as (dim, classes) there."""
+    translated = {HEAD_NAMES.get(name, name): value for name, value in head.items()}
+    if "W" in head:
+        translated["weight"] = head["W"].T.contiguous()
+    return translated
+
+
+def _check_constant(name: str, found: Tensor, ours: Tensor, path: str | Path) -> None:
+    if found.shape != ours.shape:
+        raise ValueError(
+            f"{path}: the constant {name} has shape {tuple(found.shape)}, this front end's {tuple(ours.shape)}; "
+            "set frontend.num_mels (n_mels) and the sample rate to those it was trained with"
+        )
+    difference = float((found.float() - ours.cpu().float()).abs().max())
+    if difference > CONSTANT_TOLERANCE:
+        raise ValueError(
+            f"{path}: the constant {name} differs from this front end's by up to {difference:.3g}; "
+            "the checkpoint was trained with another front end (window, mel scale or pre-emphasis)"
+        )

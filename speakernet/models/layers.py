@@ -1,0 +1,133 @@
+"""What several model families share: masks for different lengths, squeeze-and-excitation, residual blocks.
+
+Convolution trunks see `(batch, channels, mels, frames)`. With `lengths` (valid frames of each utterance) every layer
+leaves frames past an utterance's end at zero, which is what a convolution finds past the end of the utterance alone.
+Without `lengths` (training on crops) nothing is masked and nothing is paid for it.
+"""
+
+from torch import Tensor, nn
+
+from speakernet.frontend import valid_frames
+
+
+def mask_frames(features: Tensor, lengths: Tensor | None) -> Tensor:
+    """Zero what lies past each utterance's end along the last axis.
+
+    Args:
+        features: (batch, …, frames).
+        lengths: (batch,) valid frames, or None when all are full.
+    """
+    if lengths is None:
+        return features
+    valid = valid_frames(lengths, features.shape[-1])
+    shape = (features.shape[0], *(1 for _ in features.shape[1:-1]), features.shape[-1])
+    return features.masked_fill(~valid.view(shape), 0.0)
+
+
+def mean_over_frames(features: Tensor, lengths: Tensor | None) -> Tensor:
+    """Mean over the valid frames of (batch, channels, frames), (batch, channels); past the end must be zeros."""
+    if lengths is None:
+        return features.mean(dim=-1)
+    return features.sum(dim=-1) / lengths.to(features.dtype).unsqueeze(1)
+
+
+def strided_length(lengths: Tensor | None, stride: int) -> Tensor | None:
+    """Valid frames behind a convolution that keeps length but for its stride (padding = half the kernel)."""
+    return None if lengths is None else (lengths - 1) // stride + 1
+
+
+def valid_length(lengths: Tensor | None, kernel: int, stride: int, padding: int = 0) -> Tensor | None:
+    """Valid frames behind a convolution or pooling with that kernel, stride and padding."""
+    return None if lengths is None else (lengths + 2 * padding - kernel) // stride + 1
+
+
+class SqueezeExcitation(nn.Module):
+    """Scale every channel by a gate computed from the means of all channels.
+
+    Source: Hu et al. 2018, "Squeeze-and-Excitation Networks", equations 2 to 4.
+    """
+
+    def __init__(self, channels: int, reduction: int = 8) -> None:
+        super().__init__()
+        self.squeeze = nn.Linear(channels, channels // reduction)
+        self.excite = nn.Linear(channels // reduction, channels)
+
+    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """(batch, channels, mels, frames) in and out."""
+        means = mean_over_frames(features.mean(dim=2), lengths)  # (batch, channels)
+        gate = self.excite(self.squeeze(means).relu()).sigmoid()
+        return features * gate[:, :, None, None]
+
+
+class ResidualBlock(nn.Module):
+    """Two 3 x 3 convolutions with batch norm, an optional channel gate, and a shortcut around them.
+
+    Args:
+        channels_in: channels of the input.
+        channels: channels of the output.
+        stride: of the first convolution along mels and frames.
+        gated: with squeeze-and-excitation.
+        relu_first: ReLU before the first batch norm, as voxceleb_trainer's blocks have it, instead of after.
+    """
+
+    def __init__(
+        self, channels_in: int, channels: int, stride: int = 1, gated: bool = True, relu_first: bool = False
+    ) -> None:
+        super().__init__()
+        self.stride = stride
+        self.relu_first = relu_first
+        self.conv1 = nn.Conv2d(channels_in, channels, 3, stride=stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(channels)
+        self.gate = SqueezeExcitation(channels) if gated else None
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or channels_in != channels:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(channels_in, channels, 1, stride=stride, bias=False), nn.BatchNorm2d(channels)
+            )
+
+    def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """(batch, channels, mels, frames) and valid frames, in and out."""
+        lengths = strided_length(lengths, self.stride)
+        hidden = self.conv1(features)
+        hidden = self.norm1(hidden.relu_()) if self.relu_first else self.norm1(hidden).relu_()
+        hidden = mask_frames(hidden, lengths)
+        hidden = mask_frames(self.norm2(self.conv2(hidden)), lengths)
+        if self.gate is not None:
+            hidden = self.gate(hidden, lengths)
+        return mask_frames((hidden + self.shortcut(features)).relu_(), lengths), lengths
+
+
+class ResidualStage(nn.Module):
+    """Blocks one after another; only the first one strides and widens."""
+
+    def __init__(
+        self,
+        channels_in: int,
+        channels: int,
+        num_blocks: int,
+        stride: int,
+        gated: bool = True,
+        relu_first: bool = False,
+    ) -> None:
+        super().__init__()
+        blocks = [ResidualBlock(channels_in, channels, stride, gated, relu_first)]
+        blocks += [ResidualBlock(channels, channels, 1, gated, relu_first) for _ in range(num_blocks - 1)]
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """(batch, channels, mels, frames) and valid frames, in and out."""
+        for block in self.blocks:
+            features, lengths = block(features, lengths)
+        return features, lengths
+
+
+def initialize_convolutions(module: nn.Module) -> None:
+    """Kaiming-normal (fan out, ReLU) for every 2-D convolution, ones and zeros for every 2-D batch norm."""
+    for part in module.modules():
+        if isinstance(part, nn.Conv2d):
+            nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
+        elif isinstance(part, nn.BatchNorm2d):
+            nn.init.ones_(part.weight)
+            nn.init.zeros_(part.bias)

@@ -1,0 +1,292 @@
+"""The model file (format version 1): what a trained network is kept in, and how weights come into a network.
+
+A file holds plain values and tensors only and says what it is: model and front end by name and options, sample rate,
+weights, and what scoring needs (mean embedding, calibration, thresholds). Reading never runs code from the file.
+Foreign checkpoints are translated by `speakernet.models.importers`.
+"""
+
+import logging
+import pickle
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from speakernet.files import atomic_write
+from speakernet.models.speaker_net import SPEC_AUGMENT_PREFIX, SpeakerNet
+
+logger = logging.getLogger(__name__)
+
+FORMAT_VERSION = 1
+# What torch.compile and DistributedDataParallel put before parameter names.
+WRAPPER_PREFIXES = ("_orig_mod.", "module.")
+MOST_NAMES_SHOWN = 10
+
+
+class ModelFileError(ValueError):
+    """A checkpoint that is missing, damaged, unsafe, or of another kind than asked for."""
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """A model file that was read: the network with its weights, in evaluation mode, and everything else it held."""
+
+    net: SpeakerNet
+    contents: dict[str, Any]
+
+
+@dataclass
+class LoadReport:
+    """What `load_initial_weights` did."""
+
+    source: str
+    """The kind of file: "speakernet", or the toolkit it came from."""
+    num_loaded: int
+    """Tensors that went into the network and the loss."""
+    head: str
+    """What became of the loss's weights: "loaded", "new" or "none"."""
+    not_loaded: list[str] = field(default_factory=list)
+    """What the file holds and nothing took, each with the reason."""
+
+    def lines(self) -> list[str]:
+        """The report in words, for the log."""
+        lines = [f"loaded {self.num_loaded} tensors from a {self.source} file; optimizer and schedule start fresh"]
+        return lines + [f"not loaded: {entry}" for entry in self.not_loaded]
+
+
+def model_file_contents(
+    net: SpeakerNet,
+    *,
+    loss_normalizes: bool,
+    embedding_mean: Tensor | None = None,
+    calibration: Mapping[str, Any] | None = None,
+    thresholds: Sequence[Mapping[str, Any]] = (),
+    training_summary: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Everything a model file holds, as plain values and tensors.
+
+    Args:
+        net: the network; its weights are referred to, not copied.
+        loss_normalizes: whether classic scoring normalises embeddings of the loss it was trained with.
+        embedding_mean: (dim,) subtracted before scoring.
+        calibration: score to log-likelihood ratio.
+        thresholds: decisions, each with the scoring it belongs to.
+        training_summary: how it came to be.
+    """
+    weights = {strip_wrappers(name): value.detach() for name, value in net.state_dict().items()}
+    return {
+        "format_version": FORMAT_VERSION,
+        **net.spec(),
+        "weights": weights,
+        "loss_normalizes": loss_normalizes,
+        "embedding_mean": embedding_mean,
+        "calibration": None if calibration is None else dict(calibration),
+        "thresholds": [dict(threshold) for threshold in thresholds],
+        "training_summary": None if training_summary is None else dict(training_summary),
+    }
+
+
+def save_model_file(path: str | Path, contents: Mapping[str, Any]) -> None:
+    """Write the contents atomically: whoever reads the path sees the old file or the whole new one."""
+    with atomic_write(path, "wb") as file:
+        torch.save(dict(contents), file)
+
+
+def load_model_file(path: str | Path, device: torch.device | str = "cpu") -> ModelFile:
+    """The network of a model file with its weights, in evaluation mode, on `device`.
+
+    Raises:
+        ModelFileError: not a model file of speakernet, of a newer format, damaged, or with other weights than it says.
+    """
+    contents = read_checkpoint(path)
+    if not is_model_file(contents):
+        raise ModelFileError(
+            f"{path} is not a speakernet model file (no format_version); "
+            "turn a foreign checkpoint into one with `speakernet import-weights`"
+        )
+    check_version(contents, path)
+    net = SpeakerNet.from_spec(contents)
+    weights = network_weights(contents)
+    check_finite(weights, path)
+    check_fits(weights, net.state_dict(), path)
+    net.load_state_dict(weights)
+    return ModelFile(net.eval().to(device), contents)
+
+
+def read_checkpoint(path: str | Path) -> Any:
+    """What a checkpoint holds, tensors on the CPU, without running any code from it.
+
+    Raises:
+        ModelFileError: missing, truncated, no checkpoint, or a pickle that would run code.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ModelFileError(f"no checkpoint at {path}; give the path of a model file such as exps/exp01/best.pt")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        if zipfile.is_zipfile(path) or _starts_like_pickle(path):
+            raise ModelFileError(
+                f"{path} holds more than tensors and plain values and could run code when read; it was refused "
+                "and nothing in it was run. Save its state dictionary alone, or get it from another source"
+            ) from error
+        raise ModelFileError(f"{path} is not a checkpoint: {_first_line(error)}") from error
+    except Exception as error:
+        # torch.load and safetensors answer damage with errors of many types.
+        raise ModelFileError(f"{path} is truncated or not a checkpoint: {_first_line(error)}") from error
+
+
+def is_model_file(contents: Any) -> bool:
+    """Whether a checkpoint that was read is ours."""
+    return isinstance(contents, dict) and "format_version" in contents and "weights" in contents
+
+
+def check_version(contents: Mapping[str, Any], path: str | Path) -> None:
+    """Refuse files of a newer speakernet.
+
+    Raises:
+        ModelFileError: a format version that this speakernet does not know.
+    """
+    if contents["format_version"] != FORMAT_VERSION:
+        raise ModelFileError(
+            f"{path} has format version {contents['format_version']}; this one reads {FORMAT_VERSION}: upgrade it"
+        )
+
+
+def network_weights(contents: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The file's network weights without wrapper prefixes and without training-only state."""
+    named = ((strip_wrappers(name), value) for name, value in contents["weights"].items())
+    return {name: value for name, value in named if not name.startswith(SPEC_AUGMENT_PREFIX)}
+
+
+def strip_wrappers(name: str) -> str:
+    """A parameter's name without what compilation and data parallelism put before it.
+
+    >>> strip_wrappers("module._orig_mod.trunk.conv1.weight")
+    'trunk.conv1.weight'
+    """
+    for prefix in WRAPPER_PREFIXES:
+        name = name.replace(prefix, "")
+    return name
+
+
+def check_finite(weights: Mapping[str, Any], path: str | Path) -> None:
+    """Refuse weights with NaN or infinity.
+
+    Raises:
+        ModelFileError: naming the first ten such tensors.
+    """
+    tensors = {
+        name: value for name, value in weights.items() if isinstance(value, Tensor) and value.is_floating_point()
+    }
+    broken = [name for name, value in tensors.items() if not bool(torch.isfinite(value).all())]
+    if broken:
+        raise ModelFileError(
+            f"{path} has NaN or infinite values in {len(broken)} of {len(weights)} tensors: {_some(broken)}; "
+            "the training that wrote it had diverged, take an earlier checkpoint"
+        )
+
+
+def check_fits(found: Mapping[str, Tensor], expected: Mapping[str, Any], path: str | Path) -> None:
+    """Refuse weights that are not exactly those of the network.
+
+    Raises:
+        ModelFileError: listing missing and unknown names, and both shapes where they differ.
+    """
+    expected = {name: value for name, value in expected.items() if not name.startswith(SPEC_AUGMENT_PREFIX)}
+    problems = [f"missing {name}" for name in expected if name not in found]
+    problems += [f"unknown {name}" for name in found if name not in expected]
+    problems += [
+        f"{name} is {tuple(found[name].shape)} in the file, {tuple(value.shape)} in the network"
+        for name, value in expected.items()
+        if name in found and found[name].shape != value.shape
+    ]
+    if problems:
+        raise ModelFileError(f"{path} does not fit the network: {_some(problems, '; ')}")
+
+
+def load_initial_weights(net: SpeakerNet, loss: nn.Module | None, path: str | Path) -> LoadReport:
+    """Start from the weights of a file, and from nothing else in it.
+
+    The file may be ours (best.pt or last.pt) or a checkpoint that an importer knows. The network is loaded whole or not
+    at all; the loss's weights are loaded where they are those of the same loss with the same number of speakers, else
+    the head stays new.
+
+    Raises:
+        ModelFileError: another architecture (both are named), other shapes (both are listed), NaN, damage.
+    """
+    from speakernet.models.importers import translate
+
+    contents = read_checkpoint(path)
+    if is_model_file(contents):
+        check_version(contents, path)
+        _check_same_architecture(net, contents, path)
+        source, weights, head = "speakernet", network_weights(contents), dict(contents.get("loss_weights") or {})
+        not_loaded: list[str] = []
+    else:
+        translated = translate(contents, net, path)
+        source, weights, head = translated.source, translated.weights, translated.head_weights
+        not_loaded = list(translated.not_loaded)
+    check_finite(weights, path)
+    check_fits(weights, net.state_dict(), path)
+    net.load_state_dict(weights, strict=False)
+    report = LoadReport(source, len(weights), "none", not_loaded)
+    _load_head(loss, head, report)
+    for line in report.lines():
+        logger.info("%s: %s", path, line)
+    return report
+
+
+def _check_same_architecture(net: SpeakerNet, contents: Mapping[str, Any], path: str | Path) -> None:
+    ours = net.spec()
+    if contents["model"]["name"] != ours["model"]["name"]:
+        raise ModelFileError(
+            f"{path} is a {contents['model']['name']}, the configuration asks for {ours['model']['name']}; "
+            f"set model.name: {contents['model']['name']}"
+        )
+    for part in ("model", "front_end"):
+        if contents[part] != ours[part]:
+            logger.warning("%s was made with %s %s, this run has %s", path, part, contents[part], ours[part])
+
+
+def _load_head(loss: nn.Module | None, head: Mapping[str, Tensor], report: LoadReport) -> None:
+    if loss is None or not head:
+        report.not_loaded += [f"{name} (weights of the loss, not needed)" for name in head]
+        report.head = "none" if loss is None or not any(True for _ in loss.parameters()) else "new"
+        return
+    own = loss.state_dict()
+    mismatches = [name for name in own if name not in head] + [
+        name for name in head if name not in own or own[name].shape != head[name].shape
+    ]
+    if mismatches:
+        report.head = "new"
+        for name, value in head.items():
+            here = tuple(own[name].shape) if name in own else "not in this loss"
+            report.not_loaded.append(f"loss {name} {tuple(value.shape)} (here: {here}); the head starts new")
+        return
+    check_finite(head, "the head of the loss")
+    loss.load_state_dict(dict(head))
+    report.head = "loaded"
+    report.num_loaded += len(head)
+
+
+def _starts_like_pickle(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(1) == b"\x80"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).split("\n", 1)[0]
+
+
+def _some(names: Sequence[str], separator: str = ", ") -> str:
+    shown = separator.join(names[:MOST_NAMES_SHOWN])
+    return shown if len(names) <= MOST_NAMES_SHOWN else f"{shown} and {len(names) - MOST_NAMES_SHOWN} more"

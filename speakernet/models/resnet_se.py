@@ -1,0 +1,77 @@
+"""ResNetSE34L and ResNetSE34V2: the 34-layer residual networks with squeeze-and-excitation of voxceleb_trainer."""
+
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from speakernet.models.layers import ResidualStage, initialize_convolutions, mask_frames
+
+BLOCKS = (3, 4, 6, 3)
+
+
+class ResNetSE34L(nn.Module):
+    """Light ResNet-34 with squeeze-and-excitation, 16 to 128 channels; 1,437,078 parameters with SAP at 512 dimensions.
+
+    Source: Chung et al. 2020, "In defence of metric learning for speaker recognition"; voxceleb_trainer f51bab8.
+    """
+
+    front_end_defaults: ClassVar[dict[str, Any]] = {"name": "log_mel"}
+    default_pooling: ClassVar[str] = "SAP"
+    pooling_names: ClassVar[dict[str, str]] = {}
+    has_norm_after_pooling: ClassVar[bool] = False
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__()
+        channels = (16, 32, 64, 128)
+        self.out_channels = channels[-1]
+        self.conv1 = nn.Conv2d(1, channels[0], 7, stride=(2, 1), padding=3, bias=False)
+        self.norm1 = nn.BatchNorm2d(channels[0])
+        self.stages = _stages(channels, strides=(1, 2, 2, 1))
+        initialize_convolutions(self)
+
+    def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """(batch, mels, frames) to (batch, 128, frames / 4), mean over mels; and the valid frames of each."""
+        hidden = mask_frames(self.norm1(self.conv1(features.unsqueeze(1))).relu_(), lengths)
+        for stage in self.stages:
+            hidden, lengths = stage(hidden, lengths)
+        return hidden.mean(dim=2), lengths
+
+
+class ResNetSE34V2(nn.Module):
+    """ResNet-34 with squeeze-and-excitation, 32 to 256 channels.
+
+    8,028,492 parameters with ASP, 64 mels and 512 dimensions.
+
+    Source: Heo et al. 2020, "Clova baseline system for the VoxCeleb Speaker Recognition Challenge 2020";
+    voxceleb_trainer f51bab8.
+    """
+
+    front_end_defaults: ClassVar[dict[str, Any]] = {"name": "log_mel", "preemphasis": 0.97}
+    default_pooling: ClassVar[str] = "ASP"
+    pooling_names: ClassVar[dict[str, str]] = {"SAP": "ChannelSAP", "ASP": "ChannelASP"}
+    has_norm_after_pooling: ClassVar[bool] = False
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__()
+        channels = (32, 64, 128, 256)
+        # Three strides of 2, each rounding up.
+        self.out_channels = channels[-1] * -(-num_features // 8)
+        self.conv1 = nn.Conv2d(1, channels[0], 3, padding=1)
+        self.norm1 = nn.BatchNorm2d(channels[0])
+        self.stages = _stages(channels, strides=(1, 2, 2, 2))
+        initialize_convolutions(self)
+
+    def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """(batch, mels, frames) to (batch, 256 mels / 8, frames / 8), and the valid frames of each."""
+        hidden = mask_frames(self.norm1(self.conv1(features.unsqueeze(1)).relu_()), lengths)
+        for stage in self.stages:
+            hidden, lengths = stage(hidden, lengths)
+        return hidden.flatten(1, 2), lengths
+
+
+def _stages(channels: tuple[int, ...], strides: tuple[int, ...]) -> nn.ModuleList:
+    widths = zip((channels[0], *channels), channels, BLOCKS, strides, strict=False)
+    return nn.ModuleList(
+        ResidualStage(channels_in, width, blocks, stride, relu_first=True)
+        for channels_in, width, blocks, stride in widths
+    )
