@@ -33,3 +33,43 @@ def shared_data() -> Path:
 def random() -> np.random.Generator:
     """A generator with a fixed seed."""
     return np.random.default_rng(20260101)
+
+
+def tiny_voice(speaker: int, utterance: int, seconds: float, sample_rate: int = 16000) -> np.ndarray:
+    """A crude voice: a pulse train at the speaker's pitch through the speaker's two resonances, plus faint noise."""
+    random = np.random.default_rng([speaker, utterance])
+    times = np.arange(int(seconds * sample_rate)) / sample_rate
+    pitch_hz = 90 + 25 * speaker + 4 * np.sin(2 * np.pi * (1 + random.random()) * times + random.random())
+    phase = 2 * np.pi * np.cumsum(pitch_hz) / sample_rate
+    voice = np.zeros_like(times)
+    for harmonic in range(1, 20):
+        frequency_hz = harmonic * (90 + 25 * speaker)
+        gain = sum(1 / (1 + ((frequency_hz - centre) / 150) ** 2) for centre in (400 + 60 * speaker, 1500 + 90 * speaker))
+        voice += gain * np.sin(harmonic * phase + random.random() * 6)
+    voice *= 0.5 + 0.5 * np.sin(2 * np.pi * 3 * times + random.random() * 6) ** 2
+    voice += 0.01 * random.standard_normal(len(times))
+    return (0.3 * voice / np.abs(voice).max()).astype(np.float32)
+
+
+@pytest.fixture(scope="session")
+def tiny_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight training speakers with four utterances each, four trial speakers with three; lists beside the audio."""
+    from speakernet.data.audio import write_audio
+
+    root = tmp_path_factory.mktemp("tiny_corpus")
+    train_lines, names = [], {}
+    for speaker in range(12):
+        is_trial = speaker >= 8
+        for utterance in range(3 if is_trial else 4):
+            name = f"spk{speaker:02d}/utt{utterance}.wav"
+            (root / name).parent.mkdir(exist_ok=True)
+            write_audio(root / name, tiny_voice(speaker, utterance, 1.0 + 0.15 * utterance), 16000)
+            if is_trial:
+                names[name] = speaker
+            else:
+                train_lines.append(f"spk{speaker:02d} {name}\n")
+    pairs = [(first, second) for first in names for second in names if first < second]
+    trial_lines = [f"{int(names[first] == names[second])} {first} {second}\n" for first, second in pairs]
+    (root / "train_list.txt").write_text("".join(train_lines))
+    (root / "trials.txt").write_text("".join(trial_lines))
+    return root

@@ -70,6 +70,9 @@ def load_config(arguments: Sequence[str]) -> LoadedConfig:
         stem = files[0].stem if files else "exp1"
         config.training.save_path = str(Path("exps") / stem)
     given = frozenset(setting.key for setting in settings)
+    if is_classic and "schedule.decay_interval" not in given:
+        # voxceleb_trainer's StepLR decays every test_interval epochs
+        config.schedule.decay_interval = config.training.test_interval
     return LoadedConfig(config, files, is_classic, evaluate_only, given)
 
 

@@ -1,0 +1,195 @@
+"""The main job through the command line, in one process on a tiny corpus: train, resume, score, and the mistakes users make."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from speakernet.cli import main
+
+RECIPE = """# a network small enough for a test
+data:
+  train_list: {root}/train_list.txt
+  train_path: {root}
+  test_list: {root}/trials.txt
+  test_path: {root}
+  batch_size: 8
+  crop_frames: 60
+  num_workers: 0
+model: {{name: ResNetSE34L, embedding_dim: 32}}
+loss: {{name: amsoftmax}}
+training: {{max_epochs: 2, test_interval: 1, save_path: {run}, log_interval: 2}}
+evaluation: {{eval_frames: 60, num_crops: 2}}
+runtime: {{device: cpu, precision: "no", compile: "off"}}
+augment: {{enabled: false}}
+"""
+
+Run = Callable[..., int]
+
+
+@pytest.fixture()
+def run_folder(tmp_path: Path) -> Path:
+    return tmp_path / "exps" / "tiny"
+
+
+@pytest.fixture()
+def recipe(tiny_corpus: Path, tmp_path: Path, run_folder: Path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(RECIPE.format(root=tiny_corpus, run=run_folder))
+    return path
+
+
+def train(recipe: Path, *options: str) -> int:
+    return main(["train", "--config", str(recipe), *options])
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A finished run of two epochs, and its recipe; tests that change it work on a copy."""
+    folder = tmp_path_factory.mktemp("finished")
+    path = folder / "tiny.yaml"
+    path.write_text(RECIPE.format(root=tiny_corpus, run=folder / "run"))
+    assert train(path) == 0
+    return folder / "run", path
+
+
+def test_a_run_leaves_what_the_contract_says(finished: tuple[Path, Path], tiny_corpus: Path) -> None:
+    run, _ = finished
+    for name in ("config.yaml", "log.txt", "metrics.jsonl", "last.pt", "best.pt", "results.json", "scores.txt", "report.html"):
+        assert (run / name).is_file(), name
+    assert list(run.rglob("events.out.tfevents*"))
+    results = json.loads((run / "results.json").read_text())
+    assert 0 <= results["eer_percent"] <= 100
+    assert len(results["eer_interval_percent"]) == 2
+    assert set(results["min_dcf"]) >= {"0.01", "0.05"}
+    assert (results["num_trials"], results["num_targets"]) == (66, 12)
+    trials = [line.split()[1:] for line in (tiny_corpus / "trials.txt").read_text().splitlines()]
+    scores = [line.split() for line in (run / "scores.txt").read_text().splitlines()]
+    assert [line[:2] for line in scores] == trials
+    assert all(len(line) == 3 and float(line[2]) == float(line[2]) for line in scores)
+    kinds = {json.loads(line)["kind"] for line in (run / "metrics.jsonl").read_text().splitlines()}
+    assert kinds >= {"step", "epoch", "evaluation"}
+
+
+def test_the_model_file_is_plain_and_self_describing(finished: tuple[Path, Path]) -> None:
+    contents = torch.load(finished[0] / "best.pt", weights_only=True)
+    assert set(contents) >= {
+        *("model", "front_end", "sample_rate", "weights", "embedding_mean", "calibration", "thresholds"),
+        "training_summary",
+    }
+    assert contents["model"]["name"] == "ResNetSE34L"
+    assert not any("_orig_mod." in key or "module." in key for key in contents["weights"])
+    assert set(torch.load(finished[0] / "last.pt", weights_only=True)) >= set(contents) - {"calibration"}
+
+
+def test_a_finished_run_says_so_and_goes_on_with_more_epochs(
+    finished: tuple[Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(finished[0], copy)
+    before = (copy / "last.pt").read_bytes()
+    assert train(finished[1], "--save_path", str(copy)) == 0
+    said = caplog.text + "".join(capsys.readouterr())
+    assert "--max_epoch" in said
+    assert (copy / "last.pt").read_bytes() == before
+    assert train(finished[1], "--save_path", str(copy), "--max_epoch", "3") == 0
+    epochs = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
+    assert max(line["epoch"] for line in epochs if line["kind"] == "epoch") == 3
+
+
+def test_scoring_needs_no_training_data_and_touches_nothing_of_the_run(
+    finished: tuple[Path, Path], tiny_corpus: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished[0], run)
+    before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    options = ["--eval", "--initial_model", str(run / "best.pt"), "--save_path", str(run)]
+    missing = ["--train_list", "nowhere.txt", "--train_path", "nowhere", "--musan_path", "nowhere", "--rir_path", "nowhere"]
+    assert train(finished[1], *options, *missing) == 0
+    folder = run / "eval" / "trials"
+    assert {path.name for path in folder.iterdir()} >= {"results.json", "scores.txt", "report.html"}
+    assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
+    trained = [float(line.split()[2]) for line in (run / "scores.txt").read_text().splitlines()]
+    alone = [float(line.split()[2]) for line in (folder / "scores.txt").read_text().splitlines()]
+    assert alone == pytest.approx(trained, abs=1e-4)
+
+
+def test_unlabelled_pairs_are_scored_without_an_eer(
+    finished: tuple[Path, Path], tiny_corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pairs = tmp_path / "pairs.txt"
+    lines = (tiny_corpus / "trials.txt").read_text().splitlines()
+    pairs.write_text("".join(line.split(maxsplit=1)[1] + "\n" for line in lines))
+    options = ["--eval", "--initial_model", str(finished[0] / "best.pt"), "--test_list", str(pairs)]
+    assert train(finished[1], *options, "--save_path", str(tmp_path / "out"), "--eval_frames", "0") == 0
+    folder = tmp_path / "out" / "eval" / "pairs"
+    assert len((folder / "scores.txt").read_text().splitlines()) == len(lines)
+    assert json.loads((folder / "results.json").read_text()).get("eer_percent") is None
+
+
+def test_interrupted_run_resumes_to_the_same_weights(recipe: Path, run_folder: Path, tmp_path: Path) -> None:
+    deterministic = ("--runtime.deterministic", "true")
+    assert train(recipe, *deterministic, "--save_path", str(tmp_path / "straight")) == 0
+    assert train(recipe, *deterministic, "--max_epoch", "1") == 0
+    # The schedule spans the whole run, so a run that was *planned* shorter is another run; a constant rate compares them.
+    constant = ("--schedule.name", "constant")
+    assert train(recipe, *deterministic, *constant, "--save_path", str(tmp_path / "a")) == 0
+    assert train(recipe, *deterministic, *constant, "--save_path", str(tmp_path / "b"), "--max_epoch", "1") == 0
+    assert train(recipe, *deterministic, *constant, "--save_path", str(tmp_path / "b")) == 0
+    straight, resumed = (torch.load(tmp_path / name / "last.pt", weights_only=True)["weights"] for name in "ab")
+    assert all(torch.equal(straight[key], resumed[key]) for key in straight)
+
+
+MISTAKES = {
+    "missing list": (["--train_list", "nowhere.txt"], "nowhere.txt"),
+    "missing trials": (["--test_list", "nowhere.txt"], "nowhere.txt"),
+    "too few classes": (["--nClasses", "3"], "8"),
+    "unknown model": (["--model", "ResNetSE43L"], "ResNetSE34L"),
+    "unknown loss": (["--trainfunc", "amsoftmaxx"], "amsoftmax"),
+    "metric loss with one utterance": (["--trainfunc", "angleproto", "--nPerSpeaker", "1"], "utterances_per_speaker"),
+    "absent GPU": (["--runtime.device", "cuda"], "GPU"),
+    "missing initial model": (["--initial_model", "nowhere.pt"], "nowhere.pt"),
+    "eval without a model": (["--eval", "--save_path", "nowhere"], "initial_model"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_answered_before_the_first_step(
+    mistake: str, recipe: Path, run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if mistake == "absent GPU" and torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    options, expected = MISTAKES[mistake]
+    assert train(recipe, *options) != 0
+    message = capsys.readouterr().err
+    assert expected in message
+    assert "Traceback" not in message
+    assert not (run_folder / "last.pt").exists()
+
+
+def test_malformed_line_is_named_with_its_number(recipe: Path, tiny_corpus: Path, tmp_path: Path, capsys) -> None:
+    broken = tmp_path / "broken.txt"
+    broken.write_text((tiny_corpus / "train_list.txt").read_text() + "justonecolumn\n")
+    assert train(recipe, "--train_list", str(broken)) == 1
+    assert "broken.txt:33" in capsys.readouterr().err
+
+
+def test_trials_naming_missing_files_are_counted(recipe: Path, tmp_path: Path, capsys) -> None:
+    trials = tmp_path / "trials.txt"
+    trials.write_text("".join(f"{n % 2} spk08/utt0.wav spk08/none{n}.wav\n" for n in range(14)))
+    assert train(recipe, "--test_list", str(trials)) == 1
+    message = capsys.readouterr().err
+    assert "14" in message
+    assert "none0.wav" in message
+
+
+def test_a_checkpoint_of_another_model_is_refused(finished: tuple[Path, Path], tmp_path: Path, capsys) -> None:
+    contents = torch.load(finished[0] / "best.pt", weights_only=True)
+    contents["weights"].pop(next(iter(contents["weights"])))
+    torch.save(contents, tmp_path / "half.pt")
+    options = ["--eval", "--initial_model", str(tmp_path / "half.pt"), "--save_path", str(tmp_path / "out")]
+    assert train(finished[1], *options) == 1
+    assert "half.pt" in capsys.readouterr().err
