@@ -1,0 +1,151 @@
+"""Find ffmpeg and decode with it: many files in one call, no shell, names that cannot be mistaken for options.
+
+ffmpeg is needed for what soundfile cannot read (m4a, aac, webm …) and for nothing else. Starting it costs four times as
+much as decoding a short file, therefore the batches.
+"""
+
+import functools
+import importlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+FFMPEG_VARIABLE = "SPEAKERNET_FFMPEG"
+#: A damaged file may make a decoder spin; an hour of audio decodes in seconds.
+TIMEOUT_SECONDS = 600
+ADVICE = (
+    "install it (Debian, Ubuntu: apt install ffmpeg; macOS: brew install ffmpeg; anywhere: pip install imageio-ffmpeg) "
+    f"or name it with --ffmpeg FILE or the environment variable {FFMPEG_VARIABLE}"
+)
+_INPUT = re.compile(r"^Input #(\d+),", re.MULTILINE)
+_DURATION = re.compile(r"^\s*Duration: (\d+):(\d\d):(\d\d(?:\.\d+)?)", re.MULTILINE)
+ENCODINGS = {"wav": ("-c:a", "pcm_s16le", "-f", "wav"), "flac": ("-c:a", "flac", "-sample_fmt", "s16", "-f", "flac")}
+
+
+class FfmpegError(ValueError):
+    """ffmpeg is absent or refused a file."""
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """What ffmpeg says that one source lasts (None where it does not know), and whether that is a guess."""
+
+    source_seconds: float | None
+    is_estimate: bool
+
+
+def find_ffmpeg(given: str | None = None) -> str:
+    """The user's own ffmpeg: the one named, the environment's, the PATH's, and last the one of `imageio-ffmpeg`.
+
+    Raises:
+        FfmpegError: none is there; the message says how to get it.
+    """
+    named = given or os.environ.get(FFMPEG_VARIABLE)
+    if named:
+        found = shutil.which(named)
+        if found is None:
+            raise FfmpegError(f"no ffmpeg at {named}; {ADVICE}")
+        return found
+    found = shutil.which("ffmpeg")
+    if found is not None:
+        return found
+    if importlib.util.find_spec("imageio_ffmpeg") is not None:
+        return str(importlib.import_module("imageio_ffmpeg").get_ffmpeg_exe())
+    raise FfmpegError(f"ffmpeg was not found, and it is needed to decode m4a and aac; {ADVICE}")
+
+
+@functools.cache
+def ffmpeg_version(ffmpeg: str) -> str:
+    """The first line of `ffmpeg -version`.
+
+    Raises:
+        FfmpegError: it does not run.
+    """
+    try:
+        outcome = subprocess.run([ffmpeg, "-version"], capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise FfmpegError(f"{ffmpeg} does not run ({error}); {ADVICE}") from error
+    return outcome.stdout.splitlines()[0]
+
+
+def decode_batch(
+    ffmpeg: str, sources: Sequence[Path], targets: Sequence[Path], file_format: str, sample_rate: int
+) -> list[Decoded]:
+    """Decode each source into its target: mono, 16 bit, `sample_rate`. One process for all of them.
+
+    Raises:
+        FfmpegError: ffmpeg failed on at least one; which targets are whole is then unknown.
+    """
+    command = [ffmpeg, "-nostdin", "-hide_banner", "-nostats", "-loglevel", "info", "-y"]
+    for source in sources:
+        command += ["-threads", "1", "-i", _as_url(source)]
+    for row, target in enumerate(targets):
+        command += ["-map", f"{row}:a:0", "-ac", "1", "-ar", str(sample_rate), *ENCODINGS[file_format]]
+        # No encoder name or date in the output: the same source gives the same bytes.
+        command += ["-map_metadata", "-1", "-fflags", "+bitexact", "-flags:a", "+bitexact", "-threads", "1"]
+        command.append(_as_url(target))
+    log = _run(command)
+    return _durations(log, len(sources))
+
+
+def decode_to_bytes(ffmpeg: str, source: Path, sample_rate: int) -> tuple[bytes, Decoded]:
+    """Decode one file to raw 16-bit mono samples (little-endian) in memory.
+
+    Raises:
+        FfmpegError: ffmpeg failed.
+    """
+    command = [ffmpeg, "-nostdin", "-hide_banner", "-nostats", "-loglevel", "info", "-i", _as_url(source)]
+    command += ["-map", "0:a:0", "-ac", "1", "-ar", str(sample_rate), "-f", "s16le", "-c:a", "pcm_s16le", "pipe:1"]
+    outcome = _call(command)
+    log = outcome.stderr.decode("utf-8", "replace")
+    if outcome.returncode != 0:
+        raise FfmpegError(_last_line(log))
+    return outcome.stdout, _durations(log, 1)[0]
+
+
+def _as_url(path: Path) -> str:
+    # "file:" keeps ffmpeg from reading protocols ("concat:a|b") or options ("-y.m4a") into a name.
+    return f"file:{path.absolute()}"
+
+
+def _run(command: list[str]) -> str:
+    outcome = _call(command)
+    log = outcome.stderr.decode("utf-8", "replace")
+    if outcome.returncode != 0:
+        raise FfmpegError(_last_line(log))
+    return log
+
+
+def _call(command: list[str]) -> "subprocess.CompletedProcess[bytes]":
+    try:
+        return subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise FfmpegError(f"ffmpeg was stopped after {TIMEOUT_SECONDS} s") from error
+    except OSError as error:
+        raise FfmpegError(f"{command[0]} does not run ({error}); {ADVICE}") from error
+
+
+def _durations(log: str, num_inputs: int) -> list[Decoded]:
+    """Each input's duration from ffmpeg's description of it."""
+    starts = [match.start() for match in _INPUT.finditer(log)][:num_inputs]
+    found = []
+    for start, end in zip(starts, [*starts[1:], len(log)], strict=True):
+        match = _DURATION.search(log, start, end)
+        seconds = None
+        if match is not None:
+            hours, minutes, rest = match.groups()
+            seconds = 3600 * int(hours) + 60 * int(minutes) + float(rest)
+        found.append(Decoded(seconds, "Estimating duration from bitrate" in log[: start + 1] + log[start:end]))
+    return found + [Decoded(None, True)] * (num_inputs - len(found))
+
+
+def _last_line(log: str) -> str:
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    return f"ffmpeg: {lines[-1]}" if lines else "ffmpeg failed without a word"
