@@ -1,0 +1,54 @@
+"""SpecAugment: drawn apart from applied, its own masks for every utterance, the same after a resume."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from speakernet.frontend import SpecAugment
+from speakernet.frontend.masking import Stretches, apply_masks, draw_stretches
+
+
+def test_masks_by_hand():
+    features = torch.ones(2, 3, 4)
+    mels = Stretches(torch.tensor([[0], [2]]), torch.tensor([[1], [0]]))
+    frames = Stretches(torch.tensor([[1, 3], [0, 0]]), torch.tensor([[2, 1], [1, 0]]))
+    masked = apply_masks(features, mels, frames)
+    assert masked[0].tolist() == [[0, 0, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0]]
+    assert masked[1].tolist() == [[0, 1, 1, 1]] * 3
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(2, 90), st.integers(0, 120), st.integers(0, 3), st.integers(0, 1000))
+def test_stretches_fit_and_never_hide_everything(size, max_width, count, seed):
+    drawn = draw_stretches(8, count, max_width, size, torch.Generator().manual_seed(seed))
+    assert drawn.start.shape == drawn.width.shape == (8, count)
+    if count:
+        assert drawn.width.max() <= min(max_width, size - 1)
+        assert drawn.start.min() >= 0 and (drawn.start + drawn.width).max() <= size
+
+
+def test_all_widths_and_both_ends_are_reached():
+    drawn = draw_stretches(4000, 1, 3, 6, torch.Generator().manual_seed(0))
+    assert set(drawn.width.unique().tolist()) == {0, 1, 2, 3}
+    assert int((drawn.start + drawn.width).max()) == 6 and int(drawn.start.min()) == 0
+
+
+def test_every_utterance_has_its_own_masks_in_training_only():
+    augment = SpecAugment(num_mel_masks=2, max_mel_width=10, num_frame_masks=2, max_frame_width=30, seed=1)
+    features = torch.ones(16, 40, 200)
+    masked = augment(features)
+    patterns = {tuple(row.flatten().tolist()) for row in masked}
+    assert len(patterns) > 12
+    assert torch.equal(augment.eval()(features), features)
+
+
+def test_same_seed_same_masks_and_a_resume_goes_on():
+    features = torch.ones(4, 40, 200)
+    first, second = SpecAugment(seed=7), SpecAugment(seed=7)
+    outputs = [first(features) for _ in range(3)]
+    assert torch.equal(second(features), outputs[0])
+    assert not torch.equal(outputs[0], outputs[1])
+    resumed = SpecAugment(seed=7)
+    resumed.load_state_dict(second.state_dict())
+    assert torch.equal(resumed(features), outputs[1])
+    assert not torch.equal(SpecAugment(seed=8)(features), outputs[0])

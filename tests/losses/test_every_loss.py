@@ -1,0 +1,66 @@
+"""Every name in the table: scalars, gradients to embeddings and parameters, state dictionary, declared facts."""
+
+import pytest
+import torch
+
+from speakernet.losses import LOSSES
+from speakernet.registry import create
+
+DIM, CLASSES, SPEAKERS, UTTERANCES = 6, 9, 4, 2
+
+
+def make(name):
+    options = {"embedding_dim": DIM, "num_classes": CLASSES}
+    code = LOSSES[name].__init__
+    declared = code.__code__.co_varnames[: code.__code__.co_argcount] if hasattr(code, "__code__") else ()
+    return create(LOSSES, name, {key: value for key, value in options.items() if key in declared})
+
+
+def embeddings_for(loss, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    shape = (SPEAKERS, UTTERANCES, DIM) if loss.is_metric else (SPEAKERS, DIM)
+    return torch.randn(shape, generator=generator), torch.tensor([3, 0, 8, 5])
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_scalars_and_gradients(name):
+    loss = make(name)
+    embeddings, labels = embeddings_for(loss)
+    embeddings.requires_grad_()
+    value, accuracy = loss(embeddings, labels)
+    assert value.shape == accuracy.shape == ()
+    assert torch.isfinite(value) and 0 <= accuracy <= 100
+    assert not accuracy.requires_grad
+    value.backward()
+    assert embeddings.grad.abs().sum() > 0
+    for parameter_name, parameter in loss.named_parameters():
+        assert parameter.grad is not None and torch.isfinite(parameter.grad).all(), parameter_name
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_state_dictionary_round_trip(name):
+    first, second = make(name), make(name)
+    embeddings, labels = embeddings_for(first)
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(first(embeddings, labels)[0], second(embeddings, labels)[0])
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_declared_facts(name):
+    loss = LOSSES[name]
+    assert loss.min_utterances == (2 if loss.is_metric else 1)
+    assert isinstance(loss.normalize_embeddings, bool)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_falls_when_followed(name):
+    loss = make(name)
+    embeddings, labels = embeddings_for(loss)
+    embeddings.requires_grad_()
+    optimizer = torch.optim.Adam([embeddings, *loss.parameters()], lr=0.05)
+    before = loss(embeddings, labels)[0].item()
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss(embeddings, labels)[0].backward()
+        optimizer.step()
+    assert loss(embeddings, labels)[0].item() < 0.9 * before
