@@ -24,6 +24,7 @@ class ResNet(nn.Module):
     front_end_defaults: ClassVar[dict[str, Any]] = {"name": "log_mel"}
     default_pooling: ClassVar[str] = "TSTP"
     pooling_names: ClassVar[dict[str, str]] = {}
+    tested_poolings: ClassVar[Sequence[str]] = ("TSTP", "ASP", "ChannelASP")
     has_norm_after_pooling: ClassVar[bool] = False
 
     def __init__(

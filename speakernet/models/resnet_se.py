@@ -1,5 +1,6 @@
 """ResNetSE34L and ResNetSE34V2: the 34-layer residual networks with squeeze-and-excitation of voxceleb_trainer."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ class ResNetSE34L(nn.Module):
     front_end_defaults: ClassVar[dict[str, Any]] = {"name": "log_mel"}
     default_pooling: ClassVar[str] = "SAP"
     pooling_names: ClassVar[dict[str, str]] = {}
+    tested_poolings: ClassVar[Sequence[str]] = ("SAP", "ASP")
     has_norm_after_pooling: ClassVar[bool] = False
 
     def __init__(self, num_features: int) -> None:
@@ -49,6 +51,7 @@ class ResNetSE34V2(nn.Module):
     front_end_defaults: ClassVar[dict[str, Any]] = {"name": "log_mel", "preemphasis": 0.97}
     default_pooling: ClassVar[str] = "ASP"
     pooling_names: ClassVar[dict[str, str]] = {"SAP": "ChannelSAP", "ASP": "ChannelASP"}
+    tested_poolings: ClassVar[Sequence[str]] = ("SAP", "ASP")
     has_norm_after_pooling: ClassVar[bool] = False
 
     def __init__(self, num_features: int) -> None:

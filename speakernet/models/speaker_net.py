@@ -4,6 +4,7 @@ Whoever trains, evaluates, exports or verifies calls this. It can say what it is
 made again from them (`from_spec`), which is how a model file describes itself. It knows no loss and no config.
 """
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -68,7 +69,14 @@ class SpeakerNet(nn.Module):
         self.embedding_dim = embedding_dim
         self.front_end = create(FEATURES, front_end, {"sample_rate": sample_rate, **options}, "front end")
         self.spec_augment = spec_augment
-        self.trunk = create(MODELS, model, {"num_features": self.front_end.num_features, **trunk_options}, "model")
+        facts = {
+            "num_features": self.front_end.num_features,
+            "embedding_dim": embedding_dim,
+            "sample_rate": sample_rate,
+        }
+        declared = inspect.signature(trunk_class).parameters
+        known = {name: value for name, value in facts.items() if name in declared}
+        self.trunk = create(MODELS, model, {**known, **trunk_options}, "model")
         pooling_name = trunk_class.pooling_names.get(pooling, pooling)
         self.pooling = create(POOLINGS, pooling_name, {"channels": self.trunk.out_channels}, "pooling")
         has_norm = trunk_class.has_norm_after_pooling

@@ -1,0 +1,215 @@
+"""RawNet3: from raw samples through a learned analytic sinc filterbank and Res2Net-style blocks to frames.
+
+The filterbank and what follows it up to the first block run in float32 whatever the autocast.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from speakernet.frontend.features import preemphasize, valid_frames
+from speakernet.models.layers import mask_frames, mean_over_frames, valid_length
+
+PREEMPHASIS = 0.97
+INPUT_NORM_EPSILON = 1e-4
+LOG_OFFSET = 1e-6
+
+
+class RawNet3(nn.Module):
+    """Raw-waveform network with analytic sinc filters; 16,280,322 parameters with ECA at 256 dimensions.
+
+    Args:
+        num_features: 1, the samples.
+        embedding_dim: of the network around it, for the size of one of its two idle batch norms.
+        sinc_stride: hop of the filterbank in samples; 10 in the published model, larger is faster and coarser.
+        channels: of the blocks.
+        scale: groups of a block's multi-scale convolution.
+        sample_rate: of the waveform, which places the filters.
+
+    Source: Jung et al. 2022, "Pushing the limits of raw waveform speaker recognition", in voxceleb_trainer's form.
+    """
+
+    front_end_defaults: ClassVar[dict[str, Any]] = {"name": "raw"}
+    default_pooling: ClassVar[str] = "ECA"
+    pooling_names: ClassVar[dict[str, str]] = {"ASP": "ContextASP"}
+    tested_poolings: ClassVar[Sequence[str]] = ("ECA", "ASP")
+    has_norm_after_pooling: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        num_features: int,
+        embedding_dim: int = 256,
+        sinc_stride: int = 10,
+        channels: int = 1024,
+        scale: int = 8,
+        sample_rate: int = 16000,
+    ) -> None:
+        super().__init__()
+        self.out_channels = 1536
+        self.input_weight = nn.Parameter(torch.ones(1))
+        self.input_bias = nn.Parameter(torch.zeros(1))
+        self.filterbank = SincFilterbank(channels // 4, stride=sinc_stride, sample_rate=sample_rate)
+        self.block1 = MultiScaleBlock(channels // 4, channels, dilation=2, scale=scale, pool=5)
+        self.block2 = MultiScaleBlock(channels, channels, dilation=3, scale=scale, pool=3)
+        self.block3 = MultiScaleBlock(channels, channels, dilation=4, scale=scale)
+        self.pool = nn.MaxPool1d(3)
+        self.aggregate = nn.Conv1d(3 * channels, self.out_channels, 1)
+        # The published definition counts two batch norms that its forward pass never calls. They are kept, frozen, so
+        # that its checkpoints come in whole and the parameter count is the published one.
+        self.idle_norms = nn.ModuleList([nn.BatchNorm1d(channels // 4), nn.BatchNorm1d(embedding_dim)])
+        self.idle_norms.requires_grad_(False)
+
+    def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """(batch, 1, samples) to (batch, 1536, samples / stride / 15), and the valid frames of each."""
+        with torch.autocast(features.device.type, enabled=False):
+            hidden, lengths = self._filter(features.float().squeeze(1), lengths)
+        first, lengths = self.block1(hidden, lengths)
+        second, pooled_lengths = self.block2(first, lengths)
+        pooled = self.pool(first)
+        third, _ = self.block3(pooled + second, pooled_lengths)
+        frames = self.aggregate(torch.cat((pooled, second, third), dim=1)).relu_()
+        return mask_frames(frames, pooled_lengths), pooled_lengths
+
+    def _filter(self, waveforms: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Pre-emphasis, normalisation of the utterance, filter magnitudes in the log domain, mean removed."""
+        waveforms = self._normalize(preemphasize(waveforms, PREEMPHASIS), lengths)
+        magnitudes = self.filterbank(waveforms.unsqueeze(1)).abs()
+        frame_lengths = valid_length(lengths, self.filterbank.kernel_samples, self.filterbank.stride)
+        bands = mask_frames((magnitudes + LOG_OFFSET).log(), frame_lengths)
+        bands = bands - mean_over_frames(bands, frame_lengths).unsqueeze(2)
+        return mask_frames(bands, frame_lengths), frame_lengths
+
+    def _normalize(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
+        """Instance norm of (batch, samples) over the valid samples, with a learned weight and bias."""
+        if lengths is None:
+            variance, mean = torch.var_mean(waveforms, dim=1, keepdim=True, correction=0)
+        else:
+            valid = valid_frames(lengths, waveforms.shape[1])
+            count = lengths.unsqueeze(1)
+            mean = waveforms.masked_fill(~valid, 0.0).sum(dim=1, keepdim=True) / count
+            variance = (waveforms - mean).masked_fill(~valid, 0.0).square().sum(dim=1, keepdim=True) / count
+        scale = torch.rsqrt(variance + INPUT_NORM_EPSILON) * self.input_weight
+        return mask_frames((waveforms - mean) * scale + self.input_bias, lengths)
+
+
+class SincFilterbank(nn.Module):
+    """Band-pass filters given by two learned frequencies each, as cosine and sine halves (an analytic filterbank).
+
+    Args:
+        num_filters: outputs; the first half are the cosine, the second half the sine filters.
+        kernel_samples: odd length of the filters.
+        stride: hop in samples.
+        sample_rate: in Hz.
+        min_low_hz: least lower edge.
+        min_band_hz: least width.
+
+    Source: Ravanelli and Bengio 2018, "Speaker recognition from raw waveform with SincNet", equations 4 to 7; analytic
+    form by Pariente et al. 2020, "Filterbank design for end-to-end speech separation", section 2.
+    """
+
+    def __init__(
+        self,
+        num_filters: int,
+        kernel_samples: int = 251,
+        stride: int = 10,
+        sample_rate: int = 16000,
+        min_low_hz: float = 50.0,
+        min_band_hz: float = 50.0,
+    ) -> None:
+        super().__init__()
+        self.kernel_samples = kernel_samples
+        self.stride = stride
+        self.sample_rate = sample_rate
+        self.min_low_hz = min_low_hz
+        self.min_band_hz = min_band_hz
+        edges = _mel_spaced(30.0, sample_rate / 2 - (min_low_hz + min_band_hz), num_filters // 2 + 1)
+        self.low_hz = nn.Parameter(edges[:-1].unsqueeze(1).float())
+        self.band_hz = nn.Parameter(edges.diff().unsqueeze(1).float())
+        half = kernel_samples // 2
+        # The left half of a symmetric Hamming window, and the times left of the centre in radians a hertz.
+        window = torch.hamming_window(kernel_samples, periodic=False, dtype=torch.float64)[:half]
+        axis = 2 * math.pi * torch.arange(-half, 0, dtype=torch.float32).unsqueeze(0) / sample_rate
+        self.register_buffer("window", window.float(), persistent=False)
+        self.register_buffer("axis", axis, persistent=False)
+
+    def forward(self, waveforms: Tensor) -> Tensor:
+        """(batch, 1, samples) to (batch, filters, frames), without padding."""
+        return functional.conv1d(waveforms, self.filters(), stride=self.stride)
+
+    def filters(self) -> Tensor:
+        """The impulse responses, (filters, 1, kernel samples)."""
+        window, axis = cast(Tensor, self.window), cast(Tensor, self.axis)
+        low = self.min_low_hz + self.low_hz.abs()
+        high = (low + self.min_band_hz + self.band_hz.abs()).clamp(self.min_low_hz, self.sample_rate / 2)
+        band = high - low  # (filters / 2, 1)
+        low_phase, high_phase = low @ axis, high @ axis  # (filters / 2, half kernel)
+        cosine = (high_phase.sin() - low_phase.sin()) / (axis / 2) * window
+        sine = (low_phase.cos() - high_phase.cos()) / (axis / 2) * window
+        even = torch.cat((cosine, 2 * band, cosine.flip(1)), dim=1)
+        odd = torch.cat((sine, torch.zeros_like(band), -sine.flip(1)), dim=1)
+        return torch.cat((even / (2 * band), odd / (2 * band))).unsqueeze(1)
+
+
+class MultiScaleBlock(nn.Module):
+    """Res2Net block: channel groups convolved one after another, each adding the one before, then scaled by AFMS.
+
+    Source: Gao et al. 2019, "Res2Net"; Jung et al. 2020, "Improved RawNet with feature map scaling" (AFMS).
+    """
+
+    def __init__(
+        self, channels_in: int, channels: int, dilation: int, scale: int, kernel: int = 3, pool: int = 1
+    ) -> None:
+        super().__init__()
+        self.width = channels // scale
+        widened = self.width * scale
+        padding = kernel // 2 * dilation
+        self.conv_in = nn.Conv1d(channels_in, widened, 1)
+        self.norm_in = nn.BatchNorm1d(widened)
+        self.convs = nn.ModuleList(
+            nn.Conv1d(self.width, self.width, kernel, dilation=dilation, padding=padding) for _ in range(scale - 1)
+        )
+        self.norms = nn.ModuleList(nn.BatchNorm1d(self.width) for _ in range(scale - 1))
+        self.conv_out = nn.Conv1d(widened, channels, 1)
+        self.norm_out = nn.BatchNorm1d(channels)
+        same = channels_in == channels
+        self.shortcut = nn.Identity() if same else nn.Conv1d(channels_in, channels, 1, bias=False)
+        self.pool_frames = pool
+        self.pool = nn.MaxPool1d(pool) if pool > 1 else nn.Identity()
+        self.scaling = FeatureMapScaling(channels)
+
+    def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """(batch, channels, frames) and valid frames, in and out; `pool` times fewer frames."""
+        groups = self.norm_in(self.conv_in(features).relu_()).split(self.width, dim=1)
+        outputs: list[Tensor] = []
+        for group, conv, norm in zip(groups, self.convs, self.norms, strict=False):
+            # The first group has nothing before it to add.
+            entering = group + outputs[-1] if outputs else group
+            outputs.append(norm(conv(mask_frames(entering, lengths)).relu_()))
+        hidden = self.norm_out(self.conv_out(torch.cat((*outputs, groups[-1]), dim=1)).relu_())
+        hidden = self.pool(hidden + self.shortcut(features))
+        lengths = valid_length(lengths, self.pool_frames, self.pool_frames)
+        return self.scaling(mask_frames(hidden, lengths), lengths), lengths
+
+
+class FeatureMapScaling(nn.Module):
+    """AFMS: shift every channel by a learned amount, then scale it by a gate computed from the channels' means."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.ones(channels, 1))
+        self.gate = nn.Linear(channels, channels)
+
+    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """(batch, channels, frames) in and out."""
+        gate = self.gate(mean_over_frames(features, lengths)).sigmoid().unsqueeze(2)
+        return mask_frames((features + self.shift) * gate, lengths)
+
+
+def _mel_spaced(low_hz: float, high_hz: float, count: int) -> Tensor:
+    """Frequencies in Hz, evenly spaced on the mel scale 2595 log10(1 + f / 700)."""
+    low, high = (2595 * math.log10(1 + hz / 700) for hz in (low_hz, high_hz))
+    return 700 * (10 ** (torch.linspace(low, high, count, dtype=torch.float64) / 2595) - 1)

@@ -1,0 +1,83 @@
+"""VGGVox: the plain convolution network (VGG-M with 40 mel bands) of voxceleb_trainer."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from speakernet.models.layers import mask_frames, valid_length
+
+NUM_MELS = 40
+# Fewer frames leave nothing for the last pooling.
+MIN_FRAMES = 63
+
+
+class VGGVox(nn.Module):
+    """VGG-M on 40 log-mel bands; 4,032,448 parameters with SAP at 512 dimensions.
+
+    Source: Nagrani et al. 2017, "VoxCeleb", in voxceleb_trainer's form (f51bab8).
+
+    Raises:
+        ValueError: another number of mel bands than 40, which its last convolution cannot span.
+    """
+
+    front_end_defaults: ClassVar[dict[str, Any]] = {"name": "log_mel", "window": "hann", "num_mels": NUM_MELS}
+    default_pooling: ClassVar[str] = "SAP"
+    pooling_names: ClassVar[dict[str, str]] = {}
+    tested_poolings: ClassVar[Sequence[str]] = ("SAP", "TAP", "MAX")
+    has_norm_after_pooling: ClassVar[bool] = False
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__()
+        if num_features != NUM_MELS:
+            raise ValueError(f"VGGVox is defined for 40 mel bands, found {num_features}; set frontend.num_mels: 40")
+        self.out_channels = 512
+        self.layers = nn.ModuleList(
+            [
+                _Convolution(1, 96, (5, 7), stride=(1, 2), padding=(2, 2), pool=(1, 3), pool_stride=(1, 2)),
+                _Convolution(96, 256, (5, 5), stride=(2, 2), padding=(1, 1), pool=(3, 3), pool_stride=(2, 2)),
+                _Convolution(256, 384, (3, 3), padding=(1, 1)),
+                _Convolution(384, 256, (3, 3), padding=(1, 1)),
+                _Convolution(256, 256, (3, 3), padding=(1, 1), pool=(3, 3), pool_stride=(2, 2)),
+                _Convolution(256, 512, (4, 1)),
+            ]
+        )
+
+    def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """(batch, 40, frames) to (batch, 512, about frames / 16), and the valid frames of each."""
+        shortest = features.shape[2] if lengths is None else int(lengths.min())
+        if shortest < MIN_FRAMES:
+            raise ValueError(f"VGGVox needs {MIN_FRAMES} frames or more, found an utterance of {shortest}")
+        hidden = features.unsqueeze(1)
+        for layer in self.layers:
+            hidden, lengths = layer(hidden, lengths)
+        return hidden.squeeze(2), lengths
+
+
+class _Convolution(nn.Module):
+    """Convolution, batch norm, ReLU, and max pooling where `pool` is given; sizes are (mels, frames)."""
+
+    def __init__(
+        self,
+        channels_in: int,
+        channels: int,
+        kernel: tuple[int, int],
+        stride: tuple[int, int] = (1, 1),
+        padding: tuple[int, int] = (0, 0),
+        pool: tuple[int, int] | None = None,
+        pool_stride: tuple[int, int] = (1, 1),
+    ) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels_in, channels, kernel, stride=stride, padding=padding)
+        self.norm = nn.BatchNorm2d(channels)
+        self.pool = nn.MaxPool2d(pool, stride=pool_stride) if pool else nn.Identity()
+        self.grid = (kernel[1], stride[1], padding[1])
+        self.pool_grid = (pool[1], pool_stride[1]) if pool else (1, 1)
+
+    def forward(self, features: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """(batch, channels, mels, frames) and valid frames, in and out."""
+        lengths = valid_length(lengths, *self.grid)
+        hidden = self.norm(self.conv(features)).relu_()
+        # Pooling is not padded: windows of valid output see valid input only, so one mask at the end does.
+        lengths = valid_length(lengths, *self.pool_grid)
+        return mask_frames(self.pool(hidden), lengths), lengths

@@ -1,0 +1,54 @@
+"""Poolings by hand, and over valid frames only."""
+
+import math
+
+import pytest
+import torch
+
+from speakernet.models import POOLINGS
+from speakernet.models.pooling import AttentiveStatisticsPooling, SelfAttentivePooling, StatisticsPooling
+from speakernet.registry import create
+
+FRAMES = torch.tensor([[[1.0, 2.0, 6.0, 100.0], [0.0, 4.0, 2.0, -100.0]]])  # (1, 2 channels, 4 frames)
+
+
+def test_mean_max_and_deviation_by_hand():
+    lengths = torch.tensor([3])
+    assert create(POOLINGS, "TAP", {"channels": 2})(FRAMES, lengths).tolist() == [[3.0, 2.0]]
+    assert create(POOLINGS, "MAX", {"channels": 2})(FRAMES, lengths).tolist() == [[6.0, 4.0]]
+    # Squared deviations 4 + 1 + 9 and 4 + 4 + 0, over n - 1 = 2.
+    expected = torch.tensor([[3.0, 2.0, math.sqrt(7), 2.0]])
+    torch.testing.assert_close(StatisticsPooling(2)(FRAMES, lengths), expected)
+    torch.testing.assert_close(StatisticsPooling(2)(FRAMES[..., :3]), expected)
+
+
+def test_attention_by_hand():
+    pooling = SelfAttentivePooling(2)
+    with torch.no_grad():
+        pooling.hidden.weight.copy_(torch.eye(2))
+        pooling.hidden.bias.zero_()
+        pooling.attention.copy_(torch.tensor([[1.0], [0.0]]))
+    # Weights exp(tanh 1), exp(tanh 2) over the two valid frames.
+    first, second = math.exp(math.tanh(1.0)), math.exp(math.tanh(2.0))
+    expected = [(1 * first + 2 * second) / (first + second), 4 * second / (first + second)]
+    found = pooling(FRAMES, torch.tensor([2]))
+    assert found.tolist()[0] == pytest.approx(expected, rel=1e-5)
+
+
+def test_deviation_of_equal_frames_is_the_floor():
+    pooling = AttentiveStatisticsPooling(2)
+    found = pooling(torch.full((1, 2, 5), 3.0))
+    assert found[0, 2:].tolist() == pytest.approx([math.sqrt(1e-5)] * 2, rel=0.2)
+
+
+@pytest.mark.parametrize("name", POOLINGS)
+def test_one_frame_is_enough_and_padding_does_not_matter(name):
+    torch.manual_seed(0)
+    pooling = create(POOLINGS, name, {"channels": 6}).eval()
+    frames = torch.randn(3, 6, 9)
+    lengths = torch.tensor([9, 4, 1])
+    together = pooling(frames, lengths)
+    assert together.shape == (3, pooling.dim)
+    for row, length in enumerate(lengths.tolist()):
+        torch.testing.assert_close(together[row], pooling(frames[row : row + 1, :, :length])[0], atol=1e-6, rtol=1e-5)
+    assert torch.isfinite(together).all()
