@@ -138,7 +138,7 @@ def _extract_zip(
             try:
                 with archive.open(member) as source:
                     _write_member(source.read, folder.path(member.filename), member.file_size)
-            except (zipfile.BadZipFile, EOFError, ArchiveError, NotImplementedError) as error:
+            except (zipfile.BadZipFile, EOFError, ArchiveError, RuntimeError) as error:
                 return member.filename, str(error)
             return member.filename, None
 
