@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from speakernet.models.rawnet3 import PREEMPHASIS
 from speakernet.models.speaker_net import SpeakerNet
 
 SOURCE = "voxceleb_trainer"
 # Filterbanks differ by rounding between releases of torchaudio; another number of mels or another window by far more.
 CONSTANT_TOLERANCE = 1e-4
 
-# Rules are tried in order on names of the network; `None` as replacement marks a constant buffer.
+# Pattern of a foreign name and what it is here; tried in order.
 Rule = tuple[str, str]
 _RESIDUAL: tuple[Rule, ...] = (
     (r"^conv1\.", "trunk.conv1."),
@@ -38,16 +39,45 @@ _CHANNEL_ATTENTION: tuple[Rule, ...] = (
     (r"^attention\.2\.", "pooling.norm."),
     (r"^attention\.3\.", "pooling.expand."),
 )
+_VGG: tuple[Rule, ...] = (
+    *((rf"^netcnn\.{place}\.", f"trunk.layers.{layer}.conv.") for layer, place in enumerate((0, 4, 8, 11, 14, 18))),
+    *((rf"^netcnn\.{place}\.", f"trunk.layers.{layer}.norm.") for layer, place in enumerate((1, 5, 9, 12, 15, 19))),
+    (r"^fc\.", "embedding."),
+)
+_RAW: tuple[Rule, ...] = (
+    (r"^preprocess\.1\.weight$", "trunk.input_weight"),
+    (r"^preprocess\.1\.bias$", "trunk.input_bias"),
+    (r"^conv1\.filterbank\.low_hz_$", "trunk.filterbank.low_hz"),
+    (r"^conv1\.filterbank\.band_hz_$", "trunk.filterbank.band_hz"),
+    (r"^bn1\.", "trunk.idle_norms.0."),
+    (r"^bn6\.", "trunk.idle_norms.1."),
+    (r"^bn5\.", "norm."),
+    (r"^fc6\.", "embedding."),
+    (r"^layer4\.", "trunk.aggregate."),
+    (r"^layer(\d)\.conv1\.", r"trunk.block\1.conv_in."),
+    (r"^layer(\d)\.bn1\.", r"trunk.block\1.norm_in."),
+    (r"^layer(\d)\.convs\.", r"trunk.block\1.convs."),
+    (r"^layer(\d)\.bns\.", r"trunk.block\1.norms."),
+    (r"^layer(\d)\.conv3\.", r"trunk.block\1.conv_out."),
+    (r"^layer(\d)\.bn3\.", r"trunk.block\1.norm_out."),
+    (r"^layer(\d)\.residual\.0\.", r"trunk.block\1.shortcut."),
+    (r"^layer(\d)\.afms\.alpha$", r"trunk.block\1.scaling.shift"),
+    (r"^layer(\d)\.afms\.fc\.", r"trunk.block\1.scaling.gate."),
+)
 RULES: dict[str, tuple[Rule, ...]] = {
     "ResNetSE34L": _RESIDUAL + _SELF_ATTENTION,
     "ResNetSE34V2": _RESIDUAL + _CHANNEL_ATTENTION,
+    "VGGVox": _VGG + _SELF_ATTENTION,
+    "RawNet3": _RAW + _CHANNEL_ATTENTION,
 }
-# Name of the foreign constant -> our value for it.
-Constant = Callable[[SpeakerNet], Tensor]
-_MEL_CONSTANTS: dict[str, Constant] = {
-    "spectrogram.window": lambda net: net.front_end.window,  # type: ignore[return-value]
-    "mel_scale.fb": lambda net: net.front_end.mel_bank,  # type: ignore[return-value]
-    "0.flipped_filter": lambda net: torch.tensor([[[-net.front_end.preemphasis, 1.0]]]),  # type: ignore[operator,list-item]
+# End of a foreign constant's name -> our value for it.
+CONSTANTS: dict[str, Callable[[Any], Tensor]] = {
+    ".spectrogram.window": lambda net: net.front_end.window,
+    ".mel_scale.fb": lambda net: net.front_end.mel_bank,
+    "torchfb.0.flipped_filter": lambda net: torch.tensor([[[-net.front_end.preemphasis, 1.0]]]),
+    "preprocess.0.flipped_filter": lambda net: torch.tensor([[[-PREEMPHASIS, 1.0]]]),
+    "filterbank.window_": lambda net: net.trunk.filterbank.window,
+    "filterbank.n_": lambda net: net.trunk.filterbank.axis,
 }
 # The weights of the loss under `__L__.`: foreign name -> ours.
 HEAD_NAMES = {
@@ -121,10 +151,9 @@ def translate(contents: Mapping[str, Any], net: SpeakerNet, path: str | Path) ->
         raise ValueError(
             f"{path} is a {found} of {SOURCE}, the configuration asks for {net.model_name}; set model.name: {found}"
         )
-    constants = _MEL_CONSTANTS
     weights: dict[str, Tensor] = {}
     for name, value in network.items():
-        constant = next((make for end, make in constants.items() if name.endswith(end)), None)
+        constant = next((make for end, make in CONSTANTS.items() if name.endswith(end)), None)
         if constant is not None:
             _check_constant(name, value, constant(net), path)
             continue
