@@ -1,7 +1,7 @@
 """What embeddings are taught by, by name."""
 
 from speakernet.losses.classification import AAMSoftmax, AMSoftmax, ClassificationLoss, Softmax
-from speakernet.losses.metric import AngularPrototypical, MetricLoss, Prototypical
+from speakernet.losses.metric import GE2E, AngularPrototypical, MetricLoss, Prototypical, SoftmaxPrototypical, Triplet
 
 LOSSES: dict[str, type[ClassificationLoss] | type[MetricLoss]] = {
     "softmax": Softmax,
@@ -9,9 +9,13 @@ LOSSES: dict[str, type[ClassificationLoss] | type[MetricLoss]] = {
     "aamsoftmax": AAMSoftmax,
     "proto": Prototypical,
     "angleproto": AngularPrototypical,
+    "ge2e": GE2E,
+    "triplet": Triplet,
+    "softmaxproto": SoftmaxPrototypical,
 }
 
 __all__ = [
+    "GE2E",
     "LOSSES",
     "AAMSoftmax",
     "AMSoftmax",
@@ -20,4 +24,6 @@ __all__ = [
     "MetricLoss",
     "Prototypical",
     "Softmax",
+    "SoftmaxPrototypical",
+    "Triplet",
 ]

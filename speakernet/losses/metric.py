@@ -1,4 +1,4 @@
-"""Losses that compare the utterances of a batch with each other: prototypical, angular prototypical.
+"""Losses that compare the utterances of a batch with each other: prototypical, GE2E, triplet, softmax + prototypical.
 
 They take embeddings `(speakers, utterances, dim)`, each row one speaker and no speaker twice, and the speakers' labels,
 which only the losses with a head look at; they give `(loss, accuracy)` on the device, in float32.
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from speakernet.losses.classification import accuracy_percent
+from speakernet.losses.classification import Softmax, accuracy_percent
 
 
 class MetricLoss(nn.Module):
@@ -88,6 +88,145 @@ class AngularPrototypical(MetricLoss):
         queries, prototypes = query_and_prototype(embeddings)
         cosine = functional.normalize(queries, eps=1e-8) @ functional.normalize(prototypes, eps=1e-8).T
         return _cross_entropy_of_diagonal(cosine * self.scale + self.bias)
+
+
+class GE2E(MetricLoss):
+    """Every utterance has to be nearest to its own speaker's centroid, itself left out of that centroid.
+
+    Cosines are floored at 1e-6 before scale and bias, as voxceleb_trainer has it.
+
+    Source: Wan et al. 2018, "Generalized end-to-end loss for speaker verification", equations 5, 6, 8 and 9.
+
+    >>> same = torch.ones(2, 3, 4)
+    >>> round(GE2E()(same, torch.arange(2))[0].item(), 4)  # log 2: all cosines alike
+    0.6931
+    """
+
+    COSINE_FLOOR: ClassVar[float] = 1e-6
+
+    def __init__(self, initial_scale: float = 10.0, initial_bias: float = -5.0) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(initial_scale))
+        self.bias = nn.Parameter(torch.tensor(initial_bias))
+
+    def compare(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Cross entropy of every utterance over all centroids."""
+        speakers, utterances, _ = embeddings.shape
+        total = embeddings.sum(dim=1, keepdim=True)
+        own_centroids = functional.normalize((total - embeddings) / (utterances - 1), dim=2, eps=1e-8)
+        centroids = functional.normalize(total.squeeze(1) / utterances, eps=1e-8)
+        unit = functional.normalize(embeddings, dim=2, eps=1e-8)
+        cosine = unit @ centroids.T  # (speakers, utterances, speakers)
+        own_cosine = (unit * own_centroids).sum(dim=2, keepdim=True)
+        own = torch.arange(speakers, device=embeddings.device)
+        cosine = cosine.scatter(2, own.view(-1, 1, 1).expand(-1, utterances, 1), own_cosine)
+        logits = (cosine.clamp(min=self.COSINE_FLOOR) * self.scale + self.bias).flatten(0, 1)
+        targets = own.repeat_interleave(utterances)
+        return functional.cross_entropy(logits, targets), accuracy_percent(logits, targets)
+
+
+class Triplet(MetricLoss):
+    """Anchor and positive have to be nearer, in squared distance of unit vectors, than anchor and a mined negative.
+
+    The anchor is a speaker's first utterance, the positive the second, the negative another speaker's second. Its
+    accuracy is the share of triplets whose positive is nearer than the negative.
+
+    Args:
+        margin: by how much nearer.
+        hard_probability: share of negatives drawn from the hardest, the others from all other speakers.
+        hard_rank: a hard negative is one of the hard_rank + 1 nearest; below 0 every negative is semi-hard: drawn from
+            those farther than the positive by less than the margin, or from all where there is none.
+        seed: of the draws.
+
+    Source: Schroff et al. 2015, "FaceNet", equation 3 and section 3.2; mining by rank as in voxceleb_trainer.
+
+    >>> speakers = torch.tensor([[[1.0, 0.0], [1.0, 0.0]], [[0.0, 1.0], [0.0, 1.0]]])
+    >>> [value.item() for value in Triplet(margin=0.5)(speakers, torch.arange(2))]  # 0 against 2, far enough
+    [0.0, 100.0]
+    """
+
+    def __init__(self, margin: float = 0.2, hard_probability: float = 0.5, hard_rank: int = 10, seed: int = 0) -> None:
+        super().__init__()
+        self.margin = margin
+        self.hard_probability = hard_probability
+        self.hard_rank = hard_rank
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def compare(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean hinge of squared distances."""
+        speakers, utterances, _ = embeddings.shape
+        if utterances != 2 or speakers < 2:
+            raise ValueError(
+                f"Triplet takes exactly 2 utterances of at least 2 speakers, found {utterances} of {speakers}; "
+                "set data.utterances_per_speaker (nPerSpeaker) to 2"
+            )
+        anchors, positives = functional.normalize(embeddings, dim=2).unbind(dim=1)
+        with torch.no_grad():
+            negatives = self.mine(squared_distances(anchors, positives))
+        positive_distance = (anchors - positives).square().sum(dim=1)
+        negative_distance = (anchors - positives[negatives]).square().sum(dim=1)
+        hinge = (positive_distance - negative_distance + self.margin).relu()
+        nearer = (positive_distance.detach() < negative_distance.detach()).float().mean() * 100.0
+        return hinge.mean(), nearer
+
+    @torch.compiler.disable
+    def mine(self, distances: Tensor) -> Tensor:
+        """A negative for every anchor, (speakers,) indices, never the anchor's own speaker.
+
+        Args:
+            distances: (speakers, speakers) squared distances, own ones on the diagonal.
+        """
+        count = distances.shape[0]
+        # One uniform number decides which candidate, one whether it is a hard one.
+        pick, is_hard = torch.rand((2, count), generator=self.generator).to(distances.device)
+        own = torch.eye(count, dtype=torch.bool, device=distances.device)
+        order = distances.masked_fill(own, torch.inf).argsort(dim=1)  # nearest first, the own speaker last
+        anyone = torch.full_like(pick, count - 1)
+        if self.hard_rank < 0:
+            own_distance = distances.diagonal().unsqueeze(1)
+            is_semi = (distances > own_distance) & (distances < own_distance + self.margin) & ~own
+            first = ((distances <= own_distance) & ~own).sum(dim=1)
+            candidates = is_semi.sum(dim=1)
+            place = torch.where(candidates > 0, first + (pick * candidates).long(), (pick * anyone).long())
+        else:
+            hardest = anyone.clamp(max=self.hard_rank + 1)
+            place = (pick * torch.where(is_hard < self.hard_probability, hardest, anyone)).long()
+        return order.gather(1, place.unsqueeze(1)).squeeze(1)
+
+    def get_extra_state(self) -> Tensor:
+        """Where the draws stand, so that a resumed run mines what a straight one would have."""
+        return self.generator.get_state()
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Go on from there."""
+        self.generator.set_state(state.cpu())
+
+
+class SoftmaxPrototypical(MetricLoss):
+    """Sum of softmax over all utterances and the angular prototypical loss between them.
+
+    Its accuracy is the softmax's.
+
+    Source: Heo et al. 2020, "Clova baseline system for the VoxCeleb Speaker Recognition Challenge 2020", section 3.2.
+
+    >>> loss = SoftmaxPrototypical(embedding_dim=3, num_classes=4)
+    >>> loss(torch.ones(2, 2, 3), torch.tensor([0, 3]))[0].shape
+    torch.Size([])
+    """
+
+    def __init__(
+        self, embedding_dim: int, num_classes: int, initial_scale: float = 10.0, initial_bias: float = -5.0
+    ) -> None:
+        super().__init__()
+        self.softmax = Softmax(embedding_dim, num_classes)
+        self.angular = AngularPrototypical(initial_scale, initial_bias)
+
+    def compare(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Both losses added."""
+        utterances = embeddings.shape[1]
+        softmax, accuracy = self.softmax(embeddings.flatten(0, 1), labels.repeat_interleave(utterances))
+        angular, _ = self.angular(embeddings, labels)
+        return softmax + angular, accuracy
 
 
 def query_and_prototype(embeddings: Tensor) -> tuple[Tensor, Tensor]:

@@ -132,7 +132,8 @@ class SincFilterbank(nn.Module):
         half = kernel_samples // 2
         # The left half of a symmetric Hamming window, and the times left of the centre in radians a hertz.
         window = torch.hamming_window(kernel_samples, periodic=False, dtype=torch.float64)[:half]
-        axis = 2 * math.pi * torch.arange(-half, 0, dtype=torch.float32).unsqueeze(0) / sample_rate
+        # Divided before multiplied: the filters' phases reach 400 radians, where the last bit of the axis shows.
+        axis = 2 * math.pi * (torch.arange(-half, 0, dtype=torch.float32).unsqueeze(0) / sample_rate)
         self.register_buffer("window", window.float(), persistent=False)
         self.register_buffer("axis", axis, persistent=False)
 

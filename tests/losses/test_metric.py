@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from speakernet.losses import AngularPrototypical, Prototypical
+from speakernet.losses import GE2E, AngularPrototypical, Prototypical, SoftmaxPrototypical, Triplet
 
 
 def batch(speakers=5, utterances=3, dim=4, seed=0):
@@ -74,3 +74,89 @@ def test_float32_inside_autocast():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         inside = loss(embeddings, labels)[0]
     torch.testing.assert_close(inside, loss(embeddings, labels)[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("utterances", [2, 3, 5])
+def test_ge2e_against_a_loop(utterances):
+    embeddings, labels = batch(utterances=utterances)
+    speakers = embeddings.double().tolist()
+    rows, own = [], []
+    for index, speaker in enumerate(speakers):
+        for place, utterance in enumerate(speaker):
+            logits = []
+            for other_index, other in enumerate(speakers):
+                members = [one for row, one in enumerate(other) if (other_index, row) != (index, place)]
+                centroid = [sum(column) / len(members) for column in zip(*members, strict=True)]
+                logits.append(10 * max(cosine(utterance, centroid), 1e-6) - 5)
+            rows.append(math.log(sum(map(math.exp, logits))) - logits[index])
+            own.append(logits.index(max(logits)) == index)
+    value, accuracy = GE2E()(embeddings, labels)
+    assert value.item() == pytest.approx(sum(rows) / len(rows), rel=1e-5)
+    assert accuracy.item() == pytest.approx(100 * sum(own) / len(own))
+
+
+def unit_distances(embeddings):
+    unit = torch.nn.functional.normalize(embeddings, dim=2).double().tolist()
+    return [[math.dist(left[0], right[1]) ** 2 for right in unit] for left in unit]
+
+
+def test_triplet_with_the_hardest_negatives_against_a_loop():
+    embeddings, labels = batch(speakers=6, utterances=2)
+    distances = unit_distances(embeddings)
+    total = 0.0
+    for index, row in enumerate(distances):
+        nearest = min(value for other, value in enumerate(row) if other != index)
+        total += max(0.0, row[index] - nearest + 0.3)
+    loss = Triplet(margin=0.3, hard_probability=1.0, hard_rank=0)
+    assert loss(embeddings, labels)[0].item() == pytest.approx(total / 6, rel=1e-5)
+
+
+@pytest.mark.parametrize(("rank", "probability"), [(0, 1.0), (2, 1.0), (50, 1.0), (2, 0.0), (-1, 0.5)])
+def test_mined_negatives_are_those_allowed(rank, probability):
+    embeddings, _ = batch(speakers=7, utterances=2)
+    distances = torch.tensor(unit_distances(embeddings))
+    loss = Triplet(margin=0.5, hard_probability=probability, hard_rank=rank)
+    drawn = torch.stack([loss.mine(distances) for _ in range(400)])
+    for index, row in enumerate(distances.tolist()):
+        others = sorted((value, other) for other, value in enumerate(row) if other != index)
+        if rank < 0:
+            semi = {other for value, other in others if row[index] < value < row[index] + 0.5}
+            allowed = semi or {other for _, other in others}
+        elif probability == 1.0:
+            allowed = {other for _, other in others[: rank + 1]}
+        else:
+            allowed = {other for _, other in others}
+        assert set(drawn[:, index].tolist()) == allowed
+
+
+def test_hard_share_is_the_probability():
+    distances = torch.tensor(unit_distances(batch(speakers=40, utterances=2)[0]))
+    loss = Triplet(hard_probability=0.25, hard_rank=0)
+    nearest = distances.masked_fill(torch.eye(40, dtype=torch.bool), math.inf).argmin(dim=1)
+    share = torch.stack([loss.mine(distances) == nearest for _ in range(200)]).float().mean().item()
+    assert share == pytest.approx(0.25 + 0.75 / 39, abs=0.02)
+
+
+def test_triplet_draws_go_on_after_a_resume():
+    distances = torch.tensor(unit_distances(batch(speakers=30, utterances=2)[0]))
+    straight, stopped = Triplet(seed=4), Triplet(seed=4)
+    first = straight.mine(distances)
+    assert torch.equal(stopped.mine(distances), first)
+    resumed = Triplet(seed=9)
+    resumed.load_state_dict(stopped.state_dict())
+    assert torch.equal(resumed.mine(distances), straight.mine(distances))
+
+
+def test_triplet_wants_exactly_two():
+    with pytest.raises(ValueError, match="exactly 2 utterances of at least 2 speakers, found 3 of 4"):
+        Triplet()(torch.randn(4, 3, 8), torch.arange(4))
+
+
+def test_softmax_prototypical_is_the_sum_of_its_parts():
+    embeddings, _ = batch(speakers=4, utterances=2)
+    labels = torch.tensor([5, 0, 2, 3])
+    loss = SoftmaxPrototypical(embedding_dim=4, num_classes=6)
+    softmax, accuracy = loss.softmax(embeddings.reshape(8, 4), torch.tensor([5, 5, 0, 0, 2, 2, 3, 3]))
+    value, found = loss(embeddings, labels)
+    torch.testing.assert_close(value, softmax + AngularPrototypical()(embeddings, labels)[0])
+    assert found == accuracy

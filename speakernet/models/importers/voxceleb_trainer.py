@@ -87,6 +87,10 @@ HEAD_NAMES = {
     "fc.bias": "bias",
     "w": "scale",
     "b": "bias",
+    "softmax.fc.weight": "softmax.weight",
+    "softmax.fc.bias": "softmax.bias",
+    "angleproto.w": "angular.scale",
+    "angleproto.b": "angular.bias",
 }
 
 
