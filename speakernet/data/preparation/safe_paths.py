@@ -78,12 +78,12 @@ def temporary_beside(path: Path) -> Path:
 def remove_leftovers(root: Path) -> int:
     """Remove half-written files that a killed run left under `root`; the number removed.
 
-    Only for a folder that no other process prepares at this moment (see `locking.exclusive`).
+    Only for a folder that no other process prepares at this moment (`locking.exclusive` calls it).
     """
     removed = 0
     for folder, _, names in os.walk(root):
         for name in names:
-            if name.startswith(".") and name.endswith(".half"):
+            if name.startswith(".") and name.endswith((".half", ".tmp")):
                 Path(folder, name).unlink(missing_ok=True)
                 removed += 1
     return removed

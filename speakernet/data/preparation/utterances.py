@@ -182,13 +182,13 @@ def row_by_pattern(rule: "re.Pattern[str]", name: str) -> Row | None:
     return Row(groups["speaker"], name, groups.get("session", ""), groups.get("gender", ""))
 
 
-def row_by_folder(name: str) -> Row | None:
-    """The row of `speaker/utterance` or `speaker/session/…/utterance`, or None for a file beside the folders.
+def row_by_folder(name: str, depth: int = 0) -> Row | None:
+    """The row of `speaker/utterance` or `speaker/session/…/utterance` below `depth` other folders; None if not as deep.
 
     >>> row_by_folder("anna/monday/1.wav")
     Row(speaker='anna', name='anna/monday/1.wav', session='monday', gender='')
     """
     parts = name.split("/")
-    if len(parts) < 2:
+    if len(parts) < depth + 2:
         return None
-    return Row(parts[0], name, "/".join(parts[1:-1]))
+    return Row(parts[depth], name, "/".join(parts[depth + 1 : -1]))

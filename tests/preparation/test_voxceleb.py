@@ -1,0 +1,143 @@
+"""The whole VoxCeleb path on tiny archives from a real server: parts, zips, m4a, WAV, lists, one epoch."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from preparation_corpora import (
+    catalogue_entry,
+    parts_of,
+    run_data_prep,
+    to_m4a,
+    write_catalogue,
+    write_voices,
+    zip_tree,
+)
+from preparation_server import PlayedSource, played_source
+
+from speakernet.data.audio import audio_info
+from speakernet.data.lists import read_training_list, read_trials
+
+TRIALS = (
+    "1 id10001/video0/00000.wav id10001/video0/00001.wav\n0 id10001/video0/00000.wav id10040/video0/00000.wav\n"
+    "1 id10040/video0/00000.wav id10040/video0/00001.wav\n"
+)
+
+
+class Published(NamedTuple):
+    """What the played source has, and the table that says so."""
+
+    files: dict[str, bytes]
+    corpora: dict[str, dict]
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory, ffmpeg) -> Published:
+    root = tmp_path_factory.mktemp("published")
+    write_voices(root / "vox1_dev", 3, 3, "wav/id1000{speaker}/video0/0000{utterance}.wav")
+    write_voices(root / "vox1_test", 1, 2, "wav/id1004{speaker}/video0/0000{utterance}.wav")
+    for kind, below in (("vox2_dev", "dev/aac"), ("vox2_test", "aac")):
+        names = write_voices(root / "plain" / kind, 4, 3, "id0000{speaker}/video0/0000{utterance}.wav")
+        for name in names:
+            to_m4a(ffmpeg, root / "plain" / kind / name, root / kind / below / name.replace(".wav", ".m4a"))
+    whole = {kind: zip_tree(root / kind) for kind in ("vox1_dev", "vox1_test", "vox2_dev", "vox2_test")}
+    vox1_parts = parts_of(whole["vox1_dev"], "vox1_dev_wav_part", 4)
+    vox2_parts = parts_of(whole["vox2_dev"], "vox2_dev_aac_part", 8)
+    archives = {**vox1_parts, **vox2_parts}
+    archives |= {"vox1_test_wav.zip": whole["vox1_test"], "vox2_test_aac.zip": whole["vox2_test"]}
+    joined = {
+        "vox1_dev_wav.zip": (list(vox1_parts), whole["vox1_dev"]),
+        "vox2_dev_aac.zip": (list(vox2_parts), whole["vox2_dev"]),
+    }
+    lists = {"veri_test2.txt": TRIALS.encode()}
+    corpora = {"voxceleb": catalogue_entry(archives, joined), "voxceleb_trials": catalogue_entry(lists)}
+    return Published(archives | lists, corpora)
+
+
+def prepare(source: PlayedSource, published: Published, folder: Path, *arguments: object) -> int:
+    table = write_catalogue(folder.parent / "catalogue.yaml", source.address, published.corpora)
+    common = ("--save_path", folder, "--catalogue", table, "--jobs", 2, "--timeout", 5)
+    return run_data_prep("voxceleb", *common, *arguments)
+
+
+def audio(folder: Path) -> dict[str, bytes]:
+    suffixes = {".wav", ".flac", ".m4a"}
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.suffix in suffixes}
+
+
+def test_from_nothing_to_lists_in_one_command(tmp_path, published):
+    folder = tmp_path / "data"
+    with played_source(published.files) as source:
+        assert prepare(source, published, folder, "--all") == 0
+        asked = sum(source.requests.values())
+        first = audio(folder)
+        assert prepare(source, published, folder, "--all") == 0
+        assert sum(source.requests.values()) == asked, "a second run asks for nothing"
+    assert audio(folder) == first
+    training = read_training_list(folder / "lists" / "vox2_dev_list.txt")
+    assert (len(training), len(training.speakers)) == (12, 4)
+    root = folder / "voxceleb2" / "dev" / "wav"
+    for name in training.paths:
+        info = audio_info(root / name)
+        assert (info.sample_rate, info.num_channels) == (16000, 1)
+        assert abs(info.seconds - 1.0) < 0.1
+    both = read_training_list(folder / "lists" / "vox1_vox2_dev_list.txt")
+    assert len(both) == 21
+    assert all((folder / name).is_file() for name in both.paths)
+    trials = read_trials(folder / "lists" / "veri_test2.txt")
+    assert all((folder / "voxceleb1" / "wav" / name).is_file() for name in trials.names)
+    assert not list(folder.glob("*part*")), "the parts are gone once the whole is verified"
+    assert "0 broken" in (folder / "summary.txt").read_text()
+
+
+def test_step_by_step_as_voxceleb_trainer_does_it(tmp_path, published):
+    folder = tmp_path / "data"
+    with played_source(published.files) as source:
+        for step in ("--download", "--concatenate", "--extract", "--convert"):
+            assert prepare(source, published, folder, step) == 0
+    assert len(list((folder / "voxceleb2/dev/wav").rglob("*.wav"))) == 12
+    assert len(list((folder / "voxceleb2/dev/aac").rglob("*.m4a"))) == 12
+    assert len(list((folder / "voxceleb1/dev/wav").rglob("*.wav"))) == 9
+    assert len(list((folder / "voxceleb1/test/wav").rglob("*.wav"))) == 2
+
+
+def test_archives_that_the_user_has_are_not_fetched(tmp_path, published):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name, content in published.files.items():
+        if not name.endswith(".txt"):
+            (folder / name).write_bytes(content)
+    (tmp_path / "brought").mkdir()
+    (tmp_path / "brought" / "veri_test2.txt").write_text(TRIALS)
+    with played_source({}) as source:
+        assert prepare(source, published, folder, "--all", "--lists_from", tmp_path / "brought") == 0
+        assert not source.requests
+
+
+def test_flac_and_removed_originals(tmp_path, published):
+    folder = tmp_path / "data"
+    with played_source(published.files) as source:
+        options = ("--subsets", "vox2_dev", "--format", "flac", "--remove_originals")
+        assert prepare(source, published, folder, "--all", *options) == 0
+        assert not list(folder.rglob("*.m4a"))
+        assert len(list((folder / "voxceleb2/dev/flac").rglob("*.flac"))) == 12
+        assert len(read_training_list(folder / "lists" / "vox2_dev_list.txt")) == 12
+
+
+def test_what_is_missing_gives_a_non_zero_exit_and_is_listed(tmp_path, published):
+    folder = tmp_path / "data"
+    files = {name: content for name, content in published.files.items() if name != "vox1_dev_wav_partab"}
+    with played_source(files) as source:
+        assert prepare(source, published, folder, "--download", "--concatenate", "--extract") == 1
+    assert "vox1_dev_wav_partab" in (folder / "broken_download.txt").read_text()
+    assert "vox1_dev_wav_partab" in (folder / "broken_concatenate.txt").read_text()
+    assert "vox1_dev_wav.zip" in (folder / "broken_extract.txt").read_text()
+    assert len(list((folder / "voxceleb2/dev/aac").rglob("*.m4a"))) == 12, "the other archives are done"
+
+
+def test_no_step_and_no_ffmpeg_are_told_at_once(tmp_path, published, monkeypatch, caplog):
+    with played_source(published.files) as source:
+        assert prepare(source, published, tmp_path / "data") == 1
+        monkeypatch.setenv("SPEAKERNET_FFMPEG", "/nowhere/ffmpeg")
+        assert prepare(source, published, tmp_path / "data", "--all") == 1
+        assert not source.requests, "ffmpeg is looked for before the download, not after"
