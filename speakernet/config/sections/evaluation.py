@@ -23,7 +23,7 @@ class EvaluationSection:
     num_crops: int = 10
     """Evenly spaced crops of each utterance."""
     embedding: Literal["auto", "crops", "whole", "both"] = "auto"
-    """What is embedded; auto: crops, or the whole utterance where eval_frames is 0; both: the mean of the two scores."""
+    """What is embedded; auto: crops, or whole utterances where eval_frames is 0; both: the mean of the two scores."""
     score: Literal["cosine", "mean_distance"] = "cosine"
     """cosine of the mean embeddings, or minus the mean distance over all pairs of crops (voxceleb_trainer's)."""
     batch_size: int = 64
@@ -53,7 +53,7 @@ class EvaluationSection:
     cohort_list: str = ""
     """List of the cohort, `speaker path` a line; empty: the training list. A speaker's utterances are averaged."""
     cohort_path: str = ""
-    """Folder or packed corpus of the cohort's audio; empty: train_path for the training list, else beside cohort_list."""
+    """Audio of the cohort; empty: train_path for the training list, else the folder of cohort_list."""
     cohort_size: int = 300
     """The nearest cohort members that adaptive s-norm takes (all where the cohort is smaller)."""
     cohort_utterances: int = 10

@@ -1,0 +1,247 @@
+"""From utterances to embeddings: each utterance once, read by threads ahead of the network, batched across utterances.
+
+Crops are cut as voxceleb_trainer cuts them (evenly spaced, short utterances wrapped around); crops of one utterance
+that start at the same sample are embedded once. Whole utterances go in buckets of like length with their lengths, so
+that the answer is that of one by one. The processes of a distributed run share the work.
+"""
+
+import contextlib
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from speakernet import distributed
+from speakernet.data.audio import AudioError, wrap_to_length
+from speakernet.data.lists import StringTable
+from speakernet.data.sources import AudioSource
+
+logger = logging.getLogger(__name__)
+
+HOP_SECONDS, WINDOW_EXTRA_SECONDS = 0.010, 0.015
+"""A crop of T frames has T hops and what the last 25 ms window needs beyond its hop."""
+MAX_BATCH_SECONDS_EACH = 4.0
+"""A batch of whole utterances holds no more padded audio than batch_size crops of this length."""
+MIN_WHOLE_SECONDS = 0.5
+"""Whole utterances shorter than this are wrapped around: networks need some frames to pool over."""
+READ_AHEAD_UTTERANCES = 64
+MAX_NAMED = 10
+
+
+class EmbeddingNet(Protocol):
+    """What is needed of a network: SpeakerNet, or anything like it."""
+
+    sample_rate: int
+
+    def embed(self, waveforms: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """(batch, samples) in -1..1 and (batch,) samples -> (batch, dim)."""
+
+
+def crop_samples(frames: int, sample_rate: int = 16000) -> int:
+    """Samples of a crop of so many frames.
+
+    >>> crop_samples(400)
+    64240
+    """
+    return round(frames * HOP_SECONDS * sample_rate) + round(WINDOW_EXTRA_SECONDS * sample_rate)
+
+
+def crop_starts(num_samples: int, length: int, num_crops: int) -> np.ndarray:
+    """First samples of evenly spaced crops, int64 (crops,); an utterance that is too short counts as length + 1.
+
+    >>> crop_starts(100, 40, 3).tolist()
+    [0, 30, 60]
+    """
+    available = num_samples if num_samples > length else length + 1
+    return np.linspace(0, available - length, num=num_crops).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What an utterance gives the network: different waveforms, and which of them each of its columns takes.
+
+    Attributes:
+        row: of the list of names.
+        waveforms: (waveforms, samples) float32.
+        columns: (crops,) row of `waveforms` for each crop.
+    """
+
+    row: int
+    waveforms: np.ndarray
+    columns: np.ndarray
+
+
+Transform = Callable[[np.ndarray, int], np.ndarray]
+
+
+def embed_utterances(
+    net: EmbeddingNet,
+    source: AudioSource,
+    names: StringTable | Sequence[str],
+    *,
+    eval_frames: int = 400,
+    num_crops: int = 10,
+    batch_size: int = 64,
+    num_workers: int = 4,
+    device: torch.device | str = "cpu",
+    autocast: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
+    transform: Transform | None = None,
+    description: str = "Embedding",
+) -> np.ndarray:
+    """Embeddings of all named utterances.
+
+    Args:
+        net: the network; `embed` puts it into evaluation mode and inference mode itself.
+        source: where the audio lies.
+        names: utterances, each once.
+        eval_frames: length of a crop in frames of 10 ms; 0 embeds whole utterances.
+        num_crops: crops of each utterance (a whole utterance is one).
+        batch_size: waveforms in a batch.
+        num_workers: reading threads.
+        device: where the waveforms go.
+        autocast: gives the context that the network runs in.
+        transform: (samples of the whole utterance, row) -> samples, before cropping (the robustness sweep).
+        description: for the progress bar.
+
+    Returns:
+        (utterances, crops, dim) float32, in the order of the names, on every rank.
+
+    Raises:
+        AudioError: naming up to ten utterances that cannot be read; one that holds no samples or NaN.
+    """
+    table = names if isinstance(names, StringTable) else StringTable.from_strings(names)
+    num_workers = max(1, num_workers)
+    order = np.argsort(checked_lengths(source, table, num_workers), kind="stable")
+    mine = order[distributed.rank() :: distributed.world_size()]
+    length = crop_samples(eval_frames, net.sample_rate) if eval_frames else 0
+
+    def read(row: int) -> Piece:
+        waveform = read_checked(source, table[row])
+        if transform is not None:
+            waveform = transform(waveform, row)
+        return _crops(waveform, row, length, num_crops) if length else _whole(waveform, row, net.sample_rate)
+
+    num_columns = num_crops if length else 1
+    values: np.ndarray | None = None
+    position = {int(row): index for index, row in enumerate(mine)}
+    progress = tqdm(total=len(mine), desc=description, unit="utt", disable=not distributed.is_main(), leave=False)
+    with ThreadPoolExecutor(num_workers) as pool, progress:
+        for batch in _batches(_ahead(pool, read, mine), batch_size, net.sample_rate):
+            waveforms, lengths = _padded([piece.waveforms[index] for piece, index in batch])
+            with autocast():
+                embedded = net.embed(waveforms.to(device), None if lengths is None else lengths.to(device))
+            embedded = embedded.float().cpu()
+            if values is None:
+                values = np.empty((len(mine), num_columns, embedded.shape[1]), dtype=np.float32)
+            for (piece, index), embedding in zip(batch, embedded.numpy(), strict=True):
+                values[position[piece.row], piece.columns == index] = embedding
+                progress.update(index == len(piece.waveforms) - 1)
+    return _gather(mine, values, len(table))
+
+
+def read_checked(source: AudioSource, name: str) -> np.ndarray:
+    """A whole utterance, (samples,) float32.
+
+    Raises:
+        AudioError: it cannot be read, holds no samples, or NaN.
+    """
+    waveform = source.read(name)
+    if not len(waveform):
+        raise AudioError(f"{name}: holds no samples")
+    if not np.isfinite(waveform).all():
+        raise AudioError(f"{name}: holds NaN or infinite samples")
+    return waveform
+
+
+def checked_lengths(source: AudioSource, names: StringTable, num_threads: int) -> np.ndarray:
+    """Samples of each utterance, int64 (utterances,), read from headers.
+
+    Raises:
+        AudioError: utterances that are missing or cannot be read, the first ten by name, and how many there are.
+    """
+    lookup = source.lookup(names, num_threads)
+    if lookup.problems:
+        rows = sorted(lookup.problems)
+        shown = "; ".join(f"{names[row]}: {lookup.problems[row]}" for row in rows[:MAX_NAMED])
+        raise AudioError(
+            f"{len(rows)} of {len(names)} utterances cannot be read from {source.root}: {shown}"
+            f"{' …' if len(rows) > MAX_NAMED else ''}"
+        )
+    return np.asarray(lookup.num_samples)
+
+
+def _crops(waveform: np.ndarray, row: int, length: int, num_crops: int) -> Piece:
+    starts = crop_starts(len(waveform), length, num_crops)
+    if len(waveform) <= length:
+        waveform = wrap_to_length(waveform, length + 1)
+    different, columns = np.unique(starts, return_inverse=True)
+    return Piece(row, np.stack([waveform[start : start + length] for start in different]), columns)
+
+
+def _whole(waveform: np.ndarray, row: int, sample_rate: int) -> Piece:
+    shortest = round(MIN_WHOLE_SECONDS * sample_rate)
+    if len(waveform) < shortest:
+        waveform = wrap_to_length(waveform, shortest)
+    return Piece(row, waveform[None, :], np.zeros(1, dtype=np.int64))
+
+
+def _ahead(pool: ThreadPoolExecutor, read: Callable[[int], Piece], rows: np.ndarray) -> Iterator[Piece]:
+    """Pieces in order, with reading a bounded number of utterances ahead."""
+    waiting = iter(rows.tolist())
+    futures = [pool.submit(read, row) for row in itertools.islice(waiting, READ_AHEAD_UTTERANCES)]
+    while futures:
+        piece = futures.pop(0).result()
+        futures += [pool.submit(read, row) for row in itertools.islice(waiting, 1)]
+        yield piece
+
+
+def _batches(pieces: Iterable[Piece], batch_size: int, sample_rate: int) -> Iterator[list[tuple[Piece, int]]]:
+    """Lists of (piece, waveform of it): at most batch_size waveforms and a bounded amount of padded audio."""
+    budget = batch_size * MAX_BATCH_SECONDS_EACH * sample_rate
+    batch: list[tuple[Piece, int]] = []
+    longest = 0
+    for piece in pieces:
+        for index in range(len(piece.waveforms)):
+            longest = max(longest, piece.waveforms.shape[1])
+            is_full = len(batch) >= batch_size or (len(batch) + 1) * longest > max(budget, longest)
+            if batch and is_full:
+                yield batch
+                batch, longest = [], piece.waveforms.shape[1]
+            batch.append((piece, index))
+    if batch:
+        yield batch
+
+
+def _padded(waveforms: list[np.ndarray]) -> tuple[Tensor, Tensor | None]:
+    """One zero-padded tensor, and the lengths where they differ."""
+    lengths = np.array([len(waveform) for waveform in waveforms])
+    if (lengths == lengths[0]).all():
+        return torch.from_numpy(np.stack(waveforms)), None
+    padded = np.zeros((len(waveforms), int(lengths.max())), dtype=np.float32)
+    for row, waveform in enumerate(waveforms):
+        padded[row, : len(waveform)] = waveform
+    return torch.from_numpy(padded), torch.from_numpy(lengths)
+
+
+def _gather(mine: np.ndarray, values: np.ndarray | None, num_utterances: int) -> np.ndarray:
+    """The embeddings of all ranks in the order of the names."""
+    shares = [share for share in distributed.gather_objects((mine, values)) if share[1] is not None]
+    if not shares:
+        return np.empty((0, 1, 0), dtype=np.float32)
+    first = shares[0][1]
+    assert first is not None
+    if len(shares) == 1 and len(shares[0][0]) == num_utterances:
+        inverse = np.empty(num_utterances, dtype=np.int64)
+        inverse[mine] = np.arange(num_utterances)
+        return first[inverse]
+    result = np.empty((num_utterances, *first.shape[1:]), dtype=np.float32)
+    for rows, share in shares:
+        result[rows] = share
+    return result

@@ -1,0 +1,363 @@
+"""Error rates and detection costs from scores and labels: pure functions of arrays, one sort for all of them.
+
+`ErrorRates` holds, for every distinct threshold, how many targets are missed and non-targets accepted; each metric is
+a short function of it. The convex hull of the same points (the ROC convex hull) gives min Cllr and one of
+the definitions of the EER. Nothing here knows files, lists or embeddings.
+
+Accept means `score >= threshold`; equal scores are accepted or rejected together.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+MAX_NAMED = 10
+# Passes that drop points below their neighbours' chord before the exact loop takes over; each drops about half.
+HULL_PASSES = 60
+
+
+@dataclass(frozen=True)
+class OperatingPoint:
+    """A threshold with the error rates at it; rates are shares between 0 and 1."""
+
+    threshold: float
+    miss: float
+    false_accept: float
+
+
+@dataclass(frozen=True)
+class ErrorRates:
+    """Errors at every distinct threshold, ascending, ended by +infinity (all rejected).
+
+    Attributes:
+        thresholds: (points,) float64.
+        misses: targets below each threshold, (points,); counts, or sums of weights.
+        false_accepts: non-targets at or above each threshold, (points,).
+        num_targets: all targets.
+        num_nontargets: all non-targets.
+    """
+
+    thresholds: np.ndarray
+    misses: np.ndarray
+    false_accepts: np.ndarray
+    num_targets: float
+    num_nontargets: float
+
+    @cached_property
+    def miss_rates(self) -> np.ndarray:
+        """Share of targets missed at each threshold."""
+        return self.misses / self.num_targets
+
+    @cached_property
+    def false_accept_rates(self) -> np.ndarray:
+        """Share of non-targets accepted at each threshold."""
+        return self.false_accepts / self.num_nontargets
+
+    @cached_property
+    def hull(self) -> np.ndarray:
+        """Rows of the points on the lower convex hull of (false accepts, misses), ascending thresholds."""
+        return _lower_hull(self.false_accepts.astype(np.int64), self.misses.astype(np.int64))
+
+
+def check_trials(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Scores as float64 and labels as bool, both (trials,).
+
+    Raises:
+        ValueError: NaN scores (the first ten rows are named), other lengths, no targets or no non-targets.
+    """
+    scores = np.asarray(scores, dtype=np.float64)
+    labels = np.asarray(labels).astype(bool)
+    if scores.shape != labels.shape or scores.ndim != 1:
+        raise ValueError(f"{scores.shape} scores for {labels.shape} labels; expected one label for each score")
+    check_no_nan(scores)
+    num_targets = int(np.count_nonzero(labels))
+    if num_targets in (0, len(labels)):
+        missing = "target" if num_targets == 0 else "non-target"
+        raise ValueError(f"none of the {len(labels)} trials is a {missing} trial; error rates need both kinds")
+    return scores, labels
+
+
+def check_no_nan(scores: np.ndarray) -> None:
+    """Refuse scores that are not numbers.
+
+    Raises:
+        ValueError: naming the first ten rows, counted from 1.
+    """
+    rows = np.flatnonzero(np.isnan(scores))
+    if len(rows):
+        named = ", ".join(str(row + 1) for row in rows[:MAX_NAMED])
+        more = " …" if len(rows) > MAX_NAMED else ""
+        raise ValueError(f"{len(rows)} of {len(scores)} scores are NaN: trials {named}{more}")
+
+
+def error_rates(scores: np.ndarray, labels: np.ndarray) -> ErrorRates:
+    """Errors at every distinct threshold, from one sort.
+
+    Args:
+        scores: (trials,), higher means more alike.
+        labels: (trials,), 1 or true for targets.
+
+    Raises:
+        ValueError: NaN scores, no targets or no non-targets.
+
+    >>> rates = error_rates(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1]))
+    >>> rates.misses.tolist(), rates.false_accepts.tolist()
+    ([0, 0, 1, 1, 2], [2, 1, 1, 0, 0])
+    """
+    scores, labels = check_trials(scores, labels)
+    order = np.argsort(scores)
+    ascending = scores[order]
+    targets_below = np.concatenate([[0], np.cumsum(labels[order], dtype=np.int64)])
+    starts = group_starts(ascending)
+    ends = np.append(starts, len(scores))
+    misses = targets_below[ends]
+    num_targets = int(targets_below[-1])
+    false_accepts = (len(scores) - num_targets) - (ends - misses)
+    thresholds = np.append(ascending[starts], np.inf)
+    return ErrorRates(thresholds, misses, false_accepts, num_targets, len(scores) - num_targets)
+
+
+def group_starts(ascending: np.ndarray) -> np.ndarray:
+    """Where each run of equal values starts in a sorted array."""
+    is_start = np.empty(len(ascending), dtype=bool)
+    is_start[:1] = True
+    np.not_equal(ascending[1:], ascending[:-1], out=is_start[1:])
+    return np.flatnonzero(is_start)
+
+
+def eer(scores: np.ndarray, labels: np.ndarray) -> float:
+    """Equal error rate in percent, where the miss rate and the false-accept rate cross.
+
+    The two rates are step functions of the threshold; between the two neighbouring thresholds at which the sign of
+    their difference changes, both are interpolated linearly.
+
+    >>> eer(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1]))
+    50.0
+    """
+    return 100 * equal_error_point(error_rates(scores, labels)).miss
+
+
+def equal_error_point(rates: ErrorRates) -> OperatingPoint:
+    """The crossing of the two rates, with the threshold next to it."""
+    miss, false_accept = rates.miss_rates, rates.false_accept_rates
+    # The difference never falls with the threshold: it starts at -1 (all accepted) and ends at 1 (all rejected).
+    after = int(np.searchsorted(miss - false_accept, 0.0))
+    return _interpolated_crossing(rates.thresholds, miss, false_accept, after)
+
+
+def _interpolated_crossing(
+    thresholds: np.ndarray, miss: np.ndarray, false_accept: np.ndarray, after: int
+) -> OperatingPoint:
+    before = max(after - 1, 0)
+    gap_before, gap_after = miss[before] - false_accept[before], miss[after] - false_accept[after]
+    share = 1.0 if gap_after == gap_before else -gap_before / (gap_after - gap_before)
+    rate = miss[before] + share * (miss[after] - miss[before])
+    threshold = thresholds[after] if np.isfinite(thresholds[after]) else thresholds[before]
+    return OperatingPoint(float(threshold), float(rate), float(rate))
+
+
+def eer_convex_hull(scores: np.ndarray, labels: np.ndarray) -> float:
+    """Equal error rate in percent on the convex hull of the ROC (ROCCH-EER): never above `eer` of the raw curve.
+
+    Source: Brümmer and de Villiers, The BOSARIS Toolkit user guide, 2011, section 3.
+
+    >>> eer_convex_hull(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1]))
+    25.0
+    """
+    return hull_eer_percent(error_rates(scores, labels))
+
+
+def hull_eer_percent(rates: ErrorRates) -> float:
+    """ROCCH-EER in percent of error rates that are there already."""
+    miss, false_accept = rates.miss_rates[rates.hull], rates.false_accept_rates[rates.hull]
+    after = int(np.searchsorted(miss - false_accept, 0.0))
+    return 100 * _interpolated_crossing(rates.thresholds[rates.hull], miss, false_accept, after).miss
+
+
+def eer_voxceleb_trainer(scores: np.ndarray, labels: np.ndarray) -> float:
+    """The figure that voxceleb_trainer prints as EER, in percent: the larger rate where the two are nearest.
+
+    It looks at the corners of the ROC only (its scikit-learn call drops points between two equal steps), from the
+    highest threshold down, and takes the first of equally near points.
+
+    >>> eer_voxceleb_trainer(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1]))
+    50.0
+    """
+    return voxceleb_trainer_eer_percent(error_rates(scores, labels))
+
+
+def voxceleb_trainer_eer_percent(rates: ErrorRates) -> float:
+    """voxceleb_trainer's EER in percent of error rates that are there already."""
+    # Descending thresholds without the all-rejected point, as that tool counts them.
+    accepted_targets = (rates.num_targets - rates.misses)[-2::-1]
+    accepted_nontargets = rates.false_accepts[-2::-1]
+    if len(accepted_targets) > 2:
+        is_corner = (np.diff(accepted_targets, 2) != 0) | (np.diff(accepted_nontargets, 2) != 0)
+        kept = np.concatenate([[True], is_corner, [True]])
+        accepted_targets, accepted_nontargets = accepted_targets[kept], accepted_nontargets[kept]
+    true_accept = np.concatenate([[0], accepted_targets]) / accepted_targets[-1]
+    false_accept = np.concatenate([[0], accepted_nontargets]) / accepted_nontargets[-1]
+    miss = 1 - true_accept
+    nearest = int(np.argmin(np.abs(miss - false_accept)))
+    return 100 * float(max(miss[nearest], false_accept[nearest]))
+
+
+def min_dcf(
+    scores: np.ndarray, labels: np.ndarray, target_prior: float, c_miss: float = 1.0, c_fa: float = 1.0
+) -> float:
+    """Minimum of the detection cost over all thresholds, divided by the cost of the better blind decision.
+
+    Source: NIST 2016 speaker recognition evaluation plan, equations 2 to 4.
+
+    >>> min_dcf(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1]), 0.5)
+    0.5
+    """
+    return min_dcf_point(error_rates(scores, labels), target_prior, c_miss, c_fa)[0]
+
+
+def min_dcf_point(
+    rates: ErrorRates, target_prior: float, c_miss: float = 1.0, c_fa: float = 1.0
+) -> tuple[float, OperatingPoint]:
+    """Normalised minimum detection cost and the point where it is reached."""
+    costs = c_miss * target_prior * rates.miss_rates + c_fa * (1 - target_prior) * rates.false_accept_rates
+    best = int(np.argmin(costs))
+    return float(costs[best] / default_cost(target_prior, c_miss, c_fa)), point_at(rates, best)
+
+
+def default_cost(target_prior: float, c_miss: float = 1.0, c_fa: float = 1.0) -> float:
+    """Cost of accepting all or rejecting all, whichever is cheaper."""
+    return min(c_miss * target_prior, c_fa * (1 - target_prior))
+
+
+def point_at(rates: ErrorRates, row: int) -> OperatingPoint:
+    """The operating point of a row of the error rates."""
+    return OperatingPoint(
+        float(rates.thresholds[row]), float(rates.miss_rates[row]), float(rates.false_accept_rates[row])
+    )
+
+
+def point_at_threshold(rates: ErrorRates, threshold: float) -> OperatingPoint:
+    """The error rates when a given threshold is used on these scores."""
+    row = int(np.searchsorted(rates.thresholds, threshold))
+    point = point_at(rates, min(row, len(rates.thresholds) - 1))
+    return OperatingPoint(threshold, point.miss, point.false_accept)
+
+
+def point_at_false_accept_rate(rates: ErrorRates, rate: float) -> OperatingPoint:
+    """The lowest threshold whose false-accept rate is not above `rate`."""
+    # False accepts fall with the threshold; the negated array is sorted.
+    row = int(np.searchsorted(-rates.false_accept_rates, -rate))
+    return point_at(rates, row)
+
+
+def act_dcf(llrs: np.ndarray, labels: np.ndarray, target_prior: float, c_miss: float = 1.0, c_fa: float = 1.0) -> float:
+    """Normalised detection cost at the threshold that theory gives for log-likelihood ratios (natural log).
+
+    >>> act_dcf(np.array([-2.0, 1.0, -1.0, 3.0]), np.array([0, 0, 1, 1]), 0.5)
+    1.0
+    """
+    rates = error_rates(llrs, labels)
+    return act_dcf_of(rates, target_prior, c_miss, c_fa)
+
+
+def act_dcf_of(rates: ErrorRates, target_prior: float, c_miss: float = 1.0, c_fa: float = 1.0) -> float:
+    """Actual detection cost of error rates over log-likelihood ratios."""
+    point = point_at_threshold(rates, bayes_threshold(target_prior, c_miss, c_fa))
+    cost = c_miss * target_prior * point.miss + c_fa * (1 - target_prior) * point.false_accept
+    return cost / default_cost(target_prior, c_miss, c_fa)
+
+
+def bayes_threshold(target_prior: float, c_miss: float = 1.0, c_fa: float = 1.0) -> float:
+    """The log-likelihood ratio above which accepting is the cheaper decision."""
+    return float(np.log(c_fa * (1 - target_prior)) - np.log(c_miss * target_prior))
+
+
+def cllr(llrs: np.ndarray, labels: np.ndarray) -> float:
+    """Cost of log-likelihood ratios in bits: 0 perfect, 1 that of saying nothing.
+
+    Source: Brümmer and du Preez, Application-independent evaluation of speaker detection, 2006, equation 17.
+
+    >>> cllr(np.zeros(4), np.array([0, 0, 1, 1]))
+    1.0
+    """
+    llrs, labels = check_trials(llrs, labels)
+    target_cost = np.logaddexp(0, -llrs[labels]).mean()
+    nontarget_cost = np.logaddexp(0, llrs[~labels]).mean()
+    return float((target_cost + nontarget_cost) / (2 * np.log(2)))
+
+
+def min_cllr(scores: np.ndarray, labels: np.ndarray) -> float:
+    """Cllr after the best monotonic calibration of these very scores (pool adjacent violators), in bits.
+
+    >>> min_cllr(np.array([0.1, 0.2, 0.7, 0.8]), np.array([0, 0, 1, 1]))
+    0.0
+    """
+    return min_cllr_of(error_rates(scores, labels))
+
+
+def min_cllr_of(rates: ErrorRates) -> float:
+    """Min Cllr of error rates that are there already; each edge of the ROC convex hull is one pool."""
+    pooled_targets = np.diff(rates.misses[rates.hull]) / rates.num_targets
+    pooled_nontargets = -np.diff(rates.false_accepts[rates.hull]) / rates.num_nontargets
+    with np.errstate(divide="ignore"):
+        llrs = np.log(pooled_targets) - np.log(pooled_nontargets)
+    # A pool of one kind has an infinite ratio and costs nothing: 0 x infinity must not become NaN.
+    mixed = np.isfinite(llrs)
+    cost = pooled_targets[mixed] @ np.logaddexp(0, -llrs[mixed])
+    cost += pooled_nontargets[mixed] @ np.logaddexp(0, llrs[mixed])
+    return float(cost / (2 * np.log(2)))
+
+
+def area_under_roc(rates: ErrorRates) -> float:
+    """Probability that a random target scores above a random non-target, ties counted half.
+
+    >>> area_under_roc(error_rates(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1])))
+    0.75
+    """
+    steps = -np.diff(rates.false_accept_rates)
+    hit = 1 - rates.miss_rates
+    return float(steps @ (hit[:-1] + hit[1:]) / 2)
+
+
+def det_points(rates: ErrorRates, max_points: int = 2000) -> tuple[np.ndarray, np.ndarray]:
+    """False-accept and miss rates for a DET curve, thinned evenly along the curve in normal-deviate scale.
+
+    Returns:
+        Two arrays (points,), only points where both rates lie strictly between 0 and 1.
+    """
+    false_accept, miss = rates.false_accept_rates, rates.miss_rates
+    inside = (false_accept > 0) & (false_accept < 1) & (miss > 0) & (miss < 1)
+    false_accept, miss = false_accept[inside], miss[inside]
+    if len(miss) <= max_points:
+        return false_accept, miss
+    # The logit is near enough to the normal deviate for spacing.
+    position = np.log(miss / (1 - miss)) - np.log(false_accept / (1 - false_accept))
+    kept = np.unique(np.searchsorted(position, np.linspace(position[0], position[-1], max_points)))
+    kept = np.minimum(kept, len(miss) - 1)
+    return false_accept[kept], miss[kept]
+
+
+def _lower_hull(false_accepts: np.ndarray, misses: np.ndarray) -> np.ndarray:
+    """Rows of the lower hull; false accepts fall and misses rise along them; whole numbers, so it is exact."""
+    rows = np.arange(len(misses))
+    for _ in range(HULL_PASSES):
+        above = _is_above_chord(false_accepts[rows], misses[rows])
+        if not above.any():
+            return rows
+        rows = rows[~above]
+    hull: list[int] = []
+    for row in rows.tolist():
+        while len(hull) >= 2 and _is_above_chord(false_accepts[[*hull[-2:], row]], misses[[*hull[-2:], row]])[1]:
+            hull.pop()
+        hull.append(row)
+    return np.array(hull)
+
+
+def _is_above_chord(false_accepts: np.ndarray, misses: np.ndarray) -> np.ndarray:
+    """Whether each point lies on or above the line between its two neighbours (then no hull needs it)."""
+    step_x, step_y = -np.diff(false_accepts), np.diff(misses)
+    above = np.zeros(len(misses), dtype=bool)
+    # Slopes of a lower hull, walked from many false accepts to none, only grow.
+    above[1:-1] = step_y[:-1] * step_x[1:] >= step_y[1:] * step_x[:-1]
+    return above
