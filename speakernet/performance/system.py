@@ -1,0 +1,278 @@
+"""What this machine is and how torch is set on it: facts for the log and the results, settings with their reasons.
+
+Knows nothing of models or data. Settings are process-wide, so they are applied once, by whoever starts the run.
+"""
+
+import contextlib
+import functools
+import importlib.metadata
+import logging
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, ParamSpec, TypeVar
+
+import psutil
+import torch
+
+from speakernet.files import human_bytes
+
+logger = logging.getLogger(__name__)
+
+PACKAGES = ("speakernet", "torch", "torchaudio", "numpy", "scipy", "soundfile")
+ATTENTION_SWITCHES = {
+    "flash": "enable_flash_sdp",
+    "efficient": "enable_mem_efficient_sdp",
+    "math": "enable_math_sdp",
+    "cudnn": "enable_cudnn_sdp",
+}
+SAMPLE_SECONDS = 0.01
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class AppliedSetting:
+    """One setting of torch: its name, what it is now, and why."""
+
+    name: str
+    value: Any
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name} = {self.value} ({self.reason})"
+
+
+def system_info() -> dict[str, Any]:
+    """Versions, processor, memory and GPUs as plain values, as `results.json` and the report keep them."""
+    memory = psutil.virtual_memory()
+    info: dict[str, Any] = {
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in PACKAGES},
+        "cpu": _cpu_name(),
+        "cpu_cores": available_cores(),
+        "memory_bytes": int(memory.total),
+        "gpus": [],
+    }
+    if torch.cuda.is_available():
+        info["cuda"] = torch.version.cuda
+        info["gpus"] = [
+            {"name": properties.name, "memory_bytes": int(properties.total_memory)}
+            for properties in map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+        ]
+    return info
+
+
+def log_system_info() -> dict[str, Any]:
+    """Write the machine's facts to the log in two lines and return them."""
+    info = system_info()
+    versions = ", ".join(f"{name} {version}" for name, version in info["versions"].items() if version)
+    gpus = ", ".join(f"{gpu['name']} ({human_bytes(gpu['memory_bytes'])})" for gpu in info["gpus"]) or "no GPU"
+    logger.info("python %s, %s", info["python"], versions)
+    logger.info(
+        "%s, %d cores, %s of memory; %s", info["cpu"], info["cpu_cores"], human_bytes(info["memory_bytes"]), gpus
+    )
+    return info
+
+
+def performance_info() -> dict[str, Any]:
+    """How torch is set at this moment, as plain values."""
+    return {
+        "threads": torch.get_num_threads(),
+        "interop_threads": torch.get_num_interop_threads(),
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "process_memory_bytes": process_memory_bytes(),
+    }
+
+
+def log_performance_info() -> dict[str, Any]:
+    """Write torch's settings to the log in one line and return them."""
+    info = performance_info()
+    shown = {**info, "process_memory_bytes": human_bytes(info["process_memory_bytes"])}
+    logger.info("torch: %s", ", ".join(f"{name} {value}" for name, value in shown.items()))
+    return info
+
+
+def optimize_torch_settings(
+    *,
+    deterministic: bool = False,
+    cudnn_benchmark: bool | Literal["auto"] = "auto",
+    tf32: bool = True,
+    threads: int = 0,
+    interop_threads: int = 0,
+    attention: Sequence[str] = (),
+    memory_fraction: float = 0.0,
+) -> list[AppliedSetting]:
+    """Set torch for speed, or for the same bits every time, and say what was applied and why.
+
+    Args:
+        deterministic: only operations that repeat bit for bit.
+        cudnn_benchmark: let cuDNN time its algorithms; auto: unless deterministic.
+        tf32: TensorFloat-32 for float32 products on GPUs that have it.
+        threads: threads inside an operation; 0 leaves torch's choice.
+        interop_threads: threads between operations; 0 leaves torch's choice.
+        attention: attention kernels allowed on a GPU (flash, efficient, math, cudnn); empty allows all.
+        memory_fraction: share of the GPU's memory this process may take; 0 for no bound.
+
+    Returns:
+        Every setting that was applied, or asked for and without effect here, each with its reason.
+    """
+    applied = [_set_determinism(deterministic), *_set_threads(threads, interop_threads)]
+    if not torch.cuda.is_available():
+        asked = {
+            "attention": list(attention),
+            "memory_fraction": memory_fraction,
+            "cudnn_benchmark": cudnn_benchmark is True,
+        }
+        return applied + [
+            AppliedSetting(name, "no effect", "there is no GPU") for name, value in asked.items() if value
+        ]
+    benchmark = not deterministic if cudnn_benchmark == "auto" else bool(cudnn_benchmark)
+    torch.backends.cudnn.benchmark = benchmark
+    applied.append(AppliedSetting("cudnn_benchmark", benchmark, "crops have few lengths" if benchmark else "asked for"))
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = tf32
+    applied.append(AppliedSetting("tf32", tf32, "float32 products with 10 bits of mantissa" if tf32 else "asked for"))
+    if attention:
+        for name, switch in ATTENTION_SWITCHES.items():
+            getattr(torch.backends.cuda, switch)(name in attention)
+        applied.append(AppliedSetting("attention", list(attention), "asked for"))
+    if memory_fraction:
+        torch.cuda.set_per_process_memory_fraction(memory_fraction)
+        applied.append(AppliedSetting("memory_fraction", memory_fraction, "asked for"))
+    return applied
+
+
+def available_cores() -> int:
+    """Processor cores that this process may use (containers and taskset can leave it fewer than the machine has)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def process_memory_bytes() -> int:
+    """Memory of this process in RAM now (resident set size)."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def free_device_cache(device: torch.device) -> None:
+    """Give cached blocks back to the GPU between training and evaluation, whose tensors have other shapes."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+@contextlib.contextmanager
+def timed(name: str) -> Iterator[None]:
+    """Log how long the block took.
+
+    >>> with timed("adding"):
+    ...     total = 1 + 1
+    """
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        logger.info("%s took %.2f s", name, time.perf_counter() - start)
+
+
+def log_time(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator: log how long each call took, by the function's name."""
+
+    @functools.wraps(function)
+    def wrapper(*arguments: P.args, **options: P.kwargs) -> R:
+        with timed(function.__qualname__):
+            return function(*arguments, **options)
+
+    return wrapper
+
+
+class MemoryMonitor:
+    """Samples this process's memory in a thread while the block runs.
+
+    Attributes:
+        start_bytes: resident memory at the beginning.
+        peak_bytes: the most that was seen.
+    """
+
+    def __init__(self, sample_seconds: float = SAMPLE_SECONDS, read: Callable[[], int] = process_memory_bytes) -> None:
+        self._sample_seconds = sample_seconds
+        self._read = read
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self.start_bytes = self.peak_bytes = 0
+
+    def __enter__(self) -> "MemoryMonitor":
+        self.start_bytes = self.peak_bytes = self._read()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+        self.peak_bytes = max(self.peak_bytes, self._read())
+
+    @property
+    def added_bytes(self) -> int:
+        """How much the peak lies above the beginning."""
+        return self.peak_bytes - self.start_bytes
+
+    def _watch(self) -> None:
+        while not self._stop.wait(self._sample_seconds):
+            self.peak_bytes = max(self.peak_bytes, self._read())
+
+
+def _set_determinism(deterministic: bool) -> AppliedSetting:
+    if deterministic:
+        # cuBLAS reads it when its handle is made, that is before the first product
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(deterministic)
+    torch.backends.cudnn.deterministic = deterministic
+    return AppliedSetting(
+        "deterministic", deterministic, "asked for" if deterministic else "the fastest kernels are used"
+    )
+
+
+def _set_threads(threads: int, interop_threads: int) -> list[AppliedSetting]:
+    applied = []
+    if threads:
+        torch.set_num_threads(threads)
+        applied.append(AppliedSetting("threads", threads, "asked for"))
+    if interop_threads:
+        try:
+            torch.set_num_interop_threads(interop_threads)
+            applied.append(AppliedSetting("interop_threads", interop_threads, "asked for"))
+        except RuntimeError:
+            # torch allows it once, before the first parallel operation
+            now = torch.get_num_interop_threads()
+            applied.append(
+                AppliedSetting("interop_threads", now, "torch has already started; set OMP_NUM_THREADS instead")
+            )
+    return applied
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
