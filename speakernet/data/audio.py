@@ -1,0 +1,280 @@
+"""The only door to audio files: facts from the header, a crop as float32, a file written.
+
+PCM and float WAV are read by seeking to the samples; everything else (FLAC, OGG, MP3, A-law …) goes through soundfile's
+seek. Only the crop is read. Other rates are resampled, several channels mixed down. All positions and lengths handed in
+are in samples of the rate asked for.
+"""
+
+import io
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soundfile
+from scipy.signal import resample_poly
+
+from speakernet.data.riff import RiffError, parse_riff
+from speakernet.files import atomic_write
+
+SAMPLE_RATE = 16_000  # Hz, of everything unless said otherwise
+SAMPLE_BYTES = {"pcm_u8": 1, "pcm_s16": 2, "pcm_s24": 3, "pcm_s32": 4, "float32": 4, "float64": 8}
+WRITABLE = {".wav": "WAV", ".flac": "FLAC"}
+RESAMPLER_REACH = 10  # scipy's default filter reaches this many samples of the slower rate to each side.
+
+
+class AudioError(ValueError):
+    """An audio file that cannot be read; the message names the file and what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class AudioInfo:
+    """What a header says.
+
+    Attributes:
+        num_samples: samples a channel, at the file's own rate.
+        sample_rate: Hz.
+        num_channels: channels, mixed down when read.
+        format: `pcm_s16`, `float32`, … for WAV read directly; else soundfile's name in lower case (`flac`).
+        data_offset: byte at which the samples start; -1 when soundfile decodes the file.
+        is_truncated: the header promises more than the file holds.
+        file_bytes: size of the file when the header was read.
+        modified_ns: its modification time, for noticing a change.
+    """
+
+    num_samples: int
+    sample_rate: int
+    num_channels: int
+    format: str
+    data_offset: int
+    is_truncated: bool
+    file_bytes: int
+    modified_ns: int
+
+    @property
+    def seconds(self) -> float:
+        """Duration."""
+        return self.num_samples / self.sample_rate
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether the samples lie in the file as they are, to be read by seeking."""
+        return self.data_offset >= 0
+
+    def num_samples_at(self, sample_rate: int) -> int:
+        """Samples after resampling to `sample_rate`."""
+        return -(-self.num_samples * sample_rate // self.sample_rate)
+
+
+def audio_info(path: str | Path) -> AudioInfo:
+    """Read a file's header.
+
+    Raises:
+        AudioError: missing, unreadable, or not audio.
+    """
+    try:
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123  pathlib costs as much as the read
+            return info_of_file(file, path)
+    except OSError as error:
+        raise _missing(path, error) from error
+
+
+def info_of_file(file: Any, name: str | Path, status: Any = None) -> AudioInfo:
+    """`audio_info` for an open binary file (a member of an archive, say); `name` is for messages."""
+    if status is None:
+        status = os.fstat(file.fileno())
+    size, modified = status.st_size, status.st_mtime_ns
+    if size == 0:
+        raise AudioError(f"{name}: the file is empty (0 bytes); replace it or take it off the list")
+    try:
+        riff = parse_riff(file, size)
+    except RiffError as error:
+        raise AudioError(f"{name}: broken WAV file: {error}; convert it again from its source") from error
+    if riff is not None:
+        return AudioInfo(
+            riff.num_samples,
+            riff.sample_rate,
+            riff.num_channels,
+            riff.format,
+            riff.data_offset,
+            riff.is_truncated,
+            size,
+            modified,
+        )
+    file.seek(0)
+    try:
+        with soundfile.SoundFile(file) as sound:
+            format_name = str(sound.format).lower()
+            return AudioInfo(sound.frames, sound.samplerate, sound.channels, format_name, -1, False, size, modified)
+    except (soundfile.LibsndfileError, RuntimeError, TypeError) as error:
+        raise AudioError(f"{name}: not a readable audio file ({_reason(error)})") from error
+
+
+def read_audio(
+    path: str | Path, start: int = 0, num_samples: int | None = None, sample_rate: int = SAMPLE_RATE
+) -> np.ndarray:
+    """Read a crop as float32 in -1..1, mono, at `sample_rate`; shape (samples,).
+
+    The crop is cut at the file's end: fewer samples than asked for may come back, `wrap_to_length` fills them up.
+
+    Args:
+        path: the file.
+        start: first sample of the crop, counted at `sample_rate`.
+        num_samples: length of the crop; None reads to the end.
+        sample_rate: Hz wanted.
+
+    Raises:
+        AudioError: missing, not audio, without samples in the crop, or with NaN or infinite samples.
+    """
+    try:
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+            return crop_of_file(file, info_of_file(file, path), path, start, num_samples, sample_rate)
+    except OSError as error:
+        raise _missing(path, error) from error
+
+
+def read_audio_bytes(
+    content: bytes, name: str, start: int = 0, num_samples: int | None = None, sample_rate: int = SAMPLE_RATE
+) -> np.ndarray:
+    """`read_audio` for a whole file that is already in memory; `name` is for messages."""
+    file = io.BytesIO(content)
+    info = info_of_file(file, name, _BytesStatus(len(content)))
+    return crop_of_file(file, info, name, start, num_samples, sample_rate)
+
+
+def crop_of_file(
+    file: Any, info: AudioInfo, name: str | Path, start: int, num_samples: int | None, sample_rate: int
+) -> np.ndarray:
+    """The crop of an open file whose header is known; see `read_audio`."""
+    total = info.num_samples_at(sample_rate)
+    stop = total if num_samples is None else min(total, start + num_samples)
+    if total == 0:
+        raise AudioError(f"{name}: the file holds no samples (header only); convert it again from its source")
+    if start < 0 or stop <= start:
+        raise AudioError(f"{name}: asked for samples {start} to {stop}, but it holds {total} at {sample_rate} Hz")
+    if info.sample_rate == sample_rate:
+        return _read_frames(file, info, name, start, stop - start)
+    # resample_poly keeps sample k * down of the source at sample k * up of the result, so cutting the source at such a
+    # multiple, far enough before the crop, gives the samples that resampling the whole file would give.
+    common = math.gcd(sample_rate, info.sample_rate)
+    up, down = sample_rate // common, info.sample_rate // common
+    reach = RESAMPLER_REACH * max(up, down) // up + 1
+    blocks = max(0, start // up - (reach // down + 1))
+    source_start = blocks * down
+    source_stop = min(info.num_samples, -(-stop * down // up) + reach)
+    source = _read_frames(file, info, name, source_start, source_stop - source_start)
+    resampled = resample_poly(source, up, down).astype(np.float32, copy=False)
+    offset = start - blocks * up
+    return resampled[offset : offset + stop - start]
+
+
+def write_audio(path: str | Path, waveform: np.ndarray, sample_rate: int = SAMPLE_RATE) -> None:
+    """Write mono 16-bit WAV or FLAC, by the suffix, atomically; samples beyond -1..1 are clipped.
+
+    Args:
+        path: ends in .wav or .flac.
+        waveform: float in -1..1 or int16, shape (samples,) or (samples, channels).
+        sample_rate: Hz.
+    """
+    format_name = WRITABLE.get(Path(path).suffix.lower())
+    if format_name is None:
+        raise AudioError(f"{path}: can write {' and '.join(WRITABLE)}, not {Path(path).suffix!r}")
+    samples = np.asarray(waveform)
+    if samples.dtype != np.int16:
+        samples = to_int16(samples)
+    with atomic_write(path, "wb") as file:
+        soundfile.write(file, samples, sample_rate, subtype="PCM_16", format=format_name)
+
+
+def to_int16(waveform: np.ndarray) -> np.ndarray:
+    """Float samples in -1..1 as int16, rounded and clipped; the reverse of dividing by 32768."""
+    return np.clip(np.rint(waveform * np.float32(32768.0)), -32768, 32767).astype(np.int16)
+
+
+def wrap_to_length(waveform: np.ndarray, num_samples: int) -> np.ndarray:
+    """Repeat a short waveform from its start until it has `num_samples`; a longer one is cut.
+
+    >>> wrap_to_length(np.array([1.0, 2.0, 3.0]), 5).tolist()
+    [1.0, 2.0, 3.0, 1.0, 2.0]
+    """
+    if len(waveform) >= num_samples:
+        return waveform[:num_samples]
+    if len(waveform) == 0:
+        raise AudioError("cannot fill up an empty waveform; take the file off the list")
+    return np.resize(waveform, num_samples)
+
+
+class _BytesStatus:
+    """What `os.fstat` would say of a file in memory."""
+
+    def __init__(self, size: int) -> None:
+        self.st_size = size
+        self.st_mtime_ns = 0
+
+
+def _read_frames(file: Any, info: AudioInfo, name: str | Path, start: int, count: int) -> np.ndarray:
+    """`count` frames at the file's own rate as mono float32; shape (count,)."""
+    if not info.is_direct:
+        return _decode_frames(file, name, start, count)
+    frame_bytes = SAMPLE_BYTES[info.format] * info.num_channels
+    file.seek(info.data_offset + start * frame_bytes)
+    raw = file.read(count * frame_bytes)
+    if len(raw) < count * frame_bytes:
+        raise AudioError(f"{name}: the file became shorter while it was being read")
+    return finish_frames(decode_pcm(raw, info.format).reshape(count, info.num_channels), name)
+
+
+def _decode_frames(file: Any, name: str | Path, start: int, count: int) -> np.ndarray:
+    """Frames through libsndfile."""
+    file.seek(0)
+    try:
+        with soundfile.SoundFile(file) as sound:
+            if start:
+                sound.seek(start)
+            frames = sound.read(count, dtype="float32", always_2d=True)
+    except (soundfile.LibsndfileError, RuntimeError) as error:
+        raise AudioError(f"{name}: cannot decode samples {start} to {start + count} ({_reason(error)})") from error
+    if len(frames) < count:
+        raise AudioError(f"{name}: decoding stopped after {start + len(frames)} of {start + count} samples")
+    return finish_frames(frames, name)
+
+
+def decode_pcm(raw: bytes | np.ndarray, format_name: str) -> np.ndarray:
+    """Little-endian samples of a WAV as float32 in -1..1, interleaved as they come."""
+    if format_name == "pcm_s16":
+        return np.frombuffer(raw, dtype="<i2") * np.float32(1 / 32768)
+    if format_name == "pcm_u8":
+        return (np.frombuffer(raw, dtype=np.uint8).astype(np.float32) - 128) * np.float32(1 / 128)
+    if format_name == "pcm_s24":
+        # Placed in the upper three bytes of an int32, so that the sign comes out right.
+        wide = np.zeros((len(raw) // 3, 4), dtype=np.uint8)
+        wide[:, 1:] = np.frombuffer(raw, dtype=np.uint8).reshape(-1, 3)
+        return wide.view("<i4")[:, 0] * np.float32(2.0**-31)
+    if format_name == "pcm_s32":
+        return np.frombuffer(raw, dtype="<i4") * np.float32(2.0**-31)
+    return np.frombuffer(raw, dtype="<f4" if format_name == "float32" else "<f8").astype(np.float32)
+
+
+def finish_frames(frames: np.ndarray, name: str | Path) -> np.ndarray:
+    """Mix (samples, channels) down to (samples,); refuse NaN and infinite samples."""
+    mono = frames[:, 0] if frames.shape[1] == 1 else frames.mean(axis=1, dtype=np.float32)
+    # A sum is not finite when any sample is not; cheaper than testing each.
+    if not math.isfinite(float(mono.sum(dtype=np.float64))):
+        raise AudioError(f"{name}: holds NaN or infinite samples; convert it again from its source")
+    return np.ascontiguousarray(mono)
+
+
+def _missing(path: str | Path, error: OSError) -> AudioError:
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    return AudioError(f"{path}: cannot open the audio file ({reason})")
+
+
+def _reason(error: Exception) -> str:
+    return str(error).rstrip(".").split(": ", 1)[-1]
+
+
+def same_file(info: AudioInfo, status: os.stat_result) -> bool:
+    """Whether a file is still the one whose header was read, by size and modification time."""
+    return info.file_bytes == status.st_size and info.modified_ns == status.st_mtime_ns

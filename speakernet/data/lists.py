@@ -1,0 +1,356 @@
+"""Training and trial lists as compact arrays: read first, and what samplers and sources refer to by row.
+
+A million rows are two byte buffers and two integer arrays, never a Python object a row, so that worker processes share
+them for nothing. Nothing here opens audio.
+"""
+
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from speakernet.data.sharing import SharedArray
+from speakernet.files import atomic_write
+
+BLOCK_BYTES = 8 << 20  # Lines are parsed by blocks of about this size, so that the masks stay small.
+MAX_SPEAKER_BYTES = 255
+NEWLINE, TAB, SPACE = 10, 9, 32
+_WHITESPACE = np.zeros(256, dtype=bool)
+_WHITESPACE[[9, 10, 11, 12, 13, 32]] = True
+KALDI_LABELS = {b"nontarget": 0, b"target": 1}
+TRIAL_FORMS = "'1 enrol test' or '0 enrol test', 'enrol test target|nontarget', or 'enrol test' for unlabelled pairs"
+
+
+class ListError(ValueError):
+    """A list that cannot be used; the message names the file, the line and what was expected."""
+
+
+class StringTable(Sequence[str]):
+    """Many strings in one UTF-8 buffer: `offsets[i]:offsets[i + 1]` are the bytes of string i.
+
+    Handing a table to another process through `torch.multiprocessing` hands over the memory, not a copy, once
+    `share()` was called.
+    """
+
+    def __init__(self, content: np.ndarray, offsets: np.ndarray) -> None:
+        self._content = SharedArray(np.asarray(content, dtype=np.uint8))
+        self._offsets = SharedArray(np.asarray(offsets, dtype=np.int64))
+
+    @classmethod
+    def from_strings(cls, strings: Iterable[str]) -> "StringTable":
+        """A table of the strings, in their order."""
+        encoded = [string.encode("utf-8", "surrogateescape") for string in strings]
+        offsets = np.zeros(len(encoded) + 1, dtype=np.int64)
+        np.cumsum([len(one) for one in encoded], out=offsets[1:])
+        return cls(np.frombuffer(b"".join(encoded), dtype=np.uint8), offsets)
+
+    @property
+    def content(self) -> np.ndarray:
+        """All bytes, shape (bytes,), uint8."""
+        return self._content.array
+
+    @property
+    def offsets(self) -> np.ndarray:
+        """Where each string starts, shape (strings + 1,), int64."""
+        return self._offsets.array
+
+    def share(self) -> "StringTable":
+        """Move the buffers into shared memory (once); returns itself."""
+        self._content.share()
+        self._offsets.share()
+        return self
+
+    def take(self, rows: np.ndarray) -> "StringTable":
+        """The table of the strings at `rows`, without making Python strings."""
+        rows = np.asarray(rows, dtype=np.int64)
+        starts, ends = self.offsets[rows], self.offsets[rows + 1]
+        offsets = np.zeros(len(rows) + 1, dtype=np.int64)
+        np.cumsum(ends - starts, out=offsets[1:])
+        content = np.empty(int(offsets[-1]), dtype=np.uint8)
+        source = self.content
+        for row, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+            content[offsets[row] : offsets[row + 1]] = source[start:end]
+        return StringTable(content, offsets)
+
+    def raw(self, row: int) -> bytes:
+        """The UTF-8 bytes of string `row`, what the operating system wants as a path."""
+        return self.content[self.offsets[row] : self.offsets[row + 1]].tobytes()
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row):  # type: ignore[no-untyped-def, override]
+        if isinstance(row, slice):
+            return [self[one] for one in range(*row.indices(len(self)))]
+        if row < 0:
+            row += len(self)
+        if not 0 <= row < len(self):
+            raise IndexError(row)
+        return self.raw(row).decode("utf-8", "surrogateescape")
+
+    def __iter__(self) -> Iterator[str]:
+        content = self.content.tobytes()
+        offsets = self.offsets.tolist()
+        for start, end in itertools.pairwise(offsets):
+            yield content[start:end].decode("utf-8", "surrogateescape")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, StringTable):
+            return NotImplemented
+        return np.array_equal(self.offsets, other.offsets) and np.array_equal(self.content, other.content)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass
+class TrainingList:
+    """A training list: path and speaker of every utterance.
+
+    Attributes:
+        paths: path of each utterance, as written.
+        labels: index into `speakers` for each utterance, int32 (utterances,).
+        speakers: the speakers' names, sorted, so that a label means the same on every machine.
+        source: the file it came from, for messages.
+    """
+
+    paths: StringTable
+    labels: np.ndarray
+    speakers: StringTable
+    source: str
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass
+class TrialList:
+    """A trial list: pairs of rows of `names`.
+
+    Attributes:
+        names: every utterance once, in order of first mention.
+        enrol: row of the enrolment utterance of each trial, int32 (trials,).
+        test: row of the test utterance of each trial, int32 (trials,).
+        labels: 1 target, 0 non-target, int8 (trials,); None for unlabelled pairs.
+        source: the file it came from, for messages.
+    """
+
+    names: StringTable
+    enrol: np.ndarray
+    test: np.ndarray
+    labels: np.ndarray | None
+    source: str
+
+    def __len__(self) -> int:
+        return len(self.enrol)
+
+
+def read_training_list(path: str | Path) -> TrainingList:
+    """Read `speaker path` lines; the path is all after the first white space. Blank lines are skipped.
+
+    Raises:
+        ListError: missing, empty, not UTF-8, or a malformed line (named with its number).
+    """
+    names: dict[bytes, int] = {}
+    labels, contents, lengths = [], [], []
+    for block, first_line in _blocks(path):
+        starts, ends, first, count = _tokens(block, tabs_only_where_present=False)
+        bad = np.flatnonzero(count == 1)
+        if len(bad):
+            text = _line_text(block, bad[0])
+            raise ListError(f"{path}, line {first_line + int(bad[0])}: expected 'speaker path', found {text!r}")
+        first, count = first[count > 0], count[count > 0]
+        if not len(first):
+            continue
+        labels.append(_speaker_labels(block, starts[first], ends[first], names, path))
+        path_starts, path_ends = starts[first + 1], ends[first + count - 1]
+        mark = np.zeros(len(block) + 1, dtype=np.int8)
+        mark[path_starts] = 1
+        mark[path_ends] = -1
+        contents.append(block[np.cumsum(mark[:-1], dtype=np.int8).view(bool)])
+        lengths.append(path_ends - path_starts)
+    if not labels:
+        raise ListError(f"{path}: the list is empty; expected one 'speaker path' a line")
+    by_name = sorted(names)
+    new_label = np.empty(len(names), dtype=np.int32)
+    for label, name in enumerate(by_name):
+        new_label[names[name]] = label
+    offsets = np.zeros(sum(map(len, lengths)) + 1, dtype=np.int64)
+    np.cumsum(np.concatenate(lengths), out=offsets[1:])
+    paths = StringTable(np.concatenate(contents), offsets)
+    speakers = StringTable.from_strings(name.decode("utf-8") for name in by_name)
+    return TrainingList(paths, new_label[np.concatenate(labels)], speakers, str(path))
+
+
+def read_trials(path: str | Path) -> TrialList:
+    """Read trials: label first (`1 enrol test`), Kaldi's (`enrol test target`) or unlabelled pairs; one form a file.
+
+    A line with tabs is split at tabs only, so that names may hold spaces.
+
+    Raises:
+        ListError: missing, empty, not UTF-8, or a malformed line (named with its number).
+    """
+    rows: dict[bytes, int] = {}
+    pairs: list[int] = []
+    labels: list[int] = []
+    form = ""
+    for block, first_line in _blocks(path):
+        starts, ends, first, count = _tokens(block, tabs_only_where_present=True)
+        content = block.tobytes()
+        start_list, end_list = starts.tolist(), ends.tolist()
+        for line, (token, num_tokens) in enumerate(zip(first.tolist(), count.tolist(), strict=True)):
+            if num_tokens == 0:
+                continue
+            fields = [content[start_list[t] : end_list[t]].strip() for t in range(token, token + min(num_tokens, 4))]
+            form = form or _trial_form(fields)
+            label, enrol, test = _split_trial(fields, form)
+            if enrol is None or test is None:
+                found = _line_text(block, line)
+                raise ListError(f"{path}, line {first_line + line}: expected {form or TRIAL_FORMS}, found {found!r}")
+            pairs.append(rows.setdefault(enrol, len(rows)))
+            pairs.append(rows.setdefault(test, len(rows)))
+            labels.append(label)
+    if not pairs:
+        raise ListError(f"{path}: the list is empty; expected lines {TRIAL_FORMS}")
+    both = np.array(pairs, dtype=np.int32).reshape(-1, 2)
+    names = StringTable.from_strings(name.decode("utf-8") for name in rows)
+    known = None if labels[0] < 0 else np.array(labels, dtype=np.int8)
+    return TrialList(names, both[:, 0].copy(), both[:, 1].copy(), known, str(path))
+
+
+def write_training_list(path: str | Path, pairs: Iterable[tuple[str, str]]) -> None:
+    """Write (speaker, path) pairs, atomically.
+
+    Raises:
+        ListError: a speaker that is empty or holds white space, or a path with a line break.
+    """
+    with atomic_write(path) as file:
+        for speaker, name in pairs:
+            if not speaker or speaker.split() != [speaker] or not name.strip() or len(name.splitlines()) != 1:
+                raise ListError(f"{path}: speaker {speaker!r}, path {name!r}: a speaker is one word, a path one line")
+            file.write(f"{speaker} {name}\n")
+
+
+def write_trials(path: str | Path, rows: Iterable[tuple[int | None, str, str]]) -> None:
+    """Write (label, enrol, test) rows, label first, atomically; label None writes unlabelled pairs.
+
+    Names with spaces make the line tab-separated.
+    """
+    with atomic_write(path) as file:
+        for label, enrol, test in rows:
+            fields = [] if label is None else [str(int(label))]
+            fields += [enrol, test]
+            if any("\t" in field or len(field.splitlines()) != 1 for field in fields):
+                raise ListError(
+                    f"{path}: cannot write the trial {fields}: names hold a tab or a line break, or are empty"
+                )
+            file.write(("\t" if any(" " in field for field in fields) else " ").join(fields) + "\n")
+
+
+def _blocks(path: str | Path) -> Iterator[tuple[np.ndarray, int]]:
+    """Whole-line blocks of the file as uint8 arrays, each with the number of its first line."""
+    try:
+        file = Path(path).open("rb")  # noqa: SIM115  closed below, outside of the error's reach
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        raise ListError(f"{path}: cannot read the list ({reason}); give the path of a text file") from error
+    with file:
+        rest, line = b"", 1
+        while True:
+            data = file.read(BLOCK_BYTES)
+            if line == 1 and not rest and data.startswith(b"\xef\xbb\xbf"):
+                data = data[3:]
+            block = rest + data
+            cut = block.rfind(b"\n") + 1 if data else len(block)
+            block, rest = block[:cut], block[cut:]
+            if block:
+                _check_text(block, path, line)
+                yield np.frombuffer(block, dtype=np.uint8), line
+                line += block.count(b"\n")
+            if not data:
+                return
+
+
+def _check_text(block: bytes, path: str | Path, first_line: int) -> None:
+    """Refuse what is not UTF-8 text."""
+    position = block.find(b"\0")
+    if position < 0:
+        try:
+            block.decode("utf-8")
+            return
+        except UnicodeDecodeError as error:
+            position = error.start
+    line = first_line + block.count(b"\n", 0, position)
+    raise ListError(f"{path}, line {line}: not UTF-8 text; save the list as UTF-8")
+
+
+def _tokens(
+    block: np.ndarray, *, tabs_only_where_present: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Split a block: starts and ends of its words (words,), first word and number of words of each line (lines,)."""
+    is_gap = _WHITESPACE[block]
+    line_ends = np.flatnonzero(block == NEWLINE)
+    if not len(line_ends) or line_ends[-1] != len(block) - 1:
+        line_ends = np.append(line_ends, len(block))
+    line_starts = np.concatenate([[0], line_ends[:-1] + 1])
+    if tabs_only_where_present:
+        tabs = np.flatnonzero(block == TAB)
+        has_tab = np.searchsorted(tabs, line_ends) > np.searchsorted(tabs, line_starts)
+        if has_tab.any():
+            lengths = np.diff(np.append(line_starts, len(block)))
+            is_gap &= ~(np.repeat(has_tab, lengths) & (block == SPACE))
+    padded = np.ones(len(block) + 2, dtype=bool)
+    padded[1:-1] = is_gap
+    starts = np.flatnonzero(padded[:-1] & ~padded[1:])[: len(block)]
+    ends = np.flatnonzero(~padded[:-1] & padded[1:])
+    first = np.searchsorted(starts, line_starts)
+    return starts, ends, first, np.searchsorted(starts, line_ends) - first
+
+
+def _speaker_labels(
+    block: np.ndarray, starts: np.ndarray, ends: np.ndarray, names: dict[bytes, int], path: str | Path
+) -> np.ndarray:
+    """Number of each line's speaker in order of first mention, int32 (lines,); grows `names`."""
+    lengths = ends - starts
+    width = int(lengths.max())
+    if width > MAX_SPEAKER_BYTES:
+        text = block[starts[lengths.argmax()] : ends[lengths.argmax()]][:40].tobytes().decode("utf-8", "replace")
+        raise ListError(f"{path}: a speaker name of {width} bytes ({text!r}…); at most {MAX_SPEAKER_BYTES} are taken")
+    columns = np.arange(width)
+    # Zero-padded rows of equal width compare as NumPy byte strings; the text was checked to hold no zero byte.
+    positions = np.minimum(starts[:, None] + columns, len(block) - 1)
+    table = np.where(columns < lengths[:, None], block[positions], 0).astype(np.uint8)
+    words = np.ascontiguousarray(table).view(f"S{width}")[:, 0]
+    # Lists come grouped by speaker more often than not: only the first of each run is looked up.
+    is_head = np.ones(len(words), dtype=bool)
+    is_head[1:] = words[1:] != words[:-1]
+    heads = np.array([names.setdefault(word, len(names)) for word in words[is_head].tolist()], dtype=np.int32)
+    return heads[np.cumsum(is_head) - 1]
+
+
+def _line_text(block: np.ndarray, line: int) -> str:
+    return block.tobytes().split(b"\n")[line].decode("utf-8", "replace").strip()[:120]
+
+
+def _trial_form(fields: list[bytes]) -> str:
+    """Which form a file has, by its first line; empty when it has none of them."""
+    if len(fields) == 2:
+        return "'enrol test' (as on the first line)"
+    if len(fields) == 3 and fields[0] in (b"0", b"1"):
+        return "'1 enrol test' or '0 enrol test' (as on the first line)"
+    if len(fields) == 3 and fields[2] in KALDI_LABELS:
+        return "'enrol test target' or 'enrol test nontarget' (as on the first line)"
+    return ""
+
+
+def _split_trial(fields: list[bytes], form: str) -> tuple[int, bytes | None, bytes | None]:
+    """(label or -1, enrol, test) of one line, names None where the line has another form."""
+    if form.startswith("'1") and len(fields) == 3 and fields[0] in (b"0", b"1"):
+        return int(fields[0]), fields[1], fields[2]
+    if form.startswith("'enrol test target") and len(fields) == 3 and fields[2] in KALDI_LABELS:
+        return KALDI_LABELS[fields[2]], fields[0], fields[1]
+    if form.startswith("'enrol test'") and len(fields) == 2:
+        return -1, fields[0], fields[1]
+    return -1, None, None

@@ -1,0 +1,236 @@
+"""Lookup tables: what the headers of a list's files say, built by threads and kept on disk.
+
+A table is a handful of arrays with one entry a row of the list (35 bytes a row), so a million rows are nothing to hold
+and nothing to share. Only headers are read. The copy on disk is found again by the content of the list, the folder and
+the rate; whether a file changed since is noticed where the file is opened (`sources.py`).
+"""
+
+import hashlib
+import logging
+import os
+import zipfile
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from speakernet.data.audio import SAMPLE_BYTES, AudioError, AudioInfo, audio_info
+from speakernet.data.lists import StringTable
+from speakernet.data.sharing import SharedArray
+from speakernet.files import atomic_write
+
+log = logging.getLogger(__name__)
+
+FORMATS = ("other", *SAMPLE_BYTES)  # Names of the codes in `LookupTable.formats`; "other" goes through soundfile.
+CACHE_VERSION = 1
+ROWS_PER_TASK = 256
+COLUMNS = {
+    "native_samples": np.int64,
+    "sample_rates": np.int32,
+    "num_channels": np.int16,
+    "formats": np.int8,
+    "data_offsets": np.int64,
+    "file_bytes": np.int64,
+    "modified_ns": np.int64,
+}
+
+
+@dataclass
+class LookupTable:
+    """Facts about every row of a list.
+
+    Attributes:
+        sample_rate: the rate that lengths are counted at, Hz.
+        columns: arrays (rows,): see the properties of the same names.
+        problems: row -> what is wrong with its file; such rows have 0 samples.
+    """
+
+    sample_rate: int
+    columns: dict[str, SharedArray]
+    problems: dict[int, str] = field(default_factory=dict)
+
+    @classmethod
+    def empty(cls, num_rows: int, sample_rate: int) -> "LookupTable":
+        """A table of `num_rows` rows to be filled by `put`."""
+        return cls(sample_rate, {name: SharedArray(np.zeros(num_rows, dtype)) for name, dtype in COLUMNS.items()})
+
+    def __len__(self) -> int:
+        return len(self.columns["native_samples"].array)
+
+    @property
+    def num_samples(self) -> np.ndarray:
+        """Length of each utterance at `sample_rate`, int64 (rows,)."""
+        native, rates = self.columns["native_samples"].array, self.columns["sample_rates"].array
+        if (rates == self.sample_rate).all():
+            return native
+        return -(-native * self.sample_rate // np.maximum(rates, 1))
+
+    @property
+    def native_samples(self) -> np.ndarray:
+        """Length at the file's own rate, int64 (rows,)."""
+        return self.columns["native_samples"].array
+
+    @property
+    def sample_rates(self) -> np.ndarray:
+        """The files' own rates in Hz, int32 (rows,)."""
+        return self.columns["sample_rates"].array
+
+    @property
+    def num_channels(self) -> np.ndarray:
+        """Channels, int16 (rows,)."""
+        return self.columns["num_channels"].array
+
+    @property
+    def formats(self) -> np.ndarray:
+        """Index into `FORMATS`, int8 (rows,)."""
+        return self.columns["formats"].array
+
+    @property
+    def data_offsets(self) -> np.ndarray:
+        """Byte of the first sample, -1 where soundfile decodes; int64 (rows,)."""
+        return self.columns["data_offsets"].array
+
+    @property
+    def seconds(self) -> np.ndarray:
+        """Durations, float64 (rows,)."""
+        return self.num_samples / self.sample_rate
+
+    def put(self, row: int, info: AudioInfo) -> None:
+        """Fill one row from a header."""
+        values = (
+            info.num_samples,
+            info.sample_rate,
+            info.num_channels,
+            FORMATS.index(info.format) if info.is_direct else 0,
+            info.data_offset,
+            info.file_bytes,
+            info.modified_ns,
+        )
+        for column, value in zip(self.columns.values(), values, strict=True):
+            column.array[row] = value
+
+    def info(self, row: int) -> AudioInfo:
+        """One row as the header's facts."""
+        samples, rate, channels, code, offset, size, modified = (int(c.array[row]) for c in self.columns.values())
+        return AudioInfo(samples, rate, channels, FORMATS[code], offset, False, size, modified)
+
+    def share(self) -> "LookupTable":
+        """Move the arrays into shared memory; returns itself."""
+        for column in self.columns.values():
+            column.share()
+        return self
+
+
+def build_lookup(
+    root: str | Path,
+    names: StringTable,
+    *,
+    sample_rate: int,
+    num_threads: int = 8,
+    cache_folder: Path | None = None,
+    show_progress: bool = False,
+    read_info: Callable[[str], AudioInfo] = audio_info,
+) -> LookupTable:
+    """Read the header of every `root`/name by `num_threads` threads, or take the table kept from the last time.
+
+    Rows that could not be read the last time are read again.
+
+    Args:
+        root: folder that the names are relative to.
+        names: the files.
+        sample_rate: Hz that lengths are counted at.
+        num_threads: header reads in flight; more helps on slow and remote disks.
+        cache_folder: where tables are kept; None keeps none.
+        show_progress: show a progress bar.
+        read_info: reads one header; raises AudioError.
+    """
+    path = cache_folder / f"lookup-{lookup_key(root, names, sample_rate)}.npz" if cache_folder else None
+    table = _load(path, len(names), sample_rate) if path else None
+    if table is None:
+        table = LookupTable.empty(len(names), sample_rate)
+        rows: Iterable[int] = range(len(names))
+    else:
+        rows = sorted(table.problems)
+    if _scan(table, str(root), names, list(rows), num_threads, show_progress, read_info) and path:
+        _save(path, table)
+    return table
+
+
+def default_cache_folder() -> Path:
+    """Where lookup tables are kept: `SPEAKERNET_CACHE`, else the user's cache folder."""
+    named = os.environ.get("SPEAKERNET_CACHE")
+    if named:
+        return Path(named)
+    base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
+    return (Path(base) if base else Path.home() / ".cache") / "speakernet"
+
+
+def lookup_key(root: str | Path, names: StringTable, sample_rate: int) -> str:
+    """Name of a table: a hash of everything that it depends on."""
+    digest = hashlib.sha256(f"{CACHE_VERSION}\n{Path(root).resolve()}\n{sample_rate}\n".encode())
+    digest.update(names.offsets.data)
+    digest.update(names.content.data)
+    return digest.hexdigest()[:32]
+
+
+def _scan(
+    table: LookupTable,
+    root: str,
+    names: StringTable,
+    rows: list[int],
+    num_threads: int,
+    show_progress: bool,
+    read_info: Callable[[str], AudioInfo],
+) -> int:
+    """Read the headers of `rows` into the table; returns how many were read."""
+
+    def read_rows(some: list[int]) -> int:
+        for row in some:
+            try:
+                info = read_info(os.path.join(root, names[row]))  # noqa: PTH118  a million times
+                problem = "" if info.num_samples else "the file holds no samples (header only)"
+                table.put(row, info)
+            except AudioError as error:
+                problem = str(error)
+            # Assigning to and dropping from a dictionary is one step for other threads.
+            if problem:
+                table.problems[row] = problem
+            else:
+                table.problems.pop(row, None)
+        return len(some)
+
+    tasks = [rows[first : first + ROWS_PER_TASK] for first in range(0, len(rows), ROWS_PER_TASK)]
+    bar = tqdm(total=len(rows), unit="file", desc="reading headers", disable=not show_progress or len(rows) < 5000)
+    with bar, ThreadPoolExecutor(max(1, num_threads), thread_name_prefix="headers") as pool:
+        for done in pool.map(read_rows, tasks):
+            bar.update(done)
+    return len(rows)
+
+
+def _save(path: Path, table: LookupTable) -> None:
+    arrays = {name: column.array for name, column in table.columns.items()}
+    problem_rows = np.array(sorted(table.problems), dtype=np.int64)
+    try:
+        with atomic_write(path, "wb") as file:
+            np.savez(file, allow_pickle=False, problem_rows=problem_rows, **arrays)
+    except OSError as error:
+        log.warning("The lookup table is not kept for the next start: cannot write %s (%s)", path, error)
+
+
+def _load(path: Path, num_rows: int, sample_rate: int) -> LookupTable | None:
+    """The table on disk; None when there is none or it is damaged (which is said)."""
+    if not path.exists():
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            columns = {name: SharedArray(stored[name].astype(dtype, copy=False)) for name, dtype in COLUMNS.items()}
+            problems = dict.fromkeys(stored["problem_rows"].tolist(), "not read yet")
+        if any(column.array.shape != (num_rows,) for column in columns.values()):
+            raise ValueError("wrong number of rows")
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        log.warning("The kept lookup table %s is damaged (%s); reading the headers again", path, error)
+        return None
+    return LookupTable(sample_rate, columns, problems)

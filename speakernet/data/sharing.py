@@ -1,0 +1,55 @@
+"""Arrays that worker processes share: the same memory under fork and under spawn, nothing copied, nothing pickled."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+
+class SharedArray:
+    """A NumPy array that moves into shared memory on `share()` and is then handed to other processes by handle.
+
+    Before `share()` it is a plain array (what a single process needs costs nothing).
+    """
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+        self._tensor: torch.Tensor | None = None
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes can be handed this memory."""
+        return self._tensor is not None
+
+    def share(self) -> "SharedArray":
+        """Copy into shared memory, once; returns itself."""
+        if self._tensor is None and self.array.size:
+            shared = torch.empty(self.array.shape, dtype=_torch_dtype(self.array.dtype)).share_memory_()
+            shared.numpy()[...] = self.array
+            self._adopt(shared)
+        return self
+
+    @classmethod
+    def allocate(cls, shape: tuple[int, ...], dtype: Any) -> "SharedArray":
+        """Zeros that are shared from the start, so that filling them needs no second copy."""
+        made = cls(np.empty((0,), dtype=dtype))
+        made._adopt(torch.zeros(shape, dtype=_torch_dtype(np.dtype(dtype))).share_memory_())
+        return made
+
+    def _adopt(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        self.array = tensor.numpy()
+
+    def __getstate__(self) -> Any:
+        return {"tensor": self._tensor} if self._tensor is not None else {"array": self.array}
+
+    def __setstate__(self, state: Any) -> None:
+        self._tensor = None
+        if "tensor" in state:
+            self._adopt(state["tensor"])
+        else:
+            self.array = state["array"]
+
+
+def _torch_dtype(dtype: Any) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype=dtype)).dtype

@@ -1,0 +1,299 @@
+"""Audio by name, wherever it lies: a folder, a packed corpus, or memory. Everything that reads speech reads here.
+
+`open_source` looks at a path and answers with the right source. For single files there is `read`; for training there
+are row readers (`RowReader`), which fill whole batches from rows of a list in one call.
+"""
+
+import os
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from speakernet.data.audio import SAMPLE_RATE, AudioError, audio_info, crop_of_file, info_of_file, to_int16
+from speakernet.data.cache import AudioCache
+from speakernet.data.lists import StringTable
+from speakernet.data.lookup import FORMATS, LookupTable, build_lookup, default_cache_folder
+
+INT16_SCALE = np.float32(1 / 32768)
+# Windows says text mode unless told; elsewhere there is no such flag.
+OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+PCM_S16 = FORMATS.index("pcm_s16")
+
+
+class AudioSource(ABC):
+    """Audio by name at one rate, mono."""
+
+    def __init__(self, root: str | Path, sample_rate: int = SAMPLE_RATE) -> None:
+        self.root = str(root)
+        self.sample_rate = sample_rate
+
+    @abstractmethod
+    def read(self, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
+        """A crop as float32 in -1..1, shape (samples,); shorter at the utterance's end, never wrapped.
+
+        Raises:
+            AudioError: no such utterance, or it cannot be read.
+        """
+
+    @abstractmethod
+    def lookup(self, names: StringTable, num_threads: int = 8) -> LookupTable:
+        """Lengths, rates and channels of the named utterances; those that cannot be read are in its `problems`."""
+
+    @abstractmethod
+    def missing(self, names: StringTable) -> np.ndarray:
+        """Rows of `names` that are not here, int64 (rows,)."""
+
+    @abstractmethod
+    def rows(self, names: StringTable, lookup: LookupTable) -> "RowReader":
+        """A reader of batches of rows of `names`, to be handed to workers."""
+
+    def read_many(self, names: Iterable[str], num_threads: int = 4) -> list[np.ndarray]:
+        """Whole utterances, in the order of the names."""
+        with ThreadPoolExecutor(max(1, num_threads)) as pool:
+            return list(pool.map(self.read, names))
+
+
+class RowReader(ABC):
+    """Fills batches with crops of rows of one list; cheap to hand to worker processes."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+
+    @abstractmethod
+    def read_row(self, row: int, start: int, out: np.ndarray) -> int:
+        """Write samples `start:start + len(out)` of a row into `out` (samples,), float32 in -1..1 or int16.
+
+        Returns:
+            Samples written: fewer than asked at the utterance's end.
+
+        Raises:
+            AudioError: the utterance cannot be read.
+        """
+
+    def fill(self, rows: np.ndarray, starts: np.ndarray, out: np.ndarray) -> dict[int, str]:
+        """Fill `out` (batch, samples) with crops; an utterance that ends early is wrapped around from its own start.
+
+        Returns:
+            Position in the batch -> what is wrong, for rows that could not be read (their samples are undefined).
+        """
+        problems: dict[int, str] = {}
+        wanted = out.shape[1]
+        for position, (row, start) in enumerate(zip(rows.tolist(), starts.tolist(), strict=True)):
+            try:
+                target = out[position]
+                have = self.read_row(row, start, target)
+                if have < wanted:
+                    self._wrap(row, start, target, have)
+            except AudioError as error:
+                problems[position] = str(error)
+        return problems
+
+    def _wrap(self, row: int, start: int, target: np.ndarray, have: int) -> None:
+        """Fill up a crop that ended early by repeating its utterance from the start."""
+        if start and not have:
+            # The file became shorter than the place that was drawn in it.
+            start, have = 0, self.read_row(row, 0, target)
+        if not have:
+            raise AudioError(f"row {row}: the utterance holds no samples")
+        if not start:
+            target[have:] = np.resize(target[:have].copy(), len(target) - have)
+            return
+        whole = np.empty(start + have, dtype=target.dtype)
+        self.read_row(row, 0, whole)
+        target[have:] = np.resize(whole, len(target) - have)
+
+
+class FolderSource(AudioSource):
+    """Files under a folder, as they are."""
+
+    def __init__(
+        self,
+        root: str | Path,
+        sample_rate: int = SAMPLE_RATE,
+        *,
+        cache: AudioCache | None = None,
+        lookup_cache: Path | None = None,
+        keep_lookup: bool = True,
+        show_progress: bool = False,
+    ) -> None:
+        """A source over the files under `root`.
+
+        Args:
+            root: the folder; names are relative to it (absolute names stand for themselves).
+            sample_rate: Hz of everything read.
+            cache: keeps decoded short utterances; None keeps nothing.
+            lookup_cache: where lookup tables are kept; None means the user's cache folder.
+            keep_lookup: whether lookup tables are kept on disk at all.
+            show_progress: progress bars for header scans.
+        """
+        super().__init__(root, sample_rate)
+        self.cache = cache
+        self.lookup_cache = (lookup_cache or default_cache_folder()) if keep_lookup else None
+        self.show_progress = show_progress
+
+    def path_of(self, name: str) -> str:
+        """Where an utterance's file is."""
+        return os.path.join(self.root, name)  # noqa: PTH118
+
+    def read(self, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
+        """See `AudioSource.read`."""
+        path = self.path_of(name)
+        try:
+            with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+                info = info_of_file(file, path)
+                return crop_of_file(file, info, path, start, num_samples, self.sample_rate)
+        except OSError as error:
+            raise AudioError(f"{path}: cannot open the audio file ({os.strerror(error.errno or 0)})") from error
+
+    def lookup(self, names: StringTable, num_threads: int = 8) -> LookupTable:
+        """See `AudioSource.lookup`; kept on disk between starts."""
+        return build_lookup(
+            self.root,
+            names,
+            sample_rate=self.sample_rate,
+            num_threads=num_threads,
+            cache_folder=self.lookup_cache,
+            show_progress=self.show_progress,
+        )
+
+    def missing(self, names: StringTable, num_threads: int = 8) -> np.ndarray:
+        """See `AudioSource.missing`."""
+        with ThreadPoolExecutor(num_threads) as pool:
+            present = list(pool.map(lambda name: Path(self.path_of(name)).is_file(), names, chunksize=256))
+        return np.flatnonzero(~np.array(present, dtype=bool))
+
+    def rows(self, names: StringTable, lookup: LookupTable) -> "FolderRows":
+        """See `AudioSource.rows`."""
+        return FolderRows(self.root, names, lookup, self.cache)
+
+
+class FolderRows(RowReader):
+    """Rows of a list read from files; the lookup table spares the header of 16-bit mono WAV files."""
+
+    def __init__(self, root: str, names: StringTable, lookup: LookupTable, cache: AudioCache | None = None) -> None:
+        super().__init__()
+        # Bytes all the way: joining and decoding a million names costs more than opening the files.
+        self._prefix = os.fsencode(os.path.join(root, ""))  # noqa: PTH118
+        self._names = names
+        self._lookup = lookup
+        self._cache = cache
+        self._scratch = np.empty(0, dtype=np.int16)
+
+    def path_of(self, row: int) -> str:
+        """The file of a row."""
+        return os.fsdecode(os.path.join(self._prefix, self._names.raw(row)))  # noqa: PTH118
+
+    def read_row(self, row: int, start: int, out: np.ndarray) -> int:
+        """See `RowReader.read_row`."""
+        lookup = self._lookup
+        is_plain = (
+            lookup.formats[row] == PCM_S16
+            and lookup.num_channels[row] == 1
+            and lookup.sample_rates[row] == lookup.sample_rate
+        )
+        if not is_plain:
+            return self._read_other(row, start, out)
+        raw = self._names.raw(row)
+        try:
+            file = os.open(raw if raw[:1] == b"/" else self._prefix + raw, OPEN_FLAGS)
+        except OSError as error:
+            raise AudioError(
+                f"{self.path_of(row)}: cannot open the audio file ({os.strerror(error.errno or 0)})"
+            ) from error
+        try:
+            status = os.fstat(file)
+            if status.st_size != lookup.columns["file_bytes"].array[row] or (
+                status.st_mtime_ns != lookup.columns["modified_ns"].array[row]
+            ):
+                return self._read_changed(row, start, out)
+            count = max(0, min(len(out), int(lookup.native_samples[row]) - start))
+            offset = int(lookup.data_offsets[row]) + 2 * start
+            return self._read_plain(file, offset, count, out, row)
+        finally:
+            os.close(file)
+
+    def _read_plain(self, file: int, offset: int, count: int, out: np.ndarray, row: int) -> int:
+        if out.dtype == np.int16:
+            samples = out[:count]
+        else:
+            if len(self._scratch) < count:
+                self._scratch = np.empty(count, dtype=np.int16)
+            samples = self._scratch[:count]
+        if _read_at(file, samples, offset) != 2 * count:
+            raise AudioError(f"{self.path_of(row)}: the file became shorter while it was being read")
+        if out.dtype != np.int16:
+            np.multiply(samples, INT16_SCALE, out=out[:count])
+        return count
+
+    def _read_changed(self, row: int, start: int, out: np.ndarray) -> int:
+        """The file is not the one whose header was scanned: read its header again."""
+        self.counts["changed_files"] += 1
+        self._lookup.put(row, audio_info(self.path_of(row)))
+        return self._read_other(row, start, out)
+
+    def _read_other(self, row: int, start: int, out: np.ndarray) -> int:
+        """Any format, rate and number of channels; whole short utterances are kept in the cache."""
+        path = self.path_of(row)
+        rate = self._lookup.sample_rate
+        cached = self._cache.get(row) if self._cache else None
+        if cached is None:
+            try:
+                with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+                    status = os.fstat(file.fileno())
+                    info = self._lookup.info(row)
+                    if (status.st_size, status.st_mtime_ns) != (info.file_bytes, info.modified_ns):
+                        info = info_of_file(file, path, status)
+                    total = info.num_samples_at(rate)
+                    if self._cache and self._cache.admits(total):
+                        cached = crop_of_file(file, info, path, 0, None, rate)
+                        self._cache.put(row, cached)
+                    else:
+                        if total and start >= total:
+                            return 0
+                        crop = crop_of_file(file, info, path, start, len(out), rate)
+            except OSError as error:
+                raise AudioError(f"{path}: cannot open the audio file ({os.strerror(error.errno or 0)})") from error
+        if cached is not None:
+            crop = cached[start : start + len(out)]
+        out[: len(crop)] = to_int16(crop) if out.dtype == np.int16 else crop
+        return len(crop)
+
+
+def open_source(root: str | Path, sample_rate: int = SAMPLE_RATE, **options: bool) -> AudioSource:
+    """The source at `root`: a packed corpus where it is one, else a folder of files.
+
+    Args:
+        root: folder or packed corpus.
+        sample_rate: Hz of everything read.
+        options: `show_progress`, `keep_lookup` of `FolderSource`.
+
+    Raises:
+        AudioError: there is nothing at `root`.
+    """
+    if not Path(root).exists():
+        raise AudioError(
+            f"{root}: no such folder or packed corpus; give the folder that the list's paths are relative to"
+        )
+    if not Path(root).is_dir():
+        raise AudioError(f"{root}: expected a folder of audio files or a packed corpus, found a file")
+    return FolderSource(root, sample_rate, **options)  # type: ignore[arg-type]
+
+
+def _read_at(file: int, samples: np.ndarray, offset: int) -> int:
+    """Bytes read into `samples` from `offset` of an open file."""
+    if hasattr(os, "preadv"):
+        return os.preadv(file, [samples.data.cast("B")], offset) if len(samples) else 0
+    os.lseek(file, offset, os.SEEK_SET)
+    content = os.read(file, samples.nbytes)
+    samples[: len(content) // 2] = np.frombuffer(content[: len(content) // 2 * 2], dtype="<i2")
+    return len(content)
+
+
+def list_names(names: Sequence[str], rows: np.ndarray, limit: int = 10) -> str:
+    """The first few names of `rows` for a message, and how many more there are."""
+    shown = ", ".join(names[int(row)] for row in rows[:limit])
+    return shown if len(rows) <= limit else f"{shown} and {len(rows) - limit} more"

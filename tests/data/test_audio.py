@@ -1,0 +1,166 @@
+"""The door to audio: every WAV layout against soundfile, crops against whole files, broken files, the fuzzed header."""
+
+import io
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.signal import resample_poly
+
+from speakernet.data.audio import AudioError, audio_info, read_audio, read_audio_bytes, wrap_to_length, write_audio
+from speakernet.data.riff import RiffError, parse_riff
+
+SUBTYPES = ["PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ALAW", "ULAW"]
+
+
+def wav_bytes(
+    samples: np.ndarray, chunks_before: bytes = b"", chunks_after: bytes = b"", data_bytes: int | None = None
+) -> bytes:
+    """A 16-bit mono 16 kHz WAV put together by hand."""
+    raw = samples.astype("<i2").tobytes()
+    size = len(raw) if data_bytes is None else data_bytes
+    body = b"WAVE" + chunks_before + b"fmt " + struct.pack("<IHHIIHH", 16, 1, 1, 16000, 32000, 2, 16)
+    body += b"data" + struct.pack("<I", size & 0xFFFFFFFF) + raw + chunks_after
+    return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+@pytest.mark.parametrize("channels", [1, 2, 6])
+@pytest.mark.parametrize("layout", ["WAV", "WAVEX", "RF64"])
+@pytest.mark.parametrize("subtype", SUBTYPES)
+def test_every_wav_layout_reads_as_soundfile(
+    tmp_path: Path, random: np.random.Generator, subtype: str, layout: str, channels: int
+) -> None:
+    path = tmp_path / "a.wav"
+    soundfile.write(path, 0.1 * random.standard_normal((3000, channels)), 16000, subtype=subtype, format=layout)
+    expected = soundfile.read(path, dtype="float32", always_2d=True)[0].mean(axis=1)
+    info = audio_info(path)
+    assert (info.num_samples, info.num_channels, info.sample_rate) == (3000, channels, 16000)
+    assert info.is_direct == (subtype not in ("ALAW", "ULAW"))
+    np.testing.assert_allclose(read_audio(path), expected, atol=1e-6)
+    np.testing.assert_allclose(read_audio(path, 1000, 500), expected[1000:1500], atol=1e-6)
+
+
+@pytest.mark.parametrize("rate", [8000, 22050, 44100, 48000])
+@pytest.mark.parametrize("suffix", [".wav", ".flac"])
+def test_resampled_crop_equals_crop_of_resampled(
+    tmp_path: Path, random: np.random.Generator, rate: int, suffix: str
+) -> None:
+    path = tmp_path / f"a{suffix}"
+    soundfile.write(path, 0.1 * random.standard_normal(rate), rate)
+    common = np.gcd(rate, 16000)
+    expected = resample_poly(soundfile.read(path, dtype="float32")[0], 16000 // common, rate // common)
+    whole = read_audio(path)
+    assert len(whole) == audio_info(path).num_samples_at(16000) == len(expected)
+    np.testing.assert_allclose(whole, expected, atol=1e-6)
+    for start, count in [(0, 100), (1, 700), (5000, 4000), (15000, 1000), (15990, 1000)]:
+        np.testing.assert_allclose(read_audio(path, start, count), expected[start : start + count], atol=1e-6)
+
+
+def test_odd_chunks_and_unfinished_sizes(tmp_path: Path) -> None:
+    samples = np.arange(100)
+    odd = b"LIST" + struct.pack("<I", 3) + b"abc\0"
+    big = b"junk" + struct.pack("<I", 10000) + bytes(10000)
+    for content in [
+        wav_bytes(samples, odd),
+        wav_bytes(samples, big),
+        wav_bytes(samples, odd, odd),
+        wav_bytes(samples, data_bytes=0xFFFFFFFF),
+        wav_bytes(samples, data_bytes=0),
+        wav_bytes(samples, data_bytes=5000),
+    ]:
+        np.testing.assert_array_equal(read_audio_bytes(content, "hand.wav") * 32768, samples)
+    (tmp_path / "cut.wav").write_bytes(wav_bytes(samples, data_bytes=5000))
+    assert audio_info(tmp_path / "cut.wav").is_truncated
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "empty"),
+        (wav_bytes(np.zeros(0)), "no samples"),
+        (wav_bytes(np.arange(50))[:30], "broken WAV|not a readable"),
+        (b"RIFF\x04\0\0\0WAVE", "broken WAV"),
+        (b"this is not audio at all, but text", "not a readable audio file"),
+        (b"fLaC" + bytes(100), "not a readable audio file|cannot decode|no samples"),
+    ],
+)
+def test_broken_files_say_so(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "broken.wav"
+    path.write_bytes(content)
+    with pytest.raises(AudioError, match=message):
+        read_audio(path)
+
+
+def test_nan_infinite_missing_and_folder(tmp_path: Path) -> None:
+    for number, value in enumerate([np.nan, np.inf, -np.inf]):
+        samples = np.zeros(100)
+        samples[50] = value
+        soundfile.write(tmp_path / f"{number}.wav", samples, 16000, subtype="FLOAT")
+        with pytest.raises(AudioError, match="NaN or infinite"):
+            read_audio(tmp_path / f"{number}.wav")
+    with pytest.raises(AudioError, match="cannot open"):
+        read_audio(tmp_path / "absent.wav")
+    with pytest.raises(AudioError):
+        read_audio(tmp_path)
+
+
+def test_truncated_flac(tmp_path: Path, random: np.random.Generator) -> None:
+    path = tmp_path / "a.flac"
+    write_audio(path, 0.1 * random.standard_normal(40000))
+    path.write_bytes(path.read_bytes()[:30000])
+    with pytest.raises(AudioError, match=r"a\.flac"):
+        read_audio(path, 30000, 5000)
+
+
+@pytest.mark.parametrize("suffix", [".wav", ".flac"])
+def test_written_audio_reads_back(tmp_path: Path, suffix: str) -> None:
+    waveform = np.array([0, 0.5, -0.5, 2.0, -2.0, 0.25], dtype=np.float32)
+    write_audio(tmp_path / f"a{suffix}", waveform, 16000)
+    np.testing.assert_allclose(read_audio(tmp_path / f"a{suffix}"), np.clip(waveform, -1, 32767 / 32768), atol=1e-6)
+    with pytest.raises(AudioError, match="can write"):
+        write_audio(tmp_path / "a.mp3", waveform)
+
+
+def test_wrap_by_hand() -> None:
+    assert wrap_to_length(np.array([1, 2, 3]), 7).tolist() == [1, 2, 3, 1, 2, 3, 1]
+    assert wrap_to_length(np.array([1, 2, 3]), 2).tolist() == [1, 2]
+    with pytest.raises(AudioError):
+        wrap_to_length(np.zeros(0), 5)
+
+
+@settings(max_examples=300, deadline=1000)
+@given(st.binary(max_size=200), st.integers(0, 40), st.integers(0, 2**32 - 1))
+def test_fuzzed_header_never_crashes(noise: bytes, cut: int, size: int) -> None:
+    """Whatever the bytes, the parser answers or refuses, and never points past the file's end."""
+    valid = wav_bytes(np.arange(20), b"LIST" + struct.pack("<I", 4) + b"abcd", data_bytes=size)
+    for content in (noise, b"RIFF\0\0\0\0WAVE" + noise, b"RF64\0\0\0\0WAVE" + noise, valid[:cut] + noise + valid[cut:]):
+        try:
+            found = parse_riff(io.BytesIO(content), len(content))
+        except RiffError:
+            continue
+        if found is not None:
+            frame_bytes = {"pcm_u8": 1, "pcm_s16": 2, "pcm_s24": 3}.get(found.format, 4) * found.num_channels
+            assert found.data_offset + found.num_samples * frame_bytes <= max(len(content), found.data_offset)
+
+
+@settings(max_examples=100, deadline=2000)
+@given(st.data())
+def test_fuzzed_file_reads_or_refuses(data: st.DataObject) -> None:
+    content = bytearray(wav_bytes(np.arange(200)))
+    for _ in range(data.draw(st.integers(1, 6))):
+        content[data.draw(st.integers(0, 60))] = data.draw(st.integers(0, 255))
+    try:
+        found = read_audio_bytes(bytes(content), "fuzzed.wav", 0, 50, 16000)
+    except AudioError:
+        return
+    assert found.dtype == np.float32 and 0 < len(found) <= 50 and np.isfinite(found).all()
+
+
+def test_many_tiny_chunks_do_not_hang() -> None:
+    content = b"RIFF\0\0\0\0WAVE" + (b"junk" + bytes(4)) * 200_000
+    with pytest.raises(RiffError):
+        parse_riff(io.BytesIO(content), len(content))

@@ -1,0 +1,149 @@
+"""Lists: every form, what is refused and how it is said, and that blocks do not change the result."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from speakernet.data import lists
+from speakernet.data.lists import (
+    ListError,
+    StringTable,
+    read_training_list,
+    read_trials,
+    write_training_list,
+    write_trials,
+)
+
+
+def write(folder: Path, content: str | bytes) -> Path:
+    path = folder / "list.txt"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def test_training_list_by_hand(tmp_path: Path) -> None:
+    path = write(tmp_path, "\ufeffbea  b/1 with space.wav \r\n\n  al\ta/1.wav\nbea b/2.wav\ncé c/é.wav")
+    found = read_training_list(path)
+    assert list(found.paths) == ["b/1 with space.wav", "a/1.wav", "b/2.wav", "c/é.wav"]
+    assert list(found.speakers) == ["al", "bea", "cé"]
+    assert found.labels.tolist() == [1, 0, 1, 2]
+    assert found.labels.dtype == np.int32
+
+
+@pytest.mark.parametrize("block_bytes", [1, 7, 64])
+def test_block_size_does_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int) -> None:
+    lines = [f"id{i % 7:03d} folder/{i}.wav" for i in range(100)]
+    path = write(tmp_path, "\n".join(lines))
+    whole = read_training_list(path)
+    monkeypatch.setattr(lists, "BLOCK_BYTES", block_bytes)
+    pieces = read_training_list(path)
+    assert pieces.paths == whole.paths
+    assert list(pieces.speakers) == list(whole.speakers)
+    np.testing.assert_array_equal(pieces.labels, whole.labels)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a 1.wav\nb\nc 2.wav\n", r"line 2: expected 'speaker path', found 'b'"),
+        ("", "the list is empty"),
+        ("\n \n", "the list is empty"),
+        (b"a 1.wav\nb \xff.wav\n", "line 2: not UTF-8"),
+        (b"a 1.wav\nb \x00.wav\n", "line 2: not UTF-8"),
+        ("x" * 300 + " a.wav\n", "speaker name of 300 bytes"),
+    ],
+)
+def test_bad_training_lists(tmp_path: Path, content: str | bytes, message: str) -> None:
+    with pytest.raises(ListError, match=message):
+        read_training_list(write(tmp_path, content))
+
+
+def test_missing_list(tmp_path: Path) -> None:
+    with pytest.raises(ListError, match=r"absent\.txt: cannot read the list"):
+        read_training_list(tmp_path / "absent.txt")
+    with pytest.raises(ListError, match="cannot read the list"):
+        read_trials(tmp_path)
+
+
+def test_trials_label_first(tmp_path: Path) -> None:
+    found = read_trials(write(tmp_path, "1 a b\n0 a c\n\n0 c b\n"))
+    assert list(found.names) == ["a", "b", "c"]
+    assert found.enrol.tolist() == [0, 0, 2]
+    assert found.test.tolist() == [1, 2, 1]
+    assert found.labels is not None and found.labels.tolist() == [1, 0, 0]
+
+
+def test_trials_kaldi_pairs_and_tabs(tmp_path: Path) -> None:
+    kaldi = read_trials(write(tmp_path, "a b target\na c nontarget\n"))
+    assert kaldi.labels is not None and kaldi.labels.tolist() == [1, 0]
+    pairs = read_trials(write(tmp_path, "a b\nb c\n"))
+    assert pairs.labels is None and len(pairs) == 2
+    tabs = read_trials(write(tmp_path, "1\tmy file.wav\tother file.wav\n0\tmy file.wav\tc\n"))
+    assert list(tabs.names) == ["my file.wav", "other file.wav", "c"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("1 a b\n2 a b\n", "line 2: expected '1 enrol test' or '0 enrol test'"),
+        ("a b target\na b maybe\n", "line 2: expected 'enrol test target'"),
+        ("a b\na\n", "line 2: expected 'enrol test'"),
+        ("a b c d\n", "line 1: expected '1 enrol test'"),
+        ("1 a b\na b\n", "line 2"),
+        ("", "empty"),
+    ],
+)
+def test_bad_trials(tmp_path: Path, content: str, message: str) -> None:
+    with pytest.raises(ListError, match=message):
+        read_trials(write(tmp_path, content))
+
+
+def test_written_lists_read_back(tmp_path: Path) -> None:
+    pairs = [("b", "b/1 x.wav"), ("a", "a/1.wav")]
+    write_training_list(tmp_path / "train.txt", pairs)
+    found = read_training_list(tmp_path / "train.txt")
+    assert [(found.speakers[label], path) for label, path in zip(found.labels, found.paths, strict=True)] == pairs
+    rows = [(1, "a x", "b"), (0, "b", "c")]
+    write_trials(tmp_path / "trials.txt", rows)
+    trials = read_trials(tmp_path / "trials.txt")
+    assert trials.labels is not None
+    read_back = [
+        (int(label), trials.names[enrol], trials.names[test])
+        for label, enrol, test in zip(trials.labels, trials.enrol, trials.test, strict=True)
+    ]
+    assert read_back == rows
+    with pytest.raises(ListError):
+        write_training_list(tmp_path / "bad.txt", [("two words", "a.wav")])
+    assert not (tmp_path / "bad.txt").exists()
+    with pytest.raises(ListError):
+        write_trials(tmp_path / "bad.txt", [(1, "a\tb", "c")])
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5), st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), min_size=1))
+    )
+)
+def test_vectorised_parsing_equals_splitting(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, str]]
+) -> None:
+    path = tmp_path_factory.mktemp("lists") / "list.txt"
+    path.write_text("".join(f"s{speaker} {name}\n" for speaker, name in rows), encoding="utf-8")
+    if not rows:
+        return
+    found = read_training_list(path)
+    assert list(found.paths) == [name for _, name in rows]
+    assert [found.speakers[label] for label in found.labels] == [f"s{speaker}" for speaker, _ in rows]
+
+
+def test_string_table() -> None:
+    table = StringTable.from_strings(["a", "", "éé", "d"])
+    assert len(table) == 4 and table[-1] == "d" and table[2] == "éé" and table[1:3] == ["", "éé"]
+    assert list(table.take(np.array([2, 0]))) == ["éé", "a"]
+    assert list(table.share()) == ["a", "", "éé", "d"]
+    with pytest.raises(IndexError):
+        table[4]

@@ -1,0 +1,132 @@
+"""Sources: rows equal single reads, wrapping, lookup tables and their copy on disk, files that change or vanish."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from speakernet.data import lookup as lookup_module
+from speakernet.data.audio import AudioError, audio_info, write_audio
+from speakernet.data.cache import AudioCache
+from speakernet.data.lists import StringTable
+from speakernet.data.lookup import build_lookup
+from speakernet.data.sources import FolderSource, open_source
+
+
+@pytest.fixture()
+def folder(tmp_path: Path, random: np.random.Generator) -> Path:
+    """Four files: plain WAV, FLAC, stereo at 8 kHz, short."""
+    root = tmp_path / "audio"
+    root.mkdir()
+    write_audio(root / "plain.wav", 0.1 * random.standard_normal(8000))
+    write_audio(root / "b.flac", 0.1 * random.standard_normal(8000))
+    soundfile.write(root / "stereo.wav", 0.1 * random.standard_normal((4000, 2)), 8000)
+    write_audio(root / "short.wav", 0.1 * random.standard_normal(700))
+    return root
+
+
+NAMES = StringTable.from_strings(["plain.wav", "b.flac", "stereo.wav", "short.wav"])
+
+
+@pytest.mark.parametrize("cache", [None, AudioCache(1 << 20)])
+@pytest.mark.parametrize("dtype", [np.float32, np.int16])
+def test_rows_equal_single_reads(folder: Path, dtype: type, cache: AudioCache | None) -> None:
+    source = FolderSource(folder, keep_lookup=False, cache=cache)
+    reader = source.rows(NAMES, source.lookup(NAMES))
+    starts = np.array([0, 1234, 4000, 0])
+    scale = 1 if dtype is np.float32 else 32768
+    for _ in range(2):
+        out = np.empty((4, 2000), dtype=dtype)
+        assert reader.fill(np.arange(4), starts, out) == {}
+        for row in range(3):
+            expected = source.read(NAMES[row], int(starts[row]), 2000) * scale
+            np.testing.assert_allclose(out[row], expected, atol=1e-6 if scale == 1 else 0.51)
+        short = np.resize(source.read("short.wav"), 2000) * scale
+        np.testing.assert_allclose(out[3], short, atol=1e-6 if scale == 1 else 0.51)
+    if cache:
+        assert cache.hits > 0
+
+
+def test_a_crop_past_the_end_wraps_to_the_start(folder: Path) -> None:
+    source = FolderSource(folder, keep_lookup=False)
+    reader = source.rows(NAMES, source.lookup(NAMES))
+    for row in range(4):
+        whole = source.read(NAMES[row])
+        out = np.empty((1, 900), dtype=np.float32)
+        start = len(whole) - 100
+        reader.fill(np.array([row]), np.array([start]), out)
+        np.testing.assert_allclose(out[0], whole[(start + np.arange(900)) % len(whole)], atol=1e-6)
+
+
+def test_lookup_says_what_headers_say(folder: Path) -> None:
+    table = FolderSource(folder, keep_lookup=False).lookup(NAMES, num_threads=3)
+    assert table.num_samples.tolist() == [8000, 8000, 8000, 700]
+    assert table.native_samples.tolist() == [8000, 8000, 4000, 700]
+    assert table.sample_rates.tolist() == [16000, 16000, 8000, 16000]
+    assert table.num_channels.tolist() == [1, 1, 2, 1]
+    assert table.info(0) == audio_info(folder / "plain.wav")
+
+
+def test_lookup_is_kept_and_found_again(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = StringTable.from_strings([*NAMES, "absent.wav"])
+    first = build_lookup(folder, names, sample_rate=16000, cache_folder=tmp_path / "kept")
+    assert list(first.problems) == [4]
+    read: list[str] = []
+
+    def counting(path: str) -> object:
+        read.append(path)
+        return audio_info(path)
+
+    second = build_lookup(folder, names, sample_rate=16000, cache_folder=tmp_path / "kept", read_info=counting)  # type: ignore[arg-type]
+    assert [Path(one).name for one in read] == ["absent.wav"], "only what failed is read again"
+    np.testing.assert_array_equal(first.num_samples, second.num_samples)
+    # Another list has another table; a damaged one is read again.
+    assert lookup_module.lookup_key(folder, names, 16000) != lookup_module.lookup_key(folder, NAMES, 16000)
+    (kept,) = (tmp_path / "kept").glob("*.npz")
+    kept.write_bytes(kept.read_bytes()[:100])
+    third = build_lookup(folder, names, sample_rate=16000, cache_folder=tmp_path / "kept")
+    np.testing.assert_array_equal(first.num_samples, third.num_samples)
+
+
+def test_a_file_that_changed_is_noticed(folder: Path) -> None:
+    source = FolderSource(folder, keep_lookup=False)
+    reader = source.rows(NAMES, source.lookup(NAMES))
+    write_audio(folder / "plain.wav", np.full(1000, 0.25, np.float32))
+    out = np.empty((1, 2000), dtype=np.float32)
+    assert reader.fill(np.array([0]), np.array([5000]), out) == {}
+    np.testing.assert_allclose(out, 0.25, atol=1e-4)
+    assert reader.counts["changed_files"] == 1
+
+
+def test_a_file_that_vanished_is_a_problem_of_its_row(folder: Path) -> None:
+    source = FolderSource(folder, keep_lookup=False)
+    reader = source.rows(NAMES, source.lookup(NAMES))
+    os.unlink(folder / "plain.wav")  # noqa: PTH108
+    os.unlink(folder / "b.flac")  # noqa: PTH108
+    problems = reader.fill(np.arange(4), np.zeros(4, np.int64), np.empty((4, 100), np.float32))
+    assert sorted(problems) == [0, 1] and "plain.wav" in problems[0] and "b.flac" in problems[1]
+
+
+def test_missing_and_read_many(folder: Path) -> None:
+    source = open_source(folder, keep_lookup=False)
+    assert source.missing(StringTable.from_strings(["plain.wav", "no", "b.flac", "neither"])).tolist() == [1, 3]
+    assert [len(one) for one in source.read_many(NAMES)] == [8000, 8000, 8000, 700]
+    with pytest.raises(AudioError, match="cannot open"):
+        source.read("no")
+    with pytest.raises(AudioError, match="no such folder"):
+        open_source(folder / "absent")
+
+
+def test_cache_is_least_recently_used() -> None:
+    cache = AudioCache(budget_bytes=12)
+    for key in "abc":
+        cache.put(key, np.zeros(1, np.float32))
+    assert cache.get("a") is not None
+    cache.put("d", np.zeros(1, np.float32))
+    assert cache.get("b") is None, "b was used longest ago"
+    assert all(cache.get(key) is not None for key in "acd")
+    assert (cache.hits, cache.misses, cache.used_bytes, len(cache)) == (4, 1, 12, 3)
+    cache.put("big", np.zeros(4, np.float32))
+    assert cache.get("big") is None and len(cache) == 3
