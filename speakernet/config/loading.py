@@ -187,7 +187,12 @@ def _translate(entry: Entry) -> list[_Setting]:
         return []
     if first in SECTIONS:
         raise ConfigError(f"{entry.where}: section {first} holds {entry.value!r}; expected `key: value` lines below it")
-    everything = [*ALIASES, *MODE_FLAGS, *SECTIONS, *(f"{name}.{field}" for name in SECTIONS for field in field_names(name))]
+    everything = [
+        *ALIASES,
+        *MODE_FLAGS,
+        *SECTIONS,
+        *(f"{name}.{field}" for name in SECTIONS for field in field_names(name)),
+    ]
     raise ConfigError(f"{entry.where}: unknown key {dotted}; {suggestion(dotted, everything)}")
 
 

@@ -64,7 +64,9 @@ def _walk(loader: _Loader, root: yaml.MappingNode, path: Path) -> list[Entry]:
     for key, value_node, where in _pairs(root, path):
         if isinstance(value_node, yaml.MappingNode):
             children = _pairs(value_node, path)
-            entries += [Entry((key, child), loader.construct_object(node, deep=True), at) for child, node, at in children]
+            entries += [
+                Entry((key, child), loader.construct_object(node, deep=True), at) for child, node, at in children
+            ]
             if not children:
                 entries.append(Entry((key,), {}, where))
         else:
