@@ -87,11 +87,11 @@ def test_profiler_writes_a_trace_a_table_and_shares(tmp_path: Path) -> None:
     assert isinstance(profiler, StepProfiler)
     net = nn.Linear(64, 64)
     for _ in range(5):
-        with profiler.phase("data"):
+        with profiler.part("data"):
             batch = torch.randn(32, 64)
-        with profiler.phase("forward"):
+        with profiler.part("forward"):
             loss = net(batch).square().mean()
-        with profiler.phase("backward"):
+        with profiler.part("backward"):
             loss.backward()
         profiler.step()
     profiler.close()
@@ -104,7 +104,7 @@ def test_profiler_writes_a_trace_a_table_and_shares(tmp_path: Path) -> None:
 def test_without_profiling_nothing_happens(tmp_path: Path) -> None:
     profiler = make_profiler(False, tmp_path, 2, torch.device("cpu"))
     assert isinstance(profiler, NoProfiler)
-    with profiler.phase("data"):
+    with profiler.part("data"):
         profiler.step()
     profiler.close()
     assert not list(tmp_path.iterdir())
