@@ -133,7 +133,7 @@ def split_parts(contents: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[st
     network: dict[str, Tensor] = {}
     head: dict[str, Tensor] = {}
     for name, value in state.items():
-        plain = str(name).replace("module.", "")
+        plain = str(name).replace("module.", "").replace("_orig_mod.", "")
         if not isinstance(value, Tensor):
             beside.append(f"{name} (no tensor)")
         elif plain.startswith("__L__."):
