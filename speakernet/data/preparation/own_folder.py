@@ -12,7 +12,7 @@ from speakernet.data.preparation.ffmpeg import find_ffmpeg
 from speakernet.data.preparation.listing import listable_rows, usable_utterances, write_lists
 from speakernet.data.preparation.pairing import PairRules
 from speakernet.data.preparation.recipe import write_recipe
-from speakernet.data.preparation.splits import Split, split_speakers
+from speakernet.data.preparation.splits import MIN_FOR_SAME_GENDER, MIN_HELD_OUT_SPEAKERS, Split, split_speakers
 from speakernet.data.preparation.summary import StepSummary
 from speakernet.data.preparation.utterances import (
     Row,
@@ -64,7 +64,7 @@ def prepare_folder(options: FolderOptions) -> tuple[Path, list[StepSummary]]:
     Raises:
         ValueError: too few speakers or utterances, or a table that cannot be read.
     """
-    summaries = []
+    summaries: list[StepSummary] = []
     options.save_path.mkdir(parents=True, exist_ok=True)
     with StepSummary("scan", options.save_path) as scan:
         rows: Iterator[Row] = _with_conversions(_rows(options, scan), options, summaries)
@@ -74,7 +74,8 @@ def prepare_folder(options: FolderOptions) -> tuple[Path, list[StepSummary]]:
                 f"none of the {scan.broken} files under {options.root} can be used; the first: {scan.first_broken[:1]}"
             )
     summaries.append(scan)
-    split = split_speakers(utterances, options.seed, options.validation_share, options.test_share)
+    fewest = MIN_FOR_SAME_GENDER if options.same_gender else MIN_HELD_OUT_SPEAKERS
+    split = split_speakers(utterances, options.seed, options.validation_share, options.test_share, fewest)
     rules = PairRules(other_session=_avoid_same_session(utterances, split, options), same_gender=options.same_gender)
     lists = write_lists(
         options.save_path,
@@ -127,7 +128,8 @@ def _rows(options: FolderOptions, summary: StepSummary) -> Iterator[Row]:
 
 def _with_conversions(rows: Iterator[Row], options: FolderOptions, summaries: list[StepSummary]) -> Iterator[Row]:
     """Convert what soundfile cannot read into `save_path/converted`; those rows then name the converted file."""
-    plain, foreign = [], []
+    plain: list[Row] = []
+    foreign: list[Row] = []
     for row in rows:
         (foreign if Path(row.name).suffix.lower() in CONVERTIBLE_SUFFIXES else plain).append(row)
     if not foreign:

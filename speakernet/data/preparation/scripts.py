@@ -61,7 +61,8 @@ def run_script(
         0 done, 1 something is missing or broken, 2 wrong usage, 130 interrupted.
     """
     arguments = parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr, force=True)
+    logging.basicConfig(format="%(levelname)s %(message)s", stream=sys.stderr)
+    logging.getLogger().setLevel(logging.INFO)
     try:
         return run(arguments)
     except (ValueError, OSError) as error:

@@ -12,6 +12,8 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_SHARE = 0.1
 MIN_HELD_OUT_SPEAKERS = 2
+#: Least held-out speakers for trials within a gender: two of each.
+MIN_FOR_SAME_GENDER = 4
 #: Below this many speakers a test set of its own would leave too few to train on.
 MIN_SPEAKERS_FOR_TEST = 8
 MIN_SPEAKERS_FOR_VALIDATION = 4
@@ -35,11 +37,14 @@ def split_speakers(
     seed: int,
     validation_share: float = DEFAULT_SHARE,
     test_share: float = DEFAULT_SHARE,
+    min_held_out: int = MIN_HELD_OUT_SPEAKERS,
 ) -> Split:
     """Speaker-disjoint split, the genders spread evenly; the same for the same speakers and seed.
 
     Speakers with a single utterance can make no target trial and stay in training. With fewer than eight speakers there
     is no test part, with fewer than four the validation part is made of held-out utterances of the training speakers.
+
+    `min_held_out` is the least number of speakers in a held-out part: trials within a gender need two of each.
 
     Raises:
         ValueError: fewer than two speakers, or shares that leave none for training.
@@ -58,8 +63,8 @@ def split_speakers(
         return _split_utterances(utterances, seed)
     order = _interleaved(usable, utterances.genders[usable], seed)
     wants_test = num_speakers >= MIN_SPEAKERS_FOR_TEST and test_share > 0
-    num_validation = _held_out(num_speakers, validation_share, len(order))
-    num_test = _held_out(num_speakers, test_share, len(order) - num_validation) if wants_test else 0
+    num_validation = _held_out(num_speakers, validation_share, len(order), min_held_out)
+    num_test = _held_out(num_speakers, test_share, len(order) - num_validation, min_held_out) if wants_test else 0
     if not wants_test and test_share > 0:
         logger.warning("%d speakers are too few for a test part of its own; the validation trials serve", num_speakers)
     validation = order[:num_validation]
@@ -73,10 +78,10 @@ def split_speakers(
     return Split(rows[0], rows[1], rows[2], is_speaker_disjoint=True)
 
 
-def _held_out(num_speakers: int, share: float, available: int) -> int:
+def _held_out(num_speakers: int, share: float, available: int, fewest: int) -> int:
     if share == 0:
         return 0
-    return min(max(MIN_HELD_OUT_SPEAKERS, round(num_speakers * share)), max(0, available))
+    return min(max(fewest, round(num_speakers * share)), max(0, available))
 
 
 def _interleaved(speakers: np.ndarray, genders: np.ndarray, seed: int) -> np.ndarray:

@@ -1,0 +1,170 @@
+"""One's own voices: folders, tables, patterns, odd names, foreign formats; and what the configuration says."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from preparation_corpora import run_data_prep, to_m4a, voice, write_voices
+
+from speakernet.data.audio import write_audio
+from speakernet.data.lists import read_training_list, read_trials
+
+
+def prepare(folder: Path, save_path: Path, *arguments: object) -> int:
+    return run_data_prep("folder", folder, "--save_path", save_path, "--jobs", 2, *arguments)
+
+
+def speakers_of(path: Path, root: Path) -> set[str]:
+    return {name.split("/")[0] for name in read_trials(path).names if (root / name).is_file()}
+
+
+def test_a_folder_a_speaker_becomes_disjoint_lists_trials_and_a_config(tmp_path, capsys):
+    root, out = tmp_path / "voices", tmp_path / "out"
+    write_voices(root, 20, 4, "spk{speaker:02}/{utterance}.wav", 0.6)
+    assert prepare(root, out) == 0
+    config = out / "out.yaml"
+    assert capsys.readouterr().out.strip() == f"python trainSpeakerNet.py --config {config}"
+    training = read_training_list(out / "train_list.txt")
+    parts = [set(training.speakers)] + [
+        speakers_of(out / f"{part}_trials.txt", root) for part in ("validation", "test")
+    ]
+    assert [len(part) for part in parts] == [16, 2, 2]
+    assert not (parts[0] & parts[1] or parts[0] & parts[2] or parts[1] & parts[2])
+    written = yaml.safe_load(config.read_text())
+    assert written["data"]["train_list"] == str(out / "train_list.txt")
+    assert all(Path(value).exists() for key, value in written["data"].items() if key.endswith(("_list", "_path")))
+    first = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
+    assert prepare(root, out) == 0
+    assert {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()} == first
+
+
+def test_sessions_below_the_speakers_are_kept_apart(tmp_path):
+    root, out = tmp_path / "voices", tmp_path / "out"
+    for session in ("monday", "tuesday"):
+        write_voices(root, 6, 2, "spk{speaker}/" + session + "/{utterance}.wav", 0.6)
+    assert prepare(root, out) == 0
+    trials = read_trials(out / "validation_trials.txt")
+    targets = np.flatnonzero(trials.labels == 1)
+    assert len(targets)
+    for row in targets:
+        enrol, test = trials.names[int(trials.enrol[row])], trials.names[int(trials.test[row])]
+        assert enrol.split("/")[1] != test.split("/")[1]
+
+
+def test_a_table_with_sessions_and_genders(tmp_path):
+    root, out = tmp_path / "voices", tmp_path / "out"
+    names = write_voices(root, 12, 4, "{speaker}_{utterance}.wav", 0.6)
+    with (tmp_path / "voices.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["Gender", "path", "note", "speaker", "session"])
+        for name in names:
+            speaker, utterance = name.removesuffix(".wav").split("_")
+            writer.writerow(
+                ["f" if int(speaker) % 2 else "m", name, "x", f"Anna Maria {speaker}", f"s{int(utterance) % 2}"]
+            )
+    assert prepare(root, out, "--csv", tmp_path / "voices.csv", "--same_gender") == 0
+    trials = read_trials(out / "validation_trials.txt")
+    parity = [int(name.split("_")[0]) % 2 for name in trials.names]
+    assert all(parity[a] == parity[b] for a, b in zip(trials.enrol.tolist(), trials.test.tolist(), strict=True))
+    assert read_training_list(out / "train_list.txt").speakers[0].startswith("Anna_Maria_")
+
+
+def test_a_pattern_tells_speaker_and_session(tmp_path):
+    root, out = tmp_path / "voices", tmp_path / "out"
+    write_voices(root, 8, 4, "rec-{utterance}-spk{speaker}.wav", 0.6)
+    assert prepare(root, out, "--pattern", r"rec-(?P<session>\d)-(?P<speaker>spk\d+)") == 0
+    assert set(read_training_list(out / "train_list.txt").speakers) < {f"spk{row}" for row in range(8)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["--pattern", "("], "no regular expression"), (["--pattern", "(a)"], "no group named speaker")],
+)
+def test_a_wrong_pattern_is_explained(tmp_path, caplog, arguments, message):
+    write_voices(tmp_path / "voices", 2, 2, "{speaker}/{utterance}.wav", 0.6)
+    assert prepare(tmp_path / "voices", tmp_path / "out", *arguments) == 1
+    assert message in caplog.text
+
+
+def test_parts_of_a_corpus_are_not_taken_for_speakers(tmp_path):
+    root, out = tmp_path / "corpus", tmp_path / "out"
+    write_voices(root / "train", 6, 3, "a{speaker}/{utterance}.wav", 0.6)
+    write_voices(root / "dev", 4, 3, "b{speaker}/{utterance}.wav", 0.6)
+    assert prepare(root, out) == 0
+    assert "train" not in set(read_training_list(out / "train_list.txt").speakers)
+
+
+def test_what_cannot_be_used_is_listed_with_its_reason_and_gives_a_non_zero_exit(tmp_path):
+    root, out = tmp_path / "voices", tmp_path / "out"
+    write_voices(root, 10, 3, "spk{speaker}/{utterance}.wav", 0.6)
+    write_audio(root / "spk0/short.wav", voice(0, 9, 0.1), 16000)
+    (root / "spk0/empty.wav").write_bytes(b"")
+    (root / "spk0/text.flac").write_text("no audio")
+    (root / "beside.wav").write_bytes(b"")
+    (root / "spk1/line\nbreak.wav").write_bytes((root / "spk1/0.wav").read_bytes())
+    assert prepare(root, out) == 1
+    listed = (out / "broken_scan.txt").read_text()
+    for name in ("short.wav", "empty.wav", "text.flac", "beside.wav", r"line\nbreak.wav"):
+        assert name in listed
+    assert len(listed.splitlines()) == 5
+    used = (
+        (out / "train_list.txt").read_text()
+        + (out / "validation_list.txt").read_text()
+        + (out / "test_list.txt").read_text()
+    )
+    assert len(used.splitlines()) == 30
+
+
+def test_names_with_spaces_quotes_and_unicode_train(tmp_path):
+    root, out = tmp_path / "my voices", tmp_path / "out put"
+    for speaker in ("Anna Maria", "O'Neill", "語", "-y", "$HOME;ls"):
+        for row in range(4):
+            write_audio(root / speaker / f'take {row} "x".wav', voice(len(speaker), row, 0.6), 16000)
+    assert prepare(root, out) == 0
+    training = read_training_list(out / "train_list.txt")
+    assert all((root / name).is_file() for name in training.paths)
+    assert {"Anna_Maria", "O'Neill", "語", "-y", "$HOME;ls"} >= set(training.speakers)
+
+
+def test_speakers_that_would_become_one_are_refused(tmp_path, caplog):
+    root = tmp_path / "voices"
+    for speaker in ("a b", "a_b", "c"):
+        write_audio(root / speaker / "1.wav", voice(1, 1, 0.6), 16000)
+    assert prepare(root, tmp_path / "out") == 1
+    assert "rename one speaker" in caplog.text
+
+
+def test_foreign_formats_are_converted_first(tmp_path, ffmpeg):
+    root, out = tmp_path / "voices", tmp_path / "out"
+    names = write_voices(tmp_path / "plain", 6, 3, "spk{speaker}/{utterance}.wav", 0.8)
+    for name in names:
+        to_m4a(ffmpeg, tmp_path / "plain" / name, root / name.replace(".wav", ".m4a"))
+    assert prepare(root, out) == 0
+    training = read_training_list(out / "train_list.txt")
+    assert all(Path(name).is_file() and name.endswith(".m4a.wav") for name in training.paths)
+    assert not any(path.suffix == ".wav" for path in root.rglob("*")), "nothing is written beside the originals"
+
+
+def test_three_speakers_hold_out_utterances_and_say_so(tmp_path, caplog):
+    root, out = tmp_path / "voices", tmp_path / "out"
+    write_voices(root, 3, 8, "spk{speaker}/{utterance}.wav", 0.6)
+    assert prepare(root, out) == 0
+    assert "look better than it is" in caplog.text
+    held_out = set(read_trials(out / "validation_trials.txt").names)
+    assert not held_out & set(read_training_list(out / "train_list.txt").paths)
+
+
+@pytest.mark.parametrize("speakers", [0, 1])
+def test_too_little_is_explained_not_a_traceback(tmp_path, caplog, speakers):
+    (tmp_path / "voices").mkdir()
+    write_voices(tmp_path / "voices", speakers, 3, "spk{speaker}/{utterance}.wav", 0.6)
+    assert prepare(tmp_path / "voices", tmp_path / "out") == 1
+    assert "see --help" in caplog.text or "at least two" in caplog.text
+
+
+def test_the_real_corpus_goes_through_as_it_is(tmp_path, shared_data):
+    out = tmp_path / "speechocean"
+    assert prepare(shared_data / "speechocean_mini", out) == 0
+    assert "1440 found, 1440 made, 0 skipped, 0 broken" in (out / "summary.txt").read_text()
