@@ -1,0 +1,44 @@
+"""Random numbers by key instead of by order: one for each (seed, epoch, row, stream), whole batches at once.
+
+A generator gives numbers in the order it is asked, so that another number of workers or ranks would change them. Here an
+utterance's numbers depend on nothing but its own row and the epoch. The mixing is SplitMix64's.
+
+Source: Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014, figure 17.
+"""
+
+import numpy as np
+
+from speakernet.seeding import derive_seed
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+class KeyedRandom:
+    """Uniform numbers for the rows of one batch.
+
+    Args:
+        seed: of the run.
+        epoch: counted from 0.
+        rows: rows of the training list, (batch,).
+    """
+
+    def __init__(self, seed: int, epoch: int, rows: np.ndarray) -> None:
+        self.rows = np.asarray(rows, dtype=np.uint64)
+        self._key = np.uint64(derive_seed(seed, epoch))
+
+    def uniform(self, stream: int, count: int = 1) -> np.ndarray:
+        """Numbers in [0, 1), float64 (batch, count); another stream gives unrelated ones."""
+        with np.errstate(over="ignore"):
+            base = _mix(_mix(self._key + np.uint64(stream) * GOLDEN) ^ _mix(self.rows * GOLDEN + GOLDEN))
+            words = _mix(base[:, None] + np.arange(1, count + 1, dtype=np.uint64) * GOLDEN)
+        return (words >> np.uint64(11)) * 2.0**-53
+
+    def between(self, stream: int, low: float, high: float) -> np.ndarray:
+        """Numbers in [low, high), (batch,)."""
+        return low + (high - low) * self.uniform(stream)[:, 0]
+
+
+def _mix(words: np.ndarray) -> np.ndarray:
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))

@@ -1,0 +1,241 @@
+"""Which rows make which batch: plans of whole epochs, from labels alone.
+
+A plan depends on (labels, seed, epoch) only; a rank takes its share of every batch, so that one process and many see the
+same batches. No audio is touched, nothing is a Python object a row, and what does not fill a batch is counted.
+"""
+
+import logging
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from speakernet.seeding import numpy_generator
+
+log = logging.getLogger(__name__)
+
+_ORDER, _LENGTH, _SPEED = range(3)  # Keys of the samplers' own random streams.
+EXACT_WORK = 4_000_000  # batches x speakers up to which the balanced sampler deals exactly
+MAX_ROUNDS = 30
+
+
+@dataclass
+class EpochPlan:
+    """The batches of one epoch.
+
+    Attributes:
+        rows: rows of the training list, batch after batch, int64.
+        bounds: batch b is `rows[bounds[b]:bounds[b + 1]]`, int64 (batches + 1,).
+        crop_frames: length of the crops of each batch, int64 (batches,).
+        speeds: index into the speed factors for each of `rows`, int8.
+        num_left_out: utterances that are in the list and in no batch of this epoch.
+    """
+
+    rows: np.ndarray
+    bounds: np.ndarray
+    crop_frames: np.ndarray
+    speeds: np.ndarray
+    num_left_out: int
+
+    def __len__(self) -> int:
+        return len(self.crop_frames)
+
+
+@dataclass(frozen=True)
+class CropLengths:
+    """Crop lengths in frames: fixed, or drawn for each batch; a longer crop means fewer utterances."""
+
+    shortest: int
+    longest: int = 0
+
+    def draw(self, num_batches: int, seed: int, epoch: int) -> np.ndarray:
+        """Length of each batch, int64 (batches,)."""
+        longest = max(self.longest, self.shortest)
+        return numpy_generator(seed, _LENGTH, epoch).integers(self.shortest, longest + 1, num_batches)
+
+
+class Sampler:
+    """Plans epochs; subclasses say in which order the utterances come.
+
+    Args:
+        labels: speaker of every row of the training list, (rows,).
+        eligible: rows that may be used, (utterances,); None means all.
+        batch_size: units in a batch over all ranks (a unit is one utterance, or K of one speaker).
+        crops: lengths to draw from.
+        num_speeds: how many speed factors there are.
+        seed: of the run.
+    """
+
+    unit = 1  # utterances that stay together
+
+    def __init__(
+        self,
+        labels: np.ndarray,
+        *,
+        batch_size: int,
+        crops: CropLengths,
+        seed: int,
+        eligible: np.ndarray | None = None,
+        num_speeds: int = 1,
+    ) -> None:
+        self.labels = labels
+        self.eligible = np.arange(len(labels)) if eligible is None else np.asarray(eligible)
+        self.batch_size = batch_size
+        self.crops = crops
+        self.seed = seed
+        self.num_speeds = num_speeds
+
+    def epoch(self, epoch: int) -> EpochPlan:
+        """The batches of an epoch, counted from 0."""
+        units = self._units(epoch)
+        sizes, frames = self._batch_sizes(len(units), epoch)
+        used = int(sizes.sum())
+        rows = units[:used].reshape(-1)
+        speeds = np.zeros(len(rows), dtype=np.int8)
+        if self.num_speeds > 1:
+            # One speed for the utterances of a unit: with another speed they would be another speaker.
+            drawn = numpy_generator(self.seed, _SPEED, epoch).integers(0, self.num_speeds, used)
+            speeds = np.repeat(drawn.astype(np.int8), self.unit)
+        bounds = np.concatenate([[0], np.cumsum(sizes)]) * self.unit
+        return EpochPlan(rows.astype(np.int64), bounds, frames, speeds, len(self.eligible) - len(rows))
+
+    def _units(self, epoch: int) -> np.ndarray:
+        """Rows in the order in which they are used, (units, utterances of a unit)."""
+        raise NotImplementedError
+
+    def _batch_sizes(self, num_units: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Units and crop frames of each batch; the audio in a batch stays about the same."""
+        most = num_units if self.crops.longest > self.crops.shortest else num_units // self.batch_size
+        frames = self.crops.draw(most, self.seed, epoch)
+        sizes = np.maximum(1, self.batch_size * self.crops.shortest // frames)
+        count = int(np.searchsorted(np.cumsum(sizes), num_units, side="right"))
+        return sizes[:count], frames[:count]
+
+
+class ShuffledSampler(Sampler):
+    """All utterances in random order.
+
+    Raises:
+        ValueError: fewer utterances than one batch takes.
+    """
+
+    def __init__(self, labels: np.ndarray, **options: object) -> None:
+        super().__init__(labels, **options)  # type: ignore[arg-type]
+        if len(self.eligible) < self.batch_size:
+            raise ValueError(
+                f"the training list has {len(self.eligible)} usable utterances, fewer than data.batch_size "
+                f"({self.batch_size}); lower the batch size"
+            )
+
+    def _units(self, epoch: int) -> np.ndarray:
+        return numpy_generator(self.seed, _ORDER, epoch).permutation(self.eligible)[:, None]
+
+
+class BalancedSampler(Sampler):
+    """P speakers x K utterances with no speaker twice in a batch; row = speaker * K + utterance.
+
+    Each speaker's utterances are shuffled and cut into groups of K (at most `max_utterances` an epoch).
+
+    Raises:
+        ValueError: fewer speakers with K utterances than a batch takes.
+    """
+
+    def __init__(
+        self, labels: np.ndarray, *, utterances_per_speaker: int, max_utterances: int = 500, **options: object
+    ) -> None:
+        super().__init__(labels, **options)  # type: ignore[arg-type]
+        self.unit = utterances_per_speaker
+        self.max_utterances = max_utterances
+        counts = np.bincount(self.labels[self.eligible])
+        usable = int((counts >= self.unit).sum())
+        self.num_short_speakers = int((counts > 0).sum()) - usable
+        if self.num_short_speakers:
+            log.warning(
+                "%d speakers have fewer than %d utterances and are left out", self.num_short_speakers, self.unit
+            )
+        if max_utterances < self.unit:
+            raise ValueError(f"max_utterances_per_speaker is {max_utterances}, less than the {self.unit} of a batch")
+        if usable < self.batch_size:
+            raise ValueError(
+                f"a batch takes {self.batch_size} speakers with {self.unit} utterances each, but only {usable} have as "
+                "many; lower data.batch_size or data.utterances_per_speaker"
+            )
+
+    def _units(self, epoch: int) -> np.ndarray:
+        random = numpy_generator(self.seed, _ORDER, epoch)
+        shuffled = random.permutation(self.eligible)
+        labels = self.labels[shuffled]
+        by_speaker = np.argsort(labels, kind="stable")
+        shuffled, labels = shuffled[by_speaker], labels[by_speaker]
+        first = np.flatnonzero(np.concatenate([[True], labels[1:] != labels[:-1]]))
+        counts = np.diff(np.append(first, len(labels)))
+        groups = np.minimum(counts, self.max_utterances) // self.unit
+        # Utterance j of a speaker is used when j < groups * K; the survivors lie in runs of K of one speaker.
+        place = np.arange(len(labels)) - np.repeat(first, counts)
+        kept = shuffled[place < np.repeat(groups * self.unit, counts)].reshape(-1, self.unit)
+        return kept[self._deal(np.repeat(np.arange(len(first)), groups), groups, random)]
+
+    def _deal(self, speakers: np.ndarray, groups: np.ndarray, random: np.random.Generator) -> np.ndarray:
+        """Order of the groups (given speaker after speaker) in which no batch holds a speaker twice."""
+        size = self.batch_size
+        if len(speakers) // size * len(groups) <= EXACT_WORK:
+            return _deal_exactly(groups, size, random)
+        order = random.permutation(len(speakers))
+        batch_of = (np.arange(len(order)) // size) * len(groups)
+        for _ in range(MAX_ROUNDS):
+            key = batch_of + speakers[order]
+            by_key = np.argsort(key, kind="stable")
+            repeated = by_key[1:][key[by_key[1:]] == key[by_key[:-1]]]
+            if not len(repeated):
+                return order
+            # A repeated group changes places with one from anywhere.
+            for place, other in zip(repeated, random.integers(0, len(order), len(repeated)), strict=True):
+                order[place], order[other] = order[other], order[place]
+        return _deal_exactly(groups, size, random)
+
+
+def _deal_exactly(groups: np.ndarray, size: int, random: np.random.Generator) -> np.ndarray:
+    """As many full batches as there can be, drawn at random.
+
+    With b batches to come, no speaker can be used more than b times. Cutting every speaker to that and the total to b x size
+    leaves an order that always works out: whoever has b groups left must be in the next batch, the rest is drawn in
+    proportion to what they have left.
+    """
+    num_batches = int(groups.sum()) // size
+    while num_batches and np.minimum(groups, num_batches).sum() < num_batches * size:
+        num_batches -= 1
+    left = np.minimum(groups, num_batches)
+    surplus = int(left.sum()) - num_batches * size
+    if surplus:
+        taken = random.permutation(np.repeat(np.arange(len(left)), left))[:surplus]
+        left = left - np.bincount(taken, minlength=len(left))
+    next_group = np.concatenate([[0], np.cumsum(groups)[:-1]])
+    order = np.empty((num_batches, size), dtype=np.int64)
+    for batch in range(num_batches):
+        to_come = num_batches - batch
+        # Efraimidis and Spirakis (2006): the largest of u^(1/weight) are a draw in proportion to the weights.
+        with np.errstate(divide="ignore"):
+            rank = np.where(left > 0, np.log(random.random(len(left))) / np.maximum(left, 1), -np.inf)
+        rank[left >= to_come] = 1.0
+        chosen = random.permutation(np.argpartition(-rank, size - 1)[:size])
+        order[batch] = next_group[chosen]
+        next_group[chosen] += 1
+        left[chosen] -= 1
+    return order.reshape(-1)
+
+
+def rank_share(plan: EpochPlan, batch: int, unit: int, rank: int, world_size: int) -> slice:
+    """Where in `plan.rows` this rank's part of a batch lies: as even as whole units allow."""
+    first, last = int(plan.bounds[batch]), int(plan.bounds[batch + 1])
+    units = (last - first) // unit
+    return slice(first + units * rank // world_size * unit, first + units * (rank + 1) // world_size * unit)
+
+
+def speed_fractions(factors: list[float]) -> list[Fraction]:
+    """The speed factors as fractions, 1 first where it is among them, so that its speakers keep their labels.
+
+    >>> speed_fractions([0.9, 1.0, 1.1])
+    [Fraction(1, 1), Fraction(9, 10), Fraction(11, 10)]
+    """
+    fractions = [Fraction(factor).limit_denominator(20) for factor in dict.fromkeys(factors)]
+    return sorted(fractions, key=lambda fraction: fraction != 1)
