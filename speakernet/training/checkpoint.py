@@ -1,0 +1,245 @@
+"""The run folder on disk: its lock, `last.pt`, `best.pt` and `checkpoints/`, written whole or not at all.
+
+Knows nothing of models: it is handed dictionaries of tensors and plain values. A snapshot is copied to CPU memory at
+once; a background thread writes it under a temporary name, flushes it and renames it, so that a kill, a full disk or an
+interrupt at any moment leaves the old file whole. Loading never runs code (`weights_only=True`).
+"""
+
+import logging
+import os
+import socket
+import threading
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from speakernet.files import atomic_write
+
+try:
+    import fcntl
+except ImportError:  # not on Windows: the lock is then left out, and said
+    fcntl = None  # type: ignore[assignment]
+
+logger = logging.getLogger(__name__)
+
+LOCK_NAME = "run.lock"
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be read or does not fit this run."""
+
+
+class RunLock:
+    """Holds a run folder for one process; the operating system lets go of it when the process dies, however it dies."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.path = Path(folder) / LOCK_NAME
+        self._file: IO[str] | None = None
+
+    def acquire(self) -> None:
+        """Take the folder.
+
+        Raises:
+            ValueError: another process trains into this folder; says which.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        file = self.path.open("a+", encoding="utf-8")
+        if fcntl is None:
+            logger.warning("this platform has no file locks: make sure that only one run uses %s", self.path.parent)
+        else:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                file.seek(0)
+                holder = file.read().strip() or "an unknown process"
+                file.close()
+                raise ValueError(
+                    f"{self.path.parent} is in use by another run ({holder}); "
+                    "wait for it, stop it, or choose another --save_path"
+                ) from error
+        file.seek(0)
+        file.truncate()
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        self._file = file
+
+    def release(self) -> None:
+        """Let go of the folder; does nothing when it is not held."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def to_cpu(value: Any) -> Any:
+    """A copy that later training steps cannot change: tensors cloned to CPU, containers rebuilt, plain values kept.
+
+    Tensors that are not contiguous keep their memory layout; views are cut loose from what they look into.
+    """
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: to_cpu(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(to_cpu(entry) for entry in value)
+    return value
+
+
+def load_checkpoint(path: str | Path) -> dict[str, Any]:
+    """The dictionary in a checkpoint file, on the CPU.
+
+    Raises:
+        CheckpointError: the file is truncated, foreign, or needs code to load.
+    """
+    path = Path(path)
+    try:
+        contents = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise
+    except Exception as error:
+        # torch raises RuntimeError, UnpicklingError, EOFError, KeyError … for a broken file, as chance has it.
+        raise CheckpointError(
+            f"{path} is not a readable checkpoint ({type(error).__name__}: {str(error).splitlines()[0][:200]}); "
+            "it may be cut off or made by another program: remove it to start anew, or choose an older one"
+        ) from error
+    if not isinstance(contents, dict):
+        raise CheckpointError(f"{path} holds a {type(contents).__name__}; expected a checkpoint of this program")
+    return contents
+
+
+class CheckpointStore:
+    """Writes and reads the checkpoints of one run folder.
+
+    Args:
+        folder: the run folder; made when missing.
+        keep: models kept in `checkpoints/`, newest first.
+        compress: deflate the files (`torch.save` stores them plainly).
+        background: write in a thread; off, every save has reached the disk when it returns.
+    """
+
+    def __init__(self, folder: str | Path, *, keep: int = 3, compress: bool = False, background: bool = True) -> None:
+        self.folder = Path(folder)
+        self.keep = keep
+        self.compress = compress
+        self.background = background
+        self._thread: threading.Thread | None = None
+        self._failure: OSError | None = None
+
+    @property
+    def last_path(self) -> Path:
+        """Everything needed to go on."""
+        return self.folder / "last.pt"
+
+    @property
+    def best_path(self) -> Path:
+        """The model by held-out EER."""
+        return self.folder / "best.pt"
+
+    def epoch_path(self, epoch: int) -> Path:
+        """The model after so many epochs."""
+        return self.folder / "checkpoints" / f"epoch_{epoch:04d}.pt"
+
+    def epoch_paths(self) -> list[Path]:
+        """The kept models, oldest first."""
+        return sorted((self.folder / "checkpoints").glob("epoch_*.pt"))
+
+    def save_last(self, contents: dict[str, Any]) -> None:
+        """Write last.pt; `contents` are copied before this returns."""
+        self._save({self.last_path: contents})
+
+    def save_best(self, contents: dict[str, Any]) -> None:
+        """Write best.pt."""
+        self._save({self.best_path: contents})
+
+    def save_epoch(self, epoch: int, contents: dict[str, Any]) -> None:
+        """Write the model of an epoch into checkpoints/ and remove those too many."""
+        if self.keep > 0:
+            self._save({self.epoch_path(epoch): contents}, self._prune)
+
+    def load_last(self) -> dict[str, Any] | None:
+        """The contents of last.pt, or None where there is none.
+
+        Raises:
+            CheckpointError: the file is broken.
+        """
+        self.wait()
+        return load_checkpoint(self.last_path) if self.last_path.exists() else None
+
+    def remove_leftovers(self) -> None:
+        """Delete temporary files that a killed run left behind; call it only while holding the run's lock."""
+        for folder in (self.folder, self.folder / "checkpoints"):
+            for leftover in folder.glob(".*.pt.*.tmp"):
+                logger.info("removing %s, left by an interrupted write", leftover.name)
+                leftover.unlink(missing_ok=True)
+
+    def wait(self) -> None:
+        """Return when everything handed over has reached the disk (or has failed, which was logged)."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def close(self) -> None:
+        """Wait for the last write.
+
+        Raises:
+            OSError: the last write failed, so what is on disk is older than the run.
+        """
+        self.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def _save(self, files: dict[Path, dict[str, Any]], afterwards: Callable[[], None] | None = None) -> None:
+        snapshot = {path: to_cpu(contents) for path, contents in files.items()}
+        self.wait()  # one write at a time, in order
+        if not self.background:
+            self._write(snapshot, afterwards)
+            return
+        # Not a daemon: the interpreter waits for it at exit, so that a finished run is a written run.
+        self._thread = threading.Thread(target=self._write, args=(snapshot, afterwards), name="checkpoint-writer")
+        self._thread.start()
+
+    def _write(self, files: dict[Path, dict[str, Any]], afterwards: Callable[[], None] | None) -> None:
+        for path, contents in files.items():
+            try:
+                write_checkpoint(path, contents, compress=self.compress)
+                self._failure = None
+            except OSError as error:
+                self._failure = error
+                logger.error("could not write %s: %s; the old file is untouched. Free some space: training goes on "
+                             "and will try again at the next save", path, error)  # fmt: skip
+                return
+        if afterwards is not None:
+            afterwards()
+
+    def _prune(self) -> None:
+        for path in self.epoch_paths()[: -self.keep]:
+            path.unlink(missing_ok=True)
+
+
+def write_checkpoint(path: str | Path, contents: dict[str, Any], *, compress: bool = False) -> None:
+    """Write a dictionary of tensors and plain values, atomically.
+
+    Raises:
+        OSError: the disk is full or not writable; the old file stays as it was.
+    """
+    with atomic_write(path, "wb") as file:
+        try:
+            torch.save(contents, file)
+        except RuntimeError as error:
+            # torch's zip writer reports a failed write (a full disk, say) as a RuntimeError of its own.
+            raise OSError(f"writing {path} failed: {error}") from error
+    if compress:
+        _deflate(Path(path))
+
+
+def _deflate(path: Path) -> None:
+    """Rewrite torch's (stored) zip archive deflated; torch reads both."""
+    with (
+        zipfile.ZipFile(path) as stored,
+        atomic_write(path, "wb") as file,
+        zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as packed,
+    ):
+        for entry in stored.infolist():
+            packed.writestr(entry.filename, stored.read(entry))

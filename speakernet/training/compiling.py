@@ -1,0 +1,191 @@
+"""When and how the network is compiled: never, from the start, or once the steps left repay the cost.
+
+Compilation is done in place (`Module.compile`), so saved keys never change. Evaluation runs eagerly: its lengths differ
+from utterance to utterance, and each would be compiled anew.
+"""
+
+import contextlib
+import dataclasses
+import logging
+import platform
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from speakernet.seeding import capture_random_state, restore_random_state
+
+logger = logging.getLogger(__name__)
+
+# Steps measured eagerly before `auto` decides; the first few warm caches up and are left out.
+OBSERVED_STEPS = 20
+WARMUP_STEPS = 5
+# Measured on two CPU cores (docs/performance.md): the share of a step that compiling saves, and its cost per layer.
+ASSUMED_SAVING = 0.2
+SECONDS_PER_LAYER = 0.5
+# Compile only for a clear gain: the two figures above are estimates.
+REQUIRED_GAIN = 2.0
+
+
+class NoCompiler:
+    """Leaves the network as it is."""
+
+    def run(self, forward_backward: Callable[[], None]) -> None:
+        """Run a micro-batch."""
+        forward_backward()
+
+    def consider(self, step: int, steps_left: int) -> None:
+        """Nothing to decide."""
+
+    def paused(self) -> contextlib.AbstractContextManager[Any]:
+        """A context in which nothing is compiled."""
+        return contextlib.nullcontext()
+
+
+@dataclasses.dataclass(frozen=True)
+class CompileSettings:
+    """How to compile; the fields are those of the section `runtime`."""
+
+    when: str = "auto"
+    scope: str = "whole"
+    mode: str = "default"
+
+
+class Compiler:
+    """Compiles `net` in place when its time has come, and goes back to eager execution when that fails.
+
+    Args:
+        net: the network; its parameters' names stay as they are.
+        settings: when and how.
+        recover: undoes what a failed micro-batch has left behind (gradients, batch-norm statistics).
+    """
+
+    def __init__(self, net: nn.Module, settings: CompileSettings, recover: Callable[[], None]) -> None:
+        self.net = net
+        self.settings = settings
+        self.recover = recover
+        self.is_compiled = False
+        self._is_proven = False
+        self._decided = settings.when == "on"
+        self._step_times: list[float] = []
+        self._last = 0.0
+        if settings.when == "on":
+            self._compile()
+
+    def run(self, forward_backward: Callable[[], None]) -> None:
+        """Run a micro-batch; the first compiled one may fail, and is then repeated eagerly."""
+        if not self.is_compiled or self._is_proven:
+            forward_backward()
+            return
+        random_state = capture_random_state()
+        begin = time.perf_counter()
+        try:
+            forward_backward()
+        except Exception as error:
+            # Whatever the compiler raises (its own errors, a missing C++ compiler, a bug): the eager network is the
+            # reference, and an error of the network itself comes again when it runs eagerly.
+            self._uncompile()
+            logger.warning(
+                "compilation failed, going on without it: %s: %s",
+                type(error).__name__,
+                str(error).splitlines()[0][:300],
+            )
+            self.recover()
+            restore_random_state(random_state)
+            forward_backward()
+            return
+        self._is_proven = True
+        logger.info("compiled (%s, %s) in %.1f s", self.settings.scope, self.settings.mode, time.perf_counter() - begin)
+
+    def consider(self, step: int, steps_left: int) -> None:
+        """After a step: `auto` measures some steps, then decides once."""
+        now = time.perf_counter()
+        if not self._decided and self._last:
+            self._step_times.append(now - self._last)
+        self._last = now
+        if self._decided or len(self._step_times) < OBSERVED_STEPS:
+            return
+        self._decided = True
+        usual = sorted(self._step_times[WARMUP_STEPS:])[(OBSERVED_STEPS - WARMUP_STEPS) // 2]
+        gain, cost = estimate(usual, steps_left, num_layers(self.net))
+        verdict = gain > REQUIRED_GAIN * cost
+        logger.info(
+            "compile auto: %d steps of %.3f s left, expected to save %.0f s for a cost of about %.0f s: %s",
+            steps_left,
+            usual,
+            gain,
+            cost,
+            "compiling" if verdict else "not compiling",
+        )
+        if verdict:
+            self._compile()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside the block everything runs eagerly; compiled code is kept."""
+        if not self.is_compiled:
+            yield
+            return
+        with torch.compiler.set_stance("force_eager"):
+            yield
+
+    def _compile(self) -> None:
+        for module in self._targets():
+            # dynamic=False: training crops have one length (a second length compiles a second version).
+            module.compile(mode=None if self.settings.mode == "default" else self.settings.mode, dynamic=False)
+        self.is_compiled = True
+
+    def _uncompile(self) -> None:
+        for module in self._targets():
+            module._compiled_call_impl = None
+        self.is_compiled = False
+
+    def _targets(self) -> list[nn.Module]:
+        return [self.net] if self.settings.scope == "whole" else repeated_blocks(self.net)
+
+
+def estimate(step_seconds: float, steps_left: int, layers: int) -> tuple[float, float]:
+    """Seconds that compiling would save, and seconds that it costs."""
+    return ASSUMED_SAVING * step_seconds * steps_left, SECONDS_PER_LAYER * layers
+
+
+def num_layers(net: nn.Module) -> int:
+    """Modules without children."""
+    return sum(1 for module in net.modules() if not any(module.children()))
+
+
+def repeated_blocks(net: nn.Module) -> list[nn.Module]:
+    """The outermost modules of classes that occur several times and have children: residual blocks and the like.
+
+    Falls back to the whole network when nothing repeats.
+    """
+    counts: dict[type, int] = {}
+    for module in net.modules():
+        if any(module.children()) and not isinstance(module, nn.Sequential | nn.ModuleList):
+            counts[type(module)] = counts.get(type(module), 0) + 1
+
+    def collect(module: nn.Module) -> list[nn.Module]:
+        if counts.get(type(module), 0) > 1:
+            return [module]
+        return [block for child in module.children() for block in collect(child)]
+
+    return collect(net) or [net]
+
+
+def check_platform(when: str) -> str:
+    """Why this machine cannot compile, empty where it can.
+
+    Raises:
+        ValueError: compile was switched on and cannot work here.
+    """
+    reason = ""
+    if platform.system() == "Windows":
+        reason = "torch.compile is not supported on Windows here"
+    elif not torch.cuda.is_available() and not any(shutil.which(name) for name in ("g++", "clang++", "c++")):
+        reason = "compiling for the CPU needs a C++ compiler (g++ or clang++), and none is in the PATH"
+    if reason and when == "on":
+        raise ValueError(f"runtime.compile: on, but {reason}; set it to off or auto")
+    return reason

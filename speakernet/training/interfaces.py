@@ -1,0 +1,40 @@
+"""What the trainer needs of the parts that other rooms make: a batch and a loader. Described, not imported."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+
+
+class BatchLike(Protocol):
+    """What a step needs of a batch; `speakernet.data` has the real one."""
+
+    waveforms: torch.Tensor
+    """(batch, samples) float32."""
+    labels: torch.Tensor
+    """(batch,) int64."""
+    indices: torch.Tensor
+    """(batch,) int64, rows of the training list."""
+
+
+class Loader(Protocol):
+    """What the trainer needs of a loader; `speakernet.data.loaders` has the real one."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch (from 0) that the next iteration gives."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position inside the epoch."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a position."""
+
+    def file_names(self, indices: torch.Tensor) -> list[str]:
+        """The files of some utterances."""
+
+    def epoch_report(self) -> Mapping[str, Any]:
+        """What happened in the epoch: files skipped, cache hits …"""

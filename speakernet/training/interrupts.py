@@ -1,0 +1,48 @@
+"""Ctrl-C and SIGTERM as a polite request: the step under way is finished, last.pt is written, then the run ends."""
+
+import contextlib
+import logging
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+
+class Interrupted(KeyboardInterrupt):
+    """The run was asked to stop (Ctrl-C, SIGTERM) and has written last.pt."""
+
+
+class StopRequest:
+    """Remembers the first signal; the second one ends the run at once."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def __bool__(self) -> bool:
+        return self.number != 0
+
+    @property
+    def name(self) -> str:
+        """The signal's name."""
+        return signal.Signals(self.number).name
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take the signals inside the block; does nothing outside the main thread, where Python forbids it."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._remember) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _remember(self, number: int, _frame: Any) -> None:
+        if self.number:
+            raise KeyboardInterrupt
+        self.number = number
+        logger.warning("stopping after this step (again: at once)")

@@ -1,0 +1,103 @@
+"""Brings the numbers of finished steps from the device to the host, many at a time, and judges the non-finite ones."""
+
+import logging
+from collections.abc import Callable
+
+import torch
+
+from speakernet.training.precision import Precision
+from speakernet.training.state import TrainingState
+from speakernet.training.step import StepOutcome
+
+logger = logging.getLogger(__name__)
+
+# File names of a bad batch that the log shows; the whole batch would bury the rest of the log.
+NUM_NAMES_SHOWN = 8
+
+
+class NonFiniteError(ValueError):
+    """Too many steps in a row gave a loss or gradient that is not finite."""
+
+
+class RecentSteps:
+    """Outcomes that still lie on the device; `fetch_into` adds them to the run's state in one transfer.
+
+    Args:
+        max_bad_steps: bad steps in a row after which the run stops.
+        file_names: from rows of the training list to files, for the log.
+    """
+
+    def __init__(self, max_bad_steps: int, file_names: Callable[[torch.Tensor], list[str]]) -> None:
+        self.max_bad_steps = max_bad_steps
+        self.file_names = file_names
+        self.latest: dict[str, float] = {}
+        self._outcomes: list[tuple[int, StepOutcome]] = []
+
+    def __len__(self) -> int:
+        return len(self._outcomes)
+
+    def add(self, step: int, outcome: StepOutcome) -> None:
+        """Keep a step's outcome for the next fetch."""
+        self._outcomes.append((step, outcome))
+
+    def fetch_into(self, state: TrainingState, scale: Precision) -> None:
+        """Fetch everything kept; counts, sums and streaks go into `state`.
+
+        Raises:
+            NonFiniteError: `max_bad_steps` in a row were undone.
+        """
+        if not self._outcomes:
+            return
+        columns = [
+            torch.stack([one.loss, one.accuracy, one.grad_norm, one.is_bad.float(), one.loss_is_bad.float()])
+            for _, one in self._outcomes
+        ]
+        rows = torch.stack(columns).tolist()  # the one synchronisation: (steps, 5)
+        loss_scale = float(scale.scale) if scale.scales else 1.0
+        outcomes, self._outcomes = self._outcomes, []
+        losses, accuracies, norms = [], [], []
+        for (step, outcome), (loss, accuracy, norm, is_bad, loss_is_bad) in zip(outcomes, rows, strict=True):
+            if not is_bad:
+                state.bad_streak = 0
+                losses.append(loss)
+                accuracies.append(accuracy)
+                norms.append(norm)
+            elif scale.scales and not loss_is_bad and loss_scale >= 1.0:
+                # An overflow under a large loss scale: the scale has been halved and the run goes on.
+                state.overflows += 1
+            else:
+                self._count_bad(state, step, outcome, loss, norm)
+        state.epoch_loss_sum += sum(losses)
+        state.epoch_accuracy_sum += sum(accuracies)
+        state.epoch_good_steps += len(losses)
+        if losses:
+            count = len(losses)
+            self.latest = {
+                "loss": sum(losses) / count,
+                "accuracy_percent": sum(accuracies) / count,
+                "grad_norm": sum(norms) / count,
+            }
+        self.latest["bad_steps"] = state.bad_steps
+        if scale.scales:
+            self.latest["loss_scale"] = loss_scale
+
+    def _count_bad(self, state: TrainingState, step: int, outcome: StepOutcome, loss: float, norm: float) -> None:
+        state.bad_steps += 1
+        state.bad_streak += 1
+        names = self.file_names(outcome.indices)
+        more = f" and {len(names) - NUM_NAMES_SHOWN} more" if len(names) > NUM_NAMES_SHOWN else ""
+        shown = ", ".join(names[:NUM_NAMES_SHOWN]) + more
+        logger.warning(
+            "step %d undone: loss %g, gradient norm %g (%d such steps so far); its utterances: %s",
+            step,
+            loss,
+            norm,
+            state.bad_steps,
+            shown,
+        )
+        if state.bad_streak >= self.max_bad_steps:
+            raise NonFiniteError(
+                f"{state.bad_streak} steps in a row gave a loss or gradient that is not finite (the last at step "
+                f"{step}); the weights are those before the first of them. Lower optimizer.learning_rate, try "
+                f"--mixed-precision no, or look at the audio of: {shown}"
+            )

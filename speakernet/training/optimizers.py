@@ -1,0 +1,123 @@
+"""The optimizers by name, and the parameter groups they get (no decay on normalisation weights and biases)."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from speakernet.registry import create, lookup
+
+Groups = list[dict[str, Any]]
+
+
+def sgd(
+    groups: Groups, learning_rate: float, momentum: float = 0.9, nesterov: bool = True, fused: bool = False
+) -> torch.optim.Optimizer:
+    """Stochastic gradient descent with momentum, by default Nesterov's."""
+    return torch.optim.SGD(groups, lr=learning_rate, momentum=momentum, nesterov=nesterov and momentum > 0, fused=fused)
+
+
+def adam(
+    groups: Groups,
+    learning_rate: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    epsilon: float = 1e-8,
+    fused: bool = False,
+) -> torch.optim.Optimizer:
+    """Adam; weight decay is an L2 term in the gradient."""
+    return torch.optim.Adam(groups, lr=learning_rate, betas=betas, eps=epsilon, fused=fused)
+
+
+def adamw(
+    groups: Groups,
+    learning_rate: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    epsilon: float = 1e-8,
+    fused: bool = False,
+) -> torch.optim.Optimizer:
+    """Adam with decoupled weight decay."""
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=epsilon, fused=fused)
+
+
+def radam(
+    groups: Groups, learning_rate: float, betas: tuple[float, float] = (0.9, 0.999), epsilon: float = 1e-8
+) -> torch.optim.Optimizer:
+    """Rectified Adam: its own warm-up of the variance estimate."""
+    return torch.optim.RAdam(groups, lr=learning_rate, betas=betas, eps=epsilon)
+
+
+def nadam(
+    groups: Groups, learning_rate: float, betas: tuple[float, float] = (0.9, 0.999), epsilon: float = 1e-8
+) -> torch.optim.Optimizer:
+    """Adam with Nesterov's look-ahead."""
+    return torch.optim.NAdam(groups, lr=learning_rate, betas=betas, eps=epsilon)
+
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": sgd,
+    "adam": adam,
+    "adamw": adamw,
+    "radam": radam,
+    "nadam": nadam,
+}
+# torch has a one-kernel update for these, on CPU and CUDA.
+FUSED_OPTIMIZERS = frozenset({"sgd", "adam", "adamw"})
+
+
+def parameter_groups(modules: Iterable[nn.Module], weight_decay: float, decay_all: bool = False) -> Groups:
+    """Two groups: what decays, and what does not (normalisation weights, biases, single numbers).
+
+    A parameter of one dimension or none does not decay: in every normalisation and bias that is the shape.
+    """
+    decaying: list[nn.Parameter] = []
+    plain: list[nn.Parameter] = []
+    seen: set[int] = set()
+    for module in modules:
+        for parameter in module.parameters():
+            if not parameter.requires_grad or id(parameter) in seen:
+                continue
+            seen.add(id(parameter))
+            (decaying if decay_all or parameter.ndim > 1 else plain).append(parameter)
+    groups = [
+        {"params": decaying, "weight_decay": weight_decay},
+        {"params": plain, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def should_fuse(name: str, device: torch.device, requested: str = "auto") -> tuple[bool, str]:
+    """Whether to use the one-kernel update, and why.
+
+    Raises:
+        ValueError: `on` was asked for and torch has no fused form of this optimizer.
+    """
+    has_fused = name in FUSED_OPTIMIZERS and device.type in ("cpu", "cuda")
+    if requested == "on" and not has_fused:
+        raise ValueError(
+            f"optimizer.fused: on, but torch has no fused {name} on {device.type}; "
+            f"fused exist: {', '.join(sorted(FUSED_OPTIMIZERS))}; set optimizer.fused: auto"
+        )
+    if requested == "off":
+        return False, "switched off"
+    return has_fused, f"torch has {'a' if has_fused else 'no'} fused {name} on {device.type}"
+
+
+def create_optimizer(
+    name: str,
+    modules: Iterable[nn.Module],
+    options: Mapping[str, Any],
+    *,
+    weight_decay: float = 0.0,
+    decay_norms_and_biases: bool = False,
+) -> torch.optim.Optimizer:
+    """The optimizer `name` over all trainable parameters of `modules`.
+
+    Raises:
+        ValueError: unknown name or option, or nothing to train.
+    """
+    lookup(OPTIMIZERS, name, "optimizer")
+    groups = parameter_groups(modules, weight_decay, decay_norms_and_biases)
+    if not groups:
+        raise ValueError("no trainable parameter: every weight of the model and the loss is frozen")
+    return create(OPTIMIZERS, name, {"groups": groups, **options}, "optimizer")

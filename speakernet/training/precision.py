@@ -1,0 +1,190 @@
+"""The precision of the trunk, as one object, so that the trainer has one code path.
+
+Chooses bf16, fp16 or float32 and says why; gives the autocast context; scales the loss (fp16 only) without ever asking
+the device for a number. What must stay float32 (front end, statistics, heads) sees to that itself.
+"""
+
+import contextlib
+import dataclasses
+import platform
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+PRECISIONS = ("no", "bf16", "fp16")
+DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# /proc/cpuinfo's names: x86 AVX512-BF16 and AMX, Arm's BF16 extension.
+_BF16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
+_FP16_FLAGS = ("amx_fp16", "avx512_fp16", "asimdhp", "fphp")
+
+
+@lru_cache(maxsize=1)
+def cpu_flags() -> frozenset[str]:
+    """The processor's instruction-set flags as Linux names them; empty where there is no /proc/cpuinfo."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return frozenset()
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    return frozenset()
+
+
+@dataclasses.dataclass(frozen=True)
+class PrecisionChoice:
+    """A precision (`no`, `bf16` or `fp16`) and why it was taken."""
+
+    name: str
+    reason: str
+
+
+def choose_precision(
+    requested: str,
+    device: torch.device,
+    *,
+    flags: frozenset[str] | None = None,
+    capability: tuple[int, int] | None = None,
+) -> PrecisionChoice:
+    """The precision to train in. `auto` takes bf16 where it is native, else fp16 on a GPU, else float32.
+
+    Args:
+        requested: auto, no, bf16 or fp16.
+        device: where the trunk runs.
+        flags: the CPU's flags; read from this machine when None.
+        capability: CUDA compute capability; asked of the device when None.
+
+    Raises:
+        ValueError: the device cannot train in what was asked for, with the reason.
+    """
+    if requested not in ("auto", *PRECISIONS):
+        raise ValueError(f"precision {requested!r}; expected auto, no, bf16 or fp16")
+    if requested == "no":
+        return PrecisionChoice("no", "float32 was asked for")
+    if device.type == "cpu":
+        return _choose_on_cpu(requested, cpu_flags() if flags is None else flags)
+    if device.type == "cuda":
+        return _choose_on_cuda(requested, capability or torch.cuda.get_device_capability(device))
+    if requested == "auto":
+        return PrecisionChoice("no", f"no measured half precision on a {device.type} device")
+    raise ValueError(f"precision {requested} is not supported on a {device.type} device; use --mixed-precision no")
+
+
+def _choose_on_cpu(requested: str, flags: frozenset[str]) -> PrecisionChoice:
+    native_bf16 = next((flag for flag in _BF16_FLAGS if flag in flags), None)
+    if requested == "fp16":
+        if not any(flag in flags for flag in _FP16_FLAGS):
+            raise ValueError(
+                f"fp16 was asked for, but this CPU ({platform.machine()}) has no half-precision arithmetic "
+                f"(looked for {', '.join(_FP16_FLAGS)}); use --mixed-precision auto, bf16 or no"
+            )
+        return PrecisionChoice("fp16", "fp16 was asked for")
+    if requested == "bf16":
+        note = f"; native ({native_bf16})" if native_bf16 else "; this CPU emulates it, which is slower than float32"
+        return PrecisionChoice("bf16", "bf16 was asked for" + note)
+    if native_bf16:
+        return PrecisionChoice("bf16", f"this CPU computes bfloat16 natively ({native_bf16})")
+    return PrecisionChoice("no", "this CPU has no native bfloat16 (neither AMX, AVX512-BF16 nor Arm BF16)")
+
+
+def _choose_on_cuda(requested: str, capability: tuple[int, int]) -> PrecisionChoice:
+    shown = f"compute capability {capability[0]}.{capability[1]}"
+    if requested == "bf16":
+        if capability < (8, 0):
+            raise ValueError(
+                f"bf16 was asked for, but this GPU ({shown}) has none (8.0 and later do); use fp16 or auto"
+            )
+        return PrecisionChoice("bf16", f"bf16 was asked for ({shown})")
+    if requested == "fp16":
+        return PrecisionChoice("fp16", f"fp16 was asked for ({shown})")
+    if capability >= (8, 0):
+        return PrecisionChoice("bf16", f"this GPU computes bfloat16 natively ({shown})")
+    if capability >= (5, 3):
+        return PrecisionChoice("fp16", f"this GPU ({shown}) has fp16 but no native bfloat16")
+    return PrecisionChoice("no", f"this GPU ({shown}) has no fast half precision")
+
+
+class Precision:
+    """Autocast and loss scaling behind one interface; in float32 and bf16 the scale is a constant 1.
+
+    The scale follows torch's GradScaler (halved after an overflow, doubled after `growth_interval` good steps), but
+    stays on the device: an overflow is answered without a host synchronisation.
+    """
+
+    BACKOFF: ClassVar[float] = 0.5
+    GROWTH: ClassVar[float] = 2.0
+
+    def __init__(
+        self,
+        name: str,
+        device: torch.device,
+        *,
+        initial_scale: float = 65536.0,
+        growth_interval: int = 2000,
+        reason: str = "",
+    ) -> None:
+        self.name = name
+        self.device = device
+        self.dtype = DTYPES[name]
+        self.reason = reason
+        self.scales = name == "fp16"
+        self.growth_interval = growth_interval
+        self.scale = torch.tensor(initial_scale if self.scales else 1.0, device=device)
+        self._good_steps = torch.zeros((), dtype=torch.int64, device=device)
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """The context to run the forward pass in (does nothing in float32)."""
+        return torch.autocast(self.device.type, dtype=self.dtype, enabled=self.name != "no")
+
+    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        """The loss, multiplied so that small gradients stay representable in fp16."""
+        return loss * self.scale if self.scales else loss
+
+    def update(self, is_bad: torch.Tensor) -> None:
+        """Adapt the scale after a step; `is_bad` (0-d bool on the device): its gradients were not finite."""
+        if not self.scales:
+            return
+        good = torch.where(is_bad, torch.zeros_like(self._good_steps), self._good_steps + 1)
+        grown = good >= self.growth_interval
+        factor = torch.where(is_bad, self.BACKOFF, torch.where(grown, self.GROWTH, 1.0))
+        # As GradScaler: a scale that would overflow itself stays where it is.
+        candidate = self.scale * factor
+        self.scale = torch.where(torch.isfinite(candidate), candidate, self.scale)
+        self._good_steps = torch.where(grown, torch.zeros_like(good), good)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Scale and count of good steps."""
+        return {"scale": self.scale.clone(), "good_steps": self._good_steps.clone()}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Take up where `state_dict` was taken; a state of another precision is left aside."""
+        if self.scales:
+            self.scale = state["scale"].to(self.device)
+            self._good_steps = state["good_steps"].to(self.device)
+
+
+def observe_activation_dtype(net: nn.Module, run: Callable[[], Any]) -> torch.dtype | None:
+    """The dtype that the network's convolutions or linear layers give while `run()` runs; shows that autocast acts.
+
+    Returns:
+        The dtype of most outputs; None when the network has no such layer.
+    """
+    counts: dict[torch.dtype, int] = {}
+
+    def count(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        if isinstance(output, torch.Tensor):
+            counts[output.dtype] = counts.get(output.dtype, 0) + 1
+
+    watched = [m for m in net.modules() if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Linear)]
+    handles = [module.register_forward_hook(count) for module in watched]
+    try:
+        run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return max(counts, key=lambda dtype: counts[dtype]) if counts else None

@@ -1,0 +1,68 @@
+"""What a run counts (`TrainingState`) and what it was told (`TrainerOptions`): plain values, saved as they are."""
+
+import dataclasses
+import math
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainerOptions:
+    """The numbers that steer a run; `config/sections/training.py` documents each."""
+
+    max_epochs: int
+    test_interval: int = 5
+    accumulation_steps: int = 1
+    log_interval: int = 20
+    patience: int = 0
+    save_steps: int = 0
+    save_minutes: float = 10.0
+    max_bad_steps: int = 10
+    average_checkpoints: int = 0
+    statistics_batches: int = 50
+    """Batches over which batch-norm statistics are measured after averaging."""
+
+
+@dataclasses.dataclass
+class TrainingState:
+    """Where the run is; together with the state of its parts this is all that a resume needs."""
+
+    epoch: int = 0
+    """Epochs finished."""
+    batch: int = 0
+    """Batches done of the epoch that is under way."""
+    step: int = 0
+    """Optimizer steps done, undone ones included."""
+    best_eer_percent: float = math.inf
+    best_epoch: int = 0
+    evaluations_without_gain: int = 0
+    evaluated_epoch: int = 0
+    """The last epoch after which was evaluated."""
+    bad_steps: int = 0
+    """Steps undone because of non-finite numbers."""
+    bad_streak: int = 0
+    overflows: int = 0
+    """Steps undone because an fp16 gradient overflowed: routine, the scale adapts."""
+    utterances: int = 0
+    seconds: float = 0.0
+    """Training time, evaluations included, over all starts."""
+    epoch_loss_sum: float = 0.0
+    epoch_accuracy_sum: float = 0.0
+    epoch_good_steps: int = 0
+    stopped_early: bool = False
+    averaged: bool = False
+    """Whether the mean of the last checkpoints has been tried."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return dataclasses.asdict(self)
+
+    def load_dict(self, values: dict[str, Any]) -> None:
+        """Take the values of `to_dict`; fields that the saved run did not have keep theirs."""
+        known = {field.name for field in dataclasses.fields(self)}
+        for name, value in values.items():
+            if name in known:
+                setattr(self, name, value)
+
+    def begin_epoch_sums(self) -> None:
+        """Forget the running sums of the epoch before."""
+        self.epoch_loss_sum, self.epoch_accuracy_sum, self.epoch_good_steps = 0.0, 0.0, 0

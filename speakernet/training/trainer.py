@@ -1,0 +1,422 @@
+"""The training loop, from the first step (or the last checkpoint) to the summary.
+
+Takes parts that others built: network, loss, optimizer, schedules, loader, a `validate` callable. Knows no model, no
+loss and no audio. Reads from top to bottom: `train`, `_train_epoch`, `_finish_epoch`, `_evaluate`, then what they use.
+"""
+
+import functools
+import gc
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from speakernet import distributed
+from speakernet.performance.tracker import PerformanceTracker
+from speakernet.seeding import capture_random_state, restore_random_state
+from speakernet.training.averaging import WeightAverage, average_weights, recompute_statistics
+from speakernet.training.checkpoint import CheckpointStore, RunLock, load_checkpoint, to_cpu
+from speakernet.training.compiling import NoCompiler
+from speakernet.training.interfaces import BatchLike, Loader
+from speakernet.training.interrupts import Interrupted, StopRequest
+from speakernet.training.numbers import NonFiniteError, RecentSteps
+from speakernet.training.precision import Precision, observe_activation_dtype
+from speakernet.training.progress import Progress, clock
+from speakernet.training.schedules import LearningRateSchedule, MarginSchedule
+from speakernet.training.snapshot import HasState, restore_training, training_contents
+from speakernet.training.state import TrainerOptions, TrainingState
+from speakernet.training.step import TrainingStep
+
+__all__ = ["Interrupted", "Loader", "NonFiniteError", "Trainer"]
+logger = logging.getLogger(__name__)
+
+
+class Trainer:
+    """Trains a network; see the module's docstring.
+
+    `train()` takes the run up from last.pt where there is one. Everything it writes lies in the store's folder.
+    """
+
+    def __init__(
+        self,
+        *,
+        net: nn.Module,
+        loss: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        learning_rate: LearningRateSchedule,
+        margin: MarginSchedule | None,
+        loader: Loader,
+        validate: Callable[[], Mapping[str, Any]],
+        precision: Precision,
+        store: CheckpointStore,
+        tracker: PerformanceTracker,
+        model_contents: Callable[[dict[str, Any]], dict[str, Any]],
+        options: TrainerOptions,
+        step: TrainingStep,
+        average: WeightAverage | None = None,
+        progress: Progress | None = None,
+        compiler: Any = None,
+        extra_contents: Mapping[str, Any] | None = None,
+    ) -> None:
+        # What is trained.
+        self.net = net
+        self.loss = loss
+        self.optimizer = optimizer
+        self.average = average or WeightAverage(net, 0.0)
+        # What drives it.
+        self.loader = loader
+        self.validate = validate
+        self.learning_rate = learning_rate
+        self.margin = margin
+        self.precision = precision
+        self.step = step
+        self.options = options
+        # Where it is.
+        self.state = TrainingState()
+        self.recent = RecentSteps(options.max_bad_steps, loader.file_names)
+        # What it tells and keeps.
+        self.store = store
+        self.tracker = tracker
+        self.progress = progress or Progress(None)
+        self.compiler = compiler or NoCompiler()
+        self.profiler = step.profiler
+        self.model_contents = model_contents
+        self.extra_contents = dict(extra_contents or {})
+        self.stop = StopRequest()
+        self._last_save_time = time.monotonic()
+
+    def train(self) -> dict[str, Any]:
+        """Train to the end, or from where the run was stopped; returns the summary.
+
+        Raises:
+            Interrupted: after Ctrl-C or SIGTERM, once last.pt is written.
+            NonFiniteError: too many steps in a row had to be undone.
+            ValueError: the run folder is in use, or its checkpoint is of another model.
+        """
+        lock = RunLock(self.store.folder)
+        if distributed.is_main():
+            lock.acquire()
+        try:
+            self.store.remove_leftovers()
+            self.resume()
+            if self.is_finished():
+                self._say_finished()
+                return self.summary()
+            self.progress.open(self.state.step)
+            with self.stop.listening():
+                while not self._epochs_done():
+                    self._train_epoch()
+                    self._finish_epoch()
+                self._average_last()
+            self.store.close()
+            return self.summary()
+        finally:
+            self.progress.close()
+            self.profiler.close()
+            self.store.wait()
+            lock.release()
+
+    def is_finished(self) -> bool:
+        """Whether nothing is left to do: epochs trained (or stopped early), last checkpoints averaged."""
+        return self._epochs_done() and (self.state.averaged or self.options.average_checkpoints == 0)
+
+    def _epochs_done(self) -> bool:
+        return self.state.epoch >= self.options.max_epochs or self.state.stopped_early
+
+    def resume(self) -> bool:
+        """Take up last.pt where there is one; returns whether there was.
+
+        Raises:
+            CheckpointError: it is broken, or of another model or head.
+        """
+        contents = self.store.load_last()
+        if contents is None:
+            return False
+        self.load_contents(contents)
+        logger.info(
+            "resumed from %s: %d of %d epochs, step %d",
+            self.store.last_path,
+            self.state.epoch,
+            self.options.max_epochs,
+            self.state.step,
+        )
+        return True
+
+    def summary(self) -> dict[str, Any]:
+        """What the run came to: plain values for the report."""
+        state = self.state
+        return {
+            "epochs": state.epoch,
+            "steps": state.step,
+            "best_eer_percent": state.best_eer_percent,
+            "best_epoch": state.best_epoch,
+            "bad_steps": state.bad_steps,
+            "fp16_overflows": state.overflows,
+            "stopped_early": state.stopped_early,
+            "utterances": state.utterances,
+            "seconds": state.seconds,
+            "precision": self.precision.name,
+            "best_path": str(self.store.best_path),
+            "last_path": str(self.store.last_path),
+            "performance": self.tracker.summary(),
+        }
+
+    def _train_epoch(self) -> None:
+        """All steps of one epoch, from its first batch or from where it was left."""
+        state = self.state
+        if state.batch == 0:
+            state.begin_epoch_sums()
+            self.loader.set_epoch(state.epoch)
+        self.net.train()
+        self.loss.train()
+        num_batches = len(self.loader)
+        self.progress.start_epoch(state.epoch, self.options.max_epochs, num_batches, state.batch)
+        batches = iter(self.loader)
+        while state.batch < num_batches and self._one_step(batches, num_batches):
+            self._after_step(num_batches)
+        self._fetch()
+        self.progress.end_epoch()
+
+    def _one_step(self, batches: Iterator[BatchLike], num_batches: int) -> bool:
+        """One optimizer step; False when the loader had nothing left (it skipped bad files, say)."""
+        begin = time.perf_counter()
+        data_seconds = compute_seconds = 0.0
+        wanted = min(self.options.accumulation_steps, num_batches - self.state.batch)
+        if self.margin is not None:
+            self.loss.margin = self.margin(self.state.step)  # type: ignore[assignment]
+        taken = 0
+        for _ in range(wanted):
+            before_data = time.perf_counter()
+            with self.profiler.phase("data"):
+                batch = next(batches, None)
+            after_data = time.perf_counter()
+            data_seconds += after_data - before_data
+            if batch is None:
+                break
+            if self.state.step == 0 and taken == 0:
+                self._first_look(batch)
+            self.compiler.run(functools.partial(self.step.add, batch))
+            compute_seconds += time.perf_counter() - after_data
+            taken += 1
+            self.progress.advance()
+        if taken == 0:
+            # Fewer batches than announced: the epoch is over all the same.
+            self.state.batch = num_batches
+            return False
+        before_update = time.perf_counter()
+        with self.profiler.phase("optimizer"):
+            outcome = self.step.finish(self.learning_rate(self.state.step))
+            self.average.update()
+        after_update = time.perf_counter()
+        self.state.step += 1
+        self.state.batch += taken if taken == wanted else num_batches - self.state.batch
+        self.state.utterances += outcome.num_utterances
+        self.recent.add(self.state.step, outcome)
+        parts = {"data": data_seconds, "forward_backward": compute_seconds, "optimizer": after_update - before_update}
+        seconds = time.perf_counter() - begin
+        self.state.seconds += seconds
+        self.tracker.update(seconds, outcome.num_utterances, parts=parts)
+        return True
+
+    def _after_step(self, num_batches: int) -> None:
+        """Numbers, profiler, compilation, saving, and requests to stop, between two steps."""
+        state, options = self.state, self.options
+        self.profiler.step()
+        if len(self.recent) >= min(options.log_interval, options.max_bad_steps):
+            self._fetch()
+        if state.step % options.log_interval == 0:
+            self._report(num_batches)
+        self.compiler.consider(state.step, self._steps_left(num_batches))
+        due = options.save_steps and state.step % options.save_steps == 0
+        waited = time.monotonic() - self._last_save_time
+        if due or (options.save_minutes and waited > 60 * options.save_minutes):
+            self.save_last()
+        if self.stop:
+            self.save_last()
+            self.store.close()
+            logger.warning("stopped by %s after step %d; the same command goes on there", self.stop.name, state.step)
+            raise Interrupted(self.stop.name)
+
+    def _finish_epoch(self) -> None:
+        """Evaluate when it is time, write checkpoints, decide about early stopping."""
+        state, options = self.state, self.options
+        good = max(1, state.epoch_good_steps)
+        values = {"loss": state.epoch_loss_sum / good, "accuracy_percent": state.epoch_accuracy_sum / good}
+        state.epoch, state.batch = state.epoch + 1, 0
+        report = dict(self.loader.epoch_report())
+        self.progress.record("epoch", state.step, state.epoch, {**values, **report, "bad_steps": state.bad_steps})
+        logger.info("epoch %d: loss %.4f, accuracy %.2f %%", state.epoch, values["loss"], values["accuracy_percent"])
+        is_last = state.epoch >= options.max_epochs
+        if state.epoch % options.test_interval == 0 or is_last:
+            eer = self._evaluate()
+            self.learning_rate.observe(eer)
+            if options.patience and state.evaluations_without_gain >= options.patience:
+                state.stopped_early = True
+                logger.info("early stopping: no better EER in %d evaluations", state.evaluations_without_gain)
+            self._keep_epoch()
+        elif options.average_checkpoints:
+            self._keep_epoch()
+        self.save_last()
+
+    def _evaluate(self, note: str = "") -> float:
+        """Run `validate` on the weights (their average where one is kept); keep the model when it is the best."""
+        begin = time.perf_counter()
+        self._free_memory()
+        # Evaluation must not change what training draws next.
+        random_state = capture_random_state()
+        state = self.state
+        with self.average.applied(), self.compiler.paused():
+            self.net.eval()
+            metrics = dict(self.validate())
+            self.net.train()
+            eer = float(metrics["eer_percent"])
+            is_best = eer < state.best_eer_percent
+            if is_best:
+                state.best_eer_percent, state.best_epoch, state.evaluations_without_gain = eer, state.epoch, 0
+                if distributed.is_main():
+                    self.store.save_best(self.model_contents(self._training_summary()))
+            else:
+                state.evaluations_without_gain += 1
+        restore_random_state(random_state)
+        self._free_memory()
+        state.evaluated_epoch = state.epoch
+        state.seconds += time.perf_counter() - begin
+        seconds = time.perf_counter() - begin
+        values = {**metrics, "best_eer_percent": state.best_eer_percent, "evaluation_seconds": seconds, "note": note}
+        self.progress.record("evaluation", state.step, state.epoch, values)
+        logger.info(
+            "evaluation after epoch %d%s: EER %.2f %% (best %.2f %%), %.1f s",
+            state.epoch,
+            f" ({note})" if note else "",
+            eer,
+            state.best_eer_percent,
+            seconds,
+        )
+        return eer
+
+    def _average_last(self) -> None:
+        """Try the mean of the last checkpoints; it becomes best.pt when its EER is better."""
+        if self.is_finished():
+            return
+        self.store.wait()
+        paths = self.store.epoch_paths()[-self.options.average_checkpoints :]
+        own = to_cpu(self.net.state_dict())
+        # What is no weight of the model file (the position in keyed draws) stays as it is.
+        self.net.load_state_dict({**own, **average_weights(load_checkpoint(path)["weights"] for path in paths)})
+        self.loader.set_epoch(self.state.epoch)
+        with self.precision.autocast():
+            batches = itertools.islice(iter(self.loader), self.options.statistics_batches)
+            num_batches = recompute_statistics(self.net, (batch.waveforms for batch in batches))
+        logger.info("averaged the last %d checkpoints; statistics measured over %d batches", len(paths), num_batches)
+        # The moving average must not stand in for these weights.
+        kept, self.average = self.average, WeightAverage(self.net, 0.0)
+        self._evaluate(f"average of {len(paths)} checkpoints")
+        self.average = kept
+        self.net.load_state_dict(own)
+        self.state.averaged = True
+        self.save_last()
+
+    def _keep_epoch(self) -> None:
+        if distributed.is_main():
+            self.store.save_epoch(self.state.epoch, self.model_contents(self._training_summary()))
+
+    def save_last(self) -> None:
+        """Write everything that a resume needs."""
+        self._fetch()
+        self._last_save_time = time.monotonic()
+        if distributed.is_main():
+            self.store.save_last(self.contents())
+
+    def contents(self) -> dict[str, Any]:
+        """The contents of last.pt: the model file's own, and under `training` the state of every part."""
+        training = training_contents(self.state, self._modules(), self._parts(), self.loader)
+        return {**self.model_contents(self._training_summary()), "training": {**training, **self.extra_contents}}
+
+    def load_contents(self, contents: Mapping[str, Any]) -> None:
+        """Take every part's state from what `contents` gave.
+
+        Raises:
+            CheckpointError: the weights are of another model or another number of speakers.
+        """
+        state = self.state
+        saved = restore_training(contents, state, self._modules(), self._parts(), self.store.last_path)
+        if self.options.patience == 0 or state.evaluations_without_gain < self.options.patience:
+            state.stopped_early = False
+        state.averaged = state.averaged and state.epoch >= self.options.max_epochs
+        if state.batch:
+            self.loader.set_epoch(state.epoch)
+            self.loader.load_state_dict(saved["loader"])
+
+    def _modules(self) -> dict[str, nn.Module]:
+        return {"net": self.net, "loss": self.loss}
+
+    def _parts(self) -> dict[str, HasState]:
+        return {
+            "optimizer": self.optimizer,
+            "learning_rate": self.learning_rate,
+            "precision": self.precision,
+            "average": self.average,
+        }
+
+    def _training_summary(self) -> dict[str, Any]:
+        state = self.state
+        return {"epoch": state.epoch, "step": state.step, "best_eer_percent": state.best_eer_percent}
+
+    def _first_look(self, batch: BatchLike) -> None:
+        """Before the first step: say in which dtype the trunk really computes, and what accuracy means."""
+        random_state = capture_random_state()
+        kept = to_cpu(self.net.state_dict())
+        with torch.no_grad(), self.precision.autocast():
+            dtype = observe_activation_dtype(self.net, lambda: self.net(batch.waveforms[:2]))
+        self.net.load_state_dict(kept)
+        restore_random_state(random_state)
+        logger.info("precision %s (%s): activations are %s", self.precision.name, self.precision.reason, dtype)
+        if dtype is not None and self.precision.name != "no" and dtype == torch.float32:
+            logger.warning("autocast to %s was set up, but the activations are float32", self.precision.dtype)
+        if self.margin is not None and self.margin.full > 0:
+            logger.info("training accuracy is low by design: the margin makes every utterance look harder than it is")
+
+    def _fetch(self) -> None:
+        """Bring the numbers of the steps since the last fetch to the host, all in one transfer."""
+        self.recent.fetch_into(self.state, scale=self.precision)
+
+    def _report(self, num_batches: int) -> None:
+        self._fetch()
+        window = self.tracker.take_window()
+        left = self._steps_left(num_batches) * window.get("step_seconds", 0.0)
+        values = {
+            **window,
+            **self.recent.latest,
+            "learning_rate": self.learning_rate(self.state.step - 1),
+            "run_time_left": clock(left),
+        }
+        if self.margin is not None:
+            values["margin"] = self.margin(self.state.step - 1)
+        self.progress.record("step", self.state.step, self.state.epoch + 1, values)
+
+    def _steps_left(self, num_batches: int) -> int:
+        accumulation = self.options.accumulation_steps
+        per_epoch = -(-num_batches // accumulation)
+        in_epoch = -(-(num_batches - self.state.batch) // accumulation)
+        return in_epoch + per_epoch * max(0, self.options.max_epochs - self.state.epoch - 1)
+
+    def _free_memory(self) -> None:
+        gc.collect()
+        if self.precision.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _say_finished(self) -> None:
+        why = "was stopped early" if self.state.stopped_early else "is finished"
+        logger.info(
+            "this run %s (%d epochs, best EER %.2f %%): nothing to train. To go on: --max_epoch %d. "
+            "To score: --eval --initial_model %s",
+            why,
+            self.state.epoch,
+            self.state.best_eer_percent,
+            self.options.max_epochs + 10,
+            self.store.best_path,
+        )

@@ -1,0 +1,184 @@
+"""The training loop on fakes: resume bit for bit, the non-finite guard, early stopping, the finished run, the records."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from training_fakes import FakeLoader, assert_same_bits, make_trainer, weights_of
+
+from speakernet.training.checkpoint import CheckpointError, RunLock, load_checkpoint, write_checkpoint
+from speakernet.training.trainer import Interrupted, NonFiniteError
+
+
+class StopAt(FakeLoader):
+    """Asks this process to stop (as Ctrl-C does) when it hands out the batch of that number."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+    def batch(self, position: int):
+        if self.epoch * self.num_batches + position == self.number:
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().batch(position)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("stop_at", [0, 3, 7, 13])
+def test_stopped_and_resumed_equals_straight(tmp_path: Path, stop_at: int, accumulation: int):
+    straight = make_trainer(tmp_path / "straight", accumulation_steps=accumulation, ema_decay=0.9)
+    straight.train()
+    with pytest.raises(Interrupted):
+        make_trainer(tmp_path / "run", loader=StopAt(stop_at), accumulation_steps=accumulation, ema_decay=0.9).train()
+    # another seed: everything must come from the checkpoint
+    resumed = make_trainer(tmp_path / "run", accumulation_steps=accumulation, ema_decay=0.9, seed=99)
+    resumed.train()
+    assert_same_bits(straight, resumed)
+    for one, other in zip(straight.average._kept, resumed.average._kept, strict=True):
+        assert torch.equal(one, other)
+    assert straight.state.step == resumed.state.step
+    assert straight.state.utterances == resumed.state.utterances
+
+
+def test_records_are_the_same_after_a_resume(tmp_path: Path):
+    make_trainer(tmp_path / "straight").train()
+    with pytest.raises(Interrupted):
+        make_trainer(tmp_path / "run", loader=StopAt(10)).train()
+    make_trainer(tmp_path / "run", seed=99).train()
+
+    def read(folder: Path) -> list[tuple]:
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        return [(row["kind"], row["step"], row["epoch"], row.get("loss"), row.get("learning_rate")) for row in rows]
+
+    straight, resumed = read(tmp_path / "straight"), read(tmp_path / "run")
+    assert [row[:3] for row in straight] == [row[:3] for row in resumed]
+    epochs = [(row[3]) for row in straight if row[0] == "epoch"]
+    assert epochs == pytest.approx([row[3] for row in resumed if row[0] == "epoch"])
+
+
+def test_kill_nine_and_resume_equals_straight(tmp_path: Path):
+    """A real process, killed while it trains and saves every step."""
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[2])\n"
+        "import time\n"
+        "from pathlib import Path\n"
+        "from training_fakes import FakeLoader, make_trainer\n"
+        "class Slow(FakeLoader):\n"
+        "    def batch(self, position):\n"
+        "        time.sleep(0.05)\n"
+        "        return super().batch(position)\n"
+        "make_trainer(Path(sys.argv[1]), loader=Slow(), save_steps=1).train()\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "run"), str(Path(__file__).parent)])
+    last = tmp_path / "run" / "last.pt"
+    deadline = time.monotonic() + 60
+    while not last.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert load_checkpoint(last)["training"]["state"]["step"] > 0
+    resumed = make_trainer(tmp_path / "run", seed=99)
+    resumed.train()
+    straight = make_trainer(tmp_path / "straight")
+    straight.train()
+    assert_same_bits(straight, resumed)
+
+
+def test_bad_step_is_undone_counted_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """A poisoned batch leaves weights, optimizer and batch-norm statistics as if it had not been there."""
+    loader = FakeLoader(num_batches=1, poisoned=frozenset({0}))
+    trainer = make_trainer(tmp_path, loader=loader, max_epochs=1)
+    before = [value.clone() for value in weights_of(trainer)]
+    trainer.train()
+    for one, other in zip(before, weights_of(trainer), strict=True):
+        assert torch.equal(one, other)
+    assert not trainer.optimizer.state
+    assert trainer.state.bad_steps == 1
+    assert "utterance0.wav" in caplog.text
+
+
+def test_good_step_clears_the_streak_and_many_bad_ones_stop_the_run(tmp_path: Path):
+    trainer = make_trainer(tmp_path / "a", loader=FakeLoader(poisoned=frozenset({1, 2, 4, 5})), max_bad_steps=3)
+    trainer.train()
+    assert trainer.state.bad_steps == 4
+    assert all(torch.isfinite(value).all() for value in weights_of(trainer) if value.is_floating_point())
+    with pytest.raises(NonFiniteError, match=r"3 steps in a row.*utterance"):
+        make_trainer(tmp_path / "b", loader=FakeLoader(poisoned=frozenset({2, 3, 4})), max_bad_steps=3).train()
+
+
+def test_finished_run_says_so_and_goes_on_with_more_epochs(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO")
+    make_trainer(tmp_path).train()
+    again = make_trainer(tmp_path)
+    summary = again.train()
+    assert "nothing to train" in caplog.text and "--max_epoch" in caplog.text
+    assert summary["epochs"] == 3
+    more = make_trainer(tmp_path, max_epochs=5)
+    assert more.train()["steps"] == 5 * 7
+
+
+def test_early_stopping_keeps_the_best(tmp_path: Path):
+    trainer = make_trainer(tmp_path, eers=[9.0, 5.0, 6.0, 7.0, 1.0], max_epochs=20, patience=2)
+    summary = trainer.train()
+    assert (summary["epochs"], summary["best_epoch"], summary["best_eer_percent"]) == (4, 2, 5.0)
+    assert load_checkpoint(tmp_path / "best.pt")["training_summary"]["epoch"] == 2
+    assert make_trainer(tmp_path, max_epochs=20, patience=2).train()["epochs"] == 4
+
+
+def test_run_folder_is_held_by_one_run(tmp_path: Path):
+    lock = RunLock(tmp_path)
+    lock.acquire()
+    with pytest.raises(ValueError, match=f"in use by another run .process {os.getpid()}"):
+        make_trainer(tmp_path).train()
+    lock.release()
+    make_trainer(tmp_path, max_epochs=1).train()
+
+
+def test_foreign_checkpoints_are_refused(tmp_path: Path):
+    write_checkpoint(tmp_path / "last.pt", {"weights": {}})
+    with pytest.raises(CheckpointError, match="no training state"):
+        make_trainer(tmp_path).train()
+    (tmp_path / "last.pt").write_bytes(b"PK\x03\x04 cut off")
+    with pytest.raises(CheckpointError, match="not a readable checkpoint"):
+        make_trainer(tmp_path).train()
+    make_trainer(tmp_path / "other", max_epochs=1).train()
+    other = make_trainer(tmp_path / "other", max_epochs=2)
+    other.loss.head = torch.nn.Linear(8, 9)
+    with pytest.raises(CheckpointError, match="number of speakers"):
+        other.train()
+
+
+def test_averaging_at_the_end_can_win(tmp_path: Path):
+    trainer = make_trainer(tmp_path, eers=[9.0, 8.0, 7.0, 3.0], average_checkpoints=3)
+    before = trainer.train()
+    assert before["best_eer_percent"] == 3.0
+    best = load_checkpoint(tmp_path / "best.pt")["weights"]
+    epochs = [load_checkpoint(path)["weights"] for path in trainer.store.epoch_paths()]
+    mean = sum(one["first.weight"].double() for one in epochs) / 3
+    assert torch.allclose(best["first.weight"].double(), mean)
+    assert not torch.equal(trainer.net.state_dict()["first.weight"], best["first.weight"])
+
+
+def test_moving_average_is_what_is_evaluated_and_kept(tmp_path: Path):
+    trainer = make_trainer(tmp_path, ema_decay=0.99, max_epochs=1)
+    trainer.train()
+    best = load_checkpoint(tmp_path / "best.pt")["weights"]
+    assert not torch.equal(best["first.weight"], trainer.net.state_dict()["first.weight"])
+    assert torch.equal(best["first.weight"], trainer.average._kept[0])
+
+
+def test_records_hold_what_the_progress_line_shows(tmp_path: Path):
+    make_trainer(tmp_path).train()
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    step = next(row for row in rows if row["kind"] == "step")
+    for key in ("loss", "accuracy_percent", "utterances_per_second", "data_wait_share", "learning_rate", "grad_norm",
+                "margin", "run_time_left", "effective_batch"):  # fmt: skip
+        assert key in step, key
+    assert {row["kind"] for row in rows} == {"step", "epoch", "evaluation"}

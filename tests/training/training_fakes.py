@@ -1,0 +1,214 @@
+"""A tiny network, loss and loader for the tests of the trainer: everything a real one has, at no cost."""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from speakernet.performance.tracker import PerformanceTracker
+from speakernet.training.averaging import WeightAverage
+from speakernet.training.checkpoint import CheckpointStore
+from speakernet.training.optimizers import create_optimizer
+from speakernet.training.precision import Precision
+from speakernet.training.progress import Progress
+from speakernet.training.schedules import LearningRateSchedule, MarginSchedule, ScheduleOptions
+from speakernet.training.state import TrainerOptions
+from speakernet.training.step import TrainingStep
+from speakernet.training.trainer import Trainer
+
+SAMPLES = 12
+CLASSES = 4
+CPU = torch.device("cpu")
+
+
+class FakeNet(nn.Module):
+    """Batch norm (statistics), dropout (global randomness) and two layers."""
+
+    def __init__(self, dropout: float = 0.2, frozen_norm: bool = False) -> None:
+        super().__init__()
+        self.first = nn.Linear(SAMPLES, 16)
+        self.norm = nn.BatchNorm1d(16)
+        self.dropout = nn.Dropout(dropout)
+        self.last = nn.Linear(16, 8)
+        self.frozen_norm = frozen_norm
+
+    def train(self, mode: bool = True) -> "FakeNet":
+        super().train(mode)
+        if self.frozen_norm:
+            self.norm.eval()
+        return self
+
+    def forward(self, waveforms: torch.Tensor) -> torch.Tensor:
+        return self.last(self.dropout(torch.relu(self.norm(self.first(waveforms)))))
+
+
+class FakeLoss(nn.Module):
+    """Softmax with a margin that is subtracted from the target's logit."""
+
+    is_metric = False
+    min_utterances = 1
+    normalize_embeddings = True
+
+    def __init__(self, margin: float = 0.2) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, CLASSES)
+        self.margin = margin
+
+    def forward(self, embeddings: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = self.head(embeddings.float())
+        logits = logits - self.margin * nn.functional.one_hot(labels, CLASSES)
+        accuracy = 100.0 * (logits.argmax(1) == labels).float().mean()
+        return nn.functional.cross_entropy(logits, labels), accuracy
+
+
+class FakeMetricLoss(nn.Module):
+    """Prototypes against the first utterance of each speaker: every other speaker of the batch is a negative."""
+
+    is_metric = True
+    min_utterances = 2
+    normalize_embeddings = True
+
+    def forward(self, embeddings: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        # (speakers, utterances, dim)
+        scores = embeddings[:, 0].float() @ embeddings[:, 1:].float().mean(1).T
+        target = torch.arange(len(scores))
+        return nn.functional.cross_entropy(scores, target), 100.0 * (scores.argmax(1) == target).float().mean()
+
+
+@dataclasses.dataclass
+class FakeBatch:
+    waveforms: torch.Tensor
+    labels: torch.Tensor
+    indices: torch.Tensor
+
+
+class FakeLoader:
+    """Batches keyed by (epoch, position); `poisoned` steps carry a NaN."""
+
+    utterances_per_speaker = 1
+
+    def __init__(
+        self, num_batches: int = 7, batch_size: int = 6, last_size: int = 3, poisoned: frozenset[int] = frozenset()
+    ) -> None:
+        self.num_batches = num_batches
+        self.batch_size = batch_size
+        self.last_size = last_size
+        self.poisoned = poisoned
+        self.epoch = 0
+        self.position = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch, self.position = epoch, 0
+
+    def __len__(self) -> int:
+        return self.num_batches
+
+    def __iter__(self) -> Iterator[FakeBatch]:
+        while self.position < self.num_batches:
+            self.position += 1
+            yield self.batch(self.position - 1)
+
+    def batch(self, position: int) -> FakeBatch:
+        generator = torch.Generator().manual_seed(1000 * self.epoch + position)
+        size = self.last_size if position == self.num_batches - 1 else self.batch_size
+        labels = torch.randint(CLASSES, (size,), generator=generator)
+        waveforms = torch.randn(size, SAMPLES, generator=generator) + labels[:, None]
+        number = self.epoch * self.num_batches + position
+        if number in self.poisoned:
+            waveforms[0, 0] = math.nan
+        return FakeBatch(waveforms, labels, torch.arange(size) + 100 * number)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "position": self.position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch, self.position = state["epoch"], state["position"]
+
+    def file_names(self, indices: torch.Tensor) -> list[str]:
+        return [f"utterance{int(index)}.wav" for index in indices]
+
+    def epoch_report(self) -> Mapping[str, Any]:
+        return {"skipped_files": 0}
+
+
+def make_trainer(
+    folder: Path,
+    *,
+    loader: Any = None,
+    loss: nn.Module | None = None,
+    eers: list[float] | None = None,
+    precision: str = "no",
+    optimizer: str = "adam",
+    ema_decay: float = 0.0,
+    dropout: float = 0.2,
+    progress: bool = True,
+    seed: int = 0,
+    compiler: Any = None,
+    **options: Any,
+) -> Trainer:
+    """A trainer over the fakes; evaluations take their EER from `eers` in turn (the last one stays)."""
+    torch.manual_seed(seed)
+    net, loss = FakeNet(dropout), loss or FakeLoss()
+    loader = loader or FakeLoader()
+    moves = create_optimizer(optimizer, [net, loss], {"learning_rate": 0.01}, weight_decay=1e-4)
+    precise = Precision(precision, CPU, reason="test")
+    numbers = list(eers or [50.0])
+
+    def validate() -> dict[str, float]:
+        # Evaluation that draws random numbers must not change training.
+        torch.rand(3)
+        return {"eer_percent": numbers.pop(0) if len(numbers) > 1 else numbers[0]}
+
+    settings = TrainerOptions(
+        **{
+            "max_epochs": 3,
+            "test_interval": 1,
+            "log_interval": 2,
+            "save_minutes": 0.0,
+            "statistics_batches": 5,
+            **options,
+        }
+    )
+    steps = -(-len(loader) // settings.accumulation_steps)
+    return Trainer(
+        net=net,
+        loss=loss,
+        optimizer=moves,
+        learning_rate=LearningRateSchedule(
+            "cosine",
+            ScheduleOptions(top=0.01),
+            steps_per_epoch=steps,
+            num_epochs=settings.max_epochs,
+            warmup_epochs=0.5,
+        ),
+        margin=MarginSchedule(0.2, kind="linear", end_epoch=2.0, steps_per_epoch=steps) if not loss.is_metric else None,
+        loader=loader,
+        validate=validate,
+        precision=precise,
+        store=CheckpointStore(folder, keep=3),
+        tracker=PerformanceTracker(0),
+        model_contents=lambda summary: {"weights": net.state_dict(), "training_summary": summary},
+        options=settings,
+        step=TrainingStep(net, loss, moves, precise, utterances_per_speaker=loader.utterances_per_speaker),
+        average=WeightAverage(net, ema_decay),
+        progress=Progress(folder if progress else None, show_bar=False, tensorboard=False),
+        compiler=compiler,
+    )
+
+
+def weights_of(trainer: Trainer) -> list[torch.Tensor]:
+    """Everything that training moves."""
+    return [*trainer.net.state_dict().values(), *trainer.loss.state_dict().values()]
+
+
+def assert_same_bits(left: Trainer, right: Trainer) -> None:
+    """Network, head and optimizer of two trainers are equal to the last bit."""
+    for one, other in zip(weights_of(left), weights_of(right), strict=True):
+        assert torch.equal(one, other)
+    for one, other in zip(left.optimizer.state.values(), right.optimizer.state.values(), strict=True):
+        for key in one:
+            assert torch.equal(torch.as_tensor(one[key]), torch.as_tensor(other[key]))
