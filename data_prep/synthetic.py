@@ -15,10 +15,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Parse the command line, make the corpus, say what was made; returns the exit status."""
     parser = argparse.ArgumentParser(
         description="Make a deterministic corpus of synthetic speakers, with trials, noises and room responses.",
-        epilog="Example: python data_prep/synthetic.py --speakers 1000 --utterances 20 --save_path data/synthetic",
+        epilog="Example: data_prep/synthetic.py --speakers 1000 --utterances 20 --save_path data/synthetic_large",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--save_path", default="data/synthetic", help="folder of the corpus")
+    parser.add_argument("--save_path", default="data/synthetic_large", help="folder of the corpus")
     parser.add_argument("--speakers", type=int, default=1000, help="speakers to train on")
     parser.add_argument("--utterances", type=int, default=20, help="utterances of each, about 3.5 s long")
     parser.add_argument("--trial_speakers", type=int, default=40, help="other speakers, for the trials")
@@ -50,7 +50,8 @@ def main(arguments: list[str] | None = None) -> int:
     made = json.loads((paths.train_list.parent / "complete.json").read_text(encoding="utf-8"))
     print(f"{made['files']} files ({made['seconds'] / 3600:.2f} h of speech) in {options.save_path}, {seconds:.1f} s")
     print(
-        "train on it: python trainSpeakerNet.py --config exp01.yaml --data.synthetic_corpus '' --save_path exps/synthetic"
+        "train on it:\n"
+        "  python trainSpeakerNet.py --config exp01.yaml --data.synthetic_corpus '' --save_path exps/synthetic"
         f" \\\n  --train_list {paths.train_list} --train_path {paths.train_path}"
         f" --test_list {paths.test_list} --test_path {paths.test_path}"
         f" \\\n  --musan_path {paths.noise_path} --rir_path {paths.rir_path}"

@@ -11,8 +11,8 @@ from scipy.ndimage import gaussian_filter1d
 
 FRAME_SECONDS = 0.008
 
-# Formants 1-3 in Hz of a 17.5-cm vocal tract. Vowels: means of the 33 men of Peterson & Barney, "Control methods used in
-# a study of the vowels", JASA 24 (1952), table II. Consonants: round figures in the range of Klatt, "Software for a
+# Formants 1-3 in Hz of a 17.5-cm vocal tract. Vowels: means of the 33 men of Peterson & Barney, "Control methods used
+# in a study of the vowels", JASA 24 (1952), table II. Consonants: round figures in the range of Klatt, "Software for a
 # cascade/parallel formant synthesizer", JASA 67 (1980), table III.
 VOWELS: dict[str, tuple[float, float, float]] = {
     "i": (270, 2290, 3010),
@@ -119,7 +119,7 @@ class Tracks:
 
 
 def draw_phones(generator: np.random.Generator, num_syllables: int) -> list[str]:
-    """A random sentence: words of one to three syllables (consonant, vowel, sometimes a final consonant), with pauses."""
+    """A random sentence: words of one to three syllables (consonant, vowel, maybe a final consonant), with pauses."""
     phones = ["sil"]
     while num_syllables > 0:
         word_length = min(int(generator.integers(1, 4)), num_syllables)

@@ -1,7 +1,7 @@
 """Impulse responses of simulated box rooms: image sources for the early part, decaying noise for the late part.
 
-Used twice: every recording session of the synthetic corpus stands in such a room, and the corpus ships a set of them for
-augmentation. No files, no speech.
+Used twice: every recording session of the synthetic corpus stands in such a room, and the corpus ships a set of them
+for augmentation. No files, no speech.
 
 Source: Allen & Berkley, "Image method for efficiently simulating small-room acoustics", JASA 65 (1979); decay time by
 Eyring's formula.
@@ -28,7 +28,7 @@ def draw_room_response(
     distance_metres: tuple[float, float] = (0.3, 2.5),
     sample_rate: int = 16000,
 ) -> np.ndarray:
-    """A random room of this kind with a talker and a microphone in it; (samples,) float32, direct path of height one."""
+    """A random room of this kind with talker and microphone in it; (samples,) float32, direct path of height one."""
     (shortest, longest), (dry, wet) = ROOM_KINDS[kind]
     sides = generator.uniform(shortest, longest, 3)
     sides[2] = generator.uniform(2.4, 3.5 if kind == "smallroom" else 6.0)

@@ -17,8 +17,8 @@ _KNOTS_HZ = np.array([60.0, 150.0, 400.0, 1000.0, 2200.0, 4500.0, 8000.0])
 PEAK = 0.95
 
 # How far sessions lie apart; the counterpart of the spreads in `voices`.
-COLOUR_SD_DB = 2.0
-SNR_DB = (18.0, 38.0)
+COLOUR_SD_DB = 2.5
+SNR_DB = (15.0, 35.0)
 PITCH_SHIFT_SD_OCTAVES = 0.08
 EFFORT_SD_DB = 3.0
 TEMPO_SD = 0.10

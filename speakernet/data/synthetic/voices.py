@@ -26,7 +26,7 @@ NASAL_POLE_HZ = 280.0
 
 # How far speakers lie apart. Standard deviations; together with `sessions` they set how hard the corpus is.
 TRACT_SD = 0.05  # share of the vocal tract's length, within a gender
-FORMANT_SD = 0.08  # share, of each formant of a speaker
+FORMANT_SD = 0.07  # share, of each formant of a speaker
 PHONE_SD = 0.04  # share, of each formant of each phone of a speaker
 PITCH_SD_OCTAVES = 0.25
 
@@ -108,7 +108,7 @@ def synthesise(
 
 
 def _pitch_contour(voice: Voice, tracks: Tracks, generator: np.random.Generator, shift_octaves: float) -> np.ndarray:
-    """(frames,) Hz: falls over the sentence, rises on stressed syllables, wanders, and trembles from period to period."""
+    """(frames,) Hz: falls over the sentence, rises on stressed syllables, wanders, and trembles."""
     frames = len(tracks)
     place = np.linspace(0.5, -0.5, frames)
     declination = generator.uniform(0.2, 1.0) * place
@@ -177,13 +177,13 @@ def _vocal_tract(voice: Voice, tracks: Tracks) -> np.ndarray:
     pole = _resonator_polynomials(np.full((len(tracks), 1), NASAL_POLE_HZ), np.full((len(tracks), 1), 100.0))
     zero = _resonator_polynomials(zero_hz[:, None], np.full((len(tracks), 1), 100.0))
     top = fft.rfft(zero.astype(np.float32), FFT_SIZE, axis=1)
-    bottom = fft.rfft(_multiply_polynomials(denominator, pole).astype(np.float32), FFT_SIZE, axis=1)
-    top /= bottom
+    # float64: at low frequencies the coefficients of nine resonators cancel to nothing in float32.
+    top /= fft.rfft(_multiply_polynomials(denominator, pole), FFT_SIZE, axis=1)
     return top
 
 
 def _resonator_polynomials(hz: np.ndarray, bandwidth_hz: np.ndarray) -> np.ndarray:
-    """Product of the second-order sections of every frame, (frames, sections) -> (frames, 2 * sections + 1), 1 at DC."""
+    """Product of each frame's second-order sections, (frames, sections) -> (frames, 2 * sections + 1), 1 at DC."""
     radius = np.exp(-np.pi * bandwidth_hz / SAMPLE_RATE)
     first = -2.0 * radius * np.cos(2.0 * np.pi * hz / SAMPLE_RATE)
     second = radius**2
