@@ -77,7 +77,7 @@ def model_file_contents(
         thresholds: decisions, each with the scoring it belongs to.
         training_summary: how it came to be.
     """
-    weights = {strip_wrappers(name): value.detach() for name, value in net.state_dict().items()}
+    weights = {strip_wrappers(name): value.detach() for name, value in net.weights().items()}
     return {
         "format_version": FORMAT_VERSION,
         **net.spec(),
@@ -229,7 +229,7 @@ def load_initial_weights(net: SpeakerNet, loss: nn.Module | None, path: str | Pa
     if is_model_file(contents):
         check_version(contents, path)
         _check_same_architecture(net, contents, path)
-        source, weights, head = "speakernet", network_weights(contents), dict(contents.get("loss_weights") or {})
+        source, weights, head = "speakernet", network_weights(contents), _saved_head(contents)
         not_loaded: list[str] = []
     else:
         translated = translate(contents, net, path)
@@ -243,6 +243,12 @@ def load_initial_weights(net: SpeakerNet, loss: nn.Module | None, path: str | Pa
     for line in report.lines():
         logger.info("%s: %s", path, line)
     return report
+
+
+def _saved_head(contents: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The loss's weights: last.pt has them among the state of training, best.pt has none."""
+    saved = (contents.get("training") or {}).get("loss") or {}
+    return {strip_wrappers(name): value for name, value in saved.items()}
 
 
 def _check_same_architecture(net: SpeakerNet, contents: Mapping[str, Any], path: str | Path) -> None:

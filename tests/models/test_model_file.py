@@ -81,7 +81,7 @@ def test_wrappers_leave_no_trace():
 
 def test_initial_weights_from_our_file_with_the_head(model_path, tmp_path):
     loss = AAMSoftmax(8, 5)
-    contents = contents_of() | {"loss_weights": dict(loss.state_dict())}
+    contents = contents_of() | {"training": {"loss": dict(loss.state_dict())}}
     save_model_file(tmp_path / "last.pt", contents)
     same, other = AAMSoftmax(8, 5), AAMSoftmax(8, 6)
     assert load_initial_weights(small_net(), same, tmp_path / "last.pt").head == "loaded"

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from speakernet.models.importers import voxceleb_trainer
-from speakernet.models.importers.voxceleb_trainer import Translated
+from speakernet.models.importers.voxceleb_trainer import Description, Translated
 from speakernet.models.speaker_net import SpeakerNet
 
 FORMATS = {voxceleb_trainer.SOURCE: voxceleb_trainer}
@@ -25,4 +25,4 @@ def translate(contents: Any, net: SpeakerNet, path: str | Path) -> Translated:
     )
 
 
-__all__ = ["FORMATS", "Translated", "translate"]
+__all__ = ["FORMATS", "Description", "Translated", "translate"]

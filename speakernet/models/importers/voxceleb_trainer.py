@@ -104,6 +104,22 @@ class Translated:
     not_loaded: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Description:
+    """What a checkpoint shows of the network it belongs to."""
+
+    model: str
+    pooling: str
+    """Its encoder_type; empty where the weights do not tell (VGGVox without attention)."""
+    embedding_dim: int
+    num_mels: int
+    """0 where no filterbank was saved."""
+    has_head: bool
+    """Whether weights of a loss are there."""
+    is_raw: bool
+    """Whether it listens to samples."""
+
+
 def is_ours_to_read(contents: Any) -> bool:
     """Whether a checkpoint looks like one of voxceleb_trainer's."""
     return isinstance(contents, dict) and recognize(split_parts(contents)[0]) is not None
@@ -141,6 +157,24 @@ def split_parts(contents: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[st
         else:
             network[plain.removeprefix("__S__.")] = value
     return network, head, beside
+
+
+def describe(contents: Mapping[str, Any]) -> Description:
+    """What a checkpoint that `is_ours_to_read` shows of itself."""
+    network, head, _ = split_parts(contents)
+    model = recognize(network)
+    assert model is not None, "asked of a checkpoint that is not ours to read"
+    last = network["fc6.weight" if model == "RawNet3" else "fc.weight"]
+    bank = next((value for name, value in network.items() if name.endswith(".mel_scale.fb")), None)
+    num_mels = 0 if bank is None else bank.shape[1]
+    if model == "VGGVox":
+        pooling, num_mels = ("SAP" if "sap_linear.weight" in network else ""), 40
+    elif model == "RawNet3":
+        pooling = "ASP" if network["attention.3.weight"].shape[0] == 1 else "ECA"
+    else:
+        frames = network["sap_linear.weight" if model == "ResNetSE34L" else "attention.3.weight"].shape[0]
+        pooling = "ASP" if last.shape[1] == 2 * frames else "SAP"
+    return Description(model, pooling, last.shape[0], num_mels, bool(head), model == "RawNet3")
 
 
 def translate(contents: Mapping[str, Any], net: SpeakerNet, path: str | Path) -> Translated:

@@ -1,0 +1,53 @@
+"""Say what a model file holds: network, front end, sizes, how it was trained, what it decides by."""
+
+import argparse
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from speakernet.files import human_bytes, sha256_of
+from speakernet.models.model_file import load_model_file
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The model file."""
+    parser.add_argument("model", help="a model file, such as exps/exp01/best.pt")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print a table of facts.
+
+    Raises:
+        ValueError: not a model file.
+    """
+    loaded = load_model_file(arguments.model)
+    path = Path(arguments.model)
+    net, contents = loaded.net, loaded.contents
+    rows = [
+        ("file", f"{path} ({human_bytes(path.stat().st_size)}, format version {contents['format_version']})"),
+        ("SHA-256", sha256_of(path)),
+        ("model", f"{contents['model']['name']} {_options(contents['model']['options'])}"),
+        ("front end", f"{contents['front_end']['name']} {_options(contents['front_end']['options'])}"),
+        ("parameters", f"{sum(parameter.numel() for parameter in net.parameters()):,}"),
+        ("embedding", f"{net.embedding_dim} numbers"),
+        ("sample rate", f"{net.sample_rate} Hz"),
+        ("mean embedding", _mean(contents.get("embedding_mean"))),
+        ("calibration", _options(contents["calibration"]) if contents.get("calibration") else "none"),
+        *(("threshold", _options(threshold)) for threshold in contents.get("thresholds", ())),
+        *((f"training {key}", str(value)) for key, value in (contents.get("training_summary") or {}).items()),
+    ]
+    sys.stdout.write("".join(f"{name:<24}{value}\n" for name, value in rows))
+    return 0
+
+
+def _options(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in options.items())
+
+
+def _mean(mean: Any) -> str:
+    if mean is None:
+        return "none"
+    length = math.sqrt(float(mean.square().sum()))
+    return f"of length {length:.3f}, subtracted before scoring where the scoring says so"

@@ -1,0 +1,130 @@
+"""`speakernet import-weights` and `speakernet info` on files made here."""
+
+import zlib
+
+import pytest
+import torch
+
+from speakernet.cli import main
+from speakernet.models import SpeakerNet
+from speakernet.models.importers import voxceleb_trainer
+from speakernet.models.model_file import load_model_file
+
+CASES = [
+    ("ResNetSE34L", "ASP", {"num_mels": 40}, {}),
+    ("ResNetSE34V2", "SAP", {"num_mels": 40}, {}),
+    ("VGGVox", "SAP", {}, {}),
+    ("RawNet3", "ASP", {}, {"sinc_stride": 10}),
+]
+
+
+def as_theirs(net: SpeakerNet) -> dict[str, torch.Tensor]:
+    """The network's weights under voxceleb_trainer's names, found by asking the importer about every such name."""
+    state = net.state_dict()
+    theirs = {}
+    for name in _their_names(net.model_name):
+        ours = voxceleb_trainer.rename(name, voxceleb_trainer.RULES[net.model_name])
+        if ours in state:
+            theirs["__S__." + name] = state[ours]
+    assert len(theirs) == len(state)
+    return theirs
+
+
+def _their_names(model):
+    endings = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    parts = [f"netcnn.{place}" for place in range(20)] + ["sap_linear", "fc", "fc6", "conv1", "preprocess.1", "layer4"]
+    parts += [f"attention.{place}" for place in (0, 2, 3)] + [f"bn{number}" for number in (1, 5, 6)]
+    for layer in (1, 2, 3, 4):
+        inner = ["conv1", "conv3", "bn1", "bn3", "afms.fc", "residual.0"]
+        inner += [f"{kind}.{group}" for kind in ("convs", "bns") for group in range(7)]
+        for block in range(6):
+            names = ("conv1", "conv2", "bn1", "bn2", "se.fc.0", "se.fc.2", "downsample.0", "downsample.1")
+            inner += [f"{block}.{name}" for name in names]
+        parts += [f"layer{layer}.{name}" for name in inner]
+    names = [f"{part}.{ending}" for part in parts for ending in endings]
+    names += ["attention", "conv1.filterbank.low_hz_", "conv1.filterbank.band_hz_"]
+    return names + [f"layer{layer}.afms.alpha" for layer in (1, 2, 3)]
+
+
+def checkpoint(path, net, head=None, with_filterbank=True):
+    state = as_theirs(net)
+    if with_filterbank and hasattr(net.front_end, "mel_bank"):
+        prefix = "__S__.torchfb." if net.model_name != "ResNetSE34V2" else "__S__.torchfb.1."
+        state[prefix + "mel_scale.fb"] = net.front_end.mel_bank
+        state[prefix + "spectrogram.window"] = net.front_end.window
+    state |= {f"__L__.{name}": value for name, value in (head or {}).items()}
+    torch.save({"model_state_dict": state, "optimizer_state_dict": {"state": {}}, "epoch": 9}, path)
+    return str(path)
+
+
+@pytest.mark.parametrize(("model", "pooling", "front_end", "options"), CASES)
+def test_import_weights_makes_a_model_file(model, pooling, front_end, options, tmp_path, capsys):
+    torch.manual_seed(zlib.crc32(model.encode()))
+    net = SpeakerNet(model, pooling, 24, options, front_end_options=front_end)
+    source = checkpoint(tmp_path / "their.model", net, {"weight": torch.rand(5994, 24)})
+    out = tmp_path / "model.pt"
+    assert main(["import-weights", source, "--from", "voxceleb_trainer", "--model", model, "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "not loaded: weight (weights of the loss)" in printed
+    assert "not loaded: optimizer_state_dict (only weights are taken)" in printed
+    loaded = load_model_file(out)
+    waves = 0.1 * torch.randn(2, 16000, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(loaded.net.embed(waves), net.embed(waves))
+    assert loaded.contents["loss_normalizes"] is True
+    assert main(["info", str(out)]) == 0
+    facts = capsys.readouterr().out
+    count = sum(parameter.numel() for parameter in net.parameters())
+    assert f"{count:,}" in facts and model in facts and f"pooling={pooling}" in facts
+
+
+def test_what_a_checkpoint_does_not_show_has_options(tmp_path, capsys):
+    net = SpeakerNet("ResNetSE34L", "SAP", 24, front_end_options={"num_mels": 40, "log_input": False})
+    source = checkpoint(tmp_path / "their.model", net, with_filterbank=False)
+    out = tmp_path / "model.pt"
+    base = ["import-weights", source, "--model", "ResNetSE34L", "--out", str(out)]
+    assert main(base) == 1
+    assert "does not hold its filterbank; give --num-mels" in capsys.readouterr().err
+    assert main([*base, "--num-mels", "40", "--no-log-input", "--loss", "proto"]) == 0
+    loaded = load_model_file(out)
+    assert loaded.contents["front_end"]["options"] == {"num_mels": 40, "log_input": False}
+    assert loaded.contents["loss_normalizes"] is False
+
+
+def test_pooling_without_weights_must_be_said(tmp_path, capsys):
+    net = SpeakerNet("VGGVox", "MAX", 24)
+    base = [
+        "import-weights",
+        checkpoint(tmp_path / "a.model", net),
+        "--model",
+        "VGGVox",
+        "--out",
+        str(tmp_path / "m.pt"),
+    ]
+    assert main(base) == 1
+    assert "give --pooling, such as TAP or MAX" in capsys.readouterr().err
+    assert main([*base, "--pooling", "MAX"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("ResNetSE34V2", "is a ResNetSE34L, --model says ResNetSE34V2"),
+        ("ResNetSE34", "unknown model 'ResNetSE34'; did you mean"),
+    ],
+)
+def test_the_wrong_name_is_refused(model, message, tmp_path, capsys):
+    source = checkpoint(tmp_path / "a.model", SpeakerNet("ResNetSE34L", "SAP", 24))
+    assert main(["import-weights", source, "--model", model, "--out", str(tmp_path / "m.pt")]) == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "m.pt").exists()
+
+
+def test_foreign_and_missing_files(tmp_path, capsys):
+    torch.save({"encoder.weight": torch.zeros(1)}, tmp_path / "x.pt")
+    out = ["--model", "ResNetSE34L", "--out", str(tmp_path / "m.pt")]
+    assert main(["import-weights", str(tmp_path / "x.pt"), *out]) == 1
+    assert "is no checkpoint of voxceleb_trainer" in capsys.readouterr().err
+    assert main(["import-weights", str(tmp_path / "absent.pt"), *out]) == 1
+    assert "no checkpoint at" in capsys.readouterr().err
+    assert main(["info", str(tmp_path / "x.pt")]) == 1
+    assert "is not a speakernet model file" in capsys.readouterr().err
