@@ -1,0 +1,203 @@
+"""What augmentation takes from disk: clips of noise, music and talkers, and room impulse responses with their spectra.
+
+Knows folders and files; makes no random choice and mixes nothing (`augment.py` does).
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from speakernet.data.audio import AudioError
+from speakernet.data.cache import AudioCache
+from speakernet.data.lists import StringTable
+from speakernet.data.sources import FolderSource, RowReader
+
+logger = logging.getLogger(__name__)
+
+AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aif", ".aiff")
+# Folder names of MUSAN -> our names of the kinds of disturbance.
+MUSAN_FOLDERS = {"noise": "noise", "music": "music", "speech": "babble"}
+MIN_FFT_SAMPLES = 1024
+
+
+@dataclass
+class ClipBank:
+    """Clips of one kind of disturbance.
+
+    Attributes:
+        reader: reads rows, wrapping short ones.
+        rows: rows of the reader that belong to this kind, int64 (clips,).
+        lengths: samples of each of them, int64 (clips,).
+    """
+
+    reader: RowReader
+    rows: np.ndarray
+    lengths: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def fill(self, clips: np.ndarray, places: np.ndarray, out: np.ndarray) -> None:
+        """Write crops into `out` (sources, samples); a place in [0, 1) says where in the clip the crop begins.
+
+        Raises:
+            AudioError: a clip cannot be read.
+        """
+        room = np.maximum(self.lengths[clips] - out.shape[1], 0)
+        problems = self.reader.fill(self.rows[clips], (places * room).astype(np.int64), out)
+        if problems:
+            raise AudioError(f"augmentation: {next(iter(problems.values()))}; remove the file or mend it")
+
+
+def find_audio_files(root: str | Path) -> list[str]:
+    """Names of all audio files below `root`, relative to it, sorted.
+
+    Raises:
+        AudioError: no such folder.
+    """
+    root = Path(root)
+    if not root.is_dir():
+        raise AudioError(
+            f"{root}: no such folder of noise or impulse responses; see data_prep/musan.py, data_prep/rirs.py"
+        )
+    found = (path.relative_to(root).as_posix() for path in root.rglob("*") if path.suffix.lower() in AUDIO_SUFFIXES)
+    return sorted(found)
+
+
+def noise_banks(root: str | Path, sample_rate: int, cache: AudioCache | None) -> dict[str, ClipBank]:
+    """Banks of MUSAN's kinds found below `root`: a folder noise, music or speech somewhere in the path tells the kind.
+
+    Files under none of these folders count as noise, which is said. Empty and unreadable files are left out, and said.
+
+    Raises:
+        AudioError: no such folder, or no usable audio in it.
+    """
+    names = find_audio_files(root)
+    source = FolderSource(root, sample_rate, cache=cache)
+    table = StringTable.from_strings(names)
+    lookup = source.lookup(table)
+    lengths = np.asarray(lookup.num_samples)
+    usable = lengths > 0
+    if not usable.any():
+        raise AudioError(f"{root}: no readable audio in this noise folder ({len(names)} files); is it MUSAN's layout?")
+    if not usable.all():
+        bad = [names[row] for row in np.flatnonzero(~usable)[:10]]
+        logger.warning("%s: %d noise files cannot be read and are left out: %s", root, (~usable).sum(), ", ".join(bad))
+    reader = source.rows(table, lookup)
+    kinds = np.array([_kind_of(name, Path(root)) for name in names], dtype="U8")
+    unnamed = int((kinds == "").sum())
+    if unnamed:
+        logger.warning("%s: %d files lie under no folder noise, music or speech and count as noise", root, unnamed)
+        kinds[kinds == ""] = "noise"
+    banks = {}
+    for kind in MUSAN_FOLDERS.values():
+        rows = np.flatnonzero((kinds == kind) & usable)
+        if len(rows):
+            banks[kind] = ClipBank(reader, rows, lengths[rows].astype(np.int64))
+    return banks
+
+
+def _kind_of(name: str, root: Path) -> str:
+    for part in [*name.split("/")[:-1], root.name]:
+        if part in MUSAN_FOLDERS:
+            return MUSAN_FOLDERS[part]
+    return ""
+
+
+class RoomBank:
+    """Room impulse responses, prepared once, with the spectra of the lengths that are asked for.
+
+    Args:
+        source: where the files are.
+        names: the files.
+        is_aligned: drop what comes before the direct path (the largest sample), so that speech stays where it was.
+        cache: keeps responses and spectra.
+
+    Every response is divided by the square root of its energy, as is usual.
+    """
+
+    def __init__(
+        self, source: FolderSource, names: Sequence[str], *, is_aligned: bool = True, cache: AudioCache | None = None
+    ) -> None:
+        self.source = source
+        self.names = StringTable.from_strings(names)
+        self.is_aligned = is_aligned
+        self.cache = cache or AudioCache(0)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def response(self, room: int, most_samples: int) -> np.ndarray:
+        """The prepared response, float32 (at most `most_samples`,): later samples cannot reach the crop.
+
+        Raises:
+            AudioError: unreadable, empty or silent.
+        """
+        response = self.cache.get(("response", room))
+        if response is None:
+            response = self.source.read(self.names[room])
+            energy = float(np.dot(response, response)) if len(response) else 0.0
+            if not energy > 0:
+                raise AudioError(
+                    f"{self.source.path_of(self.names[room])}: the impulse response is empty or silent; remove it"
+                )
+            response = (response / np.float32(np.sqrt(energy))).astype(np.float32)
+            if self.is_aligned:
+                response = response[int(np.abs(response).argmax()) :].copy()
+            self.cache.put(("response", room), response)
+        return response[:most_samples]
+
+    def fft_samples(self, room: int, num_samples: int) -> int:
+        """Length of the transform in which a crop of `num_samples` and this response do not wrap around.
+
+        Responses fall into classes of lengths (powers of two), so that those of a class share one transform.
+        """
+        reach = len(self.response(room, num_samples))
+        padded = 1 << max(reach - 1, MIN_FFT_SAMPLES - 1).bit_length()
+        return fast_fft_samples(num_samples + min(padded, num_samples))
+
+    def spectrum(self, room: int, num_samples: int, fft_samples: int) -> np.ndarray:
+        """The response's spectrum, complex64 (fft_samples // 2 + 1,)."""
+        key = ("spectrum", room, num_samples, fft_samples)
+        spectrum = self.cache.get(key)
+        if spectrum is None:
+            spectrum = np.fft.rfft(self.response(room, num_samples), fft_samples).astype(np.complex64)
+            self.cache.put(key, spectrum)
+        return spectrum
+
+
+def room_bank(root: str | Path, sample_rate: int, cache: AudioCache | None, *, is_aligned: bool) -> RoomBank:
+    """All impulse responses below `root` (RIRS_NOISES' layout or any other).
+
+    Raises:
+        AudioError: no such folder, or no audio in it.
+    """
+    names = find_audio_files(root)
+    if not names:
+        raise AudioError(f"{root}: no audio files in this folder of impulse responses")
+    return RoomBank(FolderSource(root, sample_rate), names, is_aligned=is_aligned, cache=cache)
+
+
+def fast_fft_samples(least: int) -> int:
+    """The smallest even length of at least `least` whose only prime factors are 2, 3 and 5."""
+    best = 1 << (least - 1).bit_length()
+    fives = 1
+    while fives < best:
+        threes = fives
+        while threes < best:
+            length = threes << max((-(-least // threes) - 1).bit_length(), 1)
+            if least <= length < best:
+                best = length
+            threes *= 3
+        fives *= 5
+    return best
+
+
+def describe_banks(banks: Mapping[str, ClipBank], rooms: RoomBank | None) -> str:
+    """What there is to augment with, for the log."""
+    parts = [f"{len(bank):,} clips of {kind}" for kind, bank in banks.items()]
+    parts += [f"{len(rooms):,} impulse responses"] if rooms else []
+    return ", ".join(parts) or "nothing"

@@ -1,0 +1,207 @@
+"""Augmentation against plain references: ratios reached, convolution, keyed choices, the classic pipeline, silence."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.signal import convolve
+
+from speakernet.data.audio import AudioError, write_audio
+from speakernet.data.augment import BABBLE, CLEAN, MUSIC, NOISE, REVERB, Augmenter, AugmentRanges, distinct_choices
+from speakernet.data.augment_banks import fast_fft_samples, noise_banks, room_bank
+from speakernet.data.cache import AudioCache
+
+SAMPLES = 8000
+BATCH = 200
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """MUSAN-like clips (shorter and longer than a crop) and impulse responses with a late direct path."""
+    random = np.random.default_rng(3)
+    root = tmp_path_factory.mktemp("augment")
+    for folder in ("noise/free/a", "music/fma/b", "speech/us/c"):
+        for number in range(9):
+            path = root / "musan" / folder / f"{number}.wav"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_audio(path, 0.1 * random.standard_normal(5000 + 1500 * number).astype(np.float32), 16000)
+    for number, length in enumerate((300, 5000, 20000)):
+        response = random.standard_normal(length) * np.exp(-np.arange(length) / 400) * 0.1
+        response[40 + number] = 0.9
+        path = root / "rirs" / "real" / "room" / f"{number}.wav"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_audio(path, response.astype(np.float32), 16000)
+    return root / "musan", root / "rirs"
+
+
+def make(folders: tuple[Path, Path], **options: object) -> Augmenter:
+    is_classic = bool(options.get("is_classic", False))
+    rooms = room_bank(folders[1], 16000, AudioCache(1 << 24), is_aligned=not is_classic)
+    return Augmenter(noise_banks(folders[0], 16000, AudioCache(1 << 24)), rooms, **options)  # type: ignore[arg-type]
+
+
+def speech(random: np.random.Generator, batch: int = BATCH) -> torch.Tensor:
+    return torch.from_numpy((0.1 * random.standard_normal((batch, SAMPLES))).astype(np.float32))
+
+
+def augment(augmenter: Augmenter, clean: torch.Tensor, epoch: int = 0) -> tuple[torch.Tensor, object, object]:
+    drawn = augmenter.draw(np.arange(len(clean)), epoch)
+    ingredients = augmenter.gather(drawn, clean.shape[1])
+    return augmenter.apply(clean.clone(), drawn, ingredients), drawn, ingredients
+
+
+def test_every_source_reaches_its_ratio_on_true_power(folders: tuple[Path, Path], random: np.random.Generator) -> None:
+    clean = speech(random)
+    noisy, drawn, _ = augment(make(folders), clean)
+    utterances = np.unique(drawn.source_rows)
+    assert len(utterances) > BATCH / 3
+    for row in utterances:
+        added = (noisy[row] - clean[row]).double()
+        ratio_db = 10 * torch.log10(clean[row].double().square().mean() / added.square().mean())
+        assert ratio_db.item() == pytest.approx(drawn.snr_db[drawn.source_rows == row][0], abs=0.1)
+
+
+def test_ratios_lie_in_their_ranges_and_babble_has_three_to_seven_talkers(folders: tuple[Path, Path]) -> None:
+    drawn = make(folders).draw(np.arange(2000), 0)
+    for code, (low, high) in ((NOISE, (0, 15)), (MUSIC, (5, 15)), (BABBLE, (13, 20))):
+        values = drawn.snr_db[drawn.source_kinds == code]
+        assert values.min() >= low and values.max() <= high and values.max() - values.min() > 0.9 * (high - low)
+    rows, counts = np.unique(drawn.source_rows[drawn.source_kinds == BABBLE], return_counts=True)
+    assert set(counts) == {3, 4, 5, 6, 7}
+    for row in rows:
+        clips = drawn.clips[drawn.source_rows == row]
+        assert len(set(clips)) == len(clips)
+    shares = np.bincount(drawn.kinds, minlength=5) / 2000
+    assert shares == pytest.approx([0.2] * 5, abs=0.03)
+
+
+def test_reverberation_is_direct_convolution_with_the_direct_path_in_place(
+    folders: tuple[Path, Path], random: np.random.Generator
+) -> None:
+    clean = speech(random)
+    augmenter = make(folders)
+    wet, drawn, _ = augment(augmenter, clean)
+    rows = np.flatnonzero(drawn.kinds == REVERB)
+    assert set(drawn.rooms[rows]) == {0, 1, 2}
+    for row in rows:
+        room = int(drawn.rooms[row])
+        whole = augmenter.rooms.source.read(augmenter.rooms.names[room]).astype(np.float64)
+        whole /= np.sqrt((whole**2).sum())
+        direct = int(np.abs(whole).argmax())
+        expected = convolve(clean[row].numpy().astype(np.float64), whole[direct:], mode="full", method="direct")[
+            :SAMPLES
+        ]
+        assert np.abs(wet[row].numpy() - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
+def test_classic_style_equals_a_plain_loop(folders: tuple[Path, Path], random: np.random.Generator) -> None:
+    clean = speech(random, 60)
+    augmenter = make(folders, is_classic=True)
+    result, drawn, ingredients = augment(augmenter, clean)
+    for row in range(60):
+        audio = clean[row].numpy().astype(np.float64)
+        expected = audio
+        if drawn.kinds[row] == REVERB:
+            response = augmenter.rooms.source.read(augmenter.rooms.names[int(drawn.rooms[row])]).astype(np.float64)
+            expected = convolve(audio, response / np.sqrt((response**2).sum()), mode="full")[:SAMPLES]
+        else:
+            clean_db = 10 * np.log10(np.mean(audio**2) + 1e-4)
+            for source in np.flatnonzero(drawn.source_rows == row):
+                noise = ingredients.noises[source].numpy().astype(np.float64)
+                noise_db = 10 * np.log10(np.mean(noise**2) + 1e-4)
+                expected = expected + np.sqrt(10 ** ((clean_db - noise_db - drawn.snr_db[source]) / 10)) * noise
+        assert result[row].numpy() == pytest.approx(expected, abs=2e-5)
+
+
+def test_choices_depend_on_row_and_epoch_alone(folders: tuple[Path, Path], random: np.random.Generator) -> None:
+    clean = speech(random, 40)
+    augmenter = make(folders, ranges=AugmentRanges(telephone_probability=0.3, volume_db=(-6, 6)))
+    together, _, _ = augment(augmenter, clean)
+    again, _, _ = augment(make(folders, ranges=augmenter.ranges), clean)
+    assert torch.equal(together, again)
+    other, _, _ = augment(augmenter, clean, epoch=1)
+    assert not torch.equal(together, other)
+    for row in (0, 7, 39):
+        drawn = augmenter.draw(np.array([row]), 0)
+        alone = augmenter.apply(clean[row : row + 1].clone(), drawn, augmenter.gather(drawn, SAMPLES))
+        torch.testing.assert_close(alone[0], together[row], atol=1e-6, rtol=1e-5)
+
+
+def test_a_category_without_files_is_shared_among_the_others(folders: tuple[Path, Path]) -> None:
+    banks = noise_banks(folders[0], 16000, None)
+    del banks["babble"]
+    augmenter = Augmenter(banks, None)
+    assert (augmenter.available, augmenter.missing) == (["music", "noise"], ["reverb", "babble"])
+    shares = np.bincount(augmenter.draw(np.arange(4000), 0).kinds, minlength=5) / 4000
+    assert shares == pytest.approx([0.2, 0, 0.4, 0, 0.4], abs=0.03)
+    assert set(Augmenter({}, None).draw(np.arange(50), 0).kinds) == {CLEAN}
+
+
+def test_silence_stays_finite(folders: tuple[Path, Path]) -> None:
+    for is_classic in (False, True):
+        result, _, _ = augment(make(folders, is_classic=is_classic), torch.zeros(60, SAMPLES))
+        assert torch.isfinite(result).all()
+
+
+def test_telephone_band_and_codec(folders: tuple[Path, Path]) -> None:
+    times = torch.arange(16000) / 16000
+    tones = torch.stack([torch.sin(2 * torch.pi * hz * times) for hz in (100, 1000, 5000)])
+    band = Augmenter({}, None, ranges=AugmentRanges(telephone_probability=1.0))
+    coded = Augmenter({}, None, ranges=AugmentRanges(codec_probability=1.0))
+    kept = augment(band, tones)[0].square().mean(1) / tones.square().mean(1)
+    assert kept[1] == pytest.approx(1.0, abs=0.01)
+    assert kept[0] < 0.01 and kept[2] < 0.01
+    result = augment(coded, tones)[0]
+    assert result[2].abs().max() < 0.05
+    error = (result[1] - tones[1]).square().mean() / tones[1].square().mean()
+    assert 1e-6 < error < 1e-3
+
+
+def test_volume_is_a_gain_in_decibels() -> None:
+    clean = torch.ones(30, 100)
+    augmenter = Augmenter({}, None, ranges=AugmentRanges(volume_db=(-6.0, 6.0)))
+    louder, drawn, _ = augment(augmenter, clean)
+    assert louder[:, 0].numpy() == pytest.approx(10 ** (drawn.gains_db / 20), rel=1e-5)
+    assert drawn.gains_db.min() < -3 and drawn.gains_db.max() > 3
+
+
+def test_distinct_choices_are_distinct_and_uniform() -> None:
+    chosen = distinct_choices(np.random.default_rng(1).random((20_000, 3)), 5)
+    assert (np.sort(chosen, axis=1)[:, 1:] != np.sort(chosen, axis=1)[:, :-1]).all()
+    assert np.bincount(chosen.ravel()) / 60_000 == pytest.approx([0.2] * 5, abs=0.01)
+    few = distinct_choices(np.random.default_rng(1).random((50, 5)), 2)
+    assert few.min() >= 0 and few.max() == 1
+
+
+def test_fast_fft_samples_against_brute_force() -> None:
+    def is_smooth(number: int) -> bool:
+        for prime in (2, 3, 5):
+            while number % prime == 0:
+                number //= prime
+        return number == 1
+
+    for least in (2, 3, 17, 1000, 32241, 48239):
+        expected = next(n for n in range(least, 2 * least + 2) if n % 2 == 0 and is_smooth(n))
+        assert fast_fft_samples(least) == expected
+
+
+def test_layouts_and_broken_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(AudioError, match="no such folder"):
+        noise_banks(tmp_path / "none", 16000, None)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(AudioError, match="no readable audio"):
+        noise_banks(tmp_path / "empty", 16000, None)
+    with pytest.raises(AudioError, match="no audio files"):
+        room_bank(tmp_path / "empty", 16000, None, is_aligned=True)
+    root = tmp_path / "flat"
+    root.mkdir()
+    write_audio(root / "a.wav", np.ones(100, dtype=np.float32) / 2, 16000)
+    (root / "b.wav").write_bytes(b"")
+    banks = noise_banks(root, 16000, None)
+    assert len(banks["noise"]) == 1
+    assert "b.wav" in caplog.text and "count as noise" in caplog.text
+    write_audio(root / "silent.wav", np.zeros(100, dtype=np.float32), 16000)
+    silent = room_bank(root, 16000, None, is_aligned=True)
+    with pytest.raises(AudioError, match="silent"):
+        silent.response([silent.names[row] for row in range(3)].index("silent.wav"), 100)
