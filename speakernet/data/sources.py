@@ -274,6 +274,10 @@ def open_source(root: str | Path, sample_rate: int = SAMPLE_RATE, **options: boo
     Raises:
         AudioError: there is nothing at `root`.
     """
+    from speakernet.data.packed import PackedSource, is_packed, partial_of
+
+    if is_packed(root) or (not Path(root).exists() and partial_of(root).exists()):
+        return PackedSource(root, sample_rate)
     if not Path(root).exists():
         raise AudioError(
             f"{root}: no such folder or packed corpus; give the folder that the list's paths are relative to"

@@ -1,0 +1,103 @@
+"""Pack a corpus into one memory-mapped array, so that a crop is one copy and opens no file.
+
+    speakernet pack CORPUS --source FOLDER                        every audio file of a folder
+    speakernet pack CORPUS --source FOLDER --list train_list.txt  what a list names
+    speakernet pack CORPUS --source part_aa part_ab --list LIST   straight from zip and tar archives, not unpacked
+    speakernet pack CORPUS --verify                               read it all and compare every checksum
+
+Name the corpus in place of the folder afterwards (`--data.train_path CORPUS`). A run that was killed is finished by
+starting it again.
+"""
+
+import argparse
+import logging
+
+logger = logging.getLogger(__name__)
+
+PROBLEMS_SHOWN = 10
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Where from, where to, and what to do with files that cannot be read."""
+    parser.add_argument("corpus", help="the packed corpus: a folder to be made, or to be verified")
+    parser.add_argument(
+        "--source", nargs="+", metavar="PATH", help="a folder, or zip and tar archives (name all parts of one in parts)"
+    )
+    parser.add_argument("--list", action="append", default=[], help="training list: pack what it names (repeatable)")
+    parser.add_argument("--trials", action="append", default=[], help="trial list: pack what it names (repeatable)")
+    parser.add_argument(
+        "--strip",
+        type=int,
+        help="leading folders of the names in archives to drop; found from the list if there is one",
+    )
+    parser.add_argument("--sample-rate", type=int, default=16000, help="Hz of the corpus (default %(default)s)")
+    parser.add_argument("--num-threads", type=int, help="files decoded at a time (default: one for each core)")
+    parser.add_argument("--skip-bad", action="store_true", help="leave out files that cannot be read, and name them")
+    parser.add_argument("--verify", action="store_true", help="compare every utterance with its checksum")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Pack, verify, or both."""
+    from speakernet.data.preparation.parallel import default_jobs
+
+    if not arguments.source and not arguments.verify:
+        raise ValueError("give --source with a folder or archives to pack, or --verify to check a corpus")
+    if arguments.num_threads is not None and arguments.num_threads < 1:
+        raise ValueError(f"--num-threads: {arguments.num_threads}; expected at least 1")
+    if arguments.sample_rate < 1 or (arguments.strip or 0) < 0:
+        raise ValueError("--sample-rate is at least 1 and --strip at least 0")
+    num_threads = arguments.num_threads or default_jobs()
+    if arguments.source:
+        _pack(arguments, num_threads)
+    return _verify(arguments.corpus, num_threads) if arguments.verify else 0
+
+
+def _pack(arguments: argparse.Namespace, num_threads: int) -> None:
+    from speakernet.data.packed_inputs import open_inputs
+    from speakernet.data.packed_writer import SKIPPED, pack
+    from speakernet.files import human_bytes
+
+    source = open_inputs(arguments.source, _wanted(arguments), arguments.strip)
+    summary = pack(
+        source,
+        arguments.corpus,
+        sample_rate=arguments.sample_rate,
+        num_threads=num_threads,
+        skip_bad=arguments.skip_bad,
+        show_progress=True,
+    )
+    hours = summary.num_samples / arguments.sample_rate / 3600
+    logger.info(
+        "%s: %d utterances, %.1f hours, %s; %d of them from an earlier run",
+        arguments.corpus,
+        summary.num_utterances,
+        hours,
+        human_bytes(2 * summary.num_samples),
+        summary.num_resumed,
+    )
+    if summary.num_skipped:
+        logger.warning("%d files could not be read; %s/%s names them", summary.num_skipped, arguments.corpus, SKIPPED)
+
+
+def _wanted(arguments: argparse.Namespace):  # type: ignore[no-untyped-def]
+    """The names that the lists mention, each once; None without a list."""
+    from speakernet.data.lists import StringTable, read_training_list, read_trials
+
+    tables = [read_training_list(path).paths for path in arguments.list]
+    tables += [read_trials(path).names for path in arguments.trials]
+    if not tables:
+        return None
+    return StringTable.from_strings(dict.fromkeys(name for table in tables for name in table))
+
+
+def _verify(corpus: str, num_threads: int) -> int:
+    from speakernet.data.packed import verify
+
+    problems = verify(corpus, num_threads, show_progress=True)
+    for problem in problems[:PROBLEMS_SHOWN]:
+        logger.error("%s", problem)
+    if problems:
+        logger.error("%s: %d utterances are damaged; copy or pack the corpus again", corpus, len(problems))
+        return 1
+    logger.info("%s: every checksum is right", corpus)
+    return 0

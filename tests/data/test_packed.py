@@ -1,0 +1,205 @@
+"""Packed corpora: the same audio as the folder, by row, by name and from workers; damage is found and refused."""
+
+import json
+import multiprocessing
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from speakernet.cli import main
+from speakernet.data import packed_names
+from speakernet.data.audio import AudioError, write_audio
+from speakernet.data.lists import StringTable
+from speakernet.data.packed import PackedError, PackedSource, is_packed, verify
+from speakernet.data.packed_inputs import FolderInput
+from speakernet.data.packed_names import NameIndex, hash_names
+from speakernet.data.packed_writer import pack
+from speakernet.data.sources import FolderSource, RowReader, open_source
+
+NAMES = ["a/plain.wav", "a/b c.flac", "ü/stereo.wav", "short.wav", "wide.wav"]
+
+
+@pytest.fixture()
+def folder(tmp_path: Path, random: np.random.Generator) -> Path:
+    """Plain WAV, FLAC with a space in its name, stereo at 8 kHz, shorter than any crop, 24 bit."""
+    root = tmp_path / "audio"
+    for name in NAMES:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+    write_audio(root / NAMES[0], 0.1 * random.standard_normal(8000))
+    write_audio(root / NAMES[1], 0.1 * random.standard_normal(9000))
+    soundfile.write(root / NAMES[2], 0.1 * random.standard_normal((4000, 2)), 8000)
+    write_audio(root / NAMES[3], 0.1 * random.standard_normal(700))
+    soundfile.write(root / NAMES[4], 0.1 * random.standard_normal(8000), 16000, subtype="PCM_24")
+    return root
+
+
+@pytest.fixture()
+def corpus(folder: Path, tmp_path: Path) -> Path:
+    """The folder, packed."""
+    pack(FolderInput(folder), tmp_path / "corpus")
+    return tmp_path / "corpus"
+
+
+def test_every_utterance_is_the_folders(folder: Path, corpus: Path) -> None:
+    files, packed = FolderSource(folder, keep_lookup=False), open_source(corpus)
+    assert isinstance(packed, PackedSource) and len(packed) == len(NAMES)
+    for name in NAMES:
+        np.testing.assert_allclose(packed.read(name), files.read(name), atol=0.51 / 32768)
+        np.testing.assert_array_equal(packed.read(name, 100, 300), packed.read(name)[100:400])
+    np.testing.assert_array_equal(packed.read(NAMES[0]), files.read(NAMES[0]))  # 16 bits stay what they are
+    for one, other in zip(packed.read_many(NAMES), files.read_many(NAMES), strict=True):
+        np.testing.assert_allclose(one, other, atol=0.51 / 32768)
+    with pytest.raises(AudioError, match=r"asked for samples 9000"):
+        packed.read(NAMES[0], 9000)
+    with pytest.raises(AudioError, match=r"absent\.wav"):
+        packed.read("absent.wav")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int16])
+def test_rows_equal_the_folders_rows_also_where_they_wrap(folder: Path, corpus: Path, dtype: type) -> None:
+    names = StringTable.from_strings(NAMES[::-1])
+    readers = []
+    for source in (FolderSource(folder, keep_lookup=False), open_source(corpus)):
+        readers.append(source.rows(names, source.lookup(names)))
+    starts = np.array([0, 0, 3000, 6500, 100])
+    batches = np.empty((2, 5, 2000), dtype=dtype)
+    for reader, batch in zip(readers, batches, strict=True):
+        assert reader.fill(np.arange(5), starts, batch) == {}
+    np.testing.assert_allclose(batches[1], batches[0], atol=1.01 if dtype is np.int16 else 0.51 / 32768)
+
+
+def test_crops_by_name_are_int16_and_wrap(corpus: Path) -> None:
+    packed = PackedSource(corpus)
+    batch = packed.read_crops(["short.wav", NAMES[0]], [650, 10], 900)
+    whole = np.rint(packed.read("short.wav") * 32768).astype(np.int16)
+    assert batch.dtype == np.int16
+    np.testing.assert_array_equal(batch[0], whole[(650 + np.arange(900)) % 700])
+    with pytest.raises(AudioError, match=r"^absent: "):
+        packed.read_crops(["absent"], [0], 10)
+
+
+def test_lookup_and_missing(corpus: Path) -> None:
+    packed = open_source(corpus)
+    names = StringTable.from_strings(["short.wav", "absent.wav", NAMES[2], "short.wav"])
+    table = packed.lookup(names)
+    assert table.num_samples.tolist() == [700, 0, 8000, 700]
+    assert list(table.problems) == [1] and "absent.wav" in table.problems[1]
+    assert packed.missing(names).tolist() == [1]
+    problems = packed.rows(names, table).fill(np.array([1, 0]), np.zeros(2, np.int64), np.empty((2, 100), np.int16))
+    assert list(problems) == [0]
+
+
+def _read_in_another_process(reader: RowReader, answers: "multiprocessing.SimpleQueue[list[int]]") -> None:
+    out = np.empty((1, 50), dtype=np.int16)
+    reader.fill(np.array([0]), np.array([5]), out)
+    answers.put(out[0].tolist())
+
+
+def test_a_spawned_worker_reads_the_same_and_is_not_sent_the_corpus(corpus: Path) -> None:
+    packed = PackedSource(corpus)
+    reader = packed.rows(StringTable.from_strings(NAMES), packed.lookup(StringTable.from_strings(NAMES)))
+    assert len(pickle.dumps(reader)) < 5000 < 2 * packed.index.num_samples
+    context = multiprocessing.get_context("spawn")
+    answers = context.SimpleQueue()
+    worker = context.Process(target=_read_in_another_process, args=(reader, answers))
+    worker.start()
+    assert answers.get() == packed.read_crops([NAMES[0]], [5], 50)[0].tolist()
+    worker.join(30)
+
+
+def test_samples_are_numpys_own_format(corpus: Path) -> None:
+    samples = np.load(corpus / "samples.npy", mmap_mode="r")
+    assert samples.dtype == np.int16 and samples.shape == (8000 + 9000 + 8000 + 700 + 8000,)
+    with np.load(corpus / "index.npz") as index:
+        assert set(index) == {"name_content", "name_offsets", "sample_offsets", "checksums"}
+    assert sorted(path.name for path in corpus.iterdir()) == ["corpus.json", "index.npz", "samples.npy"]
+
+
+def test_verify_finds_one_flipped_bit_and_names_the_utterance(corpus: Path) -> None:
+    assert verify(corpus) == []
+    index = PackedSource(corpus).index
+    row = list(index.names).index("short.wav")
+    with (corpus / "samples.npy").open("r+b") as file:
+        position = 128 + 2 * (int(index.sample_offsets[row]) + 350)
+        file.seek(position)
+        byte = file.read(1)
+        file.seek(position)
+        file.write(bytes([byte[0] ^ 4]))
+    problems = verify(corpus)
+    assert len(problems) == 1 and problems[0].startswith("short.wav: ")
+    assert main(["pack", str(corpus), "--verify"]) == 1
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def _edit(path: Path, **values: object) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda root: _cut(root / "samples.npy"), r"samples\.npy: \d+ bytes, expected \d+"),
+        (lambda root: (root / "samples.npy").unlink(), r"samples\.npy is missing"),
+        (lambda root: (root / "index.npz").unlink(), r"index\.npz is missing"),
+        (lambda root: _cut(root / "index.npz"), r"index\.npz: the checksum"),
+        (lambda root: _flip(root / "index.npz"), r"index\.npz: the checksum"),
+        (lambda root: (root / "corpus.json").unlink(), r"corpus\.json is missing"),
+        (lambda root: _cut(root / "corpus.json"), r"cannot read the description"),
+        (lambda root: _edit(root / "corpus.json", version=99), r"format version 99"),
+        (lambda root: _edit(root / "corpus.json", num_utterances=3), r"differ in length"),
+        (lambda root: _edit(root / "corpus.json", format="cake"), r"'cake'"),
+        (lambda root: (root / "samples.npy").write_bytes(bytes((root / "samples.npy").stat().st_size)), r"expected"),
+    ],
+)
+def test_a_damaged_corpus_is_refused_with_a_reason(corpus: Path, damage, message: str) -> None:  # type: ignore[no-untyped-def]
+    damage(corpus)
+    with pytest.raises(PackedError, match=message):
+        open_source(corpus)
+
+
+def test_a_half_written_corpus_is_refused(corpus: Path) -> None:
+    half = corpus.rename(corpus.with_name("corpus.partial"))
+    for root in (corpus, half):
+        with pytest.raises(PackedError, match=r"run the same `speakernet pack` again"):
+            open_source(root)
+
+
+def test_another_rate_is_refused_and_says_what_to_do(corpus: Path) -> None:
+    with pytest.raises(PackedError, match=r"--sample-rate 8000"):
+        open_source(corpus, 8000)
+
+
+def test_a_folder_of_audio_is_not_taken_for_a_corpus(folder: Path) -> None:
+    assert not is_packed(folder)
+    assert isinstance(open_source(folder, keep_lookup=False), FolderSource)
+    with pytest.raises(PackedError, match="not a packed corpus"):
+        PackedSource(folder)
+
+
+def test_names_are_found_among_many(random: np.random.Generator) -> None:
+    texts = [f"id{row % 97:05d}/ü{row}/{row:07d}.wav" for row in range(70_000)] + ["", "a", "b\0c"]
+    table = StringTable.from_strings(texts)
+    assert len(np.unique(hash_names(table))) == len(texts)
+    rows = random.permutation(len(texts))
+    index = NameIndex(table)
+    assert index.find(table.take(rows)).tolist() == rows.tolist()
+    assert index.find(StringTable.from_strings(["id00000/ü0/000000.wav", "", "aa"])).tolist() == [-1, 70_000, -1]
+    assert NameIndex(StringTable.from_strings([])).find(table.take(np.arange(3))).tolist() == [-1] * 3
+
+
+def test_names_with_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_names, "hash_names", lambda names: np.full(len(names), 7, dtype=np.uint64))
+    index = NameIndex(StringTable.from_strings(["x", "yy", "zz", "yy"]))
+    assert index.find(StringTable.from_strings(["zz", "x", "yy", "w"])).tolist() == [2, 0, 1, -1]

@@ -1,0 +1,343 @@
+"""Packing: from folders, lists and archives; killed and finished; bad files and unsafe names."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from speakernet.cli import main
+from speakernet.data import packed_writer
+from speakernet.data.audio import AudioError, write_audio
+from speakernet.data.lists import StringTable
+from speakernet.data.packed import PackedError, PackedSource, verify
+from speakernet.data.packed_inputs import FolderInput, PackInput, open_inputs
+from speakernet.data.packed_parts import JoinedFile
+from speakernet.data.packed_writer import pack
+from speakernet.data.preparation.archives import ArchiveError
+from speakernet.data.preparation.ffmpeg import FfmpegError, find_ffmpeg
+
+NAMES = [f"id{row // 4}/v/{row:05d}.wav" for row in range(12)]
+
+
+@pytest.fixture()
+def folder(tmp_path: Path, random: np.random.Generator) -> Path:
+    """Twelve short utterances, a text file and a hidden file."""
+    root = tmp_path / "audio"
+    for row, name in enumerate(NAMES):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        write_audio(root / name, 0.1 * random.standard_normal(1000 + 10 * row))
+    (root / "notes.txt").write_text("not audio")
+    (root / ".hidden.wav").write_bytes(b"x")
+    return root
+
+
+def content_of(corpus: Path) -> dict[str, bytes]:
+    source = PackedSource(corpus)
+    return {name: source.read(name).tobytes() for name in source.index.names}
+
+
+@pytest.fixture()
+def expected(folder: Path, tmp_path: Path) -> dict[str, bytes]:
+    """Name -> samples, as packing the folder gives them."""
+    pack(FolderInput(folder), tmp_path / "expected")
+    return content_of(tmp_path / "expected")
+
+
+def make_zip(path: Path, folder: Path, prefix: str = "wav/") -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(prefix, b"")
+        archive.writestr("readme.txt", b"hello")
+        for name in NAMES:
+            archive.write(folder / name, prefix + name)
+    return path
+
+
+def make_tar(path: Path, folder: Path, mode: str) -> Path:
+    with tarfile.open(path, mode) as archive:
+        archive.add(folder, arcname="corpus/dev")
+    return path
+
+
+def test_a_list_chooses_and_orders(folder: Path, tmp_path: Path) -> None:
+    listed = tmp_path / "list.txt"
+    listed.write_text(f"id1 {NAMES[5]}\nid0 {NAMES[2]}\nid1 {NAMES[5]}\n")
+    trials = tmp_path / "trials.txt"
+    trials.write_text(f"1 {NAMES[2]} {NAMES[3]}\n")
+    command = ["pack", str(tmp_path / "corpus"), "--source", str(folder), "--list", str(listed)]
+    assert main([*command, "--trials", str(trials), "--verify"]) == 0
+    assert list(PackedSource(tmp_path / "corpus").index.names) == [NAMES[5], NAMES[2], NAMES[3]]
+
+
+ARCHIVES: dict[str, Callable[[Path, Path], Path]] = {
+    "zip": lambda root, folder: make_zip(root / "a.zip", folder),
+    "tar": lambda root, folder: make_tar(root / "a.tar", folder, "w"),
+    "tar.gz": lambda root, folder: make_tar(root / "a.tar.gz", folder, "w:gz"),
+    "tar.xz": lambda root, folder: make_tar(root / "a.tar.xz", folder, "w:xz"),
+}
+
+
+@pytest.mark.parametrize("kind", ARCHIVES)
+def test_archives_give_what_the_folder_gives(
+    kind: str, folder: Path, tmp_path: Path, expected: dict[str, bytes]
+) -> None:
+    archive = ARCHIVES[kind](tmp_path, folder)
+    names = StringTable.from_strings(NAMES[::-1])
+    pack(open_inputs([archive], names), tmp_path / "by_list", num_threads=3)
+    assert content_of(tmp_path / "by_list") == expected
+    depth = 1 if kind == "zip" else 2
+    pack(open_inputs([archive], strip=depth), tmp_path / "by_depth")
+    assert content_of(tmp_path / "by_depth") == expected
+    whole = PackedSource(_packed(open_inputs([archive]), tmp_path / "as_it_is")).index.names
+    assert sorted(whole) == [("wav/" if kind == "zip" else "corpus/dev/") + name for name in NAMES]
+
+
+def _packed(source: PackInput, corpus: Path) -> Path:
+    pack(source, corpus)
+    return corpus
+
+
+def test_an_archive_in_parts_and_a_second_one(folder: Path, tmp_path: Path, expected: dict[str, bytes]) -> None:
+    content = make_zip(tmp_path / "whole.zip", folder).read_bytes()
+    third = len(content) // 3
+    parts = [tmp_path / f"dev_part{letters}" for letters in ("aa", "ab", "ac")]
+    for part, start in zip(parts, (0, third, 2 * third), strict=True):
+        part.write_bytes(content[start : start + third] if part is not parts[2] else content[start:])
+    write_audio(folder / "extra/one.wav", np.ones(500) / 4)
+    with zipfile.ZipFile(tmp_path / "test.zip", "w") as archive:
+        archive.write(folder / "extra/one.wav", "extra/one.wav")
+    names = StringTable.from_strings([*NAMES, "extra/one.wav"])
+    pack(open_inputs([parts[1], tmp_path / "test.zip", parts[0], parts[2]], names), tmp_path / "corpus")
+    found = content_of(tmp_path / "corpus")
+    assert len(found.pop("extra/one.wav")) == 2000
+    assert found == expected
+    with pytest.raises(ArchiveError, match="name every part"):
+        open_inputs(parts[:2], names)
+
+
+def test_joined_files_read_across_their_borders(tmp_path: Path) -> None:
+    for row, content in enumerate([b"abc", b"", b"defgh"]):
+        (tmp_path / str(row)).write_bytes(content)
+    with JoinedFile([tmp_path / str(row) for row in range(3)]) as file:
+        assert file.read() == b"abcdefgh" and file.read(1) == b""
+        assert file.seek(-6, io.SEEK_END) == 2 and file.read(3) == b"cde" and file.tell() == 5
+        with pytest.raises(OSError):
+            file.seek(-1)
+
+
+def test_m4a_members_are_decoded_under_the_lists_names(folder: Path, tmp_path: Path) -> None:
+    try:
+        ffmpeg = find_ffmpeg()
+    except FfmpegError as error:
+        pytest.skip(str(error))
+    tone = np.sin(np.arange(16000) * 2 * np.pi * 440 / 16000) * 0.5
+    write_audio(tmp_path / "tone.wav", tone)
+    command = [ffmpeg, "-nostdin", "-loglevel", "error", "-i", str(tmp_path / "tone.wav")]
+    subprocess.run([*command, "-b:a", "128k", str(tmp_path / "tone.m4a")], check=True)
+    content = (tmp_path / "tone.m4a").read_bytes()
+    with zipfile.ZipFile(tmp_path / "aac.zip", "w") as archive:
+        archive.writestr("dev/aac/id1/v/00001.m4a", content)
+        archive.writestr("dev/aac/id1/v/00002.m4a", content[: len(content) // 2])
+    names = StringTable.from_strings(["id1/v/00001.wav", "id1/v/00002.wav"])
+    summary = pack(open_inputs([tmp_path / "aac.zip"], names), tmp_path / "corpus", skip_bad=True)
+    assert (summary.num_utterances, summary.num_skipped) == (1, 1)
+    found = PackedSource(tmp_path / "corpus").read("id1/v/00001.wav")
+    spectrum = np.abs(np.fft.rfft(found[2000:10000]))
+    assert abs(spectrum.argmax() * 2 - 440) <= 2
+
+
+class _Stops(FolderInput):
+    """A folder whose reading breaks off at a row, as a full disk or a kill would."""
+
+    stop_at = 7
+
+    def decode(self, row: int, content: bytes | None, sample_rate: int) -> np.ndarray:
+        if row == self.stop_at:
+            raise RuntimeError("stopped")
+        return super().decode(row, content, sample_rate)
+
+
+def test_a_stopped_run_is_finished_by_the_next(folder: Path, tmp_path: Path, expected: dict[str, bytes]) -> None:
+    with pytest.raises(RuntimeError):
+        pack(_Stops(folder), tmp_path / "corpus", num_threads=1)
+    partial = tmp_path / "corpus.partial"
+    # What a kill between two flushes leaves: samples without their record, and half a record.
+    for name in ("samples.npy", "journal.bin"):
+        with (partial / name).open("ab") as file:
+            file.write(b"rest!")
+    summary = pack(FolderInput(folder), tmp_path / "corpus")
+    assert summary.num_resumed == 7 and summary.num_utterances == 12
+    assert content_of(tmp_path / "corpus") == expected
+    assert verify(tmp_path / "corpus") == []
+    assert not partial.exists()
+    assert sorted(os.listdir(tmp_path / "corpus")) == ["corpus.json", "index.npz", "samples.npy"]  # noqa: PTH208
+    for name in ("samples.npy", "index.npz"):
+        assert (tmp_path / "corpus" / name).read_bytes() == (tmp_path / "expected" / name).read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["tar.gz", "zip"])
+def test_an_archive_is_taken_up_again(kind: str, folder: Path, tmp_path: Path, expected: dict[str, bytes]) -> None:
+    archive = ARCHIVES[kind](tmp_path, folder)
+    source = open_inputs([archive], StringTable.from_strings(NAMES))
+    decode = source.decode
+
+    def stopping(row: int, content: bytes | None, sample_rate: int) -> np.ndarray:
+        if row == 5:
+            raise RuntimeError("stopped")
+        return decode(row, content, sample_rate)
+
+    source.decode = stopping  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError):
+        pack(source, tmp_path / "corpus", num_threads=1)
+    summary = pack(open_inputs([archive], StringTable.from_strings(NAMES)), tmp_path / "corpus")
+    assert summary.num_resumed == 5
+    assert content_of(tmp_path / "corpus") == expected
+
+
+SLOW_PACK = """
+import sys, time
+from speakernet.data import packed_writer
+from speakernet.data.packed_inputs import FolderInput
+packed_writer.FLUSH_BYTES = 4000
+
+class Slow(FolderInput):
+    def decode(self, row, content, sample_rate):
+        time.sleep(0.1)
+        return super().decode(row, content, sample_rate)
+
+packed_writer.pack(Slow(sys.argv[1]), sys.argv[2], num_threads=1)
+"""
+
+
+def test_kill_nine_and_finish(folder: Path, tmp_path: Path, expected: dict[str, bytes]) -> None:
+    corpus, journal = tmp_path / "corpus", tmp_path / "corpus.partial" / "journal.bin"
+    process = subprocess.Popen([sys.executable, "-c", SLOW_PACK, str(folder), str(corpus)])
+    deadline = time.monotonic() + 60
+    while not (journal.exists() and journal.stat().st_size >= 4 * packed_writer.RECORD.itemsize):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not corpus.exists()
+    summary = pack(FolderInput(folder), corpus)
+    assert 4 <= summary.num_resumed < 12
+    assert content_of(corpus) == expected
+    assert verify(corpus) == []
+
+
+def test_another_list_does_not_go_on_with_it(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError):
+        pack(_Stops(folder), tmp_path / "corpus")
+    with pytest.raises(PackedError, match="other names or another rate"):
+        pack(FolderInput(folder), tmp_path / "corpus", sample_rate=8000)
+    with pytest.raises(PackedError, match="other names or another rate"):
+        pack(FolderInput(folder, StringTable.from_strings(NAMES[:9])), tmp_path / "corpus")
+    os.truncate(tmp_path / "corpus.partial" / "samples.npy", 1000)
+    with pytest.raises(PackedError, match="its journal names"):
+        pack(FolderInput(folder), tmp_path / "corpus")
+
+
+def test_a_corpus_that_is_there_is_left_alone(folder: Path, tmp_path: Path) -> None:
+    first = pack(FolderInput(folder), tmp_path / "corpus")
+    before = (tmp_path / "corpus" / "samples.npy").stat().st_mtime_ns
+    again = pack(FolderInput(folder), tmp_path / "corpus")
+    assert (again.num_utterances, again.num_samples, again.num_resumed) == (12, first.num_samples, 12)
+    assert (tmp_path / "corpus" / "samples.npy").stat().st_mtime_ns == before
+    with pytest.raises(PackedError, match="exists with other utterances"):
+        pack(FolderInput(folder, StringTable.from_strings(NAMES[:9])), tmp_path / "corpus")
+    with pytest.raises(PackedError, match="is not a packed corpus"):
+        pack(FolderInput(folder), folder)
+
+
+def test_bad_files_stop_or_are_left_out_and_named(folder: Path, tmp_path: Path) -> None:
+    (folder / NAMES[3]).write_bytes(b"RIFF\0\0\0\0WAVE")
+    (folder / NAMES[8]).unlink()
+    names = StringTable.from_strings(NAMES)
+    with pytest.raises(AudioError, match=r"00003\.wav.*--skip-bad"):
+        pack(FolderInput(folder, names), tmp_path / "corpus")
+    summary = pack(FolderInput(folder, names), tmp_path / "corpus", skip_bad=True)
+    assert (summary.num_utterances, summary.num_skipped, summary.num_resumed) == (10, 2, 3)
+    skipped = (tmp_path / "corpus" / "skipped.txt").read_text().splitlines()
+    assert [line.split("\t")[0] for line in skipped] == [NAMES[3], NAMES[8]]
+    assert PackedSource(tmp_path / "corpus").missing(names).tolist() == [3, 8]
+    assert pack(FolderInput(folder, names), tmp_path / "corpus").num_skipped == 2
+
+
+def test_nothing_to_pack(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(PackedError, match="nothing to pack"):
+        pack(FolderInput(tmp_path / "empty"), tmp_path / "corpus")
+    (tmp_path / "empty" / "a.wav").write_bytes(b"nonsense")
+    with pytest.raises(PackedError, match="not one of 1 utterances"):
+        pack(FolderInput(tmp_path / "empty"), tmp_path / "corpus", skip_bad=True)
+    assert not (tmp_path / "corpus").exists()
+
+
+@pytest.mark.parametrize("name", ["../evil.wav", "a/../../evil.wav", "/evil.wav", "..\\evil.wav", "C:/evil.wav"])
+def test_names_that_lead_outside_are_refused(name: str, folder: Path, tmp_path: Path) -> None:
+    content = (folder / NAMES[0]).read_bytes()
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr(zipfile.ZipInfo(name), content)
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        member = tarfile.TarInfo(name)
+        member.size = len(content)
+        archive.addfile(member, io.BytesIO(content))
+    for path in ("a.zip", "a.tar"):
+        with pytest.raises(ArchiveError, match="refused"):
+            open_inputs([tmp_path / path])
+    with pytest.raises(AudioError, match="refused"):
+        FolderInput(folder, StringTable.from_strings([name]))
+
+
+def test_links_and_doubles_in_archives_are_refused(folder: Path, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "link.tar", "w") as archive:
+        member = tarfile.TarInfo("a.wav")
+        member.type, member.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(member)
+    with pytest.raises(ArchiveError, match="is a link"):
+        open_inputs([tmp_path / "link.tar"])
+    archive_path = make_zip(tmp_path / "a.zip", folder)
+    with pytest.raises(ArchiveError, match="is there twice"):
+        open_inputs([archive_path, make_zip(tmp_path / "b.zip", folder)])
+
+
+def test_broken_archives_are_refused_and_broken_members_named(folder: Path, tmp_path: Path) -> None:
+    for kind, make in ARCHIVES.items():
+        path = make(tmp_path, folder)
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        with pytest.raises(ArchiveError, match="fetch it again"):
+            open_inputs([path])
+        assert kind
+    (tmp_path / "text.zip").write_text("hello")
+    with pytest.raises(ArchiveError, match="neither"):
+        open_inputs([tmp_path / "text.zip"])
+    with pytest.raises(AudioError, match="no such folder or archive"):
+        open_inputs([tmp_path / "absent.zip"])
+    path = make_zip(tmp_path / "flipped.zip", folder)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 255
+    path.write_bytes(content)
+    summary = pack(open_inputs([path], strip=1), tmp_path / "corpus", skip_bad=True)
+    assert (summary.num_utterances, summary.num_skipped) == (11, 1)
+
+
+def test_a_name_that_no_archive_holds(folder: Path, tmp_path: Path) -> None:
+    archive = make_zip(tmp_path / "a.zip", folder)
+    source = open_inputs([archive], StringTable.from_strings([*NAMES[:2], "id9/absent.wav"]))
+    with pytest.raises(AudioError, match=r"id9/absent\.wav: the list names it"):
+        pack(source, tmp_path / "corpus")
+
+
+def test_wrong_usage_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pack", str(tmp_path / "corpus")]) == 1
+    assert "--source" in capsys.readouterr().err
+    assert main(["pack", str(tmp_path / "corpus"), "--verify"]) == 1
+    assert "not a packed corpus" in capsys.readouterr().err
