@@ -30,6 +30,7 @@ from speakernet.data.preparation.scripts import (
 )
 from speakernet.data.preparation.summary import finish
 from speakernet.data.preparation.voxceleb import SUBSETS, VoxCelebJob
+from speakernet.data.preparation.voxceleb_packing import pack_archives
 
 STEPS = ("download", "concatenate", "extract", "convert", "lists")
 
@@ -85,6 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
             job.unpack()
         if "convert" in chosen:
             job.convert(ffmpeg, keep_sources=not arguments.remove_originals)
+        if "pack" in chosen:
+            pack_archives(job, ffmpeg)
         if "lists" in chosen:
             job.merge()
             job.lists(arguments.lists_from)

@@ -17,6 +17,7 @@ from preparation_server import PlayedSource, played_source
 
 from speakernet.data.audio import audio_info
 from speakernet.data.lists import read_training_list, read_trials
+from speakernet.data.sources import open_source
 
 TRIALS = (
     "1 id10001/video0/00000.wav id10001/video0/00001.wav\n0 id10001/video0/00000.wav id10040/video0/00000.wav\n"
@@ -141,3 +142,31 @@ def test_no_step_and_no_ffmpeg_are_told_at_once(tmp_path, published, monkeypatch
         monkeypatch.setenv("SPEAKERNET_FFMPEG", "/nowhere/ffmpeg")
         assert prepare(source, published, tmp_path / "data", "--all") == 1
         assert not source.requests, "ffmpeg is looked for before the download, not after"
+
+
+@pytest.mark.parametrize("joined", [False, True], ids=["from parts", "from whole archives"])
+def test_packed_straight_from_the_archives(tmp_path, published, joined):
+    folder = tmp_path / "data"
+    with played_source(published.files) as source:
+        steps = ("--download", "--concatenate", "--pack") if joined else ("--download", "--pack")
+        assert prepare(source, published, folder, *steps) == 0
+        assert prepare(source, published, folder, "--pack") == 0, "a second run finds them done"
+    assert not list(folder.rglob("*.wav"))
+    training = read_training_list(folder / "lists" / "vox2_dev_packed_list.txt")
+    assert (len(training), len(training.speakers)) == (12, 4)
+    packed = open_source(folder / "packed" / "vox2_dev")
+    assert not len(packed.missing(training.paths))
+    waveform = packed.read(training.paths[0])
+    assert abs(len(waveform) / 16000 - 1.0) < 0.1
+    assert waveform.std() > 0.005
+    (tmp_path / "trials.txt").write_text(TRIALS)
+    assert not len(open_source(folder / "packed" / "vox1").missing(read_trials(tmp_path / "trials.txt").names))
+
+
+def test_packing_names_what_is_missing(tmp_path, published):
+    folder = tmp_path / "data"
+    files = {name: content for name, content in published.files.items() if name != "vox2_dev_aac_partac"}
+    with played_source(files) as source:
+        assert prepare(source, published, folder, "--download", "--pack") == 1
+    assert "vox2_dev_aac_partac" in (folder / "broken_pack_vox2_dev.txt").read_text()
+    assert (folder / "packed" / "vox1").is_dir()

@@ -81,7 +81,7 @@ class VoxCelebJob:
 
     def fetch(self) -> None:
         """Download what is neither there in parts nor as a whole."""
-        with self._step("download") as summary:
+        with self.step("download") as summary:
             wanted: list[RemoteFile] = []
             for whole, parts in self._archives():
                 if self._is_done(whole):
@@ -92,7 +92,7 @@ class VoxCelebJob:
 
     def concatenate(self, keep_parts: bool) -> None:
         """Join the parts of what is published in parts."""
-        with self._step("concatenate") as summary:
+        with self.step("concatenate") as summary:
             for whole, parts in self._archives():
                 if whole not in self.corpus.joined:
                     continue
@@ -101,7 +101,7 @@ class VoxCelebJob:
 
     def unpack(self) -> None:
         """Extract every archive that is there and whole."""
-        with self._step("extract") as summary:
+        with self.step("extract") as summary:
             for name in self.subsets:
                 subset = SUBSETS[name]
                 archive = self.save_path / subset.archive
@@ -115,7 +115,7 @@ class VoxCelebJob:
     def convert(self, ffmpeg: str, keep_sources: bool) -> None:
         """Convert the m4a files of VoxCeleb2, into a tree beside theirs."""
         options = ConversionOptions(ffmpeg, self.file_format, keep_sources=keep_sources)
-        with self._step("convert") as summary:
+        with self.step("convert") as summary:
             for name in self.subsets:
                 if SUBSETS[name].is_aac:
                     source_root = self._audio_root(name, "aac")
@@ -131,7 +131,7 @@ class VoxCelebJob:
         if not sources:
             return
         target = Folder(self.save_path / MERGED_FOLDER)
-        with self._step("merge") as summary:
+        with self.step("merge") as summary:
             for source in sources:
                 for name in walk_files(source, {".wav", ".flac"}):
                     merged = target.path(name)
@@ -150,7 +150,7 @@ class VoxCelebJob:
             if not root.is_dir():
                 continue
             path = folder / f"{name}_list.txt"
-            with self._step(f"list_{name}") as summary:
+            with self.step(f"list_{name}") as summary:
                 self._write_list(name, root, path, summary)
             if name in TRAINING_SUBSETS:
                 written[name] = path
@@ -190,7 +190,7 @@ class VoxCelebJob:
 
     def _bring_trials(self, folder: Path, lists_from: Path | None) -> None:
         """Fetch the published trial lists, or take them from a folder, and compare them with the files that exist."""
-        with self._step("trial_lists") as summary:
+        with self.step("trial_lists") as summary:
             if lists_from is not None:
                 _copy_lists(lists_from, Folder(folder), self.trial_lists, summary)
             else:
@@ -226,7 +226,8 @@ class VoxCelebJob:
             target = target_root.root / Path(name).with_suffix(f".{self.file_format}")
             yield Conversion(source_root / name, target)
 
-    def _step(self, name: str) -> StepSummary:
+    def step(self, name: str) -> StepSummary:
+        """Begin a step: its counts are kept for the summary."""
         summary = StepSummary(name, self.save_path)
         self.summaries.append(summary)
         return summary
