@@ -73,16 +73,38 @@ class Drawn:
     codec: np.ndarray
 
 
+class ClipReader:
+    """Stands in for the tensor of all crops: reads the sources of one utterance when they are asked for.
+
+    On a CPU this is faster than reading them all first: a few crops stay in the processor's cache until they are added.
+    What a slice gives is valid until the next one.
+    """
+
+    def __init__(self, banks: Mapping[str, ClipBank], drawn: "Drawn", num_samples: int, scratch: np.ndarray) -> None:
+        self._banks, self._drawn, self._num_samples, self._scratch = banks, drawn, num_samples, scratch
+
+    def __len__(self) -> int:
+        return len(self._drawn.clips)
+
+    def __getitem__(self, sources: slice) -> Tensor:
+        drawn = self._drawn
+        clips = drawn.clips[sources]
+        out = self._scratch[: len(clips) * self._num_samples].reshape(len(clips), self._num_samples)
+        kind = KINDS[int(drawn.source_kinds[sources.start])]
+        self._banks[kind].fill(clips, drawn.places[sources], out)
+        return torch.from_numpy(out)
+
+
 @dataclass(frozen=True)
 class Ingredients:
     """The audio that the choices need; moves to a device with the batch.
 
     Attributes:
-        noises: crops of the sources, float32 (sources, samples).
+        noises: crops of the sources, float32 (sources, samples), or a reader that gives them utterance by utterance.
         reverberation: by length of transform: utterances int64 (rows,), spectra complex64 (rows, bins), length.
     """
 
-    noises: Tensor
+    noises: Tensor | ClipReader
     reverberation: tuple[tuple[Tensor, Tensor, int], ...] = ()
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Ingredients":
@@ -91,6 +113,7 @@ class Ingredients:
             (rows.to(device, non_blocking=non_blocking), spectra.to(device, non_blocking=non_blocking), length)
             for rows, spectra, length in self.reverberation
         )
+        assert isinstance(self.noises, Tensor), "a reader of clips stays where the files are"
         return replace(self, noises=self.noises.to(device, non_blocking=non_blocking), reverberation=rooms)
 
 
@@ -127,6 +150,22 @@ class Augmenter:
         wanted = [kind for kind in KINDS[1:] if kind in self.ranges.categories]
         self.available = [kind for kind in wanted if has_files.get(kind, False)]
         self.missing = [kind for kind in wanted if kind not in self.available]
+        self._scratch = np.empty(0, dtype=np.float32)
+
+    def __call__(self, waveforms: Tensor, *, epoch: int, rows: np.ndarray) -> Tensor:
+        """Disturb a batch in place: (batch, samples) float32, every choice keyed by (epoch, row)."""
+        drawn = self.draw(rows, epoch)
+        num_samples = waveforms.shape[1]
+        if waveforms.device.type == "cpu":
+            reverberation = self._gather_rooms(drawn.rooms, num_samples)
+            return self.apply(waveforms, drawn, Ingredients(self._clip_reader(drawn, num_samples), reverberation))
+        return self.apply(waveforms, drawn, self.gather(drawn, num_samples).to(waveforms.device, non_blocking=True))
+
+    def _clip_reader(self, drawn: Drawn, num_samples: int) -> ClipReader:
+        most = int(np.bincount(drawn.source_rows).max(initial=0)) if len(drawn.source_rows) else 0
+        if len(self._scratch) < most * num_samples:
+            self._scratch = np.empty(most * num_samples, dtype=np.float32)
+        return ClipReader(self.banks, drawn, num_samples, self._scratch)
 
     def draw(self, rows: np.ndarray, epoch: int) -> Drawn:
         """Every choice for the utterances `rows` of the training list (batch,) in an epoch."""
@@ -237,28 +276,28 @@ class Augmenter:
             waveforms *= gains[:, None]
         return waveforms
 
-    def _add_noises(self, waveforms: Tensor, drawn: Drawn, noises: Tensor) -> None:
+    def _add_noises(self, waveforms: Tensor, drawn: Drawn, noises: Tensor | ClipReader) -> None:
         """Each utterance's sources are one run of rows, so a mixture is one product of a vector and a matrix."""
         if len(noises) == 0:
             return
         utterances, first = np.unique(drawn.source_rows, return_index=True)
         last = np.append(first[1:], len(drawn.source_rows))
-        powers = torch.linalg.vecdot(noises, noises) / noises.shape[1]
-        ratios = torch.from_numpy(10 ** (-drawn.snr_db / 10)).to(noises)
+        ratios = torch.from_numpy(10 ** (-drawn.snr_db / 10)).to(waveforms)
         for row, begin, end in zip(utterances.tolist(), first.tolist(), last.tolist(), strict=True):
             speech, sources = waveforms[row], noises[begin:end]
             power = torch.dot(speech, speech) / len(speech)
+            powers = torch.linalg.vecdot(sources, sources) / len(speech)
             if self.is_classic:
                 floor = CLASSIC_POWER_FLOOR
-                weights = ((power + floor) / (powers[begin:end] + floor) * ratios[begin:end]).sqrt()
+                weights = ((power + floor) / (powers + floor) * ratios[begin:end]).sqrt()
                 speech += weights @ sources
             elif end - begin == 1:
                 # one source: its weight is known before anything is added
-                weight = (power.clamp_min(POWER_FLOOR) / powers[begin].clamp_min(POWER_FLOOR) * ratios[begin]).sqrt()
-                speech += weight * sources[0]
+                weight = (power.clamp_min(POWER_FLOOR) / powers[0].clamp_min(POWER_FLOOR) * ratios[begin]).sqrt()
+                torch.addcmul(speech, weight, sources[0], out=speech)
             else:
                 # talkers equally loud; together they are one noise at one ratio
-                mixture = powers[begin:end].clamp_min(POWER_FLOOR).rsqrt() @ sources
+                mixture = powers.clamp_min(POWER_FLOOR).rsqrt() @ sources
                 mixed = (torch.dot(mixture, mixture) / len(mixture)).clamp_min(POWER_FLOOR)
                 speech += (power.clamp_min(POWER_FLOOR) / mixed * ratios[begin]).sqrt() * mixture
 

@@ -205,3 +205,11 @@ def test_layouts_and_broken_files(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     silent = room_bank(root, 16000, None, is_aligned=True)
     with pytest.raises(AudioError, match="silent"):
         silent.response([silent.names[row] for row in range(3)].index("silent.wav"), 100)
+
+
+def test_reading_clip_by_clip_gives_the_same(folders: tuple[Path, Path], random: np.random.Generator) -> None:
+    clean = speech(random, 80)
+    for is_classic in (False, True):
+        augmenter = make(folders, is_classic=is_classic)
+        expected, _, _ = augment(augmenter, clean, epoch=3)
+        torch.testing.assert_close(augmenter(clean.clone(), epoch=3, rows=np.arange(80)), expected)
