@@ -1,6 +1,6 @@
 """Random numbers by key instead of by order: one for each (seed, epoch, row, stream), whole batches at once.
 
-A generator gives numbers in the order it is asked, so that another number of workers or ranks would change them. Here an
+A generator gives numbers in the order it is asked, so another number of workers or ranks would change them. Here an
 utterance's numbers depend on nothing but its own row and the epoch. The mixing is SplitMix64's.
 
 Source: Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014, figure 17.

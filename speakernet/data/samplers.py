@@ -1,6 +1,6 @@
 """Which rows make which batch: plans of whole epochs, from labels alone.
 
-A plan depends on (labels, seed, epoch) only; a rank takes its share of every batch, so that one process and many see the
+A plan depends on (labels, seed, epoch) only; a rank takes its share of every batch, so one process and many see the
 same batches. No audio is touched, nothing is a Python object a row, and what does not fill a batch is counted.
 """
 
@@ -197,9 +197,9 @@ class BalancedSampler(Sampler):
 def _deal_exactly(groups: np.ndarray, size: int, random: np.random.Generator) -> np.ndarray:
     """As many full batches as there can be, drawn at random.
 
-    With b batches to come, no speaker can be used more than b times. Cutting every speaker to that and the total to b x size
-    leaves an order that always works out: whoever has b groups left must be in the next batch, the rest is drawn in
-    proportion to what they have left.
+    With b batches to come, no speaker can be used more than b times. Cutting every speaker to that and the total to b x
+    size leaves an order that always works out: whoever has b groups left must be in the next batch, the rest is drawn
+    in proportion to what they have left.
     """
     num_batches = int(groups.sum()) // size
     while num_batches and np.minimum(groups, num_batches).sum() < num_batches * size:

@@ -1,0 +1,163 @@
+"""Automatic choices about loading, each with its reason: workers, prefetching, RAM corpus, corpus on the device.
+
+Pure functions of facts about machine and corpus; the facts come from `loading_facts`, the reasons go to the log.
+"""
+
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import psutil
+
+from speakernet.files import human_bytes
+
+T = TypeVar("T")
+
+MIN_BATCHES_FOR_WORKERS = 8  # shorter epochs are over before a worker is warm
+MAX_WORKERS = 12  # beyond it the training process itself is the limit
+MAX_SPAWNED_WORKERS = 4  # each imports torch again: seconds, and hundreds of megabytes
+MEMORY_SHARE = 0.5  # of what is free, for corpora kept in memory
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class Choice(Generic[T]):
+    """A value and why it was chosen."""
+
+    value: T
+    reason: str
+
+
+def usable_cores() -> int:
+    """Cores that this process may use (containers and job schedulers give fewer than there are)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def free_shared_memory() -> int:
+    """Bytes left for memory that processes share; Docker gives 64 MiB unless told otherwise."""
+    if SHARED_MEMORY.is_dir():
+        return shutil.disk_usage(SHARED_MEMORY).free
+    return int(psutil.virtual_memory().available)
+
+
+def spawns_workers(start_method: str | None = None) -> bool:
+    """Whether workers start from nothing (Windows, macOS) rather than as copies."""
+    return (start_method or ("fork" if sys.platform.startswith("linux") else "spawn")) != "fork"
+
+
+def choose_num_workers(
+    *,
+    cores: int,
+    num_batches: int,
+    is_reading_free: bool,
+    augments_in_workers: bool,
+    trains_on_cpu: bool,
+    batch_bytes: int,
+    free_shared_bytes: int,
+    processes_on_machine: int = 1,
+    is_spawned: bool = False,
+) -> Choice[int]:
+    """How many loader processes.
+
+    Args:
+        cores: cores that this run may use.
+        num_batches: batches in an epoch.
+        is_reading_free: the corpus is packed or in memory: a crop is one copy.
+        augments_in_workers: augmentation runs on the CPU.
+        trains_on_cpu: the network needs the cores too.
+        batch_bytes: size of a batch as workers hand it over.
+        free_shared_bytes: room for batches in shared memory.
+        processes_on_machine: training processes that share the cores.
+        is_spawned: workers start from nothing.
+    """
+    share = max(1, cores // max(1, processes_on_machine))
+    if share == 1:
+        return Choice(0, "one core for this process: a worker would only take turns with training")
+    if num_batches < MIN_BATCHES_FOR_WORKERS:
+        return Choice(0, f"an epoch of {num_batches} batches is over before a worker is warm")
+    if is_reading_free and not augments_in_workers:
+        return Choice(0, "a crop is one copy from memory: handing it over would cost more")
+    if trains_on_cpu:
+        wanted, reason = max(1, share // 4), f"the network needs most of {share} cores itself"
+    else:
+        wanted, reason = share - 1, f"{share} cores, one of them for training"
+    if wanted > MAX_WORKERS:
+        wanted, reason = MAX_WORKERS, f"{reason}; more than {MAX_WORKERS} workers gain nothing"
+    if is_spawned and wanted > MAX_SPAWNED_WORKERS:
+        wanted, reason = MAX_SPAWNED_WORKERS, f"{reason}; each worker starts from nothing on this platform"
+    fitting = free_shared_bytes // 2 // max(1, 2 * batch_bytes)
+    if wanted > fitting:
+        return Choice(
+            int(fitting),
+            f"shared memory has {human_bytes(free_shared_bytes)} left and a batch takes {human_bytes(batch_bytes)} "
+            "(in Docker: --shm-size or --ipc=host)",
+        )
+    return Choice(wanted, reason)
+
+
+def choose_prefetch(*, num_workers: int, batch_bytes: int, free_shared_bytes: int) -> Choice[int]:
+    """Batches that each worker prepares ahead: four, fewer when shared memory is short."""
+    if num_workers == 0:
+        return Choice(2, "no workers")
+    fitting = free_shared_bytes // 2 // max(1, batch_bytes * num_workers)
+    if fitting < 4:
+        return Choice(max(1, int(fitting)), f"shared memory has {human_bytes(free_shared_bytes)} left")
+    return Choice(4, "evens out slow reads; more only takes memory")
+
+
+def choose_ram_corpus(
+    *, switch: str, corpus_bytes: int, is_compressed: bool, is_packed: bool, budget_bytes: int
+) -> Choice[bool]:
+    """Whether to decode the corpus once into shared memory.
+
+    Raises:
+        ValueError: asked for and too large.
+    """
+    size = human_bytes(corpus_bytes)
+    if switch == "off":
+        return Choice(False, "switched off")
+    if is_packed:
+        return Choice(False, "a packed corpus is memory already")
+    if corpus_bytes > budget_bytes:
+        if switch == "on":
+            raise ValueError(
+                f"data.ram_corpus: on, but the corpus takes {size} and {human_bytes(budget_bytes)} are allowed; "
+                "raise data.ram_corpus_gigabytes or pack it (speakernet pack)"
+            )
+        return Choice(False, f"the corpus takes {size}, {human_bytes(budget_bytes)} are allowed")
+    if switch == "on":
+        return Choice(True, f"switched on; {size}")
+    if not is_compressed:
+        return Choice(False, "the files are plain PCM: reading a crop costs no decoding")
+    return Choice(True, f"compressed files, {size} decoded, within {human_bytes(budget_bytes)}")
+
+
+def choose_device_resident(
+    *, switch: str, device_type: str, corpus_bytes: int, is_flat: bool, has_speeds: bool, budget_bytes: int
+) -> Choice[bool]:
+    """Whether to keep the corpus on the training device.
+
+    Raises:
+        ValueError: asked for and impossible.
+    """
+    reason = ""
+    if not is_flat:
+        reason = "the corpus is neither packed (speakernet pack) nor in memory"
+    elif has_speeds:
+        reason = "speed factors are applied while reading"
+    elif corpus_bytes > budget_bytes:
+        reason = f"the corpus takes {human_bytes(corpus_bytes)}, {human_bytes(budget_bytes)} are allowed"
+    if switch == "on":
+        if reason:
+            raise ValueError(f"data.device_resident: on, but {reason}")
+        return Choice(True, f"switched on; {human_bytes(corpus_bytes)}")
+    if switch == "off":
+        return Choice(False, "switched off")
+    if device_type != "cuda":
+        return Choice(False, "no GPU")
+    return Choice(not reason, reason or f"{human_bytes(corpus_bytes)} within {human_bytes(budget_bytes)}")

@@ -1,0 +1,339 @@
+"""The training loader: plans of epochs go in, batches on the training device come out.
+
+Workers are torch's `DataLoader` processes, but they are sent whole-batch requests and write into a ring of shared
+memory that is made once: what travels between processes is a few hundred bytes. With a GPU the transfer (int16 where possible)
+and device augmentation run one batch ahead on a stream of their own.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from speakernet.data.audio import AudioError
+from speakernet.data.datasets import Augmenter, BatchMaker, BatchReport, BatchRequest, to_float
+from speakernet.data.lists import StringTable
+from speakernet.data.samplers import EpochPlan, rank_share
+from speakernet.data.samplers import Sampler as EpochSampler
+from speakernet.data.sharing import SharedArray
+
+log = logging.getLogger(__name__)
+
+SPARE_SLOTS = 2
+SHOWN_PROBLEMS = 10
+
+
+@dataclass
+class Batch:
+    """One batch for the trainer.
+
+    Attributes:
+        waveforms: float32 in -1..1 on the training device, (batch, samples).
+        labels: class of each utterance, int64 (batch,), on the device.
+        indices: rows of the training list, int64 (batch,), on the CPU. With K a speaker, place = speaker * K + k.
+    """
+
+    waveforms: torch.Tensor
+    labels: torch.Tensor
+    indices: torch.Tensor
+
+
+@dataclass(frozen=True)
+class LoaderOptions:
+    """How batches are made ready.
+
+    Attributes:
+        num_workers: processes; 0 makes the batches in the training process.
+        prefetch_factor: batches that each worker prepares ahead.
+        persistent_workers: keep them between epochs.
+        pin_memory: page-locked staging for the transfer to a GPU.
+        start_method: `fork`, `spawn` or `forkserver`; None is the platform's own.
+        max_bad_share: share of replaced utterances in an epoch above which it is an error.
+    """
+
+    num_workers: int = 0
+    prefetch_factor: int = 2
+    persistent_workers: bool = True
+    pin_memory: bool = False
+    start_method: str | None = None
+    max_bad_share: float = 0.01
+
+
+class TrainingLoader:
+    """Iterate to get `Batch`es of the epoch that `set_epoch` chose, from the position that `load_state_dict` gave.
+
+    Args:
+        maker: makes crops of requests.
+        sampler: plans the epochs.
+        names: paths of the list, for messages.
+        num_speakers: classes without speed perturbation.
+        device: where the batches go.
+        samples_of: crop length in samples of a length in frames.
+        augmenter: runs on the device, after the transfer; None when it runs in the workers or not at all.
+        options: workers and queues.
+        rank: this process among `world_size`.
+        world_size: processes that share every batch.
+        resident: a maker whose corpus lies on the device; used instead of `maker` where given.
+    """
+
+    def __init__(
+        self,
+        maker: BatchMaker,
+        sampler: EpochSampler,
+        names: StringTable,
+        *,
+        num_speakers: int,
+        device: torch.device,
+        samples_of: Any,
+        augmenter: Augmenter | None = None,
+        options: LoaderOptions | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        resident: Any = None,
+    ) -> None:
+        self.maker = maker
+        self.sampler = sampler
+        self.names = names
+        self.device = device
+        self.augmenter = augmenter
+        self.options = options or LoaderOptions()
+        self.resident = resident
+        self.num_speakers = num_speakers
+        self.num_classes = num_speakers * len(maker.speeds)
+        self.utterances_per_speaker = sampler.unit
+        self._samples_of = samples_of
+        self._rank, self._world_size = rank, world_size
+        self._labels = torch.from_numpy(np.asarray(sampler.labels)).long()
+        self._epoch, self._batch = 0, 0
+        self._plan: EpochPlan | None = None
+        self._counts: Counter[str] = Counter()
+        self._problems: list[str] = []
+        self._workers: _Workers | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch, from 0; the next iteration starts at its first batch."""
+        if epoch != self._epoch:
+            self._plan = None
+        self._epoch, self._batch = epoch, 0
+        self._counts.clear()
+        self._problems.clear()
+
+    def __len__(self) -> int:
+        return len(self.plan)
+
+    @property
+    def plan(self) -> EpochPlan:
+        """The batches of the current epoch, over all ranks."""
+        if self._plan is None:
+            self._plan = self.sampler.epoch(self._epoch)
+        return self._plan
+
+    def __iter__(self) -> Iterator[Batch]:
+        requests = [self._request(batch) for batch in range(self._batch, len(self.plan))]
+        # Rows replaced are reported per epoch; what was counted before a resume is not known any more.
+        for batch in _one_ahead(self._batches(requests), self.device):
+            self._batch += 1
+            yield batch
+        self._check_bad_share()
+
+    def state_dict(self) -> dict[str, int]:
+        """The epoch and the number of batches handed out in it."""
+        return {"epoch": self._epoch, "batch": self._batch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on after that many batches of that epoch."""
+        self.set_epoch(int(state["epoch"]))
+        self._batch = int(state["batch"])
+
+    def file_names(self, indices: torch.Tensor | np.ndarray) -> list[str]:
+        """The paths of some rows, as the list has them."""
+        return [self.names[int(row)] for row in indices]
+
+    def epoch_report(self) -> dict[str, Any]:
+        """Counts of the epoch: utterances replaced, files that changed, cache hits, utterances left out."""
+        report: dict[str, Any] = dict(self._counts)
+        report["left_out"] = self.plan.num_left_out
+        if self._problems:
+            log.warning(
+                "%d unreadable utterances were replaced by others of the same speakers in epoch %d:\n  %s",
+                self._counts["bad_utterances"],
+                self._epoch + 1,
+                "\n  ".join(self._problems[:SHOWN_PROBLEMS]),
+            )
+        return report
+
+    def close(self) -> None:
+        """Stop the workers."""
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None
+
+    def _request(self, batch: int) -> BatchRequest:
+        plan = self.plan
+        share = rank_share(plan, batch, self.sampler.unit, self._rank, self._world_size)
+        num_samples = int(self._samples_of(int(plan.crop_frames[batch])))
+        return BatchRequest(self._epoch, plan.rows[share], plan.speeds[share], num_samples)
+
+    def _batches(self, requests: list[BatchRequest]) -> Iterator[Batch]:
+        for request, crops, report in self._crops(requests):
+            if report.error:
+                raise AudioError(report.error)
+            self._note(report)
+            waveforms = crops if self.resident is not None else self._to_device(crops)
+            if self.augmenter is not None:
+                waveforms = self.augmenter(waveforms, epoch=request.epoch, rows=request.rows)
+            rows = torch.from_numpy(report.rows)
+            labels = self._labels[rows] + self.num_speakers * torch.from_numpy(request.speeds).long()
+            yield Batch(waveforms, labels.to(self.device, non_blocking=True), rows)
+
+    def _crops(self, requests: list[BatchRequest]) -> Iterator[tuple[BatchRequest, torch.Tensor, BatchReport]]:
+        """Each request with its crops (memory that is valid until the next one) and report."""
+        if self.resident is not None:
+            for request in requests:
+                yield request, self.resident.make(request), BatchReport(request.rows)
+        elif self.options.num_workers == 0:
+            for request in requests:
+                # New memory for each: float32 crops are handed out without a copy.
+                out = np.empty((len(request.rows), request.num_samples), dtype=self.maker.dtype)
+                yield request, torch.from_numpy(out), self.maker.make(request, out)
+        else:
+            if self._workers is None:
+                self._workers = _Workers(self.maker, self.options)
+            yield from self._workers.run(requests)
+            if not self.options.persistent_workers:
+                self.close()
+
+    def _to_device(self, crops: torch.Tensor) -> torch.Tensor:
+        if self.device.type == "cpu":
+            is_own = crops.dtype == torch.float32 and self.options.num_workers == 0
+            return crops if is_own else to_float(crops)
+        staged = crops.pin_memory() if self.options.pin_memory else crops
+        moved = staged.to(self.device, non_blocking=self.options.pin_memory)
+        return to_float(moved) if moved.dtype == torch.int16 else moved
+
+    def _note(self, report: BatchReport) -> None:
+        self._counts.update(report.counts)
+        if report.problems:
+            self._counts["bad_utterances"] += len(report.problems)
+            self._problems += report.problems[: SHOWN_PROBLEMS - len(self._problems)]
+            # Said early when it is hopeless: not after hours, and not because of one file in the first batch.
+            if self._counts["bad_utterances"] > max(10, self.options.max_bad_share * len(self.plan.rows)):
+                self._check_bad_share()
+
+    def _check_bad_share(self) -> None:
+        bad, total = self._counts["bad_utterances"], len(self.plan.rows)
+        if bad > self.options.max_bad_share * total:
+            raise AudioError(
+                f"{bad} of {total} utterances could not be read, more than data.max_bad_share "
+                f"({self.options.max_bad_share}) allows; the first: {self._problems[0]}"
+            )
+
+
+class _Requests(Sampler):
+    """Hands torch's loader the requests of the current iteration."""
+
+    def __init__(self) -> None:
+        self.requests: list[BatchRequest] = []
+
+    def __iter__(self) -> Iterator[BatchRequest]:
+        return iter(self.requests)
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+
+class _RingDataset(Dataset):
+    """In a worker: makes a request's batch in its slot of the ring."""
+
+    def __init__(self, maker: BatchMaker, ring: SharedArray) -> None:
+        self.maker = maker
+        self.ring = ring
+
+    def __getitem__(self, request: BatchRequest) -> BatchReport:
+        shape = (len(request.rows), request.num_samples)
+        out = self.ring.array[request.slot, : shape[0] * shape[1]].reshape(shape)
+        try:
+            return self.maker.make(request, out)
+        except AudioError as error:
+            # As a value, so that the message arrives without a worker's traceback around it.
+            return BatchReport(request.rows, error=str(error), slot=request.slot)
+
+
+class _Workers:
+    """The worker processes and the ring they write into; both live as long as the loader."""
+
+    def __init__(self, maker: BatchMaker, options: LoaderOptions) -> None:
+        self._maker, self._options = maker, options
+        self._num_slots = options.num_workers * options.prefetch_factor + SPARE_SLOTS
+        self._requests = _Requests()
+        self._loader: DataLoader | None = None
+        self._ring = SharedArray(np.empty(0))
+        maker.share()
+
+    def run(self, requests: list[BatchRequest]) -> Iterator[tuple[BatchRequest, torch.Tensor, BatchReport]]:
+        if not requests:
+            return
+        size = max(len(request.rows) * request.num_samples for request in requests)
+        if self._loader is None or self._ring.array.shape[1] < size:
+            self._start(size)
+        assert self._loader is not None
+        for number, request in enumerate(requests):
+            request.slot = number % self._num_slots
+        self._requests.requests = requests
+        for request, report in zip(requests, self._loader, strict=True):
+            slot = self._ring.array[report.slot, : len(request.rows) * request.num_samples]
+            yield request, torch.from_numpy(slot.reshape(len(request.rows), request.num_samples)), report
+
+    def close(self) -> None:
+        iterator = getattr(self._loader, "_iterator", None)
+        if iterator is not None:
+            iterator._shutdown_workers()
+        self._loader = None
+
+    def _start(self, size: int) -> None:
+        self.close()
+        options = self._options
+        self._ring = SharedArray.allocate((self._num_slots, size), self._maker.dtype)
+        self._loader = DataLoader(
+            _RingDataset(self._maker, self._ring),
+            batch_size=None,
+            sampler=self._requests,
+            num_workers=options.num_workers,
+            prefetch_factor=options.prefetch_factor,
+            persistent_workers=options.persistent_workers,
+            collate_fn=_as_it_is,
+            multiprocessing_context=options.start_method,
+        )
+
+
+def _as_it_is(report: Any) -> Any:
+    return report
+
+
+def _one_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+    """On a GPU: start the next batch's transfer and augmentation on their own stream before handing out this one."""
+    if device.type != "cuda":
+        yield from batches
+        return
+    stream = torch.cuda.Stream(device)
+
+    def fetch() -> tuple[Batch | None, torch.cuda.Event]:
+        with torch.cuda.stream(stream):
+            batch = next(batches, None)
+            return batch, stream.record_event()
+
+    batch, ready = fetch()
+    while batch is not None:
+        following = fetch()
+        current = torch.cuda.current_stream(device)
+        current.wait_event(ready)
+        for tensor in (batch.waveforms, batch.labels):
+            # Its memory must not be given away while the training stream still reads it.
+            tensor.record_stream(current)
+        yield batch
+        batch, ready = following

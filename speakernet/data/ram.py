@@ -1,0 +1,77 @@
+"""The RAM corpus: every utterance decoded once to int16 in shared memory; FLAC then costs no more than a packed corpus.
+
+Made in the training process before the workers start; they share it. Nothing is written to disk.
+"""
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from speakernet.data.audio import AudioError
+from speakernet.data.lists import StringTable
+from speakernet.data.lookup import LookupTable
+from speakernet.data.packed import PackedRows
+from speakernet.data.sharing import SharedArray
+from speakernet.data.sources import AudioSource
+
+log = logging.getLogger(__name__)
+
+ROWS_PER_TASK = 64
+
+
+class RamRows(PackedRows):
+    """Rows in memory; handed to a worker by handle."""
+
+    def __init__(self, samples: SharedArray, starts: np.ndarray, lengths: np.ndarray, problems: dict[int, str]) -> None:
+        super().__init__("the RAM corpus", samples.array, starts, lengths)
+        self._shared = samples
+        self._problems = problems
+
+    def span(self, row: int) -> tuple[int, int]:
+        """See `PackedRows.span`; a file that could not be decoded says why."""
+        if row in self._problems:
+            raise AudioError(self._problems[row])
+        return super().span(row)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "samples": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.samples = self._shared.array
+
+
+def load_into_ram(
+    source: AudioSource, names: StringTable, lookup: LookupTable, *, num_threads: int = 4, show_progress: bool = False
+) -> RamRows:
+    """Decode all of `names` into shared int16 memory, at the source's rate."""
+    lengths = lookup.num_samples.copy()
+    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]) if len(lengths) else np.zeros(0, np.int64)
+    samples = SharedArray.allocate((int(lengths.sum()),), np.int16)
+    problems = dict(lookup.problems)
+
+    def decode(first_row: int) -> int:
+        # A reader holds a scratch buffer: one for each task, not one for all threads.
+        reader = source.rows(names, lookup)
+        rows = range(first_row, min(first_row + ROWS_PER_TASK, len(lengths)))
+        for row in rows:
+            if row in problems:
+                continue
+            try:
+                place = samples.array[starts[row] : starts[row] + lengths[row]]
+                have = reader.read_row(row, 0, place)
+                if have < lengths[row]:
+                    lengths[row] = have
+            except AudioError as error:
+                problems[row] = str(error)
+                lengths[row] = 0
+        return len(rows)
+
+    bar = tqdm(total=len(lengths), unit="file", desc="decoding into memory", disable=not show_progress)
+    with bar, ThreadPoolExecutor(max(1, num_threads)) as pool:
+        for done in pool.map(decode, range(0, len(lengths), ROWS_PER_TASK)):
+            bar.update(done)
+    return RamRows(samples, starts, lengths, problems)
