@@ -143,6 +143,8 @@ class PackedSource(AudioSource):
             )
         self.samples = map_samples(root, self.index.num_samples)
         self._name_index = NameIndex(self.index.names)
+        # Lookup and row reader of a list ask the same question, which takes a while for a million names.
+        self._last_find: tuple[StringTable, np.ndarray] | None = None
 
     def __len__(self) -> int:
         return len(self.index.names)
@@ -161,7 +163,9 @@ class PackedSource(AudioSource):
 
     def find(self, names: StringTable) -> np.ndarray:
         """The row of each name in the corpus, -1 where it is not here; int64 (names,)."""
-        return self._name_index.find(names)
+        if self._last_find is None or self._last_find[0] is not names:
+            self._last_find = names, self._name_index.find(names)
+        return self._last_find[1]
 
     def lookup(self, names: StringTable, num_threads: int = 1) -> LookupTable:
         """See `AudioSource.lookup`; nothing is opened, so threads are not needed."""
