@@ -1,4 +1,4 @@
-"""From the sections optimizer, schedule, training and runtime to a trainer; every refusal comes before the first step."""
+"""From the sections optimizer, schedule, training and runtime to a trainer; refusals come before the first step."""
 
 import dataclasses
 import logging
@@ -20,6 +20,7 @@ from speakernet.training.averaging import WeightAverage
 from speakernet.training.checkpoint import CheckpointStore
 from speakernet.training.compiling import Compiler, CompileSettings, NoCompiler, check_platform
 from speakernet.training.interfaces import Loader
+from speakernet.training.memory import enable_gradient_checkpointing
 from speakernet.training.optimizers import create_optimizer, should_fuse
 from speakernet.training.precision import Precision, choose_precision
 from speakernet.training.progress import Progress
@@ -195,14 +196,8 @@ def apply_memory_options(config: Config, net: nn.Module, device: torch.device, p
     """
     runtime = config.runtime
     if runtime.gradient_checkpointing:
-        enable = getattr(net, "enable_gradient_checkpointing", None)
-        if enable is None:
-            raise ValueError(
-                f"runtime.gradient_checkpointing, but {config.model.name} has no blocks that could be computed twice; "
-                "switch it off, or lower data.batch_size and raise training.accumulation_steps"
-            )
-        enable()
-        logger.info("gradient checkpointing: block activations are computed again in the backward pass")
+        count = enable_gradient_checkpointing(net)
+        logger.info("gradient checkpointing: %d blocks are computed again in the backward pass", count)
     wants = runtime.channels_last == "on" or (
         runtime.channels_last == "auto" and device.type == "cuda" and precision.name != "no"
     )
@@ -223,7 +218,11 @@ def build_compiler(config: Config, net: nn.Module, step: TrainingStep) -> Compil
     runtime = config.runtime
     if runtime.compile == "off":
         return NoCompiler()
-    reason = check_platform(runtime.compile)
+    if step.gradient_cache and runtime.compile == "on":
+        raise ValueError(
+            "runtime.compile: on with the gradient cache, which runs the network in two modes; set it to off"
+        )
+    reason = "gradient cache" if step.gradient_cache else check_platform(runtime.compile)
     if runtime.deterministic and runtime.compile == "auto":
         reason = "deterministic: the moment of compiling depends on measured times"
     if reason:

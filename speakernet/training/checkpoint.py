@@ -32,6 +32,12 @@ class CheckpointError(ValueError):
     """A checkpoint that cannot be read or does not fit this run."""
 
 
+def describe(error: BaseException) -> str:
+    """An error in one line: its type and the beginning of its message, which may be empty."""
+    line = " ".join(str(error).split())[:200]
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__
+
+
 class RunLock:
     """Holds a run folder for one process; the operating system lets go of it when the process dies, however it dies."""
 
@@ -101,7 +107,7 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     except Exception as error:
         # torch raises RuntimeError, UnpicklingError, EOFError, KeyError … for a broken file, as chance has it.
         raise CheckpointError(
-            f"{path} is not a readable checkpoint ({type(error).__name__}: {str(error).splitlines()[0][:200]}); "
+            f"{path} is not a readable checkpoint ({describe(error)}); "
             "it may be cut off or made by another program: remove it to start anew, or choose an older one"
         ) from error
     if not isinstance(contents, dict):

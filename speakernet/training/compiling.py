@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from speakernet.seeding import capture_random_state, restore_random_state
+from speakernet.training.checkpoint import describe
 
 logger = logging.getLogger(__name__)
 
@@ -88,11 +89,7 @@ class Compiler:
             # Whatever the compiler raises (its own errors, a missing C++ compiler, a bug): the eager network is the
             # reference, and an error of the network itself comes again when it runs eagerly.
             self._uncompile()
-            logger.warning(
-                "compilation failed, going on without it: %s: %s",
-                type(error).__name__,
-                str(error).splitlines()[0][:300],
-            )
+            logger.warning("compilation failed, going on without it: %s", describe(error))
             self.recover()
             restore_random_state(random_state)
             forward_backward()
@@ -158,8 +155,9 @@ def num_layers(net: nn.Module) -> int:
 
 
 def repeated_blocks(net: nn.Module) -> list[nn.Module]:
-    """The outermost modules of classes that occur several times and have children: residual blocks and the like.
+    """The modules of classes that occur several times and have children: residual blocks and the like.
 
+    A stage, which only strings blocks together, is looked into; a block is taken whole, with whatever repeats inside.
     Falls back to the whole network when nothing repeats.
     """
     counts: dict[type, int] = {}
@@ -168,11 +166,18 @@ def repeated_blocks(net: nn.Module) -> list[nn.Module]:
             counts[type(module)] = counts.get(type(module), 0) + 1
 
     def collect(module: nn.Module) -> list[nn.Module]:
-        if counts.get(type(module), 0) > 1:
+        if counts.get(type(module), 0) > 1 and not _is_stage(module):
             return [module]
         return [block for child in module.children() for block in collect(child)]
 
     return collect(net) or [net]
+
+
+def _is_stage(module: nn.Module) -> bool:
+    """Whether a module only holds lists of modules that have parts themselves."""
+    lists = [child for child in module.children() if isinstance(child, nn.Sequential | nn.ModuleList)]
+    is_only_lists = len(lists) == len(list(module.children()))
+    return is_only_lists and all(any(entry.children()) for one in lists for entry in one)
 
 
 def check_platform(when: str) -> str:

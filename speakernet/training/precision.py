@@ -6,6 +6,7 @@ the device for a number. What must stay float32 (front end, statistics, heads) s
 
 import contextlib
 import dataclasses
+import logging
 import platform
 from collections.abc import Callable
 from functools import lru_cache
@@ -14,6 +15,10 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
+
+from speakernet.seeding import capture_random_state, restore_random_state
+
+logger = logging.getLogger(__name__)
 
 PRECISIONS = ("no", "bf16", "fp16")
 DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -188,3 +193,24 @@ def observe_activation_dtype(net: nn.Module, run: Callable[[], Any]) -> torch.dt
         for handle in handles:
             handle.remove()
     return max(counts, key=lambda dtype: counts[dtype]) if counts else None
+
+
+def report_activations(net: nn.Module, precision: Precision, waveforms: torch.Tensor) -> torch.dtype | None:
+    """Log the dtype that the trunk really computes in, from two utterances; leaves no trace in the network.
+
+    Args:
+        net: the network.
+        precision: what was chosen.
+        waveforms: (batch, samples) of any training batch.
+    """
+    random_state = capture_random_state()
+    # A full copy: a forward pass in training mode moves statistics and counters of draws.
+    kept = {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in net.state_dict().items()}
+    with torch.no_grad(), precision.autocast():
+        dtype = observe_activation_dtype(net, lambda: net(waveforms[:2]))
+    net.load_state_dict(kept)
+    restore_random_state(random_state)
+    logger.info("precision %s (%s): activations are %s", precision.name, precision.reason, dtype)
+    if dtype == torch.float32 and precision.name != "no":
+        logger.warning("autocast to %s was set up, but the activations are float32", precision.dtype)
+    return dtype

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from torch import nn
 
 from speakernet.seeding import capture_random_state, restore_random_state
-from speakernet.training.checkpoint import CheckpointError
+from speakernet.training.checkpoint import CheckpointError, describe
 from speakernet.training.state import TrainingState
 
 
@@ -54,9 +54,8 @@ def restore_training(
         for name, part in parts.items():
             part.load_state_dict(saved[name])
     except (RuntimeError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[-1].strip()[:200]
         raise CheckpointError(
-            f"{source} is of another model, loss, optimizer or number of speakers ({reason}); "
+            f"{source} is of another model, loss, optimizer or number of speakers ({describe(error)}); "
             "choose another --save_path, or remove the folder to start anew"
         ) from error
     state.load_dict(saved["state"])

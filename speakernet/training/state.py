@@ -1,8 +1,11 @@
 """What a run counts (`TrainingState`) and what it was told (`TrainerOptions`): plain values, saved as they are."""
 
 import dataclasses
+import logging
 import math
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,3 +69,31 @@ class TrainingState:
     def begin_epoch_sums(self) -> None:
         """Forget the running sums of the epoch before."""
         self.epoch_loss_sum, self.epoch_accuracy_sum, self.epoch_good_steps = 0.0, 0.0, 0
+
+
+def run_summary(state: TrainingState) -> dict[str, Any]:
+    """What a run came to, by the names that the report uses."""
+    return {
+        "epochs": state.epoch,
+        "steps": state.step,
+        "best_eer_percent": state.best_eer_percent,
+        "best_epoch": state.best_epoch,
+        "bad_steps": state.bad_steps,
+        "fp16_overflows": state.overflows,
+        "stopped_early": state.stopped_early,
+        "utterances": state.utterances,
+        "seconds": state.seconds,
+    }
+
+
+def say_finished(state: TrainingState, max_epochs: int, best_path: object) -> None:
+    """Tell that there is nothing left to train, and how to go on."""
+    logger.info(
+        "this run %s (%d epochs, best EER %.2f %%): nothing to train. To go on: %s. "
+        "To score: --eval --initial_model %s",
+        "was stopped early" if state.stopped_early else "is finished",
+        state.epoch,
+        state.best_eer_percent,
+        "a larger --patience" if state.stopped_early else f"--max_epoch {max_epochs + 10}",
+        best_path,
+    )

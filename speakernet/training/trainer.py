@@ -24,11 +24,11 @@ from speakernet.training.compiling import NoCompiler
 from speakernet.training.interfaces import BatchLike, Loader
 from speakernet.training.interrupts import Interrupted, StopRequest
 from speakernet.training.numbers import NonFiniteError, RecentSteps
-from speakernet.training.precision import Precision, observe_activation_dtype
+from speakernet.training.precision import Precision, report_activations
 from speakernet.training.progress import Progress, clock
 from speakernet.training.schedules import LearningRateSchedule, MarginSchedule
 from speakernet.training.snapshot import HasState, restore_training, training_contents
-from speakernet.training.state import TrainerOptions, TrainingState
+from speakernet.training.state import TrainerOptions, TrainingState, run_summary, say_finished
 from speakernet.training.step import TrainingStep
 
 __all__ = ["Interrupted", "Loader", "NonFiniteError", "Trainer"]
@@ -104,7 +104,7 @@ class Trainer:
             self.store.remove_leftovers()
             self.resume()
             if self.is_finished():
-                self._say_finished()
+                say_finished(self.state, self.options.max_epochs, self.store.best_path)
                 return self.summary()
             self.progress.open(self.state.step)
             with self.stop.listening():
@@ -148,17 +148,8 @@ class Trainer:
 
     def summary(self) -> dict[str, Any]:
         """What the run came to: plain values for the report."""
-        state = self.state
         return {
-            "epochs": state.epoch,
-            "steps": state.step,
-            "best_eer_percent": state.best_eer_percent,
-            "best_epoch": state.best_epoch,
-            "bad_steps": state.bad_steps,
-            "fp16_overflows": state.overflows,
-            "stopped_early": state.stopped_early,
-            "utterances": state.utterances,
-            "seconds": state.seconds,
+            **run_summary(self.state),
             "precision": self.precision.name,
             "best_path": str(self.store.best_path),
             "last_path": str(self.store.last_path),
@@ -198,7 +189,7 @@ class Trainer:
             if batch is None:
                 break
             if self.state.step == 0 and taken == 0:
-                self._first_look(batch)
+                self._say_once(batch)
             self.compiler.run(functools.partial(self.step.add, batch))
             compute_seconds += time.perf_counter() - after_data
             taken += 1
@@ -366,20 +357,6 @@ class Trainer:
         state = self.state
         return {"epoch": state.epoch, "step": state.step, "best_eer_percent": state.best_eer_percent}
 
-    def _first_look(self, batch: BatchLike) -> None:
-        """Before the first step: say in which dtype the trunk really computes, and what accuracy means."""
-        random_state = capture_random_state()
-        kept = to_cpu(self.net.state_dict())
-        with torch.no_grad(), self.precision.autocast():
-            dtype = observe_activation_dtype(self.net, lambda: self.net(batch.waveforms[:2]))
-        self.net.load_state_dict(kept)
-        restore_random_state(random_state)
-        logger.info("precision %s (%s): activations are %s", self.precision.name, self.precision.reason, dtype)
-        if dtype is not None and self.precision.name != "no" and dtype == torch.float32:
-            logger.warning("autocast to %s was set up, but the activations are float32", self.precision.dtype)
-        if self.margin is not None and self.margin.full > 0:
-            logger.info("training accuracy is low by design: the margin makes every utterance look harder than it is")
-
     def _fetch(self) -> None:
         """Bring the numbers of the steps since the last fetch to the host, all in one transfer."""
         self.recent.fetch_into(self.state, scale=self.precision)
@@ -409,14 +386,9 @@ class Trainer:
         if self.precision.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _say_finished(self) -> None:
-        why = "was stopped early" if self.state.stopped_early else "is finished"
-        logger.info(
-            "this run %s (%d epochs, best EER %.2f %%): nothing to train. To go on: --max_epoch %d. "
-            "To score: --eval --initial_model %s",
-            why,
-            self.state.epoch,
-            self.state.best_eer_percent,
-            self.options.max_epochs + 10,
-            self.store.best_path,
-        )
+    def _say_once(self, batch: BatchLike) -> None:
+        """Before the very first step: whether autocast acts, and what training accuracy means."""
+        with self.compiler.paused():
+            report_activations(self.net, self.precision, batch.waveforms)
+        if self.margin is not None and self.margin.full > 0:
+            logger.info("training accuracy is low by design: the margin makes every utterance look harder than it is")

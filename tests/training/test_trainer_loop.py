@@ -1,4 +1,4 @@
-"""The training loop on fakes: resume bit for bit, the non-finite guard, early stopping, the finished run, the records."""
+"""The training loop on fakes: resume bit for bit, non-finite guard, early stopping, finished run, records."""
 
 import json
 import os

@@ -1,0 +1,166 @@
+"""Gradient checkpointing, the choice of blocks, and when compilation happens (with a stand-in for the compiler)."""
+
+import pytest
+import torch
+from torch import nn
+from training_fakes import FakeNet, make_trainer
+
+from speakernet.training import compiling
+from speakernet.training.compiling import Compiler, CompileSettings, estimate, repeated_blocks
+from speakernet.training.memory import enable_gradient_checkpointing
+
+
+class Block(nn.Module):
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(3, 3, 3, padding=1)
+        self.norm = nn.BatchNorm1d(3)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden + self.dropout(self.norm(self.conv(hidden)).relu_())
+
+
+class Stage(nn.Module):
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(dropout), Block(dropout)])
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            hidden = block(hidden)
+        return hidden
+
+
+class Net(nn.Module):
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.stages = nn.Sequential(Stage(dropout), Stage(dropout))
+        self.last = nn.Linear(3, 2)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.last(self.stages(hidden).mean(-1))
+
+
+def run(net: Net) -> list[torch.Tensor]:
+    torch.manual_seed(5)
+    data = torch.randn(4, 3, 10, generator=torch.Generator().manual_seed(2))
+    output = net.train()(data)
+    output.square().sum().backward()
+    return [output.detach(), *[p.grad for p in net.parameters()], *net.buffers()]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_checkpointing_changes_nothing_but_memory(dropout: float):
+    """Outputs, gradients and batch-norm statistics (moved once, not twice) are those of the plain network."""
+    torch.manual_seed(0)
+    plain = Net(dropout)
+    saving = Net(dropout)
+    saving.load_state_dict(plain.state_dict())
+    assert enable_gradient_checkpointing(saving) == 4
+    assert saving.state_dict().keys() == plain.state_dict().keys()
+    for one, other in zip(run(plain), run(saving), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_checkpointing_keeps_fewer_tensors():
+    """What autograd keeps, counted through its own hooks."""
+
+    def kept_bytes(net: Net) -> int:
+        total = 0
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal total
+            total += tensor.numel() * tensor.element_size()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            net.train()(torch.randn(8, 3, 500))
+        return total
+
+    plain, saving = Net(), Net()
+    enable_gradient_checkpointing(saving)
+    assert kept_bytes(saving) < 0.5 * kept_bytes(plain)
+
+
+def test_checkpointing_is_refused_with_the_reason():
+    net = Net()
+    net.last.supports_gradient_checkpointing = False
+    with pytest.raises(ValueError, match=r"Linear \(last\) must not be run twice"):
+        enable_gradient_checkpointing(net)
+    with pytest.raises(ValueError, match="no blocks that repeat"):
+        enable_gradient_checkpointing(FakeNet())
+
+
+def test_blocks_are_found_inside_stages():
+    net = Net()
+    assert [type(block) for block in repeated_blocks(net)] == [Block] * 4
+    flat = FakeNet()
+    assert repeated_blocks(flat) == [flat]
+
+
+class Recorder(nn.Module):
+    """Stands in for a network that is compiled: counts, and fails if told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(2, 2)
+        self.compiled_with: list[dict] = []
+
+    def compile(self, **options) -> None:
+        self.compiled_with.append(options)
+
+
+def decided(monkeypatch: pytest.MonkeyPatch, steps_left: int) -> Recorder:
+    """Drive `auto` with steps of one second each."""
+    now = iter(float(second) for second in range(1000))
+    monkeypatch.setattr(compiling.time, "perf_counter", lambda: next(now))
+    net = Recorder()
+    compiler = Compiler(net, CompileSettings("auto"), recover=lambda: None)
+    for step in range(compiling.OBSERVED_STEPS + 5):
+        compiler.consider(step, steps_left)
+    return net
+
+
+def test_auto_compiles_only_when_the_steps_left_repay_it(monkeypatch: pytest.MonkeyPatch):
+    gain_per_step, _ = estimate(1.0, 1, 1)
+    _, cost = estimate(1.0, 1, 1)
+    enough = int(compiling.REQUIRED_GAIN * cost / gain_per_step) + 1
+    assert len(decided(monkeypatch, enough).compiled_with) == 1
+    assert not decided(monkeypatch, enough - 2).compiled_with
+
+
+def test_failed_compilation_goes_on_eagerly_with_the_same_numbers(tmp_path, caplog: pytest.LogCaptureFixture):
+    straight = make_trainer(tmp_path / "straight", max_epochs=1)
+    straight.train()
+    trainer = make_trainer(tmp_path / "run", max_epochs=1)
+
+    def broken(*_inputs):
+        torch.rand(1)
+        raise RuntimeError("no C++ compiler was found")
+
+    trainer.net.compile = lambda **_options: setattr(trainer.net, "_compiled_call_impl", broken)  # type: ignore
+    trainer.compiler = Compiler(trainer.net, CompileSettings("on"), recover=trainer.step.forget)
+    trainer._say_once = lambda batch: None  # type: ignore[method-assign]
+    trainer.train()
+    assert "no C++ compiler was found" in caplog.text
+    for one, other in zip(straight.net.state_dict().values(), trainer.net.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scope", ["whole", "regional"])
+def test_compiled_equals_eager(scope: str):
+    torch.manual_seed(0)
+    plain, compiled = Net(), Net()
+    compiled.load_state_dict(plain.state_dict())
+    compiler = Compiler(compiled, CompileSettings("on", scope), recover=lambda: None)
+    for one, other in zip(run(plain), run(compiled), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    assert not any("_orig_mod" in key for key in compiled.state_dict())
+    # evaluation with other lengths runs eagerly: nothing is compiled for them
+    with compiler.paused(), torch.no_grad():
+        frames_before = torch._dynamo.utils.counters["frames"].copy()
+        for length in (11, 12, 13):
+            compiled(torch.randn(2, 3, length))
+        assert torch._dynamo.utils.counters["frames"] == frames_before

@@ -1,0 +1,100 @@
+"""Optimizers by name, parameter groups, averages of weights; against loops and hand-worked numbers."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from training_fakes import CPU, FakeNet
+
+from speakernet.training.averaging import WeightAverage, average_weights, recompute_statistics
+from speakernet.training.optimizers import OPTIMIZERS, create_optimizer, parameter_groups, should_fuse
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_every_optimizer_learns_and_comes_back_from_a_checkpoint(name: str):
+    def make() -> tuple[nn.Linear, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        layer = nn.Linear(3, 1)
+        return layer, create_optimizer(name, [layer], {"learning_rate": 0.05}, weight_decay=1e-4)
+
+    data = torch.randn(64, 3, generator=torch.Generator().manual_seed(1))
+    target = data @ torch.tensor([[1.0], [-2.0], [0.5]])
+
+    def steps(layer: nn.Linear, optimizer: torch.optim.Optimizer, count: int) -> float:
+        for _ in range(count):
+            optimizer.zero_grad()
+            loss = (layer(data) - target).square().mean()
+            loss.backward()
+            optimizer.step()
+        return loss.item()
+
+    layer, optimizer = make()
+    first = steps(layer, optimizer, 1)
+    # copied: an optimizer that loads a state shares its tensors
+    saved = copy.deepcopy((layer.state_dict(), optimizer.state_dict()))
+    assert steps(layer, optimizer, 40) < 0.5 * first
+    other, resumed = make()
+    other.load_state_dict(saved[0])
+    resumed.load_state_dict(saved[1])
+    steps(other, resumed, 40)
+    assert torch.equal(other.weight, layer.weight)
+
+
+def test_norms_and_biases_do_not_decay():
+    net = FakeNet()
+    decaying, plain = parameter_groups([net, net], weight_decay=0.1)
+    assert [tuple(p.shape) for p in decaying["params"]] == [(16, 12), (8, 16)]
+    assert len(plain["params"]) == 4 and plain["weight_decay"] == 0.0
+    (only,) = parameter_groups([net], weight_decay=0.1, decay_all=True)
+    assert len(only["params"]) == 6
+    for parameter in net.parameters():
+        parameter.requires_grad_(False)
+    with pytest.raises(ValueError, match="every weight"):
+        create_optimizer("adam", [net], {"learning_rate": 1.0})
+
+
+def test_fused_is_refused_where_torch_has_none():
+    assert should_fuse("adam", CPU)[0]
+    assert not should_fuse("radam", CPU)[0]
+    assert not should_fuse("adam", CPU, "off")[0]
+    with pytest.raises(ValueError, match="no fused nadam"):
+        should_fuse("nadam", CPU, "on")
+    with pytest.raises(ValueError, match="did you mean 'adam'"):
+        create_optimizer("adamx", [nn.Linear(1, 1)], {"learning_rate": 1.0})
+
+
+def test_moving_average_against_a_loop():
+    net = nn.Linear(2, 2)
+    average = WeightAverage(net, decay=0.8)
+    expected = net.weight.detach().clone()
+    for step in range(30):
+        net.weight.data.normal_(generator=torch.Generator().manual_seed(step))
+        average.update()
+        decay = min(0.8, (1 + step) / (10 + step))
+        expected = decay * expected + (1 - decay) * net.weight.detach()
+    own = net.weight.detach().clone()
+    with average.applied():
+        torch.testing.assert_close(net.weight.detach(), expected)
+    assert torch.equal(net.weight.detach(), own)
+
+
+def test_mean_of_checkpoints_against_a_loop():
+    states = [{"w": torch.full((2,), float(value)), "count": torch.tensor(value)} for value in (1, 2, 6)]
+    mean = average_weights(iter(states))
+    assert mean["w"].tolist() == [3.0, 3.0] and mean["w"].dtype == torch.float32
+    assert mean["count"] == 6
+    with pytest.raises(ValueError, match="different models"):
+        average_weights([{"a": torch.zeros(1)}, {"b": torch.zeros(1)}])
+    with pytest.raises(ValueError, match="no checkpoint"):
+        average_weights([])
+
+
+def test_statistics_are_means_over_the_batches():
+    norm = nn.BatchNorm1d(2)
+    norm.running_mean.fill_(7.0)
+    batches = [torch.randn(5, 2, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    assert recompute_statistics(norm.eval(), batches) == 3
+    torch.testing.assert_close(norm.running_mean, torch.stack([batch.mean(0) for batch in batches]).mean(0))
+    torch.testing.assert_close(norm.running_var, torch.stack([batch.var(0) for batch in batches]).mean(0))
+    assert norm.momentum == 0.1 and not norm.training
