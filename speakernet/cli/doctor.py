@@ -15,7 +15,8 @@ from speakernet.config import load_config
 from speakernet.data.preparation.parallel import default_jobs
 from speakernet.preflight.examination import Patient, examine
 from speakernet.preflight.findings import exit_code, table
-from speakernet.preflight.headers import DEFAULT_MIN_SECONDS, duration_histogram, write_duration_png
+from speakernet.preflight.headers import DEFAULT_MIN_SECONDS
+from speakernet.preflight.histograms import duration_histogram, write_duration_png
 
 TAKES_CONFIG = True
 METRIC_UTTERANCES = 2

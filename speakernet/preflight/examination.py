@@ -53,6 +53,8 @@ def examine(patient: Patient, *, is_fast: bool, num_jobs: int) -> Examination:
         train_root=patient.train_root,
         trials=patient.trials,
         min_utterances=patient.min_utterances,
+        # Looked at below, with more to say.
+        reads_headers=False,
     )
     if patient.train_list is not None and patient.train_root is not None:
         try:

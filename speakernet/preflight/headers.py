@@ -1,27 +1,22 @@
 """What the headers of a list's files say: unreadable ones, rates, channels, durations. No samples are read."""
 
-from pathlib import Path
-
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from speakernet.data.lists import StringTable
 from speakernet.data.lookup import LookupTable
-from speakernet.files import atomic_write
 from speakernet.preflight.findings import Finding
 
 NUM_EXAMPLES = 10
 DEFAULT_MIN_SECONDS = 0.5
-LONG_SECONDS = 60.0
-BAR_WIDTH = 50
-#: Edges in seconds that people think in; the last bin is open.
-DURATION_EDGES = (0, 0.5, 1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 60)
-PNG_BINS = 60
 
 
 def header_findings(
-    names: StringTable, lookup: LookupTable, check: str, min_seconds: float = DEFAULT_MIN_SECONDS
+    names: StringTable,
+    lookup: LookupTable,
+    check: str,
+    min_seconds: float = DEFAULT_MIN_SECONDS,
+    known_missing: np.ndarray | None = None,
+    max_bad_share: float = 0.0,
 ) -> list[Finding]:
     """Findings about rates, channels and durations of the files of one list.
 
@@ -30,13 +25,16 @@ def header_findings(
         lookup: their headers, row for row.
         check: what the list is, as "training audio".
         min_seconds: shorter utterances are named.
+        known_missing: rows that were reported already.
+        max_bad_share: share of unreadable files up to which they are a warning only.
     """
     findings = []
-    bad = sorted(lookup.problems)
+    reported = set() if known_missing is None else set(known_missing.tolist())
+    bad = sorted(set(lookup.problems) - reported)
     if bad:
         findings.append(
             Finding(
-                "error",
+                "warning" if len(bad) <= max_bad_share * len(names) else "error",
                 check,
                 f"{len(bad):,} of {len(names):,} files cannot be read",
                 "replace them, or take them off the list: python data_prep/trials.py clean LIST --root ROOT",
@@ -44,7 +42,7 @@ def header_findings(
             )
         )
     is_good = np.ones(len(names), dtype=bool)
-    is_good[bad] = False
+    is_good[list(lookup.problems)] = False
     if not is_good.any():
         return findings
     findings += _format_findings(lookup, is_good, check)
@@ -67,38 +65,6 @@ def header_findings(
             )
         )
     return findings
-
-
-def duration_histogram(seconds: np.ndarray) -> str:
-    """The durations as text, one bar a line."""
-    edges = np.array([*DURATION_EDGES, np.inf])
-    counts, _ = np.histogram(seconds, bins=edges)
-    last = int(np.flatnonzero(counts)[-1]) + 1 if counts.any() else 1
-    lines = []
-    for row in range(last):
-        label = (
-            f"{edges[row]:>4g} s and more"
-            if np.isinf(edges[row + 1])
-            else f"{edges[row]:>4g} to {edges[row + 1]:<4g} s"
-        )
-        bar = "#" * int(np.ceil(BAR_WIDTH * counts[row] / max(1, counts.max())))
-        lines.append(f"{label:<16} {counts[row]:>10,} {bar}")
-    return "\n".join(lines)
-
-
-def write_duration_png(path: str | Path, durations: dict[str, np.ndarray]) -> None:
-    """One histogram a list (seconds), below each other, as PNG."""
-    figure = Figure(figsize=(8, 3 * max(1, len(durations))), layout="constrained")
-    FigureCanvasAgg(figure)
-    for row, (title, seconds) in enumerate(durations.items()):
-        axes = figure.add_subplot(len(durations), 1, row + 1)
-        upper = float(np.quantile(seconds, 0.995)) if len(seconds) else 1.0
-        axes.hist(np.minimum(seconds, upper), bins=PNG_BINS)
-        axes.set_title(f"{title}: {len(seconds):,} files")
-        axes.set_xlabel("duration in seconds (the longest 0.5 % in the last bar)")
-        axes.set_ylabel("files")
-    with atomic_write(path, "wb") as file:
-        figure.savefig(file, format="png", dpi=100)
 
 
 def _format_findings(lookup: LookupTable, is_good: np.ndarray, check: str) -> list[Finding]:

@@ -1,5 +1,6 @@
 """What the machine brings: free space, disk speed, shared memory, ffmpeg, torch and torchaudio, GPU and driver."""
 
+import functools
 import importlib.metadata
 import os
 import shutil
@@ -91,6 +92,7 @@ def _ffmpeg() -> Finding:
         return Finding("warning", "ffmpeg", str(error), advice)
 
 
+@functools.cache
 def _torch_pair() -> Finding:
     versions = []
     for package in ("torch", "torchaudio"):

@@ -1,4 +1,4 @@
-"""The quick checks that training runs before its first step: lists, files, speakers. Reads no audio.
+"""The quick checks that training runs before its first step: lists, files, headers, speakers. Reads no audio.
 
 Everything that would stop or spoil a run hours later and that a look at names can tell: malformed rows, missing files,
 speakers in both training and trials, speakers with too few utterances, trial lists with one kind of trial.
@@ -12,8 +12,9 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from speakernet.data.lists import ListError, StringTable, TrainingList, TrialList, read_training_list, read_trials
-from speakernet.data.sources import open_source
+from speakernet.data.sources import AudioSource, open_source
 from speakernet.preflight.findings import Finding
+from speakernet.preflight.headers import header_findings
 from speakernet.preflight.list_identity import identify_trials
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ def quick_check(
     trials: Iterable[tuple[TrialList | str | Path, FileSource | str | Path | None]] = (),
     min_utterances: int = 1,
     max_bad_share: float = DEFAULT_MAX_BAD_SHARE,
+    reads_headers: bool = True,
 ) -> list[Finding]:
     """Check lists against each other and against their files.
 
@@ -47,6 +49,8 @@ def quick_check(
         trials: (trial list or path, its audio) pairs.
         min_utterances: utterances a speaker needs for the loss in use (2 for metric losses).
         max_bad_share: share of missing files up to which it is a warning only.
+        reads_headers: also look at rates and durations, from the lookup tables that loading needs anyway (they are
+            kept on disk, so only the first start reads the headers).
 
     Returns:
         Findings, the good ones too, in the order of the checks. Nothing is raised for what a list holds.
@@ -55,14 +59,14 @@ def quick_check(
     training = _read(train_list, read_training_list, "training list", findings)
     if training is not None:
         findings += training_findings(training, min_utterances)
-        findings += file_findings(training.paths, train_root, "training files", max_bad_share)
+        findings += file_findings(training.paths, train_root, "training files", max_bad_share, reads_headers)
     for given, root in trials:
         one = _read(given, read_trials, "trial list", findings)
         if one is None:
             continue
         findings += trial_findings(one)
         # One missing utterance makes every one of its trials, and so the figure, another.
-        findings += file_findings(one.names, root, "trial files", 0.0)
+        findings += file_findings(one.names, root, "trial files", 0.0, reads_headers)
         if training is not None:
             findings += overlap_findings(training, one)
     return findings
@@ -145,32 +149,41 @@ def trial_findings(trials: TrialList) -> list[Finding]:
 
 
 def file_findings(
-    names: StringTable, root: FileSource | str | Path | None, check: str, max_bad_share: float
+    names: StringTable,
+    root: FileSource | str | Path | None,
+    check: str,
+    max_bad_share: float,
+    reads_headers: bool = False,
 ) -> list[Finding]:
-    """Which of the named files are not there: how many, and the first ten."""
+    """Which of the named files are not there: how many, and the first ten; and what the others' headers say."""
     if root is None:
         return []
     if isinstance(root, (str, Path)):
         try:
             root = open_source(root)
         except (ValueError, OSError) as error:
-            return [
-                Finding(
-                    "error", check, str(error), "give the folder (or packed corpus) that the list's paths start from"
-                )
-            ]
+            advice = "give the folder (or packed corpus) that the list's paths start from"
+            return [Finding("error", check, str(error), advice)]
     missing = np.asarray(root.missing(names))
+    findings = [_missing_finding(names, missing, check, max_bad_share)]
+    if reads_headers and isinstance(root, AudioSource) and len(missing) < len(names):
+        lookup = root.lookup(names)
+        findings += header_findings(names, lookup, check, 0.0, known_missing=missing, max_bad_share=max_bad_share)
+    return findings
+
+
+def _missing_finding(names: StringTable, missing: np.ndarray, check: str, max_bad_share: float) -> Finding:
     if not len(missing):
-        return [Finding("ok", check, f"all {len(names):,} are there")]
+        return Finding("ok", check, f"all {len(names):,} are there")
     share = len(missing) / len(names)
-    level = "warning" if share <= max_bad_share else "error"
     advice = (
         "is the root right? the list's paths are taken from it"
         if share == 1
         else "bring them back, or clean the list: python data_prep/trials.py clean LIST --root ROOT"
     )
     examples = tuple(names[int(row)] for row in missing[:NUM_EXAMPLES])
-    return [Finding(level, check, f"{len(missing):,} of {len(names):,} are missing", advice, examples)]  # type: ignore[arg-type]
+    message = f"{len(missing):,} of {len(names):,} are missing"
+    return Finding("warning" if share <= max_bad_share else "error", check, message, advice, examples)
 
 
 def overlap_findings(training: TrainingList, trials: TrialList) -> list[Finding]:

@@ -152,3 +152,17 @@ def test_the_table_says_what_to_do():
     assert text.splitlines()[0].split() == ["level", "check", "found"]
     assert "-> fetch them" in text
     assert "- a" in text
+
+
+def test_headers_are_looked_at_too_but_missing_files_are_told_once(corpus):
+    write_audio(corpus / "a/1.wav", np.full(800, 0.1, dtype=np.float32), 8000)
+    (corpus / "b/1.wav").write_bytes(b"RIFF")
+    (corpus / "b/2.wav").unlink()
+    findings = quick_check(train_list=corpus / "train.txt", train_root=corpus)
+    files = [finding for finding in findings if finding.check == "training files"]
+    assert [finding.message for finding in files] == ["1 of 4 are missing", "1 of 4 files cannot be read"]
+    assert "8000 Hz (1)" in by_check(findings)["training files: rate"].message
+    assert not any(
+        finding.check.endswith(": rate")
+        for finding in quick_check(train_list=corpus / "train.txt", train_root=corpus, reads_headers=False)
+    )
