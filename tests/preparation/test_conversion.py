@@ -1,5 +1,6 @@
 """Conversion by a real ffmpeg: names, lengths, leftovers of other tools, damaged sources, thousands of files."""
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from speakernet.data.audio import audio_info, read_audio, write_audio
 from speakernet.data.preparation.conversion import Conversion, ConversionOptions, convert_all, is_converted
+from speakernet.data.preparation.download import DiskFullError
 from speakernet.data.preparation.ffmpeg import FfmpegError, find_ffmpeg
 from speakernet.data.preparation.mp4 import mp4_seconds
 from speakernet.data.preparation.summary import StepSummary
@@ -109,3 +111,14 @@ def test_ffmpeg_of_the_user_is_taken_first_and_a_missing_one_is_explained(tmp_pa
 def test_the_mp4_header_reader_survives_anything(tmp_path, content):
     (tmp_path / "a.m4a").write_bytes(content)
     assert mp4_seconds(tmp_path / "a.m4a") is None
+
+
+def test_a_full_disk_stops_the_conversion_instead_of_listing_every_file(tmp_path, ffmpeg, monkeypatch):
+    sources = [make_m4a(ffmpeg, tmp_path / f"{row}.m4a") for row in range(3)]
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
+    sources[0].write_bytes(b"what fails when nothing can be written")
+    pairs = [(source, tmp_path / "out" / f"{source.stem}.wav") for source in sources]
+    with pytest.raises(DiskFullError, match="are needed"):
+        convert(ffmpeg, tmp_path, pairs)
+    assert list((tmp_path / "out").iterdir()) == []

@@ -50,7 +50,7 @@ def split_noise(
     def cut(name: str) -> tuple[str, int, int, str | None]:
         try:
             made, skipped = _cut_file(source_root / name, target, name, piece_seconds, hop_seconds)
-        except (AudioError, OSError) as error:
+        except AudioError as error:
             return name, 0, 0, str(error)
         return name, made, skipped, None
 
@@ -143,7 +143,7 @@ def _prepare_measured(measured: Path, target: Folder, num_jobs: int, summary: St
     def prepare(name: str) -> tuple[str, int, int, str | None]:
         try:
             made, skipped = _prepare_response(measured / name, target, name)
-        except (AudioError, OSError) as error:
+        except AudioError as error:
             return name, 0, 0, str(error)
         return name, made, skipped, None
 

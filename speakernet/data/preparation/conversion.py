@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from speakernet.data.audio import AudioError, audio_info
+from speakernet.data.preparation.download import check_space
 from speakernet.data.preparation.ffmpeg import Decoded, FfmpegError, decode_batch
 from speakernet.data.preparation.mp4 import mp4_seconds
 from speakernet.data.preparation.parallel import parallel_map
@@ -26,7 +27,7 @@ TOLERANCE_SHARE = 0.01
 #: Where the container does not tell the duration, ffmpeg's guess from the bit rate may be far off.
 ESTIMATE_SHARE = 0.5
 MPEG4_SUFFIXES = {".m4a", ".mp4", ".m4b", ".mov"}
-BYTES_PER_SAMPLE = 2
+LEAST_FREE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,9 @@ def convert_all(
     """Convert what is not there yet; failures are counted and listed, the rest goes on.
 
     Takes an iterator and keeps a few batches in flight, so a million files need no more memory than a hundred.
+
+    Raises:
+        DiskFullError: the disk cannot hold more; what was made stays for the next run.
     """
     batches = _batches(conversions)
     num_batches = None if total is None else -(-total // BATCH_FILES)
@@ -129,6 +133,8 @@ def _convert_batch(batch: list[Conversion], options: ConversionOptions) -> tuple
         try:
             broken = _decode(missing, options)
         except FfmpegError:
+            # A full disk fails every file that follows: stop, rather than list a million of them as broken.
+            check_space(missing[0].target.parent, LEAST_FREE_BYTES)
             # One bad file ends the whole call: each on its own tells which, and saves the others.
             for one in missing:
                 try:

@@ -66,8 +66,10 @@ def download_all(
     """
     root = Folder(folder)
     missing = []
-    for file in files:
-        if verified.has_md5(root.path(file.name), file.md5):
+    for file, is_there in parallel_map(
+        lambda file: (file, verified.has_md5(root.path(file.name), file.md5)), files, num_jobs
+    ):
+        if is_there:
             summary.add_skipped()
         else:
             missing.append(file)
