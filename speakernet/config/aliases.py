@@ -179,6 +179,7 @@ CLASSIC_DEFAULTS: dict[str, Any] = {
     "optimizer.learning_rate": 1e-3,
     "optimizer.weight_decay": 0.0,
     "optimizer.decay_norms_and_biases": True,
+    "optimizer.nesterov": False,
     "schedule.name": "step",
     "schedule.decay": 0.95,
     "training.max_epochs": 500,
