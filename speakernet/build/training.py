@@ -300,7 +300,7 @@ def build_trainer(
         average=WeightAverage(net, training.ema_decay),
         progress=Progress(folder if distributed.is_main() else None),
         compiler=build_compiler(config, net, step),
-        extra_contents={"config": config_to_dict(config), "versions": {"torch": torch.__version__}},
+        extra_contents={"config": config_to_dict(config), "versions": {"torch": str(torch.__version__)}},
     )
 
 

@@ -1,0 +1,201 @@
+"""From configuration to a trainer that runs: real parts on a tiny corpus, and the refusals before the first step."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from speakernet.build.data import build_training_loader
+from speakernet.build.model import build_loss, build_model
+from speakernet.build.training import (
+    build_optimizer,
+    build_precision,
+    build_schedules,
+    build_trainer,
+    choose_device,
+    large_margin_config,
+    prepare_machine,
+    train_large_margin_stage,
+    uses_gradient_cache,
+)
+from speakernet.config.schema import Config
+from speakernet.data.audio import write_audio
+from speakernet.models.model_file import load_model_file
+
+CPU = torch.device("cpu")
+SPEAKERS, UTTERANCES = 6, 3
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six "speakers", each a tone in noise; 0.8 s an utterance."""
+    root = tmp_path_factory.mktemp("corpus")
+    random = np.random.default_rng(0)
+    lines = []
+    for speaker in range(SPEAKERS):
+        for utterance in range(UTTERANCES):
+            name = f"id{speaker}/{utterance}.wav"
+            (root / name).parent.mkdir(exist_ok=True)
+            time = np.arange(12800) / 16000
+            tone = 0.3 * np.sin(2 * np.pi * (200 + 150 * speaker) * time)
+            write_audio(root / name, (tone + 0.05 * random.standard_normal(12800)).astype(np.float32), 16000)
+            lines.append(f"id{speaker} {name}\n")
+    (root / "train.txt").write_text("".join(lines))
+    return root
+
+
+def tiny_config(corpus: Path, **sections) -> Config:
+    config = Config()
+    values = {
+        "data": {
+            "train_list": str(corpus / "train.txt"),
+            "train_path": str(corpus),
+            "crop_frames": 50,
+            "batch_size": 6,
+            "num_workers": 0,
+        },
+        "augment": {"enabled": False},
+        "model": {"name": "ResNetSE34L", "embedding_dim": 16},
+        "frontend": {"num_mels": 40},
+        "loss": {"name": "amsoftmax"},
+        "training": {"max_epochs": 2, "test_interval": 1, "log_interval": 1},
+        "runtime": {"device": "cpu", "compile": "off"},
+    }
+    for section in {*values, *sections}:
+        fields = {**values.get(section, {}), **sections.get(section, {})}
+        config = dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **fields)})
+    return config
+
+
+def ready(config: Config, folder: Path, eer: float = 10.0):
+    torch.manual_seed(0)
+    loader = build_training_loader(config, CPU)
+    net, loss = build_model(config), build_loss(config, loader.num_classes)
+    return build_trainer(config, net, loss, loader, lambda: {"eer_percent": eer}, folder), net, loss
+
+
+def test_real_parts_train_and_leave_a_model_file(corpus: Path, tmp_path: Path):
+    trainer, _, _ = ready(tiny_config(corpus), tmp_path)
+    summary = trainer.train()
+    assert summary["steps"] == 6 and summary["bad_steps"] == 0
+    kept = load_model_file(tmp_path / "best.pt")
+    assert not any(key.startswith(("_orig_mod.", "module.")) for key in kept.contents["weights"])
+    assert load_model_file(tmp_path / "last.pt").net.embedding_dim == 16
+    for name in ("metrics.jsonl", "last.pt", "best.pt"):
+        assert (tmp_path / name).stat().st_size > 0
+    assert list(tmp_path.glob("events.out.tfevents*"))
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"runtime": {"precision": "bf16", "gradient_checkpointing": True, "channels_last": "on"}},
+        {"training": {"accumulation_steps": 2, "ema_decay": 0.9, "average_checkpoints": 2}},
+        {
+            "loss": {"name": "angleproto"},
+            "data": {"utterances_per_speaker": 2, "batch_size": 3, "max_utterances_per_speaker": 2},
+            "training": {"accumulation_steps": 2},
+        },
+        {"runtime": {"profiling": True, "profile_steps": 1, "precision": "no"}},
+    ],
+    ids=["memory", "averages", "gradient_cache", "profiling"],
+)
+def test_options_work_together(corpus: Path, tmp_path: Path, sections: dict):
+    trainer, net, _ = ready(tiny_config(corpus, **sections), tmp_path)
+    before = net.embedding.weight.detach().clone()
+    trainer.train()
+    assert not torch.equal(before, net.embedding.weight)
+    if "profiling" in sections.get("runtime", {}):
+        assert list((tmp_path / "profile").iterdir())
+
+
+def test_stopped_and_resumed_equals_straight_with_real_parts(corpus: Path, tmp_path: Path):
+    """Deterministic, mid-epoch, with the real loader, SpecAugment and batch norm."""
+    config = tiny_config(
+        corpus,
+        runtime={"deterministic": True, "precision": "no"},
+        frontend={"spec_augment": True, "num_mels": 40},
+        training={"save_steps": 1},
+    )
+    prepare_machine(config)
+    try:
+        straight, net, _ = ready(config, tmp_path / "straight")
+        straight.train()
+        stopped, _, _ = ready(config, tmp_path / "run")
+        after_step = stopped._after_step
+
+        def stop_after(num_batches: int) -> None:
+            after_step(num_batches)
+            if stopped.state.step == 4:
+                raise InterruptedError
+
+        stopped._after_step = stop_after  # type: ignore[method-assign]
+        with pytest.raises(InterruptedError):
+            stopped.train()
+        torch.manual_seed(123)
+        resumed, other, _ = ready(config, tmp_path / "run")
+        resumed.train()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for key, value in net.state_dict().items():
+        assert torch.equal(value, other.state_dict()[key]), key
+
+
+def test_large_margin_stage_goes_on_with_the_same_weights(corpus: Path, tmp_path: Path):
+    config = tiny_config(
+        corpus,
+        training={"max_epochs": 1, "large_margin_epochs": 1, "large_margin_crop_frames": 70, "large_margin": 0.4},
+    )
+    trainer, net, loss = ready(config, tmp_path)
+    trainer.train()
+    summary = train_large_margin_stage(config, net, loss, build_training_loader, lambda: {"eer_percent": 5.0}, tmp_path)
+    assert summary["epochs"] == 1 and loss.margin == 0.4
+    assert load_model_file(tmp_path / "large_margin" / "best.pt")
+    stage = large_margin_config(config)
+    assert (stage.data.crop_frames, stage.augment.speed_factors, stage.training.large_margin_epochs) == (70, [1.0], 0)
+    metric = build_loss(tiny_config(corpus, loss={"name": "angleproto"}), SPEAKERS)
+    with pytest.raises(ValueError, match="no margin"):
+        train_large_margin_stage(config, net, metric, build_training_loader, dict, tmp_path)
+
+
+def test_impossible_combinations_are_refused(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    metric = tiny_config(
+        corpus, loss={"name": "angleproto"}, training={"accumulation_steps": 2, "gradient_cache": "off"}
+    )
+    with pytest.raises(ValueError, match="own negatives"):
+        uses_gradient_cache(metric, build_loss(metric, SPEAKERS))
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="no GPU"):
+            choose_device(tiny_config(corpus, runtime={"device": "cuda"}))
+    monkeypatch.setattr("speakernet.training.precision.cpu_flags", lambda: frozenset({"avx2"}))
+    with pytest.raises(ValueError, match="fp16"):
+        build_precision(tiny_config(corpus, runtime={"precision": "fp16"}), CPU)
+    assert build_precision(tiny_config(corpus), CPU).name == "no"
+    monkeypatch.setattr("speakernet.training.compiling.shutil.which", lambda name: None)
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="C\\+\\+ compiler"):
+            ready(tiny_config(corpus, runtime={"compile": "on", "device": "cpu"}), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "radam", "nadam"])
+def test_every_optimizer_of_the_section_is_built(corpus: Path, name: str):
+    config = tiny_config(corpus, optimizer={"name": name, "weight_decay": 0.1})
+    layer = torch.nn.Linear(2, 2)
+    optimizer = build_optimizer(config, [layer], build_precision(config, CPU))
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
+
+
+def test_schedules_take_their_numbers_from_the_section(corpus: Path, caplog: pytest.LogCaptureFixture):
+    config = tiny_config(
+        corpus,
+        schedule={"name": "step", "decay": 0.5, "decay_interval": 1.0, "margin": "linear", "margin_end_epoch": 2.0},
+        loss={"name": "amsoftmax", "margin": 0.2},
+    )
+    rate, margin = build_schedules(config, build_loss(config, SPEAKERS), steps_per_epoch=4)
+    assert [rate(step) for step in (0, 4, 8)] == pytest.approx([1e-3, 5e-4, 2.5e-4])
+    assert margin is not None and margin(4) == pytest.approx(0.1)
+    plain = dataclasses.replace(config, loss=dataclasses.replace(config.loss, name="softmax"))
+    assert build_schedules(plain, build_loss(plain, SPEAKERS), 4)[1] is None
+    assert "no effect" in caplog.text
