@@ -23,6 +23,7 @@ COMMANDS = {
     "show-config": "show_config",
     "find-batch-size": "find_batch_size",
     "benchmark": "benchmark",
+    "benchmark-step": "benchmark_step",
     "import-weights": "import_weights",
     "info": "info",
 }
