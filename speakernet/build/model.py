@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -10,6 +11,14 @@ from speakernet.config.schema import Config
 from speakernet.frontend import FEATURES, SpecAugment
 from speakernet.losses import LOSSES
 from speakernet.models import MODELS, SpeakerNet
+from speakernet.models.model_file import (
+    ModelFile,
+    is_model_file,
+    load_initial_weights,
+    load_model_file,
+    model_file_contents,
+    read_checkpoint,
+)
 from speakernet.registry import create, lookup
 from speakernet.seeding import derive_seed
 
@@ -39,6 +48,20 @@ def build_model(config: Config) -> SpeakerNet:
         sample_rate=config.data.sample_rate,
         spec_augment=_spec_augment(config) if frontend.spec_augment else None,
     )
+
+
+def load_for_scoring(config: Config, path: str | Path) -> ModelFile:
+    """The network to score with: a model file says itself what it is, a foreign checkpoint is what the config says.
+
+    Raises:
+        ValueError: missing, damaged or unsafe; a foreign checkpoint of another architecture than the config's.
+    """
+    if is_model_file(read_checkpoint(path)):
+        return load_model_file(path)
+    net = build_model(config)
+    load_initial_weights(net, None, path)
+    normalizes = LOSSES[config.loss.name].normalize_embeddings
+    return ModelFile(net.eval(), model_file_contents(net, loss_normalizes=normalizes))
 
 
 def build_loss(config: Config, num_classes: int) -> nn.Module:
