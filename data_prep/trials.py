@@ -80,7 +80,8 @@ def build_parser() -> argparse.ArgumentParser:
     change.add_argument("--strip", default="", help="take this off the front of names")
     change.add_argument("--prefix", default="", help="put this before names")
     change.add_argument("--suffix", default="", help="put this in place of the names' suffix, as .flac")
-    change.add_argument("--replace", nargs=2, action="append", default=[], metavar=("OLD", "NEW"), help="in names")
+    help_text = "replace this part of names"
+    change.add_argument("--replace", nargs=2, action="append", default=[], metavar=("OLD", "NEW"), help=help_text)
     for one in (clean, change):
         one.add_argument("--kind", choices=("trials", "training"), help="what the list is (default: found out)")
     return parser

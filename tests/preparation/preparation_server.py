@@ -89,9 +89,10 @@ class _Handler(BaseHTTPRequestHandler):
                 self._write(body[: len(body) // 2])
                 time.sleep(3)
                 return
-            if source.behaviour == "slow":
-                for position in range(0, len(body), 4096):
-                    self._write(body[position : position + 4096])
+            if source.behaviour in ("slow", "steady"):
+                block = 4096 if source.behaviour == "slow" else 32768
+                for position in range(0, len(body), block):
+                    self._write(body[position : position + block])
                     time.sleep(0.002)
                 return
             self._write(body)

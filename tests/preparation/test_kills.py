@@ -1,10 +1,12 @@
 """SIGKILL at random moments in download, join, extract, convert and split: the next run ends as an undisturbed one."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -40,15 +42,22 @@ def start(folder: Path, table: Path, lists: Path) -> subprocess.Popen[bytes]:
     options = ["--all", "--augment", "--save_path", folder, "--catalogue", table, "--lists_from", lists, "--jobs", 2]
     command = [sys.executable, SCRIPTS / "voxceleb.py", *map(str, options)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+    with (folder.parent / "stderr.txt").open("wb") as log:
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log, env=environment)
+
+
+def phase(folder: Path) -> str:
+    """What the last progress bar was about: download, join, extract, convert, split, merge or lists."""
+    text = (folder.parent / "stderr.txt").read_text(errors="replace")
+    words = re.findall(r"(download|join|verify|extract|convert|split|check simulated|lists)\b", text)
+    return words[-1] if words else "begin"
 
 
 def wait_until_running(process: subprocess.Popen[bytes], folder: Path) -> None:
-    """Wait for the lock file to say so: a kill during the imports would test nothing."""
+    """Wait for the first sign of work on the terminal: a kill during the imports would test nothing."""
     end = time.monotonic() + START_SECONDS
-    lock = folder / ".preparing.lock"
     while process.poll() is None and time.monotonic() < end:
-        if lock.exists() and lock.stat().st_size and process.pid:
+        if (folder.parent / "stderr.txt").stat().st_size:
             return
         time.sleep(0.01)
 
@@ -93,7 +102,8 @@ def test_twenty_kills_and_a_last_run_give_the_undisturbed_result(tmp_path, ffmpe
     (tmp_path / "lists" / "veri_test2.txt").write_text("1 a/b/c.wav a/b/d.wav\n0 a/b/c.wav e/f/g.wav\n")
     random = np.random.default_rng(20260101)
     kills, runs, rounds = 0, 0, 0
-    with played_source(files, behaviour="slow") as source:
+    phases: Counter[str] = Counter()
+    with played_source(files, behaviour="steady") as source:
         table = write_catalogue(tmp_path / "table.yaml", source.address, corpora)
         process = start(tmp_path / "straight", table, tmp_path / "lists")
         wait_until_running(process, tmp_path / "straight")
@@ -110,17 +120,19 @@ def test_twenty_kills_and_a_last_run_give_the_undisturbed_result(tmp_path, ffmpe
                 runs += 1
                 wait_until_running(process, folder)
                 if kills < NUM_KILLS:
-                    time.sleep(random.uniform(0, 0.35 * seconds))
+                    time.sleep(random.uniform(0, 0.3 * seconds))
                     if process.poll() is None:
                         process.send_signal(signal.SIGKILL)
                         process.wait()
                         kills += 1
+                        phases[phase(folder)] += 1
                         check_finished_files(folder, expected)
                         continue
                 assert process.wait(300) == 0
                 break
             assert tree(folder) == expected
-    print(f"{kills} kills in {runs} runs over {rounds} folders; undisturbed: {seconds:.1f} s")
+    print(f"{kills} kills in {runs} runs over {rounds} folders: {dict(phases)}; undisturbed: {seconds:.1f} s")
+    assert len(phases) >= 4, f"the kills fell into too few steps: {phases}"
 
 
 def check_finished_files(folder: Path, expected: dict[str, bytes]) -> None:
