@@ -1,11 +1,11 @@
-"""Profiles some steps of a run: traces for TensorBoard and Perfetto, the ten dearest operations, shares by part.
+"""Profile some training steps: traces for TensorBoard and Perfetto, the dearest operations, the share of each phase.
 
-The trainer marks its parts with `part` and the end of each step with `step`; without profiling, `NoProfiler` does nothing.
+The trainer marks its phases with `phase(name)` and calls `step()` once an optimizer step; without profiling both do
+nothing, so the trainer has one code path.
 """
 
 import contextlib
 import logging
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,92 +14,110 @@ import torch
 
 logger = logging.getLogger(__name__)
 
+PHASE_PREFIX = "speakernet."
+PHASES = ("data", "forward", "backward", "optimizer")
 NUM_OPERATIONS = 10
 
 
 class NoProfiler:
-    """Does nothing, at no cost."""
+    """Stands in for a profiler when nothing is profiled."""
 
-    def part(self, name: str) -> contextlib.AbstractContextManager[Any]:
-        """A part of the step."""
+    def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Nothing to mark."""
         return contextlib.nullcontext()
 
     def step(self) -> None:
-        """The end of a step."""
+        """Nothing to count."""
 
     def close(self) -> None:
-        """The end of the run."""
+        """Nothing to write."""
 
 
 class StepProfiler:
-    """Records `num_steps` steps after `warmup` of warm-up, once, then steps aside.
+    """Records `num_steps` optimizer steps after as many of warm-up.
 
     Args:
-        folder: traces go into `<folder>/profile/`.
+        folder: where the traces go; TensorBoard's profile plugin and ui.perfetto.dev read them.
         num_steps: steps recorded.
-        warmup: steps before the recording (the first ones compile, allocate, fill caches).
+        device: the device of the training; its kernels are recorded too when it is a GPU.
     """
 
-    def __init__(self, folder: str | Path, *, num_steps: int = 5, warmup: int = 5) -> None:
-        self.folder = Path(folder) / "profile"
+    def __init__(self, folder: str | Path, num_steps: int = 5, device: torch.device | None = None) -> None:
+        self.folder = Path(folder)
         self.num_steps = num_steps
+        self.is_on_gpu = device is not None and device.type == "cuda"
         self.table = ""
         self.shares: dict[str, float] = {}
         activities = [torch.profiler.ProfilerActivity.CPU]
-        if torch.cuda.is_available():
+        if self.is_on_gpu:
             activities.append(torch.profiler.ProfilerActivity.CUDA)
-        self._is_open = True
         self._profiler = torch.profiler.profile(
             activities=activities,
-            schedule=torch.profiler.schedule(wait=max(0, warmup - 1), warmup=1, active=num_steps, repeat=1),
-            on_trace_ready=self._finish,
-            record_shapes=True,
+            schedule=torch.profiler.schedule(wait=0, warmup=num_steps, active=num_steps, repeat=1),
+            on_trace_ready=self._report,
             profile_memory=True,
         )
+        self._is_running = True
         self._profiler.start()
 
     @contextlib.contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """Mark a part of the step (data, forward_backward, optimizer) in the trace."""
-        if not self._is_open:
-            yield
-            return
-        with torch.profiler.record_function(f"part: {name}"):
+    def phase(self, name: str) -> Iterator[None]:
+        """Mark a phase of the step: data, forward, backward or optimizer."""
+        with torch.profiler.record_function(PHASE_PREFIX + name):
             yield
 
     def step(self) -> None:
-        """The end of a step."""
-        if self._is_open:
+        """One optimizer step is over."""
+        if self._is_running:
             self._profiler.step()
 
     def close(self) -> None:
-        """Stop, also when fewer steps came than were to be recorded."""
-        if self._is_open:
-            self._is_open = False
+        """Stop; a run shorter than the recording reports what there is."""
+        if self._is_running:
+            self._is_running = False
             self._profiler.stop()
 
-    def _finish(self, profiler: Any) -> None:
-        self._is_open = False
+    def _report(self, profiler: Any) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        # The name that TensorBoard's plug-in looks for; Perfetto (ui.perfetto.dev) and chrome://tracing open it too.
-        path = self.folder / f"speakernet.{time.time_ns()}.pt.trace.json"
-        profiler.export_chrome_trace(str(path))
+        trace = self.folder / "steps.pt.trace.json"
+        profiler.export_chrome_trace(str(trace))
         averages = profiler.key_averages()
-        by = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
-        self.table = averages.table(sort_by=by, row_limit=NUM_OPERATIONS)
-        self.shares = part_shares({one.key: one.cpu_time_total for one in averages})
-        (self.folder / "operations.txt").write_text(self.table + "\n", encoding="utf-8")
-        logger.info("the %d dearest operations over %d steps:\n%s", NUM_OPERATIONS, self.num_steps, self.table)
-        logger.info("time by part: %s", ", ".join(f"{key} {value:.1%}" for key, value in self.shares.items()))
-        logger.info("trace: %s (open it at ui.perfetto.dev, or with TensorBoard)", path)
+        order = "self_device_time_total" if self.is_on_gpu else "self_cpu_time_total"
+        self.shares = phase_shares({event.key: event.cpu_time_total for event in averages})
+        operations = [event for event in averages if not event.key.startswith((PHASE_PREFIX, "ProfilerStep"))]
+        operations.sort(key=lambda event: getattr(event, order), reverse=True)
+        self.table = operation_table(operations[:NUM_OPERATIONS], order, self.num_steps)
+        logger.info("trace of %d steps in %s (open it in TensorBoard or ui.perfetto.dev)", self.num_steps, trace)
+        logger.info("time by phase: %s", ", ".join(f"{name} {share:.0%}" for name, share in self.shares.items()))
+        logger.info("dearest operations:\n%s", self.table)
 
 
-def part_shares(microseconds: dict[str, float]) -> dict[str, float]:
-    """From the profiler's times by name to the share of each part; `backward` is torch's own name for its engine.
+def make_profiler(
+    is_enabled: bool, folder: str | Path, num_steps: int, device: torch.device
+) -> StepProfiler | NoProfiler:
+    """The profiler that was asked for, or one that does nothing."""
+    return StepProfiler(folder, num_steps, device) if is_enabled else NoProfiler()
 
-    >>> part_shares({"part: data": 10.0, "part: forward_backward": 70.0, "part: optimizer": 20.0, "aten::add": 5.0})
-    {'data': 0.1, 'forward_backward': 0.7, 'optimizer': 0.2}
+
+def phase_shares(totals: dict[str, float]) -> dict[str, float]:
+    """Share of each phase in the time of all phases.
+
+    >>> phase_shares({"speakernet.data": 1.0, "speakernet.forward": 3.0, "aten::conv2d": 2.0})
+    {'data': 0.25, 'forward': 0.75, 'backward': 0.0, 'optimizer': 0.0}
     """
-    parts = {key.removeprefix("part: "): value for key, value in microseconds.items() if key.startswith("part: ")}
-    total = sum(value for key, value in parts.items() if key not in ("forward", "backward")) or 1.0
-    return {key: value / total for key, value in parts.items()}
+    times = {name: totals.get(PHASE_PREFIX + name, 0.0) for name in PHASES}
+    whole = sum(times.values())
+    return {name: value / whole if whole else 0.0 for name, value in times.items()}
+
+
+def operation_table(operations: list[Any], order: str, num_steps: int) -> str:
+    """The operations as text: name, milliseconds and calls a step, and their share of the listed time."""
+    whole = sum(getattr(event, order) for event in operations) or 1.0
+    lines = [f"{'operation':<56} {'ms/step':>9} {'calls/step':>10} {'share':>6}"]
+    for event in operations:
+        microseconds = getattr(event, order)
+        lines.append(
+            f"{event.key[:56]:<56} {microseconds / 1000 / num_steps:9.2f} {event.count / num_steps:10.1f} "
+            f"{microseconds / whole:6.0%}"
+        )
+    return "\n".join(lines)
