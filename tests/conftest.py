@@ -44,7 +44,9 @@ def tiny_voice(speaker: int, utterance: int, seconds: float, sample_rate: int = 
     voice = np.zeros_like(times)
     for harmonic in range(1, 20):
         frequency_hz = harmonic * (90 + 25 * speaker)
-        gain = sum(1 / (1 + ((frequency_hz - centre) / 150) ** 2) for centre in (400 + 60 * speaker, 1500 + 90 * speaker))
+        gain = sum(
+            1 / (1 + ((frequency_hz - centre) / 150) ** 2) for centre in (400 + 60 * speaker, 1500 + 90 * speaker)
+        )
         voice += gain * np.sin(harmonic * phase + random.random() * 6)
     voice *= 0.5 + 0.5 * np.sin(2 * np.pi * 3 * times + random.random() * 6) ** 2
     voice += 0.01 * random.standard_normal(len(times))
@@ -53,12 +55,12 @@ def tiny_voice(speaker: int, utterance: int, seconds: float, sample_rate: int = 
 
 @pytest.fixture(scope="session")
 def tiny_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight training speakers with four utterances each, four trial speakers with three; lists beside the audio."""
+    """Eight training speakers with four utterances each, six trial speakers with three; lists beside the audio."""
     from speakernet.data.audio import write_audio
 
     root = tmp_path_factory.mktemp("tiny_corpus")
     train_lines, names = [], {}
-    for speaker in range(12):
+    for speaker in range(14):
         is_trial = speaker >= 8
         for utterance in range(3 if is_trial else 4):
             name = f"spk{speaker:02d}/utt{utterance}.wav"

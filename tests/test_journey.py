@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,8 +25,6 @@ evaluation: {{eval_frames: 60, num_crops: 2}}
 runtime: {{device: cpu, precision: "no", compile: "off"}}
 augment: {{enabled: false}}
 """
-
-Run = Callable[..., int]
 
 
 @pytest.fixture()
@@ -58,14 +55,23 @@ def finished(tiny_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tup
 
 def test_a_run_leaves_what_the_contract_says(finished: tuple[Path, Path], tiny_corpus: Path) -> None:
     run, _ = finished
-    for name in ("config.yaml", "log.txt", "metrics.jsonl", "last.pt", "best.pt", "results.json", "scores.txt", "report.html"):
+    for name in (
+        "config.yaml",
+        "log.txt",
+        "metrics.jsonl",
+        "last.pt",
+        "best.pt",
+        "results.json",
+        "scores.txt",
+        "report.html",
+    ):
         assert (run / name).is_file(), name
     assert list(run.rglob("events.out.tfevents*"))
     results = json.loads((run / "results.json").read_text())
     assert 0 <= results["eer_percent"] <= 100
     assert len(results["eer_interval_percent"]) == 2
     assert set(results["min_dcf"]) >= {"0.01", "0.05"}
-    assert (results["num_trials"], results["num_targets"]) == (66, 12)
+    assert (results["num_trials"], results["num_targets"]) == (153, 18)
     trials = [line.split()[1:] for line in (tiny_corpus / "trials.txt").read_text().splitlines()]
     scores = [line.split() for line in (run / "scores.txt").read_text().splitlines()]
     assert [line[:2] for line in scores] == trials
@@ -107,7 +113,16 @@ def test_scoring_needs_no_training_data_and_touches_nothing_of_the_run(
     shutil.copytree(finished[0], run)
     before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
     options = ["--eval", "--initial_model", str(run / "best.pt"), "--save_path", str(run)]
-    missing = ["--train_list", "nowhere.txt", "--train_path", "nowhere", "--musan_path", "nowhere", "--rir_path", "nowhere"]
+    missing = [
+        "--train_list",
+        "nowhere.txt",
+        "--train_path",
+        "nowhere",
+        "--musan_path",
+        "nowhere",
+        "--rir_path",
+        "nowhere",
+    ]
     assert train(finished[1], *options, *missing) == 0
     folder = run / "eval" / "trials"
     assert {path.name for path in folder.iterdir()} >= {"results.json", "scores.txt", "report.html"}
@@ -174,7 +189,7 @@ def test_malformed_line_is_named_with_its_number(recipe: Path, tiny_corpus: Path
     broken = tmp_path / "broken.txt"
     broken.write_text((tiny_corpus / "train_list.txt").read_text() + "justonecolumn\n")
     assert train(recipe, "--train_list", str(broken)) == 1
-    assert "broken.txt:33" in capsys.readouterr().err
+    assert "broken.txt, line 33" in capsys.readouterr().err
 
 
 def test_trials_naming_missing_files_are_counted(recipe: Path, tmp_path: Path, capsys) -> None:

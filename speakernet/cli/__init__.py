@@ -114,9 +114,6 @@ def _first_line(module_name: str) -> str:
 
 
 def _log_to_the_terminal() -> None:
-    root = logging.getLogger()
-    if any(isinstance(handler, logging.StreamHandler) for handler in root.handlers):
-        return
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
-    for noisy in ("matplotlib", "PIL", "fontTools", "torch"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    # Does nothing where a host program (a notebook, pytest) has set up logging already.
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("speakernet").setLevel(logging.INFO)

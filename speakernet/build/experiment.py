@@ -1,0 +1,151 @@
+"""The two journeys of `trainSpeakerNet.py`: train an experiment to its report, and score a trial list with a model.
+
+This file is a table of contents; the parts come from the other files of this room and know nothing of each other.
+"""
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+from speakernet import distributed
+from speakernet.build.data import build_training_loader, make_synthetic_corpus
+from speakernet.build.evaluation import build_validation, run_evaluation
+from speakernet.build.model import build_loss, build_model
+from speakernet.build.preflight import check_inputs
+from speakernet.build.training import build_trainer, choose_device, prepare_machine, train_large_margin_stage
+from speakernet.config import Config, ConfigError, LoadedConfig
+from speakernet.config.loading import save_config
+from speakernet.data.lists import read_trials
+from speakernet.evaluation.evaluate import Evaluation
+from speakernet.losses import LOSSES
+from speakernet.models.model_file import load_initial_weights
+from speakernet.performance.system import log_performance_info, log_system_info
+from speakernet.registry import lookup
+from speakernet.seeding import seed_everything
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingOutcome:
+    """What a training run came to."""
+
+    summary: dict[str, Any]
+    """The trainer's own numbers: epochs, best EER, seconds, paths."""
+    evaluation: Evaluation | None
+    """The best checkpoint on the test list; None where the run had been finished before."""
+    run_folder: Path
+
+
+def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
+    """Train (or resume), evaluate the best checkpoint on the test list, write the report.
+
+    Raises:
+        ValueError: whatever in lists, audio, configuration or checkpoint the user can mend, before the first step.
+    """
+    run_folder = Path(loaded.config.training.save_path)
+    log_system_info()
+    prepare_machine(loaded.config)
+    device = choose_device(loaded.config)
+    config = with_default_paths(make_synthetic_corpus(loaded.config))
+    check_loss(config)
+    check_inputs(config, utterances_needed(config))
+    seed_everything(config.runtime.seed)
+    loader = build_training_loader(config, device)
+    try:
+        net = build_model(config)
+        loss = build_loss(config, loader.num_classes)
+        if config.training.initial_model and not (run_folder / "last.pt").exists():
+            load_initial_weights(net, loss, config.training.initial_model)
+        validate = build_validation(config, net, device)
+        trainer = build_trainer(config, net, loss, loader, validate, run_folder)
+        if distributed.is_main():
+            save_config(config, run_folder / "config.yaml")
+        log_performance_info()
+        summary = trainer.train()
+    finally:
+        loader.close()
+    if config.training.large_margin_epochs:
+        train_large_margin_stage(config, net, loss, build_training_loader, validate, run_folder)
+    distributed.barrier()
+    if not summary["performance"]["steps"] and (run_folder / "results.json").exists():
+        return TrainingOutcome(summary, None, run_folder)
+    evaluation = run_evaluation(config, summary["best_path"])
+    if distributed.is_main():
+        evaluation.write(run_folder)
+    return TrainingOutcome(summary, evaluation, run_folder)
+
+
+def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, Path]:
+    """Score the test list with `training.initial_model` (or the run's best.pt); returns the result and its folder.
+
+    Raises:
+        ValueError: no model to score with, or lists and audio that do not fit.
+    """
+    config = loaded.config
+    run_folder = Path(config.training.save_path)
+    model = Path(config.training.initial_model or run_folder / "best.pt")
+    if not model.is_file():
+        raise ConfigError(
+            f"no model file at {model}; name one with --initial_model FILE (training writes one to <save_path>/best.pt)"
+        )
+    log_system_info()
+    prepare_machine(config)
+    config = with_default_paths(make_synthetic_corpus(config))
+    evaluation = run_evaluation(config, model)
+    folder = run_folder / "eval" / Path(config.data.test_list).stem
+    if distributed.is_main():
+        evaluation.write(folder)
+    return evaluation, folder
+
+
+def with_default_paths(config: Config) -> Config:
+    """Folders of audio default to the folder of their list, the validation list to the test list (which is said).
+
+    Raises:
+        ConfigError: no trial list is named.
+    """
+    data = dataclasses.replace(config.data)
+    if not data.test_list and not data.validation_list:
+        raise ConfigError("no trial list: set data.test_list (or data.validation_list)")
+    if not data.test_list:
+        data.test_list, data.test_path = data.validation_list, data.validation_path
+    for kind in ("train", "validation", "test"):
+        list_path = getattr(data, f"{kind}_list")
+        if list_path and not getattr(data, f"{kind}_path"):
+            setattr(data, f"{kind}_path", str(Path(list_path).parent))
+    if not data.validation_list:
+        data.validation_list, data.validation_path = data.test_list, data.test_path
+    return dataclasses.replace(config, data=data)
+
+
+def check_loss(config: Config) -> None:
+    """Refuse losses, batches and validation lists that do not go together; say when the test list chooses the model.
+
+    Raises:
+        ConfigError: naming the option to change.
+    """
+    data = config.data
+    if not data.train_list:
+        raise ConfigError("no training list: set data.train_list")
+    lookup(LOSSES, config.loss.name, "loss")
+    needed = utterances_needed(config)
+    if data.utterances_per_speaker < needed:
+        raise ConfigError(
+            f"data.utterances_per_speaker is {data.utterances_per_speaker}, but the loss {config.loss.name} compares "
+            f"utterances of one speaker and needs at least {needed}; set --nPerSpeaker {needed}"
+        )
+    if data.validation_list == data.test_list:
+        logger.warning(
+            "the best checkpoint is chosen on %s, the list that is reported too; name a data.validation_list of its own",
+            data.test_list,
+        )
+    if read_trials(data.validation_list).labels is None:
+        raise ConfigError(f"{data.validation_list} is unlabelled: it can be scored, but not choose the best checkpoint")
+
+
+def utterances_needed(config: Config) -> int:
+    """Utterances that the loss needs of each speaker in a batch."""
+    loss = lookup(LOSSES, config.loss.name, "loss")
+    return int(getattr(loss, "min_utterances", 1))

@@ -1,0 +1,109 @@
+"""Train a model or, with --eval, score a trial list with one.
+
+The same command again goes on where the run was stopped.
+"""
+
+import argparse
+import contextlib
+import logging
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from speakernet import distributed
+from speakernet.build.experiment import TrainingOutcome, score_experiment, train_experiment
+from speakernet.config import LoadedConfig, load_config
+
+TAKES_CONFIG = True
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+
+logger = logging.getLogger(__name__)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Everything is an option of the configuration but `--eval`, which loading understands too."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train or score, then say what came of it and what to do next."""
+    loaded = load_config(arguments.config_arguments)
+    if loaded.evaluate_only:
+        evaluation, folder = score_experiment(loaded)
+        _say(_result_lines(evaluation.results) + [f"written: {folder}/results.json, scores.txt, report.html"])
+        return 0
+    with _log_file(Path(loaded.config.training.save_path) / "log.txt"):
+        outcome = train_experiment(loaded)
+        _say(_training_lines(outcome, loaded))
+    return 0
+
+
+@contextlib.contextmanager
+def _log_file(path: Path) -> Iterator[None]:
+    """Everything that is logged also goes to the run folder; made with the first line, so that mistakes leave nothing."""
+    if not distributed.is_main():
+        yield
+        return
+    handler = _LateFileHandler(path)
+    handler.setFormatter(logging.Formatter(LOG_FORMAT))
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+        handler.close()
+
+
+class _LateFileHandler(logging.FileHandler):
+    """A file handler that makes the folder when the first line is written."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, mode="a", encoding="utf-8", delay=True)
+
+    def _open(self) -> Any:
+        Path(self.baseFilename).parent.mkdir(parents=True, exist_ok=True)
+        return super()._open()
+
+
+def _say(lines: list[str]) -> None:
+    """The summary: to the log, and so to the terminal and log.txt."""
+    if distributed.is_main():
+        logger.info("%s", "\n".join(["", *lines]))
+
+
+def _training_lines(outcome: TrainingOutcome, loaded: LoadedConfig) -> list[str]:
+    summary, folder = outcome.summary, outcome.run_folder
+    config_options = " ".join(f"--config {shlex.quote(str(file))}" for file in loaded.files)
+    command = f"python trainSpeakerNet.py {config_options}".rstrip()
+    best = f"best checkpoint: {folder}/best.pt (epoch {summary['best_epoch']})"
+    if outcome.evaluation is None:
+        epochs = summary["epochs"]
+        return [
+            f"this run is finished: {epochs} epochs, best held-out EER {summary['best_eer_percent']:.2f} %",
+            best,
+            f"to go on: {command} --max_epoch {2 * epochs}; to start anew: --save_path with another folder",
+        ]
+    return [
+        *_result_lines(outcome.evaluation.results),
+        best,
+        f"run folder: {folder} (report.html, results.json, scores.txt, metrics.jsonl, log.txt, TensorBoard events)",
+        "next:",
+        f"  {command} --eval --initial_model {folder}/best.pt    score a trial list with it",
+        f"  {command} --max_epoch {2 * summary['epochs']}    train on",
+        f"  speakernet report {folder}    rebuild the report",
+        f"  tensorboard --logdir {folder}    look at the curves",
+    ]
+
+
+def _result_lines(results: Mapping[str, Any]) -> list[str]:
+    """The headline numbers of results.json as sentences."""
+    if results.get("eer_percent") is None:
+        return [f"{results['num_trials']:,} trials scored; they are unlabelled, so there is no error rate"]
+    line = f"EER {results['eer_percent']:.2f} %"
+    interval = results.get("eer_interval_percent")
+    if interval and interval[0] is not None:
+        line += f" (95 % interval {interval[0]:.2f} to {interval[1]:.2f}, bootstrap over speakers)"
+    costs = ", ".join(f"minDCF({prior}) {value:.3f}" for prior, value in results["min_dcf"].items())
+    trials = f"{results['num_trials']:,} trials, {results['num_targets']:,} of them targets"
+    return [f"{line}, {costs}; {trials}"]
