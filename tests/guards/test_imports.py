@@ -29,7 +29,12 @@ ALLOWED = {
 }
 """Room -> the rooms that it may import; `cli` may import everything."""
 
-ONE_DOOR = {"torchaudio": {"frontend"}, "soundfile": {"data/audio.py"}, "jsonargparse": {"config"}}
+ONE_DOOR = {
+    "torchaudio": {"frontend"},
+    # The classic pipeline is measured as it reads: whole float64 files, which our own door does not give.
+    "soundfile": {"data/audio.py", "performance/baseline.py"},
+    "jsonargparse": {"config"},
+}
 """Library -> the rooms or files that may import it."""
 
 FILES = sorted(PACKAGE.rglob("*.py"))
