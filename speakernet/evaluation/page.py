@@ -1,7 +1,7 @@
 """The shell and the building blocks of a report page: one HTML file that needs no network, no script, no second file.
 
-Light or dark follows the reader's setting. All text that comes from outside goes through `escape` here. What stands on a page
-is decided in `report.py`.
+Light or dark follows the reader's setting. All text that comes from outside goes through `escape` here. What stands on
+a page is decided in `report.py`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,7 +30,8 @@ a { color: var(--accent); }
 .tiles { grid-template-columns: repeat(auto-fill, minmax(150px, 1fr)); }
 .cards { grid-template-columns: repeat(auto-fill, minmax(min(340px, 100%), 1fr)); align-items: start; }
 .wide { grid-template-columns: 1fr; }
-.card, .tile { background: var(--card); border: 1px solid var(--grid); border-radius: 8px; padding: 14px; min-width: 0; }
+.card, .tile { background: var(--card); border: 1px solid var(--grid); border-radius: 8px; padding: 14px;
+  min-width: 0; }
 .card svg { display: block; width: 100%; height: auto; max-width: 520px; margin: 0 auto; }
 .tile b { display: block; font-size: 24px; line-height: 1.25; font-weight: 650; font-variant-numeric: tabular-nums; }
 .tile .name { color: var(--muted); font-size: 13px; }
@@ -68,7 +69,7 @@ def page(title: str, subtitle: str, sections: Sequence[tuple[str, str, str]]) ->
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         # The page says itself that nothing may be loaded from anywhere.
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; style-src \'unsafe-inline\'; '
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
         'img-src data:"><link rel="icon" href="data:,">'
         f"<title>{escape(title)}</title><style>{style}</style></head><body>"
         f'<header><h1>{escape(title)}</h1><p class="quiet">{escape(subtitle)}</p><nav>{links}</nav></header>'
@@ -115,7 +116,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], numbers: Iterabl
     right = set(numbers)
 
     def cell(kind: str, column: int, text: str) -> str:
-        return f"<{kind}{' class="number"' if column in right else ''}>{escape(text)}</{kind}>"
+        attribute = ' class="number"' if column in right else ""
+        return f"<{kind}{attribute}>{escape(text)}</{kind}>"
 
     head = "".join(cell("th", column, text) for column, text in enumerate(header))
     body = "".join(
@@ -138,4 +140,5 @@ def code(text: str, summary: str = "") -> str:
 
 def paragraph(text: str, *, is_quiet: bool = False) -> str:
     """A paragraph of plain text."""
-    return f"<p{' class="quiet"' if is_quiet else ''}>{escape(text)}</p>"
+    attribute = ' class="quiet"' if is_quiet else ""
+    return f"<p{attribute}>{escape(text)}</p>"

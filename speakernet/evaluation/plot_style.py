@@ -1,13 +1,14 @@
 """How every plot looks: one palette for light and dark, figures made without pyplot, and their way into a page or PNG.
 
 A figure is drawn once, in the light palette. Its PNG is that; for the page its SVG is taken and each colour of the
-palette becomes a CSS variable, so that one drawing follows the reader's light or dark setting. What is drawn, `plots.py`
-knows.
+palette becomes a CSS variable, so that one drawing follows the reader's light or dark setting. What is drawn is
+in `plots.py`.
 """
 
 import io
 import re
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -33,7 +34,7 @@ PALETTE = {
 SERIES = tuple(light for name, (light, _) in PALETTE.items() if name.startswith("series"))
 INK, MUTED, GRID = (PALETTE[name][0] for name in ("ink", "muted", "grid"))
 
-_SETTINGS = {
+_SETTINGS: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.size": 8,
     "axes.labelsize": 8,

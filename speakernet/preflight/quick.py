@@ -11,11 +11,11 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
+from speakernet.data.list_identity import identify_trials
 from speakernet.data.lists import ListError, StringTable, TrainingList, TrialList, read_training_list, read_trials
 from speakernet.data.sources import AudioSource, open_source
 from speakernet.preflight.findings import Finding
 from speakernet.preflight.headers import header_findings
-from speakernet.preflight.list_identity import identify_trials
 
 logger = logging.getLogger(__name__)
 

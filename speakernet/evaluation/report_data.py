@@ -1,0 +1,241 @@
+"""What a report is made of: the files of a run folder, and the few arrays that no other file holds.
+
+`results.json`, `scores.txt`, `metrics.jsonl` and `config.yaml` are read as they lie there; labels, log-likelihood
+ratios and the embedding map are kept in `report_arrays.npz`, so that a report can be made again without the trial list,
+the audio or the model.
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from speakernet.data.lists import TrialList, read_trials
+from speakernet.evaluation.score_files import read_scores
+from speakernet.files import atomic_write
+
+logger = logging.getLogger(__name__)
+
+ARRAYS_NAME = "report_arrays.npz"
+MAP_SPEAKERS = 12
+MAP_UTTERANCES_EACH = 60
+
+
+@dataclass(frozen=True)
+class EmbeddingMap:
+    """Utterances of some speakers in the plane of their two main axes.
+
+    Attributes:
+        points: (utterances, 2) float32.
+        speakers: row of `names` of each utterance, int64 (utterances,).
+        names: of the speakers.
+        shares: of the variance of these utterances on each axis.
+    """
+
+    points: np.ndarray
+    speakers: np.ndarray
+    names: list[str]
+    shares: list[float]
+
+
+@dataclass(frozen=True)
+class RunData:
+    """Everything that a page may show of one run; what is missing is None or empty.
+
+    Attributes:
+        folder: where it lies.
+        name: how it is called beside others.
+        results: of `results.json`.
+        metrics: lines of `metrics.jsonl`.
+        config: text of `config.yaml`.
+        trials: with labels where they are known.
+        scores: (trials,) float64.
+        llrs: calibrated scores, (trials,).
+        embedding_map: of some speakers.
+    """
+
+    folder: Path
+    name: str
+    results: Mapping[str, Any]
+    metrics: list[dict[str, Any]]
+    config: str
+    trials: TrialList | None = None
+    scores: np.ndarray | None = None
+    llrs: np.ndarray | None = None
+    embedding_map: EmbeddingMap | None = None
+
+    @property
+    def labels(self) -> np.ndarray | None:
+        """(trials,) where the scores have labels of both kinds, else None."""
+        labels = None if self.trials is None or self.scores is None else self.trials.labels
+        if labels is None or not 0 < np.count_nonzero(labels) < len(labels):
+            return None
+        return labels
+
+
+def read_run(folder: str | Path, name: str = "", given: tuple[TrialList, np.ndarray] | None = None) -> RunData:
+    """Read what lies in a run folder (or in the folder of an evaluation).
+
+    Args:
+        folder: to read.
+        name: how to call the run; its folder's name where empty.
+        given: trials and scores, where the caller has them; else `scores.txt` is read.
+
+    Raises:
+        ValueError: it holds neither results nor metrics, or one of the files is broken.
+    """
+    folder = Path(folder)
+    results = _read_json(folder / "results.json")
+    metrics = _read_metrics(_metrics_folder(folder, results))
+    if not results and not metrics:
+        raise ValueError(f"{folder}: neither results.json nor metrics.jsonl; give the folder of a run or an evaluation")
+    config_path = folder / "config.yaml"
+    if not config_path.is_file():
+        config_path = _metrics_folder(folder, results) / "config.yaml"
+    config = config_path.read_text(encoding="utf-8") if config_path.is_file() else ""
+    run = RunData(folder, name or folder.resolve().name, results, metrics, config)
+    if given is not None:
+        return replace(run, trials=given[0], scores=given[1])
+    run = _with_arrays(run)
+    if (folder / "scores.txt").is_file():
+        found = read_scores(folder / "scores.txt")
+        run = replace(run, trials=replace(found.trials, labels=_labels(run, len(found.scores))), scores=found.scores)
+    return run
+
+
+def keep_arrays(run: RunData) -> None:
+    """Write what only the caller had, so that `read_run` finds it later."""
+    arrays: dict[str, Any] = {}
+    if run.trials is not None and run.trials.labels is not None:
+        arrays["labels"] = run.trials.labels.astype(np.int8)
+    if run.llrs is not None:
+        arrays["llrs"] = run.llrs.astype(np.float32)
+    if run.embedding_map is not None:
+        arrays["map_points"] = run.embedding_map.points
+        arrays["map_speakers"] = run.embedding_map.speakers
+        arrays["map_names"] = np.array(run.embedding_map.names, dtype=np.str_)
+        arrays["map_shares"] = np.array(run.embedding_map.shares)
+    if arrays:
+        with atomic_write(run.folder / ARRAYS_NAME, "wb") as file:
+            np.savez_compressed(file, **arrays)
+
+
+def embedding_map(embeddings: np.ndarray, speakers: np.ndarray, names: list[str]) -> EmbeddingMap | None:
+    """The plane of the two main axes of some speakers' utterances; None with fewer than two speakers of two each.
+
+    Principal components, not t-SNE or UMAP: they are linear and have no settings, so a gap in the picture is a gap in
+    the embeddings, and the same embeddings give the same picture. The speakers with the most utterances are shown.
+
+    Args:
+        embeddings: (utterances, dim), of length 1.
+        speakers: number of each utterance's speaker, (utterances,).
+        names: of the utterances.
+    """
+    counts = np.bincount(speakers)
+    chosen = np.argsort(-counts, kind="stable")[:MAP_SPEAKERS]
+    chosen = chosen[counts[chosen] >= 2]
+    if len(chosen) < 2:
+        return None
+    rows = [np.flatnonzero(speakers == speaker)[:MAP_UTTERANCES_EACH] for speaker in chosen]
+    labels = np.repeat(np.arange(len(chosen)), [len(one) for one in rows])
+    table = embeddings[np.concatenate(rows)].astype(np.float64)
+    centred = table - table.mean(axis=0)
+    left, spread, _ = np.linalg.svd(centred, full_matrices=False)
+    total = float(np.square(spread).sum()) or 1.0
+    points = (left[:, :2] * spread[:2]).astype(np.float32)
+    if points.shape[1] < 2:
+        return None
+    # The sign of an axis is arbitrary: fixed, so that the same run gives the same picture.
+    points *= np.where(points[np.abs(points).argmax(axis=0), [0, 1]] < 0, -1, 1)
+    shown = [_speaker_name([names[row] for row in one], number) for number, one in enumerate(rows)]
+    return EmbeddingMap(points, labels, shown, [float(one**2 / total) for one in spread[:2]])
+
+
+def _speaker_name(utterances: list[str], number: int) -> str:
+    """The last folder that all utterances of a speaker share, else a number."""
+    shared = ""
+    for parts in zip(*(name.replace("\\", "/").split("/")[:-1] for name in utterances), strict=False):
+        if len(set(parts)) > 1:
+            break
+        shared = parts[0]
+    return shared or f"speaker {number + 1}"
+
+
+def _with_arrays(run: RunData) -> RunData:
+    path = run.folder / ARRAYS_NAME
+    if not path.is_file():
+        return run
+    with np.load(path, allow_pickle=False) as file:
+        arrays = dict(file)
+    drawn = None
+    if "map_points" in arrays:
+        shown = [str(one) for one in arrays["map_names"]]
+        drawn = EmbeddingMap(arrays["map_points"], arrays["map_speakers"], shown, arrays["map_shares"].tolist())
+    return replace(run, llrs=arrays.get("llrs"), embedding_map=drawn)
+
+
+def _labels(run: RunData, num_scores: int) -> np.ndarray | None:
+    """Labels of the scores: from the arrays beside them, else from the trial list where that still lies there."""
+    path = run.folder / ARRAYS_NAME
+    if path.is_file():
+        with np.load(path, allow_pickle=False) as file:
+            if "labels" in file and len(file["labels"]) == num_scores:
+                return file["labels"]
+    source = trial_list_path(run.results)
+    if source is None or not source.is_file():
+        logger.warning("%s: no labels and no trial list: the report has no curves of errors", run.folder)
+        return None
+    labels = read_trials(source).labels
+    if labels is None or len(labels) != num_scores:
+        logger.warning("%s: %s does not belong to scores.txt: no curves of errors", run.folder, source)
+        return None
+    return labels
+
+
+def trial_list_path(results: Mapping[str, Any]) -> Path | None:
+    """The trial list that results name."""
+    for key in ("trial_list", "test_list", "list"):
+        entry = results.get(key)
+        path = entry.get("path") if isinstance(entry, Mapping) else entry
+        if isinstance(path, str) and path:
+            return Path(path)
+    return None
+
+
+def _metrics_folder(folder: Path, results: Mapping[str, Any]) -> Path:
+    """The run's own folder, else that of the checkpoint that was evaluated."""
+    checkpoint = results.get("checkpoint")
+    if not (folder / "metrics.jsonl").is_file() and isinstance(checkpoint, str) and checkpoint:
+        return Path(checkpoint).parent
+    return folder
+
+
+def _read_metrics(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "metrics.jsonl"
+    if not path.is_file():
+        return []
+    records = []
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError:
+                # A run that was killed leaves half a line; a report is read while training writes, too.
+                logger.warning("%s, line %d: cut off, left out", path, number)
+                continue
+            if isinstance(record, dict):
+                records.append(record)
+    return records
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON ({error}); evaluate again to write it anew") from error
