@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,14 @@ from torch import nn
 
 from speakernet import distributed
 from speakernet.config.schema import Config, config_to_dict
+from speakernet.files import atomic_write
 from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.performance.profiler import make_profiler
 from speakernet.performance.system import AppliedSetting, optimize_torch_settings
 from speakernet.performance.tracker import PerformanceTracker
 from speakernet.training.averaging import WeightAverage
-from speakernet.training.checkpoint import CheckpointStore
+from speakernet.training.checkpoint import CheckpointStore, load_checkpoint
 from speakernet.training.compiling import Compiler, CompileSettings, NoCompiler, check_platform
 from speakernet.training.interfaces import Loader
 from speakernet.training.memory import enable_gradient_checkpointing
@@ -347,5 +349,24 @@ def train_large_margin_stage(
         raise ValueError(f"training.large_margin_epochs, but the loss {config.loss.name} has no margin; set it to 0")
     stage = large_margin_config(config)
     loss.margin = config.training.large_margin  # type: ignore[assignment]
+    folder = Path(run_folder)
     loader = build_loader(stage, choose_device(stage))
-    return build_trainer(stage, net, loss, loader, validate, Path(run_folder) / "large_margin").train()
+    try:
+        summary = build_trainer(stage, net, loss, loader, validate, folder / "large_margin").train()
+    finally:
+        getattr(loader, "close", lambda: None)()
+    if distributed.is_main():
+        adopt_better(folder / "best.pt", folder / "large_margin" / "best.pt")
+    return summary
+
+
+def adopt_better(best: Path, candidate: Path) -> bool:
+    """Replace the model file `best` by `candidate` where the latter's held-out EER is lower; says which was kept."""
+    before, after = (load_checkpoint(path)["training_summary"]["best_eer_percent"] for path in (best, candidate))
+    logger.info(
+        "large-margin stage: EER %.2f %%, before %.2f %%: %s", after, before, "kept" if after < before else "not kept"
+    )
+    if after < before:
+        with candidate.open("rb") as source, atomic_write(best, "wb") as target:
+            shutil.copyfileobj(source, target)
+    return bool(after < before)

@@ -152,7 +152,10 @@ def test_large_margin_stage_goes_on_with_the_same_weights(corpus: Path, tmp_path
     trainer.train()
     summary = train_large_margin_stage(config, net, loss, build_training_loader, lambda: {"eer_percent": 5.0}, tmp_path)
     assert summary["epochs"] == 1 and loss.margin == 0.4
-    assert load_model_file(tmp_path / "large_margin" / "best.pt")
+    better = (tmp_path / "large_margin" / "best.pt").read_bytes()
+    assert (tmp_path / "best.pt").read_bytes() == better
+    again = train_large_margin_stage(config, net, loss, build_training_loader, lambda: {"eer_percent": 1.0}, tmp_path)
+    assert again["performance"]["steps"] == 0 and (tmp_path / "best.pt").read_bytes() == better
     stage = large_margin_config(config)
     assert (stage.data.crop_frames, stage.augment.speed_factors, stage.training.large_margin_epochs) == (70, [1.0], 0)
     metric = build_loss(tiny_config(corpus, loss={"name": "angleproto"}), SPEAKERS)
