@@ -23,7 +23,7 @@ NORM_EPSILON = 1e-5
 
 
 class FrontEnd(nn.Module):
-    """What every front end has: its number of features, its frame grid, and float32 whatever the autocast around it."""
+    """The abstract front end: its number of features, its frame grid, and float32 whatever the autocast around it."""
 
     num_features: int
     window_samples: int

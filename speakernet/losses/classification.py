@@ -16,7 +16,7 @@ SINE_FLOOR = 1e-12
 
 
 class ClassificationLoss(nn.Module):
-    """What every loss with a head shares: the float32 rule and the accuracy."""
+    """The abstract loss with a head: the float32 rule and the accuracy."""
 
     is_metric: ClassVar[bool] = False
     min_utterances: ClassVar[int] = 1

@@ -14,7 +14,7 @@ from speakernet.losses.classification import Softmax, accuracy_percent
 
 
 class MetricLoss(nn.Module):
-    """What every metric loss shares: the check of its input and the float32 rule."""
+    """The abstract metric loss: the check of its input and the float32 rule."""
 
     is_metric: ClassVar[bool] = True
     min_utterances: ClassVar[int] = 2

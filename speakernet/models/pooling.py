@@ -12,7 +12,7 @@ from speakernet.models.layers import mask_frames, mean_over_frames
 
 
 class Pooling(nn.Module):
-    """What every pooling has: the number of values it gives."""
+    """The abstract pooling: it says how many values it gives."""
 
     dim: int
 
