@@ -6,6 +6,7 @@ a page is decided in `report.py`.
 
 from collections.abc import Iterable, Sequence
 from html import escape
+from typing import Literal
 
 from speakernet.evaluation.plot_style import colour_variables
 
@@ -27,14 +28,16 @@ p { margin: 6px 0; max-width: 90ch; }
 nav { margin: 10px 0 0; display: flex; flex-wrap: wrap; gap: 4px 16px; font-size: 14px; }
 a { color: var(--accent); }
 .tiles, .cards { display: grid; gap: 14px; }
-.tiles { grid-template-columns: repeat(auto-fill, minmax(150px, 1fr)); }
+.tiles { grid-template-columns: repeat(auto-fill, minmax(128px, 1fr)); }
 .cards { grid-template-columns: repeat(auto-fill, minmax(min(340px, 100%), 1fr)); align-items: start; }
-.wide { grid-template-columns: 1fr; }
+.halves { grid-template-columns: repeat(auto-fill, minmax(min(480px, 100%), 1fr)); }
+.wide { grid-template-columns: minmax(0, 1fr); }
 .card, .tile { background: var(--card); border: 1px solid var(--grid); border-radius: 8px; padding: 14px;
   min-width: 0; }
 .card svg { display: block; width: 100%; height: auto; max-width: 520px; margin: 0 auto; }
 .tile b { display: block; font-size: 24px; line-height: 1.25; font-weight: 650; font-variant-numeric: tabular-nums; }
 .tile .name { color: var(--muted); font-size: 13px; }
+.tile.main { grid-column: span 2; }
 .tile.main b { font-size: 32px; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: 13.5px; }
@@ -45,9 +48,9 @@ td:last-child, th:last-child { padding-right: 0; }
 pre { margin: 6px 0; padding: 12px; overflow-x: auto; background: var(--page); border-radius: 6px; font-size: 12.5px;
   line-height: 1.45; white-space: pre-wrap; }
 details > summary { cursor: pointer; color: var(--accent); }
-.warning { border-left: 4px solid var(--series-2); }
+.warning { border-left: 4px solid var(--series-2); margin: 14px 0; }
 @media (max-width: 560px) { main, header, footer { padding-left: 12px; padding-right: 12px; }
-  .tiles { grid-template-columns: 1fr 1fr; } .tile.main { grid-column: 1 / -1; } th, td { padding-right: 8px; } }
+  .tiles { grid-template-columns: 1fr 1fr; } th, td { padding-right: 8px; } }
 @media print { body { background: none; } .card, .tile { break-inside: avoid; } }
 """
 
@@ -88,10 +91,9 @@ def tiles(entries: Iterable[tuple[str, str, str]]) -> str:
     return f'<div class="tiles">{"".join(parts)}</div>'
 
 
-def cards(contents: Iterable[str], *, is_wide: bool = False) -> str:
-    """Cards side by side, or below each other over the whole width."""
-    kind = "cards wide" if is_wide else "cards"
-    return f'<div class="{kind}">{"".join(contents)}</div>'
+def cards(contents: Iterable[str], kind: Literal["thirds", "halves", "wide"] = "thirds") -> str:
+    """Cards side by side where the screen has room for them; `wide` ones take a line each."""
+    return f'<div class="cards {kind}">{"".join(contents)}</div>'
 
 
 def card(heading: str, content: str, note: str = "") -> str:

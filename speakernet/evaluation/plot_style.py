@@ -7,6 +7,7 @@ in `plots.py`.
 
 import io
 import re
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,8 @@ INK, MUTED, GRID = (PALETTE[name][0] for name in ("ink", "muted", "grid"))
 
 _SETTINGS: dict[Any, Any] = {
     "font.family": "sans-serif",
-    "font.size": 8,
-    "axes.labelsize": 8,
+    "font.size": 9,
+    "axes.labelsize": 8.5,
     "axes.labelcolor": MUTED,
     "axes.edgecolor": MUTED,
     "axes.linewidth": 0.7,
@@ -49,11 +50,11 @@ _SETTINGS: dict[Any, Any] = {
     "grid.linewidth": 0.6,
     "xtick.color": MUTED,
     "ytick.color": MUTED,
-    "xtick.labelsize": 7.5,
-    "ytick.labelsize": 7.5,
+    "xtick.labelsize": 8.5,
+    "ytick.labelsize": 8.5,
     "text.color": INK,
     "legend.frameon": False,
-    "legend.fontsize": 7.5,
+    "legend.fontsize": 8.5,
     "lines.linewidth": 1.4,
     "svg.fonttype": "none",
     # The same drawing gives the same bytes.
@@ -61,12 +62,23 @@ _SETTINGS: dict[Any, Any] = {
 }
 
 
+def house_style() -> AbstractContextManager[None]:
+    """The settings under which figures are drawn and saved."""
+    return matplotlib.rc_context(_SETTINGS)
+
+
 def new_figure(height_inches: float = HEIGHT_INCHES) -> tuple[Figure, Axes]:
-    """An empty figure of the house style with one pair of axes."""
-    with matplotlib.rc_context(_SETTINGS):
-        figure = Figure(figsize=(WIDTH_INCHES, height_inches), layout="constrained")
-        axes = figure.add_subplot()
-    return figure, axes
+    """An empty figure with one pair of axes; to be called in the house style, like all that draws on it."""
+    figure = Figure(figsize=(WIDTH_INCHES, height_inches), layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def legend_above(figure: Figure, axes: Axes, num_columns: int = 3) -> None:
+    """Names of what is drawn, above the plot, where nothing can lie below them."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        options: dict[str, Any] = {"columnspacing": 1.0, "handlelength": 1.4, "handletextpad": 0.4}
+        figure.legend(handles, labels, loc="outside upper left", ncols=num_columns, **options)
 
 
 def series_colour(number: int) -> str:
@@ -83,7 +95,7 @@ def figure_svg(figure: Figure, name: str, description: str) -> str:
         description: read out instead of the picture.
     """
     buffer = io.StringIO()
-    with matplotlib.rc_context(_SETTINGS):
+    with house_style():
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
@@ -101,7 +113,7 @@ def figure_svg(figure: Figure, name: str, description: str) -> str:
 
 def save_png(figure: Figure, path: str | Path) -> None:
     """The figure as a PNG on white, written atomically."""
-    with matplotlib.rc_context(_SETTINGS), atomic_write(path, "wb") as file:
+    with house_style(), atomic_write(path, "wb") as file:
         figure.savefig(file, format="png", dpi=PNG_DOTS_PER_INCH, facecolor="white")
 
 

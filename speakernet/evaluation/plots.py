@@ -3,8 +3,9 @@
 The look and the way into a page or PNG are in `plot_style.py`; what a page shows is chosen in `report.py`.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ParamSpec
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,14 +14,37 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullLoc
 from scipy.special import ndtri
 
 from speakernet.evaluation.metrics import ErrorRates, OperatingPoint, det_points
-from speakernet.evaluation.plot_style import GRID, HEIGHT_INCHES, INK, MUTED, new_figure, series_colour
+from speakernet.evaluation.plot_style import (
+    GRID,
+    HEIGHT_INCHES,
+    INK,
+    MUTED,
+    house_style,
+    legend_above,
+    new_figure,
+    series_colour,
+)
 
 DET_TICKS_PERCENT = (0.001, 0.01, 0.1, 0.5, 1, 2, 5, 10, 20, 40, 60, 80, 95)
 DET_MARGIN = 0.25
 HISTOGRAM_BINS = 60
 MARKERS = ("o", "^", "s", "D", "v", "P")
 
+P = ParamSpec("P")
 
+
+def drawn_in_house_style(draw: Callable[P, Figure]) -> Callable[P, Figure]:
+    """Draw under the house's settings, which legends and ticks ask for as they are made."""
+
+    @functools.wraps(draw)
+    def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
+        with house_style():
+            return draw(*args, **kwargs)
+
+    return drawn
+
+
+@drawn_in_house_style
 def det_figure(curves: Mapping[str, ErrorRates], points: Mapping[str, OperatingPoint]) -> Figure:
     """Detection error trade-off: misses against false accepts, both in normal-deviate scale.
 
@@ -49,8 +73,7 @@ def det_figure(curves: Mapping[str, ErrorRates], points: Mapping[str, OperatingP
         axes.text(0.5, 0.5, "no errors at any threshold", transform=axes.transAxes, ha="center", color=MUTED)
     axes.set_xlabel("false accepts (%)")
     axes.set_ylabel("misses (%)")
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="best")
+    legend_above(figure, axes, 3 if len(curves) < 2 else 2)
     return figure
 
 
@@ -67,6 +90,7 @@ def _deviate_axes(axes: Axes, rates: np.ndarray) -> None:
     axes.plot([low, high], [low, high], color=GRID, linewidth=1, zorder=1)
 
 
+@drawn_in_house_style
 def histogram_figure(scores: np.ndarray, labels: np.ndarray, threshold: float, score_name: str = "score") -> Figure:
     """Scores of targets and non-targets, each as a density, with the threshold at the EER.
 
@@ -83,16 +107,16 @@ def histogram_figure(scores: np.ndarray, labels: np.ndarray, threshold: float, s
         density, _ = np.histogram(scores[finite & chosen], bins=edges, density=True)
         colour = series_colour(1 - number)
         axes.stairs(density, edges, fill=True, color=colour, alpha=0.3)
-        axes.stairs(density, edges, color=colour, linewidth=1.2, label=f"{name} ({np.count_nonzero(chosen):,})")
+        axes.stairs(density, edges, color=colour, linewidth=1.2, label=name)
     if np.isfinite(threshold):
         axes.axvline(threshold, color=INK, linewidth=1, linestyle="--", label=f"at the EER: {threshold:.3f}")
-    axes.set_ylim(top=axes.get_ylim()[1] * 1.3)
     axes.set_xlabel(score_name)
     axes.set_ylabel("density")
-    axes.legend(loc="upper center", ncols=3, columnspacing=1.0, handlelength=1.4)
+    legend_above(figure, axes)
     return figure
 
 
+@drawn_in_house_style
 def curve_figure(
     series: Mapping[str, tuple[np.ndarray, np.ndarray]], x_name: str, y_name: str, *, mark_lowest: bool = False
 ) -> Figure:
@@ -114,7 +138,7 @@ def curve_figure(
             axes.plot(x[best], y[best], "o", markersize=8, markerfacecolor="none", markeredgecolor=colour)
             offset = (0, 9 + 10 * number)
             axes.annotate(
-                f"{y[best]:.2f}", (x[best], y[best]), offset, textcoords="offset points", ha="center", fontsize=7.5
+                f"{y[best]:.2f}", (x[best], y[best]), offset, textcoords="offset points", ha="center", fontsize=8.5
             )
     values = np.concatenate([y for _, y in series.values()])
     values = values[np.isfinite(values)]
@@ -123,11 +147,12 @@ def curve_figure(
     axes.set_xlabel(x_name)
     axes.set_ylabel(y_name)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    if len(series) > 1:
-        axes.legend(loc="best")
+    axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 5), useMathText=False)
+    legend_above(figure, axes, 2)
     return figure
 
 
+@drawn_in_house_style
 def calibration_figure(x: np.ndarray, best_llrs: np.ndarray, x_name: str, *, is_llr: bool) -> Figure:
     """What the trials themselves say a score is worth, against the score.
 
@@ -145,10 +170,11 @@ def calibration_figure(x: np.ndarray, best_llrs: np.ndarray, x_name: str, *, is_
         axes.plot(ends, ends, color=series_colour(1), linestyle="--", label="perfect calibration")
     axes.set_xlabel(x_name)
     axes.set_ylabel("log-likelihood ratio (natural)")
-    axes.legend(loc="upper left")
+    legend_above(figure, axes, 2)
     return figure
 
 
+@drawn_in_house_style
 def slices_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """EER of each slice as a point with its 95 % interval.
 
@@ -159,7 +185,7 @@ def slices_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     for position, row in enumerate(rows):
         value = row.get("eer_percent")
         if value is None:
-            axes.text(0, position, " no EER", va="center", color=MUTED, fontsize=7.5)
+            axes.text(0, position, " no EER", va="center", color=MUTED, fontsize=8.5)
             continue
         low, high = row.get("eer_interval_percent") or (None, None)
         if low is not None and high is not None:
@@ -173,6 +199,7 @@ def slices_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     return figure
 
 
+@drawn_in_house_style
 def sweep_figure(series: Mapping[str, Sequence[Mapping[str, Any]]], x_name: str) -> Figure:
     """EER against the amount of a degradation, with 95 % intervals as bands.
 
@@ -195,11 +222,11 @@ def sweep_figure(series: Mapping[str, Sequence[Mapping[str, Any]]], x_name: str)
     axes.set_ylim(bottom=0)
     axes.set_xlabel(x_name)
     axes.set_ylabel("EER (%)")
-    if len(series) > 1:
-        axes.legend(loc="best")
+    legend_above(figure, axes, 2)
     return figure
 
 
+@drawn_in_house_style
 def embedding_figure(points: np.ndarray, speakers: np.ndarray, names: Sequence[str], shares: Sequence[float]) -> Figure:
     """Utterances of some speakers in the plane of their two main axes.
 
@@ -217,8 +244,7 @@ def embedding_figure(points: np.ndarray, speakers: np.ndarray, names: Sequence[s
     axes.set_aspect("equal", adjustable="datalim")
     axes.set_xlabel(f"first axis ({100 * shares[0]:.0f} % of the variance)")
     axes.set_ylabel(f"second axis ({100 * shares[1]:.0f} %)")
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=4, columnspacing=0.9, handletextpad=0.2)
+    legend_above(figure, axes, 4)
     return figure
 
 

@@ -78,10 +78,11 @@ def write_report(
         ("embeddings", "Embeddings", sections.map_part([run], drawings)),
         ("facts", "How it was made", _facts_part(run)),
     ]
-    return _write(run.folder / REPORT_NAME, run.name, _subtitle(run), parts)
+    return write_page(run.folder / REPORT_NAME, run.name, _subtitle(run), parts)
 
 
-def _write(path: Path, title: str, subtitle: str, parts: Sequence[tuple[str, str, str]]) -> Path:
+def write_page(path: Path, title: str, subtitle: str, parts: Sequence[tuple[str, str, str]]) -> Path:
+    """Write a page of those parts, (anchor, heading, HTML), that have something to show."""
     text = page.page(title, subtitle, [part for part in parts if part[2]])
     with atomic_write(path) as file:
         file.write(text)
@@ -105,13 +106,15 @@ def headline(results: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     counts = (("num_trials", "trials"), ("num_targets", "of them targets"), ("num_speakers", "speakers"))
     entries += [(name, f"{results[key]:,}", "") for key, name in counts if isinstance(results.get(key), int)]
     if isinstance(results.get("seconds"), int | float):
-        entries.append(("time of the evaluation", f"{results['seconds']:.1f} s", ""))
+        entries.append(("evaluation took", f"{results['seconds']:.1f} s", ""))
     return entries
 
 
 def interval_text(interval: Sequence[float | None] | None, unit: str, digits: int = 2) -> str:
-    """An interval in words, or that there is none."""
-    if not interval or interval[0] is None or interval[1] is None:
+    """An interval in words; empty where none was asked for."""
+    if not interval:
+        return ""
+    if interval[0] is None or interval[1] is None:
         return "no interval"
     return f"95 %: {interval[0]:.{digits}f} to {interval[1]:.{digits}f}{unit}"
 
@@ -124,13 +127,14 @@ def _result_part(run: RunData) -> str:
         parts.append(page.warning("No error rates: the trial list is unlabelled, so there are scores only."))
     notes = run.results.get("warnings") or []
     parts += [page.warning(str(note)) for note in ([notes] if isinstance(notes, str) else notes)]
-    known = _identity_text(run)
+    known = list_sentence(run)
     if known:
         parts.append(page.paragraph(f"Trial list: {known}."))
     return "".join(parts)
 
 
-def _identity_text(run: RunData) -> str:
+def list_sentence(run: RunData) -> str:
+    """Which trial list it was and what that is often confused with; empty where nobody knows."""
     entry = run.results.get("list_identity")
     if isinstance(entry, str) and entry:
         return entry
@@ -174,7 +178,7 @@ def _facts_part(run: RunData) -> str:
     if config:
         text = config if isinstance(config, str) else json.dumps(config, indent=2, ensure_ascii=False)
         parts.append(page.card("Configuration", page.code(text, "show the resolved configuration")))
-    return page.cards(parts, is_wide=True) if parts else ""
+    return page.cards(parts, kind="wide") if parts else ""
 
 
 def machine_facts(machine: Mapping[str, Any]) -> list[tuple[str, str]]:

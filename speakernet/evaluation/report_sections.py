@@ -28,12 +28,12 @@ CURVES = (
     ("step", "learning_rate", "learning rate", "Learning rate"),
     ("step", "margin", "margin", "Margin"),
     ("step", "utterances_per_second", "utterances a second", "Speed"),
-    ("step", "data_wait_share", "share of time", "Time spent waiting for data"),
+    ("step", "data_wait_share", "waiting for data (% of time)", "Data wait"),
 )
 """Kind of record, key, axis, heading of every training curve."""
 CURVE_NOTES = {
     "accuracy_percent": "With a margin, accuracy is low by design: look at the held-out EER.",
-    "data_wait_share": "Near 0 the device is the limit; well above 0.1 reading and augmenting are.",
+    "data_wait_share": "Near 0 % the device is the limit; well above 10 % reading and augmenting are.",
 }
 
 
@@ -65,12 +65,13 @@ def training_part(runs: Sequence[RunData], drawings: Drawings) -> str:
     parts = []
     for kind, key, axis, heading in CURVES:
         series = {}
+        scale = 100.0 if key.endswith("_share") else 1.0
         for run in runs:
             records = [one for one in run.metrics if one.get("kind") == kind and _is_number(one.get(key))]
             if records:
                 where = "epoch" if kind == "evaluation" else "step"
                 x = np.array([one.get(where, 0) for one in records], dtype=np.float64)
-                series[run.name] = (x, np.array([one[key] for one in records], dtype=np.float64))
+                series[run.name] = (x, scale * np.array([one[key] for one in records]))
         if series:
             axis_x = "epoch" if kind == "evaluation" else "step"
             figure = plots.curve_figure(series, axis_x, axis, mark_lowest=key == "eer_percent")
@@ -195,7 +196,7 @@ def hardest_part(run: RunData) -> str:
         ]
         what = "non-targets with the highest scores" if label == 0 else "targets with the lowest scores"
         parts.append(page.card(f"{kind}: {what}", page.table(["enrolment", "test", "score"], cells, numbers=(2,))))
-    return page.cards(parts)
+    return page.cards(parts, kind="halves")
 
 
 def map_part(runs: Sequence[RunData], drawings: Drawings) -> str:

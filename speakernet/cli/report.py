@@ -1,0 +1,32 @@
+"""Make report.html again from a run's files, or put several runs side by side on one page.
+
+    speakernet report exps/a                              rebuilds exps/a/report.html
+    speakernet report exps/a exps/b --output both.html    one page for several runs
+
+A run that is still training, or was never evaluated, shows its curves so far.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from speakernet.evaluation.report import write_report
+from speakernet.evaluation.report_comparison import write_comparison
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The run folders and where a page of several goes."""
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs or of evaluations")
+    parser.add_argument("--output", type=Path, help="page of several runs; default comparison.html")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the page and print where it lies."""
+    if len(arguments.runs) == 1:
+        if arguments.output is not None:
+            raise ValueError("--output is for several runs; the report of one run lies in its folder, as report.html")
+        path = write_report(arguments.runs[0])
+    else:
+        path = write_comparison(arguments.runs, arguments.output or Path("comparison.html"))
+    sys.stdout.write(f"{path}\n")
+    return 0
