@@ -17,7 +17,6 @@ from speakernet.config.schema import Config
 from speakernet.data.audio import AudioError
 from speakernet.data.augment import Augmenter, AugmentRanges
 from speakernet.data.augment_banks import RoomBank, describe_banks, noise_banks, room_bank
-from speakernet.data.augmenting import BatchAugmenter
 from speakernet.data.cache import AudioCache
 from speakernet.data.choices import (
     MEMORY_SHARE,
@@ -34,7 +33,7 @@ from speakernet.data.lists import TrainingList, read_training_list
 from speakernet.data.loaders import LoaderOptions, TrainingLoader
 from speakernet.data.lookup import LookupTable
 from speakernet.data.packed import PackedRows
-from speakernet.data.ram import load_into_ram
+from speakernet.data.ram import clips_into_ram, load_into_ram
 from speakernet.data.resident import ResidentMaker
 from speakernet.data.samplers import BalancedSampler, CropLengths, Sampler, ShuffledSampler, speed_fractions
 from speakernet.data.sources import PCM_S16, AudioSource, FolderSource, RowReader, list_names, open_source
@@ -269,13 +268,16 @@ def _needs_decoding(table: LookupTable) -> np.ndarray:
     return (table.native_samples > 0) & ~(is_plain & (table.formats == PCM_S16))
 
 
-def _augmenter(config: Config) -> BatchAugmenter | None:
+def _augmenter(config: Config) -> Augmenter | None:
     """What disturbs batches, None where it is switched off or has nothing to work with."""
     section, sample_rate = config.augment, config.data.sample_rate
     if not section.enabled:
         return None
     cache = AudioCache(config.data.cache_megabytes << 20)
     banks = noise_banks(section.noise_path, sample_rate, cache) if section.noise_path else {}
+    if banks:
+        in_memory = clips_into_ram(banks, config.data.cache_megabytes << 20)
+        logger.info("noise clips are %s", "in memory" if in_memory else "read from disk (data.cache_megabytes)")
     rooms: RoomBank | None = None
     if section.rir_path:
         rooms = room_bank(section.rir_path, sample_rate, cache, is_aligned=section.style == "ours")
@@ -309,7 +311,7 @@ def _augmenter(config: Config) -> BatchAugmenter | None:
         )
         return None
     logger.info("augmentation: %s", describe_banks(banks, rooms))
-    return BatchAugmenter(augmenter)
+    return augmenter
 
 
 def _augments_on_device(config: Config, device: torch.device) -> bool:
@@ -373,8 +375,6 @@ def _loader_options(
         ).value
     else:
         prefetch = int(data.prefetch_factor)
-    if isinstance(maker.augmenter, BatchAugmenter) and num_workers > 1:
-        maker.augmenter.divide_cache(num_workers)
     return LoaderOptions(
         num_workers=num_workers,
         prefetch_factor=prefetch,

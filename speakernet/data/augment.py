@@ -283,10 +283,11 @@ class Augmenter:
         utterances, first = np.unique(drawn.source_rows, return_index=True)
         last = np.append(first[1:], len(drawn.source_rows))
         ratios = torch.from_numpy(10 ** (-drawn.snr_db / 10)).to(waveforms)
+        num_samples = waveforms.shape[1]
         for row, begin, end in zip(utterances.tolist(), first.tolist(), last.tolist(), strict=True):
             speech, sources = waveforms[row], noises[begin:end]
-            power = torch.dot(speech, speech) / len(speech)
-            powers = torch.linalg.vecdot(sources, sources) / len(speech)
+            power = torch.dot(speech, speech) / num_samples
+            powers = torch.linalg.vecdot(sources, sources) / num_samples
             if self.is_classic:
                 floor = CLASSIC_POWER_FLOOR
                 weights = ((power + floor) / (powers + floor) * ratios[begin:end]).sqrt()
@@ -298,7 +299,7 @@ class Augmenter:
             else:
                 # talkers equally loud; together they are one noise at one ratio
                 mixture = powers.clamp_min(POWER_FLOOR).rsqrt() @ sources
-                mixed = (torch.dot(mixture, mixture) / len(mixture)).clamp_min(POWER_FLOOR)
+                mixed = (torch.dot(mixture, mixture) / num_samples).clamp_min(POWER_FLOOR)
                 speech += (power.clamp_min(POWER_FLOOR) / mixed * ratios[begin]).sqrt() * mixture
 
 

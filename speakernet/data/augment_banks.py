@@ -3,6 +3,7 @@
 Knows folders and files; makes no random choice and mixes nothing (`augment.py` does).
 """
 
+import functools
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -181,6 +182,7 @@ def room_bank(root: str | Path, sample_rate: int, cache: AudioCache | None, *, i
     return RoomBank(FolderSource(root, sample_rate), names, is_aligned=is_aligned, cache=cache)
 
 
+@functools.lru_cache(maxsize=256)
 def fast_fft_samples(least: int) -> int:
     """The smallest even length of at least `least` whose only prime factors are 2, 3 and 5."""
     best = 1 << (least - 1).bit_length()

@@ -26,6 +26,10 @@ class AudioCache:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def __bool__(self) -> bool:
+        # An empty cache is a cache all the same: `if cache` asks whether there is one.
+        return True
+
     def admits(self, num_samples: int) -> bool:
         """Whether float32 audio of that length is worth keeping: longer than an eighth of the budget it is not."""
         return 0 < 4 * num_samples <= self.budget_bytes // 8

@@ -1,8 +1,8 @@
 """The training loader: plans of epochs go in, batches on the training device come out.
 
 Workers are torch's `DataLoader` processes, but they are sent whole-batch requests and write into a ring of shared
-memory that is made once: what travels between processes is a few hundred bytes. With a GPU the transfer (int16 where possible)
-and device augmentation run one batch ahead on a stream of their own.
+memory that is made once: what travels between processes is a few hundred bytes. With a GPU the transfer (int16 where
+possible) and device augmentation run one batch ahead on a stream of their own.
 """
 
 import logging

@@ -4,6 +4,7 @@ Made in the training process before the workers start; they share it. Nothing is
 """
 
 import logging
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from speakernet.data.audio import AudioError
+from speakernet.data.augment_banks import ClipBank
 from speakernet.data.lists import StringTable
 from speakernet.data.lookup import LookupTable
 from speakernet.data.packed import PackedRows
@@ -75,3 +77,24 @@ def load_into_ram(
         for done in pool.map(decode, range(0, len(lengths), ROWS_PER_TASK)):
             bar.update(done)
     return RamRows(samples, starts, lengths, problems)
+
+
+def clips_into_ram(banks: Mapping[str, ClipBank], budget_bytes: int) -> bool:
+    """Decode all clips of noise into shared int16 memory, when they fit; returns whether they did.
+
+    Noise is read more often than speech: more than once an utterance with babble.
+    """
+    total = 2 * sum(int(bank.lengths.sum()) for bank in banks.values())
+    if total > budget_bytes:
+        return False
+    for bank in banks.values():
+        starts = np.concatenate([[0], np.cumsum(bank.lengths)[:-1]])
+        samples = SharedArray.allocate((int(bank.lengths.sum()),), np.int16)
+        for clip, row in enumerate(bank.rows.tolist()):
+            place = samples.array[starts[clip] : starts[clip] + bank.lengths[clip]]
+            have = bank.reader.read_row(row, 0, place)
+            # A clip that became shorter since its header was read repeats, as it would from disk.
+            place[have:] = np.resize(place[:have], len(place) - have) if have else 0
+        bank.reader = RamRows(samples, starts, bank.lengths, {})
+        bank.rows = np.arange(len(bank.lengths))
+    return True
