@@ -24,6 +24,8 @@ from preparation_corpora import (
 from preparation_server import played_source
 
 NUM_KILLS = 20
+# A new folder after so many, so that early and late steps are hit alike.
+KILLS_PER_FOLDER = 5
 START_SECONDS = 120
 pytestmark = pytest.mark.slow
 
@@ -119,8 +121,8 @@ def test_twenty_kills_and_a_last_run_give_the_undisturbed_result(tmp_path, ffmpe
                 process = start(folder, table, tmp_path / "lists")
                 runs += 1
                 wait_until_running(process, folder)
-                if kills < NUM_KILLS:
-                    time.sleep(random.uniform(0, 0.3 * seconds))
+                if kills < rounds * KILLS_PER_FOLDER:
+                    time.sleep(random.uniform(0, 0.5 * seconds))
                     if process.poll() is None:
                         process.send_signal(signal.SIGKILL)
                         process.wait()
