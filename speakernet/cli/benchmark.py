@@ -1,0 +1,126 @@
+"""Measure loader and training step of a configuration, and with --compare ours against the classic pipeline.
+
+    speakernet benchmark --config exp01.yaml --num_batches 100
+    speakernet benchmark --config exp01.yaml --num_batches 30 --compare --json figures.json
+
+--compare runs both pipelines in turn (A B A B …) on the same recordings, taken from the configuration's corpus, in this
+very process, and prints medians and their ratio.
+"""
+
+import argparse
+import dataclasses
+import json
+import logging
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+TAKES_CONFIG = True
+
+logger = logging.getLogger(__name__)
+
+COMPARED_BATCH_SIZE = 64
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """How much to measure, and where to write it."""
+    parser.add_argument(
+        "--num_batches", type=int, default=100, help="batches (and steps) a measure (default %(default)s)"
+    )
+    parser.add_argument("--compare", action="store_true", help="the classic pipeline against ours, instead")
+    parser.add_argument("--rounds", type=int, default=5, help="with --compare: rounds of each (default %(default)s)")
+    parser.add_argument(
+        "--num_utterances", type=int, default=200, help="with --compare: recordings to take (default %(default)s)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to a file")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print, write."""
+    from speakernet.build.data import make_synthetic_corpus
+    from speakernet.config import load_config
+    from speakernet.files import atomic_write
+    from speakernet.performance.system import system_info
+
+    for name in ("num_batches", "rounds", "num_utterances"):
+        if getattr(arguments, name) < 1:
+            raise ValueError(f"--{name}: {getattr(arguments, name)}; expected at least 1")
+    config = make_synthetic_corpus(load_config(arguments.config_arguments).config)
+    figures = _compare(config, arguments) if arguments.compare else _measure(config, arguments.num_batches)
+    if arguments.json:
+        with atomic_write(arguments.json) as file:
+            json.dump({"system": system_info(), **figures}, file, indent=1)
+        logger.info("figures written to %s", arguments.json)
+    return 0
+
+
+def _measure(config: Any, num_batches: int) -> dict[str, Any]:
+    from speakernet.build.benchmark import measure_loader, measure_training
+    from speakernet.build.data import build_training_loader
+    from speakernet.build.training import choose_device, prepare_machine
+    from speakernet.files import human_bytes
+
+    prepare_machine(config)
+    loader = build_training_loader(config, choose_device(config))
+    try:
+        times = measure_loader(loader, num_batches)
+        steps = measure_training(config, loader, num_batches)
+    finally:
+        loader.close()
+    rows = [
+        ("loader alone", f"{times.utterances_per_second:,.0f} utterances/s"),
+        (
+            "a batch from the loader alone",
+            f"{1000 * times.median_seconds:.2f} ms (95 % under {1000 * times.p95_seconds:.2f} ms, "
+            f"slowest {1000 * times.slowest_seconds:.1f} ms)",
+        ),
+        ("training", f"{steps['utterances_per_second']:,.0f} utterances/s, precision {steps['precision']}"),
+        ("a step", f"{1000 / steps['steps_per_second']:.1f} ms"),
+        ("waiting for data", f"{100 * steps['data_wait_share']:.1f} % of the step"),
+        ("an epoch", f"{steps['epoch_seconds']:.1f} s"),
+        ("peak memory", human_bytes(steps["process_peak_bytes"])),
+    ]
+    if "device_peak_bytes" in steps:
+        rows.append(("peak GPU memory", human_bytes(steps["device_peak_bytes"])))
+    if "gpu_utilisation_percent" in steps:
+        rows.append(("GPU utilisation", f"{steps['gpu_utilisation_percent']:.0f} %"))
+    sys.stdout.write("\n| measure | value |\n|---|---|\n" + "".join(f"| {name} | {value} |\n" for name, value in rows))
+    return {"loader": dataclasses.asdict(times), "training": steps}
+
+
+def _compare(config: Any, arguments: argparse.Namespace) -> dict[str, Any]:
+    import torch
+
+    from speakernet.build.benchmark import compare_evaluation, compare_loading, measure_worker_memory
+    from speakernet.build.benchmark_data import prepare_data
+    from speakernet.performance.benchmark import as_plain, comparison_table
+
+    # A core is a core: more threads in one pipeline than in the other would compare something else.
+    torch.set_num_threads(1)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, batch_size=COMPARED_BATCH_SIZE))
+    done = []
+    with tempfile.TemporaryDirectory(prefix="speakernet-benchmark-") as folder:
+        # Lookup tables of recordings that are gone in a minute are not worth keeping.
+        os.environ["SPEAKERNET_CACHE"] = str(Path(folder) / "cache")
+        data = prepare_data(config, Path(folder), arguments.num_utterances)
+        for comparison in compare_loading(config, data, arguments.num_batches, arguments.rounds):
+            done.append(comparison)
+            logger.info("%s: %.1f times (%g wanted)", comparison.measure, comparison.ratio, comparison.wanted)
+        done += compare_evaluation(config, data, min(12, arguments.num_utterances), arguments.rounds)
+        memory = measure_worker_memory(config, data)
+    sys.stdout.write("\n" + comparison_table(done) + "\n\n" + _memory_line(memory) + "\n")
+    return {"comparisons": [as_plain(one) for one in done], "worker_memory": memory}
+
+
+def _memory_line(memory: dict[str, Any]) -> str:
+    from speakernet.files import human_bytes
+
+    bare = memory["bare_interpreter_bytes"]
+    parts = [f"an interpreter with torch: {human_bytes(bare)}"]
+    for method in ("fork", "spawn"):
+        if f"{method}_bytes" in memory:
+            most = max(memory[f"{method}_bytes"])
+            parts.append(f"{method}ed worker: {human_bytes(most)}, {human_bytes(max(0, most - bare))} beyond it")
+    return f"Unique memory of a worker, list of {memory['num_rows']:,} rows: " + "; ".join(parts)
