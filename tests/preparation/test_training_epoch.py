@@ -21,16 +21,7 @@ TRIALS = (
     "1 id10041/video0/00000.wav id10041/video0/00001.wav\n0 id10041/video0/00000.wav id10040/video0/00000.wav\n"
     "1 id10040/video0/00000.wav id10040/video0/00001.wav\n"
 )
-QUICK = (
-    "--training.max_epochs",
-    "1",
-    "--runtime.device",
-    "cpu",
-    "--data.num_workers",
-    "0",
-    "--runtime.precision",
-    "no",
-)
+QUICK = ("--runtime.device", "cpu", "--data.num_workers", "0", "--runtime.precision", "no")
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +57,10 @@ def voxceleb(tmp_path_factory, ffmpeg) -> Path:
     return root / "data"
 
 
-def train(folder: Path, *arguments: str) -> dict:
-    """Train one epoch into `folder`; the results of the final evaluation."""
-    assert main(["train", *arguments, *QUICK, "--training.save_path", str(folder)]) == 0
+def train(folder: Path, *arguments: str, epochs: int = 1) -> dict:
+    """Train into `folder`; the results of the final evaluation."""
+    options = ["--training.max_epochs", str(epochs), "--training.save_path", str(folder)]
+    assert main(["train", *arguments, *QUICK, *options]) == 0
     assert (folder / "best.pt").is_file()
     return json.loads((folder / "results.json").read_text())
 
@@ -105,5 +97,5 @@ def test_a_folder_of_voices_trains_with_the_written_config(tmp_path, monkeypatch
 def test_real_speech_trains_with_the_written_config(tmp_path, monkeypatch, shared_data):
     monkeypatch.chdir(tmp_path)
     assert run_data_prep("folder", shared_data / "speechocean_mini", "--save_path", tmp_path / "out", "--jobs", 2) == 0
-    results = train(tmp_path / "run", "--config", str(tmp_path / "out" / "out.yaml"))
-    assert results["eer_percent"] < 45
+    results = train(tmp_path / "run", "--config", str(tmp_path / "out" / "out.yaml"), epochs=2)
+    assert results["eer_percent"] < 40, "two epochs on the CPU gave 25 % when this was written"
