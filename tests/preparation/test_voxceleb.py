@@ -66,8 +66,10 @@ def audio(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.suffix in suffixes}
 
 
-def test_from_nothing_to_lists_in_one_command(tmp_path, published):
+def test_from_nothing_to_lists_in_one_command(tmp_path, published, monkeypatch):
     folder = tmp_path / "data"
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
     with played_source(published.files) as source:
         assert prepare(source, published, folder, "--all") == 0
         asked = sum(source.requests.values())
@@ -89,6 +91,8 @@ def test_from_nothing_to_lists_in_one_command(tmp_path, published):
     assert all((folder / "voxceleb1" / "wav" / name).is_file() for name in trials.names)
     assert not list(folder.glob("*part*")), "the parts are gone once the whole is verified"
     assert "0 broken" in (folder / "summary.txt").read_text()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["catalogue.yaml", "data", "elsewhere"]
+    assert list((tmp_path / "elsewhere").iterdir()) == [], "nothing is written outside --save_path"
 
 
 def test_step_by_step_as_voxceleb_trainer_does_it(tmp_path, published):
