@@ -209,6 +209,9 @@ def apply_memory_options(config: Config, net: nn.Module, device: torch.device, p
             return
         net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         logger.info("2-D convolutions in channels_last layout")
+    elif runtime.channels_last == "off":
+        # SpeakerNet is built in channels_last, which never lost on a CPU.
+        net.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
 
 
 def build_compiler(config: Config, net: nn.Module, step: TrainingStep) -> Compiler | NoCompiler:

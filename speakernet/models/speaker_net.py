@@ -77,7 +77,7 @@ class SpeakerNet(nn.Module):
         declared = inspect.signature(trunk_class).parameters
         known = {name: value for name, value in facts.items() if name in declared}
         self.trunk = create(MODELS, model, {**known, **trunk_options}, "model")
-        # 2-D convolutions run up to twice as fast with channels innermost, on CPUs as on tensor cores.
+        # 2-D convolutions run up to a quarter faster with channels innermost on CPUs, more on tensor cores.
         self.trunk.to(memory_format=torch.channels_last)
         pooling_name = trunk_class.pooling_names.get(pooling, pooling)
         self.pooling = create(POOLINGS, pooling_name, {"channels": self.trunk.out_channels}, "pooling")
