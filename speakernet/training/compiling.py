@@ -26,7 +26,7 @@ OBSERVED_STEPS = 20
 WARMUP_STEPS = 5
 # Measured on two CPU cores (docs/performance.md): the share of a step that compiling saves, and its cost per layer.
 ASSUMED_SAVING = 0.2
-SECONDS_PER_LAYER = 0.5
+SECONDS_PER_LAYER = 1.0
 # Compile only for a clear gain: the two figures above are estimates.
 REQUIRED_GAIN = 2.0
 
@@ -70,7 +70,8 @@ class Compiler:
         self.recover = recover
         self.is_compiled = False
         self._is_proven = False
-        self._decided = settings.when == "on"
+        self._is_settled = settings.when == "on"
+        self._eager_seconds = 0.0
         self._step_times: list[float] = []
         self._last = 0.0
         if settings.when == "on":
@@ -98,15 +99,21 @@ class Compiler:
         logger.info("compiled (%s, %s) in %.1f s", self.settings.scope, self.settings.mode, time.perf_counter() - begin)
 
     def consider(self, step: int, steps_left: int) -> None:
-        """After a step: `auto` measures some steps, then decides once."""
+        """After a step: `auto` measures some steps, decides once, and takes a compilation back that did not pay."""
         now = time.perf_counter()
-        if not self._decided and self._last:
+        if self.settings.when == "auto" and self._last and not self._is_settled:
             self._step_times.append(now - self._last)
         self._last = now
-        if self._decided or len(self._step_times) < OBSERVED_STEPS:
+        if self._is_settled or len(self._step_times) < OBSERVED_STEPS:
             return
-        self._decided = True
         usual = sorted(self._step_times[WARMUP_STEPS:])[(OBSERVED_STEPS - WARMUP_STEPS) // 2]
+        self._step_times = []
+        if self.is_compiled:
+            self._judge(usual)
+        else:
+            self._decide(usual, steps_left)
+
+    def _decide(self, usual: float, steps_left: int) -> None:
         gain, cost = estimate(usual, steps_left, num_layers(self.net))
         verdict = gain > REQUIRED_GAIN * cost
         logger.info(
@@ -117,8 +124,23 @@ class Compiler:
             cost,
             "compiling" if verdict else "not compiling",
         )
+        self._eager_seconds = usual
+        self._is_settled = not verdict
         if verdict:
             self._compile()
+
+    def _judge(self, usual: float) -> None:
+        """Some networks run slower compiled (VGGVox on a CPU does): then the eager code is taken back."""
+        self._is_settled = True
+        is_faster = usual < self._eager_seconds
+        logger.info(
+            "compile auto: a step takes %.3f s, before %.3f s: %s",
+            usual,
+            self._eager_seconds,
+            "kept" if is_faster else "going back to eager",
+        )
+        if not is_faster:
+            self._uncompile()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -139,6 +161,7 @@ class Compiler:
         for module in self._targets():
             module._compiled_call_impl = None
         self.is_compiled = False
+        self._is_settled = True
 
     def _targets(self) -> list[nn.Module]:
         return [self.net] if self.settings.scope == "whole" else repeated_blocks(self.net)

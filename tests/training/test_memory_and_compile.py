@@ -130,6 +130,19 @@ def test_auto_compiles_only_when_the_steps_left_repay_it(monkeypatch: pytest.Mon
     assert not decided(monkeypatch, enough - 2).compiled_with
 
 
+@pytest.mark.parametrize(("compiled_seconds", "is_kept"), [(0.5, True), (1.5, False)])
+def test_auto_takes_back_a_compilation_that_is_slower(monkeypatch: pytest.MonkeyPatch, compiled_seconds, is_kept):
+    now = 0.0
+    monkeypatch.setattr(compiling.time, "perf_counter", lambda: now)
+    net = Recorder()
+    compiler = Compiler(net, CompileSettings("auto"), recover=lambda: None)
+    for step in range(4 * compiling.OBSERVED_STEPS):
+        now += compiled_seconds if compiler.is_compiled else 1.0
+        compiler.consider(step, steps_left=10**6)
+    assert len(net.compiled_with) == 1
+    assert compiler.is_compiled is is_kept
+
+
 def test_failed_compilation_goes_on_eagerly_with_the_same_numbers(tmp_path, caplog: pytest.LogCaptureFixture):
     straight = make_trainer(tmp_path / "straight", max_epochs=1)
     straight.train()
