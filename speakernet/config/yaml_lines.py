@@ -51,7 +51,7 @@ def read_entries(path: Path) -> list[Entry]:
         if root is None:
             return []
         if not isinstance(root, yaml.MappingNode):
-            raise ConfigError(f"{path}:1: found a {root.id}, expected `key: value` lines")
+            raise ConfigError(f"{path}:1: found something else, expected `key: value` lines")
         return list(_walk(loader, root, path))
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
