@@ -209,8 +209,8 @@ def apply_memory_options(config: Config, net: nn.Module, device: torch.device, p
             return
         net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         logger.info("2-D convolutions in channels_last layout")
-    elif runtime.channels_last == "off":
-        # SpeakerNet is built in channels_last, which never lost on a CPU.
+    elif runtime.channels_last == "off" or device.type == "cuda":
+        # SpeakerNet is built in channels_last, which never lost on a CPU; in float32 on a GPU it may.
         net.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
 
 

@@ -199,7 +199,7 @@ class RuntimeSection:
     deterministic: bool = False
     """Only operations that give the same bits every time, on the same machine and versions."""
     channels_last: Literal["auto", "on", "off"] = "auto"
-    """Memory layout of 2-D convolution weights; auto: on (up to a quarter faster on CPUs, more on GPUs in half precision)."""
+    """Memory layout of 2-D convolution weights; auto: on, but for float32 on a GPU (up to a quarter faster on CPUs)."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     threads: int = 0
