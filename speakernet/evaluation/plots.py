@@ -126,20 +126,18 @@ def curve_figure(
         series: name -> (where, value); the name is shown where there are several.
         x_name: label of the horizontal axis.
         y_name: label of the vertical axis, with its unit.
-        mark_lowest: draw a ring round the lowest value of each series and write it down.
+        mark_lowest: draw a ring round the lowest value of each series and name it.
     """
     figure, axes = new_figure(2.5)
     for number, (name, (x, y)) in enumerate(series.items()):
         colour = series_colour(number)
         marker = "o" if len(x) <= 40 else None
-        axes.plot(x, y, color=colour, marker=marker, markersize=2.5, label=name if len(series) > 1 else None)
+        label = name if len(series) > 1 else ""
         if mark_lowest and np.isfinite(y).any():
             best = int(np.nanargmin(y))
             axes.plot(x[best], y[best], "o", markersize=8, markerfacecolor="none", markeredgecolor=colour)
-            offset = (0, 9 + 10 * number)
-            axes.annotate(
-                f"{y[best]:.2f}", (x[best], y[best]), offset, textcoords="offset points", ha="center", fontsize=8.5
-            )
+            label += f"{': ' if label else ''}lowest {y[best]:.2f}"
+        axes.plot(x, y, color=colour, marker=marker, markersize=2.5, label=label or None)
     values = np.concatenate([y for _, y in series.values()])
     values = values[np.isfinite(values)]
     if len(values) and values.min() >= 0:

@@ -3,8 +3,9 @@
 Called at the end of an evaluation with the arrays that it has at hand, or later by `speakernet report` on the files
 alone. It measures nothing anew: figures come from `results.json`, curves from `scores.txt` and `metrics.jsonl`. Of
 `results.json` these keys have a place of their own, all optional: `eer_percent`, `eer_interval_percent`, `min_dcf`,
-`min_dcf_interval`, `act_dcf`, `cllr`, `min_cllr`, `num_trials`, `num_targets`, `num_speakers`, `seconds`, `warnings`
-(sentences), `list_identity`, `calibration`, `slices`, `sweep`, `command`, `machine`; the rest is listed as it is.
+`min_dcf_interval`, `act_dcf`, `cllr`, `min_cllr`, `num_trials`, `num_targets`, `num_speakers`, `seconds`, `lists`,
+`why_no_eer`, `interval_note`, `warnings` (sentences), `list_identity`, `slices`, `sweep`, `command`, `config`,
+`machine`; the rest is listed as it is.
 """
 
 import json
@@ -28,8 +29,9 @@ logger = logging.getLogger(__name__)
 REPORT_NAME = "report.html"
 PLOTS_FOLDER = "plots"
 PLACED = {
-    *("eer_percent", "eer_interval_percent", "min_dcf", "min_dcf_interval", "num_trials", "num_targets"),
-    *("num_speakers", "seconds", "warnings", "slices", "sweep", "command", "machine", "config", "list_identity"),
+    *("eer_percent", "eer_interval_percent", "min_dcf", "min_dcf_interval", "act_dcf", "cllr", "min_cllr"),
+    *("num_trials", "num_targets", "num_speakers", "seconds", "warnings", "why_no_eer", "interval_note", "slices"),
+    *("sweep", "command", "machine", "config", "list_identity"),
 }
 """Keys of results that stand somewhere else than in the list of all facts."""
 
@@ -99,7 +101,9 @@ def headline(results: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     intervals = results.get("min_dcf_interval") or {}
     for prior, cost in (results.get("min_dcf") or {}).items():
         entries.append((f"minDCF, prior {prior}", f"{cost:.3f}", interval_text(intervals.get(prior), "", 3)))
-    for key, name in (("act_dcf", "actual DCF"), ("cllr", "Cllr (bits)"), ("min_cllr", "min Cllr (bits)")):
+    for prior, cost in (results.get("act_dcf") or {}).items():
+        entries.append((f"actual DCF, prior {prior}", f"{cost:.3f}", ""))
+    for key, name in (("cllr", "Cllr (bits)"), ("min_cllr", "min Cllr (bits)")):
         found = results.get(key)
         if isinstance(found, int | float):
             entries.append((name, f"{found:.3f}", ""))
@@ -123,14 +127,26 @@ def _result_part(run: RunData) -> str:
     if not run.results:
         return page.paragraph("Not evaluated yet: the curves below are those of the training so far.")
     parts = [page.tiles(headline(run.results))]
-    if run.results.get("eer_percent") is None:
-        parts.append(page.warning("No error rates: the trial list is unlabelled, so there are scores only."))
-    notes = run.results.get("warnings") or []
-    parts += [page.warning(str(note)) for note in ([notes] if isinstance(notes, str) else notes)]
+    parts += [page.warning(text) for text in _warnings(run.results)]
     known = list_sentence(run)
     if known:
         parts.append(page.paragraph(f"Trial list: {known}."))
     return "".join(parts)
+
+
+def _warnings(results: Mapping[str, Any]) -> list[str]:
+    """What a reader must know before believing the figures."""
+    texts = []
+    if results.get("eer_percent") is None:
+        texts.append(f"No error rates: {results.get('why_no_eer') or 'the list has no labels of both kinds'}.")
+    if results.get("interval_note"):
+        texts.append(f"{str(results['interval_note']).capitalize()}.")
+    if results.get("num_duplicate_trials"):
+        texts.append(
+            f"{results['num_duplicate_trials']:,} trials occur more than once in the list and count each time."
+        )
+    notes = results.get("warnings") or []
+    return texts + ([notes] if isinstance(notes, str) else [str(note) for note in notes])
 
 
 def list_sentence(run: RunData) -> str:
@@ -149,9 +165,10 @@ def list_sentence(run: RunData) -> str:
 
 
 def _list_name(run: RunData) -> str:
-    entry = run.results.get("test_list") or run.results.get("trial_list") or ""
-    name = entry.get("name", "") if isinstance(entry, Mapping) else str(entry)
-    return Path(name).name or "a list without a name"
+    for entry in run.results.get("lists") or []:
+        if entry.get("role") == "trials":
+            return str(entry.get("name"))
+    return Path(run.trials.source).name if run.trials is not None else "a list without a name"
 
 
 def _subtitle(run: RunData) -> str:

@@ -198,11 +198,9 @@ def _labels(run: RunData, num_scores: int) -> np.ndarray | None:
 
 def trial_list_path(results: Mapping[str, Any]) -> Path | None:
     """The trial list that results name."""
-    for key in ("trial_list", "test_list", "list"):
-        entry = results.get(key)
-        path = entry.get("path") if isinstance(entry, Mapping) else entry
-        if isinstance(path, str) and path:
-            return Path(path)
+    for entry in results.get("lists") or []:
+        if entry.get("role") == "trials" and entry.get("path"):
+            return Path(entry["path"])
     return None
 
 

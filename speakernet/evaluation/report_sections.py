@@ -156,7 +156,11 @@ def slices_part(runs: Sequence[RunData], drawings: Drawings) -> str:
             rows = one["rows"]
             suffix = f"{row + 1}_{number + 1}" if len(runs) > 1 else f"{row + 1}"
             heading = f"By {one['by']}{after}"
-            svg = drawings.card(f"slices_{suffix}", heading, plots.slices_figure(rows), one.get("note", ""))
+            remarks = [
+                f"{r['label']}: {r['note']}." for r in rows if r.get("note") and r.get("eer_percent") is not None
+            ]
+            note = " ".join([one.get("note", ""), *remarks]).strip()
+            svg = drawings.card(f"slices_{suffix}", heading, plots.slices_figure(rows), note)
             cells = [[str(r["label"]), f"{r['num_trials']:,}", f"{r['num_targets']:,}", _eer_text(r)] for r in rows]
             header = ["slice", "trials", "targets", "EER"]
             parts.append(svg.removesuffix("</div>") + page.table(header, cells, numbers=(1, 2, 3)) + "</div>")

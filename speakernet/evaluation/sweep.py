@@ -1,0 +1,193 @@
+"""A robustness sweep: the EER when the trial audio is degraded by set amounts with the project's own augmentation.
+
+Steps are transforms of one utterance's samples, which `embed_utterances` applies before it cuts crops. The same
+utterance meets the same clip and the same room at every amount, so that only the amount changes.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from speakernet.data.augment import Augmenter, AugmentRanges, Drawn, mu_law_codec, telephone_band
+from speakernet.data.augment_banks import ClipBank, RoomBank
+from speakernet.data.lists import TrialList
+from speakernet.evaluation.bootstrap import SpeakerBootstrap, bootstrap, interval_of
+from speakernet.evaluation.embedding import Transform
+from speakernet.evaluation.speakers import Speakers
+
+logger = logging.getLogger(__name__)
+
+KINDS = ("noise", "reverb", "duration", "telephone")
+NOISE_SNR_DB = (20.0, 15.0, 10.0, 5.0, 0.0)
+REVERB_SHARES_PERCENT = (25, 50, 75, 100)
+DURATIONS_SECONDS = (4.0, 3.0, 2.0, 1.0)
+AXES = {
+    "noise": "signal-to-noise ratio (dB)",
+    "reverb": "share of reverberated sound (%)",
+    "duration": "seconds kept, from the middle",
+    "telephone": "channel",
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One amount of one degradation.
+
+    Attributes:
+        label: the amount, as it stands on the axis.
+        transform: (samples of an utterance, its row) -> degraded samples.
+    """
+
+    label: str
+    transform: Transform
+
+
+def sweep_steps(
+    kinds: Sequence[str], banks: Mapping[str, ClipBank], rooms: RoomBank | None, *, sample_rate: int, seed: int = 0
+) -> dict[str, list[Step]]:
+    """The steps of each kind, from the least to the most.
+
+    Args:
+        kinds: of KINDS.
+        banks: clips by kind of disturbance; `noise` is asked for by the noise sweep.
+        rooms: impulse responses, for the reverb sweep; aligned, so that the direct path stays in place.
+        sample_rate: Hz, of the audio that the transforms get.
+        seed: of the choice of clips and rooms.
+
+    Raises:
+        ValueError: an unknown kind, or one whose files are not there.
+    """
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown:
+        raise ValueError(f"sweep {unknown[0]!r}: expected {', '.join(KINDS)}")
+    if "noise" in kinds and not len(banks.get("noise", ())):
+        raise ValueError(
+            "the noise sweep needs clips of noise: set augment.noise_path (or leave noise out of the sweep)"
+        )
+    if "reverb" in kinds and not rooms:
+        raise ValueError("the reverb sweep needs impulse responses: set augment.rir_path (or leave reverb out)")
+    makers: dict[str, Callable[[], list[Step]]] = {
+        "noise": lambda: _noise_steps(banks, sample_rate, seed),
+        "reverb": lambda: _reverb_steps(rooms, sample_rate, seed),
+        "duration": lambda: [_duration_step(seconds, sample_rate) for seconds in DURATIONS_SECONDS],
+        "telephone": lambda: _telephone_steps(sample_rate),
+    }
+    return {kind: makers[kind]() for kind in dict.fromkeys(kinds)}
+
+
+def run_sweep(
+    steps: Mapping[str, Sequence[Step]],
+    score: Callable[[Transform, str], np.ndarray],
+    trials: TrialList,
+    scores: np.ndarray,
+    speakers: Speakers,
+    *,
+    num_draws: int = 200,
+    seed: int = 0,
+) -> list[dict[str, Any]]:
+    """Score the list at every step, as plain values for `results.json`.
+
+    Args:
+        steps: of `sweep_steps`.
+        score: (transform, what to show beside the progress bar) -> scores, (trials,).
+        trials: labelled.
+        scores: of the audio as it is, (trials,).
+        speakers: of the list's utterances.
+        num_draws: draws of speakers for the intervals.
+        seed: of the draws.
+
+    Returns:
+        For each kind `kind`, `axis`, `note` and `rows` of `label`, `eer_percent`, `eer_interval_percent`.
+    """
+    unchanged = _row("none", trials, scores, speakers, num_draws, seed)
+    results = []
+    for kind, amounts in steps.items():
+        rows = [{**unchanged, "label": "all"} if kind == "duration" else unchanged]
+        for step in amounts:
+            found = score(step.transform, f"{kind} {step.label}")
+            rows.append(_row(step.label, trials, found, speakers, num_draws, seed))
+            logger.info("sweep: %s %s: EER %.2f %%", kind, step.label, rows[-1]["eer_percent"])
+        note = "Both sides of every trial are degraded."
+        results.append({"kind": kind, "axis": AXES[kind], "note": note, "rows": rows})
+    return results
+
+
+def _row(
+    label: str, trials: TrialList, scores: np.ndarray, speakers: Speakers, num_draws: int, seed: int
+) -> dict[str, Any]:
+    assert trials.labels is not None
+    enrol, test = speakers.ids[trials.enrol], speakers.ids[trials.test]
+    prepared = SpeakerBootstrap(scores, trials.labels, enrol, test, [])
+    whole = prepared.figures(np.ones(speakers.count, dtype=np.int64))
+    assert whole is not None
+    draws = bootstrap(prepared, len(trials), speakers.count, num_draws, seed)
+    interval = interval_of(draws.eer_percent, draws.note)
+    return {"label": label, "eer_percent": whole[0], "eer_interval_percent": interval.as_list(), "note": interval.note}
+
+
+def _noise_steps(banks: Mapping[str, ClipBank], sample_rate: int, seed: int) -> list[Step]:
+    # One lock for all amounts: a bank's reader is not made for several threads.
+    lock = threading.Lock()
+    steps = []
+    for snr_db in NOISE_SNR_DB:
+        ranges = AugmentRanges(probability=1.0, categories=("noise",), snr_db={"noise": (snr_db, snr_db)})
+        augmenter = Augmenter(banks, None, ranges=ranges, sample_rate=sample_rate, seed=seed)
+        steps.append(Step(f"{snr_db:g}", _augmenting(augmenter, lock)))
+    return steps
+
+
+def _reverb_steps(rooms: RoomBank | None, sample_rate: int, seed: int) -> list[Step]:
+    assert rooms is not None
+    ranges = AugmentRanges(probability=1.0, categories=("reverb",))
+    wet = _augmenting(Augmenter({}, rooms, ranges=ranges, sample_rate=sample_rate, seed=seed), threading.Lock())
+    return [Step(f"{percent}", _mixing(wet, percent / 100)) for percent in REVERB_SHARES_PERCENT]
+
+
+def _augmenting(augmenter: Augmenter, lock: threading.Lock) -> Transform:
+    def transform(waveform: np.ndarray, row: int) -> np.ndarray:
+        batch = torch.from_numpy(waveform.astype(np.float32, copy=True))[None]
+        # Epoch 0 for every amount: the same clip and place for the same utterance.
+        drawn: Drawn = augmenter.draw(np.array([row], dtype=np.int64), 0)
+        with lock:
+            ingredients = augmenter.gather(drawn, batch.shape[1])
+        return augmenter.apply(batch, drawn, ingredients)[0].numpy()
+
+    return transform
+
+
+def _mixing(wet: Transform, share: float) -> Transform:
+    """Some of the dry and some of the reverberated sound, both at the loudness of the dry one."""
+
+    def transform(waveform: np.ndarray, row: int) -> np.ndarray:
+        reverberated = wet(waveform, row)
+        loudness = np.sqrt(np.mean(np.square(reverberated))) or 1.0
+        reverberated = reverberated * (np.sqrt(np.mean(np.square(waveform))) / loudness)
+        return ((1 - share) * waveform + share * reverberated).astype(np.float32)
+
+    return transform
+
+
+def _duration_step(seconds: float, sample_rate: int) -> Step:
+    wanted = round(seconds * sample_rate)
+
+    def transform(waveform: np.ndarray, _row: int) -> np.ndarray:
+        start = max(0, (len(waveform) - wanted) // 2)
+        return waveform[start : start + wanted]
+
+    return Step(f"{seconds:g}", transform)
+
+
+def _telephone_steps(sample_rate: int) -> list[Step]:
+    def band(waveform: np.ndarray, _row: int) -> np.ndarray:
+        return telephone_band(torch.from_numpy(waveform.astype(np.float32))[None], sample_rate)[0].numpy()
+
+    def codec(waveform: np.ndarray, _row: int) -> np.ndarray:
+        narrow = telephone_band(torch.from_numpy(waveform.astype(np.float32))[None], sample_rate)
+        return mu_law_codec(narrow, sample_rate)[0].numpy()
+
+    return [Step("300-3400 Hz", band), Step("and mu-law", codec)]
