@@ -1,6 +1,6 @@
 """From scores to log-likelihood ratios, from several score files to one, and to thresholds with a name.
 
-One affine function `offset + weights . inputs` does all three: a single score is calibration, several scores are fusion,
+One affine function `offset + weights . inputs` does it: a single score is calibration, several scores are fusion,
 further inputs are quality measures. It is fitted by prior-weighted logistic regression on one list and applied to
 others. Natural logarithms throughout.
 

@@ -1,7 +1,7 @@
 """Score normalisation against a cohort of other speakers: z, t, s and adaptive s-norm, for all trials at once.
 
-What the cohort says about an utterance (mean and deviation of its scores) is computed once for each utterance in blocks,
-then a trial's score is shifted and scaled by its two sides. Works on unit-length embeddings and the cosine.
+What the cohort says about an utterance (mean and deviation of its scores) is computed once for each, in blocks; then a
+trial's score is shifted and scaled by its two sides. Works on unit-length embeddings and the cosine.
 
 Source: Matejka et al., Analysis of score normalization in multilingual speaker recognition, 2017 (adaptive s-norm 1);
 Auckenthaler et al., Score normalization for text-independent speaker verification systems, 2000 (z, t).

@@ -1,0 +1,147 @@
+"""Measure scores: of a trial list with a trained model, or of a score file that any tool wrote.
+
+    speakernet evaluate --scores scores.txt --trials trials.txt --save_path results/
+    speakernet evaluate --config exp01.yaml --initial_model exps/exp01/best.pt
+
+The first needs no model and no audio; the second is `speakernet train --eval`. Several score files are fused: weights
+are fitted on `--fusion_scores` (the same systems, in the same order) with `--fusion_trials`.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from speakernet.data.lists import TrialList, read_trials
+from speakernet.evaluation.calibration import AffineCalibration, fit_calibration
+from speakernet.evaluation.evaluate import Evaluation
+from speakernet.evaluation.figures import figures
+from speakernet.evaluation.score_files import read_scores, scores_for
+from speakernet.evaluation.speakers import read_speaker_table
+from speakernet.files import sha256_of
+
+TAKES_CONFIG = True
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options for score files; everything else is an option of the configuration."""
+    parser.add_argument("--scores", type=Path, nargs="+", help="score files: `enrol test score` a line, in list order")
+    parser.add_argument("--trials", type=Path, help="trial list of the scores")
+    parser.add_argument("--fusion_scores", type=Path, nargs="+", help="the same systems on the list to fit on")
+    parser.add_argument("--fusion_trials", type=Path, help="labelled list of --fusion_scores")
+    parser.add_argument("--prior", type=float, default=0.01, help="target prior that calibration and fusion are for")
+    parser.add_argument("--scores_are_llrs", action="store_true", help="scores are log-likelihood ratios (natural log)")
+    parser.add_argument(
+        "--priors", type=float, nargs="+", default=[0.01, 0.05, 0.001], help="target priors of the DCFs"
+    )
+    parser.add_argument("--draws", type=int, default=1000, help="draws of speakers for the intervals; 0 gives none")
+    parser.add_argument("--csv", type=Path, help="CSV with path and speaker, for names that do not tell the speaker")
+    parser.add_argument("--out", "--save_path", dest="save_path", type=Path, help="folder for the results")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure the score files, or score the test list of the configuration."""
+    if not arguments.scores:
+        from speakernet.cli import train
+
+        if arguments.save_path:
+            arguments.config_arguments += ["--save_path", str(arguments.save_path)]
+        arguments.config_arguments = [*arguments.config_arguments, "--eval"]
+        return train.run(arguments)
+    if arguments.config_arguments:
+        raise ValueError(f"{arguments.config_arguments[0]} has no meaning with --scores: nothing is embedded or scored")
+    if not arguments.trials:
+        raise ValueError("--scores needs --trials, the list that the scores are of")
+    evaluation = evaluate_scores(arguments)
+    sys.stdout.write("\n".join(_lines(evaluation.results)) + "\n")
+    if arguments.save_path:
+        evaluation.write(arguments.save_path)
+        sys.stdout.write(f"written: {arguments.save_path}/results.json, scores.txt, report.html\n")
+    return 0
+
+
+def evaluate_scores(arguments: argparse.Namespace) -> Evaluation:
+    """Figures of one score file, or of several fused.
+
+    Raises:
+        ValueError: scores that do not match the list, NaN, or files that are missing for the fit.
+    """
+    trials = read_trials(arguments.trials)
+    columns = [_scores(path, trials) for path in arguments.scores]
+    fit = _fit(arguments, len(columns))
+    scores, llrs = columns[0], None
+    if fit is not None:
+        llrs = fit.apply(np.stack(columns, axis=1))
+        scores = llrs if len(columns) > 1 else scores
+    elif arguments.scores_are_llrs:
+        llrs = scores
+    results = figures(
+        trials,
+        scores,
+        llrs=llrs,
+        priors=arguments.priors,
+        bootstrap_samples=arguments.draws,
+        speaker_table=read_speaker_table(arguments.csv) if arguments.csv else None,
+    )
+    results["lists"] = [
+        {"role": "trials", "name": arguments.trials.name, "sha256": sha256_of(arguments.trials)},
+        *({"role": "scores", "name": path.name, "sha256": sha256_of(_file(path))} for path in arguments.scores),
+    ]
+    if fit is not None:
+        results["calibration"] = fit.to_dict()
+    results["command"] = " ".join(sys.argv)
+    results["warnings"] = [results["interval_note"]] if results.get("interval_note") else []
+    return Evaluation(trials, scores, results, llrs)
+
+
+def _fit(arguments: argparse.Namespace, num_systems: int) -> AffineCalibration | None:
+    if not arguments.fusion_scores:
+        if num_systems > 1:
+            raise ValueError(
+                f"{num_systems} score files are fused with weights that are fitted on another list: "
+                "name it with --fusion_trials and its scores with --fusion_scores"
+            )
+        return None
+    if not arguments.fusion_trials or len(arguments.fusion_scores) != num_systems:
+        raise ValueError(
+            f"--fusion_scores has {len(arguments.fusion_scores)} files for {num_systems} in --scores; "
+            "give the same systems in the same order, and their list with --fusion_trials"
+        )
+    trials = read_trials(arguments.fusion_trials)
+    if trials.labels is None:
+        raise ValueError(f"{arguments.fusion_trials} is unlabelled; a fit needs labels")
+    columns = [_scores(path, trials) for path in arguments.fusion_scores]
+    names = [path.stem if path.stem != "scores" else path.parent.name for path in arguments.scores]
+    return fit_calibration(np.stack(columns, axis=1), trials.labels, arguments.prior, names)
+
+
+def _scores(path: Path, trials: TrialList) -> np.ndarray:
+    return scores_for(trials, read_scores(_file(path)))
+
+
+def _file(path: Path) -> Path:
+    return path / "scores.txt" if path.is_dir() else path
+
+
+def _lines(results: dict[str, Any]) -> list[str]:
+    if results["eer_percent"] is None:
+        return [f"{results['num_trials']:,} trials: {results['why_no_eer']}"]
+    low, high = results["eer_interval_percent"]
+    interval = f" (95 % interval {low:.3f} to {high:.3f})" if low is not None else ""
+    lines = [
+        f"EER {results['eer_percent']:.3f} %{interval}; convex hull {results['eer_convex_hull_percent']:.3f} %, "
+        f"voxceleb_trainer's {results['eer_voxceleb_trainer_percent']:.3f} %",
+        "minDCF " + json.dumps({prior: round(value, 4) for prior, value in results["min_dcf"].items()}),
+        f"min Cllr {results['min_cllr']:.4f} bits, area under the ROC {results['area_under_roc']:.5f}",
+    ]
+    if "cllr" in results:
+        costs = json.dumps({prior: round(value, 4) for prior, value in results["act_dcf"].items()})
+        lines.append(f"Cllr {results['cllr']:.4f} bits (loss {results['calibration_loss']:.4f}), actual DCF {costs}")
+    lines.append(
+        f"{results['num_trials']:,} trials, {results['num_targets']:,} targets, {results['num_speakers']} speakers "
+        f"by {results['speaker_rule']}"
+    )
+    return [*lines, *([results["interval_note"]] if results.get("interval_note") else [])]

@@ -1,0 +1,62 @@
+"""Embeddings kept on disk with their names, and taken again while model, audio and settings are unchanged.
+
+One `.npz` of plain arrays for each list and mode; its key covers the weights, the settings and, for every utterance,
+name, size and time of change of its audio. Anything else than an equal key means: embed again.
+"""
+
+import hashlib
+import json
+import logging
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from speakernet.data.lists import StringTable
+from speakernet.data.lookup import LookupTable
+from speakernet.files import atomic_write
+
+logger = logging.getLogger(__name__)
+
+
+def weights_digest(weights: Mapping[str, torch.Tensor]) -> str:
+    """SHA-256 over names and values of a state dictionary."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        value = weights[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b"")
+    return digest.hexdigest()
+
+
+def store_key(model_digest: str, names: StringTable, lookup: LookupTable, settings: Mapping[str, Any]) -> str:
+    """What embeddings depend on, as one SHA-256."""
+    digest = hashlib.sha256(model_digest.encode())
+    digest.update(json.dumps(settings, sort_keys=True).encode())
+    for array in (names.content, names.offsets, *(column.array for column in lookup.columns.values())):
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def load_embeddings(path: Path, key: str) -> np.ndarray | None:
+    """The kept embeddings, or None where there are none, they belong to something else, or the file is damaged."""
+    if not path.is_file():
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as kept:
+            if str(kept["key"]) != key:
+                logger.info("%s is of another model, other audio or other settings: embedding again", path)
+                return None
+            return kept["embeddings"]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        logger.warning("%s is damaged: embedding again", path)
+        return None
+
+
+def save_embeddings(path: Path, key: str, names: StringTable, embeddings: np.ndarray) -> None:
+    """Keep embeddings (utterances, crops, dim) with their names: UTF-8 bytes and offsets, and a key."""
+    with atomic_write(path, "wb") as file:
+        np.savez(file, key=np.array(key), names=names.content, name_offsets=names.offsets, embeddings=embeddings)
