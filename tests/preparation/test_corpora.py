@@ -3,7 +3,15 @@
 from pathlib import Path
 
 import pytest
-from preparation_corpora import catalogue_entry, run_data_prep, tar_tree, voice, write_catalogue, write_voices
+from preparation_corpora import (
+    catalogue_entry,
+    parts_of,
+    run_data_prep,
+    tar_tree,
+    voice,
+    write_catalogue,
+    write_voices,
+)
 from preparation_server import played_source
 
 from speakernet.data.audio import audio_info, write_audio
@@ -145,3 +153,24 @@ def test_groups_of_length(seconds, groups):
 def test_a_folder_without_the_corpus_is_explained(tmp_path, caplog, name):
     assert run_data_prep(name, "--save_path", tmp_path) == 1
     assert "holds no" in caplog.text
+
+
+def test_cnceleb_is_fetched_joined_and_unpacked(tmp_path):
+    make_cnceleb(tmp_path / "made")
+    first = tar_tree(tmp_path / "made")
+    write_voices(tmp_path / "second", 3, 3, "CN-Celeb2_flac/data/id1000{speaker}/vlog-01-00{utterance}.flac", 0.6)
+    second = tar_tree(tmp_path / "second")
+    parts = parts_of(second, "cn-celeb2_v2.tar.gz", 3)
+    files = {"cn-celeb_v2.tar.gz": first, **parts}
+    entry = catalogue_entry(files, {"cn-celeb2_v2.tar.gz": (list(parts), second)})
+    entry["joined"]["cn-celeb2_v2.tar.gz"]["md5"] = None
+    with played_source(files) as source:
+        table = write_catalogue(tmp_path / "table.yaml", source.address, {"cnceleb": entry})
+        options = ("--save_path", tmp_path / "data", "--catalogue", table, "--download")
+        assert run_data_prep("cnceleb", *options) == 0
+        asked = sum(source.requests.values())
+        assert run_data_prep("cnceleb", *options) == 0
+        assert sum(source.requests.values()) == asked
+    used = "".join(path.read_text() for path in (tmp_path / "data/cnceleb_lists").glob("*_list.txt"))
+    assert "CN-Celeb2_flac/data/id10000" in used
+    assert "id00000/" not in used, "evaluation speakers are left out"

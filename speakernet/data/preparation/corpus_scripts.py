@@ -76,11 +76,13 @@ def download_joined(name: str, arguments: argparse.Namespace, options: CorpusOpt
             join_parts([options.root / part for part in one.parts], options.root / one.name, one.md5, join)
     parts = {part for one in corpus.joined.values() for part in one.parts}
     with StepSummary(f"extract_{name}", options.root) as unpack:
-        for archive in [*(one for one in corpus.files if one not in parts), *corpus.joined]:
-            if (options.root / archive).is_file():
+        sums = {name: file.md5 for name, file in corpus.files.items() if name not in parts}
+        sums |= {name: joined.md5 for name, joined in corpus.joined.items()}
+        for archive, md5 in sums.items():
+            if verified.has_md5(options.root / archive, md5):
                 extract(options.root / archive, options.root, unpack, options.num_jobs)
             else:
-                unpack.add_broken(archive, "is not there; see the download's errors")
+                unpack.add_broken(archive, "is not there, or has the wrong MD5 sum; see the download's errors")
     return [download, join, unpack]
 
 
