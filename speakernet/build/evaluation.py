@@ -18,6 +18,7 @@ import torch
 import speakernet
 from speakernet import distributed
 from speakernet.build.data import build_source
+from speakernet.build.detail import add_detail, build_sweep, check_slices
 from speakernet.build.model import load_for_scoring
 from speakernet.build.training import choose_device
 from speakernet.config import Config
@@ -78,6 +79,8 @@ def run_evaluation(config: Config, model_path: str | Path, *, after_training: bo
     Raises:
         ValueError: a list, audio or option that the user can mend.
     """
+    check_slices(config)
+    sweep = build_sweep(config)
     device = choose_device(config)
     model = load_for_scoring(config, model_path)
     net = model.net.to(device)
@@ -95,6 +98,7 @@ def run_evaluation(config: Config, model_path: str | Path, *, after_training: bo
     evaluation = evaluate(
         net, trials, source, options=options, backend=backend, calibration=calibration, **_measuring(config)
     )
+    add_detail(evaluation, config, source, net, options, backend, sweep)
     keep.write()
     _add_facts(evaluation.results, config, model, Path(model_path), warnings)
     for warning in warnings:
