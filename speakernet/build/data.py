@@ -13,10 +13,9 @@ import psutil
 import torch
 
 from speakernet import distributed
+from speakernet.build.augment import augments_on_device, build_augmenter
 from speakernet.config.schema import Config
 from speakernet.data.audio import AudioError
-from speakernet.data.augment import Augmenter, AugmentRanges
-from speakernet.data.augment_banks import RoomBank, describe_banks, noise_banks, room_bank
 from speakernet.data.cache import AudioCache
 from speakernet.data.choices import (
     MEMORY_SHARE,
@@ -33,12 +32,13 @@ from speakernet.data.lists import TrainingList, read_training_list
 from speakernet.data.loaders import LoaderOptions, TrainingLoader
 from speakernet.data.lookup import LookupTable
 from speakernet.data.packed import PackedRows
-from speakernet.data.ram import clips_into_ram, load_into_ram
+from speakernet.data.ram import load_into_ram
 from speakernet.data.resident import ResidentMaker
 from speakernet.data.samplers import BalancedSampler, CropLengths, Sampler, ShuffledSampler, speed_fractions
 from speakernet.data.sources import PCM_S16, AudioSource, FolderSource, RowReader, list_names, open_source
 from speakernet.data.synthetic import make_corpus
 from speakernet.losses import LOSSES
+from speakernet.performance.data_wait import LoadingFacts
 from speakernet.registry import lookup as lookup_name
 
 logger = logging.getLogger(__name__)
@@ -81,6 +81,20 @@ def build_source(config: Config, root: str | Path) -> AudioSource:
     return source
 
 
+def loading_facts(loader: TrainingLoader) -> LoadingFacts:
+    """What advice about waiting for data needs to know of a loader (`speakernet.performance.data_wait`)."""
+    reader = loader.maker.reader
+    return LoadingFacts(
+        num_workers=loader.options.num_workers,
+        cores=usable_cores(),
+        is_packed=isinstance(reader, PackedRows),
+        is_compressed=not isinstance(reader, PackedRows) and not loader.maker.is_plain,
+        augments_on_cpu=loader.maker.augmenter is not None,
+        has_gpu=loader.device.type == "cuda",
+        read_bytes_a_second=loader.read_bytes_a_second(),
+    )
+
+
 def crop_samples(frames: int, sample_rate: int) -> int:
     """Samples that give so many frames of 10 ms with a window of 25 ms.
 
@@ -105,8 +119,8 @@ def build_training_loader(config: Config, device: torch.device) -> TrainingLoade
     speeds = speed_fractions(config.augment.speed_factors if config.augment.enabled else [1.0])
     sampler = _sampler(config, training, eligible, len(speeds))
     reader = _reader(config, source, training, table)
-    augmenter = _augmenter(config)
-    on_device = augmenter is not None and _augments_on_device(config, device)
+    augmenter = build_augmenter(config, reader, table, eligible)
+    on_device = augmenter is not None and augments_on_device(config, device)
     resident = _resident(config, reader, table, device, has_speeds=len(speeds) > 1)
     if resident is not None and augmenter is not None:
         on_device = True
@@ -117,8 +131,13 @@ def build_training_loader(config: Config, device: torch.device) -> TrainingLoade
         speakers=SpeakerIndex(training.labels, eligible) if data.on_bad_audio == "skip" else None,
         speeds=speeds,
         augmenter=None if on_device else augmenter,
+        is_plain=_is_plain(table),
         is_int16=(augmenter is None or on_device) and (isinstance(reader, PackedRows) or _is_plain(table)),
     )
+    options = _loader_options(config, maker, sampler, reader, device, is_resident=resident is not None)
+    if options.num_workers == 0 and device.type == "cpu":
+        # Nothing is handed over: crops are made as the network wants them at once.
+        maker.dtype = np.float32
     if distributed.world_size() > data.batch_size:
         raise ValueError(f"data.batch_size is {data.batch_size}, fewer than the {distributed.world_size()} processes")
     return TrainingLoader(
@@ -129,7 +148,7 @@ def build_training_loader(config: Config, device: torch.device) -> TrainingLoade
         device=device,
         samples_of=_CropSamples(data.sample_rate),
         augmenter=augmenter if on_device else None,
-        options=_loader_options(config, maker, sampler, reader, device, is_resident=resident is not None),
+        options=options,
         rank=distributed.rank(),
         world_size=distributed.world_size(),
         resident=resident,
@@ -266,62 +285,6 @@ def _is_plain(table: LookupTable) -> bool:
 def _needs_decoding(table: LookupTable) -> np.ndarray:
     is_plain = (table.data_offsets >= 0) & (table.num_channels == 1) & (table.sample_rates == table.sample_rate)
     return (table.native_samples > 0) & ~(is_plain & (table.formats == PCM_S16))
-
-
-def _augmenter(config: Config) -> Augmenter | None:
-    """What disturbs batches, None where it is switched off or has nothing to work with."""
-    section, sample_rate = config.augment, config.data.sample_rate
-    if not section.enabled:
-        return None
-    cache = AudioCache(config.data.cache_megabytes << 20)
-    banks = noise_banks(section.noise_path, sample_rate, cache) if section.noise_path else {}
-    if banks:
-        in_memory = clips_into_ram(banks, config.data.cache_megabytes << 20)
-        logger.info("noise clips are %s", "in memory" if in_memory else "read from disk (data.cache_megabytes)")
-    rooms: RoomBank | None = None
-    if section.rir_path:
-        rooms = room_bank(section.rir_path, sample_rate, cache, is_aligned=section.style == "ours")
-    ranges = AugmentRanges(
-        probability=section.probability,
-        categories=section.categories,
-        snr_db={"noise": section.noise_snr_db, "music": section.music_snr_db, "babble": section.babble_snr_db},
-        babble_speakers=section.babble_speakers,
-        volume_db=section.volume_db,
-        telephone_probability=section.telephone_probability,
-        codec_probability=section.codec_probability,
-    )
-    augmenter = Augmenter(
-        banks,
-        rooms,
-        ranges=ranges,
-        is_classic=section.style == "classic",
-        sample_rate=sample_rate,
-        seed=config.runtime.seed,
-    )
-    if augmenter.missing and (section.noise_path or section.rir_path):
-        logger.warning(
-            "augmentation: nothing found for %s; their part goes to %s",
-            ", ".join(augmenter.missing),
-            ", ".join(augmenter.available) or "clean speech",
-        )
-    does_more = any(section.volume_db) or section.telephone_probability or section.codec_probability
-    if not augmenter.available and not does_more:
-        logger.warning(
-            "augmentation is on, but neither augment.noise_path nor augment.rir_path is set: nothing is done"
-        )
-        return None
-    logger.info("augmentation: %s", describe_banks(banks, rooms))
-    return augmenter
-
-
-def _augments_on_device(config: Config, device: torch.device) -> bool:
-    wanted = config.augment.device
-    if wanted == "cuda" and device.type != "cuda":
-        raise ValueError(f"augment.device is cuda, but training runs on {device.type}; use auto")
-    is_chosen = wanted != "cpu" and device.type == "cuda"
-    reason = "asked for" if wanted != "auto" else ("training runs there" if is_chosen else "no GPU")
-    logger.info("augmentation runs %s (%s)", "on the GPU" if is_chosen else "on the CPU, with the loading", reason)
-    return is_chosen
 
 
 def _resident(

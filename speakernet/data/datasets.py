@@ -5,6 +5,7 @@ knows no labels but for finding another utterance of the same speaker, no queue 
 keyed by (seed, epoch, row).
 """
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -60,6 +61,7 @@ class BatchReport:
     counts: Counter[str] = field(default_factory=Counter)
     error: str = ""
     slot: int = 0
+    read_seconds: float = 0.0
 
 
 class SpeakerIndex:
@@ -95,6 +97,7 @@ class BatchMaker:
         speeds: the speed factors that `BatchRequest.speeds` points into.
         augmenter: runs here when not None; else the crops are handed on as they are.
         is_int16: whether the crops are handed on as int16 (half the memory traffic; -1..1 is made of them later).
+        is_plain: whether all files are 16-bit PCM at the rate asked for; for advice only.
     """
 
     def __init__(
@@ -107,6 +110,7 @@ class BatchMaker:
         speeds: Sequence[Fraction] = (Fraction(1),),
         augmenter: Augmenter | None = None,
         is_int16: bool = False,
+        is_plain: bool = True,
     ) -> None:
         assert not (is_int16 and augmenter), "augmentation works on float32"
         self.reader = reader
@@ -114,7 +118,8 @@ class BatchMaker:
         self.speakers = speakers
         self.speeds = tuple(speeds)
         self.augmenter = augmenter
-        self.dtype = np.int16 if is_int16 else np.float32
+        self.dtype: type = np.int16 if is_int16 else np.float32
+        self.is_plain = is_plain
         self._lengths = SharedArray(lengths)
 
     def share(self) -> None:
@@ -133,7 +138,9 @@ class BatchMaker:
         """
         before = Counter(self._counts())
         report = BatchReport(request.rows.copy(), slot=request.slot)
+        begin = time.perf_counter()
         problems = self._read(request, request.rows, np.arange(len(request.rows)), out)
+        report.read_seconds = time.perf_counter() - begin
         attempt = 0
         while problems:
             if self.speakers is None or attempt == MAX_REPLACEMENTS:

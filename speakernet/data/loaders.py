@@ -114,6 +114,7 @@ class TrainingLoader:
         self._counts: Counter[str] = Counter()
         self._problems: list[str] = []
         self._workers: _Workers | None = None
+        self._read_bytes, self._read_seconds = 0, 0.0
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, from 0; the next iteration starts at its first batch."""
@@ -121,6 +122,7 @@ class TrainingLoader:
             self._plan = None
         self._epoch, self._batch = epoch, 0
         self._counts.clear()
+        self._read_bytes, self._read_seconds = 0, 0.0
         self._problems.clear()
 
     def __len__(self) -> int:
@@ -154,6 +156,10 @@ class TrainingLoader:
         """The paths of some rows, as the list has them."""
         return [self.names[int(row)] for row in indices]
 
+    def read_bytes_a_second(self) -> float:
+        """Speed at which one reader (a worker, or this process) read 16-bit samples in this epoch; 0 when unknown."""
+        return self._read_bytes / self._read_seconds if self._read_seconds else 0.0
+
     def epoch_report(self) -> dict[str, Any]:
         """Counts of the epoch: utterances replaced, files that changed, cache hits, utterances left out."""
         report: dict[str, Any] = dict(self._counts)
@@ -183,7 +189,7 @@ class TrainingLoader:
         for request, crops, report in self._crops(requests):
             if report.error:
                 raise AudioError(report.error)
-            self._note(report)
+            self._note(report, crops.numel())
             waveforms = crops if self.resident is not None else self._to_device(crops)
             if self.augmenter is not None:
                 waveforms = self.augmenter(waveforms, epoch=request.epoch, rows=request.rows)
@@ -216,8 +222,10 @@ class TrainingLoader:
         moved = staged.to(self.device, non_blocking=self.options.pin_memory)
         return to_float(moved) if moved.dtype == torch.int16 else moved
 
-    def _note(self, report: BatchReport) -> None:
+    def _note(self, report: BatchReport, num_samples: int) -> None:
         self._counts.update(report.counts)
+        self._read_seconds += report.read_seconds
+        self._read_bytes += 2 * num_samples
         if report.problems:
             self._counts["bad_utterances"] += len(report.problems)
             self._problems += report.problems[: SHOWN_PROBLEMS - len(self._problems)]

@@ -1,4 +1,4 @@
-"""One sentence of advice when training waits for its data. Arithmetic on facts that the loader and the tracker hand in."""
+"""One sentence of advice when training waits for its data. Arithmetic on facts that loader and tracker hand in."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The training loader: workers, ranks, resuming, bad files, speeds, RAM and resident corpora all give the same batches."""
+"""The training loader: workers, ranks, resuming, bad files, speeds; RAM and resident corpora give the same batches."""
 
 import dataclasses
 import shutil

@@ -1,0 +1,81 @@
+"""From the section augment to what disturbs batches, and where it runs. Part of `build/data.py`, which calls it."""
+
+import logging
+
+import numpy as np
+import torch
+
+from speakernet.config.schema import Config
+from speakernet.data.augment import Augmenter, AugmentRanges
+from speakernet.data.augment_banks import ClipBank, RoomBank, describe_banks, noise_banks, room_bank
+from speakernet.data.cache import AudioCache
+from speakernet.data.lookup import LookupTable
+from speakernet.data.ram import clips_into_ram
+from speakernet.data.sources import RowReader
+
+logger = logging.getLogger(__name__)
+
+
+def build_augmenter(config: Config, reader: RowReader, table: LookupTable, eligible: np.ndarray) -> Augmenter | None:
+    """What disturbs batches, None where it is switched off or has nothing to work with."""
+    section, sample_rate = config.augment, config.data.sample_rate
+    if not section.enabled:
+        return None
+    cache = AudioCache(config.data.cache_megabytes << 20)
+    banks = noise_banks(section.noise_path, sample_rate, cache) if section.noise_path else {}
+    if banks:
+        in_memory = clips_into_ram(banks, config.data.cache_megabytes << 20)
+        logger.info("noise clips are %s", "in memory" if in_memory else "read from disk (data.cache_megabytes)")
+        if "babble" not in banks and "babble" in section.categories:
+            # Read like the training crops themselves; not copied into memory, for it is the whole corpus.
+            banks["babble"] = ClipBank(reader, eligible, table.num_samples[eligible])
+            logger.info("no folder 'speech' among the noise: babble is mixed from training utterances")
+    rooms: RoomBank | None = None
+    if section.rir_path:
+        rooms = room_bank(section.rir_path, sample_rate, cache, is_aligned=section.style == "ours")
+    ranges = AugmentRanges(
+        probability=section.probability,
+        categories=section.categories,
+        snr_db={"noise": section.noise_snr_db, "music": section.music_snr_db, "babble": section.babble_snr_db},
+        babble_speakers=section.babble_speakers,
+        volume_db=section.volume_db,
+        telephone_probability=section.telephone_probability,
+        codec_probability=section.codec_probability,
+    )
+    augmenter = Augmenter(
+        banks,
+        rooms,
+        ranges=ranges,
+        is_classic=section.style == "classic",
+        sample_rate=sample_rate,
+        seed=config.runtime.seed,
+    )
+    if augmenter.missing and (section.noise_path or section.rir_path):
+        logger.warning(
+            "augmentation: nothing found for %s; their part goes to %s",
+            ", ".join(augmenter.missing),
+            ", ".join(augmenter.available) or "clean speech",
+        )
+    does_more = any(section.volume_db) or section.telephone_probability or section.codec_probability
+    if not augmenter.available and not does_more:
+        logger.warning(
+            "augmentation is on, but neither augment.noise_path nor augment.rir_path is set: nothing is done"
+        )
+        return None
+    logger.info("augmentation: %s", describe_banks(banks, rooms))
+    return augmenter
+
+
+def augments_on_device(config: Config, device: torch.device) -> bool:
+    """Whether augmentation runs after the transfer; logged with the reason.
+
+    Raises:
+        ValueError: a GPU is asked for and training runs elsewhere.
+    """
+    wanted = config.augment.device
+    if wanted == "cuda" and device.type != "cuda":
+        raise ValueError(f"augment.device is cuda, but training runs on {device.type}; use auto")
+    is_chosen = wanted != "cpu" and device.type == "cuda"
+    reason = "asked for" if wanted != "auto" else ("training runs there" if is_chosen else "no GPU")
+    logger.info("augmentation runs %s (%s)", "on the GPU" if is_chosen else "on the CPU, with the loading", reason)
+    return is_chosen
