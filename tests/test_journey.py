@@ -1,4 +1,4 @@
-"""The main job through the command line, in one process on a tiny corpus: train, resume, score, and the mistakes users make."""
+"""The main job through the command line on a tiny corpus: train, resume, score, and the mistakes users make."""
 
 import json
 import shutil
@@ -147,9 +147,7 @@ def test_unlabelled_pairs_are_scored_without_an_eer(
 
 def test_interrupted_run_resumes_to_the_same_weights(recipe: Path, run_folder: Path, tmp_path: Path) -> None:
     deterministic = ("--runtime.deterministic", "true")
-    assert train(recipe, *deterministic, "--save_path", str(tmp_path / "straight")) == 0
-    assert train(recipe, *deterministic, "--max_epoch", "1") == 0
-    # The schedule spans the whole run, so a run that was *planned* shorter is another run; a constant rate compares them.
+    # The schedule spans the whole run: one that was planned shorter is another run. A constant rate compares them.
     constant = ("--schedule.name", "constant")
     assert train(recipe, *deterministic, *constant, "--save_path", str(tmp_path / "a")) == 0
     assert train(recipe, *deterministic, *constant, "--save_path", str(tmp_path / "b"), "--max_epoch", "1") == 0

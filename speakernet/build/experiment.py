@@ -71,7 +71,7 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
     distributed.barrier()
     if not summary["performance"]["steps"] and (run_folder / "results.json").exists():
         return TrainingOutcome(summary, None, run_folder)
-    evaluation = run_evaluation(config, summary["best_path"])
+    evaluation = run_evaluation(config, summary["best_path"], after_training=True)
     if distributed.is_main():
         evaluation.write(run_folder)
     return TrainingOutcome(summary, evaluation, run_folder)
@@ -138,7 +138,7 @@ def check_loss(config: Config) -> None:
         )
     if data.validation_list == data.test_list:
         logger.warning(
-            "the best checkpoint is chosen on %s, the list that is reported too; name a data.validation_list of its own",
+            "the best checkpoint is chosen on %s, the list that is reported too; a data.validation_list avoids that",
             data.test_list,
         )
     if read_trials(data.validation_list).labels is None:

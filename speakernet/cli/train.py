@@ -7,7 +7,6 @@ import argparse
 import contextlib
 import logging
 import shlex
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     loaded = load_config(arguments.config_arguments)
     if loaded.evaluate_only:
         evaluation, folder = score_experiment(loaded)
-        _say(_result_lines(evaluation.results) + [f"written: {folder}/results.json, scores.txt, report.html"])
+        _say([*_result_lines(evaluation.results), f"written: {folder}/results.json, scores.txt, report.html"])
         return 0
     with _log_file(Path(loaded.config.training.save_path) / "log.txt"):
         outcome = train_experiment(loaded)
@@ -41,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _log_file(path: Path) -> Iterator[None]:
-    """Everything that is logged also goes to the run folder; made with the first line, so that mistakes leave nothing."""
+    """Everything that is logged also goes to the run folder, which is made with the first line."""
     if not distributed.is_main():
         yield
         return
