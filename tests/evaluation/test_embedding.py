@@ -1,0 +1,123 @@
+"""Utterances to embeddings: batches equal one by one, crops as voxceleb_trainer cuts them, kept embeddings."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from speakernet.build.evaluation import subset
+from speakernet.cli import main
+from speakernet.data.audio import AudioError
+from speakernet.data.lists import StringTable, read_trials
+from speakernet.data.sources import FolderSource
+from speakernet.evaluation import evaluate as module
+from speakernet.evaluation.embedding import crop_starts, embed_utterances
+from speakernet.evaluation.evaluate import Backend, EmbeddingOptions, evaluate
+from speakernet.models import SpeakerNet
+
+
+@pytest.fixture(scope="module")
+def net() -> SpeakerNet:
+    torch.manual_seed(3)
+    return SpeakerNet("ResNetSE34L", embedding_dim=16).eval()
+
+
+@pytest.fixture()
+def source(tiny_corpus: Path) -> FolderSource:
+    return FolderSource(tiny_corpus, keep_lookup=False)
+
+
+@pytest.fixture()
+def names(tiny_corpus: Path) -> StringTable:
+    return read_trials(tiny_corpus / "trials.txt").names
+
+
+def test_whole_utterances_in_buckets_equal_one_by_one(
+    net: SpeakerNet, source: FolderSource, names: StringTable
+) -> None:
+    batched = embed_utterances(net, source, names, eval_frames=0, batch_size=5)
+    single = [net.embed(torch.from_numpy(source.read(name))[None]).numpy() for name in names]
+    assert batched.shape == (len(names), 1, 16)
+    np.testing.assert_allclose(batched[:, 0], np.concatenate(single), atol=1e-5)
+
+
+@pytest.mark.parametrize(("batch_size", "frames"), [(7, 60), (64, 110), (1, 300)])
+def test_crops_equal_one_utterance_at_a_time(
+    net: SpeakerNet, source: FolderSource, names: StringTable, batch_size: int, frames: int
+) -> None:
+    found = embed_utterances(net, source, names, eval_frames=frames, num_crops=4, batch_size=batch_size)
+    for row, name in enumerate(names):
+        audio, length = source.read(name), frames * 160 + 240
+        if len(audio) <= length:
+            audio = np.pad(audio, (0, length - len(audio) + 1), "wrap")
+        crops = [audio[int(start) : int(start) + length] for start in np.linspace(0, len(audio) - length, num=4)]
+        np.testing.assert_allclose(found[row], net.embed(torch.from_numpy(np.stack(crops))).numpy(), atol=1e-5)
+
+
+def test_crops_of_a_short_utterance() -> None:
+    assert crop_starts(30, 40, 4).tolist() == [0, 0, 0, 1]
+    assert crop_starts(41, 40, 2).tolist() == [0, 1]
+
+
+def test_missing_utterances_are_named_before_anything_is_embedded(net: SpeakerNet, source: FolderSource) -> None:
+    with pytest.raises(AudioError, match=r"2 of 3 utterances cannot be read.*nobody/1\.wav"):
+        embed_utterances(net, source, ["spk08/utt0.wav", "nobody/1.wav", "nobody/2.wav"])
+
+
+def test_embeddings_are_reused_only_while_model_and_audio_are_the_same(
+    net: SpeakerNet, source: FolderSource, tiny_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = read_trials(tiny_corpus / "trials.txt")
+    calls = []
+
+    def counted(*arguments: object, **options: object) -> np.ndarray:
+        calls.append(1)
+        return embed_utterances(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "embed_utterances", counted)
+    options = EmbeddingOptions(eval_frames=60, num_crops=2, store=tmp_path, model_digest="one")
+    first = evaluate(net, trials, source, options=options, backend=Backend())
+    again = evaluate(net, trials, source, options=options, backend=Backend())
+    assert len(calls) == 1
+    np.testing.assert_array_equal(first.scores, again.scores)
+    evaluate(net, trials, source, options=dataclasses.replace(options, model_digest="two"), backend=Backend())
+    assert len(calls) == 2
+    kept = next(tmp_path.glob("*.npz"))
+    kept.write_bytes(kept.read_bytes()[:100])
+    evaluate(net, trials, source, options=options, backend=Backend())
+    assert len(calls) == 3
+
+
+def test_both_is_the_mean_of_crops_and_whole(net: SpeakerNet, source: FolderSource, tiny_corpus: Path) -> None:
+    trials = read_trials(tiny_corpus / "trials.txt")
+    scores = {
+        mode: evaluate(
+            net, trials, source, options=EmbeddingOptions(mode, 60, 2), backend=Backend(), bootstrap_samples=0
+        ).scores
+        for mode in ("crops", "whole", "both")
+    }
+    np.testing.assert_allclose(scores["both"], (scores["crops"] + scores["whole"]) / 2, atol=1e-6)
+
+
+def test_a_subset_is_fixed_and_keeps_the_share_of_targets(tiny_corpus: Path) -> None:
+    trials = read_trials(tiny_corpus / "trials.txt")
+    chosen, again = subset(trials, 22, seed=1), subset(trials, 22, seed=1)
+    assert trials.labels is not None and chosen.labels is not None and len(chosen) == 22
+    assert chosen.labels.sum() == round(22 * trials.labels.sum() / len(trials))
+    np.testing.assert_array_equal(chosen.enrol, again.enrol)
+    pairs = {(trials.names[a], trials.names[b]) for a, b in zip(trials.enrol, trials.test, strict=True)}
+    assert all((chosen.names[a], chosen.names[b]) in pairs for a, b in zip(chosen.enrol, chosen.test, strict=True))
+
+
+def test_score_files_of_other_tools(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "trials.txt").write_text("1 a/1 a/2\n0 a/1 b/1\n1 b/1 b/2\n0 b/2 a/2\n")
+    (tmp_path / "scores.txt").write_text("a/1 a/2 0.9\na/1 b/1 0.1\nb/1 b/2 0.8\nb/2 a/2 0.85\n")
+    command = ["evaluate", "--scores", str(tmp_path / "scores.txt"), "--trials", str(tmp_path / "trials.txt")]
+    assert main([*command, "--save_path", str(tmp_path / "out")]) == 0
+    assert "EER 50.000 %" in capsys.readouterr().out
+    assert all((tmp_path / "out" / name).is_file() for name in ("results.json", "scores.txt", "report.html"))
+    (tmp_path / "scores.txt").write_text("a/1 a/2 0.9\na/1 b/9 0.1\nb/1 b/2 0.8\nb/2 a/2 0.85\n")
+    assert main(command) == 1
+    assert "line 2" in capsys.readouterr().err

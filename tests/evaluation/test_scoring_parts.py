@@ -1,0 +1,171 @@
+"""Scoring, normalisation, calibration and intervals against plain loops and simulations."""
+
+import numpy as np
+import pytest
+import torch
+
+from speakernet.data.lists import StringTable, TrialList
+from speakernet.evaluation import bootstrap as boot
+from speakernet.evaluation.calibration import AffineCalibration, fit_calibration, fuse, named_thresholds
+from speakernet.evaluation.figures import figures
+from speakernet.evaluation.metrics import cllr, eer, error_rates, min_cllr, min_dcf
+from speakernet.evaluation.score_norm import cohort_statistics, normalize_scores, speaker_means
+from speakernet.evaluation.scoring import cosine_scores, mean_distance_scores, mean_embeddings
+from speakernet.evaluation.speakers import speakers_of
+
+
+def trial_list(rows: list[tuple[int | None, str, str]]) -> TrialList:
+    names = list(dict.fromkeys(name for _, *pair in rows for name in pair))
+    number = {name: row for row, name in enumerate(names)}
+    labels = None if rows[0][0] is None else np.array([label for label, _, _ in rows], dtype=np.int8)
+    enrol, test = (np.array([number[row[side]] for row in rows], dtype=np.int32) for side in (1, 2))
+    return TrialList(StringTable.from_strings(names), enrol, test, labels, "trials.txt")
+
+
+@pytest.mark.parametrize("num_trials", [50, 5000])
+def test_cosine_equals_a_loop_on_sparse_and_dense_lists(random: np.random.Generator, num_trials: int) -> None:
+    embeddings = random.normal(size=(40, 16)).astype(np.float32)
+    enrol, test = random.integers(0, 40, (2, num_trials)).astype(np.int32)
+    units = mean_embeddings(embeddings)
+    expected = [
+        embeddings[a] @ embeddings[b] / np.linalg.norm(embeddings[a]) / np.linalg.norm(embeddings[b])
+        for a, b in zip(enrol, test, strict=True)
+    ]
+    np.testing.assert_allclose(cosine_scores(units, enrol, test), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_mean_distance_equals_torch_cdist(random: np.random.Generator, normalize: bool) -> None:
+    crops = torch.from_numpy(random.normal(size=(12, 10, 32)).astype(np.float32))
+    enrol, test = random.integers(0, 12, (2, 700))
+    table = torch.nn.functional.normalize(crops, dim=2) if normalize else crops
+    expected = [
+        -float(torch.cdist(table[a], table[b], compute_mode="donot_use_mm_for_euclid_dist").mean())
+        for a, b in zip(enrol, test, strict=True)
+    ]
+    scores = mean_distance_scores(crops.numpy(), enrol, test, normalize=normalize)
+    # the same crop against itself: rounding of 1 - 1 under a square root
+    np.testing.assert_allclose(scores, expected, atol=2e-4)
+
+
+def test_mean_is_subtracted_before_scaling() -> None:
+    units = mean_embeddings(np.array([[3.0, 4.0]], dtype=np.float32), np.array([3.0, 0.0]))
+    np.testing.assert_allclose(units, [[0.0, 1.0]], atol=1e-7)
+
+
+@pytest.mark.parametrize("method", ["z", "t", "s", "as"])
+def test_score_normalisation_equals_a_loop(random: np.random.Generator, method: str) -> None:
+    units = mean_embeddings(random.normal(size=(9, 8)).astype(np.float32))
+    cohort = mean_embeddings(random.normal(size=(30, 8)).astype(np.float32))
+    enrol, test = random.integers(0, 9, (2, 60))
+    raw = cosine_scores(units, enrol, test)
+    top = 7 if method == "as" else None
+    expected = []
+    for score, a, b in zip(raw, enrol, test, strict=True):
+        sides = []
+        for row in (a, b):
+            against = np.sort([units[row] @ member for member in cohort])[::-1][:top]
+            sides.append((score - np.mean(against)) / np.std(against))
+        expected.append({"z": sides[0], "t": sides[1]}.get(method, np.mean(sides)))
+    found = normalize_scores(raw, enrol, test, cohort_statistics(units, cohort, top), method)
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_cohort_members_are_speaker_means() -> None:
+    units = np.array([[1, 0], [0, 1], [-1, 0]], dtype=np.float32)
+    found = speaker_means(units, np.array([0, 0, 1]))
+    np.testing.assert_allclose(found, [[0.5**0.5, 0.5**0.5], [-1, 0]], atol=1e-6)
+
+
+def test_calibration_finds_the_true_ratio(random: np.random.Generator) -> None:
+    # Normals of equal variance: llr = 2 s for means +1 and -1; the scores are then distorted affinely.
+    labels = random.random(60_000) < 0.3
+    clean = random.normal(size=60_000) + np.where(labels, 1.0, -1.0)
+    fitted = fit_calibration(0.1 * clean + 7, labels, prior=0.1)
+    assert fitted.weights[0] == pytest.approx(20, rel=0.05)
+    llrs = fitted.apply(0.1 * clean + 7)
+    assert cllr(llrs, labels) == pytest.approx(min_cllr(clean, labels), abs=0.01)
+    again = AffineCalibration.from_dict(fitted.to_dict())
+    np.testing.assert_array_equal(again.apply(clean), fitted.apply(clean))
+
+
+def test_fusion_and_quality_help_where_they_carry_information(random: np.random.Generator) -> None:
+    labels = random.random(20_000) < 0.5
+    first, second = (random.normal(size=20_000) + 1.5 * labels for _ in range(2))
+    fused = fuse(fit_calibration(np.stack([first, second], 1), labels, 0.5, ["a", "b"]), [first, second])
+    assert eer(fused, labels) < min(eer(first, labels), eer(second, labels)) - 3
+    shift = random.normal(size=20_000)
+    with_quality = fit_calibration(np.stack([first + 2 * shift, shift], 1), labels, 0.5, ["score", "duration"])
+    assert with_quality.weights[1] == pytest.approx(-2 * with_quality.weights[0], rel=0.1)
+
+
+def test_thresholds_only_where_the_list_supports_them(random: np.random.Generator) -> None:
+    labels = np.arange(3000) < 500
+    scores = random.normal(size=3000) + 2 * labels
+    thresholds, refused = named_thresholds(error_rates(scores, labels), {"score": "cosine"})
+    assert [one["name"] for one in thresholds] == ["eer", "far_1%"]
+    assert np.mean(scores[~labels] >= thresholds[1]["threshold"]) == pytest.approx(0.01)
+    assert len(refused) == 2 and "2500 non-targets expect 2.5" in refused[0]
+    assert thresholds[0]["backend"] == {"score": "cosine"}
+
+
+def test_drawing_every_speaker_once_gives_the_plain_figures(random: np.random.Generator) -> None:
+    labels = random.random(400) < 0.3
+    scores = np.round(random.normal(size=400) + labels, 1)
+    enrol = random.integers(0, 8, 400)
+    test = np.where(labels, enrol, (enrol + 1 + random.integers(0, 7, 400)) % 8)
+    prepared = boot.SpeakerBootstrap(scores, labels, enrol, test, [(0.05, 1.0, 1.0)])
+    found = prepared.figures(np.ones(8, dtype=np.int64))
+    assert found is not None
+    assert found[0] == pytest.approx(eer(scores, labels))
+    assert found[1][0] == pytest.approx(min_dcf(scores, labels, 0.05))
+
+
+def test_a_draw_equals_repeating_trials_by_its_weights(random: np.random.Generator) -> None:
+    labels = random.random(200) < 0.4
+    scores = random.normal(size=200) + labels
+    enrol = random.integers(0, 6, 200)
+    test = np.where(labels, enrol, (enrol + 1 + random.integers(0, 5, 200)) % 6)
+    counts = np.array([2, 0, 1, 3, 1, 0])
+    weights = np.where(labels, counts[enrol], counts[enrol] * counts[test])
+    prepared = boot.SpeakerBootstrap(scores, labels, enrol, test, [(0.01, 1.0, 1.0)])
+    found = prepared.figures(counts)
+    assert found is not None
+    repeated_scores, repeated_labels = np.repeat(scores, weights), np.repeat(labels, weights)
+    assert found[0] == pytest.approx(eer(repeated_scores, repeated_labels))
+    assert found[1][0] == pytest.approx(min_dcf(repeated_scores, repeated_labels, 0.01))
+
+
+def test_too_few_speakers_give_no_interval() -> None:
+    trials = trial_list([(1, "a/1", "a/2"), (0, "a/1", "b/1"), (1, "b/1", "b/2"), (0, "b/2", "a/2")])
+    result = figures(trials, np.array([0.9, 0.1, 0.8, 0.2]))
+    assert result["eer_percent"] == 0
+    assert result["eer_interval_percent"] == [None, None]
+    assert "2 speakers are too few" in result["interval_note"]
+
+
+def test_lists_without_error_rates_say_why() -> None:
+    unlabelled = figures(trial_list([(None, "a/1", "b/1")]), np.array([0.5]))
+    assert unlabelled["eer_percent"] is None and "unlabelled" in unlabelled["why_no_eer"]
+    only_targets = figures(trial_list([(1, "a/1", "a/2"), (1, "a/1", "a/2")]), np.array([0.5, 0.5]))
+    assert "none of the 2 trials" in only_targets["why_no_eer"]
+    assert only_targets["num_duplicate_trials"] == 1
+
+
+def test_speakers_by_the_part_of_the_name_that_agrees() -> None:
+    rows = [(1, "dev/s1/a", "dev/s1/b"), (0, "dev/s1/a", "dev/s2/a"), (1, "dev/s2/a", "dev/s2/b")]
+    found = speakers_of(trial_list(rows))
+    assert found.rule.startswith("second part of the name")
+    assert (found.count, found.ids.tolist()) == (2, [0, 0, 1, 1])
+
+
+def test_speakers_by_groups_where_names_do_not_tell() -> None:
+    rows = [(1, "u1", "u2"), (1, "u2", "u3"), (0, "u1", "u4"), (1, "u4", "u5")]
+    found = speakers_of(trial_list(rows))
+    assert found.rule == "groups that target trials tie together"
+    assert found.count == 2 and len(set(found.ids[:3])) == 1
+
+
+def test_a_speaker_table_that_lacks_names_is_refused() -> None:
+    with pytest.raises(ValueError, match="lacks 1 of 2 utterances: b"):
+        speakers_of(trial_list([(0, "a", "b")]), {"a": "x"})
