@@ -300,7 +300,8 @@ class Augmenter:
                 # talkers equally loud; together they are one noise at one ratio
                 mixture = powers.clamp_min(POWER_FLOOR).rsqrt() @ sources
                 mixed = (torch.dot(mixture, mixture) / num_samples).clamp_min(POWER_FLOOR)
-                speech += (power.clamp_min(POWER_FLOOR) / mixed * ratios[begin]).sqrt() * mixture
+                weight = (power.clamp_min(POWER_FLOOR) / mixed * ratios[begin]).sqrt()
+                torch.addcmul(speech, weight, mixture, out=speech)
 
 
 def distinct_choices(numbers: np.ndarray, num_choices: int) -> np.ndarray:

@@ -22,6 +22,7 @@ AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aif", ".aiff")
 # Folder names of MUSAN -> our names of the kinds of disturbance.
 MUSAN_FOLDERS = {"noise": "noise", "music": "music", "speech": "babble"}
 MIN_FFT_SAMPLES = 1024
+FFT_BLOCK = 256  # transform lengths are multiples of it
 
 
 @dataclass
@@ -158,7 +159,9 @@ class RoomBank:
         """
         reach = len(self.response(room, num_samples))
         padded = 1 << max(reach - 1, MIN_FFT_SAMPLES - 1).bit_length()
-        return fast_fft_samples(num_samples + min(padded, num_samples))
+        # Transforms of many factors of two are a third faster than the next shorter length without them.
+        least = num_samples + min(padded, num_samples)
+        return FFT_BLOCK * fast_fft_samples(-(-least // FFT_BLOCK))
 
     def spectrum(self, room: int, num_samples: int, fft_samples: int) -> np.ndarray:
         """The response's spectrum, complex64 (fft_samples // 2 + 1,)."""

@@ -205,7 +205,7 @@ class TrainingLoader:
         elif self.options.num_workers == 0:
             for request in requests:
                 # New memory for each: float32 crops are handed out without a copy.
-                out = np.empty((len(request.rows), request.num_samples), dtype=self.maker.dtype)
+                out: np.ndarray = np.empty((len(request.rows), request.num_samples), dtype=self.maker.dtype)
                 yield request, torch.from_numpy(out), self.maker.make(request, out)
         else:
             if self._workers is None:
