@@ -181,9 +181,15 @@ def measure_memory(model: str, variant: str, batch_size: int) -> int:
 
 
 def added_bytes(config: Config, variant: str, batch_size: int) -> int:
-    """Bytes that two steps add to this process at their peak; call it in a fresh one."""
+    """Bytes that two steps add to this process at their peak; call it in a fresh one.
+
+    A step of two crops comes first: it loads the kernels' code, hundreds of megabytes that no batch size changes.
+    """
+    config = variant_config(config, variant)
     with tempfile.TemporaryDirectory() as folder:
-        run, _ = trainer_step(variant_config(config, variant), Path(folder), batch_size)
+        warm, _ = trainer_step(config, Path(folder) / "warm", 2)
+        warm()
+        run, _ = trainer_step(config, Path(folder) / "run", batch_size)
         with MemoryMonitor() as monitor:
             run()
             run()
