@@ -180,7 +180,7 @@ class FolderRows(RowReader):
         self._prefix = os.fsencode(os.path.join(root, ""))  # noqa: PTH118
         self._names = names
         self._lookup = lookup
-        self._cache = cache
+        self.cache = cache
         self._scratch = np.empty(0, dtype=np.int16)
 
     def path_of(self, row: int) -> str:
@@ -217,7 +217,7 @@ class FolderRows(RowReader):
             os.close(file)
 
     def fill(self, rows: np.ndarray, starts: np.ndarray, out: np.ndarray) -> dict[int, str]:
-        """See `RowReader.fill`. What the lookup table says of the batch is taken out of its arrays once, not row by row."""
+        """See `RowReader.fill`. The batch's part of the lookup table is taken out at once, not row by row."""
         lookup, wanted = self._lookup, out.shape[1]
         is_plain = (
             (lookup.formats[rows] == PCM_S16)
@@ -283,7 +283,7 @@ class FolderRows(RowReader):
         """Any format, rate and number of channels; whole short utterances are kept in the cache."""
         path = self.path_of(row)
         rate = self._lookup.sample_rate
-        cached = self._cache.get(row) if self._cache else None
+        cached = self.cache.get(row) if self.cache else None
         if cached is None:
             try:
                 with open(path, "rb", buffering=0) as file:  # noqa: PTH123
@@ -292,9 +292,9 @@ class FolderRows(RowReader):
                     if (status.st_size, status.st_mtime_ns) != (info.file_bytes, info.modified_ns):
                         info = info_of_file(file, path, status)
                     total = info.num_samples_at(rate)
-                    if self._cache and self._cache.admits(total):
+                    if self.cache and self.cache.admits(total):
                         cached = crop_of_file(file, info, path, 0, None, rate)
-                        self._cache.put(row, cached)
+                        self.cache.put(row, cached)
                     else:
                         if total and start >= total:
                             return 0
