@@ -21,6 +21,8 @@ from speakernet.files import atomic_write
 
 SAMPLE_RATE = 16_000  # Hz, of everything unless said otherwise
 SAMPLE_BYTES = {"pcm_u8": 1, "pcm_s16": 2, "pcm_s24": 3, "pcm_s32": 4, "float32": 4, "float64": 8}
+# Rates outside are a broken header: resampling from them would take filters of gigabytes.
+LOWEST_RATE, HIGHEST_RATE = 1_000, 192_000
 WRITABLE = {".wav": "WAV", ".flac": "FLAC"}
 RESAMPLER_REACH = 10  # scipy's default filter reaches this many samples of the slower rate to each side.
 
@@ -93,6 +95,10 @@ def info_of_file(file: Any, name: str | Path, status: Any = None) -> AudioInfo:
     except RiffError as error:
         raise AudioError(f"{name}: broken WAV file: {error}; convert it again from its source") from error
     if riff is not None:
+        if not LOWEST_RATE <= riff.sample_rate <= HIGHEST_RATE:
+            raise AudioError(
+                f"{name}: broken WAV file: {riff.sample_rate} Hz; expected {LOWEST_RATE} to {HIGHEST_RATE} Hz"
+            )
         return AudioInfo(
             riff.num_samples,
             riff.sample_rate,

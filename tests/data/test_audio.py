@@ -147,7 +147,7 @@ def test_fuzzed_header_never_crashes(noise: bytes, cut: int, size: int) -> None:
             assert found.data_offset + found.num_samples * frame_bytes <= max(len(content), found.data_offset)
 
 
-@settings(max_examples=100, deadline=2000)
+@settings(max_examples=100, deadline=20_000)
 @given(st.data())
 def test_fuzzed_file_reads_or_refuses(data: st.DataObject) -> None:
     content = bytearray(wav_bytes(np.arange(200)))
@@ -158,6 +158,14 @@ def test_fuzzed_file_reads_or_refuses(data: st.DataObject) -> None:
     except AudioError:
         return
     assert found.dtype == np.float32 and 0 < len(found) <= 50 and np.isfinite(found).all()
+
+
+@pytest.mark.parametrize("rate", [1, 999, 2**32 - 1])
+def test_absurd_rates_are_refused(rate: int) -> None:
+    content = bytearray(wav_bytes(np.arange(200)))
+    content[24:28] = struct.pack("<I", rate)
+    with pytest.raises(AudioError, match=f"{rate} Hz"):
+        read_audio_bytes(bytes(content), "absurd.wav")
 
 
 def test_many_tiny_chunks_do_not_hang() -> None:
