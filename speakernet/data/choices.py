@@ -1,6 +1,6 @@
 """Automatic choices about loading, each with its reason: workers, prefetching, RAM corpus, corpus on the device.
 
-Pure functions of facts about machine and corpus; the facts come from `loading_facts`, the reasons go to the log.
+Pure functions of facts about machine and corpus; the caller hands them in and logs the reasons.
 """
 
 import os
