@@ -34,16 +34,21 @@ def run(arguments: argparse.Namespace) -> int:
         ("embedding", f"{net.embedding_dim} numbers"),
         ("sample rate", f"{net.sample_rate} Hz"),
         ("mean embedding", _mean(contents.get("embedding_mean"))),
-        ("calibration", _options(contents["calibration"]) if contents.get("calibration") else "none"),
-        *(("threshold", _options(threshold)) for threshold in contents.get("thresholds", ())),
+        ("calibration", "fitted" if contents.get("calibration") else "none"),
+        *(("threshold", _flat(threshold)) for threshold in contents.get("thresholds", ())),
         *((f"training {key}", str(value)) for key, value in (contents.get("training_summary") or {}).items()),
     ]
-    sys.stdout.write("".join(f"{name:<24}{value}\n" for name, value in rows))
+    sys.stdout.write("".join(f"{name:<28} {value}\n" for name, value in rows))
     return 0
 
 
 def _options(options: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in options.items())
+
+
+def _flat(options: Mapping[str, Any]) -> str:
+    """The plain values alone: the scoring back end that a threshold belongs to would fill the screen."""
+    return _options({key: value for key, value in options.items() if not isinstance(value, Mapping | list)})
 
 
 def _mean(mean: Any) -> str:

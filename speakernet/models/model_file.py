@@ -55,6 +55,8 @@ class LoadReport:
     def lines(self) -> list[str]:
         """The report in words, for the log."""
         lines = [f"loaded {self.num_loaded} tensors from a {self.source} file; optimizer and schedule start fresh"]
+        if self.head == "new":
+            lines.append("the head of the loss starts new")
         return lines + [f"not loaded: {entry}" for entry in self.not_loaded]
 
 

@@ -87,7 +87,8 @@ def test_initial_weights_from_our_file_with_the_head(model_path, tmp_path):
     assert load_initial_weights(small_net(), same, tmp_path / "last.pt").head == "loaded"
     assert torch.equal(same.weight, loss.weight)
     assert load_initial_weights(small_net(), other, tmp_path / "last.pt").head == "new"
-    assert load_initial_weights(small_net(), other, model_path).head == "new"
+    report = load_initial_weights(small_net(), other, model_path)
+    assert report.head == "new" and "the head of the loss starts new" in report.lines()
 
 
 def test_another_model_is_refused_with_both_names(model_path):
