@@ -92,7 +92,7 @@ def test_lookup_and_missing(corpus: Path) -> None:
     assert list(problems) == [0]
 
 
-def _read_in_another_process(reader: RowReader, answers: "multiprocessing.SimpleQueue[list[int]]") -> None:
+def _read_in_another_process(reader: RowReader, answers: "multiprocessing.Queue[list[int]]") -> None:
     out = np.empty((1, 50), dtype=np.int16)
     reader.fill(np.array([0]), np.array([5]), out)
     answers.put(out[0].tolist())
@@ -103,10 +103,10 @@ def test_a_spawned_worker_reads_the_same_and_is_not_sent_the_corpus(corpus: Path
     reader = packed.rows(StringTable.from_strings(NAMES), packed.lookup(StringTable.from_strings(NAMES)))
     assert len(pickle.dumps(reader)) < 5000 < 2 * packed.index.num_samples
     context = multiprocessing.get_context("spawn")
-    answers = context.SimpleQueue()
+    answers = context.Queue()
     worker = context.Process(target=_read_in_another_process, args=(reader, answers))
     worker.start()
-    assert answers.get() == packed.read_crops([NAMES[0]], [5], 50)[0].tolist()
+    assert answers.get(timeout=120) == packed.read_crops([NAMES[0]], [5], 50)[0].tolist()
     worker.join(30)
 
 
