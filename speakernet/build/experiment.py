@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from speakernet import distributed
-from speakernet.build.data import build_training_loader, make_synthetic_corpus
+from speakernet.build.data import build_training_loader, loading_facts, make_synthetic_corpus
 from speakernet.build.evaluation import build_validation, run_evaluation
 from speakernet.build.model import build_loss, build_model
 from speakernet.build.preflight import check_inputs
@@ -20,6 +20,7 @@ from speakernet.data.lists import read_trials
 from speakernet.evaluation.evaluate import Evaluation
 from speakernet.losses import LOSSES
 from speakernet.models.model_file import load_initial_weights
+from speakernet.performance.data_wait import data_wait_advice
 from speakernet.performance.system import log_performance_info, log_system_info
 from speakernet.registry import lookup
 from speakernet.seeding import seed_everything
@@ -59,7 +60,10 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
         if config.training.initial_model and not (run_folder / "last.pt").exists():
             load_initial_weights(net, loss, config.training.initial_model)
         validate = build_validation(config, net, device)
-        trainer = build_trainer(config, net, loss, loader, validate, run_folder)
+        facts = loading_facts(loader)
+        trainer = build_trainer(
+            config, net, loss, loader, validate, run_folder, advise=lambda share: data_wait_advice(share, facts)
+        )
         if distributed.is_main():
             save_config(config, run_folder / "config.yaml")
         log_performance_info()

@@ -251,9 +251,17 @@ def trainer_options(config: Config) -> TrainerOptions:
 
 
 def build_trainer(
-    config: Config, net: SpeakerNet, loss: nn.Module, loader: Loader, validate: Validate, run_folder: str | Path
+    config: Config,
+    net: SpeakerNet,
+    loss: nn.Module,
+    loader: Loader,
+    validate: Validate,
+    run_folder: str | Path,
+    advise: Callable[[float], str] | None = None,
 ) -> Trainer:
     """A trainer ready to run; `net` and `loss` are moved to the device and changed in place.
+
+    `advise` says what to change when so large a share of the time went into waiting for data.
 
     Raises:
         ValueError: a combination that cannot work, said before anything slow starts.
@@ -305,6 +313,7 @@ def build_trainer(
         average=WeightAverage(net, training.ema_decay),
         progress=Progress(folder if distributed.is_main() else None),
         compiler=build_compiler(config, net, step),
+        advise=advise,
         extra_contents={"config": config_to_dict(config), "versions": {"torch": str(torch.__version__)}},
     )
 

@@ -5,6 +5,7 @@ same batches. No audio is touched, nothing is a Python object a row, and what do
 """
 
 import logging
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -54,7 +55,7 @@ class CropLengths:
         return numpy_generator(seed, _LENGTH, epoch).integers(self.shortest, longest + 1, num_batches)
 
 
-class Sampler:
+class Sampler(ABC):
     """Plans epochs; subclasses say in which order the utterances come.
 
     Args:
@@ -99,9 +100,9 @@ class Sampler:
         bounds = np.concatenate([[0], np.cumsum(sizes)]) * self.unit
         return EpochPlan(rows.astype(np.int64), bounds, frames, speeds, len(self.eligible) - len(rows))
 
+    @abstractmethod
     def _units(self, epoch: int) -> np.ndarray:
         """Rows in the order in which they are used, (units, utterances of a unit)."""
-        raise NotImplementedError
 
     def _batch_sizes(self, num_units: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Units and crop frames of each batch; the audio in a batch stays about the same."""

@@ -61,6 +61,7 @@ class Trainer:
         progress: Progress | None = None,
         compiler: Any = None,
         extra_contents: Mapping[str, Any] | None = None,
+        advise: Callable[[float], str] | None = None,
     ) -> None:
         # What is trained.
         self.net = net
@@ -86,6 +87,7 @@ class Trainer:
         self.profiler = step.profiler
         self.model_contents = model_contents
         self.extra_contents = dict(extra_contents or {})
+        self.advise = advise or (lambda data_wait_share: "")
         self.stop = StopRequest()
         self._last_save_time = time.monotonic()
 
@@ -241,6 +243,7 @@ class Trainer:
         report = dict(self.loader.epoch_report())
         self.progress.record("epoch", state.step, state.epoch, {**values, **report, "bad_steps": state.bad_steps})
         logger.info("epoch %d: loss %.4f, accuracy %.2f %%", state.epoch, values["loss"], values["accuracy_percent"])
+        self._say_advice()
         is_last = state.epoch >= options.max_epochs
         if state.epoch % options.test_interval == 0 or is_last:
             eer = self._evaluate()
@@ -380,6 +383,13 @@ class Trainer:
         per_epoch = -(-num_batches // accumulation)
         in_epoch = -(-(num_batches - self.state.batch) // accumulation)
         return in_epoch + per_epoch * max(0, self.options.max_epochs - self.state.epoch - 1)
+
+    def _say_advice(self) -> None:
+        """Once a run: what to change when it waits for data."""
+        advice = self.advise(self.tracker.summary().get("data_wait_share", 0.0))
+        if advice:
+            logger.warning("%s", advice)
+            self.advise = lambda data_wait_share: ""
 
     def _free_memory(self) -> None:
         gc.collect()
