@@ -277,6 +277,7 @@ def build_trainer(
     steps_per_epoch = -(-len(loader) // training.accumulation_steps)
     learning_rate, margin = build_schedules(config, loss, steps_per_epoch)
     folder = Path(run_folder)
+    profiles = runtime.profiling and distributed.is_main()
     step = TrainingStep(
         net,
         loss,
@@ -285,9 +286,7 @@ def build_trainer(
         max_grad_norm=training.max_grad_norm,
         utterances_per_speaker=int(getattr(loader, "utterances_per_speaker", 1)),
         gradient_cache=has_gradient_cache,
-        profiler=make_profiler(
-            runtime.profiling and distributed.is_main(), folder / "profile", runtime.profile_steps, device
-        ),
+        profiler=make_profiler(profiles, folder / "profile", runtime.profile_steps, device),
     )
     keep = max(training.keep_checkpoints, training.average_checkpoints)
 

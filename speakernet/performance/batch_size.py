@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from speakernet.files import human_bytes
-from speakernet.performance.system import MemoryMonitor
+from speakernet.performance.system import MemoryMonitor, process_memory_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +54,7 @@ class BatchSizeOptimizer:
             is averaged and propagated back.
         memory_limit_bytes: how much a step may add on a CPU; default: 80 % of what is available. A GPU says itself.
         clock: seconds; replaceable for tests.
+        read_memory: memory of this process in bytes; replaceable for tests.
 
     Raises:
         ValueError: sizes that make no sense, or not even the smallest one fits.
@@ -69,6 +70,7 @@ class BatchSizeOptimizer:
         step: Callable[[Any], None] | None = None,
         memory_limit_bytes: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        read_memory: Callable[[], int] = process_memory_bytes,
     ) -> None:
         if not 1 <= min_batch_size <= max_batch_size:
             raise ValueError(f"batch sizes {min_batch_size} to {max_batch_size}; expected 1 <= smallest <= largest")
@@ -81,6 +83,7 @@ class BatchSizeOptimizer:
         available = int(psutil.virtual_memory().available * DEFAULT_MEMORY_SHARE)
         self.memory_limit_bytes = memory_limit_bytes or available
         self.clock = clock
+        self.read_memory = read_memory
         self.measurements: list[Measurement] = []
 
     @property
@@ -149,7 +152,7 @@ class BatchSizeOptimizer:
 
     def _run(self, batch_size: int) -> Measurement:
         try:
-            with MemoryMonitor() as monitor:
+            with MemoryMonitor(read=self.read_memory) as monitor:
                 if self.device.type == "cuda":
                     torch.cuda.reset_peak_memory_stats(self.device)
                 sample = self.sample_batch_fn(batch_size)

@@ -87,11 +87,11 @@ def test_profiler_writes_a_trace_a_table_and_shares(tmp_path: Path) -> None:
     assert isinstance(profiler, StepProfiler)
     net = nn.Linear(64, 64)
     for _ in range(5):
-        with profiler.part("data"):
+        with profiler.phase("data"):
             batch = torch.randn(32, 64)
-        with profiler.part("forward"):
+        with profiler.phase("forward"):
             loss = net(batch).square().mean()
-        with profiler.part("backward"):
+        with profiler.phase("backward"):
             loss.backward()
         profiler.step()
     profiler.close()
@@ -104,7 +104,7 @@ def test_profiler_writes_a_trace_a_table_and_shares(tmp_path: Path) -> None:
 def test_without_profiling_nothing_happens(tmp_path: Path) -> None:
     profiler = make_profiler(False, tmp_path, 2, torch.device("cpu"))
     assert isinstance(profiler, NoProfiler)
-    with profiler.part("data"):
+    with profiler.phase("data"):
         profiler.step()
     profiler.close()
     assert not list(tmp_path.iterdir())
