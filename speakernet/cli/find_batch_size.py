@@ -17,7 +17,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--min_batch_size", type=int, default=8, help="smallest size worth having (default 8)")
     parser.add_argument("--max_batch_size", type=int, default=512, help="largest size to try (default 512)")
     parser.add_argument(
-        "--memory_limit_gib", type=float, default=0.0, help="memory that a step may add on a CPU (default: 80 %% of what is free)"
+        "--memory_limit_gib",
+        type=float,
+        default=0.0,
+        help="memory that a step may add on a CPU (default: 80 %% of what is free)",
     )
 
 
@@ -27,10 +30,14 @@ def run(arguments: argparse.Namespace) -> int:
     limit = int(arguments.memory_limit_gib * 2**30) or None
     finder, best = find_batch_size(config, arguments.min_batch_size, arguments.max_batch_size, limit)
     for one in sorted(finder.measurements, key=lambda one: one.batch_size):
-        outcome = f"{one.throughput:8.1f} utterances/s, {one.memory_bytes / 2**20:8.0f} MiB" if one.fits else "does not fit"
+        outcome = (
+            f"{one.throughput:8.1f} utterances/s, {one.memory_bytes / 2**20:8.0f} MiB" if one.fits else "does not fit"
+        )
         sys.stdout.write(f"{one.batch_size:6d}  {outcome}\n")
     sys.stdout.write(f"best: {best} utterances in a batch; the largest that fits is {finder.largest_batch_size}\n")
     per_speaker = config.data.utterances_per_speaker
     option = f"--batch_size {max(best // per_speaker, 1)}"
-    sys.stdout.write(f"use it with {option}" + (f" ({per_speaker} utterances a speaker)\n" if per_speaker > 1 else "\n"))
+    sys.stdout.write(
+        f"use it with {option}" + (f" ({per_speaker} utterances a speaker)\n" if per_speaker > 1 else "\n")
+    )
     return 0
