@@ -119,8 +119,10 @@ def _memory_line(memory: dict[str, Any]) -> str:
 
     bare = memory["bare_interpreter_bytes"]
     parts = [f"an interpreter with torch: {human_bytes(bare)}"]
-    for method in ("fork", "spawn"):
-        if f"{method}_bytes" in memory:
-            most = max(memory[f"{method}_bytes"])
-            parts.append(f"{method}ed worker: {human_bytes(most)}, {human_bytes(max(0, most - bare))} beyond it")
+    if "fork_bytes" in memory:
+        # A forked worker shares the interpreter itself, so all that it has alone was added.
+        parts.append(f"forked worker: {human_bytes(max(memory['fork_bytes']))} in all")
+    if "spawn_bytes" in memory:
+        most = max(memory["spawn_bytes"])
+        parts.append(f"spawned worker: {human_bytes(most)}, {human_bytes(max(0, most - bare))} beyond the interpreter")
     return f"Unique memory of a worker, list of {memory['num_rows']:,} rows: " + "; ".join(parts)
