@@ -63,10 +63,13 @@ def det_figure(curves: Mapping[str, ErrorRates], points: Mapping[str, OperatingP
             axes.plot(ndtri(false_accept), ndtri(miss), color=series_colour(number), label=label)
             shown += [false_accept, miss]
     for number, (name, point) in enumerate(points.items()):
-        if 0 < point.miss < 1 and 0 < point.false_accept < 1:
-            colour, marker = series_colour(number + len(curves)), MARKERS[number % len(MARKERS)]
-            position = (ndtri(point.false_accept), ndtri(point.miss))
-            axes.plot(*position, marker, color=colour, markersize=5, label=name)
+        colour, marker = series_colour(number + len(curves)), MARKERS[number % len(MARKERS)]
+        # Without misses or false accepts a point lies infinitely far out.
+        is_inside = 0 < point.miss < 1 and 0 < point.false_accept < 1
+        position = ([ndtri(point.false_accept)], [ndtri(point.miss)]) if is_inside else ([], [])
+        label = name if is_inside else f"{name}: off the plot"
+        axes.plot(*position, marker, color=colour, markersize=5, label=label)
+        if is_inside:
             shown.append(np.array([point.false_accept, point.miss]))
     _deviate_axes(axes, np.concatenate(shown) if shown else np.array([0.001, 0.5]))
     if not shown:

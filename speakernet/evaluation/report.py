@@ -8,7 +8,6 @@ alone. It measures nothing anew: figures come from `results.json`, curves from `
 `machine`; the rest is listed as it is.
 """
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -136,17 +135,15 @@ def _result_part(run: RunData) -> str:
 
 def _warnings(results: Mapping[str, Any]) -> list[str]:
     """What a reader must know before believing the figures."""
+    notes = [str(note) for note in results.get("warnings") or []]
     texts = []
     if results.get("eer_percent") is None:
-        texts.append(f"No error rates: {results.get('why_no_eer') or 'the list has no labels of both kinds'}.")
-    if results.get("interval_note"):
-        texts.append(f"{str(results['interval_note']).capitalize()}.")
-    if results.get("num_duplicate_trials"):
-        texts.append(
-            f"{results['num_duplicate_trials']:,} trials occur more than once in the list and count each time."
-        )
-    notes = results.get("warnings") or []
-    return texts + ([notes] if isinstance(notes, str) else [str(note) for note in notes])
+        texts.append(f"No error rates: {results.get('why_no_eer') or 'the list has no labels of both kinds'}")
+    if results.get("interval_note") and str(results["interval_note"]) not in notes:
+        texts.append(str(results["interval_note"]))
+    if results.get("num_duplicate_trials") and "warnings" not in results:
+        texts.append(f"{results['num_duplicate_trials']:,} trials occur more than once in the list and count each time")
+    return [text[:1].upper() + text[1:].rstrip(".") + "." for text in [*texts, *notes]]
 
 
 def list_sentence(run: RunData) -> str:
@@ -191,10 +188,12 @@ def _facts_part(run: RunData) -> str:
     machine = run.results.get("machine") or run.results.get("system")
     if isinstance(machine, Mapping):
         parts.append(page.card("Machine", page.facts(machine_facts(machine))))
-    config = run.results.get("config") or run.config
-    if config:
-        text = config if isinstance(config, str) else json.dumps(config, indent=2, ensure_ascii=False)
-        parts.append(page.card("Configuration", page.code(text, "show the resolved configuration")))
+    if run.config:
+        parts.append(page.card("Configuration", page.code(run.config, "show the resolved configuration")))
+    settings = run.results.get("config")
+    if isinstance(settings, Mapping):
+        text = "".join(f"{key}: {plain_text(value)}\n" for key, value in settings.items())
+        parts.append(page.card("Settings of the evaluation", page.code(text, "show the settings of the evaluation")))
     return page.cards(parts, kind="wide") if parts else ""
 
 

@@ -109,7 +109,7 @@ def _settings_part(runs: Sequence[RunData]) -> str:
 
 def _configuration(run: RunData) -> Mapping[str, Any]:
     try:
-        found = run.results.get("config") or yaml.safe_load(run.config)
+        found = yaml.safe_load(run.config) if run.config else {"evaluation": run.results.get("config") or {}}
     except yaml.YAMLError as error:
         raise ValueError(f"{run.folder / 'config.yaml'}: not YAML ({error})") from error
     return found if isinstance(found, Mapping) else {}

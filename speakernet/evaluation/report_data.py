@@ -207,6 +207,8 @@ def trial_list_path(results: Mapping[str, Any]) -> Path | None:
 def _metrics_folder(folder: Path, results: Mapping[str, Any]) -> Path:
     """The run's own folder, else that of the checkpoint that was evaluated."""
     checkpoint = results.get("checkpoint")
+    if isinstance(checkpoint, Mapping):
+        checkpoint = checkpoint.get("path")
     if not (folder / "metrics.jsonl").is_file() and isinstance(checkpoint, str) and checkpoint:
         return Path(checkpoint).parent
     return folder

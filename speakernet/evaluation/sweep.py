@@ -1,6 +1,6 @@
 """A robustness sweep: the EER when the trial audio is degraded by set amounts with the project's own augmentation.
 
-Steps are transforms of one utterance's samples, which `embed_utterances` applies before it cuts crops. The same
+Steps are transforms of one utterance's samples; a `DegradedSource` applies one to everything that is read. The same
 utterance meets the same clip and the same room at every amount, so that only the amount changes.
 """
 
@@ -15,7 +15,9 @@ import torch
 
 from speakernet.data.augment import Augmenter, AugmentRanges, Drawn, mu_law_codec, telephone_band
 from speakernet.data.augment_banks import ClipBank, RoomBank
-from speakernet.data.lists import TrialList
+from speakernet.data.lists import StringTable, TrialList
+from speakernet.data.lookup import LookupTable
+from speakernet.data.sources import AudioSource, RowReader
 from speakernet.evaluation.bootstrap import SpeakerBootstrap, bootstrap, interval_of
 from speakernet.evaluation.embedding import Transform
 from speakernet.evaluation.speakers import Speakers
@@ -45,6 +47,43 @@ class Step:
 
     label: str
     transform: Transform
+
+
+class DegradedSource(AudioSource):
+    """Another source, with every utterance transformed when it is read whole.
+
+    Args:
+        source: of the audio as it is.
+        names: utterances; their rows are what the transform is told.
+        transform: of the samples.
+    """
+
+    def __init__(self, source: AudioSource, names: StringTable, transform: Transform) -> None:
+        super().__init__(source.root, source.sample_rate)
+        self._source = source
+        self._row_of = {name: row for row, name in enumerate(names)}
+        self._transform = transform
+
+    def read(self, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
+        """The transformed utterance, or a crop of it."""
+        waveform = self._transform(self._source.read(name), self._row_of[name])
+        return waveform[start:] if num_samples is None else waveform[start : start + num_samples]
+
+    def lookup(self, names: StringTable, num_threads: int = 8) -> LookupTable:
+        """Of the audio as it is."""
+        return self._source.lookup(names, num_threads)
+
+    def missing(self, names: StringTable) -> np.ndarray:
+        """Of the audio as it is."""
+        return self._source.missing(names)
+
+    def rows(self, names: StringTable, lookup: LookupTable) -> RowReader:
+        """Refused: crops read from within a file cannot be degraded as the whole is.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError("a degraded source is read by whole utterances; use `read`")
 
 
 def sweep_steps(
@@ -82,7 +121,8 @@ def sweep_steps(
 
 def run_sweep(
     steps: Mapping[str, Sequence[Step]],
-    score: Callable[[Transform, str], np.ndarray],
+    source: AudioSource,
+    score: Callable[[AudioSource], np.ndarray],
     trials: TrialList,
     scores: np.ndarray,
     speakers: Speakers,
@@ -94,7 +134,8 @@ def run_sweep(
 
     Args:
         steps: of `sweep_steps`.
-        score: (transform, what to show beside the progress bar) -> scores, (trials,).
+        source: of the audio as it is.
+        score: source -> scores of the list, (trials,).
         trials: labelled.
         scores: of the audio as it is, (trials,).
         speakers: of the list's utterances.
@@ -109,7 +150,7 @@ def run_sweep(
     for kind, amounts in steps.items():
         rows = [{**unchanged, "label": "all"} if kind == "duration" else unchanged]
         for step in amounts:
-            found = score(step.transform, f"{kind} {step.label}")
+            found = score(DegradedSource(source, trials.names, step.transform))
             rows.append(_row(step.label, trials, found, speakers, num_draws, seed))
             logger.info("sweep: %s %s: EER %.2f %%", kind, step.label, rows[-1]["eer_percent"])
         note = "Both sides of every trial are degraded."

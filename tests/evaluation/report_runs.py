@@ -1,0 +1,66 @@
+"""Run folders made of numbers, for the tests of plots, reports and commands: no audio, no network."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from speakernet.data.lists import TrialList, read_trials, write_trials
+from speakernet.evaluation.figures import figures
+from speakernet.evaluation.score_files import write_scores
+from speakernet.evaluation.scoring import cosine_scores, mean_embeddings
+from speakernet.evaluation.speakers import Speakers, speakers_of
+
+
+def make_trials(path: Path, num_speakers: int = 12, utterances: int = 4) -> TrialList:
+    names = [f"dev/s{speaker:02d}/{one}.wav" for speaker in range(num_speakers) for one in range(utterances)]
+    pairs = [(first, second) for row, first in enumerate(names) for second in names[row + 1 :]]
+    write_trials(path, ((int(one[:7] == other[:7]), one, other) for one, other in pairs))
+    return read_trials(path)
+
+
+def make_embeddings(trials: TrialList, noise: float, seed: int = 1) -> tuple[np.ndarray, Speakers]:
+    random = np.random.default_rng(seed)
+    speakers = speakers_of(trials)
+    centres = random.standard_normal((speakers.count, 16))
+    table = centres[speakers.ids] + noise * random.standard_normal((len(speakers.ids), 16))
+    return mean_embeddings(table.astype(np.float32)), speakers
+
+
+def make_run(folder: Path, trials: TrialList, noise: float = 1.2, seed: int = 1) -> dict:
+    """A folder with all that a run leaves; returns what `write_report` can be given beside it."""
+    folder.mkdir(parents=True)
+    embeddings, speakers = make_embeddings(trials, noise, seed)
+    scores = cosine_scores(embeddings, trials.enrol, trials.test)
+    write_scores(folder / "scores.txt", trials, scores)
+    results = figures(trials, scores, bootstrap_samples=50)
+    rows = [
+        {"label": "under 2 s", "num_trials": 40, "num_targets": 6, "note": "only 6 targets"}
+        | {"eer_percent": 9.0, "eer_interval_percent": [4.0, 14.0]},
+        {"label": "2 s and more", "num_trials": 40, "num_targets": 0, "eer_percent": None, "note": "no targets"},
+    ]
+    steps = [
+        {"label": label, "eer_percent": value, "eer_interval_percent": [value - 1, value + 1]}
+        for label, value in (("none", 5.0), ("10", 8.0), ("0", 20.0))
+    ]
+    results |= {
+        "seconds": 1.5,
+        "model": {"name": "ResNetSE34L", "options": {"pooling": "SAP"}},
+        "lists": [{"role": "trials", "name": "trials.txt", "sha256": "0" * 64}],
+        "machine": {"cpu": "a processor", "memory_bytes": 2**33},
+        "command": "trainSpeakerNet.py --config <exp01.yaml> --save_path " + "exps/long_name_" * 12,
+        "warnings": ["the best checkpoint was chosen on this very list"],
+        "slices": [{"by": "duration of the shorter side", "note": "", "rows": rows}],
+        "sweep": [{"kind": "noise", "axis": "signal-to-noise ratio (dB)", "note": "", "rows": steps}],
+    }
+    (folder / "results.json").write_text(json.dumps(results))
+    lines = []
+    for step in range(1, 41):
+        values = {"loss": 8 / step, "accuracy_percent": 2.0 * step, "learning_rate": 1e-3 / step, "margin": 0.01 * step}
+        speed = {"utterances_per_second": 200 + step, "data_wait_share": 0.03}
+        lines.append({"kind": "step", "step": step, "epoch": 1 + step // 10, **values, **speed})
+        if step % 10 == 0:
+            lines.append({"kind": "evaluation", "step": step, "epoch": step // 10, "eer_percent": 30 / step})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "config.yaml").write_text(f"data:\n  batch_size: {64 * seed}\nmodel:\n  name: ResNetSE34L\n")
+    return {"trials": trials, "scores": scores, "embeddings": embeddings, "speakers": speakers.ids}

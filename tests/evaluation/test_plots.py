@@ -1,0 +1,94 @@
+"""Figures draw what they are given, and their way into a page keeps them apart and without fixed colours."""
+
+import re
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+from scipy.special import ndtri
+
+from speakernet.evaluation import plots
+from speakernet.evaluation.metrics import OperatingPoint, equal_error_point, error_rates
+from speakernet.evaluation.plot_style import PALETTE, figure_svg, save_png
+
+
+def overlapping_scores(random, num_trials=400):
+    labels = np.arange(num_trials) % 4 == 0
+    return random.standard_normal(num_trials) + 2.0 * labels, labels.astype(np.int8)
+
+
+def test_det_axes_are_normal_deviates_and_the_marked_point_lies_on_the_curve(random):
+    scores, labels = overlapping_scores(random)
+    rates = error_rates(scores, labels)
+    figure = plots.det_figure({"only": rates}, {"EER": equal_error_point(rates), "off": OperatingPoint(9.0, 1.0, 0.0)})
+    curve, marked, off, diagonal = figure.axes[0].lines
+    x, y = curve.get_data()
+    assert np.isin(np.round(x, 9), np.round(ndtri(rates.false_accept_rates), 9)).all()
+    assert (np.diff(x) <= 0).all() and (np.diff(y) >= 0).all()
+    assert marked.get_label() == "EER" and marked.get_xdata()[0] == marked.get_ydata()[0]
+    assert off.get_label() == "off: off the plot" and not len(off.get_xdata())
+    assert np.array_equal(diagonal.get_xdata(), diagonal.get_ydata())
+
+
+def test_det_without_a_single_error_says_so():
+    rates = error_rates(np.array([0.0, 1.0]), np.array([0, 1]))
+    texts = [one.get_text() for one in plots.det_figure({"perfect": rates}, {}).axes[0].texts]
+    assert texts == ["no errors at any threshold"]
+
+
+def test_histograms_have_an_area_of_one_each_and_leave_out_infinite_scores(random):
+    scores, labels = overlapping_scores(random)
+    scores[0] = -np.inf
+    axes = plots.histogram_figure(scores, labels, 0.5).axes[0]
+    outlines = [patch for patch in axes.patches if not patch.get_fill()]
+    assert [one.get_label() for one in outlines] == ["non-targets", "targets"]
+    for outline in outlines:
+        values, edges, _ = outline.get_data()
+        assert values @ np.diff(edges) == pytest.approx(1.0)
+
+
+def test_the_lowest_point_of_a_training_curve_is_named():
+    figure = plots.curve_figure({"run": (np.arange(3.0), np.array([9.0, 4.25, 5.0]))}, "epoch", "EER", mark_lowest=True)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["lowest 4.25"]
+
+
+def test_a_slice_without_an_eer_stays_in_the_plot():
+    rows = [
+        {"label": "short", "eer_percent": 9.0, "eer_interval_percent": [7.0, 12.0]},
+        {"label": "long", "eer_percent": None},
+    ]
+    axes = plots.slices_figure(rows).axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["short", "long"]
+    assert [text.get_text().strip() for text in axes.texts] == ["no EER"]
+
+
+def test_sweeps_of_two_runs_share_axes_and_bear_missing_intervals():
+    rows = [{"label": "none", "eer_percent": 1.0}, {"label": "10", "eer_percent": 2.0}]
+    axes = plots.sweep_figure({"a": rows, "b": rows}, "noise (dB)").axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["none", "10"]
+    assert len(axes.lines) == 2
+
+
+def test_the_svg_takes_its_colours_from_the_page_and_its_names_from_the_figure(random):
+    scores, labels = overlapping_scores(random)
+    rates = error_rates(scores, labels)
+    texts = [figure_svg(plots.det_figure({"a": rates}, {}), name, 'of "a" & <b>') for name in ("one", "two")]
+    assert not any(light in text for text in texts for light, _ in PALETTE.values())
+    assert "var(--series-1)" in texts[0] and 'aria-label="of &quot;a&quot; &amp; &lt;b>"' in texts[0]
+    names = [set(re.findall(r'\bid="([^"]+)"', text)) for text in texts]
+    assert names[0] and not names[0] & names[1]
+    for text, known in zip(texts, names, strict=True):
+        assert set(re.findall(r'(?:xlink:href="#|url\(#)([^")]+)', text)) <= known
+    again = figure_svg(plots.det_figure({"a": rates}, {}), "one", 'of "a" & <b>')
+    assert again == texts[0]
+
+
+def test_png_is_a_picture(tmp_path, random):
+    scores, labels = overlapping_scores(random)
+    save_png(plots.histogram_figure(scores, labels, 0.5), tmp_path / "plots" / "scores.png")
+    assert imread(tmp_path / "plots" / "scores.png").std() > 0.01
+
+
+def test_palette_colours_differ_so_that_each_is_found_again():
+    lights = [light for light, _ in PALETTE.values()]
+    assert len(set(lights)) == len(lights)

@@ -1,0 +1,212 @@
+"""Reports: what stands on the page, that it can be made again from files alone, and several runs side by side."""
+
+import json
+import re
+import shutil
+import sys
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from speakernet.cli import main
+from speakernet.evaluation.metrics import eer
+from speakernet.evaluation.report import write_report
+from speakernet.evaluation.report_comparison import write_comparison
+from speakernet.evaluation.report_data import embedding_map, read_run
+
+sys.path.insert(0, str(Path(__file__).parent))
+from report_runs import make_run, make_trials
+
+SECTIONS = ("result", "training", "errors", "slices", "robustness", "hardest", "embeddings", "facts")
+VOID = {"meta", "link", "br", "img"}
+
+
+class Checker(HTMLParser):
+    """Counts what a page holds and whether every element is closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.tags: set[str] = set()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        values = dict(attrs)
+        self.ids += [values["id"]] if values.get("id") else []
+        self.links += [values[name] for name in ("href", "src", "xlink:href") if values.get(name)]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def checked(path: Path) -> tuple[str, Checker]:
+    text = path.read_text(encoding="utf-8")
+    checker = Checker()
+    checker.feed(text)
+    assert not checker.open
+    return text, checker
+
+
+@pytest.fixture()
+def trials(tmp_path):
+    return make_trials(tmp_path / "trials.txt")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run with its report; tests work on copies."""
+    folder = tmp_path_factory.mktemp("finished") / "first"
+    write_report(folder, **make_run(folder, make_trials(folder.parent / "trials.txt")))
+    return folder
+
+
+@pytest.fixture()
+def run(tmp_path, finished):
+    return Path(shutil.copytree(finished, tmp_path / "exps" / "first"))
+
+
+def test_every_part_is_there_and_nothing_is_loaded_from_anywhere(run):
+    text, checker = checked(run / "report.html")
+    assert set(SECTIONS) <= set(checker.ids)
+    assert len(set(checker.ids)) == len(checker.ids)
+    assert all(link.startswith("#") or link == "data:," for link in checker.links)
+    assert not checker.tags & {"script", "iframe", "img"} and "@import" not in text and "url(http" not in text
+    results = json.loads((run / "results.json").read_text())
+    assert f"{results['eer_percent']:.2f} %" in text
+    low, high = results["eer_interval_percent"]
+    assert f"95 %: {low:.2f} to {high:.2f} %" in text
+    for expected in (
+        "Held-out EER",
+        "Margin",
+        "Data wait",
+        "minDCF at 0.01",
+        "batch_size: 64",
+        "8.0 GiB",
+        "only 6 targets",
+    ):
+        assert expected in text
+    assert "--config &lt;exp01.yaml&gt;" in text and "<exp01" not in text
+    pngs = {path.stem for path in (run / "plots").glob("*.png")}
+    assert {"det", "scores", "calibration", "slices_1", "sweep_noise", "embeddings_1", "training_loss"} <= pngs
+
+
+def test_the_hardest_trials_are_named_worst_first(run, trials):
+    text = unescape((run / "report.html").read_text())
+    scores = read_run(run).scores
+    for label, worst in ((0, np.argmax), (1, np.argmin)):
+        rows = np.flatnonzero(trials.labels == label)
+        row = int(rows[worst(scores[rows])])
+        pair = [trials.names[int(trials.enrol[row])], trials.names[int(trials.test[row])]]
+        assert "".join(f"<td>{name}</td>" for name in pair) + f'<td class="number">{scores[row]:.4f}</td>' in text
+
+
+def test_a_report_made_again_from_files_alone_is_the_same(run):
+    def without_curves() -> str:
+        # Scores are written with six digits: a curve may move by less than a thousandth of its width.
+        return re.sub(r"<svg.*?</svg>", "<svg>", (run / "report.html").read_text(), flags=re.DOTALL)
+
+    first = without_curves()
+    assert main(["report", str(run)]) == 0
+    assert without_curves() == first
+
+
+def test_an_unlabelled_list_gets_a_page_without_error_rates(tmp_path, trials):
+    folder = tmp_path / "scores_only"
+    given = make_run(folder, trials)
+    trials.labels = None
+    facts = {"num_trials": len(trials), "eer_percent": None, "why_no_eer": "the list is unlabelled"}
+    (folder / "results.json").write_text(json.dumps(facts))
+    text, checker = checked(write_report(folder, trials=trials, scores=given["scores"]))
+    assert "No error rates: the list is unlabelled." in text and "errors" not in checker.ids
+
+
+def test_a_run_that_still_trains_shows_its_curves(run):
+    for name in ("results.json", "scores.txt", "report_arrays.npz"):
+        (run / name).unlink()
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "step", "st')
+    text, checker = checked(write_report(run))
+    assert "Not evaluated yet" in text and "training" in checker.ids and "errors" not in checker.ids
+
+
+def test_an_evaluation_shows_the_training_of_its_checkpoint(run, trials, tmp_path):
+    folder = run / "eval" / "other"
+    given = make_run(folder, trials)
+    (folder / "metrics.jsonl").unlink()
+    (folder / "config.yaml").unlink()
+    results = json.loads((folder / "results.json").read_text())
+    for checkpoint in (str(run / "best.pt"), {"path": str(run / "best.pt"), "sha256": ""}):
+        (folder / "results.json").write_text(json.dumps({**results, "checkpoint": checkpoint}))
+        text, checker = checked(write_report(folder, **given))
+        assert "training" in checker.ids and "batch_size: 64" in text
+
+
+def test_an_empty_folder_and_broken_results_are_told(tmp_path):
+    with pytest.raises(ValueError, match=r"neither results\.json nor metrics\.jsonl"):
+        write_report(tmp_path)
+    (tmp_path / "results.json").write_text("{")
+    with pytest.raises(ValueError, match=r"results\.json: not JSON"):
+        write_report(tmp_path)
+
+
+def test_two_runs_side_by_side(run, trials, tmp_path, monkeypatch, capsys):
+    second = tmp_path / "exps" / "second"
+    make_run(second, trials, noise=3.0, seed=2)
+    shutil.copy(run / "report_arrays.npz", second)
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", str(run), str(second)]) == 0
+    assert capsys.readouterr().out == "comparison.html\n"
+    text, checker = checked(tmp_path / "comparison.html")
+    assert "EER (%): first is better than second by" in text and ": significant" in text
+    assert "<td>data.batch_size</td><td>64</td><td>128</td>" in text and "model.name" not in text
+    assert (tmp_path / "comparison_plots" / "det.png").is_file()
+    assert len(set(checker.ids)) == len(checker.ids)
+
+
+def test_runs_on_different_lists_are_not_compared(run, tmp_path):
+    second = tmp_path / "exps" / "second"
+    trials = make_trials(tmp_path / "short.txt", num_speakers=8)
+    make_run(second, trials)
+    np.savez(second / "report_arrays.npz", labels=trials.labels)
+    text, _ = checked(write_comparison([run, second], tmp_path / "both.html"))
+    assert "must not be compared" in text and "better than" not in text
+
+
+def test_a_run_named_twice_is_refused(run, tmp_path):
+    with pytest.raises(ValueError, match="the same folder twice"):
+        write_comparison([run, run.parent / "first"], tmp_path / "both.html")
+    assert main(["report", str(run), "--output", str(tmp_path / "x.html")]) == 1
+
+
+def test_scores_are_read_back_as_they_were_evaluated(run):
+    found = read_run(run)
+    results = json.loads((run / "results.json").read_text())
+    assert eer(found.scores, found.labels) == pytest.approx(results["eer_percent"], abs=1e-3)
+
+
+def test_embedding_map_is_the_projection_on_the_main_plane(random):
+    plane = np.linalg.qr(random.standard_normal((5, 2)))[0]
+    flat = random.standard_normal((12, 2)) * [3.0, 1.0]
+    embeddings = (flat @ plane.T).astype(np.float32)
+    names = [f"a/s{row // 4}/v/{row}.wav" for row in range(12)]
+    drawn = embedding_map(embeddings, np.arange(12) // 4, names)
+    assert drawn is not None
+    assert sum(drawn.shares) == pytest.approx(1.0, abs=1e-6) and drawn.names == ["v", "v", "v"]
+    distances = np.linalg.norm(flat[:, None] - flat[None], axis=2)
+    np.testing.assert_allclose(np.linalg.norm(drawn.points[:, None] - drawn.points[None], axis=2), distances, atol=1e-4)
+
+
+def test_embedding_map_takes_the_speakers_with_most_utterances_and_needs_two():
+    random = np.random.default_rng(3)
+    speakers = np.array([0, 1, 1, 1, 2, 2, 3])
+    names = [f"s{speaker}/{row}.wav" for row, speaker in enumerate(speakers)]
+    drawn = embedding_map(random.standard_normal((7, 4)).astype(np.float32), speakers, names)
+    assert drawn is not None and drawn.names == ["s1", "s2"] and len(drawn.points) == 5
+    assert embedding_map(np.eye(3, dtype=np.float32), np.array([0, 0, 1]), names[:3]) is None
