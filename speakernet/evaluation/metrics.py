@@ -106,9 +106,9 @@ def error_rates(scores: np.ndarray, labels: np.ndarray) -> ErrorRates:
     ([0, 0, 1, 1, 2], [2, 1, 1, 0, 0])
     """
     scores, labels = check_trials(scores, labels)
-    order = np.argsort(scores)
-    ascending = scores[order]
-    targets_below = np.concatenate([[0], np.cumsum(labels[order], dtype=np.int64)])
+    ascending, is_target = _sorted_trials(scores, labels)
+    targets_below = np.zeros(len(scores) + 1, dtype=np.int64)
+    np.cumsum(is_target, out=targets_below[1:])
     starts = group_starts(ascending)
     ends = np.append(starts, len(scores))
     misses = targets_below[ends]
@@ -116,6 +116,20 @@ def error_rates(scores: np.ndarray, labels: np.ndarray) -> ErrorRates:
     false_accepts = (len(scores) - num_targets) - (ends - misses)
     thresholds = np.append(ascending[starts], np.inf)
     return ErrorRates(thresholds, misses, false_accepts, num_targets, len(scores) - num_targets)
+
+
+def _sorted_trials(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ascending scores and which of them are targets, both (trials,).
+
+    Sorting each kind and merging takes half the time of sorting row numbers: nothing is fetched from all over memory.
+    """
+    targets, nontargets = np.sort(scores[labels]), np.sort(scores[~labels])
+    is_target = np.zeros(len(scores), dtype=bool)
+    is_target[np.arange(len(targets)) + np.searchsorted(nontargets, targets)] = True
+    ascending = np.empty(len(scores))
+    ascending[is_target] = targets
+    ascending[~is_target] = nontargets
+    return ascending, is_target
 
 
 def group_starts(ascending: np.ndarray) -> np.ndarray:

@@ -1,18 +1,22 @@
-"""Scores of trial pairs from embeddings, by blocks that fit the processor's cache, whatever the number of trials.
+"""Scores of trial pairs from embeddings, sorted by enrolment so that trials become matrix products.
 
 Two scores: the cosine of mean embeddings, and voxceleb_trainer's minus mean distance over all pairs of crops. Memory
 beside embeddings and scores is a few blocks. Normalisation against a cohort is in `score_norm.py`.
 """
 
+import warnings
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from torch import Tensor
 
+from speakernet.evaluation.metrics import group_starts
+
 BLOCK_BYTES = 5 << 20
-"""Gathered embeddings of both sides of a block of trials: about a level-2 cache."""
-DENSE_SHARE = 0.1
-"""Share of all pairs of two blocks of utterances above which a matrix product beats gathering pairs (measured)."""
-TILE_UTTERANCES = 2048
+"""Gathered crops of the test side of a block of trials: they stay in the processor's cache until they are used."""
+GROUP_WIDTHS = (8, 4, 2, 1)
+"""Trials of one enrolment utterance that share a matrix product; every list can be cut into groups of these."""
 EPSILON = 1e-12
 
 
@@ -59,17 +63,30 @@ def cosine_scores(embeddings: np.ndarray, enrol: np.ndarray, test: np.ndarray) -
     [1.0, 0.0]
     """
     table = torch.from_numpy(np.ascontiguousarray(embeddings, dtype=np.float32))
-    enrol_rows, test_rows = _rows(enrol), _rows(test)
-    if len(enrol_rows) >= DENSE_SHARE * len(table) ** 2 and len(table) <= TILE_UTTERANCES * 8:
-        return _dense_scores(table, enrol_rows, test_rows)
-    scores = torch.empty(len(enrol_rows), dtype=torch.float32)
-    block = max(1, BLOCK_BYTES // (8 * table.shape[1]))
-    for start in range(0, len(scores), block):
-        chosen = slice(start, start + block)
-        first = table.index_select(0, enrol_rows[chosen])
-        second = table.index_select(0, test_rows[chosen])
-        torch.linalg.vecdot(first, second, out=scores[chosen])
-    return scores.numpy()
+    num_rows = len(table)
+    # By enrolment utterance the trials are the filled places of a sparse matrix, each there once; a product computed at
+    # those places alone reads the rows where they lie, without copies.
+    places = enrol.astype(np.int64) * num_rows + test
+    order = np.argsort(places)
+    places = places[order]
+    starts = group_starts(places)
+    repeats = np.diff(np.append(starts, len(places)))
+    rows, columns = np.divmod(places[starts], max(1, num_rows))
+    del places
+    row_starts = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=num_rows))])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
+        wanted = torch.sparse_csr_tensor(
+            torch.from_numpy(row_starts.astype(np.int32)),
+            torch.from_numpy(columns.astype(np.int32)),
+            torch.zeros(len(columns)),
+            (num_rows, num_rows),
+            # Rows beyond the table would be read from foreign memory.
+            check_invariants=True,
+        )
+    scores = np.empty(len(order), dtype=np.float32)
+    scores[order] = np.repeat(torch.sparse.sampled_addmm(wanted, table, table.T, beta=0.0).values().numpy(), repeats)
+    return scores
 
 
 def mean_distance_scores(
@@ -91,38 +108,48 @@ def mean_distance_scores(
     [-5.0]
     """
     table = torch.from_numpy(np.ascontiguousarray(embeddings, dtype=np.float32))
-    if normalize:
-        table = torch.nn.functional.normalize(table, dim=2, eps=EPSILON)
-    squares = table.square().sum(dim=2)  # (utterances, crops)
-    enrol_rows, test_rows = _rows(enrol), _rows(test)
-    scores = torch.empty(len(enrol_rows), dtype=torch.float32)
-    block = max(1, BLOCK_BYTES // (8 * table.shape[1] * table.shape[2]))
-    for start in range(0, len(scores), block):
-        first, second = enrol_rows[start : start + block], test_rows[start : start + block]
-        products = torch.bmm(table[first], table[second].transpose(1, 2))  # (block, crops, crops)
-        # |a - b|^2 = |a|^2 + |b|^2 - 2ab; rounding can push it just below zero.
-        distances = torch.add(squares[first][:, :, None], products, alpha=-2).add_(squares[second][:, None, :])
-        scores[start : start + block] = distances.clamp_(min=0).sqrt_().mean(dim=(1, 2)).neg_()
+    lengths = torch.linalg.vector_norm(table, dim=2)  # (utterances, crops)
+    # Scaling the products instead of the crops saves a copy of the whole table.
+    scales = lengths.clamp(min=EPSILON).reciprocal() if normalize else torch.ones_like(lengths)
+    squares = (lengths * scales).square()
+    enrol_rows, test_rows = torch.from_numpy(enrol.astype(np.int64)), torch.from_numpy(test.astype(np.int64))
+    order = torch.argsort(enrol_rows)
+    block = max(1, BLOCK_BYTES // (4 * table.shape[1] * table.shape[2]))
+    gathered = torch.empty((max(block, GROUP_WIDTHS[0]), *table.shape[1:]))
+    scores = torch.empty(len(order))
+    for width, firsts in _groups(enrol_rows[order].numpy()):
+        groups = max(1, block // width)
+        for start in range(0, len(firsts), groups):
+            positions = torch.from_numpy(firsts[start : start + groups, None] + np.arange(width))
+            trials = order[positions]  # (groups, width)
+            distances = _mean_distances(
+                table, scales, squares, enrol_rows[trials[:, 0]], test_rows[trials], gathered[: trials.numel()]
+            )
+            scores[trials] = distances.neg_()
     return scores.numpy()
 
 
-def _rows(rows: np.ndarray) -> Tensor:
-    # A list's int32 rows index as they are: a copy as int64 would cost 80 MB for ten million trials.
-    return torch.from_numpy(np.ascontiguousarray(rows))
+def _mean_distances(
+    table: Tensor, scales: Tensor, squares: Tensor, enrol: Tensor, test: Tensor, gathered: Tensor
+) -> Tensor:
+    """Mean distances of utterances (groups,) to several (groups, width) each; `gathered` is room for the latter."""
+    num_groups, width = test.shape
+    crops = table.shape[1]
+    first = table[enrol] * (-2 * scales[enrol])[:, :, None]
+    torch.index_select(table, 0, test.view(-1), out=gathered)
+    # |a - b|^2 = |a|^2 + |b|^2 - 2ab; rounding can push it just below zero.
+    products = torch.bmm(first, gathered.view(num_groups, width * crops, -1).transpose(1, 2))
+    products.mul_(scales[test].view(num_groups, 1, -1)).add_(squares[test].view(num_groups, 1, -1))
+    distances = products.add_(squares[enrol][:, :, None]).clamp_(min=0).sqrt_()  # (groups, crops, width * crops)
+    return distances.sum(dim=1).view(num_groups, width, crops).sum(dim=2).div_(crops * crops)
 
 
-def _dense_scores(table: Tensor, enrol: Tensor, test: Tensor) -> np.ndarray:
-    """Lists that name most pairs: whole matrix products, from which the trials are picked."""
-    scores = torch.empty(len(enrol), dtype=torch.float32)
-    order = torch.argsort(enrol, stable=True)
-    sorted_enrol = enrol[order].contiguous()
-    for start in range(0, len(table), TILE_UTTERANCES):
-        end = min(start + TILE_UTTERANCES, len(table))
-        low, high = torch.searchsorted(sorted_enrol, torch.tensor([start, end], dtype=enrol.dtype)).tolist()
-        if low == high:
-            continue
-        products = table[start:end] @ table.T  # (tile, utterances)
-        trials = order[low:high]
-        flat = (sorted_enrol[low:high] - start).long() * len(table) + test[trials]
-        scores[trials] = products.view(-1)[flat]
-    return scores.numpy()
+def _groups(sorted_rows: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Runs of equal rows cut into pieces: (width, first positions of all pieces of that width), widest first."""
+    starts = group_starts(sorted_rows)
+    counts = np.diff(np.append(starts, len(sorted_rows)))
+    for width in GROUP_WIDTHS:
+        pieces = counts // width
+        number_in_run = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+        yield width, np.repeat(starts, pieces) + width * number_in_run
+        starts, counts = starts + pieces * width, counts % width
