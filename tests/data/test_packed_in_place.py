@@ -1,0 +1,64 @@
+"""A packed corpus named in place of the folder: the same training batches, bit for bit, and the same embeddings."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from speakernet.build.data import build_source, build_training_loader
+from speakernet.build.model import build_model
+from speakernet.config import load_config
+from speakernet.config.schema import Config
+from speakernet.data.lists import StringTable, read_trials
+from speakernet.data.packed import PackedSource
+from speakernet.data.packed_inputs import FolderInput
+from speakernet.data.packed_writer import pack
+from speakernet.evaluation.embedding import embed_utterances
+
+
+@pytest.fixture(scope="module")
+def corpus(tiny_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny corpus, packed."""
+    packed = tmp_path_factory.mktemp("packed") / "corpus"
+    pack(FolderInput(tiny_corpus), packed)
+    return packed
+
+
+def config_of(root: Path, tiny_corpus: Path, num_workers: int) -> Config:
+    options = {
+        "data.train_list": tiny_corpus / "train_list.txt",
+        "data.train_path": root,
+        "data.batch_size": 8,
+        "data.crop_frames": 120,  # some utterances are shorter and wrap around
+        "data.num_workers": num_workers,
+        "data.device_resident": "off",
+        "augment.enabled": "false",
+        "model.name": "ResNet",
+        "model.embedding_dim": 8,
+    }
+    return load_config([part for name, value in options.items() for part in (f"--{name}", str(value))]).config
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_training_batches(corpus: Path, tiny_corpus: Path, num_workers: int) -> None:
+    epochs = []
+    for root in (tiny_corpus, corpus):
+        loader = build_training_loader(config_of(root, tiny_corpus, num_workers), torch.device("cpu"))
+        loader.set_epoch(1)
+        epochs.append([(batch.waveforms.clone(), batch.labels.clone()) for batch in loader])
+        loader.close()
+    assert len(epochs[0]) == len(epochs[1]) > 1
+    for (waveforms, labels), (packed_waveforms, packed_labels) in zip(*epochs, strict=True):
+        assert torch.equal(waveforms, packed_waveforms) and torch.equal(labels, packed_labels)
+        assert waveforms.dtype == torch.float32
+
+
+def test_embeddings(corpus: Path, tiny_corpus: Path) -> None:
+    config = config_of(corpus, tiny_corpus, 0)
+    net = build_model(config)
+    names: StringTable = read_trials(tiny_corpus / "trials.txt").names
+    source = build_source(config, corpus)
+    assert isinstance(source, PackedSource)
+    found = embed_utterances(net, source, names, eval_frames=80, num_crops=2)
+    expected = embed_utterances(net, build_source(config, tiny_corpus), names, eval_frames=80, num_crops=2)
+    assert found.shape == (len(names), 2, 8) and (found == expected).all()
