@@ -14,15 +14,16 @@ import numpy as np
 from speakernet.data.audio import AudioError
 from speakernet.data.cache import AudioCache
 from speakernet.data.lists import StringTable
-from speakernet.data.sources import FolderSource, RowReader
+from speakernet.data.packed import PackedRows
+from speakernet.data.sources import INT16_SCALE, FolderSource, RowReader
 
 logger = logging.getLogger(__name__)
 
 AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aif", ".aiff")
 # Folder names of MUSAN -> our names of the kinds of disturbance.
 MUSAN_FOLDERS = {"noise": "noise", "music": "music", "speech": "babble"}
-MIN_FFT_SAMPLES = 1024
-FFT_BLOCK = 256  # transform lengths are multiples of it
+# Transform lengths are multiples of it: few different ones, which are faster than many, and many factors of two.
+FFT_BLOCK = 512
 
 
 @dataclass
@@ -52,6 +53,48 @@ class ClipBank:
         problems = self.reader.fill(self.rows[clips], (places * room).astype(np.int64), out)
         if problems:
             raise AudioError(f"augmentation: {next(iter(problems.values()))}; remove the file or mend it")
+
+    def crops(self, clips: np.ndarray, places: np.ndarray, is_wanted: np.ndarray, num_samples: int) -> "Crops":
+        """The crops of many sources, to be written one by one.
+
+        Args:
+            clips: of every source, int64 (sources,).
+            places: as for `fill`, (sources,).
+            is_wanted: which sources are this bank's, bool (sources,); the others are not looked at.
+            num_samples: length of each.
+        """
+        rows = np.where(is_wanted, self.rows[np.where(is_wanted, clips, 0)], 0)
+        room = np.maximum(self.lengths[np.where(is_wanted, clips, 0)] - num_samples, 0)
+        return Crops(self.reader, rows, (places * room).astype(np.int64), num_samples)
+
+
+class Crops:
+    """Crops of one bank, written where and when they are needed; those in memory at the price of a cast."""
+
+    def __init__(self, reader: RowReader, rows: np.ndarray, starts: np.ndarray, num_samples: int) -> None:
+        self._reader, self._rows, self._starts = reader, rows, starts
+        self._num_samples = num_samples
+        self._samples: np.ndarray | None = None
+        self._firsts: list[int] = []
+        if isinstance(reader, PackedRows):
+            self._samples = reader.samples
+            self._firsts = reader.whole_crops(rows, starts, num_samples).tolist()
+
+    def write(self, source: int, out: np.ndarray) -> float:
+        """Write a crop to `out` (samples,) float32; returns the factor that brings it to -1..1.
+
+        Raises:
+            AudioError: the clip cannot be read.
+        """
+        if self._samples is not None and self._firsts[source] >= 0:
+            first = self._firsts[source]
+            out[:] = self._samples[first : first + self._num_samples]
+            return float(INT16_SCALE)
+        some = slice(source, source + 1)
+        problems = self._reader.fill(self._rows[some], self._starts[some], out[None])
+        if problems:
+            raise AudioError(f"augmentation: {next(iter(problems.values()))}; remove the file or mend it")
+        return 1.0
 
 
 def find_audio_files(root: str | Path) -> list[str]:
@@ -155,13 +198,10 @@ class RoomBank:
     def fft_samples(self, room: int, num_samples: int) -> int:
         """Length of the transform in which a crop of `num_samples` and this response do not wrap around.
 
-        Responses fall into classes of lengths (powers of two), so that those of a class share one transform.
+        Lengths are rounded up to a few good ones, so that many responses share one transform.
         """
         reach = len(self.response(room, num_samples))
-        padded = 1 << max(reach - 1, MIN_FFT_SAMPLES - 1).bit_length()
-        # Transforms of many factors of two are a third faster than the next shorter length without them.
-        least = num_samples + min(padded, num_samples)
-        return FFT_BLOCK * fast_fft_samples(-(-least // FFT_BLOCK))
+        return FFT_BLOCK * fast_fft_samples(-(-(num_samples + reach - 1) // FFT_BLOCK))
 
     def spectrum(self, room: int, num_samples: int, fft_samples: int) -> np.ndarray:
         """The response's spectrum, complex64 (fft_samples // 2 + 1,)."""

@@ -6,6 +6,8 @@ utterance's numbers depend on nothing but its own row and the epoch. The mixing 
 Source: Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014, figure 17.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from speakernet.seeding import derive_seed
@@ -25,12 +27,19 @@ class KeyedRandom:
     def __init__(self, seed: int, epoch: int, rows: np.ndarray) -> None:
         self.rows = np.asarray(rows, dtype=np.uint64)
         self._key = np.uint64(derive_seed(seed, epoch))
+        with np.errstate(over="ignore"):
+            self._row_words = _mix(self.rows * GOLDEN + GOLDEN)
 
     def uniform(self, stream: int, count: int = 1) -> np.ndarray:
         """Numbers in [0, 1), float64 (batch, count); another stream gives unrelated ones."""
+        return self.uniforms((stream,), count)[0]
+
+    def uniforms(self, streams: Sequence[int], count: int = 1) -> np.ndarray:
+        """The numbers of several streams at once, float64 (streams, batch, count)."""
         with np.errstate(over="ignore"):
-            base = _mix(_mix(self._key + np.uint64(stream) * GOLDEN) ^ _mix(self.rows * GOLDEN + GOLDEN))
-            words = _mix(base[:, None] + np.arange(1, count + 1, dtype=np.uint64) * GOLDEN)
+            keys = _mix(self._key + np.array(streams, dtype=np.uint64) * GOLDEN)
+            base = _mix(keys[:, None] ^ self._row_words)
+            words = _mix(base[:, :, None] + np.arange(1, count + 1, dtype=np.uint64) * GOLDEN)
         return (words >> np.uint64(11)) * 2.0**-53
 
     def between(self, stream: int, low: float, high: float) -> np.ndarray:

@@ -79,6 +79,12 @@ class StringTable(Sequence[str]):
         """The UTF-8 bytes of string `row`, what the operating system wants as a path."""
         return self.content[self.offsets[row] : self.offsets[row + 1]].tobytes()
 
+    def raws(self, rows: np.ndarray) -> list[bytes]:
+        """`raw` for many rows, with one look at the offsets."""
+        content = self.content.data
+        ends = self.offsets[rows + 1].tolist()
+        return [content[start:end].tobytes() for start, end in zip(self.offsets[rows].tolist(), ends, strict=True)]
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 

@@ -255,16 +255,20 @@ class PackedRows(RowReader):
             np.multiply(crop, INT16_SCALE, out=out[:count])
         return count
 
+    def whole_crops(self, rows: np.ndarray, starts: np.ndarray, num_samples: int) -> np.ndarray:
+        """Where in `samples` crops begin that lie wholly in their rows, -1 for the others; int64 (crops,)."""
+        is_whole = (starts >= 0) & (starts + num_samples <= self._lengths.array[rows])
+        return np.where(is_whole, self._starts.array[rows] + starts, -1)
+
     def fill(self, rows: np.ndarray, starts: np.ndarray, out: np.ndarray) -> dict[int, str]:
         """See `RowReader.fill`. Rows that hold the whole crop, nearly all, are copied without a further look."""
         wanted = out.shape[1]
-        firsts = self._starts.array[rows] + starts
-        is_whole = (starts >= 0) & (starts + wanted <= self._lengths.array[rows])
+        firsts = self.whole_crops(rows, starts, wanted)
         samples = self.samples
         is_int16 = out.dtype == np.int16
         problems = {}
-        for position, (first, whole) in enumerate(zip(firsts.tolist(), is_whole.tolist(), strict=True)):
-            if not whole:
+        for position, first in enumerate(firsts.tolist()):
+            if first < 0:
                 some = slice(position, position + 1)
                 for problem in super().fill(rows[some], starts[some], out[some]).values():
                     problems[position] = problem

@@ -232,22 +232,24 @@ class FolderRows(RowReader):
         if is_float and len(self._scratch) < wanted:
             self._scratch = np.empty(wanted, dtype=np.int16)
         problems: dict[int, str] = {}
-        for place, row in enumerate(rows.tolist()):
-            target = self._scratch[:wanted] if is_float else out[place]
-            if not is_plain[place] or not self._read_whole(row, sizes[place], times[place], offsets[place], target):
+        names = self._names.raws(rows)
+        scratch = self._scratch[:wanted]
+        for place, plain in enumerate(is_plain.tolist()):
+            target = scratch if is_float else out[place]
+            if not plain or not self._read_whole(names[place], sizes[place], times[place], offsets[place], target):
                 # Short, compressed, changed or broken: the way that looks closer.
                 some = slice(place, place + 1)
                 for problem in super().fill(rows[some], starts[some], out[some]).values():
                     problems[place] = problem
             elif is_float:
                 # Casting on assignment and scaling in place is faster than one product that casts.
-                out[place] = target
-                out[place] *= INT16_SCALE
+                crop = out[place]
+                crop[:] = target
+                np.multiply(crop, INT16_SCALE, crop)
         return problems
 
-    def _read_whole(self, row: int, size: int, modified_ns: int, offset: int, target: np.ndarray) -> bool:
+    def _read_whole(self, raw: bytes, size: int, modified_ns: int, offset: int, target: np.ndarray) -> bool:
         """Read a whole crop of a plain file that is still the one that was scanned; False when it is not so simple."""
-        raw = self._names.raw(row)
         try:
             file = os.open(raw if raw[:1] == b"/" else self._prefix + raw, OPEN_FLAGS)
         except OSError:
@@ -334,7 +336,7 @@ def open_source(root: str | Path, sample_rate: int = SAMPLE_RATE, **options: boo
 def _read_at(file: int, samples: np.ndarray, offset: int) -> int:
     """Bytes read into `samples` from `offset` of an open file."""
     if hasattr(os, "preadv"):
-        return os.preadv(file, [samples.data.cast("B")], offset) if len(samples) else 0
+        return os.preadv(file, [samples], offset) if len(samples) else 0
     os.lseek(file, offset, os.SEEK_SET)
     content = os.read(file, samples.nbytes)
     samples[: len(content) // 2] = np.frombuffer(content[: len(content) // 2 * 2], dtype="<i2")
