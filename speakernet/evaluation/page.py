@@ -28,7 +28,7 @@ p { margin: 6px 0; max-width: 90ch; }
 nav { margin: 10px 0 0; display: flex; flex-wrap: wrap; gap: 4px 16px; font-size: 14px; }
 a { color: var(--accent); }
 .tiles, .cards { display: grid; gap: 14px; }
-.tiles { grid-template-columns: repeat(auto-fill, minmax(128px, 1fr)); }
+.tiles { grid-template-columns: repeat(auto-fill, minmax(148px, 1fr)); }
 .cards { grid-template-columns: repeat(auto-fill, minmax(min(340px, 100%), 1fr)); align-items: start; }
 .halves { grid-template-columns: repeat(auto-fill, minmax(min(480px, 100%), 1fr)); }
 .wide { grid-template-columns: minmax(0, 1fr); }

@@ -1,0 +1,135 @@
+"""`speakernet compare`, the score files it reads, and published trial lists known again."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from speakernet.cli import main
+from speakernet.data.list_identity import identify_trials, list_identity
+from speakernet.data.lists import ListError, StringTable, TrialList, read_trials, write_trials
+from speakernet.evaluation.comparison import compare_scores, short_names
+from speakernet.evaluation.metrics import eer
+from speakernet.evaluation.score_files import read_scores, scores_for, write_scores
+
+sys.path.insert(0, str(Path(__file__).parent))
+from report_runs import make_trials
+
+
+@pytest.fixture()
+def trials(tmp_path):
+    return make_trials(tmp_path / "trials.txt")
+
+
+def write_pair(folder, trials, random):
+    good = random.standard_normal(len(trials)) + 4.0 * trials.labels
+    bad = random.standard_normal(len(trials)) + 1.0 * trials.labels
+    for name, scores in (("a", good), ("b", bad)):
+        write_scores(folder / name / "scores.txt", trials, scores)
+    return good, bad
+
+
+def test_the_command_says_who_is_better_and_whether_that_is_sure(tmp_path, trials, random, capsys):
+    good, bad = write_pair(tmp_path, trials, random)
+    files = [str(tmp_path / "a"), str(tmp_path / "b" / "scores.txt")]
+    assert main(["compare", *files, "--trials", trials.source, "--draws", "200"]) == 0
+    out = capsys.readouterr().out
+    difference = eer(bad, trials.labels) - eer(good, trials.labels)
+    assert f"EER (%): A is better than B by {difference:.3f}, interval " in out and ": significant" in out
+    assert main(["compare", files[1], files[1], "--trials", trials.source]) == 0
+    assert "A and B are equal" in capsys.readouterr().out
+
+
+def test_both_systems_meet_the_same_draws(trials, random):
+    scores = random.standard_normal(len(trials)) + 2.0 * trials.labels
+    result = compare_scores(trials, scores, 3 * scores + 1, num_draws=50)
+    for comparison in result.comparisons:
+        assert (comparison.difference, comparison.interval.low, comparison.interval.high) == (0, 0, 0)
+        assert not comparison.is_significant
+
+
+def test_mistakes_are_told(tmp_path, trials, random, capsys):
+    write_pair(tmp_path, trials, random)
+    files = [str(tmp_path / one) for one in "ab"]
+    unlabelled = tmp_path / "unlabelled.txt"
+    names = trials.names
+    write_trials(
+        unlabelled, ((None, names[int(e)], names[int(t)]) for e, t in zip(trials.enrol, trials.test, strict=True))
+    )
+    assert main(["compare", *files, "--trials", str(unlabelled)]) == 1
+    assert "unlabelled" in capsys.readouterr().err
+    assert main(["compare", *files, "--trials", trials.source, "--priors", "1.5"]) == 1
+    assert main(["compare", *files, "--trials", trials.source, "--draws", "0"]) == 1
+
+
+def test_score_files_come_back_and_names_may_hold_spaces(tmp_path):
+    names = StringTable.from_strings(["a b.wav", "c.wav", "d.wav"])
+    trials = TrialList(names, np.array([0, 1], np.int32), np.array([1, 2], np.int32), None, "list")
+    write_scores(tmp_path / "s.txt", trials, np.array([0.25, -1.5]))
+    assert (tmp_path / "s.txt").read_text() == "a b.wav\tc.wav\t0.250000\nc.wav d.wav -1.500000\n"
+    np.testing.assert_array_equal(scores_for(trials, read_scores(tmp_path / "s.txt")), [0.25, -1.5])
+
+
+def test_the_first_difference_is_named_with_both_lines(tmp_path):
+    (tmp_path / "trials.txt").write_text("\n1 a b\n0 a c\n")
+    (tmp_path / "scores.txt").write_text("a b 0.5 target\n\n\na d 0.1 nontarget\n")
+    trials, found = read_trials(tmp_path / "trials.txt"), read_scores(tmp_path / "scores.txt")
+    with pytest.raises(ListError, match=r"scores\.txt, line 4: scores 'a d', but line 3 of .*trials\.txt is 'a c'"):
+        scores_for(trials, found)
+    (tmp_path / "scores.txt").write_text("a b 0.5\n")
+    with pytest.raises(ListError, match=r"has 1 scores, .* has 2 trials"):
+        scores_for(trials, read_scores(tmp_path / "scores.txt"))
+    (tmp_path / "scores.txt").write_text("a b 0.5\n\na c nan\n")
+    with pytest.raises(ValueError, match="1 of 2 scores are NaN: lines 3"):
+        scores_for(trials, read_scores(tmp_path / "scores.txt"))
+
+
+@pytest.mark.parametrize("text", ["a b\n", "a b half\n", "a b 0.1 target more\n", "\n\n"])
+def test_malformed_score_files_are_refused(tmp_path, text):
+    (tmp_path / "scores.txt").write_text("a b 0.1\n" * bool(text.strip()) + text)
+    with pytest.raises(ListError, match="line 2: expected" if text.strip() else "no scores"):
+        read_scores(tmp_path / "scores.txt")
+    with pytest.raises(ListError, match="cannot read"):
+        read_scores(tmp_path / "none.txt")
+
+
+def test_short_names_tell_paths_apart():
+    assert short_names(["x/a/scores.txt", "y/a/scores.txt"]) == ["x", "y"]
+    assert short_names(["a/one.txt", "a/two.txt"]) == ["one.txt", "two.txt"]
+    assert short_names(["a/s", "a/s"]) == ["s (1)", "s (2)"]
+
+
+def test_voxceleb_lists_are_known_in_other_layouts_and_not_when_changed(shared_data, tmp_path):
+    for file, name, other in (("veri_test", "O, original", "O, cleaned"), ("veri_test2", "O, cleaned", "O, original")):
+        trials = read_trials(shared_data / "voxceleb_lists" / f"{file}.txt")
+        found = list_identity(trials)
+        assert found.name == f"VoxCeleb1-{name}" and found.sentence.endswith("as published")
+        assert f"often confused with VoxCeleb1-{other}" in identify_trials(trials)
+        kinds = ("nontarget", "target")
+        names = [f"wav/{one.removesuffix('.wav')}.flac" for one in trials.names]
+        rows = zip(trials.enrol, trials.test, trials.labels, strict=True)
+        (tmp_path / "kaldi").write_text("".join(f"{names[e]} {names[t]} {kinds[label]}\n" for e, t, label in rows))
+        moved = read_trials(tmp_path / "kaldi")
+        assert list_identity(moved).sentence.endswith("the published trials in another layout")
+        moved.enrol[[0, 1]] = moved.enrol[[1, 0]]
+        moved.test[[0, 1]] = moved.test[[1, 0]]
+        moved.labels[[0, 1]] = moved.labels[[1, 0]]
+        assert list_identity(moved).name == "" and "in another order" in list_identity(moved).sentence
+
+
+def counted(num_trials, num_targets, name="id1{:04d}/abcdefghijk/00001.wav"):
+    names = StringTable.from_strings(name.format(row) for row in range(2))
+    labels = (np.arange(num_trials) < num_targets).astype(np.int8)
+    zeros = np.zeros(num_trials, np.int32)
+    return TrialList(names, zeros, zeros + 1, labels, "nowhere")
+
+
+def test_e_and_h_are_recognised_by_counts_and_said_to_be():
+    found = list_identity(counted(579818, 289921))
+    assert found.name == "VoxCeleb1-E, cleaned" and found.sentence.startswith("most likely")
+    assert "581,480 trials" in found.confused_with
+    assert list_identity(counted(579818, 289922)).name == ""
+    assert "not that list as published" in list_identity(counted(550894, 7)).sentence
+    assert list_identity(counted(550894, 275488, "other/{}.wav")).name == ""
+    assert list_identity(counted(12345, 600)).sentence == ""
