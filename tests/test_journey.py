@@ -104,6 +104,8 @@ def test_a_finished_run_says_so_and_goes_on_with_more_epochs(
     assert train(finished[1], "--save_path", str(copy), "--max_epoch", "3") == 0
     epochs = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
     assert max(line["epoch"] for line in epochs if line["kind"] == "epoch") == 3
+    # what was given on the command line is in the run's copy only, so the next commands have to name that
+    assert f"trainSpeakerNet.py --config {copy}/config.yaml --eval" in caplog.text
 
 
 def test_scoring_needs_no_training_data_and_touches_nothing_of_the_run(

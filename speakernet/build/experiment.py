@@ -51,11 +51,11 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
     device = choose_device(loaded.config)
     config = with_default_paths(make_synthetic_corpus(loaded.config))
     check_loss(config)
-    check_inputs(config, utterances_needed(config))
     seed_everything(config.runtime.seed)
+    net = build_model(config)  # before the data: a misspelt name should not wait for a million files
+    check_inputs(config, utterances_needed(config))
     loader = build_training_loader(config, device)
     try:
-        net = build_model(config)
         loss = build_loss(config, loader.num_classes)
         if config.training.initial_model and not (run_folder / "last.pt").exists():
             load_initial_weights(net, loss, config.training.initial_model)
@@ -112,7 +112,7 @@ def with_default_paths(config: Config) -> Config:
     """
     data = dataclasses.replace(config.data)
     if not data.test_list and not data.validation_list:
-        raise ConfigError("no trial list: set data.test_list (or data.validation_list)")
+        raise ConfigError("no trial list: set --test_list (or data.validation_list), or name a --config")
     if not data.test_list:
         data.test_list, data.test_path = data.validation_list, data.validation_path
     for kind in ("train", "validation", "test"):

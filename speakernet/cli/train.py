@@ -13,7 +13,7 @@ from typing import Any
 
 from speakernet import distributed
 from speakernet.build.experiment import TrainingOutcome, score_experiment, train_experiment
-from speakernet.config import LoadedConfig, load_config
+from speakernet.config import load_config
 
 TAKES_CONFIG = True
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     with _log_file(Path(loaded.config.training.save_path) / "log.txt"):
         outcome = train_experiment(loaded)
-        _say(_training_lines(outcome, loaded))
+        _say(_training_lines(outcome))
     return 0
 
 
@@ -71,27 +71,28 @@ def _say(lines: list[str]) -> None:
         logger.info("%s", "\n".join(["", *lines]))
 
 
-def _training_lines(outcome: TrainingOutcome, loaded: LoadedConfig) -> list[str]:
+def _training_lines(outcome: TrainingOutcome) -> list[str]:
     summary, folder = outcome.summary, outcome.run_folder
-    config_options = " ".join(f"--config {shlex.quote(str(file))}" for file in loaded.files)
-    command = f"python trainSpeakerNet.py {config_options}".rstrip()
+    quoted = shlex.quote(str(folder))
+    # The run's own copy: it also holds what came from the command line, which the files that were named do not.
+    command = f"python trainSpeakerNet.py --config {shlex.quote(str(folder / 'config.yaml'))}"
     best = f"best checkpoint: {folder}/best.pt (epoch {summary['best_epoch']})"
     if outcome.evaluation is None:
         epochs = summary["epochs"]
         return [
             f"this run is finished: {epochs} epochs, best held-out EER {summary['best_eer_percent']:.2f} %",
             best,
-            f"to go on: {command} --max_epoch {2 * epochs}; to start anew: --save_path with another folder",
+            "to start anew: --save_path with another folder",
         ]
     return [
         *_result_lines(outcome.evaluation.results),
         best,
         f"run folder: {folder} (report.html, results.json, scores.txt, metrics.jsonl, log.txt, TensorBoard events)",
         "next:",
-        f"  {command} --eval --initial_model {folder}/best.pt    score a trial list with it",
+        f"  {command} --eval --initial_model {quoted}/best.pt    score a trial list with it",
         f"  {command} --max_epoch {2 * summary['epochs']}    train on",
-        f"  speakernet report {folder}    rebuild the report",
-        f"  tensorboard --logdir {folder}    look at the curves",
+        f"  speakernet report {quoted}    rebuild the report",
+        f"  tensorboard --logdir {quoted}    look at the curves",
     ]
 
 

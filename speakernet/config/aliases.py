@@ -43,6 +43,11 @@ def _switch(key: str, when_true: Any, when_false: Any = None) -> Callable[[Any],
     return convert
 
 
+def _precision(value: Any) -> dict[str, Any]:
+    # a bare --mixed-precision arrives as True
+    return {"runtime.precision": {"true": "auto", "false": "no"}.get(str(value).casefold(), value)}
+
+
 def _renamed(key: str, names: dict[str, str]) -> Callable[[Any], dict[str, Any]]:
     return lambda value: {key: names.get(str(value).casefold(), value)}
 
@@ -106,8 +111,6 @@ _CLASSIC_NAMES = {
     "eval_batch_size": "evaluation.batch_size",
 }
 _COMMON_NAMES = {
-    "mixed_precision": "runtime.precision",
-    "mixed-precision": "runtime.precision",
     "gradient_checkpointing": "runtime.gradient_checkpointing",
     "dataloader_num_workers": "data.num_workers",
     "dataloader_prefetch_factor": "data.prefetch_factor",
@@ -142,6 +145,8 @@ def _table() -> dict[str, Alias]:
     table["compile_model"] = Alias(_switch("runtime.compile", "on", "off"), "runtime.compile on, or off", True)
     table["use_compile"] = Alias(_switch("runtime.compile", "on", "off"), "runtime.compile on, or off", False)
     table["use_amp"] = Alias(_switch("runtime.precision", "auto", "no"), "runtime.precision auto, or no", False)
+    for name in ("mixed_precision", "mixed-precision"):
+        table[name] = Alias(_precision, "runtime.precision (without a value: auto)", False)
     table["fp16"] = Alias(_switch("runtime.precision", "fp16"), "runtime.precision fp16", False)
     table["bf16"] = Alias(_switch("runtime.precision", "bf16"), "runtime.precision bf16", False)
     table["distributed"] = Alias(_without_effect("distributed", _USE_TORCHRUN), f"no effect: {_USE_TORCHRUN}", True)

@@ -7,9 +7,12 @@ nearest key, bare recipe names, and the rule that a flat YAML means voxceleb_tra
 
 import dataclasses
 import logging
+import re
+import types
+import typing
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jsonargparse
 import yaml
@@ -19,7 +22,7 @@ from speakernet.config.aliases import ALIASES, CLASSIC_DEFAULTS, MODE_FLAGS
 from speakernet.config.schema import SECTIONS, Config, config_to_dict, field_names, problems
 from speakernet.config.yaml_lines import ConfigError, Entry, read_entries
 from speakernet.files import atomic_write
-from speakernet.registry import suggestion
+from speakernet.registry import nearest, suggestion
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +66,7 @@ def load_config(arguments: Sequence[str]) -> LoadedConfig:
         settings += [setting for entry in entries for setting in _translate(entry)]
     settings += [setting for entry in options for setting in _translate(entry)]
     evaluate_only = any(setting.value for setting in settings if setting.key == "eval")
-    settings = [setting for setting in settings if setting.key not in MODE_FLAGS]
+    settings = [_with_its_word(setting) for setting in settings if setting.key not in MODE_FLAGS]
     config = _build(settings, CLASSIC_DEFAULTS if is_classic else {})
     _check_ranges(config, settings)
     if not config.training.save_path:
@@ -107,7 +110,9 @@ def save_config(config: Config, path: Path) -> None:
 
 def help_text() -> str:
     """All options by section with their meaning, type and default, then the old names that are understood."""
-    lines = ["Options (YAML: section, then key; command line: --section.key VALUE):", _parser().format_help()]
+    # jsonargparse offers a file for each section, which `load_config` does not take
+    options = re.sub(r"\n +--\w+ CONFIG +Path to a configuration file\.", "", _parser().format_help())
+    lines = ["Options (YAML: section, then key; command line: --section.key VALUE):", options]
     lines.append("Other names that are understood, in flat YAML files and on the command line:")
     for name, alias in sorted(ALIASES.items(), key=lambda item: item[0].casefold()):
         lines.append(f"  --{name:<32} {alias.describes}")
@@ -193,7 +198,8 @@ def _translate(entry: Entry) -> list[_Setting]:
         *SECTIONS,
         *(f"{name}.{field}" for name in SECTIONS for field in field_names(name)),
     ]
-    raise ConfigError(f"{entry.where}: unknown key {dotted}; {suggestion(dotted, everything)}")
+    hint = suggestion(dotted, everything) if nearest(dotted, everything) else "--help lists every option"
+    raise ConfigError(f"{entry.where}: unknown key {dotted}; {hint}")
 
 
 def _as_bool(entry: Entry) -> bool:
@@ -221,6 +227,19 @@ def _build(settings: list[_Setting], defaults: dict[str, Any]) -> Config:
     return Config(**{name: section(**vars(parsed[name])) for name, section in SECTIONS.items()})
 
 
+def _with_its_word(setting: _Setting) -> _Setting:
+    """YAML reads an unquoted `off` or `no` as False; where the field knows such words they are meant."""
+    words = ("on", "yes") if setting.value else ("off", "no")
+    choices = typing.get_args(_declared_type(setting.key))
+    meant = [word for word in words if word in choices and bool not in choices]
+    return dataclasses.replace(setting, value=meant[0]) if isinstance(setting.value, bool) and meant else setting
+
+
+def _declared_type(key: str) -> Any:
+    section, _, field = key.partition(".")
+    return {one.name: one.type for one in dataclasses.fields(SECTIONS[section])}[field.split(".")[0]]
+
+
 def _insert(nested: dict[str, dict[str, Any]], key: str, value: Any) -> None:
     section, _, field = key.partition(".")
     field, _, inner = field.partition(".")
@@ -242,11 +261,19 @@ def _check_type(parser: jsonargparse.ArgumentParser, setting: _Setting) -> None:
     try:
         parser.parse_object(nested)
     except (jsonargparse.ArgumentError, TypeError, ValueError) as error:
-        section, _, field = setting.key.partition(".")
-        declared = {one.name: one.type for one in dataclasses.fields(SECTIONS[section])}[field.split(".")[0]]
-        expected = getattr(declared, "__name__", None) if isinstance(declared, type) else None
-        expected = expected or str(declared).replace("typing.", "")
+        expected = _expected(_declared_type(setting.key))
         raise ConfigError(f"{setting.where}: {setting.key} is {setting.value!r}; expected {expected}") from error
+
+
+def _expected(declared: Any) -> str:
+    """A field's type in words: `int`, `auto or fp16`, `float or nothing`."""
+    if typing.get_origin(declared) is Literal:
+        return " or ".join(str(choice) for choice in typing.get_args(declared))
+    if typing.get_origin(declared) in (typing.Union, types.UnionType):
+        return " or ".join(_expected(one) for one in typing.get_args(declared))
+    if declared is type(None):
+        return "nothing"
+    return declared.__name__ if type(declared) is type else str(declared)
 
 
 def _check_ranges(config: Config, settings: list[_Setting]) -> None:

@@ -140,7 +140,8 @@ def read_checkpoint(path: str | Path) -> Any:
                 f"{path} holds more than tensors and plain values and could run code when read; it was refused "
                 "and nothing in it was run. Save its state dictionary alone, or get it from another source"
             ) from error
-        raise ModelFileError(f"{path} is not a checkpoint: {_first_line(error)}") from error
+        # torch's own sentence advises to read the file without protection.
+        raise ModelFileError(f"{path} is not a checkpoint; give a model file such as exps/exp01/best.pt") from error
     except Exception as error:
         # torch.load and safetensors answer damage with errors of many types.
         raise ModelFileError(f"{path} is truncated or not a checkpoint: {_first_line(error)}") from error

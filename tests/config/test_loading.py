@@ -7,7 +7,7 @@ import yaml
 
 from speakernet.config import Config, ConfigError, config_from_dict, config_to_dict, load_config
 from speakernet.config.aliases import ALIASES, CLASSIC_DEFAULTS
-from speakernet.config.loading import find_config, save_config
+from speakernet.config.loading import find_config, help_text, save_config
 from speakernet.config.schema import SECTIONS, field_names
 
 
@@ -60,6 +60,32 @@ def test_wrong_type_names_file_line_value_and_type(tmp_path: Path) -> None:
     file = write(tmp_path, "\ndata:\n  batch_size: many\n")
     with pytest.raises(ConfigError, match=r"my\.yaml:3: data\.batch_size is 'many'; expected int"):
         load_config(["--config", file])
+
+
+def test_wrong_choice_names_the_choices() -> None:
+    with pytest.raises(ConfigError, match=r"runtime\.precision is 'half'; expected auto or no or bf16 or fp16$"):
+        load_config(["--mixed-precision", "half"])
+
+
+def test_unquoted_off_and_no_of_yaml_are_the_words_that_were_written(tmp_path: Path) -> None:
+    file = write(tmp_path, "data:\n  ram_corpus: on\n  pin_memory: off\nruntime:\n  precision: no\n  compile: off\n")
+    config = load_config(["--config", file]).config
+    assert (config.data.ram_corpus, config.runtime.precision, config.runtime.compile) == ("on", "no", "off")
+    assert config.data.pin_memory is False
+
+
+def test_mixed_precision_without_a_value_is_automatic() -> None:
+    assert load_config(["--mixed-precision", "--bf16"]).config.runtime.precision == "bf16"
+    assert load_config(["--bf16", "--mixed-precision"]).config.runtime.precision == "auto"
+
+
+def test_a_key_like_nothing_else_is_not_answered_with_hundreds_of_names() -> None:
+    with pytest.raises(ConfigError, match=r"unknown key qqq; --help lists every option$"):
+        load_config(["--qqq", "3"])
+
+
+def test_help_offers_only_what_is_taken() -> None:
+    assert "configuration file" not in help_text() and "--data.batch_size" in help_text()
 
 
 def test_value_out_of_range_is_found_before_anything_starts(tmp_path: Path) -> None:

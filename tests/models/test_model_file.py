@@ -132,6 +132,14 @@ def test_a_truncated_file_is_said_to_be_one(model_path, keep):
         load_model_file(model_path)
 
 
+def test_a_text_file_is_refused_without_torchs_advice_to_read_it_unprotected(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text("data: {}\n")
+    with pytest.raises(ModelFileError, match=r"recipe.yaml is not a checkpoint; give a model file") as caught:
+        load_model_file(path)
+    assert "weights_only" not in str(caught.value)
+
+
 def test_missing_foreign_and_newer_files(tmp_path, model_path):
     with pytest.raises(ModelFileError, match="no checkpoint at"):
         load_model_file(tmp_path / "absent.pt")
