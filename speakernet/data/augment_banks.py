@@ -15,6 +15,7 @@ from speakernet.data.audio import AudioError
 from speakernet.data.cache import AudioCache
 from speakernet.data.lists import StringTable
 from speakernet.data.packed import PackedRows
+from speakernet.data.sharing import SharedArray
 from speakernet.data.sources import INT16_SCALE, FolderSource, RowReader
 
 logger = logging.getLogger(__name__)
@@ -24,6 +25,40 @@ AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aif", ".aiff")
 MUSAN_FOLDERS = {"noise": "noise", "music": "music", "speech": "babble"}
 # Transform lengths are multiples of it: few different ones, which are faster than many, and many factors of two.
 FFT_BLOCK = 512
+ENERGY_BLOCK = 64  # samples that one kept energy stands for
+BLOCKS_AT_ONCE = 1 << 16
+
+
+class BlockEnergies:
+    """Energies of any crop of int16 samples in memory, exact, without reading the crop.
+
+    Args:
+        samples: in shared memory, int16 (samples,).
+    """
+
+    def __init__(self, samples: SharedArray) -> None:
+        self._samples = samples
+        num_blocks = len(samples.array) // ENERGY_BLOCK
+        blocks = samples.array[: num_blocks * ENERGY_BLOCK].reshape(-1, ENERGY_BLOCK)
+        sums = np.zeros(num_blocks + 1, dtype=np.int64)
+        for first in range(0, num_blocks, BLOCKS_AT_ONCE):
+            some = blocks[first : first + BLOCKS_AT_ONCE].astype(np.int64)
+            sums[first + 1 : first + 1 + len(some)] = (some * some).sum(axis=1)
+        # A sum that overflows wraps around, and the difference of two is right all the same.
+        self._sums = SharedArray(np.cumsum(sums)).share()
+
+    def of_crops(self, firsts: np.ndarray, num_samples: int) -> np.ndarray:
+        """Sums of squares of `num_samples` (two blocks or more) from each of `firsts` (crops,) on, int64 (crops,)."""
+        samples, sums = self._samples.array, self._sums.array
+        begins, ends = -(-firsts // ENERGY_BLOCK), (firsts + num_samples) // ENERGY_BLOCK
+        # What lies before the first whole block and after the last one.
+        places = np.arange(ENERGY_BLOCK)
+        heads, tails = firsts[:, None] + places, (ends * ENERGY_BLOCK)[:, None] + places
+        is_inside = np.concatenate(
+            [heads < (begins * ENERGY_BLOCK)[:, None], tails < (firsts + num_samples)[:, None]], axis=1
+        )
+        edges = samples[np.where(is_inside, np.concatenate([heads, tails], axis=1), 0)].astype(np.int64) * is_inside
+        return sums[ends] - sums[begins] + (edges * edges).sum(axis=1)
 
 
 @dataclass
@@ -34,11 +69,13 @@ class ClipBank:
         reader: reads rows, wrapping short ones.
         rows: rows of the reader that belong to this kind, int64 (clips,).
         lengths: samples of each of them, int64 (clips,).
+        energies: of the reader's samples, where they are in memory.
     """
 
     reader: RowReader
     rows: np.ndarray
     lengths: np.ndarray
+    energies: BlockEnergies | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -63,22 +100,32 @@ class ClipBank:
             is_wanted: which sources are this bank's, bool (sources,); the others are not looked at.
             num_samples: length of each.
         """
-        rows = np.where(is_wanted, self.rows[np.where(is_wanted, clips, 0)], 0)
-        room = np.maximum(self.lengths[np.where(is_wanted, clips, 0)] - num_samples, 0)
-        return Crops(self.reader, rows, (places * room).astype(np.int64), num_samples)
+        clips = np.where(is_wanted, clips, 0)
+        starts = (places * np.maximum(self.lengths[clips] - num_samples, 0)).astype(np.int64)
+        return Crops(self, self.rows[clips], starts, num_samples)
 
 
 class Crops:
-    """Crops of one bank, written where and when they are needed; those in memory at the price of a cast."""
+    """Crops of one bank, written where and when they are needed; those in memory at the price of a cast.
 
-    def __init__(self, reader: RowReader, rows: np.ndarray, starts: np.ndarray, num_samples: int) -> None:
-        self._reader, self._rows, self._starts = reader, rows, starts
+    Attributes:
+        powers: mean square of each crop, NaN where it is not known before the crop is read.
+    """
+
+    def __init__(self, bank: ClipBank, rows: np.ndarray, starts: np.ndarray, num_samples: int) -> None:
+        self._reader, self._rows, self._starts = bank.reader, rows, starts
         self._num_samples = num_samples
         self._samples: np.ndarray | None = None
         self._firsts: list[int] = []
-        if isinstance(reader, PackedRows):
-            self._samples = reader.samples
-            self._firsts = reader.whole_crops(rows, starts, num_samples).tolist()
+        powers = np.full(len(rows), np.nan)
+        if isinstance(bank.reader, PackedRows):
+            self._samples = bank.reader.samples
+            firsts = bank.reader.whole_crops(rows, starts, num_samples)
+            self._firsts = firsts.tolist()
+            if bank.energies is not None and num_samples >= 2 * ENERGY_BLOCK:
+                whole = np.flatnonzero(firsts >= 0)
+                powers[whole] = bank.energies.of_crops(firsts[whole], num_samples) * (float(INT16_SCALE) ** 2)
+        self.powers: list[float] = (powers / num_samples).tolist()
 
     def write(self, source: int, out: np.ndarray) -> float:
         """Write a crop to `out` (samples,) float32; returns the factor that brings it to -1..1.

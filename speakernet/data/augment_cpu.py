@@ -67,9 +67,15 @@ class CpuMixer:
         kinds = drawn.source_kinds.tolist()
         speeches = waveforms.unbind()
         for utterance, begin, count in zip(utterances.tolist(), first.tolist(), counts.tolist(), strict=True):
-            write = crops[kinds[begin]].write
-            scales = [write(begin + k, arrays[k]) for k in range(count)]
-            self._add(speeches[utterance], num_samples, scales, ratios[begin : begin + count])
+            some = crops[kinds[begin]]
+            scales = [some.write(begin + k, arrays[k]) for k in range(count)]
+            powers = some.powers[begin : begin + count]
+            if any(map(math.isnan, powers)):
+                powers = [
+                    float(torch.dot(row, row)) * scale * scale / num_samples
+                    for row, scale in zip(self._rows, scales, strict=False)
+                ]
+            self._add(speeches[utterance], scales, powers, ratios[begin : begin + count])
 
     def _make_room(self, count: int, num_samples: int) -> None:
         if self._sources.shape[0] < count or self._sources.shape[1] != num_samples:
@@ -78,13 +84,10 @@ class CpuMixer:
             self._mixture = torch.empty(num_samples)
             self._weights = torch.empty(count)
 
-    def _add(self, speech: Tensor, num_samples: int, scales: list[float], ratios: list[float]) -> None:
-        """Add the first sources of the scratch memory, which are to be multiplied by `scales`, to `speech`."""
+    def _add(self, speech: Tensor, scales: list[float], powers: list[float], ratios: list[float]) -> None:
+        """Add the first sources of the scratch memory to `speech`; times `scales` they have `powers`."""
+        num_samples = speech.shape[0]
         power = float(torch.dot(speech, speech)) / num_samples
-        powers = [
-            float(torch.dot(source, source)) * scale * scale / num_samples
-            for source, scale in zip(self._rows, scales, strict=False)
-        ]
         floor = CLASSIC_POWER_FLOOR
         if len(scales) == 1:
             ratio = (power + floor) / (powers[0] + floor) if self._is_classic else _ratio(power, powers[0])

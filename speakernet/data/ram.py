@@ -12,7 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from speakernet.data.audio import AudioError
-from speakernet.data.augment_banks import ClipBank
+from speakernet.data.augment_banks import BlockEnergies, ClipBank
 from speakernet.data.lists import StringTable
 from speakernet.data.lookup import LookupTable
 from speakernet.data.packed import PackedRows
@@ -97,4 +97,5 @@ def clips_into_ram(banks: Mapping[str, ClipBank], budget_bytes: int) -> bool:
             place[have:] = np.resize(place[:have], len(place) - have) if have else 0
         bank.reader = RamRows(samples, starts, bank.lengths, {})
         bank.rows = np.arange(len(bank.lengths))
+        bank.energies = BlockEnergies(samples)
     return True

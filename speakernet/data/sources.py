@@ -336,7 +336,7 @@ def open_source(root: str | Path, sample_rate: int = SAMPLE_RATE, **options: boo
 def _read_at(file: int, samples: np.ndarray, offset: int) -> int:
     """Bytes read into `samples` from `offset` of an open file."""
     if hasattr(os, "preadv"):
-        return os.preadv(file, [samples], offset) if len(samples) else 0
+        return os.preadv(file, [samples.data], offset) if len(samples) else 0
     os.lseek(file, offset, os.SEEK_SET)
     content = os.read(file, samples.nbytes)
     samples[: len(content) // 2] = np.frombuffer(content[: len(content) // 2 * 2], dtype="<i2")

@@ -9,8 +9,10 @@ from scipy.signal import convolve
 
 from speakernet.data.audio import AudioError, write_audio
 from speakernet.data.augment import BABBLE, CLEAN, MUSIC, NOISE, REVERB, Augmenter, AugmentRanges, distinct_choices
-from speakernet.data.augment_banks import fast_fft_samples, noise_banks, room_bank
+from speakernet.data.augment_banks import BlockEnergies, fast_fft_samples, noise_banks, room_bank
 from speakernet.data.cache import AudioCache
+from speakernet.data.ram import clips_into_ram
+from speakernet.data.sharing import SharedArray
 
 SAMPLES = 8000
 BATCH = 200
@@ -207,9 +209,24 @@ def test_layouts_and_broken_files(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         silent.response([silent.names[row] for row in range(3)].index("silent.wav"), 100)
 
 
-def test_reading_clip_by_clip_gives_the_same(folders: tuple[Path, Path], random: np.random.Generator) -> None:
+@pytest.mark.parametrize("is_classic", [False, True])
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_the_way_for_cpus_gives_the_same(
+    folders: tuple[Path, Path], random: np.random.Generator, is_classic: bool, in_memory: bool
+) -> None:
     clean = speech(random, 80)
-    for is_classic in (False, True):
-        augmenter = make(folders, is_classic=is_classic)
-        expected, _, _ = augment(augmenter, clean, epoch=3)
-        torch.testing.assert_close(augmenter(clean.clone(), epoch=3, rows=np.arange(80)), expected)
+    augmenter = make(folders, is_classic=is_classic)
+    expected, _, _ = augment(augmenter, clean, epoch=3)
+    if in_memory:
+        assert clips_into_ram(augmenter.banks, 1 << 30)
+    made = augmenter(clean.clone(), epoch=3, rows=np.arange(80))
+    torch.testing.assert_close(made, expected, atol=2e-6, rtol=1e-5)
+
+
+def test_energies_of_crops_are_exact(random: np.random.Generator) -> None:
+    samples = random.integers(-32768, 32768, 5000).astype(np.int16)
+    energies = BlockEnergies(SharedArray(samples))
+    for num_samples in (128, 200, 1000, 4999):
+        firsts = random.integers(0, 5000 - num_samples + 1, 50)
+        expected = [(samples[f : f + num_samples].astype(np.int64) ** 2).sum() for f in firsts]
+        assert energies.of_crops(firsts, num_samples).tolist() == expected

@@ -143,6 +143,25 @@ def test_memory_and_resident_corpora_give_the_same_batches(tiny_corpus: Path, di
         loader(tiny_corpus, data__device_resident="on")
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_the_report_counts_cache_hits_of_the_epoch(tiny_corpus: Path, tmp_path: Path, num_workers: int) -> None:
+    for path in sorted(tiny_corpus.rglob("*.wav")):
+        target = tmp_path / "flac" / path.relative_to(tiny_corpus).with_suffix(".flac")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_audio(target, read_audio(path))
+    listed = (tiny_corpus / "train_list.txt").read_text(encoding="utf-8").replace(".wav", ".flac")
+    (tmp_path / "flac" / "train_list.txt").write_text(listed, encoding="utf-8")
+    made = loader(tmp_path / "flac", data__ram_corpus="off", data__cache_megabytes=64, data__num_workers=num_workers)
+    for number, (hits, misses) in enumerate([(0, 32), (32, 0), (32, 0)]):
+        epoch(made, number)
+        report = made.epoch_report()
+        assert (report.get("cache_hits", 0), report.get("cache_misses", 0)) == (hits, misses)
+    made.close()
+    without = loader(tmp_path / "flac", data__ram_corpus="off", data__cache_megabytes=0)
+    epoch(without)
+    assert "cache_hits" not in without.epoch_report()
+
+
 def test_speed_makes_new_speakers(tiny_corpus: Path) -> None:
     made = loader(tiny_corpus, data__num_workers=0, augment__enabled=True, augment__speed_factors=[0.9, 1.0, 1.1],
                   augment__volume_db=[-1.0, 1.0])  # fmt: skip
