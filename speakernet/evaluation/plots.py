@@ -144,7 +144,7 @@ def curve_figure(
     values = np.concatenate([y for _, y in series.values()])
     values = values[np.isfinite(values)]
     if len(values) and values.min() >= 0:
-        axes.set_ylim(0, max(float(values.max()) * 1.12, 1e-9))
+        axes.set_ylim(0, float(values.max()) * 1.12 or 1.0)
     axes.set_xlabel(x_name)
     axes.set_ylabel(y_name)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
