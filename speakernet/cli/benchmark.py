@@ -2,6 +2,7 @@
 
     speakernet benchmark --config exp01.yaml --num_batches 100
     speakernet benchmark --config exp01.yaml --num_batches 30 --compare --json figures.json
+    speakernet benchmark --scoring [--scoring_trials veri_test.txt] [--recordings FOLDER]
 
 --compare runs both pipelines in turn (A B A B …) on the same recordings, taken from the configuration's corpus, in this
 very process, and prints medians and their ratio.
@@ -30,10 +31,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--num_batches", type=int, default=100, help="batches (and steps) a measure (default %(default)s)"
     )
     parser.add_argument("--compare", action="store_true", help="the classic pipeline against ours, instead")
-    parser.add_argument("--rounds", type=int, default=5, help="with --compare: rounds of each (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="with --compare, --scoring: rounds (default %(default)s)")
     parser.add_argument(
-        "--num_utterances", type=int, default=200, help="with --compare: recordings to take (default %(default)s)"
+        "--num_utterances",
+        type=int,
+        default=200,
+        help="with --compare, --recordings: recordings to take (default %(default)s)",
     )
+    parser.add_argument(
+        "--scoring",
+        nargs="*",
+        metavar="PART",
+        help="scoring, score normalisation and metrics (or parts of it), instead",
+    )
+    parser.add_argument("--scoring_trials", default="", metavar="LIST", help="with --scoring: list to take pairs from")
+    parser.add_argument("--recordings", type=Path, metavar="FOLDER", help="with --scoring: also embed files from here")
+    parser.add_argument("--threads", type=int, default=0, help="with --scoring: of torch (default: one a core)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to a file")
 
 
@@ -47,8 +60,11 @@ def run(arguments: argparse.Namespace) -> int:
     for name in ("num_batches", "rounds", "num_utterances"):
         if getattr(arguments, name) < 1:
             raise ValueError(f"--{name}: {getattr(arguments, name)}; expected at least 1")
-    config = make_synthetic_corpus(load_config(arguments.config_arguments).config)
-    figures = _compare(config, arguments) if arguments.compare else _measure(config, arguments.num_batches)
+    if arguments.scoring is not None:
+        figures = _scoring(arguments)
+    else:
+        config = make_synthetic_corpus(load_config(arguments.config_arguments).config)
+        figures = _compare(config, arguments) if arguments.compare else _measure(config, arguments.num_batches)
     if arguments.json:
         with atomic_write(arguments.json) as file:
             json.dump({"system": system_info(), **figures}, file, indent=1)
@@ -112,6 +128,38 @@ def _compare(config: Any, arguments: argparse.Namespace) -> dict[str, Any]:
         memory = measure_worker_memory(config, data)
     sys.stdout.write("\n" + comparison_table(done) + "\n\n" + _memory_line(memory) + "\n")
     return {"comparisons": [as_plain(one) for one in done], "worker_memory": memory}
+
+
+def _scoring(arguments: argparse.Namespace) -> dict[str, Any]:
+    from speakernet.build.scoring_benchmark import PARTS, compare_embedding, measure_scoring
+    from speakernet.files import human_bytes
+    from speakernet.performance.benchmark import as_plain, comparison_table
+    from speakernet.performance.system import available_cores
+
+    unknown = [part for part in arguments.scoring if part not in PARTS]
+    if unknown:
+        raise ValueError(f"--scoring: unknown part {unknown[0]!r}; expected some of {', '.join(PARTS)}")
+    threads, rounds = arguments.threads or available_cores(), arguments.rounds
+    done = []
+    parts = arguments.scoring or ([] if arguments.recordings else list(PARTS))
+    if parts:
+        sys.stdout.write("| operation | rate | seconds (lowest to highest) | CPU seconds | peak memory | load |\n")
+        sys.stdout.write("|---|---|---|---|---|---|\n")
+    for part in parts:
+        one = measure_scoring(part, rounds=rounds, threads=threads, trials=arguments.scoring_trials)
+        sys.stdout.write(
+            f"| {one.name} | {one.num_items / one.median_seconds:,.0f}/s | {one.median_seconds:.3g} "
+            f"({one.lowest_seconds:.3g} to {one.highest_seconds:.3g}) | {one.cpu_seconds:.3g} "
+            f"| {human_bytes(one.peak_bytes)} | {one.load:.1f} |\n"
+        )
+        sys.stdout.flush()
+        done.append(dataclasses.asdict(one))
+    figures: dict[str, Any] = {"scoring": done}
+    if arguments.recordings:
+        embedding = compare_embedding(arguments.recordings, arguments.num_utterances, rounds, threads)
+        sys.stdout.write("\n" + comparison_table([embedding]) + "\n")
+        figures["embedding"] = as_plain(embedding)
+    return figures
 
 
 def _memory_line(memory: dict[str, Any]) -> str:
