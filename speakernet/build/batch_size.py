@@ -13,13 +13,12 @@ from speakernet.build.training import (
     prepare_machine,
 )
 from speakernet.config.schema import Config
+from speakernet.data.audio import crop_samples
 from speakernet.performance.batch_size import BatchSizeOptimizer
 from speakernet.training.step import TrainingStep
 
 # Classes of the head where the configuration does not say; the head is a small part of a step.
 DEFAULT_CLASSES = 1000
-HOPS_A_SECOND = 100
-WINDOW_EXTRA_SECONDS = 0.015
 
 
 class _Sample:
@@ -58,8 +57,7 @@ def find_batch_size(
     step = TrainingStep(
         net, loss, build_optimizer(config, [net, loss], precision), precision, utterances_per_speaker=per_speaker
     )
-    seconds = config.data.crop_frames / HOPS_A_SECOND + WINDOW_EXTRA_SECONDS
-    num_samples = round(seconds * config.data.sample_rate)
+    num_samples = crop_samples(config.data.crop_frames, config.data.sample_rate)
     generator = torch.Generator().manual_seed(config.runtime.seed)
 
     def sample(batch_size: int) -> _Sample:

@@ -15,7 +15,7 @@ import torch
 from speakernet import distributed
 from speakernet.build.augment import augments_on_device, build_augmenter
 from speakernet.config.schema import Config
-from speakernet.data.audio import AudioError
+from speakernet.data.audio import AudioError, crop_samples
 from speakernet.data.cache import AudioCache
 from speakernet.data.choices import (
     MEMORY_SHARE,
@@ -44,8 +44,6 @@ from speakernet.registry import lookup as lookup_name
 logger = logging.getLogger(__name__)
 
 GIGABYTE = 1 << 30
-HOPS_A_SECOND = 100  # frames of 10 ms
-WINDOW_EXTRA_SECONDS = 0.015  # a window of 25 ms reaches 15 ms beyond its hop: 200 frames take 32,240 samples
 HEADER_THREADS = 16
 
 
@@ -93,15 +91,6 @@ def loading_facts(loader: TrainingLoader) -> LoadingFacts:
         has_gpu=loader.device.type == "cuda",
         read_bytes_a_second=loader.read_bytes_a_second(),
     )
-
-
-def crop_samples(frames: int, sample_rate: int) -> int:
-    """Samples that give so many frames of 10 ms with a window of 25 ms.
-
-    >>> crop_samples(200, 16000)
-    32240
-    """
-    return round(frames * sample_rate / HOPS_A_SECOND) + round(WINDOW_EXTRA_SECONDS * sample_rate)
 
 
 def build_training_loader(config: Config, device: torch.device) -> TrainingLoader:

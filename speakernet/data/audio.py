@@ -24,6 +24,8 @@ SAMPLE_BYTES = {"pcm_u8": 1, "pcm_s16": 2, "pcm_s24": 3, "pcm_s32": 4, "float32"
 # Rates outside are a broken header: resampling from them would take filters of gigabytes.
 LOWEST_RATE, HIGHEST_RATE = 1_000, 192_000
 WRITABLE = {".wav": "WAV", ".flac": "FLAC"}
+HOPS_A_SECOND = 100  # frames of 10 ms
+WINDOW_EXTRA_SECONDS = 0.015  # a window of 25 ms reaches 15 ms beyond its hop
 RESAMPLER_REACH = 10  # scipy's default filter reaches this many samples of the slower rate to each side.
 
 
@@ -68,6 +70,15 @@ class AudioInfo:
     def num_samples_at(self, sample_rate: int) -> int:
         """Samples after resampling to `sample_rate`."""
         return -(-self.num_samples * sample_rate // self.sample_rate)
+
+
+def crop_samples(frames: int, sample_rate: int = SAMPLE_RATE) -> int:
+    """Samples that give so many frames of 10 ms with a window of 25 ms.
+
+    >>> crop_samples(200)
+    32240
+    """
+    return round(frames * sample_rate / HOPS_A_SECOND) + round(WINDOW_EXTRA_SECONDS * sample_rate)
 
 
 def audio_info(path: str | Path) -> AudioInfo:

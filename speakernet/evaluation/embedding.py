@@ -19,14 +19,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from speakernet import distributed
-from speakernet.data.audio import AudioError, wrap_to_length
+from speakernet.data.audio import AudioError, crop_samples, wrap_to_length
 from speakernet.data.lists import StringTable
 from speakernet.data.sources import AudioSource
 
 logger = logging.getLogger(__name__)
 
-HOP_SECONDS, WINDOW_EXTRA_SECONDS = 0.010, 0.015
-"""A crop of T frames has T hops and what the last 25 ms window needs beyond its hop."""
 MAX_BATCH_SECONDS_EACH = 4.0
 """A batch of whole utterances holds no more padded audio than batch_size crops of this length."""
 MIN_WHOLE_SECONDS = 0.5
@@ -42,15 +40,6 @@ class EmbeddingNet(Protocol):
 
     def embed(self, waveforms: Tensor, lengths: Tensor | None = None) -> Tensor:
         """(batch, samples) in -1..1 and (batch,) samples -> (batch, dim)."""
-
-
-def crop_samples(frames: int, sample_rate: int = 16000) -> int:
-    """Samples of a crop of so many frames.
-
-    >>> crop_samples(400)
-    64240
-    """
-    return round(frames * HOP_SECONDS * sample_rate) + round(WINDOW_EXTRA_SECONDS * sample_rate)
 
 
 def crop_starts(num_samples: int, length: int, num_crops: int) -> np.ndarray:
