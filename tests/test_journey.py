@@ -147,6 +147,18 @@ def test_unlabelled_pairs_are_scored_without_an_eer(
     assert json.loads((folder / "results.json").read_text()).get("eer_percent") is None
 
 
+def test_targets_alone_are_not_called_unlabelled(
+    finished: tuple[Path, Path], tiny_corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    targets = tmp_path / "targets.txt"
+    lines = (tiny_corpus / "trials.txt").read_text().splitlines(keepends=True)
+    targets.write_text("".join(line for line in lines if line.startswith("1 ")))
+    options = ["--eval", "--test_list", str(targets), "--test_path", str(tiny_corpus)]
+    options += ["--initial_model", str(finished[0] / "best.pt"), "--save_path", str(tmp_path / "out")]
+    assert train(finished[1], *options) == 0
+    assert "18 trials scored; none of the 18 trials" in caplog.text and "unlabelled" not in caplog.text
+
+
 def test_interrupted_run_resumes_to_the_same_weights(recipe: Path, run_folder: Path, tmp_path: Path) -> None:
     deterministic = ("--runtime.deterministic", "true")
     # The schedule spans the whole run: one that was planned shorter is another run. A constant rate compares them.

@@ -99,7 +99,8 @@ def _training_lines(outcome: TrainingOutcome) -> list[str]:
 def _result_lines(results: Mapping[str, Any]) -> list[str]:
     """The headline numbers of results.json as sentences."""
     if results.get("eer_percent") is None:
-        return [f"{results['num_trials']:,} trials scored; they are unlabelled, so there is no error rate"]
+        reason = results.get("why_no_eer") or "they are unlabelled, so there is no error rate"
+        return [f"{results['num_trials']:,} trials scored; {reason}"]
     line = f"EER {results['eer_percent']:.2f} %"
     interval = results.get("eer_interval_percent")
     if interval and interval[0] is not None:

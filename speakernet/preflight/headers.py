@@ -37,7 +37,8 @@ def header_findings(
                 "warning" if len(bad) <= max_bad_share * len(names) else "error",
                 check,
                 f"{len(bad):,} of {len(names):,} files cannot be read",
-                "replace them, or take them off the list: python data_prep/trials.py clean LIST --root ROOT",
+                "replace them, or take them off the list (speakernet doctor shows more of them); training can "
+                "also leave a few out: --data.on_bad_audio skip",
                 tuple(lookup.problems[row] for row in bad[:NUM_EXAMPLES]),
             )
         )

@@ -108,7 +108,8 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
         # torch raises RuntimeError, UnpicklingError, EOFError, KeyError … for a broken file, as chance has it.
         raise CheckpointError(
             f"{path} is not a readable checkpoint ({describe(error)}); "
-            "it may be cut off or made by another program: remove it to start anew, or choose an older one"
+            "it may be cut off or made by another program: remove it to start anew; "
+            "--initial_model with best.pt or a file of checkpoints/ then begins with those weights"
         ) from error
     if not isinstance(contents, dict):
         raise CheckpointError(f"{path} holds a {type(contents).__name__}; expected a checkpoint of this program")
