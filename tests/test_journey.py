@@ -220,3 +220,9 @@ def test_a_checkpoint_of_another_model_is_refused(finished: tuple[Path, Path], t
     options = ["--eval", "--initial_model", str(tmp_path / "half.pt"), "--save_path", str(tmp_path / "out")]
     assert train(finished[1], *options) == 1
     assert "half.pt" in capsys.readouterr().err
+
+
+def test_the_report_says_that_the_best_checkpoint_was_chosen_on_its_list(finished: tuple[Path, Path]) -> None:
+    results = json.loads((finished[0] / "results.json").read_text())
+    assert any("chosen on this very list" in warning for warning in results["warnings"])
+    assert "chosen on this very list" in (finished[0] / "report.html").read_text()

@@ -93,6 +93,8 @@ def run_evaluation(config: Config, model_path: str | Path, *, after_training: bo
     source = build_source(config, config.data.test_path)
     keep = _ModelKeeper(Path(model_path), model)
     warnings: list[str] = []
+    if after_training and config.data.validation_list == config.data.test_list:
+        warnings.append("the best checkpoint was chosen on this very list: the error rates flatter")
     backend = _backend(config, model, options, keep, trials, warnings)
     calibration = _calibration(config, model, net, options, backend, keep, after_training, warnings)
     evaluation = evaluate(
