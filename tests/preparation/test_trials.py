@@ -39,6 +39,19 @@ def test_hard_negatives_from_an_embedding_file(listed):
     assert run_data_prep("trials", "make", listed / "list.txt", listed / "trials.txt", *options) == 1
 
 
+def test_hard_negatives_from_the_embeddings_that_scoring_keeps(listed):
+    names = read_training_list(listed / "list.txt").paths
+    embeddings = np.random.default_rng(1).standard_normal((24, 2, 8)).astype(np.float32)
+    np.savez(listed / "plain.npz", names=np.array(list(names)), embeddings=embeddings.mean(axis=1))
+    np.savez(listed / "kept.npz", names=names.content, name_offsets=names.offsets, embeddings=embeddings)
+    made = []
+    for kind in ("plain", "kept"):
+        options = ("--kind", "hard", "--embeddings", listed / f"{kind}.npz", "--nearest", 1)
+        assert run_data_prep("trials", "make", listed / "list.txt", listed / f"{kind}.txt", *options) == 0
+        made.append((listed / f"{kind}.txt").read_text())
+    assert made[0] == made[1]
+
+
 def test_overlap_with_training_is_refused_unless_told(listed, caplog):
     (listed / "train.txt").write_text("s3 other/1.wav\nt1 wav/t1/1.wav\n")
     command = ("trials", "make", listed / "list.txt", listed / "trials.txt", "--training", listed / "train.txt")

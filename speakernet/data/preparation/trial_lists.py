@@ -64,21 +64,25 @@ def refuse_overlap(utterances: Utterances, training: TrainingList) -> None:
 def load_embeddings(path: Path, names: StringTable) -> np.ndarray:
     """The embedding of every name, float32 (names, dim), from an .npz with `names` (strings) and `embeddings`.
 
+    The files that scoring keeps in `<save_path>/embeddings` are understood too; crops are averaged.
+
     Raises:
         ValueError: the file has another form, or lacks some of the names.
     """
     try:
         with np.load(path, allow_pickle=False) as stored:
             known, embeddings = stored["names"], stored["embeddings"]
+            kept = StringTable(known, stored["name_offsets"]) if "name_offsets" in stored else known.tolist()
     except (OSError, KeyError, ValueError) as error:
         raise ValueError(
             f"{path}: expected an .npz file with the arrays names (strings) and embeddings (utterances, dim): {error}"
         ) from error
-    row_of = {str(name): row for row, name in enumerate(known.tolist())}
+    row_of = {str(name): row for row, name in enumerate(kept)}
     missing = [name for name in names if name not in row_of]
     if missing:
         raise ValueError(f"{path} has no embedding of {len(missing)} utterances, the first: {missing[0]}")
-    embeddings = embeddings.reshape(len(embeddings), -1)
+    if embeddings.ndim == 3:
+        embeddings = embeddings.mean(axis=1)  # (utterances, crops, dim) -> (utterances, dim)
     return embeddings[[row_of[name] for name in names]].astype(np.float32)
 
 
