@@ -28,7 +28,7 @@ def atomic_write(path: str | Path, mode: str = "w") -> Iterator[IO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
