@@ -97,7 +97,8 @@ def test_a_finished_run_says_so_and_goes_on_with_more_epochs(
     copy = tmp_path / "copy"
     shutil.copytree(finished[0], copy)
     before = (copy / "last.pt").read_bytes()
-    assert train(finished[1], "--save_path", str(copy)) == 0
+    assert train(finished[1], "--save_path", str(copy), "--initial_model", "other.pt") == 0
+    assert "initial model other.pt: not read, the run goes on from" in caplog.text
     said = caplog.text + "".join(capsys.readouterr())
     assert "--max_epoch" in said
     assert (copy / "last.pt").read_bytes() == before

@@ -57,8 +57,11 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
     loader = build_training_loader(config, device)
     try:
         loss = build_loss(config, loader.num_classes)
-        if config.training.initial_model and not (run_folder / "last.pt").exists():
-            load_initial_weights(net, loss, config.training.initial_model)
+        initial_model, last = config.training.initial_model, run_folder / "last.pt"
+        if initial_model and last.exists():
+            logger.info("initial model %s: not read, the run goes on from %s", initial_model, last)
+        elif initial_model:
+            load_initial_weights(net, loss, initial_model)
         validate = build_validation(config, net, device)
         facts = loading_facts(loader)
         trainer = build_trainer(
