@@ -144,7 +144,8 @@ class BatchMaker:
         attempt = 0
         while problems:
             if self.speakers is None or attempt == MAX_REPLACEMENTS:
-                raise AudioError(next(iter(problems.values())))
+                advice = "" if self.speakers else " (data.on_bad_audio: skip replaces such utterances and counts them)"
+                raise AudioError(next(iter(problems.values())) + advice)
             attempt += 1
             report.problems.extend(problems.values())
             places = np.array(sorted(problems))

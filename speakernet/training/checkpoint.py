@@ -7,6 +7,7 @@ interrupt at any moment leaves the old file whole. Loading never runs code (`wei
 
 import logging
 import os
+import shutil
 import socket
 import threading
 import zipfile
@@ -16,7 +17,7 @@ from typing import IO, Any
 
 import torch
 
-from speakernet.files import atomic_write
+from speakernet.files import atomic_write, human_bytes
 
 try:
     import fcntl
@@ -236,7 +237,10 @@ def write_checkpoint(path: str | Path, contents: dict[str, Any], *, compress: bo
             torch.save(contents, file)
         except RuntimeError as error:
             # torch's zip writer reports a failed write (a full disk, say) as a RuntimeError of its own.
-            raise OSError(f"writing {path} failed: {error}") from error
+            free = human_bytes(shutil.disk_usage(Path(path).parent).free)
+            raise OSError(
+                f"writing {path} failed with {free} free on its disk ({error}); the old file is whole"
+            ) from error
     if compress:
         _deflate(Path(path))
 
