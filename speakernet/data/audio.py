@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import soundfile
-from scipy.signal import resample_poly
 
 from speakernet.data.riff import RiffError, parse_riff
 from speakernet.files import atomic_write
@@ -79,6 +78,14 @@ def crop_samples(frames: int, sample_rate: int = SAMPLE_RATE) -> int:
     32240
     """
     return round(frames * sample_rate / HOPS_A_SECOND) + round(WINDOW_EXTRA_SECONDS * sample_rate)
+
+
+def resample(audio: np.ndarray, up: int, down: int) -> np.ndarray:
+    """`up` / `down` times as many samples along the last axis (scipy's polyphase filter)."""
+    # Imported when it is needed: scipy.signal takes 40 MB in every worker process, and few corpora are resampled.
+    from scipy.signal import resample_poly
+
+    return resample_poly(audio, up, down, axis=-1)
 
 
 def audio_info(path: str | Path) -> AudioInfo:
@@ -182,7 +189,7 @@ def crop_of_file(
     source_start = blocks * down
     source_stop = min(info.num_samples, -(-stop * down // up) + reach)
     source = _read_frames(file, info, name, source_start, source_stop - source_start)
-    resampled = resample_poly(source, up, down).astype(np.float32, copy=False)
+    resampled = resample(source, up, down).astype(np.float32, copy=False)
     offset = start - blocks * up
     return resampled[offset : offset + stop - start]
 

@@ -14,9 +14,8 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from scipy.signal import resample_poly
 
-from speakernet.data.audio import AudioError, to_int16
+from speakernet.data.audio import AudioError, resample, to_int16
 from speakernet.data.keyed import KeyedRandom
 from speakernet.data.sharing import SharedArray
 from speakernet.data.sources import INT16_SCALE, RowReader
@@ -196,7 +195,7 @@ def change_speed(crops: np.ndarray, factor: Fraction, num_samples: int, dtype: A
     """Play (batch, samples) `factor` times as fast (tempo and pitch, as sox's `speed`), cut to `num_samples`."""
     if factor == 1:
         return crops
-    made = resample_poly(crops, factor.denominator, factor.numerator, axis=1)[:, :num_samples]
+    made = resample(crops, factor.denominator, factor.numerator)[:, :num_samples]
     return to_int16(made) if dtype == np.int16 else made
 
 

@@ -2,6 +2,8 @@
 
 import io
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -172,3 +174,9 @@ def test_many_tiny_chunks_do_not_hang() -> None:
     content = b"RIFF\0\0\0\0WAVE" + (b"junk" + bytes(4)) * 200_000
     with pytest.raises(RiffError):
         parse_riff(io.BytesIO(content), len(content))
+
+
+def test_a_worker_does_not_import_the_resampler_before_it_is_needed() -> None:
+    code = "import sys, speakernet.data.loaders, speakernet.data.packed; print('scipy.signal' in sys.modules)"
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert finished.stdout.strip() == "False"
