@@ -34,7 +34,7 @@ class EvaluationSection:
     """Precision of the network while embedding; auto: that of training (runtime.precision)."""
     max_trials: int = 0
     """Score a fixed random subset of so many validation trials, for quick validation; 0 scores all."""
-    dcf_target_priors: list[float] = field(default_factory=lambda: [0.01, 0.05])
+    dcf_target_priors: list[float] = field(default_factory=lambda: [0.01, 0.05, 0.001])
     """Prior probabilities of a target for the detection cost; 0.01 and 0.05 are always reported."""
     c_miss: float = 1.0
     """Cost of a missed target."""
