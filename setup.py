@@ -32,6 +32,7 @@ EXTRAS = {
         "types-psutil",
         "types-tqdm",
         "imageio-ffmpeg>=0.5",
+        "scikit-learn>=1.3",
     ],
 }
 
