@@ -6,9 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"
+
+# No test is about time: the first example of a run pays for an import.
+settings.register_profile("speakernet", deadline=None)
+settings.load_profile("speakernet")
 
 # Two cores, many small tensors: more threads only make the tests slower.
 torch.set_num_threads(1)
