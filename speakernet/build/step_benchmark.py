@@ -1,7 +1,7 @@
 """The training step measured: each speed-up on and off, alone and together, in paired runs; and its peak memory.
 
-The reference is the step as one writes it by hand: float32, torch's plain Adam, forward, backward, update. Batches are
-random numbers of the right shape, so no data is needed.
+The reference is the step as one writes it by hand: the plain definition of the network and loss in torch, float32,
+torch's plain Adam, forward, backward, update. Batches are random numbers of the right shape, so no data is needed.
 """
 
 import dataclasses
@@ -15,16 +15,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from speakernet.build.model import build_loss, build_model
-from speakernet.build.training import build_trainer
+from speakernet.build.training import build_precision, build_trainer
 from speakernet.config.schema import Config
 from speakernet.performance.paired import Timing, time_in_turn
+from speakernet.performance.plain_models import PlainAMSoftmax, plain_model
 from speakernet.performance.system import MemoryMonitor
 from speakernet.training.trainer import Trainer
 
 NUM_SPEAKERS = 150
+# voxceleb_trainer's sizes: mel bands of its definitions, and its embedding.
+CLASSIC_MELS = {"ResNetSE34L": 40, "ResNetSE34V2": 64, "VGGVox": 40}
+CLASSIC_DIM = 512
+BY_HAND = "the default's forward, backward and update alone"
 CROP_SAMPLES = 32240  # 200 frames of 10 ms with a window of 25 ms
 # One variant of the trainer by name: what it sets in `runtime` and `optimizer`.
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
@@ -118,31 +122,47 @@ def trainer_step(config: Config, folder: Path, batch_size: int) -> tuple[Callabl
     return run, trainer
 
 
-def plain_step(config: Config, batch_size: int) -> Callable[[], None]:
-    """The step as one writes it by hand, in float32 with torch's plain Adam."""
+def classic_config(config: Config, model: str) -> Config:
+    """The configuration with voxceleb_trainer's own sizes of a model, and AM-softmax."""
+    return dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, name=model, embedding_dim=CLASSIC_DIM),
+        frontend=dataclasses.replace(config.frontend, num_mels=CLASSIC_MELS.get(model, config.frontend.num_mels)),
+        loss=dataclasses.replace(config.loss, name="amsoftmax"),
+    )
+
+
+def plain_step(config: Config, batch_size: int, dtype: torch.dtype = torch.float32) -> Callable[[], None]:
+    """The step as one writes it by hand: plain network, plain loss, plain Adam; below float32 under autocast."""
     torch.manual_seed(config.runtime.seed)
-    net, loss = build_model(config).train(), build_loss(config, NUM_SPEAKERS).train()
-    return _by_hand(net, loss, batch_size, torch.float32, is_fused=False)
+    front_end = build_model(config).front_end
+    net = plain_model(config.model.name, front_end, config.model.embedding_dim, config.frontend.num_mels).train()
+    loss = PlainAMSoftmax(config.model.embedding_dim, NUM_SPEAKERS, config.loss.margin, config.loss.scale).train()
+    optimizer = torch.optim.Adam([*net.parameters(), *loss.parameters()], lr=1e-3)
+    return _by_hand(optimizer, lambda batch: loss(net(batch.waveforms), batch.labels), batch_size, dtype)
 
 
 def by_hand_step(config: Config, batch_size: int) -> Callable[[], None]:
-    """Forward, backward and fused Adam in bfloat16, nothing else: the trainer's overhead is measured against it."""
+    """Forward, backward and fused Adam of our network, nothing else: the trainer's overhead is measured against it."""
     torch.manual_seed(config.runtime.seed)
     net, loss = build_model(config).train(), build_loss(config, NUM_SPEAKERS).train()
-    return _by_hand(net, loss, batch_size, torch.bfloat16, is_fused=True)
+    optimizer = torch.optim.Adam([*net.parameters(), *loss.parameters()], lr=1e-3, fused=True)
+    dtype = build_precision(config, torch.device("cpu")).dtype
+    return _by_hand(optimizer, lambda batch: loss(net(batch.waveforms), batch.labels)[0], batch_size, dtype)
 
 
 def _by_hand(
-    net: nn.Module, loss: nn.Module, batch_size: int, dtype: torch.dtype, *, is_fused: bool
+    optimizer: torch.optim.Optimizer,
+    loss_of: Callable[[RandomBatch], torch.Tensor],
+    batch_size: int,
+    dtype: torch.dtype,
 ) -> Callable[[], None]:
     batch = RandomBatch.of(batch_size, torch.device("cpu"))
-    parameters = [*net.parameters(), *loss.parameters()]
-    optimizer = torch.optim.Adam(parameters, lr=1e-3, fused=is_fused)
 
     def run() -> None:
         optimizer.zero_grad()
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
-            value, _accuracy = loss(net(batch.waveforms), batch.labels)
+            value = loss_of(batch)
         value.backward()
         optimizer.step()
 
@@ -159,9 +179,10 @@ def measure_steps(config: Config, variants: list[str], *, batch_size: int, round
     if unknown:
         raise ValueError(f"unknown variant {unknown[0]!r}; known: {', '.join(VARIANTS)}")
     with tempfile.TemporaryDirectory() as folder:
-        runs: dict[str, Callable[[], None]] = {"plain step": plain_step(config, batch_size)}
+        runs: dict[str, Callable[[], None]] = {"plain definition": plain_step(config, batch_size)}
         if "default" in variants:
-            runs["bf16 by hand"] = by_hand_step(config, batch_size)
+            runs["plain definition under bf16 autocast"] = plain_step(config, batch_size, torch.bfloat16)
+            runs[BY_HAND] = by_hand_step(config, batch_size)
         for number, name in enumerate(variants):
             runs[name], _ = trainer_step(variant_config(config, name), Path(folder) / str(number), batch_size)
         return time_in_turn(runs, rounds=rounds, warmup=2)

@@ -4,11 +4,10 @@ Random waveforms of the right shape; needs no data. Prints tables in Markdown.
 """
 
 import argparse
-import dataclasses
 import json
 import sys
 
-from speakernet.build.step_benchmark import VARIANTS, added_bytes, measure_memory, measure_steps
+from speakernet.build.step_benchmark import VARIANTS, added_bytes, classic_config, measure_memory, measure_steps
 from speakernet.config import load_config
 from speakernet.files import human_bytes
 
@@ -32,11 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print one table a model."""
     base = load_config(arguments.config_arguments).config
     for model in arguments.models:
-        config = dataclasses.replace(
-            base,
-            model=dataclasses.replace(base.model, name=model),
-            loss=dataclasses.replace(base.loss, name="amsoftmax"),
-        )
+        config = classic_config(base, model)
         if arguments.memory_of:
             count = added_bytes(config, arguments.memory_of, arguments.step_batch)
             sys.stdout.write(json.dumps({"added_bytes": count}) + "\n")
