@@ -17,7 +17,7 @@ settings.load_profile("speakernet")
 
 # Two cores, many small tensors: more threads only make the tests slower.
 torch.set_num_threads(1)
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start, which must give the same bits as this one
 
 
 @pytest.fixture(scope="session")

@@ -2,23 +2,27 @@
 
 The reference is the step as one writes it by hand: the plain definition of the network and loss in torch, float32,
 torch's plain Adam, forward, backward, update. Batches are random numbers of the right shape, so no data is needed.
+Every variant has a process of its own, because the setting of memory is one of them, and they run in turn.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import json
+import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from speakernet.build.model import build_loss, build_model
-from speakernet.build.training import build_precision, build_trainer
+from speakernet.build.training import build_precision, build_trainer, prepare_machine
 from speakernet.config.schema import Config
+from speakernet.performance.allocation import HUGE_PAGES
 from speakernet.performance.paired import Timing, time_in_turn
 from speakernet.performance.plain_models import PlainAMSoftmax, plain_model
 from speakernet.performance.system import MemoryMonitor
@@ -28,21 +32,31 @@ NUM_SPEAKERS = 150
 # voxceleb_trainer's sizes: mel bands of its definitions, and its embedding.
 CLASSIC_MELS = {"ResNetSE34L": 40, "ResNetSE34V2": 64, "VGGVox": 40}
 CLASSIC_DIM = 512
-BY_HAND = "the default's forward, backward and update alone"
 CROP_SAMPLES = 32240  # 200 frames of 10 ms with a window of 25 ms
-# One variant of the trainer by name: what it sets in `runtime` and `optimizer`.
-VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
-    "float32": {"runtime": {"precision": "no"}, "optimizer": {"fused": "off"}},
-    "float32 + fused": {"runtime": {"precision": "no"}},
-    "float32 + channels_last": {"runtime": {"precision": "no", "channels_last": "on"}},
-    "default": {},
-    "default + channels_last": {"runtime": {"channels_last": "on"}},
-    "default + checkpointing": {"runtime": {"gradient_checkpointing": True}},
-    "float32 + compiled": {"runtime": {"precision": "no", "compile": "on"}},
-    "default + compiled": {"runtime": {"compile": "on"}},
-    "default + compiled + channels_last": {"runtime": {"compile": "on", "channels_last": "on"}},
-    "default + compiled by block": {"runtime": {"compile": "on", "compile_scope": "regional"}},
+PLAIN, PLAIN_BF16 = "plain definition", "plain definition, bf16 autocast"
+BY_HAND = "forward, backward, update alone"
+AS_BEFORE: dict[str, dict[str, Any]] = {
+    "runtime": {"precision": "no", "keep_memory": False, "channels_last": "off"},
+    "optimizer": {"fused": "off"},
 }
+# Variants of the trainer by name: what each sets in its sections. First each speed-up alone, then together.
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "none": AS_BEFORE,
+    "fused only": {"runtime": AS_BEFORE["runtime"]},
+    "channels_last only": {**AS_BEFORE, "runtime": {"precision": "no", "keep_memory": False}},
+    "keep_memory only": {**AS_BEFORE, "runtime": {"precision": "no", "channels_last": "off"}},
+    "bf16 only": {**AS_BEFORE, "runtime": {"keep_memory": False, "channels_last": "off"}},
+    "compile only": {**AS_BEFORE, "runtime": {**AS_BEFORE["runtime"], "compile": "on"}},
+    "all but bf16": {"runtime": {"precision": "no"}},
+    "default": {},
+    "default without fused": {"optimizer": {"fused": "off"}},
+    "default without channels_last": {"runtime": {"channels_last": "off"}},
+    "default without keep_memory": {"runtime": {"keep_memory": False}},
+    "default + compile": {"runtime": {"compile": "on"}},
+    "default + compile by block": {"runtime": {"compile": "on", "compile_scope": "regional"}},
+    "default + checkpointing": {"runtime": {"gradient_checkpointing": True}},
+}
+NAMES = (PLAIN, PLAIN_BF16, BY_HAND, *VARIANTS)
 
 
 @dataclasses.dataclass
@@ -169,23 +183,95 @@ def _by_hand(
     return run
 
 
-def measure_steps(config: Config, variants: list[str], *, batch_size: int, rounds: int) -> list[Timing]:
-    """Time the plain step and every variant in turn.
+def make_step(config: Config, name: str, folder: Path, batch_size: int) -> Callable[[], None]:
+    """The step of that name, with the settings of the process that belong to it.
+
+    Raises:
+        ValueError: a variant that this machine cannot run.
+    """
+    if name in (PLAIN, PLAIN_BF16):
+        return plain_step(config, batch_size, torch.bfloat16 if name == PLAIN_BF16 else torch.float32)
+    if name == BY_HAND:
+        prepare_machine(config)
+        return by_hand_step(config, batch_size)
+    config = variant_config(config, name)
+    prepare_machine(config)
+    return trainer_step(config, folder, batch_size)[0]
+
+
+def serve_steps(config: Config, name: str, batch_size: int) -> None:
+    """In a process of its own: one step for every line that comes in, answered by a line when it is done."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = make_step(config, name, Path(folder), batch_size)
+        for _ in sys.stdin:
+            run()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            sys.stdout.write("done\n")
+            sys.stdout.flush()
+
+
+class StepProcess:
+    """A variant's process; `run` makes it do one step.
+
+    Args:
+        model: name of the network.
+        name: of the variant.
+        batch_size: crops in a batch.
+        arguments: the configuration's, as on the command line.
+    """
+
+    def __init__(self, model: str, name: str, batch_size: int, arguments: Sequence[str]) -> None:
+        self.name = name
+        keeps = name == BY_HAND or VARIANTS.get(name, AS_BEFORE).get("runtime", {}).get("keep_memory", True)
+        command = [sys.executable, "-m", "speakernet", "benchmark", *arguments, "--steps", model]
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [*command, "--step_of", name, "--step_batch", str(batch_size)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env={**os.environ, HUGE_PAGES: "1" if keeps else "0"},
+        )
+
+    def run(self) -> None:
+        """One step.
+
+        Raises:
+            ValueError: the process ended, with what it said.
+        """
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
+        if self._process.stdout.readline() != "done\n":
+            self._errors.seek(0)
+            raise ValueError(f"the step {self.name!r} failed: {self._errors.read().strip()[-500:]}")
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
+        self._errors.close()
+
+
+def measure_steps(
+    model: str, names: Sequence[str], *, batch_size: int, rounds: int, arguments: Sequence[str] = ()
+) -> list[Timing]:
+    """Time the plain definition's step and every variant in turn.
 
     Raises:
         ValueError: an unknown variant, or one that this machine cannot run.
     """
-    unknown = [name for name in variants if name not in VARIANTS]
-    if unknown:
-        raise ValueError(f"unknown variant {unknown[0]!r}; known: {', '.join(VARIANTS)}")
-    with tempfile.TemporaryDirectory() as folder:
-        runs: dict[str, Callable[[], None]] = {"plain definition": plain_step(config, batch_size)}
-        if "default" in variants:
-            runs["plain definition under bf16 autocast"] = plain_step(config, batch_size, torch.bfloat16)
-            runs[BY_HAND] = by_hand_step(config, batch_size)
-        for number, name in enumerate(variants):
-            runs[name], _ = trainer_step(variant_config(config, name), Path(folder) / str(number), batch_size)
-        return time_in_turn(runs, rounds=rounds, warmup=2)
+    for name in names:
+        if name not in NAMES:
+            raise ValueError(f"unknown variant {name!r}; known: {', '.join(NAMES)}")
+    with contextlib.ExitStack() as stack:
+        processes = [StepProcess(model, name, batch_size, arguments) for name in dict.fromkeys([PLAIN, *names])]
+        for process in processes:
+            stack.callback(process.close)
+        return time_in_turn({process.name: process.run for process in processes}, rounds=rounds, warmup=3)
 
 
 def measure_memory(model: str, variant: str, batch_size: int) -> int:
@@ -193,7 +279,7 @@ def measure_memory(model: str, variant: str, batch_size: int) -> int:
 
     A process of its own, because memory that an earlier variant gave back would hide what this one takes.
     """
-    command = [sys.executable, "-m", "speakernet", "benchmark-step", "--memory_of", variant, "--models", model]
+    command = [sys.executable, "-m", "speakernet", "benchmark", "--memory_of", variant, "--steps", model]
     command += ["--step_batch", str(batch_size)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:

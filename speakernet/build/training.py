@@ -78,6 +78,7 @@ def prepare_machine(config: Config) -> list[AppliedSetting]:
         interop_threads=runtime.interop_threads,
         attention=runtime.attention,
         memory_fraction=runtime.memory_fraction,
+        keep_memory=runtime.keep_memory,
     )
     for setting in applied:
         logger.info("torch setting: %s", setting)

@@ -5,6 +5,7 @@ import ast
 import importlib
 import importlib.util
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +24,6 @@ COMMANDS = {
     "show-config": "show_config",
     "find-batch-size": "find_batch_size",
     "benchmark": "benchmark",
-    "benchmark-step": "benchmark_step",
     "import-weights": "import_weights",
     "info": "info",
 }
@@ -56,6 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         sys.stderr.write(f"speakernet: unknown command {name!r}; {suggestion(name, COMMANDS)}\n")
         return 2
+    if "torch" not in sys.modules:
+        # Read when torch is imported; speakernet/performance/allocation.py says what it does.
+        os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     module = importlib.import_module(f"speakernet.cli.{COMMANDS[name]}")
     try:
         return module.run(_parse(module, name, rest)) or 0

@@ -3,6 +3,7 @@
     speakernet benchmark --config exp01.yaml --num_batches 100
     speakernet benchmark --config exp01.yaml --num_batches 30 --compare --json figures.json
     speakernet benchmark --scoring [--scoring_trials veri_test.txt] [--recordings FOLDER]
+    speakernet benchmark --steps ResNetSE34L VGGVox [--variants all | NAME …] [--memory]
 
 --compare runs both pipelines in turn (A B A B …) on the same recordings, taken from the configuration's corpus, in this
 very process, and prints medians and their ratio.
@@ -31,7 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--num_batches", type=int, default=100, help="batches (and steps) a measure (default %(default)s)"
     )
     parser.add_argument("--compare", action="store_true", help="the classic pipeline against ours, instead")
-    parser.add_argument("--rounds", type=int, default=5, help="with --compare, --scoring: rounds (default %(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="with --compare, --scoring, --steps: rounds (default %(default)s)"
+    )
     parser.add_argument(
         "--num_utterances",
         type=int,
@@ -47,6 +50,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scoring_trials", default="", metavar="LIST", help="with --scoring: list to take pairs from")
     parser.add_argument("--recordings", type=Path, metavar="FOLDER", help="with --scoring: also embed files from here")
     parser.add_argument("--threads", type=int, default=0, help="with --scoring: of torch (default: one a core)")
+    parser.add_argument(
+        "--steps",
+        nargs="*",
+        metavar="MODEL",
+        help="a step of these networks (default ResNetSE34L) against their plain definitions in torch, instead",
+    )
+    parser.add_argument("--variants", nargs="+", metavar="NAME", help="with --steps: speed-ups on and off, or `all`")
+    parser.add_argument("--step_batch", type=int, default=64, help="with --steps: crops of 2 s (default %(default)s)")
+    parser.add_argument(
+        "--memory", nargs="*", metavar="NAME", help="with --steps: the peak memory of these variants, instead of time"
+    )
+    parser.add_argument("--step_of", help=argparse.SUPPRESS)
+    parser.add_argument("--memory_of", help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to a file")
 
 
@@ -62,6 +78,10 @@ def run(arguments: argparse.Namespace) -> int:
             raise ValueError(f"--{name}: {getattr(arguments, name)}; expected at least 1")
     if arguments.scoring is not None:
         figures = _scoring(arguments)
+    elif arguments.steps is not None or arguments.memory is not None:
+        from speakernet.cli.benchmark_training import measure_training_steps
+
+        figures = measure_training_steps(arguments)
     else:
         config = make_synthetic_corpus(load_config(arguments.config_arguments).config)
         figures = _compare(config, arguments) if arguments.compare else _measure(config, arguments.num_batches)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from speakernet.files import human_bytes
+from speakernet.performance.allocation import release_freed_memory
 from speakernet.performance.system import MemoryMonitor, process_memory_bytes
 
 logger = logging.getLogger(__name__)
@@ -166,6 +167,8 @@ class BatchSizeOptimizer:
             self.model.zero_grad(set_to_none=True)
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
+            # What this size leaves behind would hide what the next one takes.
+            release_freed_memory()
         added = monitor.added_bytes
         if self.device.type == "cuda":
             added = torch.cuda.max_memory_allocated(self.device)

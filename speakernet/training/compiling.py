@@ -18,6 +18,7 @@ from torch import nn
 
 from speakernet.seeding import capture_random_state, restore_random_state
 from speakernet.training.checkpoint import describe
+from speakernet.training.compiled_norm import use_compiled_norms
 
 logger = logging.getLogger(__name__)
 
@@ -152,6 +153,7 @@ class Compiler:
             yield
 
     def _compile(self) -> None:
+        use_compiled_norms(self.net)
         for module in self._targets():
             # dynamic=False: training crops have one length (a second length compiles a second version).
             module.compile(mode=None if self.settings.mode == "default" else self.settings.mode, dynamic=False)

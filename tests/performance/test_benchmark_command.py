@@ -90,3 +90,25 @@ def test_wrong_numbers_are_said(options: list[str], capsys: pytest.CaptureFixtur
     assert "--num_batches" in capsys.readouterr().err
     assert main(["benchmark", "--compare"]) == 1
     assert "data.train_list" in capsys.readouterr().err
+
+
+def test_steps_are_timed_against_the_plain_definition(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "figures.json"
+    sizes = ["--step_batch", "2", "--rounds", "1", "--runtime.device", "cpu", "--json", str(file)]
+    names = ["forward, backward, update alone", "default", "default without keep_memory"]
+    assert main(["benchmark", "--steps", "ResNetSE34L", "--variants", *names, *sizes]) == 0
+    timings = json.loads(file.read_text())["steps"]["ResNetSE34L"]
+    assert [one["name"] for one in timings] == ["plain definition", *names]
+    assert timings[0]["ratio"] == 1 and all(one["median_seconds"] > 0 for one in timings)
+    assert "| default | " in capsys.readouterr().out
+
+
+def test_an_unknown_variant_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["benchmark", "--steps", "ResNetSE34L", "--variants", "faster", "--rounds", "1"]) == 1
+    assert "unknown variant 'faster'; known: plain definition" in capsys.readouterr().err
+
+
+def test_memory_of_variants(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["benchmark", "--steps", "ResNetSE34L", "--memory", "--step_batch", "8"]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| default")]
+    assert len(rows) == 2 and float(rows[1].split("|")[3]) < 1

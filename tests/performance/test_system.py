@@ -2,12 +2,18 @@
 
 import json
 import logging
+import mmap
+import os
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from speakernet.performance.allocation import HUGE_PAGES, huge_pages
 from speakernet.performance.profiler import NoProfiler, StepProfiler, make_profiler
 from speakernet.performance.system import (
     MemoryMonitor,
@@ -108,3 +114,42 @@ def test_without_profiling_nothing_happens(tmp_path: Path) -> None:
         profiler.step()
     profiler.close()
     assert not list(tmp_path.iterdir())
+
+
+def test_freed_memory_is_kept_on_linux_and_says_so_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {setting.name for setting in optimize_torch_settings(keep_memory=False)} == {"deterministic"}
+    monkeypatch.setattr("platform.libc_ver", lambda: ("", ""))
+    applied = {setting.name: setting for setting in optimize_torch_settings()}
+    assert str(applied["keep_memory"]) == "keep_memory = False (the C library is not glibc)"
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="memory is kept with glibc only")
+def test_kept_memory_costs_no_page_faults() -> None:
+    """In a process of its own, whose memory no other test has grown."""
+    script = (
+        "import resource, sys, torch\n"
+        "from speakernet.performance.allocation import keep_freed_memory, release_freed_memory\n"
+        "def faults():\n"
+        "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "    for _ in range(4):\n"
+        "        torch.ones(16, 1024, 1024)\n"  # 64 MiB
+        "    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before\n"
+        "given_back = faults()\n"
+        "assert keep_freed_memory()[0]\n"
+        "faults()\n"
+        "kept = faults()\n"
+        "release_freed_memory()\n"
+        "released = faults()\n"
+        "print(given_back, kept, released)\n"
+    )
+    # Without huge pages, each of which is one fault.
+    environment = {**os.environ, HUGE_PAGES: "0"}
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
+    given_back, kept, released = map(int, result.stdout.split())
+    pages = 64 * 2**20 // mmap.PAGESIZE
+    assert given_back >= 4 * pages and kept < pages / 4 and released > pages / 2
+
+
+def test_huge_pages_need_their_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(HUGE_PAGES, raising=False)
+    assert huge_pages() == (False, "THP_MEM_ALLOC_ENABLE=1 was not set before torch was imported")

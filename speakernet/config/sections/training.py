@@ -212,6 +212,8 @@ class RuntimeSection:
     """Let cuDNN time its algorithms; auto: on unless deterministic (crops have few lengths, so it pays)."""
     attention: list[Literal["flash", "efficient", "math", "cudnn"]] = field(default_factory=list)
     """Attention kernels allowed on a GPU; empty allows all."""
+    keep_memory: bool = True
+    """Linux: keep the memory of freed tensors for the next step; giving it back can take longer than the arithmetic."""
     memory_fraction: float = 0.0
     """Share of the GPU's memory this process may take; 0: no bound."""
     profiling: bool = False

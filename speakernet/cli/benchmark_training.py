@@ -1,0 +1,74 @@
+"""The part of `speakernet benchmark` that measures training steps: speed-ups on and off, and their memory.
+
+Random waveforms of the right shape; needs no data. Prints tables in Markdown.
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+from typing import Any
+
+from speakernet.build.step_benchmark import (
+    BY_HAND,
+    PLAIN_BF16,
+    VARIANTS,
+    added_bytes,
+    classic_config,
+    measure_memory,
+    measure_steps,
+    serve_steps,
+)
+from speakernet.config import load_config
+from speakernet.files import human_bytes
+
+DEFAULT_VARIANTS = (PLAIN_BF16, BY_HAND, "default")
+
+
+def measure_training_steps(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Print one table a model; returns the figures."""
+    if arguments.step_of or arguments.memory_of:
+        _be_measured(arguments)
+        return {}
+    figures: dict[str, Any] = {}
+    for model in arguments.steps or ["ResNetSE34L"]:
+        if arguments.memory is not None:
+            figures[model] = _measure_memory(model, arguments)
+        else:
+            figures[model] = _measure_speed(model, arguments)
+        sys.stdout.flush()
+    return {"steps": figures}
+
+
+def _measure_speed(model: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    names = list(VARIANTS) if arguments.variants == ["all"] else arguments.variants or DEFAULT_VARIANTS
+    timings = measure_steps(
+        model, names, batch_size=arguments.step_batch, rounds=arguments.rounds, arguments=arguments.config_arguments
+    )
+    sys.stdout.write(f"\n{model}, {arguments.step_batch} crops of 2 s, {arguments.rounds} rounds\n\n")
+    sys.stdout.write("| step | median seconds | quartile spread | of the plain definition |\n|---|---|---|---|\n")
+    for one in timings:
+        sys.stdout.write(
+            f"| {one.name} | {one.median_seconds:.3f} | {one.quartile_spread_seconds:.3f} | {one.ratio:.3f} |\n"
+        )
+    return [dataclasses.asdict(one) for one in timings]
+
+
+def _measure_memory(model: str, arguments: argparse.Namespace) -> dict[str, int]:
+    variants = arguments.memory or ["default", "default + checkpointing"]
+    sys.stdout.write(f"\n{model}, {arguments.step_batch} crops of 2 s, each variant in a process of its own\n\n")
+    sys.stdout.write("| step | memory added at the peak | of the first |\n|---|---|---|\n")
+    counts = {variant: measure_memory(model, variant, arguments.step_batch) for variant in variants}
+    for variant, count in counts.items():
+        sys.stdout.write(f"| {variant} | {human_bytes(count)} | {count / counts[variants[0]]:.2f} |\n")
+    return counts
+
+
+def _be_measured(arguments: argparse.Namespace) -> None:
+    """What runs in a variant's own process."""
+    config = classic_config(load_config(arguments.config_arguments).config, arguments.steps[0])
+    if arguments.step_of:
+        serve_steps(config, arguments.step_of, arguments.step_batch)
+    else:
+        count = added_bytes(config, arguments.memory_of, arguments.step_batch)
+        sys.stdout.write(json.dumps({"added_bytes": count}) + "\n")
