@@ -95,7 +95,7 @@ def prepare_data(config: Config, folder: Path, num_utterances: int) -> Benchmark
     pack(FolderInput(folder / "wav"), folder / "packed", sample_rate=sample_rate)
     has_noise = bool(config.augment.noise_path and config.augment.rir_path)
     if has_noise:
-        _write_noise(config, folder)
+        write_noise(config, folder)
     return BenchmarkData(folder, names, labels, has_noise)
 
 
@@ -109,7 +109,8 @@ def _join(source: AudioSource, paths: Sequence[str], first: int, num_samples: in
     return np.concatenate(pieces)[:num_samples]
 
 
-def _write_noise(config: Config, folder: Path) -> None:
+def write_noise(config: Config, folder: Path) -> None:
+    """Copy the configuration's noise and room responses below `folder`, in one channel, as `musan` and `rirs`."""
     sample_rate = config.data.sample_rate
     for kind, bank in noise_banks(config.augment.noise_path, sample_rate, None).items():
         for clip in range(min(len(bank), MOST_CLIPS_OF_A_KIND)):

@@ -25,6 +25,7 @@ from speakernet.config.schema import Config
 from speakernet.performance.allocation import HUGE_PAGES
 from speakernet.performance.paired import Timing, time_in_turn
 from speakernet.performance.plain_models import PlainAMSoftmax, plain_model
+from speakernet.performance.served import ServedProcess, serve
 from speakernet.performance.system import MemoryMonitor
 from speakernet.training.trainer import Trainer
 
@@ -200,60 +201,24 @@ def make_step(config: Config, name: str, folder: Path, batch_size: int) -> Calla
 
 
 def serve_steps(config: Config, name: str, batch_size: int) -> None:
-    """In a process of its own: one step for every line that comes in, answered by a line when it is done."""
+    """In a process of its own: a step for every line that comes in."""
     with tempfile.TemporaryDirectory() as folder:
-        run = make_step(config, name, Path(folder), batch_size)
-        for _ in sys.stdin:
-            run()
+        step = make_step(config, name, Path(folder), batch_size)
+
+        def run() -> None:
+            step()
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
-            sys.stdout.write("done\n")
-            sys.stdout.flush()
+
+        serve(run)
 
 
-class StepProcess:
-    """A variant's process; `run` makes it do one step.
-
-    Args:
-        model: name of the network.
-        name: of the variant.
-        batch_size: crops in a batch.
-        arguments: the configuration's, as on the command line.
-    """
-
-    def __init__(self, model: str, name: str, batch_size: int, arguments: Sequence[str]) -> None:
-        self.name = name
-        keeps = name == BY_HAND or VARIANTS.get(name, AS_BEFORE).get("runtime", {}).get("keep_memory", True)
-        command = [sys.executable, "-m", "speakernet", "benchmark", *arguments, "--steps", model]
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        self._process = subprocess.Popen(
-            [*command, "--step_of", name, "--step_batch", str(batch_size)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            env={**os.environ, HUGE_PAGES: "1" if keeps else "0"},
-        )
-
-    def run(self) -> None:
-        """One step.
-
-        Raises:
-            ValueError: the process ended, with what it said.
-        """
-        assert self._process.stdin is not None and self._process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write("\n")
-            self._process.stdin.flush()
-        if self._process.stdout.readline() != "done\n":
-            self._errors.seek(0)
-            raise ValueError(f"the step {self.name!r} failed: {self._errors.read().strip()[-500:]}")
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.kill()
-        self._process.communicate()
-        self._errors.close()
+def start_steps(model: str, name: str, batch_size: int, arguments: Sequence[str]) -> ServedProcess:
+    """A process that does steps of a variant."""
+    keeps = name == BY_HAND or VARIANTS.get(name, AS_BEFORE).get("runtime", {}).get("keep_memory", True)
+    command = [sys.executable, "-m", "speakernet", "benchmark", *arguments, "--steps", model]
+    command += ["--step_of", name, "--step_batch", str(batch_size)]
+    return ServedProcess(name, command, {**os.environ, HUGE_PAGES: "1" if keeps else "0"})
 
 
 def measure_steps(
@@ -268,7 +233,7 @@ def measure_steps(
         if name not in NAMES:
             raise ValueError(f"unknown variant {name!r}; known: {', '.join(NAMES)}")
     with contextlib.ExitStack() as stack:
-        processes = [StepProcess(model, name, batch_size, arguments) for name in dict.fromkeys([PLAIN, *names])]
+        processes = [start_steps(model, name, batch_size, arguments) for name in dict.fromkeys([PLAIN, *names])]
         for process in processes:
             stack.callback(process.close)
         return time_in_turn({process.name: process.run for process in processes}, rounds=rounds, warmup=3)

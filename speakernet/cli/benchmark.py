@@ -4,6 +4,7 @@
     speakernet benchmark --config exp01.yaml --num_batches 30 --compare --json figures.json
     speakernet benchmark --scoring [--scoring_trials veri_test.txt] [--recordings FOLDER]
     speakernet benchmark --steps ResNetSE34L VGGVox [--variants all | NAME …] [--memory]
+    speakernet benchmark --epoch --config speechocean.yaml --augment True [--rounds 3]
 
 --compare runs both pipelines in turn (A B A B …) on the same recordings, taken from the configuration's corpus, in this
 very process, and prints medians and their ratio.
@@ -61,6 +62,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory", nargs="*", metavar="NAME", help="with --steps: the peak memory of these variants, instead of time"
     )
+    parser.add_argument(
+        "--epoch", action="store_true", help="a whole epoch (loading, steps, evaluation), classic and ours, instead"
+    )
+    parser.add_argument("--epoch_of", help=argparse.SUPPRESS)
     parser.add_argument("--step_of", help=argparse.SUPPRESS)
     parser.add_argument("--memory_of", help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to a file")
@@ -82,6 +87,10 @@ def run(arguments: argparse.Namespace) -> int:
         from speakernet.cli.benchmark_training import measure_training_steps
 
         figures = measure_training_steps(arguments)
+    elif arguments.epoch or arguments.epoch_of:
+        from speakernet.cli.benchmark_training import measure_whole_epochs
+
+        figures = measure_whole_epochs(arguments)
     else:
         config = make_synthetic_corpus(load_config(arguments.config_arguments).config)
         figures = _compare(config, arguments) if arguments.compare else _measure(config, arguments.num_batches)

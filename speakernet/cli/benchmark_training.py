@@ -1,6 +1,6 @@
-"""The part of `speakernet benchmark` that measures training steps: speed-ups on and off, and their memory.
+"""The part of `speakernet benchmark` that measures training: steps with speed-ups on and off, memory, whole epochs.
 
-Random waveforms of the right shape; needs no data. Prints tables in Markdown.
+Steps run on random waveforms of the right shape, epochs on the configuration's data. Prints tables in Markdown.
 """
 
 import argparse
@@ -9,6 +9,8 @@ import json
 import sys
 from typing import Any
 
+from speakernet.build.data import make_synthetic_corpus
+from speakernet.build.epoch_benchmark import measure_epochs, serve_epochs
 from speakernet.build.step_benchmark import (
     BY_HAND,
     PLAIN_BF16,
@@ -21,6 +23,7 @@ from speakernet.build.step_benchmark import (
 )
 from speakernet.config import load_config
 from speakernet.files import human_bytes
+from speakernet.performance.paired import Timing
 
 DEFAULT_VARIANTS = (PLAIN_BF16, BY_HAND, "default")
 
@@ -40,6 +43,25 @@ def measure_training_steps(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"steps": figures}
 
 
+def measure_whole_epochs(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Print the table of whole epochs; returns the figures."""
+    if arguments.epoch_of:
+        serve_epochs(make_synthetic_corpus(load_config(arguments.config_arguments).config), arguments.epoch_of)
+        return {}
+    timings = measure_epochs(arguments.config_arguments, arguments.rounds)
+    sys.stdout.write("\n| epoch with evaluation | median seconds | quartile spread | of the classic one |\n")
+    sys.stdout.write("|---|---|---|---|\n")
+    _write_rows(timings)
+    return {"epochs": [dataclasses.asdict(one) for one in timings]}
+
+
+def _write_rows(timings: list[Timing]) -> None:
+    for one in timings:
+        sys.stdout.write(
+            f"| {one.name} | {one.median_seconds:.3f} | {one.quartile_spread_seconds:.3f} | {one.ratio:.3f} |\n"
+        )
+
+
 def _measure_speed(model: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     names = list(VARIANTS) if arguments.variants == ["all"] else arguments.variants or DEFAULT_VARIANTS
     timings = measure_steps(
@@ -47,10 +69,7 @@ def _measure_speed(model: str, arguments: argparse.Namespace) -> list[dict[str, 
     )
     sys.stdout.write(f"\n{model}, {arguments.step_batch} crops of 2 s, {arguments.rounds} rounds\n\n")
     sys.stdout.write("| step | median seconds | quartile spread | of the plain definition |\n|---|---|---|---|\n")
-    for one in timings:
-        sys.stdout.write(
-            f"| {one.name} | {one.median_seconds:.3f} | {one.quartile_spread_seconds:.3f} | {one.ratio:.3f} |\n"
-        )
+    _write_rows(timings)
     return [dataclasses.asdict(one) for one in timings]
 
 

@@ -75,8 +75,13 @@ class ClassicAugmentation:
         self.responses = [str(path) for path in Path(rir_path).glob("*/*/*.wav")]
 
     def __call__(self, audio: np.ndarray) -> np.ndarray:
-        """One of five ways, each as likely: as it is, reverberated, with music, with babble, with noise."""
+        """One of five ways, each as likely: as it is, reverberated, with music, with babble, with noise.
+
+        A category without files is left out, where the original ends with an error.
+        """
         way = self.generator.randint(CLEAN, NOISE)
+        while way in ADDITIVE and ADDITIVE[way] not in self.noises:
+            way = self.generator.randint(CLEAN, NOISE)
         if way == REVERBERATE:
             return self.reverberate(audio)
         return self.add(ADDITIVE[way], audio) if way in ADDITIVE else audio

@@ -112,3 +112,15 @@ def test_memory_of_variants(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["benchmark", "--steps", "ResNetSE34L", "--memory", "--step_batch", "8"]) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| default")]
     assert len(rows) == 2 and float(rows[1].split("|")[3]) < 1
+
+
+def test_whole_epochs_of_both_pipelines(
+    options: list[str], tiny_corpus: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "figures.json"
+    trials = ["--data.test_list", str(tiny_corpus / "trials.txt"), "--augment.enabled", "true"]
+    network = ["--model.name", "ResNetSE34L", "--frontend.num_mels", "40", "--data.crop_frames", "100"]
+    assert main(["benchmark", "--epoch", "--rounds", "1", *options, *network, *trials, "--json", str(file)]) == 0
+    timings = json.loads(file.read_text())["epochs"]
+    assert [one["name"] for one in timings] == ["classic", "ours"] and timings[0]["ratio"] == 1
+    assert "| ours | " in capsys.readouterr().out
