@@ -135,7 +135,11 @@ def build_optimizer(config: Config, modules: list[nn.Module], precision: Precisi
 def build_schedules(
     config: Config, loss: nn.Module, steps_per_epoch: int
 ) -> tuple[LearningRateSchedule, MarginSchedule | None]:
-    """The learning rate and, where the loss has a margin, the margin of each step."""
+    """The learning rate and, where the loss has a margin, the margin of each step.
+
+    Raises:
+        ValueError: a large-margin stage is to follow, and the loss has no margin.
+    """
     section, optimizer = config.schedule, config.optimizer
     options = ScheduleOptions(
         top=optimizer.learning_rate,
@@ -157,6 +161,11 @@ def build_schedules(
     )
     margin = getattr(loss, "margin", None)
     if not isinstance(margin, int | float):
+        if config.training.large_margin_epochs:
+            raise ValueError(
+                f"training.large_margin_epochs: {config.training.large_margin_epochs}, but the loss {config.loss.name} "
+                "has no margin to enlarge; set it to 0, or take amsoftmax or aamsoftmax"
+            )
         if section.margin != "constant":
             logger.warning("schedule.margin: %s has no effect: this loss has no margin", section.margin)
         return learning_rate, None
@@ -353,12 +362,7 @@ def train_large_margin_stage(
     """The second stage, in `<run folder>/large_margin`; its best model replaces best.pt where its EER is lower.
 
     Call it after the first stage with the same network and head. Like the first it resumes by being called again.
-
-    Raises:
-        ValueError: the loss has no margin to enlarge.
     """
-    if not isinstance(getattr(loss, "margin", None), int | float):
-        raise ValueError(f"training.large_margin_epochs, but the loss {config.loss.name} has no margin; set it to 0")
     stage = large_margin_config(config)
     loss.margin = config.training.large_margin  # type: ignore[assignment]
     folder = Path(run_folder)

@@ -120,7 +120,9 @@ def embed_utterances(
     num_columns = num_crops if length else 1
     values: np.ndarray | None = None
     position = {int(row): index for index, row in enumerate(mine)}
-    progress = tqdm(total=len(mine), desc=description, unit="utt", disable=not distributed.is_main(), leave=False)
+    # None: where there is a terminal.
+    disable = None if distributed.is_main() else True
+    progress = tqdm(total=len(mine), desc=description, unit="utt", disable=disable, leave=False)
     with ThreadPoolExecutor(num_workers) as pool, progress:
         for batch in _batches(_ahead(pool, read, mine), batch_size, net.sample_rate):
             waveforms, lengths = _padded([piece.waveforms[index] for piece, index in batch])

@@ -6,6 +6,8 @@ It is handed plain numbers and never touches a tensor. The other ranks get an ob
 import json
 import logging
 import math
+import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
@@ -17,6 +19,8 @@ from speakernet.files import atomic_write
 logger = logging.getLogger(__name__)
 
 METRICS_NAME = "metrics.jsonl"
+# Where no terminal shows a progress line, its numbers go to the log, at most this often.
+LINE_SECONDS = 30.0
 # What the progress line shows, in this order, as (key, label, format).
 _SHOWN = (
     ("loss", "loss", "{:.3f}"),
@@ -33,13 +37,15 @@ class Progress:
 
     Args:
         folder: the run folder; None shows and writes nothing (other ranks, tests).
-        show_bar: whether to draw the progress line.
+        show_bar: whether to draw the progress line where there is a terminal; its numbers go to the log elsewhere.
         tensorboard: whether to write event files.
     """
 
     def __init__(self, folder: Path | None, *, show_bar: bool = True, tensorboard: bool = True) -> None:
         self.folder = folder
-        self.show_bar = show_bar and folder is not None
+        self.show_bar = show_bar and folder is not None and sys.stderr.isatty()
+        self._writes_lines = show_bar and folder is not None and not self.show_bar
+        self._last_line = time.monotonic()
         self._tensorboard = tensorboard and folder is not None
         self._file: TextIO | None = None
         self._writer: Any = None
@@ -100,9 +106,15 @@ class Progress:
             for key, value in values.items():
                 if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
                     self._writer.add_scalar(f"{kind}/{key}", value, step)
-        if kind == "step" and self._bar is not None:
-            shown = {label: form.format(values[key]) for key, label, form in _SHOWN if key in values}
+        if kind == "step":
+            self._show(step, {label: form.format(values[key]) for key, label, form in _SHOWN if key in values})
+
+    def _show(self, step: int, shown: dict[str, str]) -> None:
+        if self._bar is not None:
             self._bar.set_postfix(shown, refresh=False)
+        elif self._writes_lines and time.monotonic() - self._last_line >= LINE_SECONDS:
+            self._last_line = time.monotonic()
+            logger.info("step %d: %s", step, ", ".join(f"{label} {value}" for label, value in shown.items()))
 
     def close(self) -> None:
         """Flush and close everything."""

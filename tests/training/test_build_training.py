@@ -158,9 +158,6 @@ def test_large_margin_stage_goes_on_with_the_same_weights(corpus: Path, tmp_path
     assert again["performance"]["steps"] == 0 and (tmp_path / "best.pt").read_bytes() == better
     stage = large_margin_config(config)
     assert (stage.data.crop_frames, stage.augment.speed_factors, stage.training.large_margin_epochs) == (70, [1.0], 0)
-    metric = build_loss(tiny_config(corpus, loss={"name": "angleproto"}), SPEAKERS)
-    with pytest.raises(ValueError, match="no margin"):
-        train_large_margin_stage(config, net, metric, build_training_loader, dict, tmp_path)
 
 
 def test_impossible_combinations_are_refused(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -172,6 +169,17 @@ def test_impossible_combinations_are_refused(corpus: Path, tmp_path: Path, monke
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match="no GPU"):
             choose_device(tiny_config(corpus, runtime={"device": "cuda"}))
+    with pytest.raises(ValueError, match="large_margin_epochs: 2, but the loss softmax has no margin"):
+        ready(tiny_config(corpus, loss={"name": "softmax"}, training={"large_margin_epochs": 2}), tmp_path)
+    cached = tiny_config(
+        corpus,
+        loss={"name": "angleproto"},
+        data={"utterances_per_speaker": 2, "batch_size": 3, "max_utterances_per_speaker": 2},
+        training={"accumulation_steps": 2},
+        runtime={"compile": "on"},
+    )
+    with pytest.raises(ValueError, match="compile: on with the gradient cache"):
+        ready(cached, tmp_path)
     monkeypatch.setattr("speakernet.training.precision.cpu_flags", lambda: frozenset({"avx2"}))
     with pytest.raises(ValueError, match="fp16"):
         build_precision(tiny_config(corpus, runtime={"precision": "fp16"}), CPU)
