@@ -25,6 +25,7 @@ from speakernet.config.schema import Config
 from speakernet.performance.allocation import HUGE_PAGES
 from speakernet.performance.paired import Timing, time_in_turn
 from speakernet.performance.plain_models import PlainAMSoftmax, plain_model
+from speakernet.performance.profiler import peak_tensor_bytes
 from speakernet.performance.served import ServedProcess, serve
 from speakernet.performance.system import MemoryMonitor
 from speakernet.training.trainer import Trainer
@@ -239,21 +240,35 @@ def measure_steps(
         return time_in_turn({process.name: process.run for process in processes}, rounds=rounds, warmup=3)
 
 
-def measure_memory(model: str, variant: str, batch_size: int) -> int:
-    """Bytes that two steps of a variant add to a fresh process at their peak.
+@dataclasses.dataclass(frozen=True)
+class StepMemory:
+    """What a step takes at its peak, in bytes."""
+
+    tensor_bytes: int
+    """Tensors made in the step: activations, gradients, temporary ones."""
+    process_bytes: int
+    """What the process grew by, with the kernels' own buffers and what the allocator holds back."""
+
+
+def measure_memory(model: str, variant: str, batch_size: int, arguments: Sequence[str] = ()) -> StepMemory:
+    """The peak memory of a variant's step, in a fresh process.
 
     A process of its own, because memory that an earlier variant gave back would hide what this one takes.
     """
-    command = [sys.executable, "-m", "speakernet", "benchmark", "--memory_of", variant, "--steps", model]
+    if variant not in VARIANTS:
+        raise ValueError(f"unknown variant {variant!r}; known: {', '.join(VARIANTS)}")
+    command = [sys.executable, "-m", "speakernet", "benchmark", *arguments, "--memory_of", variant, "--steps", model]
     command += ["--step_batch", str(batch_size)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    # Huge pages are counted whole, however little of one is used.
+    environment = {**os.environ, HUGE_PAGES: "0"}
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if result.returncode:
         raise ValueError(f"measuring the memory of {variant} failed: {result.stderr.strip()[-500:]}")
-    return int(json.loads(result.stdout.splitlines()[-1])["added_bytes"])
+    return StepMemory(**json.loads(result.stdout.splitlines()[-1]))
 
 
-def added_bytes(config: Config, variant: str, batch_size: int) -> int:
-    """Bytes that two steps add to this process at their peak; call it in a fresh one.
+def step_memory(config: Config, variant: str, batch_size: int) -> StepMemory:
+    """The peak memory of a variant's step; call it in a fresh process.
 
     A step of two crops comes first: it loads the kernels' code, hundreds of megabytes that no batch size changes.
     """
@@ -265,4 +280,4 @@ def added_bytes(config: Config, variant: str, batch_size: int) -> int:
         with MemoryMonitor() as monitor:
             run()
             run()
-        return monitor.added_bytes
+        return StepMemory(peak_tensor_bytes(run), monitor.added_bytes)

@@ -15,11 +15,11 @@ from speakernet.build.step_benchmark import (
     BY_HAND,
     PLAIN_BF16,
     VARIANTS,
-    added_bytes,
     classic_config,
     measure_memory,
     measure_steps,
     serve_steps,
+    step_memory,
 )
 from speakernet.config import load_config
 from speakernet.files import human_bytes
@@ -73,14 +73,22 @@ def _measure_speed(model: str, arguments: argparse.Namespace) -> list[dict[str, 
     return [dataclasses.asdict(one) for one in timings]
 
 
-def _measure_memory(model: str, arguments: argparse.Namespace) -> dict[str, int]:
+def _measure_memory(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
     variants = arguments.memory or ["default", "default + checkpointing"]
     sys.stdout.write(f"\n{model}, {arguments.step_batch} crops of 2 s, each variant in a process of its own\n\n")
-    sys.stdout.write("| step | memory added at the peak | of the first |\n|---|---|---|\n")
-    counts = {variant: measure_memory(model, variant, arguments.step_batch) for variant in variants}
-    for variant, count in counts.items():
-        sys.stdout.write(f"| {variant} | {human_bytes(count)} | {count / counts[variants[0]]:.2f} |\n")
-    return counts
+    sys.stdout.write("| step | tensors at the peak | of the first | the process grew by | of the first |\n")
+    sys.stdout.write("|---|---|---|---|---|\n")
+    found = {
+        variant: measure_memory(model, variant, arguments.step_batch, arguments.config_arguments)
+        for variant in variants
+    }
+    first = found[variants[0]]
+    for variant, one in found.items():
+        sys.stdout.write(
+            f"| {variant} | {human_bytes(one.tensor_bytes)} | {one.tensor_bytes / first.tensor_bytes:.2f} "
+            f"| {human_bytes(one.process_bytes)} | {one.process_bytes / first.process_bytes:.2f} |\n"
+        )
+    return {variant: dataclasses.asdict(one) for variant, one in found.items()}
 
 
 def _be_measured(arguments: argparse.Namespace) -> None:
@@ -89,5 +97,5 @@ def _be_measured(arguments: argparse.Namespace) -> None:
     if arguments.step_of:
         serve_steps(config, arguments.step_of, arguments.step_batch)
     else:
-        count = added_bytes(config, arguments.memory_of, arguments.step_batch)
-        sys.stdout.write(json.dumps({"added_bytes": count}) + "\n")
+        memory = step_memory(config, arguments.memory_of, arguments.step_batch)
+        sys.stdout.write(json.dumps(dataclasses.asdict(memory)) + "\n")

@@ -5,8 +5,10 @@ nothing, so the trainer has one code path.
 """
 
 import contextlib
+import json
 import logging
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +99,24 @@ def make_profiler(
 ) -> StepProfiler | NoProfiler:
     """The profiler that was asked for, or one that does nothing."""
     return StepProfiler(folder, num_steps, device) if is_enabled else NoProfiler()
+
+
+def peak_tensor_bytes(run: Callable[[], None]) -> int:
+    """The most memory that tensors made by `run()` hold at one time on the CPU, as torch's allocator counts it."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    # Events of the GPU have other device types.
+    changes = [
+        event["args"] for event in events if event.get("name") == "[memory]" and not event["args"]["Device Type"]
+    ]
+    if not changes:
+        return 0
+    before = changes[0]["Total Allocated"] - changes[0]["Bytes"]
+    return max(0, max(change["Total Allocated"] for change in changes) - before)
 
 
 def phase_shares(totals: dict[str, float]) -> dict[str, float]:

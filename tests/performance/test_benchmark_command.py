@@ -111,7 +111,8 @@ def test_an_unknown_variant_is_named(capsys: pytest.CaptureFixture[str]) -> None
 def test_memory_of_variants(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["benchmark", "--steps", "ResNetSE34L", "--memory", "--step_batch", "8"]) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| default")]
-    assert len(rows) == 2 and float(rows[1].split("|")[3]) < 1
+    # By tensors: what a process grows by differs from run to run.
+    assert len(rows) == 2 and float(rows[1].split("|")[3]) < 0.5
 
 
 def test_whole_epochs_of_both_pipelines(

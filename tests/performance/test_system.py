@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from speakernet.performance.allocation import HUGE_PAGES, huge_pages
-from speakernet.performance.profiler import NoProfiler, StepProfiler, make_profiler
+from speakernet.performance.profiler import NoProfiler, StepProfiler, make_profiler, peak_tensor_bytes
 from speakernet.performance.system import (
     MemoryMonitor,
     log_performance_info,
@@ -153,3 +153,16 @@ def test_kept_memory_costs_no_page_faults() -> None:
 def test_huge_pages_need_their_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(HUGE_PAGES, raising=False)
     assert huge_pages() == (False, "THP_MEM_ALLOC_ENABLE=1 was not set before torch was imported")
+
+
+def test_peak_of_tensors_counts_what_lives_at_one_time() -> None:
+    kept = torch.ones(1024, 1024)
+
+    def run() -> None:
+        first = kept + 1  # 4 MiB
+        second = first * 2  # 8 MiB at once
+        del first
+        torch.add(second, 1)  # 8 MiB again
+
+    assert 8 * 2**20 <= peak_tensor_bytes(run) < 8.1 * 2**20
+    assert peak_tensor_bytes(lambda: None) == 0
