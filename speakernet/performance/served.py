@@ -4,6 +4,7 @@ The two ends talk in lines: every line that comes in means "once more", and is a
 """
 
 import contextlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -52,8 +53,12 @@ class ServedProcess:
             self._process.stdin.write("\n")
             self._process.stdin.flush()
         if self._process.stdout.readline() != DONE:
+            status = self._process.wait()
             self._errors.seek(0)
-            raise ValueError(f"{self.name!r} failed: {self._errors.read().strip()[-500:]}")
+            said = self._errors.read().strip()[-500:]
+            if status == -signal.SIGKILL:
+                said += "\nThe system killed the process: out of memory? Compare fewer at once, or smaller batches."
+            raise ValueError(f"{self.name!r} failed (status {status}): {said}")
 
     def close(self) -> None:
         """End the process: it sees the end of its input, and is killed where that is not enough."""

@@ -1,5 +1,6 @@
 """Processes that run something when told to: answers, failures, the end."""
 
+import signal
 import sys
 
 import pytest
@@ -22,7 +23,7 @@ def test_it_runs_once_for_every_call_and_says_why_it_ended() -> None:
     try:
         process.run()
         process.run()
-        with pytest.raises(ValueError, match="'counter' failed: nothing left"):
+        with pytest.raises(ValueError, match=r"'counter' failed \(status 1\): nothing left"):
             process.run()
         with pytest.raises(ValueError, match="'counter' failed"):
             process.run()
@@ -35,3 +36,12 @@ def test_closing_ends_the_process() -> None:
     process.run()
     process.close()
     assert process._process.returncode == 0
+
+
+def test_a_killed_process_is_said_to_be_killed() -> None:
+    process = ServedProcess("counter", [sys.executable, "-c", SCRIPT])
+    process.run()
+    process._process.send_signal(signal.SIGKILL)
+    with pytest.raises(ValueError, match="out of memory"):
+        process.run()
+    process.close()
