@@ -5,6 +5,9 @@ leaves frames past an utterance's end at zero, which is what a convolution finds
 Without `lengths` (training on crops) nothing is masked and nothing is paid for it.
 """
 
+from typing import Any
+
+import torch
 from torch import Tensor, nn
 
 from speakernet.frontend import valid_frames
@@ -39,6 +42,34 @@ def strided_length(lengths: Tensor | None, stride: int) -> Tensor | None:
 def valid_length(lengths: Tensor | None, kernel: int, stride: int, padding: int = 0) -> Tensor | None:
     """Valid frames behind a convolution or pooling with that kernel, stride and padding."""
     return None if lengths is None else (lengths + 2 * padding - kernel) // stride + 1
+
+
+def relu(features: Tensor) -> Tensor:
+    """ReLU, in place in eager networks.
+
+    A network compiled for a CPU keeps the result for the backward pass: torch's compiler would keep a mask of bytes,
+    which its code for CPUs stores and loads one at a time (a compiled residual block takes 2.7 times as long with it).
+    """
+    if torch.compiler.is_compiling() and features.requires_grad and features.device.type == "cpu":
+        return CompiledReLU.apply(features)
+    return features.relu_()
+
+
+class CompiledReLU(torch.autograd.Function):
+    """ReLU whose gradient is taken from its result."""
+
+    @staticmethod
+    def forward(ctx: Any, features: Tensor) -> Tensor:
+        """max(features, 0)."""
+        result = features.relu()
+        ctx.save_for_backward(result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        """The gradient where the result is above zero."""
+        (result,) = ctx.saved_tensors
+        return gradients[0] * result.sign()
 
 
 class SqueezeExcitation(nn.Module):
@@ -91,12 +122,12 @@ class ResidualBlock(nn.Module):
         """(batch, channels, mels, frames) and valid frames, in and out."""
         lengths = strided_length(lengths, self.stride)
         hidden = self.conv1(features)
-        hidden = self.norm1(hidden.relu_()) if self.relu_first else self.norm1(hidden).relu_()
+        hidden = self.norm1(relu(hidden)) if self.relu_first else relu(self.norm1(hidden))
         hidden = mask_frames(hidden, lengths)
         hidden = mask_frames(self.norm2(self.conv2(hidden)), lengths)
         if self.gate is not None:
             hidden = self.gate(hidden, lengths)
-        return mask_frames((hidden + self.shortcut(features)).relu_(), lengths), lengths
+        return mask_frames(relu(hidden + self.shortcut(features)), lengths), lengths
 
 
 class ResidualStage(nn.Module):

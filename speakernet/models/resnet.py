@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from speakernet.models.layers import ResidualStage, initialize_convolutions, mask_frames
+from speakernet.models.layers import ResidualStage, initialize_convolutions, mask_frames, relu
 
 
 class ResNet(nn.Module):
@@ -55,7 +55,7 @@ class ResNet(nn.Module):
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(batch, mels, frames) to (batch, channels x remaining mels, frames / 8), and the valid frames of each."""
-        hidden = mask_frames(self.norm1(self.conv1(features.unsqueeze(1))).relu_(), lengths)
+        hidden = mask_frames(relu(self.norm1(self.conv1(features.unsqueeze(1)))), lengths)
         for stage in self.stages:
             hidden, lengths = stage(hidden, lengths)
         return hidden.flatten(1, 2), lengths

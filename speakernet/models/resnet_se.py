@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from speakernet.models.layers import ResidualStage, initialize_convolutions, mask_frames
+from speakernet.models.layers import ResidualStage, initialize_convolutions, mask_frames, relu
 
 BLOCKS = (3, 4, 6, 3)
 
@@ -33,7 +33,7 @@ class ResNetSE34L(nn.Module):
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(batch, mels, frames) to (batch, 128, frames / 4), mean over mels; and the valid frames of each."""
-        hidden = mask_frames(self.norm1(self.conv1(features.unsqueeze(1))).relu_(), lengths)
+        hidden = mask_frames(relu(self.norm1(self.conv1(features.unsqueeze(1)))), lengths)
         for stage in self.stages:
             hidden, lengths = stage(hidden, lengths)
         return hidden.mean(dim=2), lengths
@@ -66,7 +66,7 @@ class ResNetSE34V2(nn.Module):
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(batch, mels, frames) to (batch, 256 mels / 8, frames / 8), and the valid frames of each."""
-        hidden = mask_frames(self.norm1(self.conv1(features.unsqueeze(1)).relu_()), lengths)
+        hidden = mask_frames(self.norm1(relu(self.conv1(features.unsqueeze(1)))), lengths)
         for stage in self.stages:
             hidden, lengths = stage(hidden, lengths)
         return hidden.flatten(1, 2), lengths

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from speakernet.models.layers import mask_frames, valid_length
+from speakernet.models.layers import mask_frames, relu, valid_length
 
 NUM_MELS = 40
 # Fewer frames leave nothing for the last pooling.
@@ -77,7 +77,7 @@ class _Convolution(nn.Module):
     def forward(self, features: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """(batch, channels, mels, frames) and valid frames, in and out."""
         lengths = valid_length(lengths, *self.grid)
-        hidden = self.norm(self.conv(features)).relu_()
+        hidden = relu(self.norm(self.conv(features)))
         # Pooling is not padded: windows of valid output see valid input only, so one mask at the end does.
         lengths = valid_length(lengths, *self.pool_grid)
         return mask_frames(self.pool(hidden), lengths), lengths
