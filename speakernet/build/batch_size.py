@@ -71,6 +71,8 @@ def find_batch_size(
         # Learning rate 0: the update costs what it costs, and the weights stay.
         step.finish(learning_rate=0.0)
 
+    # Loads the kernels' code, tens of megabytes that would count for the first size.
+    run(sample(2 * per_speaker))
     finder = BatchSizeOptimizer(
         model=net,
         sample_batch_fn=sample,

@@ -59,6 +59,11 @@ SUBSET_STREAM, MEAN_STREAM, COHORT_STREAM = 6201, 6202, 6203
 def build_validation(config: Config, net: EmbeddingNet, device: torch.device) -> Callable[[], dict[str, Any]]:
     """A callable that evaluates the network, as it is then, on the validation list (or a fixed subset of it)."""
     trials = subset(read_trials(config.data.validation_list), config.evaluation.max_trials, config.runtime.seed)
+    if trials.labels is not None and len(np.unique(trials.labels)) < 2:
+        raise ValueError(
+            f"{trials.source}: the {len(trials)} trials to choose the best checkpoint by have no error rate, which "
+            "needs targets and non-targets; raise evaluation.max_trials (0: all), or mend the list"
+        )
     source = build_source(config, config.data.validation_path)
     options = dataclasses.replace(_embedding_options(config, device), store=None)
     # The mean and the cohort move with the network: what is watched while training is the plain score.

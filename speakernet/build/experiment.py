@@ -67,8 +67,8 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
         trainer = build_trainer(
             config, net, loss, loader, validate, run_folder, advise=lambda share: data_wait_advice(share, facts)
         )
-        if distributed.is_main():
-            save_config(config, run_folder / "config.yaml")
+        # Once the folder is this run's and the checkpoint fits: a refused start changes nothing.
+        trainer.on_start = lambda: save_config(config, run_folder / "config.yaml")
         log_performance_info()
         summary = trainer.train()
     finally:
@@ -76,12 +76,17 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
     if config.training.large_margin_epochs:
         train_large_margin_stage(config, net, loss, build_training_loader, validate, run_folder)
     distributed.barrier()
-    if not summary["performance"]["steps"] and (run_folder / "results.json").exists():
+    if not summary["performance"]["steps"] and _is_newer(run_folder / "results.json", Path(summary["best_path"])):
         return TrainingOutcome(summary, None, run_folder)
     evaluation = run_evaluation(config, summary["best_path"], after_training=True)
     if distributed.is_main():
         evaluation.write(run_folder)
     return TrainingOutcome(summary, evaluation, run_folder)
+
+
+def _is_newer(results: Path, model: Path) -> bool:
+    """Whether there are results, and the model was not replaced after them."""
+    return results.exists() and results.stat().st_mtime_ns >= model.stat().st_mtime_ns
 
 
 def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, Path]:

@@ -13,6 +13,7 @@ from torch import nn
 from speakernet import distributed
 from speakernet.config.schema import Config, config_to_dict
 from speakernet.files import atomic_write
+from speakernet.models.layers import is_safe_in_channels_last
 from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.performance.profiler import make_profiler
@@ -217,6 +218,9 @@ def apply_memory_options(config: Config, net: nn.Module, device: torch.device, p
         if not any(isinstance(module, nn.Conv2d) for module in net.modules()):
             logger.warning("runtime.channels_last: on has no effect: %s has no 2-D convolution", config.model.name)
             return
+        if device.type == "cpu" and not is_safe_in_channels_last(net):
+            logger.warning("runtime.channels_last: on has no effect: oneDNN crashes on this network's few channels")
+            return
         net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         logger.info("2-D convolutions in channels_last layout")
     elif runtime.channels_last == "off" or device.type == "cuda":
@@ -237,7 +241,15 @@ def build_compiler(config: Config, net: nn.Module, step: TrainingStep) -> Compil
         raise ValueError(
             "runtime.compile: on with the gradient cache, which runs the network in two modes; set it to off"
         )
+    varies = config.data.crop_frames_max > config.data.crop_frames
+    if varies and runtime.compile == "on":
+        raise ValueError(
+            f"runtime.compile: on with crops of {config.data.crop_frames} to {config.data.crop_frames_max} frames: "
+            "every length would be compiled anew; set it to off, or data.crop_frames_max to 0"
+        )
     reason = "gradient cache" if step.gradient_cache else check_platform(runtime.compile)
+    if varies:
+        reason = "crops of many lengths, each of which would be compiled anew"
     if runtime.deterministic and runtime.compile == "auto":
         reason = "deterministic: the moment of compiling depends on measured times"
     if reason:

@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     from speakernet.files import atomic_write
     from speakernet.performance.system import system_info
 
-    for name in ("num_batches", "rounds", "num_utterances"):
+    for name in ("num_batches", "rounds", "num_utterances", "step_batch"):
         if getattr(arguments, name) < 1:
             raise ValueError(f"--{name}: {getattr(arguments, name)}; expected at least 1")
     if arguments.scoring is not None:

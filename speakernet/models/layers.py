@@ -12,6 +12,9 @@ from torch import Tensor, nn
 
 from speakernet.frontend import valid_frames
 
+# Channels that oneDNN's kernels take at once.
+ONEDNN_BLOCK = 16
+
 
 def mask_frames(features: Tensor, lengths: Tensor | None) -> Tensor:
     """Zero what lies past each utterance's end along the last axis.
@@ -70,6 +73,21 @@ class CompiledReLU(torch.autograd.Function):
         """The gradient where the result is above zero."""
         (result,) = ctx.saved_tensors
         return gradients[0] * result.sign()
+
+
+def is_safe_in_channels_last(net: nn.Module) -> bool:
+    """Whether every 2-D convolution of `net` may run in channels_last on a CPU.
+
+    oneDNN (in torch 2.14) writes past the end of its buffers in the weight gradient of strided convolutions of one
+    point with fewer than 16 input channels, which ends the process.
+    """
+    return not any(
+        isinstance(part, nn.Conv2d)
+        and max(part.kernel_size) == 1
+        and max(part.stride) > 1
+        and part.in_channels < ONEDNN_BLOCK
+        for part in net.modules()
+    )
 
 
 class SqueezeExcitation(nn.Module):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from speakernet.frontend import FEATURES, SpecAugment
+from speakernet.models.layers import is_safe_in_channels_last
 from speakernet.models.tables import MODELS, POOLINGS
 from speakernet.registry import create, lookup
 
@@ -78,7 +79,8 @@ class SpeakerNet(nn.Module):
         known = {name: value for name, value in facts.items() if name in declared}
         self.trunk = create(MODELS, model, {**known, **trunk_options}, "model")
         # 2-D convolutions run up to a quarter faster with channels innermost on CPUs, more on tensor cores.
-        self.trunk.to(memory_format=torch.channels_last)
+        if is_safe_in_channels_last(self.trunk):
+            self.trunk.to(memory_format=torch.channels_last)
         pooling_name = trunk_class.pooling_names.get(pooling, pooling)
         self.pooling = create(POOLINGS, pooling_name, {"channels": self.trunk.out_channels}, "pooling")
         has_norm = trunk_class.has_norm_after_pooling

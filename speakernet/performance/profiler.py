@@ -60,6 +60,7 @@ class StepProfiler:
             profile_memory=True,
         )
         self._is_running = True
+        self._steps = 0
         self._profiler.start()
 
     @contextlib.contextmanager
@@ -71,16 +72,24 @@ class StepProfiler:
     def step(self) -> None:
         """One optimizer step is over."""
         if self._is_running:
+            self._steps += 1
             self._profiler.step()
 
     def close(self) -> None:
         """Stop; a run shorter than the recording reports what there is."""
         if self._is_running:
             self._is_running = False
+            if self._steps <= self.num_steps:
+                logger.warning(
+                    "nothing was profiled: %d steps, and the first %d only warm up; lower runtime.profile_steps",
+                    self._steps,
+                    self.num_steps,
+                )
             self._profiler.stop()
 
     def _report(self, profiler: Any) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
+        recorded = max(1, min(self.num_steps, self._steps - self.num_steps))
         trace = self.folder / "steps.pt.trace.json"
         profiler.export_chrome_trace(str(trace))
         averages = profiler.key_averages()
@@ -88,8 +97,8 @@ class StepProfiler:
         self.shares = phase_shares({event.key: event.cpu_time_total for event in averages})
         operations = [event for event in averages if not event.key.startswith((PHASE_PREFIX, "ProfilerStep"))]
         operations.sort(key=lambda event: getattr(event, order), reverse=True)
-        self.table = operation_table(operations[:NUM_OPERATIONS], order, self.num_steps)
-        logger.info("trace of %d steps in %s (open it in TensorBoard or ui.perfetto.dev)", self.num_steps, trace)
+        self.table = operation_table(operations[:NUM_OPERATIONS], order, recorded)
+        logger.info("trace of %d steps in %s (open it in TensorBoard or ui.perfetto.dev)", recorded, trace)
         logger.info("time by phase: %s", ", ".join(f"{name} {share:.0%}" for name, share in self.shares.items()))
         logger.info("dearest operations:\n%s", self.table)
 

@@ -121,3 +121,34 @@ def create_optimizer(
     if not groups:
         raise ValueError("no trainable parameter: every weight of the model and the loss is frozen")
     return create(OPTIMIZERS, name, {"groups": groups, **options}, "optimizer")
+
+
+class OptimizerState:
+    """An optimizer's moments, to keep and to take up; its options stay those that the resumed run was given.
+
+    (torch's own `load_state_dict` would put the saved options back, whatever the user asks for now.)
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain values."""
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the moments up.
+
+        Raises:
+            ValueError: they are another optimizer's, or of other parameters.
+        """
+        own = self.optimizer.state_dict()["param_groups"]
+        saved = state["param_groups"]
+        if len(own) != len(saved):
+            raise ValueError(f"{len(saved)} groups of parameters, expected {len(own)}")
+        for one, other in zip(own, saved, strict=True):
+            if set(one) != set(other):
+                differing = ", ".join(sorted(set(one) ^ set(other)))
+                raise ValueError(f"the optimizer's options differ: {differing}")
+        groups = [{**one, "params": other["params"]} for one, other in zip(own, saved, strict=True)]
+        self.optimizer.load_state_dict({"state": state["state"], "param_groups": groups})

@@ -24,6 +24,7 @@ from speakernet.training.compiling import NoCompiler
 from speakernet.training.interfaces import BatchLike, Loader
 from speakernet.training.interrupts import Interrupted, StopRequest
 from speakernet.training.numbers import NonFiniteError, RecentSteps
+from speakernet.training.optimizers import OptimizerState
 from speakernet.training.precision import Precision, report_activations
 from speakernet.training.progress import Progress, clock
 from speakernet.training.schedules import LearningRateSchedule, MarginSchedule
@@ -89,6 +90,8 @@ class Trainer:
         self.extra_contents = dict(extra_contents or {})
         self.advise = advise or (lambda data_wait_share: "")
         self.stop = StopRequest()
+        self.on_start: Callable[[], None] = lambda: None
+        """Called on the main process once the run folder is locked and the last checkpoint is loaded."""
         self._last_save_time = time.monotonic()
 
     def train(self) -> dict[str, Any]:
@@ -105,6 +108,8 @@ class Trainer:
         try:
             self.store.remove_leftovers()
             self.resume()
+            if distributed.is_main():
+                self.on_start()
             if self.is_finished():
                 say_finished(self.state, self.options.max_epochs, self.store.best_path)
                 return self.summary()
@@ -350,7 +355,7 @@ class Trainer:
 
     def _parts(self) -> dict[str, HasState]:
         return {
-            "optimizer": self.optimizer,
+            "optimizer": OptimizerState(self.optimizer),
             "learning_rate": self.learning_rate,
             "precision": self.precision,
             "average": self.average,

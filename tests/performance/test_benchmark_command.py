@@ -125,3 +125,8 @@ def test_whole_epochs_of_both_pipelines(
     timings = json.loads(file.read_text())["epochs"]
     assert [one["name"] for one in timings] == ["classic", "ours"] and timings[0]["ratio"] == 1
     assert "| ours | " in capsys.readouterr().out
+
+
+def test_sizes_below_one_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["benchmark", "--steps", "--step_batch", "0"]) == 1
+    assert "--step_batch: 0; expected at least 1" in capsys.readouterr().err

@@ -166,3 +166,16 @@ def test_peak_of_tensors_counts_what_lives_at_one_time() -> None:
 
     assert 8 * 2**20 <= peak_tensor_bytes(run) < 8.1 * 2**20
     assert peak_tensor_bytes(lambda: None) == 0
+
+
+def test_a_profile_of_a_short_run_says_what_it_holds(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    for steps in (3, 2):
+        profiler = StepProfiler(tmp_path / str(steps), num_steps=2)
+        for _ in range(steps):
+            with profiler.phase("forward"):
+                torch.ones(8, 8) @ torch.ones(8, 8)
+            profiler.step()
+        profiler.close()
+    assert "trace of 1 steps" in caplog.text
+    assert "nothing was profiled: 2 steps, and the first 2 only warm up" in caplog.text

@@ -180,6 +180,9 @@ def test_impossible_combinations_are_refused(corpus: Path, tmp_path: Path, monke
     )
     with pytest.raises(ValueError, match="compile: on with the gradient cache"):
         ready(cached, tmp_path)
+    varying = tiny_config(corpus, data={"crop_frames_max": 90}, runtime={"compile": "on"})
+    with pytest.raises(ValueError, match="every length would be compiled anew"):
+        ready(varying, tmp_path)
     monkeypatch.setattr("speakernet.training.precision.cpu_flags", lambda: frozenset({"avx2"}))
     with pytest.raises(ValueError, match="fp16"):
         build_precision(tiny_config(corpus, runtime={"precision": "fp16"}), CPU)
@@ -210,3 +213,41 @@ def test_schedules_take_their_numbers_from_the_section(corpus: Path, caplog: pyt
     plain = dataclasses.replace(config, loss=dataclasses.replace(config.loss, name="softmax"))
     assert build_schedules(plain, build_loss(plain, SPEAKERS), 4)[1] is None
     assert "no effect" in caplog.text
+
+
+def test_a_resumed_run_has_the_options_it_is_given(corpus: Path, tmp_path: Path):
+    config = tiny_config(corpus, training={"max_epochs": 1})
+    ready(config, tmp_path)[0].train()
+    more = {"training": {"max_epochs": 2}}
+    again, _, _ = ready(tiny_config(corpus, optimizer={"weight_decay": 0.5, "beta1": 0.5}, **more), tmp_path)
+    again.train()
+    kept = torch.load(tmp_path / "last.pt", weights_only=True)["training"]["optimizer"]["param_groups"][0]
+    assert (kept["weight_decay"], kept["betas"][0]) == (0.5, 0.5)
+    with pytest.raises(ValueError, match="another model, loss, optimizer"):
+        ready(tiny_config(corpus, optimizer={"name": "sgd"}, training={"max_epochs": 3}), tmp_path)[0].train()
+
+
+def test_what_a_start_writes_waits_for_the_lock_and_the_checkpoint(corpus: Path, tmp_path: Path):
+    ready(tiny_config(corpus, training={"max_epochs": 1}), tmp_path)[0].train()
+    refused, _, _ = ready(tiny_config(corpus, optimizer={"name": "sgd"}), tmp_path)
+    started: list[str] = []
+    refused.on_start = lambda: started.append("refused")
+    with pytest.raises(ValueError):
+        refused.train()
+    accepted, _, _ = ready(tiny_config(corpus), tmp_path)
+    accepted.on_start = lambda: started.append("accepted")
+    accepted.train()
+    assert started == ["accepted"]
+
+
+def test_narrow_networks_stay_out_of_channels_last(corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """In oneDNN the process ended there; long crops, on which it did, train."""
+    narrow = {"name": "ResNet", "options": {"channels": 8, "blocks": [1, 1]}}
+    for layout in ("auto", "on"):
+        config = tiny_config(corpus, model=narrow, data={"crop_frames": 300}, runtime={"channels_last": layout})
+        trainer, net, _ = ready(config, tmp_path / layout)
+        assert net.trunk.stages[1].blocks[0].conv1.weight.is_contiguous()
+        trainer.train()
+    assert "oneDNN crashes" in caplog.text
+    wide = build_model(tiny_config(corpus, model={"name": "ResNet", "options": {"channels": 16, "blocks": [1, 1]}}))
+    assert not wide.trunk.stages[1].blocks[0].conv1.weight.is_contiguous()
