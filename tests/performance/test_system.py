@@ -129,17 +129,18 @@ def test_kept_memory_costs_no_page_faults() -> None:
     script = (
         "import resource, sys, torch\n"
         "from speakernet.performance.allocation import keep_freed_memory, release_freed_memory\n"
-        "def faults():\n"
+        "def faults(times):\n"
         "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
-        "    for _ in range(4):\n"
+        "    for _ in range(times):\n"
         "        torch.ones(16, 1024, 1024)\n"  # 64 MiB
         "    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before\n"
-        "given_back = faults()\n"
+        "given_back = faults(4)\n"
         "assert keep_freed_memory()[0]\n"
-        "faults()\n"
-        "kept = faults()\n"
+        # Small allocations take bites out of the freed place, and the heap grows by another: up to six times was seen.
+        "faults(32)\n"
+        "kept = faults(4)\n"
         "release_freed_memory()\n"
-        "released = faults()\n"
+        "released = faults(1)\n"
         "print(given_back, kept, released)\n"
     )
     # Without huge pages, each of which is one fault.
