@@ -160,6 +160,12 @@ def build_schedules(
         num_epochs=config.training.max_epochs,
         warmup_epochs=section.warmup_epochs,
     )
+    if section.warmup_epochs >= config.training.max_epochs:
+        logger.warning(
+            "schedule.warmup_epochs: %g of training.max_epochs: %d: the learning rate never gets to its top",
+            section.warmup_epochs,
+            config.training.max_epochs,
+        )
     margin = getattr(loss, "margin", None)
     if not isinstance(margin, int | float):
         if config.training.large_margin_epochs:

@@ -23,7 +23,10 @@ from speakernet.build.step_benchmark import (
 )
 from speakernet.config import load_config
 from speakernet.files import human_bytes
+from speakernet.models import MODELS
 from speakernet.performance.paired import Timing
+from speakernet.performance.plain_models import PLAIN_MODELS
+from speakernet.registry import lookup
 
 DEFAULT_VARIANTS = (PLAIN_BF16, BY_HAND, "default")
 
@@ -34,7 +37,11 @@ def measure_training_steps(arguments: argparse.Namespace) -> dict[str, Any]:
         _be_measured(arguments)
         return {}
     figures: dict[str, Any] = {}
-    for model in arguments.steps or ["ResNetSE34L"]:
+    models = arguments.steps or ["ResNetSE34L"]
+    known = MODELS if arguments.memory is not None else PLAIN_MODELS
+    for model in models:
+        lookup(known, model, "model" if known is MODELS else "plain definition")
+    for model in models:
         if arguments.memory is not None:
             figures[model] = _measure_memory(model, arguments)
         else:

@@ -1,6 +1,7 @@
 """Find the batch size that trains fastest within the memory there is, for the network and loss of a configuration.
 
-Runs real forward and backward passes on random waveforms of the configured length; touches no data and no run folder.
+Runs real steps on random waveforms of the configured length, eagerly (compiling every size would take hours), a
+micro-batch where steps are accumulated; touches no data and no run folder.
 """
 
 import argparse

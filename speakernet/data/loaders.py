@@ -144,12 +144,21 @@ class TrainingLoader:
         self._check_bad_share()
 
     def state_dict(self) -> dict[str, int]:
-        """The epoch and the number of batches handed out in it."""
-        return {"epoch": self._epoch, "batch": self._batch}
+        """The epoch, the number of batches handed out in it, and by what the epoch's batches are known again."""
+        return {"epoch": self._epoch, "batch": self._batch, "batches": len(self.plan), "checksum": self.plan.checksum}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on after that many batches of that epoch."""
+        """Go on after that many batches of that epoch.
+
+        Raises:
+            ValueError: the epoch has other batches now (batch size, sampler, seed or list were changed).
+        """
         self.set_epoch(int(state["epoch"]))
+        if state.get("checksum", self.plan.checksum) != self.plan.checksum:
+            raise ValueError(
+                f"{state['batch']} of {state['batches']} batches were done, and the {len(self.plan)} of now are "
+                "others; the batch size, the sampler, the seed or the training list was changed"
+            )
         self._batch = int(state["batch"])
 
     def file_names(self, indices: torch.Tensor | np.ndarray) -> list[str]:

@@ -4,7 +4,9 @@ A plan depends on (labels, seed, epoch) only; a rank takes its share of every ba
 same batches. No audio is touched, nothing is a Python object a row, and what does not fill a batch is counted.
 """
 
+import functools
 import logging
+import zlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from fractions import Fraction
@@ -40,6 +42,11 @@ class EpochPlan:
 
     def __len__(self) -> int:
         return len(self.crop_frames)
+
+    @functools.cached_property
+    def checksum(self) -> int:
+        """CRC-32 of which rows make which batch."""
+        return zlib.crc32(self.bounds.tobytes(), zlib.crc32(self.rows.tobytes()))
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,8 @@ class BatchSizeOptimizer:
     ) -> None:
         if not 1 <= min_batch_size <= max_batch_size:
             raise ValueError(f"batch sizes {min_batch_size} to {max_batch_size}; expected 1 <= smallest <= largest")
+        if memory_limit_bytes is not None and memory_limit_bytes <= 0:
+            raise ValueError(f"memory limit of {memory_limit_bytes} bytes; expected more than 0")
         self.model = model
         self.sample_batch_fn = sample_batch_fn
         self.min_batch_size = min_batch_size

@@ -7,11 +7,13 @@ Source: github.com/clovaai/voxceleb_trainer, models/ResNetSE34L.py, ResNetSE34V2
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from speakernet.registry import lookup
 
 BLOCKS = (3, 4, 6, 3)
 
@@ -177,9 +179,8 @@ def plain_model(name: str, front_end: nn.Module, embedding_dim: int, num_mels: i
     Raises:
         ValueError: there is no plain definition of it.
     """
-    if name not in PLAIN_MODELS:
-        raise ValueError(f"no plain definition of {name}; there is one of {', '.join(PLAIN_MODELS)}")
-    return PLAIN_MODELS[name](front_end, embedding_dim, num_mels)
+    build = lookup(PLAIN_MODELS, name, "plain definition")
+    return cast(nn.Module, build(front_end, embedding_dim, num_mels))
 
 
 def initialize(net: nn.Module) -> None:

@@ -170,12 +170,6 @@ def process_memory_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def free_device_cache(device: torch.device) -> None:
-    """Give cached blocks back to the GPU between training and evaluation, whose tensors have other shapes."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-
-
 @contextlib.contextmanager
 def timed(name: str) -> Iterator[None]:
     """Log how long the block took.
@@ -253,16 +247,17 @@ def _set_threads(threads: int, interop_threads: int) -> list[AppliedSetting]:
     applied = []
     if threads:
         torch.set_num_threads(threads)
-        applied.append(AppliedSetting("threads", threads, "asked for"))
+        cores = available_cores()
+        reason = "asked for" if threads <= cores else f"asked for; slow, there are {cores} cores for them"
+        applied.append(AppliedSetting("threads", threads, reason))
     if interop_threads:
         try:
             torch.set_num_interop_threads(interop_threads)
             applied.append(AppliedSetting("interop_threads", interop_threads, "asked for"))
         except RuntimeError:
-            # torch allows it once, before the first parallel operation
             now = torch.get_num_interop_threads()
             applied.append(
-                AppliedSetting("interop_threads", now, "torch has already started; set OMP_NUM_THREADS instead")
+                AppliedSetting("interop_threads", now, "torch takes it once, before its first parallel operation")
             )
     return applied
 

@@ -76,6 +76,9 @@ class PerformanceTracker:
         precision: shown in the summary.
         accumulation_steps: micro-batches per step, shown in the summary.
         device: whose memory and utilisation are reported; the CPU when None.
+
+    Raises:
+        ValueError: a negative interval, or no micro-batch a step.
     """
 
     def __init__(
@@ -86,6 +89,10 @@ class PerformanceTracker:
         accumulation_steps: int = 1,
         device: torch.device | None = None,
     ) -> None:
+        if log_interval < 0 or accumulation_steps < 1:
+            raise ValueError(
+                f"log_interval {log_interval}, accumulation_steps {accumulation_steps}; expected at least 0 and 1"
+            )
         self.log_interval = log_interval
         self.precision = precision
         self.accumulation_steps = accumulation_steps

@@ -62,11 +62,11 @@ class WeightAverage:
         return {"steps": self._steps, "kept": list(self._kept)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up where `state_dict` was taken; an empty state (no average was kept then) starts from the weights."""
-        if not self._live or not state["kept"]:
+        """Take up where `state_dict` was taken; from the network's weights of now where no average was kept then."""
+        if not self._live:
             return
         self._steps = int(state["steps"])
-        for kept, saved in zip(self._kept, state["kept"], strict=True):
+        for kept, saved in zip(self._kept, state["kept"] or self._live, strict=True):
             kept.copy_(saved)
 
     @torch.no_grad()

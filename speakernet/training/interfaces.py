@@ -31,7 +31,11 @@ class Loader(Protocol):
         """The position inside the epoch."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a position."""
+        """Go on from a position.
+
+        Raises:
+            ValueError: the epoch's batches are not those any more in which the position was taken.
+        """
 
     def file_names(self, indices: torch.Tensor) -> list[str]:
         """The files of some utterances."""

@@ -128,8 +128,8 @@ class LearningRateSchedule:
         self._shape = lookup(SCHEDULES, name, "schedule")
         self._observed_eers: list[float] = []
 
-    def __call__(self, step_number: int) -> float:
-        """Learning rate of the step that comes after `step_number` finished ones."""
+    def __call__(self, step_number: float) -> float:
+        """Learning rate of the step that comes after `step_number` finished ones of `steps_per_epoch`."""
         epoch = step_number / self.steps_per_epoch
         if epoch < self.warmup_epochs:
             return self.options.top * max(_WARMUP_FLOOR, epoch / self.warmup_epochs)
@@ -193,8 +193,8 @@ class MarginSchedule:
         self.end_epoch = end_epoch
         self.steps_per_epoch = max(1, steps_per_epoch)
 
-    def __call__(self, step_number: int) -> float:
-        """Margin of the step that comes after `step_number` finished ones."""
+    def __call__(self, step_number: float) -> float:
+        """Margin of the step that comes after `step_number` finished ones of `steps_per_epoch`."""
         if self.kind == "constant":
             return self.full
         share = _share(step_number / self.steps_per_epoch - self.begin_epoch, self.end_epoch - self.begin_epoch)

@@ -93,6 +93,7 @@ class Trainer:
         self.on_start: Callable[[], None] = lambda: None
         """Called on the main process once the run folder is locked and the last checkpoint is loaded."""
         self._last_save_time = time.monotonic()
+        self._scheduled = 0.0
 
     def train(self) -> dict[str, Any]:
         """Train to the end, or from where the run was stopped; returns the summary.
@@ -184,8 +185,9 @@ class Trainer:
         begin = time.perf_counter()
         data_seconds = compute_seconds = 0.0
         wanted = min(self.options.accumulation_steps, num_batches - self.state.batch)
+        self._scheduled = self._schedule_step(num_batches)
         if self.margin is not None:
-            self.loss.margin = self.margin(self.state.step)  # type: ignore[assignment]
+            self.loss.margin = self.margin(self._scheduled)  # type: ignore[assignment]
         taken = 0
         for _ in range(wanted):
             before_data = time.perf_counter()
@@ -207,7 +209,7 @@ class Trainer:
             return False
         before_update = time.perf_counter()
         with self.profiler.phase("optimizer"):
-            outcome = self.step.finish(self.learning_rate(self.state.step))
+            outcome = self.step.finish(self.learning_rate(self._scheduled))
             self.average.update()
         after_update = time.perf_counter()
         self.state.step += 1
@@ -348,7 +350,11 @@ class Trainer:
         state.averaged = state.averaged and state.epoch >= self.options.max_epochs
         if state.batch:
             self.loader.set_epoch(state.epoch)
-            self.loader.load_state_dict(saved["loader"])
+            try:
+                self.loader.load_state_dict(saved["loader"])
+            except ValueError as error:
+                logger.warning("epoch %d begins anew: %s", state.epoch + 1, error)
+                state.batch = 0
 
     def _modules(self) -> dict[str, nn.Module]:
         return {"net": self.net, "loss": self.loss}
@@ -376,12 +382,22 @@ class Trainer:
         values = {
             **window,
             **self.recent.latest,
-            "learning_rate": self.learning_rate(self.state.step - 1),
+            "learning_rate": self.learning_rate(self._scheduled),
             "run_time_left": clock(left),
         }
         if self.margin is not None:
-            values["margin"] = self.margin(self.state.step - 1)
+            values["margin"] = self.margin(self._scheduled)
         self.progress.record("step", self.state.step, self.state.epoch + 1, values)
+
+    def _schedule_step(self, num_batches: int) -> float:
+        """How many steps lie behind for the schedules: those of the epochs done and the share of this one.
+
+        The count of steps would lie where the batch size was changed before a resume, or where epochs differ in length.
+        """
+        accumulation = self.options.accumulation_steps
+        usual = self.learning_rate.steps_per_epoch
+        in_epoch, all_of_epoch = -(-self.state.batch // accumulation), -(-num_batches // accumulation)
+        return self.state.epoch * usual + in_epoch * (usual / all_of_epoch)
 
     def _steps_left(self, num_batches: int) -> int:
         accumulation = self.options.accumulation_steps

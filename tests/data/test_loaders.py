@@ -120,6 +120,13 @@ def test_position_in_the_epoch_is_state(tiny_corpus: Path, disturbances: Path) -
     assert_same(straight, first + list(resumed))
 
 
+def test_a_position_among_other_batches_is_refused(tiny_corpus: Path, disturbances: Path) -> None:
+    stopped = loader(tiny_corpus, disturbances)
+    next(iter(stopped))
+    with pytest.raises(ValueError, match=r"1 of .* batches were done, and the .* of now are others; the batch size"):
+        loader(tiny_corpus, disturbances, data__batch_size=4).load_state_dict(stopped.state_dict())
+
+
 def test_ranks_together_see_what_one_process_sees(tiny_corpus: Path, disturbances: Path) -> None:
     whole = epoch(loader(tiny_corpus, disturbances, data__utterances_per_speaker=2, data__batch_size=4))
     parts = []

@@ -72,6 +72,11 @@ def test_nothing_fits() -> None:
         FakeMachine(4).optimizer(8, 4)
 
 
+def test_a_limit_below_a_byte_is_refused() -> None:
+    with pytest.raises(ValueError, match="memory limit of -1 bytes; expected more than 0"):
+        BatchSizeOptimizer(model=torch.nn.Linear(1, 1), sample_batch_fn=lambda size: size, memory_limit_bytes=-1)
+
+
 def test_a_cpu_is_held_to_its_memory_limit_without_trying_what_would_break_it() -> None:
     """Each item takes a megabyte; with a limit of 50 MB a batch of 64 must never be run."""
     sizes: list[int] = []

@@ -108,6 +108,14 @@ def test_an_unknown_variant_is_named(capsys: pytest.CaptureFixture[str]) -> None
     assert "unknown variant 'faster'; known: plain definition" in capsys.readouterr().err
 
 
+def test_an_unknown_network_is_named_before_anything_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["benchmark", "--steps", "ResNetSE34L", "RawNet3", "--rounds", "1"]) == 1
+    output = capsys.readouterr()
+    assert "unknown plain definition 'RawNet3'" in output.err and not output.out
+    assert main(["benchmark", "--steps", "ResNetSE43L", "--memory"]) == 1
+    assert "unknown model 'ResNetSE43L'" in capsys.readouterr().err
+
+
 def test_memory_of_variants(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["benchmark", "--steps", "ResNetSE34L", "--memory", "--step_batch", "8"]) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| default")]

@@ -17,6 +17,7 @@ from speakernet.performance.allocation import HUGE_PAGES, huge_pages
 from speakernet.performance.profiler import NoProfiler, StepProfiler, make_profiler, peak_tensor_bytes
 from speakernet.performance.system import (
     MemoryMonitor,
+    available_cores,
     log_performance_info,
     log_system_info,
     log_time,
@@ -57,6 +58,12 @@ def test_a_setting_without_effect_says_so() -> None:
     applied = {setting.name: setting for setting in optimize_torch_settings(attention=["flash"], memory_fraction=0.5)}
     assert str(applied["attention"]) == "attention = no effect (there is no GPU)"
     assert applied["memory_fraction"].value == "no effect"
+
+
+def test_more_threads_than_cores_are_called_slow() -> None:
+    many = available_cores() + 1
+    applied = {setting.name: setting for setting in optimize_torch_settings(threads=many)}
+    assert f"there are {many - 1} cores for them" in str(applied["threads"])
 
 
 def test_memory_monitor_sees_the_peak() -> None:

@@ -41,3 +41,10 @@ def test_summary_is_logged_at_the_interval(caplog: pytest.LogCaptureFixture):
     tracker.update(0.5, batch_size=8)
     assert "16.0 utterances/s" in caplog.text
     assert "steps" in PerformanceTracker().log_summary()
+
+
+def test_numbers_without_sense_are_refused():
+    with pytest.raises(ValueError, match="log_interval -1"):
+        PerformanceTracker(-1)
+    with pytest.raises(ValueError, match="accumulation_steps 0"):
+        PerformanceTracker(accumulation_steps=0)

@@ -1,6 +1,7 @@
 """From configuration to a trainer that runs: real parts on a tiny corpus, and the refusals before the first step."""
 
 import dataclasses
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from speakernet.build.training import (
 from speakernet.config.schema import Config
 from speakernet.data.audio import write_audio
 from speakernet.models.model_file import load_model_file
+from speakernet.training.interrupts import Interrupted
 
 CPU = torch.device("cpu")
 SPEAKERS, UTTERANCES = 6, 3
@@ -141,6 +143,27 @@ def test_stopped_and_resumed_equals_straight_with_real_parts(corpus: Path, tmp_p
         torch.use_deterministic_algorithms(False)
     for key, value in net.state_dict().items():
         assert torch.equal(value, other.state_dict()[key]), key
+
+
+def test_a_resume_with_another_batch_size_leaves_nothing_of_the_epoch_out(
+    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    config = tiny_config(corpus, training={"max_epochs": 1, "save_steps": 1})
+    stopped, _, _ = ready(config, tmp_path)
+    stopped.stop.number = signal.SIGINT
+    with pytest.raises(Interrupted):
+        stopped.train()
+    assert stopped.state.batch == 1
+    smaller = dataclasses.replace(config, data=dataclasses.replace(config.data, batch_size=3))
+    resumed, _, _ = ready(smaller, tmp_path)
+    resumed.train()
+    assert "epoch 1 begins anew: 1 of" in caplog.text
+    assert resumed.state.step == 1 + len(resumed.loader) and resumed.state.utterances == 6 + SPEAKERS * UTTERANCES
+
+
+def test_a_warm_up_longer_than_the_run_is_told(corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    ready(tiny_config(corpus, schedule={"warmup_epochs": 2.0}), tmp_path)
+    assert "warmup_epochs: 2 of training.max_epochs: 2: the learning rate never gets to its top" in caplog.text
 
 
 def test_large_margin_stage_goes_on_with_the_same_weights(corpus: Path, tmp_path: Path):

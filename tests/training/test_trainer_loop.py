@@ -1,6 +1,8 @@
 """The training loop on fakes: resume bit for bit, non-finite guard, early stopping, finished run, records."""
 
+import dataclasses
 import json
+import math
 import os
 import signal
 import subprocess
@@ -44,6 +46,36 @@ def test_stopped_and_resumed_equals_straight(tmp_path: Path, stop_at: int, accum
         assert torch.equal(one, other)
     assert straight.state.step == resumed.state.step
     assert straight.state.utterances == resumed.state.utterances
+
+
+def test_a_resume_with_another_batch_size_keeps_the_schedules_in_place(tmp_path: Path):
+    """Halves of batches: twice as many steps an epoch, and the learning rate goes on where it was."""
+    first = make_trainer(tmp_path, loader=FakeLoader(num_batches=4), max_epochs=2)
+    first.options = dataclasses.replace(first.options, max_epochs=1)
+    first.train()
+    second = make_trainer(tmp_path, loader=FakeLoader(num_batches=8), max_epochs=2)
+    second.train()
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rates = {row["step"]: row["learning_rate"] for row in rows if row["kind"] == "step"}
+    assert second.state.step == 4 + 8
+    # Cosine over the 1.5 epochs after half an epoch of warm-up; a row tells the step's own rate.
+    for step, epoch in {2: 0.25, 4: 0.75, 6: 1 + 1 / 8, 12: 1 + 7 / 8}.items():
+        expected = 0.01 * epoch / 0.5 if epoch < 0.5 else 0.005 * (1 + math.cos(math.pi * (epoch - 0.5) / 1.5))
+        assert rates[step] == pytest.approx(expected), step
+
+
+def test_a_position_that_no_longer_exists_begins_the_epoch_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    class Changed(FakeLoader):
+        def load_state_dict(self, state: dict) -> None:
+            raise ValueError("other batches")
+
+    with pytest.raises(Interrupted):
+        make_trainer(tmp_path, loader=StopAt(10)).train()
+    resumed = make_trainer(tmp_path, loader=Changed())
+    resumed.train()
+    assert "epoch 2 begins anew: other batches" in caplog.text
+    # Four steps of the second epoch were done before, and are done again.
+    assert resumed.state.step == 3 * 7 + 4
 
 
 def test_records_are_the_same_after_a_resume(tmp_path: Path):
