@@ -74,10 +74,11 @@ def use_compiled_norms(net: nn.Module) -> None:
 
 
 def _forward(norm: nn.BatchNorm2d, features: Tensor) -> Tensor:
-    if not (torch.compiler.is_compiling() and norm.training and features.device.type == "cpu"):
+    is_compiled_here = torch.compiler.is_compiling() and norm.training and features.device.type == "cpu"
+    if not is_compiled_here or norm.momentum is None:
         return nn.BatchNorm2d.forward(norm, features)
     assert norm.running_mean is not None and norm.running_var is not None
-    assert norm.num_batches_tracked is not None and norm.momentum is not None
+    assert norm.num_batches_tracked is not None
     near_mean = norm.running_mean.clone()
     normalized, mean, variance = TrainingBatchNorm.apply(features, norm.weight, norm.bias, near_mean, norm.eps)
     count = features.numel() // features.shape[1]

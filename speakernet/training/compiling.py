@@ -46,6 +46,9 @@ class NoCompiler:
         """A context in which nothing is compiled."""
         return contextlib.nullcontext()
 
+    def close(self) -> None:
+        """Nothing to undo."""
+
 
 @dataclasses.dataclass(frozen=True)
 class CompileSettings:
@@ -151,6 +154,11 @@ class Compiler:
             return
         with torch.compiler.set_stance("force_eager"):
             yield
+
+    def close(self) -> None:
+        """Leave an eager network: who uses it next (a second stage, say) has other lengths and may not wish to wait."""
+        if self.is_compiled:
+            self._uncompile()
 
     def _compile(self) -> None:
         use_compiled_norms(self.net)

@@ -123,6 +123,7 @@ class Trainer:
             self.store.close()
             return self.summary()
         finally:
+            self.compiler.close()
             self.progress.close()
             self.profiler.close()
             self.store.wait()
@@ -309,7 +310,7 @@ class Trainer:
         # What is no weight of the model file (the position in keyed draws) stays as it is.
         self.net.load_state_dict({**own, **average_weights(load_checkpoint(path)["weights"] for path in paths)})
         self.loader.set_epoch(self.state.epoch)
-        with self.precision.autocast():
+        with self.precision.autocast(), self.compiler.paused():
             batches = itertools.islice(iter(self.loader), self.options.statistics_batches)
             num_batches = recompute_statistics(self.net, (batch.waveforms for batch in batches))
         logger.info("averaged the last %d checkpoints; statistics measured over %d batches", len(paths), num_batches)

@@ -183,6 +183,41 @@ def test_large_margin_stage_goes_on_with_the_same_weights(corpus: Path, tmp_path
     assert (stage.data.crop_frames, stage.augment.speed_factors, stage.training.large_margin_epochs) == (70, [1.0], 0)
 
 
+@pytest.mark.slow
+def test_compiled_training_leaves_an_eager_network_to_averages_and_stages(
+    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """Evaluations, statistics of an average and the second stage have lengths and modes of their own."""
+    caplog.set_level("INFO", "speakernet")
+    config = tiny_config(
+        corpus,
+        model={"name": "VGGVox", "embedding_dim": 16},
+        training={
+            "max_epochs": 2,
+            "average_checkpoints": 2,
+            "large_margin_epochs": 1,
+            "large_margin_crop_frames": 70,
+        },
+        runtime={"compile": "on", "device": "cpu"},
+        data={"crop_frames": 65},
+    )
+    trainer, net, loss = ready(config, tmp_path)
+    evaluated = []
+
+    def validate() -> dict[str, float]:
+        evaluated.append(net(torch.zeros(1, 12000 + 160 * len(evaluated))).shape)
+        return {"eer_percent": 9.0}
+
+    trainer.validate = validate
+    trainer.train()
+    compiled = torch._dynamo.utils.counters["frames"]["ok"]
+    assert "compiled (whole, default) in" in caplog.text and "averaged the last 2 checkpoints" in caplog.text
+    stage = dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, compile="off"))
+    train_large_margin_stage(stage, net, loss, build_training_loader, validate, tmp_path)
+    assert torch._dynamo.utils.counters["frames"]["ok"] == compiled
+    assert len(evaluated) == 2 + 1 + 1 and "compilation failed" not in caplog.text
+
+
 def test_impossible_combinations_are_refused(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     metric = tiny_config(
         corpus, loss={"name": "angleproto"}, training={"accumulation_steps": 2, "gradient_cache": "off"}
