@@ -20,7 +20,6 @@ class PlayedSource:
     requests: Counter = field(default_factory=Counter)
     seen: list[dict[str, str]] = field(default_factory=list)
     address: str = ""
-    sent_bytes: int = 0
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -82,24 +81,20 @@ class _Handler(BaseHTTPRequestHandler):
         with contextlib.suppress(ConnectionError):
             if source.behaviour == "cut":
                 # A third of what is left, then the line drops: only resuming ever reaches the end.
-                self._write(body[: max(1000, len(body) // 3)])
+                self.wfile.write(body[: max(1000, len(body) // 3)])
                 self.close_connection = True
                 return
             if source.behaviour == "stalls" and source.requests[self.path.lstrip("/")] <= 2:
-                self._write(body[: len(body) // 2])
+                self.wfile.write(body[: len(body) // 2])
                 time.sleep(3)
                 return
             if source.behaviour in ("slow", "steady"):
                 block = 4096 if source.behaviour == "slow" else 32768
                 for position in range(0, len(body), block):
-                    self._write(body[position : position + block])
+                    self.wfile.write(body[position : position + block])
                     time.sleep(0.002)
                 return
-            self._write(body)
-
-    def _write(self, block: bytes) -> None:
-        self.wfile.write(block)
-        self.source.sent_bytes += len(block)
+            self.wfile.write(body)
 
 
 @contextlib.contextmanager
