@@ -273,6 +273,7 @@ def step_memory(config: Config, variant: str, batch_size: int) -> StepMemory:
     A step of two crops comes first: it loads the kernels' code, hundreds of megabytes that no batch size changes.
     """
     config = variant_config(config, variant)
+    prepare_machine(config)
     with tempfile.TemporaryDirectory() as folder:
         warm, _ = trainer_step(config, Path(folder) / "warm", 2)
         warm()

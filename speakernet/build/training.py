@@ -80,6 +80,7 @@ def prepare_machine(config: Config) -> list[AppliedSetting]:
         attention=runtime.attention,
         memory_fraction=runtime.memory_fraction,
         keep_memory=runtime.keep_memory,
+        save_memory=runtime.gradient_checkpointing,
     )
     for setting in applied:
         logger.info("torch setting: %s", setting)

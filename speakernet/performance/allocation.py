@@ -6,7 +6,6 @@ again zeroed in pages of 4 KiB; for large networks that takes longer than their 
 """
 
 import ctypes
-import functools
 import os
 import platform
 from pathlib import Path
@@ -14,10 +13,8 @@ from pathlib import Path
 HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 """torch's own switch: tensors of 2 MiB and more are aligned to, and advised into, transparent huge pages."""
 
-# Parameters of mallopt(3) and what they are set to: nothing is trimmed, and only what is larger is mapped by itself.
+# Parameters of mallopt(3): bytes free at the heap's end that are given back; bytes of a block that is mapped by itself.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_NEVER_TRIM = 2**31 - 1
-_KEPT_BYTES = 2**30
 
 
 def huge_pages() -> tuple[bool, str]:
@@ -35,10 +32,17 @@ def huge_pages() -> tuple[bool, str]:
 
 def keep_freed_memory() -> tuple[bool, str]:
     """Let the C library keep freed memory for the next step; returns whether it does, and why (not)."""
-    if platform.libc_ver()[0] != "glibc":
-        return False, "the C library is not glibc"
-    done = _mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES) and _mallopt(_M_TRIM_THRESHOLD, _NEVER_TRIM)
-    return (True, "the next step needs it again") if done else (False, "the C library refused")
+    problem = _set_thresholds(mapped_from=2**30, trimmed_from=2**31 - 1)
+    return (False, problem) if problem else (True, "the next step needs it again")
+
+
+def return_freed_memory() -> tuple[bool, str]:
+    """Let the C library give back every large tensor when it is freed, so that none leaves a hole in the heap.
+
+    Returns False (freed memory is not kept) and the reason, as `keep_freed_memory` does.
+    """
+    problem = _set_thresholds(mapped_from=2**20, trimmed_from=2**20)
+    return False, problem or "gradient checkpointing: memory goes before time"
 
 
 def release_freed_memory() -> None:
@@ -47,6 +51,10 @@ def release_freed_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-@functools.cache
-def _mallopt(parameter: int, value: int) -> bool:
-    return bool(ctypes.CDLL(None).mallopt(parameter, value))
+def _set_thresholds(*, mapped_from: int, trimmed_from: int) -> str:
+    """Set both; returns what prevented it, or nothing."""
+    if platform.libc_ver()[0] != "glibc":
+        return "the C library is not glibc"
+    set_option = ctypes.CDLL(None).mallopt
+    done = set_option(_M_MMAP_THRESHOLD, mapped_from) and set_option(_M_TRIM_THRESHOLD, trimmed_from)
+    return "" if done else "the C library refused"

@@ -21,7 +21,7 @@ import psutil
 import torch
 
 from speakernet.files import human_bytes
-from speakernet.performance.allocation import huge_pages, keep_freed_memory
+from speakernet.performance.allocation import huge_pages, keep_freed_memory, return_freed_memory
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +113,7 @@ def optimize_torch_settings(
     attention: Sequence[str] = (),
     memory_fraction: float = 0.0,
     keep_memory: bool = True,
+    save_memory: bool = False,
 ) -> list[AppliedSetting]:
     """Set torch for speed, or for the same bits every time, and say what was applied and why.
 
@@ -125,13 +126,14 @@ def optimize_torch_settings(
         attention: attention kernels allowed on a GPU (flash, efficient, math, cudnn); empty allows all.
         memory_fraction: share of the GPU's memory this process may take; 0 for no bound.
         keep_memory: keep freed memory for the next step instead of giving it back to the system (Linux).
+        save_memory: the contrary, whatever `keep_memory` says: give every large tensor back when it is freed (Linux).
 
     Returns:
         Every setting that was applied, or asked for and without effect here, each with its reason.
     """
     applied = [_set_determinism(deterministic), *_set_threads(threads, interop_threads)]
-    if keep_memory:
-        applied.append(AppliedSetting("keep_memory", *keep_freed_memory()))
+    if keep_memory or save_memory:
+        applied.append(AppliedSetting("keep_memory", *(return_freed_memory() if save_memory else keep_freed_memory())))
         applied.append(AppliedSetting("huge_pages", *huge_pages()))
     if not torch.cuda.is_available():
         asked = {

@@ -119,7 +119,6 @@ def test_an_unknown_network_is_named_before_anything_is_measured(capsys: pytest.
 def test_memory_of_variants(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["benchmark", "--steps", "ResNetSE34L", "--memory", "--step_batch", "8"]) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| default")]
-    # By tensors: what a process grows by differs from run to run.
     assert len(rows) == 2 and float(rows[1].split("|")[3]) < 0.5
 
 

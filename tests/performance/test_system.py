@@ -130,12 +130,22 @@ def test_freed_memory_is_kept_on_linux_and_says_so_elsewhere(monkeypatch: pytest
     assert str(applied["keep_memory"]) == "keep_memory = False (the C library is not glibc)"
 
 
+def test_who_saves_memory_keeps_none() -> None:
+    """In a process of its own: it changes the allocator."""
+    script = (
+        "from speakernet.performance.system import optimize_torch_settings\n"
+        "print(*[setting for setting in optimize_torch_settings(save_memory=True) if setting.name == 'keep_memory'])\n"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.startswith("keep_memory = False (")
+
+
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="memory is kept with glibc only")
 def test_kept_memory_costs_no_page_faults() -> None:
     """In a process of its own, whose memory no other test has grown."""
     script = (
         "import resource, sys, torch\n"
-        "from speakernet.performance.allocation import keep_freed_memory, release_freed_memory\n"
+        "from speakernet.performance.allocation import keep_freed_memory, release_freed_memory, return_freed_memory\n"
         "def faults(times):\n"
         "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
         "    for _ in range(times):\n"
@@ -148,14 +158,17 @@ def test_kept_memory_costs_no_page_faults() -> None:
         "kept = faults(4)\n"
         "release_freed_memory()\n"
         "released = faults(1)\n"
-        "print(given_back, kept, released)\n"
+        "assert not return_freed_memory()[0]\n"
+        "faults(1)\n"
+        "returned = faults(4)\n"
+        "print(given_back, kept, released, returned)\n"
     )
     # Without huge pages, each of which is one fault.
     environment = {**os.environ, HUGE_PAGES: "0"}
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
-    given_back, kept, released = map(int, result.stdout.split())
+    given_back, kept, released, returned = map(int, result.stdout.split())
     pages = 64 * 2**20 // mmap.PAGESIZE
-    assert given_back >= 4 * pages and kept < pages / 4 and released > pages / 2
+    assert given_back >= 4 * pages and kept < pages / 4 and released > pages / 2 and returned >= 4 * pages
 
 
 def test_huge_pages_need_their_variable(monkeypatch: pytest.MonkeyPatch) -> None:
