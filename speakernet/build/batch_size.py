@@ -45,8 +45,10 @@ def find_batch_size(
         The finder with everything it measured, and the best size.
 
     Raises:
-        ValueError: not even the smallest size fits, or the configuration makes no trainer.
+        ValueError: not even the smallest size fits, sizes without sense, or the configuration makes no trainer.
     """
+    if not 1 <= min_batch_size <= max_batch_size:
+        raise ValueError(f"batch sizes {min_batch_size} to {max_batch_size}; expected 1 <= smallest <= largest")
     prepare_machine(config)
     device = choose_device(config)
     precision = build_precision(config, device)

@@ -138,6 +138,7 @@ def build_training_loader(config: Config, device: torch.device) -> TrainingLoade
         samples_of=_CropSamples(data.sample_rate),
         augmenter=augmenter if on_device else None,
         options=options,
+        speakers=training.speakers,
         rank=distributed.rank(),
         world_size=distributed.world_size(),
         resident=resident,

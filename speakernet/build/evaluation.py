@@ -70,7 +70,13 @@ def build_validation(config: Config, net: EmbeddingNet, device: torch.device) ->
     normalizes = lookup(LOSSES, config.loss.name, "loss").normalize_embeddings  # type: ignore[attr-defined]
     backend = Backend(score=config.evaluation.score, is_normalised=normalizes)
     measuring = {**_measuring(config), "bootstrap_samples": 0}
-    return lambda: evaluate(net, trials, source, options=options, backend=backend, **measuring).results
+    checksum = trials.checksum
+
+    def validate() -> dict[str, Any]:
+        results = evaluate(net, trials, source, options=options, backend=backend, **measuring).results
+        return {**results, "trials_checksum": checksum}
+
+    return validate
 
 
 def run_evaluation(config: Config, model_path: str | Path, *, after_training: bool = False) -> Evaluation:

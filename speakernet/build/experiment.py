@@ -49,10 +49,11 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
     log_system_info()
     prepare_machine(loaded.config)
     device = choose_device(loaded.config)
+    build_model(loaded.config)  # a misspelt name or an impossible size should not wait for a corpus to be made
     config = with_default_paths(make_synthetic_corpus(loaded.config))
     check_loss(config)
     seed_everything(config.runtime.seed)
-    net = build_model(config)  # before the data: a misspelt name should not wait for a million files
+    net = build_model(config)
     check_inputs(config, utterances_needed(config))
     loader = build_training_loader(config, device)
     try:
@@ -74,7 +75,8 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
     finally:
         loader.close()
     if config.training.large_margin_epochs:
-        train_large_margin_stage(config, net, loss, build_training_loader, validate, run_folder)
+        steps = int(summary["steps"])
+        train_large_margin_stage(config, net, loss, build_training_loader, validate, run_folder, steps)
     distributed.barrier()
     if not summary["performance"]["steps"] and _is_newer(run_folder / "results.json", Path(summary["best_path"])):
         return TrainingOutcome(summary, None, run_folder)

@@ -20,7 +20,7 @@ from speakernet.performance.profiler import make_profiler
 from speakernet.performance.system import AppliedSetting, optimize_torch_settings
 from speakernet.performance.tracker import PerformanceTracker
 from speakernet.training.averaging import WeightAverage
-from speakernet.training.checkpoint import CheckpointStore, load_checkpoint
+from speakernet.training.checkpoint import CheckpointStore, load_checkpoint, move_aside
 from speakernet.training.compiling import Compiler, CompileSettings, NoCompiler, check_platform
 from speakernet.training.interfaces import Loader
 from speakernet.training.memory import enable_gradient_checkpointing
@@ -342,8 +342,14 @@ def build_trainer(
         progress=Progress(folder if distributed.is_main() else None),
         compiler=build_compiler(config, net, step),
         advise=advise,
-        extra_contents={"config": config_to_dict(config), "versions": {"torch": str(torch.__version__)}},
+        extra_contents=_origin(config, loader),
     )
+
+
+def _origin(config: Config, loader: Loader) -> dict[str, Any]:
+    """What a checkpoint says of where it comes from, and a resumed run is compared with."""
+    versions = {"torch": str(torch.__version__)}
+    return {"config": config_to_dict(config), "versions": versions, **getattr(loader, "identity", {})}
 
 
 def large_margin_config(config: Config) -> Config:
@@ -377,22 +383,42 @@ def train_large_margin_stage(
     build_loader: Callable[[Config, torch.device], Loader],
     validate: Validate,
     run_folder: str | Path,
+    first_stage_steps: int,
 ) -> dict[str, Any]:
     """The second stage, in `<run folder>/large_margin`; its best model replaces best.pt where its EER is lower.
 
-    Call it after the first stage with the same network and head. Like the first it resumes by being called again.
+    Call it after the first stage with the same network and head. Like the first it resumes by being called again;
+    where the first stage has gone on since (`first_stage_steps`), it begins anew.
     """
     stage = large_margin_config(config)
     loss.margin = config.training.large_margin  # type: ignore[assignment]
     folder = Path(run_folder)
+    if distributed.is_main():
+        _set_aside_older_stage(folder / "large_margin", first_stage_steps)
+    distributed.barrier()
     loader = build_loader(stage, choose_device(stage))
     try:
-        summary = build_trainer(stage, net, loss, loader, validate, folder / "large_margin").train()
+        trainer = build_trainer(stage, net, loss, loader, validate, folder / "large_margin")
+        trainer.extra_contents["first_stage_steps"] = first_stage_steps
+        summary = trainer.train()
     finally:
         getattr(loader, "close", lambda: None)()
     if distributed.is_main():
         adopt_better(folder / "best.pt", folder / "large_margin" / "best.pt")
     return summary
+
+
+def _set_aside_older_stage(folder: Path, first_stage_steps: int) -> None:
+    last = CheckpointStore(folder).load_last()
+    before = last["training"].get("first_stage_steps", first_stage_steps) if last else first_stage_steps
+    if before != first_stage_steps:
+        logger.warning(
+            "the large-margin stage followed step %d of the first stage, which is at step %d now: it begins anew, "
+            "the old one is moved to %s",
+            before,
+            first_stage_steps,
+            move_aside(folder).name,
+        )
 
 
 def adopt_better(best: Path, candidate: Path) -> bool:

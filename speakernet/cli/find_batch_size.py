@@ -5,6 +5,7 @@ micro-batch where steps are accumulated; touches no data and no run folder.
 """
 
 import argparse
+import math
 import sys
 
 from speakernet.build.batch_size import find_batch_size
@@ -20,7 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory_limit_gib",
         type=float,
-        default=0.0,
         help="memory that a step may add on a CPU (default: 80 %% of what is free)",
     )
 
@@ -28,7 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print every size that was tried and the best one."""
     config = load_config(arguments.config_arguments).config
-    limit = int(arguments.memory_limit_gib * 2**30) or None
+    gib = arguments.memory_limit_gib
+    if gib is not None and not 2**-20 <= gib < math.inf:
+        raise ValueError(f"--memory_limit_gib: {gib:g}; expected a number of GiB above 0")
+    limit = None if gib is None else int(gib * 2**30)
     finder, best = find_batch_size(config, arguments.min_batch_size, arguments.max_batch_size, limit)
     for one in sorted(finder.measurements, key=lambda one: one.batch_size):
         outcome = (

@@ -4,8 +4,10 @@ A million rows are two byte buffers and two integer arrays, never a Python objec
 them for nothing. Nothing here opens audio.
 """
 
+import functools
 import itertools
 import os
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +58,11 @@ class StringTable(Sequence[str]):
     def offsets(self) -> np.ndarray:
         """Where each string starts, shape (strings + 1,), int64."""
         return self._offsets.array
+
+    @functools.cached_property
+    def checksum(self) -> int:
+        """CRC-32 of the strings in their order."""
+        return zlib.crc32(self.offsets.tobytes(), zlib.crc32(self.content.tobytes()))
 
     def share(self) -> "StringTable":
         """Move the buffers into shared memory (once); returns itself."""
@@ -151,6 +158,14 @@ class TrialList:
 
     def __len__(self) -> int:
         return len(self.enrol)
+
+    @functools.cached_property
+    def checksum(self) -> int:
+        """CRC-32 of the trials: names, pairs and labels."""
+        total = self.names.checksum
+        for part in (self.enrol, self.test, self.labels):
+            total = zlib.crc32(b"" if part is None else part.tobytes(), total)
+        return total
 
 
 def read_training_list(path: str | Path) -> TrainingList:

@@ -5,7 +5,9 @@ memory that is made once: what travels between processes is a few hundred bytes.
 possible) and device augmentation run one batch ahead on a stream of their own.
 """
 
+import functools
 import logging
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -79,6 +81,7 @@ class TrainingLoader:
         rank: this process among `world_size`.
         world_size: processes that share every batch.
         resident: a maker whose corpus lies on the device; used instead of `maker` where given.
+        speakers: names of the classes, by which a resumed run knows them again.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class TrainingLoader:
         rank: int = 0,
         world_size: int = 1,
         resident: Any = None,
+        speakers: StringTable | None = None,
     ) -> None:
         self.maker = maker
         self.sampler = sampler
@@ -106,6 +110,7 @@ class TrainingLoader:
         self.num_speakers = num_speakers
         self.num_classes = num_speakers * len(maker.speeds)
         self.utterances_per_speaker = sampler.unit
+        self._speakers = speakers
         self._samples_of = samples_of
         self._rank, self._world_size = rank, world_size
         self._labels = torch.from_numpy(np.asarray(sampler.labels)).long()
@@ -143,9 +148,15 @@ class TrainingLoader:
             yield batch
         self._check_bad_share()
 
+    @functools.cached_property
+    def identity(self) -> dict[str, int]:
+        """Checksums of the classes' names and of the list: path and class of every utterance."""
+        utterances = zlib.crc32(self._labels.numpy().tobytes(), self.names.checksum)
+        return {"training_list": utterances} | ({"speakers": self._speakers.checksum} if self._speakers else {})
+
     def state_dict(self) -> dict[str, int]:
         """The epoch, the number of batches handed out in it, and by what the epoch's batches are known again."""
-        return {"epoch": self._epoch, "batch": self._batch, "batches": len(self.plan), "checksum": self.plan.checksum}
+        return {"epoch": self._epoch, "batch": self._batch, "batches": len(self.plan), "checksum": self._checksum()}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on after that many batches of that epoch.
@@ -154,12 +165,15 @@ class TrainingLoader:
             ValueError: the epoch has other batches now (batch size, sampler, seed or list were changed).
         """
         self.set_epoch(int(state["epoch"]))
-        if state.get("checksum", self.plan.checksum) != self.plan.checksum:
+        if state.get("checksum", self._checksum()) != self._checksum():
             raise ValueError(
                 f"{state['batch']} of {state['batches']} batches were done, and the {len(self.plan)} of now are "
                 "others; the batch size, the sampler, the seed or the training list was changed"
             )
         self._batch = int(state["batch"])
+
+    def _checksum(self) -> int:
+        return self.plan.checksum ^ self.identity["training_list"]
 
     def file_names(self, indices: torch.Tensor | np.ndarray) -> list[str]:
         """The paths of some rows, as the list has them."""

@@ -47,7 +47,7 @@ class BatchSizeOptimizer:
     """Tries batch sizes with real training steps.
 
     Args:
-        model: what is trained; its gradients are cleared after each try, its weights are never changed.
+        model: what is trained; its gradients are cleared after each try, weights and buffers are as before at the end.
         sample_batch_fn: batch size -> what the step is given (a tensor, or a tuple of arguments of the model).
         min_batch_size: the smallest size worth having.
         max_batch_size: the largest size to try.
@@ -100,9 +100,16 @@ class BatchSizeOptimizer:
         Raises:
             ValueError: not even the smallest size fits.
         """
-        first_too_large = self._double()
-        if first_too_large is not None:
-            self._bisect(first_too_large)
+        self.measurements = []
+        buffers = [(buffer, buffer.detach().clone()) for buffer in self.model.buffers()]
+        try:
+            first_too_large = self._double()
+            if first_too_large is not None:
+                self._bisect(first_too_large)
+        finally:
+            # Batch-norm statistics have followed the samples.
+            for buffer, before in buffers:
+                buffer.data.copy_(before)
         fitting = sorted((one for one in self.measurements if one.fits), key=lambda one: one.batch_size)
         best = max(one.throughput for one in fitting)
         return next(one.batch_size for one in fitting if one.throughput >= best * (1 - EQUAL_SHARE))

@@ -33,6 +33,7 @@ ATTENTION_SWITCHES = {
     "cudnn": "enable_cudnn_sdp",
 }
 SAMPLE_SECONDS = 0.01
+MOST_THREADS_A_CORE = 4
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -130,7 +131,15 @@ def optimize_torch_settings(
 
     Returns:
         Every setting that was applied, or asked for and without effect here, each with its reason.
+
+    Raises:
+        ValueError: an unknown attention kernel, a share outside 0 to 1, or threads far beyond the cores.
     """
+    unknown = set(attention) - set(ATTENTION_SWITCHES)
+    if unknown:
+        raise ValueError(f"attention: {', '.join(sorted(unknown))}; expected some of {', '.join(ATTENTION_SWITCHES)}")
+    if not 0 <= memory_fraction <= 1:
+        raise ValueError(f"memory_fraction: {memory_fraction}; expected 0 (no bound) to 1")
     applied = [_set_determinism(deterministic), *_set_threads(threads, interop_threads)]
     if keep_memory or save_memory:
         applied.append(AppliedSetting("keep_memory", *(return_freed_memory() if save_memory else keep_freed_memory())))
@@ -209,10 +218,11 @@ class MemoryMonitor:
         self._sample_seconds = sample_seconds
         self._read = read
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
         self.start_bytes = self.peak_bytes = 0
 
     def __enter__(self) -> "MemoryMonitor":
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
         self.start_bytes = self.peak_bytes = self._read()
         self._thread.start()
         return self
@@ -247,9 +257,14 @@ def _set_determinism(deterministic: bool) -> AppliedSetting:
 
 def _set_threads(threads: int, interop_threads: int) -> list[AppliedSetting]:
     applied = []
+    cores = available_cores()
+    for name, number in (("threads", threads), ("interop_threads", interop_threads)):
+        if not 0 <= number <= MOST_THREADS_A_CORE * cores:
+            raise ValueError(
+                f"{name}: {number} on {cores} cores; expected 0 (torch's choice) to {MOST_THREADS_A_CORE * cores}"
+            )
     if threads:
         torch.set_num_threads(threads)
-        cores = available_cores()
         reason = "asked for" if threads <= cores else f"asked for; slow, there are {cores} cores for them"
         applied.append(AppliedSetting("threads", threads, reason))
     if interop_threads:

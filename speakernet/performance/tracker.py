@@ -87,7 +87,7 @@ class PerformanceTracker:
         *,
         precision: str = "no",
         accumulation_steps: int = 1,
-        device: torch.device | None = None,
+        device: torch.device | str | None = None,
     ) -> None:
         if log_interval < 0 or accumulation_steps < 1:
             raise ValueError(
@@ -96,7 +96,7 @@ class PerformanceTracker:
         self.log_interval = log_interval
         self.precision = precision
         self.accumulation_steps = accumulation_steps
-        self.device = device or torch.device("cpu")
+        self.device = torch.device(device or "cpu")
         self.total = Window()
         self.window = Window()
 

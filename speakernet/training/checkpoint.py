@@ -5,6 +5,7 @@ once; a background thread writes it under a temporary name, flushes it and renam
 interrupt at any moment leaves the old file whole. Loading never runs code (`weights_only=True`).
 """
 
+import itertools
 import logging
 import os
 import shutil
@@ -182,6 +183,13 @@ class CheckpointStore:
                 logger.info("removing %s, left by an interrupted write", leftover.name)
                 leftover.unlink(missing_ok=True)
 
+    def set_aside_epochs(self) -> None:
+        """Move checkpoints/ of an earlier run away: a run that begins anew must not average or remove its models."""
+        if not self.epoch_paths():
+            return
+        folder = self.folder / "checkpoints"
+        logger.warning("%s holds models of an earlier run: moved to %s", folder, move_aside(folder).name)
+
     def wait(self) -> None:
         """Return when everything handed over has reached the disk (or has failed, which was logged)."""
         if self._thread is not None:
@@ -224,6 +232,13 @@ class CheckpointStore:
     def _prune(self) -> None:
         for path in self.epoch_paths()[: -self.keep]:
             path.unlink(missing_ok=True)
+
+
+def move_aside(folder: Path) -> Path:
+    """Give a folder the first free name of `<name>.before-1`, `<name>.before-2` …; returns it."""
+    numbers = itertools.count(1)
+    free = next(path for number in numbers if not (path := folder.with_name(f"{folder.name}.before-{number}")).exists())
+    return folder.rename(free)
 
 
 def write_checkpoint(path: str | Path, contents: dict[str, Any], *, compress: bool = False) -> None:

@@ -30,7 +30,8 @@ class RecentSteps:
     def __init__(self, max_bad_steps: int, file_names: Callable[[torch.Tensor], list[str]]) -> None:
         self.max_bad_steps = max_bad_steps
         self.file_names = file_names
-        self.latest: dict[str, float] = {}
+        self._good: list[tuple[float, float, float]] = []
+        self._latest: dict[str, float] = {}
         self._outcomes: list[tuple[int, StepOutcome]] = []
 
     def __len__(self) -> int:
@@ -55,31 +56,31 @@ class RecentSteps:
         rows = torch.stack(columns).tolist()  # the one synchronisation: (steps, 5)
         loss_scale = float(scale.scale) if scale.scales else 1.0
         outcomes, self._outcomes = self._outcomes, []
-        losses, accuracies, norms = [], [], []
+        good = []
         for (step, outcome), (loss, accuracy, norm, is_bad, loss_is_bad) in zip(outcomes, rows, strict=True):
             if not is_bad:
                 state.bad_streak = 0
-                losses.append(loss)
-                accuracies.append(accuracy)
-                norms.append(norm)
+                good.append((loss, accuracy, norm))
             elif scale.scales and not loss_is_bad and loss_scale >= 1.0:
                 # An overflow under a large loss scale: the scale has been halved and the run goes on.
                 state.overflows += 1
             else:
                 self._count_bad(state, step, outcome, loss, norm)
-        state.epoch_loss_sum += sum(losses)
-        state.epoch_accuracy_sum += sum(accuracies)
-        state.epoch_good_steps += len(losses)
-        if losses:
-            count = len(losses)
-            self.latest = {
-                "loss": sum(losses) / count,
-                "accuracy_percent": sum(accuracies) / count,
-                "grad_norm": sum(norms) / count,
-            }
-        self.latest["bad_steps"] = state.bad_steps
+        state.epoch_loss_sum += sum(loss for loss, _, _ in good)
+        state.epoch_accuracy_sum += sum(accuracy for _, accuracy, _ in good)
+        state.epoch_good_steps += len(good)
+        self._good += good
+        self._latest["bad_steps"] = state.bad_steps
         if scale.scales:
-            self.latest["loss_scale"] = loss_scale
+            self._latest["loss_scale"] = loss_scale
+
+    def take(self) -> dict[str, float]:
+        """Means over the good steps fetched since the last call (those of then where there was none), and counts."""
+        if self._good:
+            means = [sum(column) / len(self._good) for column in zip(*self._good, strict=True)]
+            self._latest |= dict(zip(("loss", "accuracy_percent", "grad_norm"), means, strict=True))
+            self._good = []
+        return dict(self._latest)
 
     def _count_bad(self, state: TrainingState, step: int, outcome: StepOutcome, loss: float, norm: float) -> None:
         state.bad_steps += 1

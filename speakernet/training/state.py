@@ -54,6 +54,8 @@ class TrainingState:
     stopped_early: bool = False
     averaged: bool = False
     """Whether the mean of the last checkpoints has been tried."""
+    trials_checksum: int = 0
+    """Of the trials that the best EER was measured on."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -65,6 +67,19 @@ class TrainingState:
         for name, value in values.items():
             if name in known:
                 setattr(self, name, value)
+
+    def begin_validation(self, trials_checksum: int) -> bool:
+        """Forget the best EER where it was measured on other trials; returns whether it was."""
+        is_other = bool(self.trials_checksum) and trials_checksum != self.trials_checksum
+        if is_other:
+            logger.warning(
+                "the trials to choose the best checkpoint by are others than before (validation list, max_trials or "
+                "seed): EERs from here on are not compared with the %.2f %% of then, and best.pt begins anew",
+                self.best_eer_percent,
+            )
+            self.best_eer_percent, self.best_epoch, self.evaluations_without_gain = math.inf, 0, 0
+        self.trials_checksum = trials_checksum
+        return is_other
 
     def begin_epoch_sums(self) -> None:
         """Forget the running sums of the epoch before."""

@@ -21,6 +21,7 @@ from speakernet.seeding import capture_random_state, restore_random_state
 from speakernet.training.averaging import WeightAverage, average_weights, recompute_statistics
 from speakernet.training.checkpoint import CheckpointStore, RunLock, load_checkpoint, to_cpu
 from speakernet.training.compiling import NoCompiler
+from speakernet.training.continuity import check_continuity
 from speakernet.training.interfaces import BatchLike, Loader
 from speakernet.training.interrupts import Interrupted, StopRequest
 from speakernet.training.numbers import NonFiniteError, RecentSteps
@@ -108,8 +109,10 @@ class Trainer:
             lock.acquire()
         try:
             self.store.remove_leftovers()
-            self.resume()
+            is_resumed = self.resume()
             if distributed.is_main():
+                if not is_resumed:
+                    self.store.set_aside_epochs()
                 self.on_start()
             if self.is_finished():
                 say_finished(self.state, self.options.max_epochs, self.store.best_path)
@@ -276,12 +279,14 @@ class Trainer:
             metrics = dict(self.validate())
             self.net.train()
             eer = float(metrics["eer_percent"])
+            if state.begin_validation(int(metrics.get("trials_checksum", 0))):
+                self.learning_rate.load_state_dict({"observed_eers": []})
             is_best = eer < state.best_eer_percent
             if is_best:
                 state.best_eer_percent, state.best_epoch, state.evaluations_without_gain = eer, state.epoch, 0
                 if distributed.is_main():
                     self.store.save_best(self.model_contents(self._training_summary()))
-            else:
+            elif not note:
                 state.evaluations_without_gain += 1
         restore_random_state(random_state)
         self._free_memory()
@@ -306,6 +311,11 @@ class Trainer:
             return
         self.store.wait()
         paths = self.store.epoch_paths()[-self.options.average_checkpoints :]
+        if len(paths) < self.options.average_checkpoints:
+            kept_ones = ", ".join(path.name for path in paths)
+            logger.warning(
+                "%d checkpoints to average, %d there: %s", self.options.average_checkpoints, len(paths), kept_ones
+            )
         own = to_cpu(self.net.state_dict())
         # What is no weight of the model file (the position in keyed draws) stays as it is.
         self.net.load_state_dict({**own, **average_weights(load_checkpoint(path)["weights"] for path in paths)})
@@ -345,10 +355,11 @@ class Trainer:
             CheckpointError: the weights are of another model or another number of speakers.
         """
         state = self.state
+        check_continuity(contents.get("training", {}), self.extra_contents, self.store.last_path)
         saved = restore_training(contents, state, self._modules(), self._parts(), self.store.last_path)
         if self.options.patience == 0 or state.evaluations_without_gain < self.options.patience:
             state.stopped_early = False
-        state.averaged = state.averaged and state.epoch >= self.options.max_epochs
+        state.averaged = state.averaged and self._epochs_done()
         if state.batch:
             self.loader.set_epoch(state.epoch)
             try:
@@ -382,7 +393,7 @@ class Trainer:
         left = self._steps_left(num_batches) * window.get("step_seconds", 0.0)
         values = {
             **window,
-            **self.recent.latest,
+            **self.recent.take(),
             "learning_rate": self.learning_rate(self._scheduled),
             "run_time_left": clock(left),
         }

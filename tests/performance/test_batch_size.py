@@ -103,3 +103,16 @@ def test_a_real_network_is_left_as_it_was() -> None:
     assert 1 <= best <= 16
     assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
     assert all(parameter.grad is None for parameter in net.parameters())
+
+
+def test_batch_norm_statistics_are_as_before_and_tries_are_of_one_search() -> None:
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    finder = BatchSizeOptimizer(
+        model=model, sample_batch_fn=lambda size: torch.randn(size, 3) + 5, min_batch_size=2, max_batch_size=4
+    )
+    finder.find_optimal_batch_size()
+    tries = len(finder.measurements)
+    finder.find_optimal_batch_size()
+    assert len(finder.measurements) == tries
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

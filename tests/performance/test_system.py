@@ -66,6 +66,20 @@ def test_more_threads_than_cores_are_called_slow() -> None:
     assert f"there are {many - 1} cores for them" in str(applied["threads"])
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"threads": 5000}, "threads: 5000 on .* cores; expected 0"),
+        ({"interop_threads": -1}, "interop_threads: -1"),
+        ({"attention": ["bogus"]}, "attention: bogus; expected some of flash"),
+        ({"memory_fraction": 7.0}, "memory_fraction: 7.0; expected 0"),
+    ],
+)
+def test_settings_without_sense_are_refused(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        optimize_torch_settings(**options)
+
+
 def test_memory_monitor_sees_the_peak() -> None:
     readings = iter([100, 300, 900, 200] + [200] * 10_000)
     seen: list[int] = []

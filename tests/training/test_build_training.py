@@ -24,6 +24,7 @@ from speakernet.build.training import (
 from speakernet.config.schema import Config
 from speakernet.data.audio import write_audio
 from speakernet.models.model_file import load_model_file
+from speakernet.training.checkpoint import CheckpointError
 from speakernet.training.interrupts import Interrupted
 
 CPU = torch.device("cpu")
@@ -161,6 +162,32 @@ def test_a_resume_with_another_batch_size_leaves_nothing_of_the_epoch_out(
     assert resumed.state.step == 1 + len(resumed.loader) and resumed.state.utterances == 6 + SPEAKERS * UTTERANCES
 
 
+def test_a_resume_with_other_speakers_is_refused_and_other_changes_are_named(
+    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    config = tiny_config(corpus, training={"max_epochs": 1})
+    trainer, _, _ = ready(config, tmp_path)
+    trainer.train()
+    lines = (corpus / "train.txt").read_text().splitlines()
+    renamed, turned = corpus / "renamed.txt", corpus / "turned.txt"
+    renamed.write_text("".join(f"z{SPEAKERS - int(line[2])} {line.split()[1]}\n" for line in lines))
+    turned.write_text("".join(f"{line}\n" for line in reversed(lines)))
+
+    def resumed(path: Path, **sections):
+        changed = tiny_config(corpus, **sections)
+        return ready(
+            dataclasses.replace(changed, data=dataclasses.replace(changed.data, train_list=str(path))), tmp_path
+        )
+
+    with pytest.raises(CheckpointError, match="trained with other speakers, or other names of them"):
+        resumed(renamed)[0].train()
+    other, _, _ = resumed(turned, training={"max_epochs": 2}, optimizer={"weight_decay": 0.25})
+    other.train()
+    assert "optimizer.weight_decay 0.25 (was " in caplog.text
+    assert "holds other utterances, or the same in another order" in caplog.text
+    assert other.state.epoch == 2
+
+
 def test_a_warm_up_longer_than_the_run_is_told(corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture):
     ready(tiny_config(corpus, schedule={"warmup_epochs": 2.0}), tmp_path)
     assert "warmup_epochs: 2 of training.max_epochs: 2: the learning rate never gets to its top" in caplog.text
@@ -173,12 +200,16 @@ def test_large_margin_stage_goes_on_with_the_same_weights(corpus: Path, tmp_path
     )
     trainer, net, loss = ready(config, tmp_path)
     trainer.train()
-    summary = train_large_margin_stage(config, net, loss, build_training_loader, lambda: {"eer_percent": 5.0}, tmp_path)
+    parts = (config, net, loss, build_training_loader)
+    summary = train_large_margin_stage(*parts, lambda: {"eer_percent": 5.0}, tmp_path, 3)
     assert summary["epochs"] == 1 and loss.margin == 0.4
     better = (tmp_path / "large_margin" / "best.pt").read_bytes()
     assert (tmp_path / "best.pt").read_bytes() == better
-    again = train_large_margin_stage(config, net, loss, build_training_loader, lambda: {"eer_percent": 1.0}, tmp_path)
+    again = train_large_margin_stage(*parts, lambda: {"eer_percent": 1.0}, tmp_path, 3)
     assert again["performance"]["steps"] == 0 and (tmp_path / "best.pt").read_bytes() == better
+    # The first stage has gone on: its margin stage begins anew, and the old one is kept.
+    anew = train_large_margin_stage(*parts, lambda: {"eer_percent": 1.0}, tmp_path, 6)
+    assert anew["performance"]["steps"] > 0 and (tmp_path / "large_margin.before-1" / "best.pt").read_bytes() == better
     stage = large_margin_config(config)
     assert (stage.data.crop_frames, stage.augment.speed_factors, stage.training.large_margin_epochs) == (70, [1.0], 0)
 
@@ -213,7 +244,7 @@ def test_compiled_training_leaves_an_eager_network_to_averages_and_stages(
     compiled = torch._dynamo.utils.counters["frames"]["ok"]
     assert "compiled (whole, default) in" in caplog.text and "averaged the last 2 checkpoints" in caplog.text
     stage = dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, compile="off"))
-    train_large_margin_stage(stage, net, loss, build_training_loader, validate, tmp_path)
+    train_large_margin_stage(stage, net, loss, build_training_loader, validate, tmp_path, trainer.state.step)
     assert torch._dynamo.utils.counters["frames"]["ok"] == compiled
     assert len(evaluated) == 2 + 1 + 1 and "compilation failed" not in caplog.text
 

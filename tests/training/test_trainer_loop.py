@@ -187,6 +187,51 @@ def test_foreign_checkpoints_are_refused(tmp_path: Path):
         other.train()
 
 
+def test_an_average_after_early_stopping_is_tried_once_and_costs_no_patience(tmp_path: Path):
+    options = {"max_epochs": 20, "average_checkpoints": 2}
+    stopped = make_trainer(tmp_path, eers=[5.0, 6.0, 7.0], patience=1, **options)
+    stopped.train()
+    again = make_trainer(tmp_path, eers=[4.0], patience=1, **options)
+    assert (again.train()["epochs"], again.state.best_eer_percent) == (2, 5.0)
+    more_patient = make_trainer(tmp_path, eers=[8.0, 8.0], patience=3, **options)
+    assert more_patient.train()["epochs"] == 4
+
+
+def test_checkpoints_of_an_earlier_run_are_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    make_trainer(tmp_path, max_epochs=6).train()
+    (tmp_path / "last.pt").unlink()
+    make_trainer(tmp_path, max_epochs=2, average_checkpoints=3).train()
+    assert "moved to checkpoints.before-1" in caplog.text
+    assert "3 checkpoints to average, 2 there: epoch_0001.pt, epoch_0002.pt" in caplog.text
+    assert [path.name for path in sorted((tmp_path / "checkpoints").iterdir())] == ["epoch_0001.pt", "epoch_0002.pt"]
+    assert (tmp_path / "checkpoints.before-1" / "epoch_0006.pt").exists()
+
+
+def test_other_trials_begin_the_best_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    def run(checksum: int, eer: float, epochs: int):
+        trainer = make_trainer(tmp_path, max_epochs=epochs)
+        trainer.validate = lambda: {"eer_percent": eer, "trials_checksum": checksum}
+        trainer.train()
+        return trainer.state.best_eer_percent
+
+    assert run(1, 5.0, 1) == 5.0
+    assert run(1, 9.0, 2) == 5.0 and "others than before" not in caplog.text
+    assert run(2, 8.0, 3) == 8.0 and "not compared with the 5.00 % of then" in caplog.text
+
+
+def test_a_record_holds_the_mean_since_the_last_one(tmp_path: Path):
+    """However often the run saves in between."""
+    make_trainer(tmp_path / "plain", max_epochs=1, log_interval=3).train()
+    make_trainer(tmp_path / "saving", max_epochs=1, log_interval=3, save_steps=1).train()
+
+    def losses(folder: Path) -> list[float]:
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        return [row["loss"] for row in rows if row["kind"] == "step"]
+
+    assert losses(tmp_path / "plain") == pytest.approx(losses(tmp_path / "saving"))
+    assert len(losses(tmp_path / "plain")) == 2
+
+
 def test_averaging_at_the_end_can_win(tmp_path: Path):
     trainer = make_trainer(tmp_path, eers=[9.0, 8.0, 7.0, 3.0], average_checkpoints=3)
     before = trainer.train()
