@@ -33,37 +33,47 @@ class TrainingBatchNorm(torch.autograd.Function):
             near_mean: (channels,) any values near the means: squares of what is left of them lose no digits.
             epsilon: added to the variance.
         """
-        count = features.numel() // features.shape[1]
-        centred = features.float() - near_mean[:, None, None]
+        rows = channels_behind(features)
+        count = rows.numel() // rows.shape[-1]
+        centred = rows - near_mean
         offset = channel_sums(centred) / count
         variance = (channel_sums(centred.square()) / count - offset.square()).clamp_min(0)
         mean = near_mean + offset
         inverse = torch.rsqrt(variance + epsilon)
         scale = weight * inverse
-        normalized = features.float() * scale[:, None, None] + (bias - mean * scale)[:, None, None]
+        normalized = rows * scale + (bias - mean * scale)
         ctx.save_for_backward(features, weight, mean, inverse)
         ctx.mark_non_differentiable(mean, variance)
-        return normalized.to(features.dtype), mean, variance
+        return channels_ahead(normalized.to(features.dtype)), mean, variance
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         """Gradients of features, weight and bias."""
         features, weight, mean, inverse = ctx.saved_tensors
-        count = features.numel() // features.shape[1]
-        gradient = gradients[0].float()
-        centred = features.float() - mean[:, None, None]
+        rows, gradient = channels_behind(features), channels_behind(gradients[0])
+        count = rows.numel() // rows.shape[-1]
+        centred = rows - mean
         bias_gradient = channel_sums(gradient)
         weight_gradient = channel_sums(gradient * centred) * inverse
         scale = weight * inverse
-        along = (scale * inverse * weight_gradient / count)[:, None, None]
-        level = (scale * bias_gradient / count)[:, None, None]
-        result = scale[:, None, None] * gradient - centred * along - level
-        return result.to(features.dtype), weight_gradient, bias_gradient, None, None
+        along, level = scale * inverse * weight_gradient / count, scale * bias_gradient / count
+        result = gradient * scale - centred * along - level
+        return channels_ahead(result.to(features.dtype)), weight_gradient, bias_gradient, None, None
+
+
+def channels_behind(features: Tensor) -> Tensor:
+    """(batch, channels, mels, frames) as (batch, mels, frames, channels): new values are laid out in this order."""
+    return features.permute(0, 2, 3, 1)
+
+
+def channels_ahead(rows: Tensor) -> Tensor:
+    """The reverse of `channels_behind`."""
+    return rows.permute(0, 3, 1, 2)
 
 
 def channel_sums(values: Tensor) -> Tensor:
-    """Sums of (batch, channels, mels, frames) over all but the channels, in three short sums instead of a long one."""
-    return values.sum(3).sum(2).sum(0)
+    """Sums of (batch, mels, frames, channels) over all but the channels, in three short sums instead of a long one."""
+    return values.sum(2, dtype=torch.float32).sum(1).sum(0)
 
 
 def use_compiled_norms(net: nn.Module) -> None:

@@ -18,6 +18,7 @@ from torch import nn
 
 from speakernet.seeding import capture_random_state, restore_random_state
 from speakernet.training.checkpoint import describe
+from speakernet.training.compiled_convolution import use_compiled_convolutions
 from speakernet.training.compiled_norm import use_compiled_norms
 
 logger = logging.getLogger(__name__)
@@ -75,6 +76,7 @@ class Compiler:
         self.is_compiled = False
         self._is_proven = False
         self._is_settled = settings.when == "on"
+        self._num_fast = 0
         self._eager_seconds = 0.0
         self._step_times: list[float] = []
         self._last = 0.0
@@ -100,7 +102,10 @@ class Compiler:
             forward_backward()
             return
         self._is_proven = True
-        logger.info("compiled (%s, %s) in %.1f s", self.settings.scope, self.settings.mode, time.perf_counter() - begin)
+        seconds = time.perf_counter() - begin
+        logger.info("compiled (%s, %s) in %.1f s", self.settings.scope, self.settings.mode, seconds)
+        if self._num_fast:
+            logger.info("%d wide convolutions take Winograd's algorithm while training", self._num_fast)
 
     def consider(self, step: int, steps_left: int) -> None:
         """After a step: `auto` measures some steps, decides once, and takes a compilation back that did not pay."""
@@ -162,6 +167,7 @@ class Compiler:
 
     def _compile(self) -> None:
         use_compiled_norms(self.net)
+        self._num_fast = use_compiled_convolutions(self.net)
         for module in self._targets():
             # dynamic=False: training crops have one length (a second length compiles a second version).
             module.compile(mode=None if self.settings.mode == "default" else self.settings.mode, dynamic=False)
