@@ -254,7 +254,16 @@ def build_compiler(config: Config, net: nn.Module, step: TrainingStep) -> Compil
             f"runtime.compile: on with crops of {config.data.crop_frames} to {config.data.crop_frames_max} frames: "
             "every length would be compiled anew; set it to off, or data.crop_frames_max to 0"
         )
+    # Compiled code is in channels_last whatever the network is in.
+    would_crash = step.precision.device.type == "cpu" and not is_safe_in_channels_last(net)
+    if would_crash and runtime.compile == "on":
+        raise ValueError(
+            "runtime.compile: on with strided convolutions of fewer than 16 channels, on which compiled code for a CPU "
+            "crashes (in oneDNN); set it to off, or take a wider network"
+        )
     reason = "gradient cache" if step.gradient_cache else check_platform(runtime.compile)
+    if would_crash:
+        reason = "oneDNN would crash on this network's few channels"
     if varies:
         reason = "crops of many lengths, each of which would be compiled anew"
     if runtime.deterministic and runtime.compile == "auto":

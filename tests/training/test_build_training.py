@@ -25,6 +25,7 @@ from speakernet.config.schema import Config
 from speakernet.data.audio import write_audio
 from speakernet.models.model_file import load_model_file
 from speakernet.training.checkpoint import CheckpointError
+from speakernet.training.compiling import NoCompiler
 from speakernet.training.interrupts import Interrupted
 
 CPU = torch.device("cpu")
@@ -338,5 +339,11 @@ def test_narrow_networks_stay_out_of_channels_last(corpus: Path, tmp_path: Path,
         assert net.trunk.stages[1].blocks[0].conv1.weight.is_contiguous()
         trainer.train()
     assert "oneDNN crashes" in caplog.text
+    # Compiled code is in channels_last by itself.
+    caplog.set_level("INFO", "speakernet")
+    trainer, _, _ = ready(tiny_config(corpus, model=narrow, runtime={"compile": "auto", "device": "cpu"}), tmp_path)
+    assert isinstance(trainer.compiler, NoCompiler) and "oneDNN would crash" in caplog.text
+    with pytest.raises(ValueError, match="fewer than 16 channels"):
+        ready(tiny_config(corpus, model=narrow, runtime={"compile": "on", "device": "cpu"}), tmp_path)
     wide = build_model(tiny_config(corpus, model={"name": "ResNet", "options": {"channels": 16, "blocks": [1, 1]}}))
     assert not wide.trunk.stages[1].blocks[0].conv1.weight.is_contiguous()
