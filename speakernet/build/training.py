@@ -244,28 +244,22 @@ def build_compiler(config: Config, net: nn.Module, step: TrainingStep) -> Compil
     runtime = config.runtime
     if runtime.compile == "off":
         return NoCompiler()
-    if step.gradient_cache and runtime.compile == "on":
-        raise ValueError(
-            "runtime.compile: on with the gradient cache, which runs the network in two modes; set it to off"
-        )
-    varies = config.data.crop_frames_max > config.data.crop_frames
-    if varies and runtime.compile == "on":
-        raise ValueError(
-            f"runtime.compile: on with crops of {config.data.crop_frames} to {config.data.crop_frames_max} frames: "
-            "every length would be compiled anew; set it to off, or data.crop_frames_max to 0"
-        )
-    # Compiled code is in channels_last whatever the network is in.
-    would_crash = step.precision.device.type == "cpu" and not is_safe_in_channels_last(net)
-    if would_crash and runtime.compile == "on":
-        raise ValueError(
-            "runtime.compile: on with strided convolutions of fewer than 16 channels, on which compiled code for a CPU "
-            "crashes (in oneDNN); set it to off, or take a wider network"
-        )
-    reason = "gradient cache" if step.gradient_cache else check_platform(runtime.compile)
-    if would_crash:
-        reason = "oneDNN would crash on this network's few channels"
-    if varies:
-        reason = "crops of many lengths, each of which would be compiled anew"
+    is_narrow = step.precision.device.type == "cpu" and not is_safe_in_channels_last(net)
+    obstacles = {
+        "the gradient cache runs the network in two modes": bool(step.gradient_cache),
+        "crops have many lengths, and every length would be compiled anew": (
+            config.data.crop_frames_max > config.data.crop_frames
+        ),
+        "torch's compiler does not take gradient checkpointing that keeps batch-norm statistics": (
+            runtime.gradient_checkpointing
+        ),
+        # Compiled code is in channels_last whatever the network is in.
+        "strided convolutions of fewer than 16 channels, compiled for a CPU, crash in oneDNN": is_narrow,
+    }
+    reason = "; ".join(text for text, holds in obstacles.items() if holds)
+    if reason and runtime.compile == "on":
+        raise ValueError(f"runtime.compile: on, but {reason}; set one of them otherwise")
+    reason = reason or check_platform(runtime.compile)
     if runtime.deterministic and runtime.compile == "auto":
         reason = "deterministic: the moment of compiling depends on measured times"
     if reason:
