@@ -242,6 +242,8 @@ def build_compiler(config: Config, net: nn.Module, step: TrainingStep) -> Compil
         ValueError: switched on where it cannot work.
     """
     runtime = config.runtime
+    if runtime.winograd and (runtime.compile == "off" or step.precision.device.type != "cpu"):
+        logger.warning("runtime.winograd: true has no effect: only networks compiled for a CPU use it")
     if runtime.compile == "off":
         return NoCompiler()
     is_narrow = step.precision.device.type == "cpu" and not is_safe_in_channels_last(net)
@@ -270,7 +272,7 @@ def build_compiler(config: Config, net: nn.Module, step: TrainingStep) -> Compil
         scope = "regional" if distributed.is_distributed() else "whole"
     if runtime.compile_mode != "default" and step.precision.device.type == "cpu":
         logger.warning("runtime.compile_mode: %s has no effect on a CPU", runtime.compile_mode)
-    settings = CompileSettings(runtime.compile, scope, runtime.compile_mode)
+    settings = CompileSettings(runtime.compile, scope, runtime.compile_mode, runtime.winograd)
     return Compiler(net, settings, recover=step.forget)
 
 

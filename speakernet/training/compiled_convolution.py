@@ -1,4 +1,4 @@
-"""Wide 3 x 3 convolutions by Winograd's minimal filtering, used inside networks compiled for a CPU only.
+"""Wide 3 x 3 convolutions by Winograd's minimal filtering, inside networks compiled for a CPU (`runtime.winograd`).
 
 Three neighbouring frames of the result need nine multiplications by a row of the kernel; from five sums of neighbouring
 frames of the input they need five. The sums cost memory traffic, which torch's compiler merges with its neighbours, and

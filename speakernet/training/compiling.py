@@ -58,6 +58,7 @@ class CompileSettings:
     when: str = "auto"
     scope: str = "whole"
     mode: str = "default"
+    winograd: bool = False
 
 
 class Compiler:
@@ -76,7 +77,6 @@ class Compiler:
         self.is_compiled = False
         self._is_proven = False
         self._is_settled = settings.when == "on"
-        self._num_fast = 0
         self._eager_seconds = 0.0
         self._step_times: list[float] = []
         self._last = 0.0
@@ -102,10 +102,7 @@ class Compiler:
             forward_backward()
             return
         self._is_proven = True
-        seconds = time.perf_counter() - begin
-        logger.info("compiled (%s, %s) in %.1f s", self.settings.scope, self.settings.mode, seconds)
-        if self._num_fast:
-            logger.info("%d wide convolutions take Winograd's algorithm while training", self._num_fast)
+        logger.info("compiled (%s, %s) in %.1f s", self.settings.scope, self.settings.mode, time.perf_counter() - begin)
 
     def consider(self, step: int, steps_left: int) -> None:
         """After a step: `auto` measures some steps, decides once, and takes a compilation back that did not pay."""
@@ -167,7 +164,8 @@ class Compiler:
 
     def _compile(self) -> None:
         use_compiled_norms(self.net)
-        self._num_fast = use_compiled_convolutions(self.net)
+        if self.settings.winograd:
+            logger.info("winograd: %d convolutions are wide enough for it", use_compiled_convolutions(self.net))
         for module in self._targets():
             # dynamic=False: training crops have one length (a second length compiles a second version).
             module.compile(mode=None if self.settings.mode == "default" else self.settings.mode, dynamic=False)

@@ -332,6 +332,14 @@ def test_what_a_start_writes_waits_for_the_lock_and_the_checkpoint(corpus: Path,
     assert started == ["accepted"]
 
 
+def test_winograd_says_where_it_has_no_effect(corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    ready(tiny_config(corpus, runtime={"compile": "off", "winograd": True}), tmp_path / "eager")
+    assert "runtime.winograd: true has no effect" in caplog.text
+    caplog.set_level("INFO", "speakernet")
+    ready(tiny_config(corpus, runtime={"compile": "on", "winograd": True, "device": "cpu"}), tmp_path / "compiled")
+    assert "winograd: 5 convolutions are wide enough" in caplog.text
+
+
 def test_narrow_networks_stay_out_of_channels_last(corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture):
     """In oneDNN the process ended there; long crops, on which it did, train."""
     narrow = {"name": "ResNet", "options": {"channels": 8, "blocks": [1, 1]}}

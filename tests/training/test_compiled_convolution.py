@@ -76,7 +76,7 @@ def test_compiled_networks_have_the_outputs_and_gradients_of_eager_ones(dtype: t
     eager = nn.Sequential(nn.Conv2d(128, 128, 3, padding=1, bias=False), nn.BatchNorm2d(128))
     eager = eager.to(memory_format=torch.channels_last)
     compiled = copy.deepcopy(eager)
-    Compiler(compiled, CompileSettings("on"), recover=lambda: None)
+    Compiler(compiled, CompileSettings("on", winograd=True), recover=lambda: None)
     gradients, outputs = [], []
     for net in (eager, compiled):
         features = draw(4, 128, 5, 10, dtype=torch.float32).requires_grad_()
