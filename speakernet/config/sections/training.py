@@ -203,7 +203,7 @@ class RuntimeSection:
     channels_last: Literal["auto", "on", "off"] = "auto"
     """Memory layout of 2-D convolution weights; auto: on, but for float32 on a GPU (up to a quarter faster on CPUs)."""
     gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more time; `keep_memory` is then off."""
+    """Recompute activations in the backward pass: less memory, up to twice the time; `keep_memory` is then off."""
     threads: int = 0
     """Threads inside one operation; 0 leaves torch's choice (the physical cores, shared between ranks)."""
     interop_threads: int = 0
