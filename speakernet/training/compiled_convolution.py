@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from speakernet.training.compiled_norm import is_compiled_training
+
 # Frames of the result that are computed together, and products that they take for each row of the kernel.
 TILE = 3
 PRODUCTS = TILE + 2
@@ -38,6 +40,9 @@ class WinogradConvolution(torch.autograd.Function):
             ctx: torch's.
             features: (batch, channels, mels, frames).
             weight: (output channels, channels, 3, 3), float32 whatever the precision of the features.
+
+        Returns:
+            (batch, output channels, mels, frames).
         """
         ctx.save_for_backward(features, weight)
         parts = zip(_sums_of_frames(features), _sums_of_taps(weight, features.dtype), strict=True)
@@ -50,7 +55,7 @@ class WinogradConvolution(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of features and weight."""
+        """Gradients of features and weight, in their shapes and precisions."""
         features, weight = ctx.saved_tensors
         dtype, num_frames = features.dtype, features.shape[3]
         tiles = _every_third(gradients[0])
@@ -87,7 +92,7 @@ def _is_wide(module: nn.Conv2d) -> bool:
 
 
 def _forward(module: nn.Conv2d, features: Tensor) -> Tensor:
-    if not (torch.compiler.is_compiling() and module.training and features.device.type == "cpu"):
+    if not is_compiled_training(module, features):
         return nn.Conv2d.forward(module, features)
     if torch.is_autocast_enabled("cpu"):
         features = features.to(torch.get_autocast_dtype("cpu"))

@@ -48,7 +48,7 @@ class TrainingBatchNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        """Gradients of features, weight and bias."""
+        """Gradients of features (in their shape and precision), weight and bias, (channels,) in float32."""
         features, weight, mean, inverse = ctx.saved_tensors
         rows, gradient = channels_behind(features), channels_behind(gradients[0])
         count = rows.numel() // rows.shape[-1]
@@ -83,9 +83,13 @@ def use_compiled_norms(net: nn.Module) -> None:
             module.forward = types.MethodType(_forward, module)  # type: ignore[method-assign]
 
 
+def is_compiled_training(module: nn.Module, features: Tensor) -> bool:
+    """Whether the module is being compiled for a CPU, to train: everywhere else torch's own definition runs."""
+    return torch.compiler.is_compiling() and module.training and features.device.type == "cpu"
+
+
 def _forward(norm: nn.BatchNorm2d, features: Tensor) -> Tensor:
-    is_compiled_here = torch.compiler.is_compiling() and norm.training and features.device.type == "cpu"
-    if not is_compiled_here or norm.momentum is None:
+    if not is_compiled_training(norm, features) or norm.momentum is None:
         return nn.BatchNorm2d.forward(norm, features)
     assert norm.running_mean is not None and norm.running_var is not None
     assert norm.num_batches_tracked is not None
