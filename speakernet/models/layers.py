@@ -103,9 +103,55 @@ class SqueezeExcitation(nn.Module):
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
         """(batch, channels, mels, frames) in and out."""
+        if lengths is None and features.requires_grad:
+            weights = self.squeeze.weight, self.squeeze.bias, self.excite.weight, self.excite.bias
+            return TrainingGate.apply(features, *weights)
         means = mean_over_frames(features.mean(dim=2), lengths)  # (batch, channels)
         gate = self.excite(self.squeeze(means).relu()).sigmoid()
         return features * gate[:, :, None, None]
+
+
+class TrainingGate(torch.autograd.Function):
+    """Squeeze-and-excitation of full crops as one function: its gradient is one pass over the features.
+
+    Autograd would write the scaled gradient first and add the share of the means in a second pass, several times slower
+    than the first on a CPU. The gate is computed in the precision of its weights, not in that of autocast.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, features: Tensor, squeeze: Tensor, squeeze_bias: Tensor, excite: Tensor, excite_bias: Tensor
+    ) -> Tensor:
+        """The scaled features, in their precision.
+
+        Args:
+            ctx: torch's.
+            features: (batch, channels, mels, frames).
+            squeeze: (hidden, channels).
+            squeeze_bias: (hidden,).
+            excite: (channels, hidden).
+            excite_bias: (channels,).
+        """
+        with torch.autocast(features.device.type, enabled=False):
+            means = features.mean((2, 3), dtype=squeeze.dtype)
+            hidden = torch.addmm(squeeze_bias, means, squeeze.t()).relu()
+            gate = torch.addmm(excite_bias, hidden, excite.t()).sigmoid()
+        ctx.save_for_backward(features, squeeze, excite, means, hidden, gate)
+        return features * gate.to(features.dtype)[:, :, None, None]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        """Gradients of features and weights, in their shapes and precisions."""
+        features, squeeze, excite, means, hidden, gate = ctx.saved_tensors
+        (gradient,) = gradients
+        of_gate = (gradient * features).sum((2, 3)).to(gate.dtype)
+        of_excited = of_gate * gate * (1 - gate)
+        of_squeezed = (of_excited @ excite) * hidden.sign()
+        of_means = (of_squeezed @ squeeze) / (features.shape[2] * features.shape[3])
+        share, factor = (values.to(features.dtype)[:, :, None, None] for values in (of_means, gate))
+        of_features = torch.addcmul(share, gradient, factor)
+        of_weights = (of_squeezed.t() @ means, of_squeezed.sum(0), of_excited.t() @ hidden, of_excited.sum(0))
+        return of_features, *of_weights
 
 
 class ResidualBlock(nn.Module):

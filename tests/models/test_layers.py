@@ -1,0 +1,81 @@
+"""Layers with gradients of their own: the same values and gradients as torch's."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from speakernet.models.layers import CompiledReLU, SqueezeExcitation, TrainingGate, relu
+
+
+def test_values_and_gradients_of_a_relu_are_those_of_torch() -> None:
+    values = torch.tensor([-2.0, -0.0, 0.0, 1e-30, 3.0])
+    gradients = []
+    for function in (CompiledReLU.apply, torch.relu):
+        inputs = values.clone().requires_grad_()
+        result = function(inputs)
+        assert torch.equal(result, values.clamp_min(0))
+        (result * torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])).sum().backward()
+        gradients.append(inputs.grad)
+    assert torch.equal(gradients[0], gradients[1])
+
+
+def test_eager_networks_overwrite_the_input_of_a_relu() -> None:
+    values = torch.tensor([-1.0, 2.0])
+    assert relu(values) is values and values.tolist() == [0.0, 2.0]
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_values_and_gradients_of_a_gate_are_those_of_autograd(memory_format: torch.memory_format) -> None:
+    gate = SqueezeExcitation(16).double()
+    features = torch.randn(3, 16, 4, 5, dtype=torch.float64).contiguous(memory_format=memory_format)
+    weights = torch.randn_like(features)
+    ours, plain = features.clone().requires_grad_(), features.clone().requires_grad_()
+
+    result = gate(ours)
+    expected = _gated_by_autograd(gate, plain)
+
+    torch.testing.assert_close(result, expected)
+    assert result.is_contiguous(memory_format=memory_format)
+    parameters = list(gate.parameters())
+    for actual, wanted in zip(
+        torch.autograd.grad((result * weights).sum(), [ours, *parameters]),
+        torch.autograd.grad((expected * weights).sum(), [plain, *parameters]),
+        strict=True,
+    ):
+        torch.testing.assert_close(actual, wanted)
+        assert actual.is_contiguous(memory_format=memory_format) or actual.dim() < 4
+
+
+def test_the_gradients_of_a_gate_are_those_of_finite_differences() -> None:
+    gate = SqueezeExcitation(8).double()
+    features = torch.randn(2, 8, 3, 4, dtype=torch.float64, requires_grad=True)
+    weights = (gate.squeeze.weight, gate.squeeze.bias, gate.excite.weight, gate.excite.bias)
+
+    assert torch.autograd.gradcheck(TrainingGate.apply, (features, *weights))
+
+
+def test_a_gate_keeps_the_precision_of_its_features_and_computes_in_that_of_its_weights() -> None:
+    gate = SqueezeExcitation(16)
+    features = torch.randn(4, 16, 5, 6, dtype=torch.bfloat16).requires_grad_()
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        result = gate(features)
+    result.float().square().sum().backward()
+
+    assert result.dtype == torch.bfloat16
+    assert features.grad is not None and features.grad.dtype == torch.bfloat16
+    assert all(weight.grad is not None and weight.grad.dtype == torch.float32 for weight in gate.parameters())
+    expected = _gated_by_autograd(gate, features.detach().float())
+    torch.testing.assert_close(result.float(), expected, rtol=2**-7, atol=0)
+
+
+def test_a_gate_without_gradients_scores_as_it_trains() -> None:
+    gate = SqueezeExcitation(16)
+    features = torch.randn(2, 16, 4, 9)
+
+    torch.testing.assert_close(gate(features), gate(features.clone().requires_grad_()))
+
+
+def _gated_by_autograd(gate: SqueezeExcitation, features: Tensor) -> Tensor:
+    means = features.mean((2, 3))
+    return features * gate.excite(gate.squeeze(means).relu()).sigmoid()[:, :, None, None]
