@@ -133,7 +133,9 @@ class TrainingGate(torch.autograd.Function):
             excite_bias: (channels,).
         """
         with torch.autocast(features.device.type, enabled=False):
-            means = features.mean((2, 3), dtype=squeeze.dtype)
+            # Sums into float32 copy all features to float32 first, on a CPU; only float16 needs it, lest it overflow.
+            precision = features.dtype if features.dtype == torch.bfloat16 else squeeze.dtype
+            means = features.sum((2, 3), dtype=precision).to(squeeze.dtype) / features[0, 0].numel()
             hidden = torch.addmm(squeeze_bias, means, squeeze.t()).relu()
             gate = torch.addmm(excite_bias, hidden, excite.t()).sigmoid()
         ctx.save_for_backward(features, squeeze, excite, means, hidden, gate)
@@ -147,7 +149,7 @@ class TrainingGate(torch.autograd.Function):
         of_gate = (gradient * features).sum((2, 3)).to(gate.dtype)
         of_excited = of_gate * gate * (1 - gate)
         of_squeezed = (of_excited @ excite) * hidden.sign()
-        of_means = (of_squeezed @ squeeze) / (features.shape[2] * features.shape[3])
+        of_means = (of_squeezed @ squeeze) / features[0, 0].numel()
         share, factor = (values.to(features.dtype)[:, :, None, None] for values in (of_means, gate))
         of_features = torch.addcmul(share, gradient, factor)
         of_weights = (of_squeezed.t() @ means, of_squeezed.sum(0), of_excited.t() @ hidden, of_excited.sum(0))
