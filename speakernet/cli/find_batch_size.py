@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"{one.throughput:8.1f} utterances/s, {one.memory_bytes / 2**20:8.0f} MiB" if one.fits else "does not fit"
         )
         sys.stdout.write(f"{one.batch_size:6d}  {outcome}\n")
-    sys.stdout.write(f"best: {best} utterances in a batch; the largest that fits is {finder.largest_batch_size}\n")
+    sys.stdout.write(f"best: {best} utterances in a batch; the largest tried that fits: {finder.largest_batch_size}\n")
     per_speaker = config.data.utterances_per_speaker
     option = f"--batch_size {max(best // per_speaker, 1)}"
     sys.stdout.write(

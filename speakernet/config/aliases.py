@@ -38,7 +38,10 @@ def _switch(key: str, when_true: Any, when_false: Any = None) -> Callable[[Any],
         if str(value).casefold() not in ("true", "false"):
             raise ValueError(f"found {value!r}, expected true or false")
         chosen = when_true if str(value).casefold() == "true" else when_false
-        return {} if chosen is None else {key: chosen}
+        if chosen is None:
+            logger.info("not %s: %s stays as it is set otherwise (by default auto)", when_true, key)
+            return {}
+        return {key: chosen}
 
     return convert
 

@@ -133,9 +133,7 @@ class TrainingGate(torch.autograd.Function):
             excite_bias: (channels,).
         """
         with torch.autocast(features.device.type, enabled=False):
-            # Sums into float32 copy all features to float32 first, on a CPU; only float16 needs it, lest it overflow.
-            precision = features.dtype if features.dtype == torch.bfloat16 else squeeze.dtype
-            means = features.sum((2, 3), dtype=precision).to(squeeze.dtype) / features[0, 0].numel()
+            means = _sums(features, squeeze.dtype) / features[0, 0].numel()
             hidden = torch.addmm(squeeze_bias, means, squeeze.t()).relu()
             gate = torch.addmm(excite_bias, hidden, excite.t()).sigmoid()
         ctx.save_for_backward(features, squeeze, excite, means, hidden, gate)
@@ -146,7 +144,7 @@ class TrainingGate(torch.autograd.Function):
         """Gradients of features and weights, in their shapes and precisions."""
         features, squeeze, excite, means, hidden, gate = ctx.saved_tensors
         (gradient,) = gradients
-        of_gate = (gradient * features).sum((2, 3)).to(gate.dtype)
+        of_gate = _sums(gradient * features, gate.dtype)
         of_excited = of_gate * gate * (1 - gate)
         of_squeezed = (of_excited @ excite) * hidden.sign()
         of_means = (of_squeezed @ squeeze) / features[0, 0].numel()
@@ -154,6 +152,13 @@ class TrainingGate(torch.autograd.Function):
         of_features = torch.addcmul(share, gradient, factor)
         of_weights = (of_squeezed.t() @ means, of_squeezed.sum(0), of_excited.t() @ hidden, of_excited.sum(0))
         return of_features, *of_weights
+
+
+def _sums(features: Tensor, dtype: torch.dtype) -> Tensor:
+    """Sums over mels and frames, (batch, channels) of `dtype`."""
+    # A CPU copies all features to float32 before it adds them into float32; only float16 needs that, lest it overflow.
+    is_wide = features.dtype == torch.bfloat16
+    return features.sum((2, 3), dtype=features.dtype if is_wide else dtype).to(dtype)
 
 
 class ResidualBlock(nn.Module):

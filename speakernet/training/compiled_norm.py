@@ -89,13 +89,14 @@ def is_compiled_training(module: nn.Module, features: Tensor) -> bool:
 
 
 def _forward(norm: nn.BatchNorm2d, features: Tensor) -> Tensor:
-    if not is_compiled_training(norm, features) or norm.momentum is None:
+    count = features.numel() // features.shape[1]
+    # A single value for each channel has no variance: torch's own definition says so.
+    if not is_compiled_training(norm, features) or norm.momentum is None or count < 2:
         return nn.BatchNorm2d.forward(norm, features)
     assert norm.running_mean is not None and norm.running_var is not None
     assert norm.num_batches_tracked is not None
     near_mean = norm.running_mean.clone()
     normalized, mean, variance = TrainingBatchNorm.apply(features, norm.weight, norm.bias, near_mean, norm.eps)
-    count = features.numel() // features.shape[1]
     with torch.no_grad():
         norm.num_batches_tracked.add_(1)
         norm.running_mean.lerp_(mean, norm.momentum)

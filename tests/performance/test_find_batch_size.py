@@ -23,7 +23,7 @@ def test_the_command_prints_every_size_and_the_option_to_use(capsys: pytest.Capt
     lines = capsys.readouterr().out.splitlines()
     assert [int(line.split()[0]) for line in lines[:2]] == [2, 4]
     best = int(lines[2].split()[1])
-    assert best in (2, 4) and lines[2].endswith("the largest that fits is 4")
+    assert best in (2, 4) and lines[2].endswith("the largest tried that fits: 4")
     assert lines[3] == f"use it with --batch_size {best}"
 
 
