@@ -11,9 +11,11 @@ from typing import Any
 from speakernet import distributed
 from speakernet.build.data import build_training_loader, loading_facts, make_synthetic_corpus
 from speakernet.build.evaluation import build_validation, run_evaluation
+from speakernet.build.large_margin import train_large_margin_stage
 from speakernet.build.model import build_loss, build_model
 from speakernet.build.preflight import check_inputs
-from speakernet.build.training import build_trainer, choose_device, prepare_machine, train_large_margin_stage
+from speakernet.build.refusals import refuse_impossible
+from speakernet.build.training import build_trainer, choose_device, prepare_machine
 from speakernet.config import Config, ConfigError, LoadedConfig
 from speakernet.config.loading import save_config
 from speakernet.data.lists import read_trials
@@ -24,6 +26,8 @@ from speakernet.performance.data_wait import data_wait_advice
 from speakernet.performance.system import log_performance_info, log_system_info
 from speakernet.registry import lookup
 from speakernet.seeding import seed_everything
+from speakernet.training.checkpoint import load_checkpoint
+from speakernet.training.state import best_of_run
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +53,8 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
     log_system_info()
     prepare_machine(loaded.config)
     device = choose_device(loaded.config)
-    build_model(loaded.config)  # a misspelt name or an impossible size should not wait for a corpus to be made
+    # A misspelt name or an impossible option should not wait for a corpus to be made or decoded.
+    refuse_impossible(loaded.config, build_model(loaded.config), build_loss(loaded.config, 2), device)
     config = with_default_paths(make_synthetic_corpus(loaded.config))
     check_loss(config)
     seed_everything(config.runtime.seed)
@@ -78,6 +83,7 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
         steps = int(summary["steps"])
         train_large_margin_stage(config, net, loss, build_training_loader, validate, run_folder, steps)
     distributed.barrier()
+    summary |= best_of_run(load_checkpoint(summary["best_path"])["training_summary"])
     if not summary["performance"]["steps"] and _is_newer(run_folder / "results.json", Path(summary["best_path"])):
         return TrainingOutcome(summary, None, run_folder)
     evaluation = run_evaluation(config, summary["best_path"], after_training=True)

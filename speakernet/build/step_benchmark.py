@@ -55,7 +55,6 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "default without channels_last": {"runtime": {"channels_last": "off"}},
     "default without keep_memory": {"runtime": {"keep_memory": False}},
     "default + compile": {"runtime": {"compile": "on"}},
-    "default + compile + Winograd": {"runtime": {"compile": "on", "winograd": True}},
     "default + compile by block": {"runtime": {"compile": "on", "compile_scope": "regional"}},
     "default + checkpointing": {"runtime": {"gradient_checkpointing": True}},
 }

@@ -76,7 +76,8 @@ def _training_lines(outcome: TrainingOutcome) -> list[str]:
     quoted = shlex.quote(str(folder))
     # The run's own copy: it also holds what came from the command line, which the files that were named do not.
     command = f"python trainSpeakerNet.py --config {shlex.quote(str(folder / 'config.yaml'))}"
-    best = f"best checkpoint: {folder}/best.pt (epoch {summary['best_epoch']})"
+    stage = f" of the {summary['best_stage']}" if summary["best_stage"] else ""
+    best = f"best checkpoint: {folder}/best.pt (epoch {summary['best_epoch']}{stage})"
     if outcome.evaluation is None:
         epochs = summary["epochs"]
         return [

@@ -21,6 +21,8 @@ from speakernet.files import atomic_write
 logger = logging.getLogger(__name__)
 
 ARRAYS_NAME = "report_arrays.npz"
+SECOND_STAGE = "large_margin"
+"""Folder of a run's large-margin stage, within the run folder."""
 MAP_SPEAKERS = 12
 MAP_UTTERANCES_EACH = 60
 
@@ -90,7 +92,7 @@ def read_run(folder: str | Path, name: str = "", given: tuple[TrialList, np.ndar
     """
     folder = Path(folder)
     results = _read_json(folder / "results.json")
-    metrics = _read_metrics(_metrics_folder(folder, results))
+    metrics = _read_stages(_metrics_folder(folder, results))
     if not results and not metrics:
         raise ValueError(f"{folder}: neither results.json nor metrics.jsonl; give the folder of a run or an evaluation")
     config_path = folder / "config.yaml"
@@ -212,6 +214,16 @@ def _metrics_folder(folder: Path, results: Mapping[str, Any]) -> Path:
     if not (folder / "metrics.jsonl").is_file() and isinstance(checkpoint, str) and checkpoint:
         return Path(checkpoint).parent
     return folder
+
+
+def _read_stages(folder: Path) -> list[dict[str, Any]]:
+    """The run's records, and behind them those of its large-margin stage, whose epochs and steps go on counting."""
+    first, second = _read_metrics(folder), _read_metrics(folder / SECOND_STAGE)
+    ends = {key: max((record.get(key, 0) for record in first), default=0) for key in ("epoch", "step")}
+    for record in second:
+        record |= {key: record.get(key, 0) + end for key, end in ends.items()}
+        record["second_stage_from"] = ends
+    return first + second
 
 
 def _read_metrics(folder: Path) -> list[dict[str, Any]]:

@@ -64,18 +64,21 @@ def training_part(runs: Sequence[RunData], drawings: Drawings) -> str:
     """One small plot for each quantity that was recorded."""
     parts = []
     for kind, key, axis, heading in CURVES:
-        series = {}
+        series, note = {}, CURVE_NOTES.get(key, "")
         scale = 100.0 if key.endswith("_share") else 1.0
         for run in runs:
             records = [one for one in run.metrics if one.get("kind") == kind and _is_number(one.get(key))]
             if records:
                 where = "epoch" if kind == "evaluation" else "step"
+                after = f" of {run.name}" if len(runs) > 1 else ""
                 x = np.array([one.get(where, 0) for one in records], dtype=np.float64)
                 series[run.name] = (x, scale * np.array([one[key] for one in records]))
+                begin = records[-1].get("second_stage_from")
+                note += f" After {where} {begin[where]}{after}: the large-margin stage." if begin else ""
         if series:
             axis_x = "epoch" if kind == "evaluation" else "step"
             figure = plots.curve_figure(series, axis_x, axis, mark_lowest=key == "eer_percent")
-            parts.append(drawings.card(f"training_{key}", heading, figure, CURVE_NOTES.get(key, "")))
+            parts.append(drawings.card(f"training_{key}", heading, figure, note.strip()))
     return page.cards(parts) if parts else ""
 
 

@@ -28,6 +28,10 @@ class NoProfiler:
         """Nothing to mark."""
         return contextlib.nullcontext()
 
+    def paused(self) -> contextlib.AbstractContextManager[None]:
+        """Nothing to pause."""
+        return contextlib.nullcontext()
+
     def step(self) -> None:
         """Nothing to count."""
 
@@ -50,11 +54,11 @@ class StepProfiler:
         self.is_on_gpu = device is not None and device.type == "cuda"
         self.table = ""
         self.shares: dict[str, float] = {}
-        activities = [torch.profiler.ProfilerActivity.CPU]
+        self._activities = [torch.profiler.ProfilerActivity.CPU]
         if self.is_on_gpu:
-            activities.append(torch.profiler.ProfilerActivity.CUDA)
+            self._activities.append(torch.profiler.ProfilerActivity.CUDA)
         self._profiler = torch.profiler.profile(
-            activities=activities,
+            activities=self._activities,
             schedule=torch.profiler.schedule(wait=0, warmup=num_steps, active=num_steps, repeat=1),
             on_trace_ready=self._report,
             profile_memory=True,
@@ -68,6 +72,18 @@ class StepProfiler:
         """Mark a phase of the step: data, forward, backward or optimizer."""
         with torch.profiler.record_function(PHASE_PREFIX + name):
             yield
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside the block (an evaluation between two steps) nothing is recorded."""
+        is_recording = self._is_running and self.num_steps <= self._steps < 2 * self.num_steps
+        if is_recording:
+            self._profiler.toggle_collection_dynamic(False, self._activities)
+        try:
+            yield
+        finally:
+            if is_recording:
+                self._profiler.toggle_collection_dynamic(True, self._activities)
 
     def step(self) -> None:
         """One optimizer step is over."""

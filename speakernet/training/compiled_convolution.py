@@ -1,9 +1,9 @@
-"""Wide 3 x 3 convolutions by Winograd's minimal filtering, inside networks compiled for a CPU (`runtime.winograd`).
+"""Gradients of wide 3 x 3 convolutions by Winograd's minimal filtering, inside networks compiled for a CPU.
 
-Three neighbouring frames of the result need nine multiplications by a row of the kernel; from five sums of neighbouring
-frames of the input they need five. The sums cost memory traffic, which torch's compiler merges with its neighbours, and
-only wide layers have enough arithmetic to pay for it: a compiled step of ResNetSE34L takes a fourteenth less time
-(docs/performance.md). In bfloat16 the sums are rounded once more: such a convolution is 0.6 % off, a direct one 0.23 %.
+The forward pass is torch's own. In the backward pass three neighbouring frames need nine multiplications by a row of
+the kernel; from five sums of neighbouring frames they need five. The sums cost memory traffic, which torch's compiler
+merges with its neighbours, and only wide layers have enough arithmetic to pay for it (docs/performance.md). In bfloat16
+the sums are rounded once more, which is little beside what the rest of the backward pass rounds (docs/decisions.md).
 
 Source: Lavin & Gray 2016, "Fast Algorithms for Convolutional Neural Networks", section 4: F(3, 3), with the
 interpolation points 0, 1, -1, 2 and infinity. The matrices keep the paper's names.
@@ -26,11 +26,11 @@ A = ((1, 0, 0), (1, 1, 1), (1, -1, 1), (1, 2, 4), (0, 0, 1))  # (products, frame
 G = ((1 / 2, 0, 0), (1 / 2, 1 / 2, 1 / 2), (1 / 6, -1 / 6, 1 / 6), (1 / 6, 1 / 3, 2 / 3), (0, 0, 1))  # (products, taps)
 B = ((2, -1, -2, 1, 0), (0, 2, 1, -1, 0), (0, -2, 3, -1, 0), (0, -1, 0, 1, 0), (0, 2, -1, -2, 1))  # (products, frames)
 # Input times output channels from which the saved arithmetic outweighs the traffic (measured on two CPU cores).
-LEAST_WIDTH = 128 * 128
+LEAST_WIDTH = 64 * 128
 
 
-class WinogradConvolution(torch.autograd.Function):
-    """3 x 3 convolution with stride 1, padding 1 and no bias."""
+class WinogradGradient(torch.autograd.Function):
+    """3 x 3 convolution with stride 1, padding 1 and no bias, and with Winograd's backward pass."""
 
     @staticmethod
     def forward(ctx: Any, features: Tensor, weight: Tensor) -> Tensor:
@@ -45,13 +45,7 @@ class WinogradConvolution(torch.autograd.Function):
             (batch, output channels, mels, frames).
         """
         ctx.save_for_backward(features, weight)
-        parts = zip(_sums_of_frames(features), _sums_of_taps(weight, features.dtype), strict=True)
-        products = [
-            torch.ops.aten.convolution(frames, taps, None, [1, 1], [1, 0], [1, 1], False, [0, 0], 1)
-            for frames, taps in parts
-        ]
-        tiles = [_combine(column, products).to(features.dtype) for column in zip(*A, strict=True)]
-        return _interleave(tiles, features.shape[3])
+        return functional.conv2d(features, weight.to(features.dtype), padding=1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,7 +68,7 @@ class WinogradConvolution(torch.autograd.Function):
 
 
 def use_compiled_convolutions(net: nn.Module) -> int:
-    """Let the network's wide convolutions run as `WinogradConvolution` when they are compiled for a CPU; call it once.
+    """Let the network's wide convolutions run as `WinogradGradient` when they are compiled for a CPU; call it once.
 
     Returns:
         How many there are.
@@ -96,7 +90,7 @@ def _forward(module: nn.Conv2d, features: Tensor) -> Tensor:
         return nn.Conv2d.forward(module, features)
     if torch.is_autocast_enabled("cpu"):
         features = features.to(torch.get_autocast_dtype("cpu"))
-    return WinogradConvolution.apply(features, module.weight)
+    return WinogradGradient.apply(features, module.weight)
 
 
 def _combine(factors: Sequence[float], tensors: Sequence[Tensor]) -> Tensor:

@@ -58,7 +58,6 @@ class CompileSettings:
     when: str = "auto"
     scope: str = "whole"
     mode: str = "default"
-    winograd: bool = False
 
 
 class Compiler:
@@ -164,8 +163,7 @@ class Compiler:
 
     def _compile(self) -> None:
         use_compiled_norms(self.net)
-        if self.settings.winograd:
-            logger.info("winograd: %d convolutions are wide enough for it", use_compiled_convolutions(self.net))
+        use_compiled_convolutions(self.net)
         for module in self._targets():
             # dynamic=False: training crops have one length (a second length compiles a second version).
             module.compile(mode=None if self.settings.mode == "default" else self.settings.mode, dynamic=False)
@@ -217,17 +215,10 @@ def _is_stage(module: nn.Module) -> bool:
     return is_only_lists and all(any(entry.children()) for one in lists for entry in one)
 
 
-def check_platform(when: str) -> str:
-    """Why this machine cannot compile, empty where it can.
-
-    Raises:
-        ValueError: compile was switched on and cannot work here.
-    """
-    reason = ""
+def platform_obstacle(device: torch.device) -> str:
+    """Why this machine cannot compile for the device, empty where it can."""
     if platform.system() == "Windows":
-        reason = "torch.compile is not supported on Windows here"
-    elif not torch.cuda.is_available() and not any(shutil.which(name) for name in ("g++", "clang++", "c++")):
-        reason = "compiling for the CPU needs a C++ compiler (g++ or clang++), and none is in the PATH"
-    if reason and when == "on":
-        raise ValueError(f"runtime.compile: on, but {reason}; set it to off or auto")
-    return reason
+        return "torch.compile is not supported on Windows here"
+    if device.type == "cpu" and not any(shutil.which(name) for name in ("g++", "clang++", "c++")):
+        return "compiling for the CPU needs a C++ compiler (g++ or clang++), and none is in the PATH; install one"
+    return ""

@@ -17,10 +17,8 @@ from speakernet.training.compiling import repeated_blocks
 from speakernet.training.step import BufferGuard
 
 
-def enable_gradient_checkpointing(net: nn.Module) -> int:
-    """Make the repeated blocks of `net` keep only their inputs; returns how many there are.
-
-    Parameter names and results stay as they are. In evaluation nothing changes.
+def blocks_to_checkpoint(net: nn.Module) -> list[nn.Module]:
+    """The network's repeated blocks.
 
     Raises:
         ValueError: the network forbids it, or has no block that repeats.
@@ -37,6 +35,18 @@ def enable_gradient_checkpointing(net: nn.Module) -> int:
             f"runtime.gradient_checkpointing: {type(net).__name__} has no blocks that repeat; switch it off, "
             "or lower data.batch_size and raise training.accumulation_steps"
         )
+    return blocks
+
+
+def enable_gradient_checkpointing(net: nn.Module) -> int:
+    """Make the repeated blocks of `net` keep only their inputs; returns how many there are.
+
+    Parameter names and results stay as they are. In evaluation nothing changes.
+
+    Raises:
+        ValueError: as `blocks_to_checkpoint`.
+    """
+    blocks = blocks_to_checkpoint(net)
     for block in blocks:
         # On the instance, not the class: other networks of this process stay as they are.
         block.forward = _checkpointed(block, block.forward)  # type: ignore[method-assign]

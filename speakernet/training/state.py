@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import math
+from collections.abc import Mapping
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -23,6 +24,10 @@ class TrainerOptions:
     average_checkpoints: int = 0
     statistics_batches: int = 50
     """Batches over which batch-norm statistics are measured after averaging."""
+    stage: str = ""
+    """What the log and the model files call a run that is a stage of another one."""
+    epochs_option: str = "--max_epoch"
+    """The option to raise for more epochs."""
 
 
 @dataclasses.dataclass
@@ -37,6 +42,8 @@ class TrainingState:
     """Optimizer steps done, undone ones included."""
     best_eer_percent: float = math.inf
     best_epoch: int = 0
+    best_stage: str = ""
+    """Where best.pt comes from: this run itself, or a stage that followed it."""
     evaluations_without_gain: int = 0
     evaluated_epoch: int = 0
     """The last epoch after which was evaluated."""
@@ -78,8 +85,21 @@ class TrainingState:
                 self.best_eer_percent,
             )
             self.best_eer_percent, self.best_epoch, self.evaluations_without_gain = math.inf, 0, 0
+            self.best_stage = ""
         self.trials_checksum = trials_checksum
         return is_other
+
+    def take_up_best(self, summary: Mapping[str, Any], stage: str) -> None:
+        """Let a model that another stage has put in the place of best.pt be the one to beat.
+
+        Args:
+            summary: `training_summary` of best.pt.
+            stage: this run's own.
+        """
+        if summary.get("stage", "") != stage and summary["best_eer_percent"] < self.best_eer_percent:
+            best = best_of_run(summary)
+            self.best_eer_percent, self.best_epoch = best["best_eer_percent"], best["best_epoch"]
+            self.best_stage = best["best_stage"]
 
     def begin_epoch_sums(self) -> None:
         """Forget the running sums of the epoch before."""
@@ -93,6 +113,7 @@ def run_summary(state: TrainingState) -> dict[str, Any]:
         "steps": state.step,
         "best_eer_percent": state.best_eer_percent,
         "best_epoch": state.best_epoch,
+        "best_stage": state.best_stage,
         "bad_steps": state.bad_steps,
         "fp16_overflows": state.overflows,
         "stopped_early": state.stopped_early,
@@ -101,14 +122,24 @@ def run_summary(state: TrainingState) -> dict[str, Any]:
     }
 
 
-def say_finished(state: TrainingState, max_epochs: int, best_path: object) -> None:
+def best_of_run(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Of best.pt's `training_summary` what `run_summary` tells of the best model."""
+    return {
+        "best_eer_percent": summary["best_eer_percent"],
+        "best_epoch": summary["epoch"],
+        "best_stage": summary.get("stage", ""),
+    }
+
+
+def say_finished(state: TrainingState, options: TrainerOptions, best_path: object) -> None:
     """Tell that there is nothing left to train, and how to go on."""
+    more = max(state.epoch, options.max_epochs) + 10
     logger.info(
-        "this run %s (%d epochs, best EER %.2f %%): nothing to train. To go on: %s. "
-        "To score: --eval --initial_model %s",
+        "this %s %s (%d epochs, best EER %.2f %%): nothing to train. To go on: %s. To score: --eval --initial_model %s",
+        options.stage or "run",
         "was stopped early" if state.stopped_early else "is finished",
         state.epoch,
         state.best_eer_percent,
-        "a larger --patience" if state.stopped_early else f"--max_epoch {max_epochs + 10}",
+        "a larger --patience" if state.stopped_early else f"{options.epochs_option} {more}",
         best_path,
     )

@@ -92,7 +92,7 @@ class Trainer:
         self.advise = advise or (lambda data_wait_share: "")
         self.stop = StopRequest()
         self.on_start: Callable[[], None] = lambda: None
-        """Called on the main process once the run folder is locked and the last checkpoint is loaded."""
+        """Called on the main process once the run folder is locked, the last checkpoint loaded, and something left."""
         self._last_save_time = time.monotonic()
         self._scheduled = 0.0
 
@@ -113,9 +113,10 @@ class Trainer:
             if distributed.is_main():
                 if not is_resumed:
                     self.store.set_aside_epochs()
-                self.on_start()
+                if not self.is_finished():
+                    self.on_start()
             if self.is_finished():
-                say_finished(self.state, self.options.max_epochs, self.store.best_path)
+                say_finished(self.state, self.options, self.store.best_path)
                 return self.summary()
             self.progress.open(self.state.step)
             with self.stop.listening():
@@ -149,6 +150,8 @@ class Trainer:
         if contents is None:
             return False
         self.load_contents(contents)
+        if self.store.best_path.exists():
+            self.state.take_up_best(load_checkpoint(self.store.best_path)["training_summary"], self.options.stage)
         logger.info(
             "resumed from %s: %d of %d epochs, step %d",
             self.store.last_path,
@@ -253,7 +256,7 @@ class Trainer:
         state.epoch, state.batch = state.epoch + 1, 0
         report = dict(self.loader.epoch_report())
         self.progress.record("epoch", state.step, state.epoch, {**values, **report, "bad_steps": state.bad_steps})
-        logger.info("epoch %d: loss %.4f, accuracy %.2f %%", state.epoch, values["loss"], values["accuracy_percent"])
+        logger.info("%s: loss %.4f, accuracy %.2f %%", self._epoch_name(), values["loss"], values["accuracy_percent"])
         self._say_advice()
         is_last = state.epoch >= options.max_epochs
         if state.epoch % options.test_interval == 0 or is_last:
@@ -274,7 +277,7 @@ class Trainer:
         # Evaluation must not change what training draws next.
         random_state = capture_random_state()
         state = self.state
-        with self.average.applied(), self.compiler.paused():
+        with self.average.applied(), self.compiler.paused(), self.profiler.paused():
             self.net.eval()
             metrics = dict(self.validate())
             self.net.train()
@@ -284,6 +287,7 @@ class Trainer:
             is_best = eer < state.best_eer_percent
             if is_best:
                 state.best_eer_percent, state.best_epoch, state.evaluations_without_gain = eer, state.epoch, 0
+                state.best_stage = self.options.stage
                 if distributed.is_main():
                     self.store.save_best(self.model_contents(self._training_summary()))
             elif not note:
@@ -296,8 +300,8 @@ class Trainer:
         values = {**metrics, "best_eer_percent": state.best_eer_percent, "evaluation_seconds": seconds, "note": note}
         self.progress.record("evaluation", state.step, state.epoch, values)
         logger.info(
-            "evaluation after epoch %d%s: EER %.2f %% (best %.2f %%), %.1f s",
-            state.epoch,
+            "evaluation after %s%s: EER %.2f %% (best %.2f %%), %.1f s",
+            self._epoch_name(),
             f" ({note})" if note else "",
             eer,
             state.best_eer_percent,
@@ -381,7 +385,11 @@ class Trainer:
 
     def _training_summary(self) -> dict[str, Any]:
         state = self.state
-        return {"epoch": state.epoch, "step": state.step, "best_eer_percent": state.best_eer_percent}
+        summary = {"epoch": state.epoch, "step": state.step, "best_eer_percent": state.best_eer_percent}
+        return summary | ({"stage": self.options.stage} if self.options.stage else {})
+
+    def _epoch_name(self) -> str:
+        return f"epoch {self.state.epoch}" + (f" of the {self.options.stage}" if self.options.stage else "")
 
     def _fetch(self) -> None:
         """Bring the numbers of the steps since the last fetch to the host, all in one transfer."""

@@ -9,17 +9,16 @@ import pytest
 import torch
 
 from speakernet.build.data import build_training_loader
+from speakernet.build.large_margin import large_margin_config, train_large_margin_stage
 from speakernet.build.model import build_loss, build_model
+from speakernet.build.refusals import refuse_impossible
 from speakernet.build.training import (
     build_optimizer,
     build_precision,
     build_schedules,
     build_trainer,
     choose_device,
-    large_margin_config,
     prepare_machine,
-    train_large_margin_stage,
-    uses_gradient_cache,
 )
 from speakernet.config.schema import Config
 from speakernet.data.audio import write_audio
@@ -189,9 +188,27 @@ def test_a_resume_with_other_speakers_is_refused_and_other_changes_are_named(
     assert other.state.epoch == 2
 
 
-def test_a_warm_up_longer_than_the_run_is_told(corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    ready(tiny_config(corpus, schedule={"warmup_epochs": 2.0}), tmp_path)
-    assert "warmup_epochs: 2 of training.max_epochs: 2: the learning rate never gets to its top" in caplog.text
+@pytest.mark.parametrize(
+    ("sections", "told"),
+    [
+        ({"schedule": {"warmup_epochs": 2.0}}, "warmup_epochs: 2 of training.max_epochs: 2: the learning rate never"),
+        ({"schedule": {"warmup_epochs": 1.0, "name": "one_cycle"}}, "the learning rate rises twice"),
+        ({"schedule": {"margin": "linear"}, "loss": {"name": "softmax"}}, "schedule.margin: linear has no effect"),
+        ({"schedule": {"margin": "linear"}}, "margin_end_epoch: 10 of training.max_epochs: 2: the margin never"),
+        ({"training": {"accumulation_steps": 100}}, "accumulation_steps: 100, but an epoch has 3 batches"),
+        ({"training": {"average_checkpoints": 5}}, "average_checkpoints: 5 of training.max_epochs: 2"),
+        ({"training": {"gradient_cache": "on"}}, "gradient_cache: on has no effect"),
+        ({"runtime": {"gpu_id": 3, "device": "cpu"}}, "runtime.gpu_id: 3 has no effect"),
+        ({"runtime": {"compile": "off", "compile_scope": "regional"}}, "compile_scope: regional has no effect"),
+        ({"runtime": {"compile": "off", "compile_mode": "max-autotune"}}, "compile_mode: max-autotune has no effect"),
+        ({"runtime": {"compile": "on", "device": "cpu", "compile_mode": "max-autotune"}}, "has no effect on a CPU"),
+    ],
+)
+def test_options_that_do_nothing_are_told(
+    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, sections: dict, told: str
+):
+    ready(tiny_config(corpus, **sections), tmp_path)
+    assert told in caplog.text
 
 
 def test_large_margin_stage_goes_on_with_the_same_weights(corpus: Path, tmp_path: Path):
@@ -213,6 +230,35 @@ def test_large_margin_stage_goes_on_with_the_same_weights(corpus: Path, tmp_path
     assert anew["performance"]["steps"] > 0 and (tmp_path / "large_margin.before-1" / "best.pt").read_bytes() == better
     stage = large_margin_config(config)
     assert (stage.data.crop_frames, stage.augment.speed_factors, stage.training.large_margin_epochs) == (70, [1.0], 0)
+
+
+def test_the_better_model_of_a_margin_stage_is_the_one_to_beat(
+    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """A first stage that went on wrote its worse model over the better one of its margin stage."""
+    caplog.set_level("INFO", "speakernet")
+    more = {"large_margin_epochs": 1, "large_margin_crop_frames": 70, "test_interval": 1}
+    config = tiny_config(corpus, training={"max_epochs": 1, **more})
+    trainer, net, loss = ready(config, tmp_path)  # its EER is 10 %
+    trainer.train()
+    parts = (config, net, loss, build_training_loader)
+    train_large_margin_stage(*parts, lambda: {"eer_percent": 5.0}, tmp_path, 3)
+    assert "epoch 1 of the large-margin stage: loss" in caplog.text and "best.pt before 10.00 %: kept" in caplog.text
+    better = (tmp_path / "best.pt").read_bytes()
+
+    train_large_margin_stage(*parts, lambda: {"eer_percent": 5.0}, tmp_path, 3)
+    assert "EER 5.00 %; best.pt is its model already" in caplog.text
+    assert "To go on: --training.large_margin_epochs 11" in caplog.text
+    on, _, _ = ready(tiny_config(corpus, training={"max_epochs": 2, **more}), tmp_path)
+    on.validate = lambda: {"eer_percent": 7.0}
+    summary = on.train()
+    assert (tmp_path / "best.pt").read_bytes() == better
+    assert (summary["best_eer_percent"], summary["best_epoch"], summary["best_stage"]) == (5.0, 1, "large-margin stage")
+    further, _, _ = ready(tiny_config(corpus, training={"max_epochs": 3, **more}), tmp_path)
+    further.validate = lambda: {"eer_percent": 4.0}
+    summary = further.train()
+    assert (summary["best_eer_percent"], summary["best_epoch"], summary["best_stage"]) == (4.0, 3, "")
+    assert (tmp_path / "best.pt").read_bytes() != better
 
 
 @pytest.mark.slow
@@ -255,7 +301,7 @@ def test_impossible_combinations_are_refused(corpus: Path, tmp_path: Path, monke
         corpus, loss={"name": "angleproto"}, training={"accumulation_steps": 2, "gradient_cache": "off"}
     )
     with pytest.raises(ValueError, match="own negatives"):
-        uses_gradient_cache(metric, build_loss(metric, SPEAKERS))
+        refuse_impossible(metric, build_model(metric), build_loss(metric, SPEAKERS), CPU)
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match="no GPU"):
             choose_device(tiny_config(corpus, runtime={"device": "cuda"}))
@@ -293,7 +339,7 @@ def test_every_optimizer_of_the_section_is_built(corpus: Path, name: str):
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
 
 
-def test_schedules_take_their_numbers_from_the_section(corpus: Path, caplog: pytest.LogCaptureFixture):
+def test_schedules_take_their_numbers_from_the_section(corpus: Path):
     config = tiny_config(
         corpus,
         schedule={"name": "step", "decay": 0.5, "decay_interval": 1.0, "margin": "linear", "margin_end_epoch": 2.0},
@@ -304,7 +350,6 @@ def test_schedules_take_their_numbers_from_the_section(corpus: Path, caplog: pyt
     assert margin is not None and margin(4) == pytest.approx(0.1)
     plain = dataclasses.replace(config, loss=dataclasses.replace(config.loss, name="softmax"))
     assert build_schedules(plain, build_loss(plain, SPEAKERS), 4)[1] is None
-    assert "no effect" in caplog.text
 
 
 def test_a_resumed_run_has_the_options_it_is_given(corpus: Path, tmp_path: Path):
@@ -330,14 +375,11 @@ def test_what_a_start_writes_waits_for_the_lock_and_the_checkpoint(corpus: Path,
     accepted.on_start = lambda: started.append("accepted")
     accepted.train()
     assert started == ["accepted"]
-
-
-def test_winograd_says_where_it_has_no_effect(corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    ready(tiny_config(corpus, runtime={"compile": "off", "winograd": True}), tmp_path / "eager")
-    assert "runtime.winograd: true has no effect" in caplog.text
-    caplog.set_level("INFO", "speakernet")
-    ready(tiny_config(corpus, runtime={"compile": "on", "winograd": True, "device": "cpu"}), tmp_path / "compiled")
-    assert "winograd: 5 convolutions are wide enough" in caplog.text
+    # Nothing is left to train: config.yaml stays what was trained.
+    idle, _, _ = ready(tiny_config(corpus, training={"max_epochs": 1}), tmp_path)
+    idle.on_start = lambda: started.append("idle")
+    idle.train()
+    assert started == ["accepted"]
 
 
 def test_narrow_networks_stay_out_of_channels_last(corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture):

@@ -196,8 +196,6 @@ class RuntimeSection:
     """Compile the whole network or each repeated block; auto: whole on one device, blocks under several."""
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = "default"
     """torch.compile's mode; reduce-overhead and max-autotune act on GPUs."""
-    winograd: bool = False
-    """Compiled for a CPU: wide 3 x 3 convolutions by Winograd's algorithm, less time for a little more rounding."""
     deterministic: bool = False
     """Only operations that give the same bits every time, on the same machine and versions."""
     channels_last: Literal["auto", "on", "off"] = "auto"

@@ -1,0 +1,122 @@
+"""The second stage of a run: a larger margin and longer crops, in a folder of its own within the run folder."""
+
+import dataclasses
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from speakernet import distributed
+from speakernet.build.training import Validate, build_trainer, choose_device
+from speakernet.config.schema import Config
+from speakernet.evaluation.report_data import SECOND_STAGE
+from speakernet.files import atomic_write
+from speakernet.models.speaker_net import SpeakerNet
+from speakernet.training.checkpoint import CheckpointStore, load_checkpoint, move_aside
+from speakernet.training.interfaces import Loader
+
+logger = logging.getLogger(__name__)
+
+STAGE = "large-margin stage"
+
+
+def large_margin_config(config: Config) -> Config:
+    """The configuration of the second stage: longer crops, larger margin, small learning rate, no speed perturbation.
+
+    Source: Thienpondt et al. 2021, "The IDLab VoxCeleb speaker recognition challenge 2020 system description".
+    """
+    training = config.training
+    stage = {
+        "data": dataclasses.replace(config.data, crop_frames=training.large_margin_crop_frames, crop_frames_max=0),
+        "augment": dataclasses.replace(config.augment, speed_factors=[1.0]),
+        "loss": dataclasses.replace(config.loss, margin=training.large_margin),
+        "optimizer": dataclasses.replace(config.optimizer, learning_rate=training.large_margin_learning_rate),
+        "schedule": dataclasses.replace(config.schedule, warmup_epochs=0.0, margin="constant"),
+        "training": dataclasses.replace(
+            training,
+            max_epochs=training.large_margin_epochs,
+            test_interval=min(training.test_interval, training.large_margin_epochs),
+            large_margin_epochs=0,
+            average_checkpoints=0,
+            patience=0,
+        ),
+    }
+    return dataclasses.replace(config, **stage)  # type: ignore[arg-type]
+
+
+def train_large_margin_stage(
+    config: Config,
+    net: SpeakerNet,
+    loss: nn.Module,
+    build_loader: Callable[[Config, torch.device], Loader],
+    validate: Validate,
+    run_folder: str | Path,
+    first_stage_steps: int,
+) -> dict[str, Any]:
+    """The second stage, in `<run folder>/large_margin`; its best model replaces best.pt where its EER is lower.
+
+    Call it after the first stage with the same network and head. Like the first it resumes by being called again;
+    where the first stage has gone on since (`first_stage_steps`), it begins anew.
+    """
+    stage = large_margin_config(config)
+    usual, loss.margin = loss.margin, config.training.large_margin  # type: ignore[assignment]
+    folder = Path(run_folder)
+    logger.info(
+        "%s: %d epochs, margin %g, crops of %d frames, learning rate %g",
+        STAGE,
+        stage.training.max_epochs,
+        stage.loss.margin,
+        stage.data.crop_frames,
+        stage.optimizer.learning_rate,
+    )
+    if isinstance(usual, float) and config.training.large_margin < usual:
+        logger.warning("training.large_margin: %g is below the first stage's %g", config.training.large_margin, usual)
+    if distributed.is_main():
+        _set_aside_older_stage(folder / SECOND_STAGE, first_stage_steps)
+    distributed.barrier()
+    loader = build_loader(stage, choose_device(stage))
+    try:
+        trainer = build_trainer(stage, net, loss, loader, validate, folder / SECOND_STAGE)
+        trainer.extra_contents["first_stage_steps"] = first_stage_steps
+        trainer.options = dataclasses.replace(
+            trainer.options, stage=STAGE, epochs_option="--training.large_margin_epochs"
+        )
+        summary = trainer.train()
+    finally:
+        getattr(loader, "close", lambda: None)()
+    if distributed.is_main():
+        adopt_better(folder / "best.pt", folder / SECOND_STAGE / "best.pt")
+    return summary
+
+
+def _set_aside_older_stage(folder: Path, first_stage_steps: int) -> None:
+    last = CheckpointStore(folder).load_last()
+    before = last["training"].get("first_stage_steps", first_stage_steps) if last else first_stage_steps
+    if before != first_stage_steps:
+        logger.warning(
+            "the large-margin stage followed step %d of the first stage, which is at step %d now: it begins anew, "
+            "the old one is moved to %s",
+            before,
+            first_stage_steps,
+            move_aside(folder).name,
+        )
+
+
+def adopt_better(best: Path, candidate: Path) -> bool:
+    """Replace the model file `best` by `candidate` where the latter's held-out EER is lower; says which was kept."""
+    before, after = (load_checkpoint(path)["training_summary"] for path in (best, candidate))
+    eer_before, eer_after = before["best_eer_percent"], after["best_eer_percent"]
+    if before == after:
+        logger.info("%s: EER %.2f %%; best.pt is its model already", STAGE, eer_after)
+        return False
+    is_better = bool(eer_after < eer_before)
+    verdict = "kept" if is_better else "not kept"
+    logger.info("%s: EER %.2f %%, best.pt before %.2f %%: %s", STAGE, eer_after, eer_before, verdict)
+    if is_better:
+        with candidate.open("rb") as source, atomic_write(best, "wb") as target:
+            shutil.copyfileobj(source, target)
+    return is_better
