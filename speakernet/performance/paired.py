@@ -26,6 +26,7 @@ def time_in_turn(
     *,
     rounds: int,
     warmup: int = 1,
+    settle: int = 0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Timing]:
     """Run every variant once a round, the first one being the reference.
@@ -34,6 +35,8 @@ def time_in_turn(
         variants: name -> what to time.
         rounds: rounds that count.
         warmup: runs of each variant before anything counts.
+        settle: runs before each one that counts: what is measured comes right after its like (as a training step does)
+            and not after another variant, which had caches and cores for itself.
         clock: seconds; replaceable for tests.
 
     Returns:
@@ -47,6 +50,8 @@ def time_in_turn(
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     for _ in range(rounds):
         for name, run in variants.items():
+            for _ in range(settle):
+                run()
             _finish_device()
             start = clock()
             run()

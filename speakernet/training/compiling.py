@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 OBSERVED_STEPS = 20
 WARMUP_STEPS = 5
 # Measured on two CPU cores (docs/performance.md): the share of a step that compiling saves, and its cost per layer.
-ASSUMED_SAVING = 0.14
+ASSUMED_SAVING = 0.10
 SECONDS_PER_LAYER = 0.5
 # Compile only for a clear gain: the two figures above are estimates.
 REQUIRED_GAIN = 2.0
