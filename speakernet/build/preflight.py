@@ -3,12 +3,25 @@
 import logging
 
 from speakernet.build.data import build_source
+from speakernet.build.model import build_loss, build_model
+from speakernet.build.refusals import refuse_impossible
+from speakernet.build.training import choose_device
 from speakernet.config import Config
 from speakernet.data.lists import read_training_list, read_trials
 from speakernet.preflight.findings import Finding, worst
 from speakernet.preflight.quick import quick_check
 
 logger = logging.getLogger(__name__)
+
+
+def check_options(config: Config) -> list[Finding]:
+    """Whether this machine can train what the options ask for, as the doctor's line."""
+    try:
+        device = choose_device(config)
+        refuse_impossible(config, build_model(config), build_loss(config, 2), device)
+    except ValueError as error:
+        return [Finding("error", "options", str(error))]
+    return [Finding("ok", "options", f"{config.model.name} with {config.loss.name} can be trained on {device.type}")]
 
 
 def check_inputs(config: Config, min_utterances: int) -> list[Finding]:

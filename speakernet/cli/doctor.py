@@ -11,6 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from speakernet.build.preflight import check_options
 from speakernet.config import load_config
 from speakernet.data.preparation.parallel import default_jobs
 from speakernet.preflight.examination import Patient, examine
@@ -38,6 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Examine, print the table and the histograms, and return the worst level."""
     patient = _patient(arguments)
     result = examine(patient, is_fast=arguments.fast, num_jobs=arguments.jobs)
+    if arguments.config_arguments:
+        result.findings.extend(check_options(load_config(arguments.config_arguments).config))
     out = sys.stdout
     out.write(table(result.findings) + "\n")
     for title, seconds in result.durations.items():

@@ -160,6 +160,8 @@ class Compiler:
         """Leave an eager network: who uses it next (a second stage, say) has other lengths and may not wish to wait."""
         if self.is_compiled:
             self._uncompile()
+        elif self._step_times and not self._is_settled:
+            logger.info("compile auto: not compiled; it takes %d steps to judge by", OBSERVED_STEPS)
 
     def _compile(self) -> None:
         use_compiled_norms(self.net)

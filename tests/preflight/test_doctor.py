@@ -137,7 +137,16 @@ def test_a_config_is_examined_too(corpus, monkeypatch, capsys):
     code = main(["doctor", "--config", "my.yaml", "--fast"])
     table = capsys.readouterr().out
     assert code == 1, table
-    assert "training audio" in table
+    assert "training audio" in table and "can be trained on" in table
+
+
+def test_options_that_cannot_work_together_are_an_error(corpus, monkeypatch, capsys):
+    monkeypatch.chdir(corpus)
+    data = {"train_list": "train.txt", "train_path": ".", "validation_list": "trials.txt", "validation_path": "."}
+    runtime = {"compile": "on", "gradient_checkpointing": True}
+    (corpus / "my.yaml").write_text(json.dumps({"data": data, "runtime": runtime}))
+    assert main(["doctor", "--config", "my.yaml", "--fast"]) == 2
+    assert "does not take gradient checkpointing" in " ".join(capsys.readouterr().out.split())
 
 
 def test_facts_hold_for_names_with_spaces(tmp_path):

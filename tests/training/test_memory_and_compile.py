@@ -130,6 +130,15 @@ def test_auto_compiles_only_when_the_steps_left_repay_it(monkeypatch: pytest.Mon
     assert not decided(monkeypatch, enough - 2).compiled_with
 
 
+def test_auto_says_that_a_run_was_too_short(caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO", "speakernet")
+    compiler = Compiler(Recorder(), CompileSettings("auto"), recover=lambda: None)
+    for step in range(3):
+        compiler.consider(step, 3 - step)
+    compiler.close()
+    assert f"compile auto: not compiled; it takes {compiling.OBSERVED_STEPS} steps to judge by" in caplog.text
+
+
 @pytest.mark.parametrize(("compiled_seconds", "is_kept"), [(0.5, True), (1.5, False)])
 def test_auto_takes_back_a_compilation_that_is_slower(monkeypatch: pytest.MonkeyPatch, compiled_seconds, is_kept):
     now = 0.0
