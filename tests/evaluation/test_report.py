@@ -210,3 +210,16 @@ def test_embedding_map_takes_the_speakers_with_most_utterances_and_needs_two():
     drawn = embedding_map(random.standard_normal((7, 4)).astype(np.float32), speakers, names)
     assert drawn is not None and drawn.names == ["s1", "s2"] and len(drawn.points) == 5
     assert embedding_map(np.eye(3, dtype=np.float32), np.array([0, 0, 1]), names[:3]) is None
+
+
+def test_the_large_margin_stage_goes_on_in_the_curves(run):
+    before = read_run(run).metrics
+    last = max(record["epoch"] for record in before)
+    (run / "large_margin").mkdir()
+    record = {"kind": "evaluation", "epoch": 1, "step": 5, "eer_percent": 1.5}
+    (run / "large_margin" / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    after = read_run(run).metrics
+    assert len(after) == len(before) + 1 and after[-1]["epoch"] == last + 1
+    assert main(["report", str(run)]) == 0
+    text, _ = checked(run / "report.html")
+    assert f"After epoch {last}: the large-margin stage." in text

@@ -69,6 +69,15 @@ def test_a_gate_keeps_the_precision_of_its_features_and_computes_in_that_of_its_
     torch.testing.assert_close(result.float(), expected, rtol=2**-7, atol=0)
 
 
+def test_sums_of_float16_features_do_not_overflow() -> None:
+    gate = SqueezeExcitation(16)
+    features = torch.full((1, 16, 40, 100), 20.0, dtype=torch.float16).requires_grad_()  # their sums: 80,000
+    result = gate(features)
+    (result * 20).sum(dtype=torch.float32).backward()
+    assert result.isfinite().all() and features.grad is not None and features.grad.isfinite().all()
+    assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in gate.parameters())
+
+
 def test_a_gate_without_gradients_scores_as_it_trains() -> None:
     gate = SqueezeExcitation(16)
     features = torch.randn(2, 16, 4, 9)

@@ -229,3 +229,16 @@ def test_a_profile_of_a_short_run_says_what_it_holds(tmp_path: Path, caplog: pyt
         profiler.close()
     assert "trace of 1 steps" in caplog.text
     assert "nothing was profiled: 2 steps, and the first 2 only warm up" in caplog.text
+
+
+def test_an_evaluation_between_two_steps_is_not_recorded(tmp_path: Path):
+    profiler = StepProfiler(tmp_path, num_steps=2)
+    matrix = torch.ones(8, 8)
+    for step in range(4):
+        matrix @ matrix
+        if step == 2:
+            with profiler.paused():
+                torch.sigmoid(matrix)
+        profiler.step()
+    profiler.close()
+    assert "aten::mm" in profiler.table and "aten::sigmoid" not in profiler.table
