@@ -1,13 +1,31 @@
-"""Build an object from a table by name, with errors that name what was meant.
+"""Parts found by name in tables: what each row names, and errors that say what was meant.
 
-A table is a plain dictionary from name to class or function (`MODELS`, `LOSSES`, …). Nothing registers itself by being
-imported and no option is swallowed by `**kwargs`: the options are checked against the signature before the call.
+A table is a plain dictionary from name to `Part` (`MODELS`, `LOSSES`, …). A row names the options class of the part and
+where the part itself is written; that module is imported when the part is built and not before, so that a table can be
+looked at without torch. Nothing registers itself by being imported and no option is swallowed by `**kwargs`.
 """
 
+import dataclasses
 import difflib
+import importlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A row of a table."""
+
+    options: type
+    """The part's options dataclass; its docstring says what the part is."""
+    path: str
+    """Where the part is written: `package.module:name`."""
+
+    def load(self) -> Any:
+        """The class or function itself."""
+        module, _, name = self.path.partition(":")
+        return getattr(importlib.import_module(module), name)
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
@@ -27,8 +45,8 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return "known: " + ", ".join(known)
 
 
-def lookup(table: Mapping[str, Callable[..., Any]], name: str, kind: str = "entry") -> Callable[..., Any]:
-    """The table's entry of that name.
+def lookup(table: Mapping[str, Part], name: str, kind: str = "entry") -> Part:
+    """The table's row of that name.
 
     Raises:
         ValueError: the table has no such name; the message names the nearest ones.
@@ -38,31 +56,22 @@ def lookup(table: Mapping[str, Callable[..., Any]], name: str, kind: str = "entr
     return table[name]
 
 
-def create(
-    table: Mapping[str, Callable[..., Any]], name: str, options: Mapping[str, Any] | None = None, kind: str = "entry"
-) -> Any:
-    """Call the table's entry `name` with `options`, checked against its signature first.
+def options_of(table: Mapping[str, Part], name: str, given: Mapping[str, Any], kind: str = "entry") -> Any:
+    """The options of the part `name` with the values that are given, the rest at their defaults.
 
     Raises:
-        ValueError: unknown name, unknown option or missing option; the message names the nearest valid one.
-
-    >>> create({"add": lambda left, right=1: left + right}, "add", {"left": 2})
-    3
+        ValueError: unknown name or unknown option; the message names the nearest valid one.
     """
-    target = lookup(table, name, kind)
-    options = dict(options or {})
-    parameters = inspect.signature(target).parameters
-    allowed = [key for key, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD]
-    for option in options:
-        if option not in allowed:
-            raise ValueError(f"{kind} {name!r} has no option {option!r}; {suggestion(option, allowed)}")
-    missing = [
-        key
-        for key, parameter in parameters.items()
-        if parameter.default is parameter.empty
-        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        and key not in options
-    ]
-    if missing:
-        raise ValueError(f"{kind} {name!r} needs the option {missing[0]!r}, which was not given")
-    return target(**options)
+    owner = lookup(table, name, kind).options
+    known = [field.name for field in dataclasses.fields(owner)]
+    for option in given:
+        if option not in known:
+            raise ValueError(f"{kind} {name!r} has no option {option!r}; {suggestion(option, known)}")
+    return owner(**given)
+
+
+def create(part: Part, options: Any, **context: Any) -> Any:
+    """Build a part: its options whole, and of the context (facts of the run) what its signature asks for."""
+    target = part.load()
+    declared = inspect.signature(target).parameters
+    return target(options, **{name: value for name, value in context.items() if name in declared})

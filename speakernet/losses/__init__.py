@@ -1,29 +1,5 @@
-"""What embeddings are taught by, by name."""
+"""What embeddings are taught by, by name; the losses themselves are imported when one is built."""
 
-from speakernet.losses.classification import AAMSoftmax, AMSoftmax, ClassificationLoss, Softmax
-from speakernet.losses.metric import GE2E, AngularPrototypical, MetricLoss, Prototypical, SoftmaxPrototypical, Triplet
+from speakernet.losses.options import LOSSES, LossOptions
 
-LOSSES: dict[str, type[ClassificationLoss] | type[MetricLoss]] = {
-    "softmax": Softmax,
-    "amsoftmax": AMSoftmax,
-    "aamsoftmax": AAMSoftmax,
-    "proto": Prototypical,
-    "angleproto": AngularPrototypical,
-    "ge2e": GE2E,
-    "triplet": Triplet,
-    "softmaxproto": SoftmaxPrototypical,
-}
-
-__all__ = [
-    "GE2E",
-    "LOSSES",
-    "AAMSoftmax",
-    "AMSoftmax",
-    "AngularPrototypical",
-    "ClassificationLoss",
-    "MetricLoss",
-    "Prototypical",
-    "Softmax",
-    "SoftmaxPrototypical",
-    "Triplet",
-]
+__all__ = ["LOSSES", "LossOptions"]

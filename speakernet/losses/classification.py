@@ -5,11 +5,12 @@ percent. They compute in float32 whatever the precision of the trunk.
 """
 
 import math
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from speakernet.losses.options import AAMSoftmaxOptions, AMSoftmaxOptions, LossOptions, SoftmaxOptions
 
 # Keeps the square root of 1 - cos² differentiable where an embedding lies exactly on its speaker's vector.
 SINE_FLOOR = 1e-12
@@ -18,10 +19,9 @@ SINE_FLOOR = 1e-12
 class ClassificationLoss(nn.Module):
     """The abstract loss with a head: the float32 rule and the accuracy."""
 
-    is_metric: ClassVar[bool] = False
-    min_utterances: ClassVar[int] = 1
-    normalize_embeddings: ClassVar[bool] = True
-    """Whether voxceleb_trainer scores embeddings of this loss after normalising them (its `test_normalize`)."""
+    def __init__(self, options: LossOptions) -> None:
+        super().__init__()
+        self.options = options
 
     def logits(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """(batch, dim) and (batch,) to (batch, classes)."""
@@ -42,14 +42,14 @@ class ClassificationLoss(nn.Module):
 class Softmax(ClassificationLoss):
     """Cross entropy of a linear layer with bias.
 
-    >>> loss = Softmax(embedding_dim=2, num_classes=3)
+    >>> loss = Softmax(SoftmaxOptions(), embedding_dim=2, num_classes=3)
     >>> _ = nn.init.zeros_(loss.weight), nn.init.zeros_(loss.bias)
     >>> round(loss(torch.ones(4, 2), torch.tensor([0, 1, 2, 0]))[0].item(), 4)  # log 3
     1.0986
     """
 
-    def __init__(self, embedding_dim: int, num_classes: int) -> None:
-        super().__init__()
+    def __init__(self, options: SoftmaxOptions, embedding_dim: int, num_classes: int) -> None:
+        super().__init__(options)
         self.weight = nn.Parameter(torch.empty(num_classes, embedding_dim))
         self.bias = nn.Parameter(torch.empty(num_classes))
         bound = 1 / math.sqrt(embedding_dim)
@@ -66,16 +66,16 @@ class AMSoftmax(ClassificationLoss):
 
     Source: Wang et al. 2018, "Additive Margin Softmax for Face Verification", equation 6.
 
-    >>> loss = AMSoftmax(2, 2, margin=0.5, scale=1.0)
+    >>> loss = AMSoftmax(AMSoftmaxOptions(margin=0.5, scale=1.0), 2, 2)
     >>> _ = loss.weight.data.copy_(torch.eye(2))
     >>> loss.logits(torch.tensor([[3.0, 0.0]]), torch.tensor([0]))
     tensor([[0.5000, 0.0000]], grad_fn=<MulBackward0>)
     """
 
-    def __init__(self, embedding_dim: int, num_classes: int, margin: float = 0.2, scale: float = 30.0) -> None:
-        super().__init__()
-        self.margin = margin
-        self.scale = scale
+    def __init__(self, options: AMSoftmaxOptions, embedding_dim: int, num_classes: int) -> None:
+        super().__init__(options)
+        self.margin = options.margin  # of its own, since a schedule moves it
+        self.scale = options.scale
         self.weight = nn.Parameter(torch.empty(num_classes, embedding_dim))
         nn.init.xavier_normal_(self.weight)
 
@@ -95,24 +95,17 @@ class AAMSoftmax(ClassificationLoss):
 
     Source: Deng et al. 2019, "ArcFace", equation 3, with the common continuation past pi - margin.
 
-    >>> loss = AAMSoftmax(2, 2, margin=math.pi / 3, scale=1.0)
+    >>> loss = AAMSoftmax(AAMSoftmaxOptions(margin=math.pi / 3, scale=1.0), 2, 2)
     >>> _ = loss.weight.data.copy_(torch.eye(2))
     >>> loss.logits(torch.tensor([[1.0, 0.0]]), torch.tensor([0])).round(decimals=3).tolist()  # cos 60 degrees
     [[0.5, 0.0]]
     """
 
-    def __init__(
-        self,
-        embedding_dim: int,
-        num_classes: int,
-        margin: float = 0.2,
-        scale: float = 30.0,
-        easy_margin: bool = False,
-    ) -> None:
-        super().__init__()
-        self.margin = margin
-        self.scale = scale
-        self.easy_margin = easy_margin
+    def __init__(self, options: AAMSoftmaxOptions, embedding_dim: int, num_classes: int) -> None:
+        super().__init__(options)
+        self.margin = options.margin  # of its own, since a schedule moves it
+        self.scale = options.scale
+        self.easy_margin = options.easy_margin
         self.weight = nn.Parameter(torch.empty(num_classes, embedding_dim))
         nn.init.xavier_normal_(self.weight)
 

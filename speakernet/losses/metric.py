@@ -11,15 +11,22 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from speakernet.losses.classification import Softmax, accuracy_percent
+from speakernet.losses.options import (
+    GE2EOptions,
+    LearnedScaleOptions,
+    LossOptions,
+    SoftmaxOptions,
+    SoftmaxPrototypicalOptions,
+    TripletOptions,
+)
 
 
 class MetricLoss(nn.Module):
     """The abstract metric loss: the check of its input and the float32 rule."""
 
-    is_metric: ClassVar[bool] = True
-    min_utterances: ClassVar[int] = 2
-    normalize_embeddings: ClassVar[bool] = True
-    """Whether voxceleb_trainer scores embeddings of this loss after normalising them (its `test_normalize`)."""
+    def __init__(self, options: LossOptions) -> None:
+        super().__init__()
+        self.options = options
 
     def compare(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Loss and accuracy of float32 embeddings (speakers, utterances, dim)."""
@@ -35,10 +42,10 @@ class MetricLoss(nn.Module):
         Raises:
             ValueError: fewer utterances of a speaker than the loss compares.
         """
-        if embeddings.ndim != 3 or embeddings.shape[1] < self.min_utterances:
+        if embeddings.ndim != 3 or embeddings.shape[1] < self.options.min_utterances:
             raise ValueError(
-                f"{type(self).__name__} compares at least {self.min_utterances} utterances of each speaker, found "
-                f"embeddings of shape {tuple(embeddings.shape)}; set data.utterances_per_speaker (nPerSpeaker)"
+                f"{type(self).__name__} compares at least {self.options.min_utterances} utterances of each speaker, "
+                f"found embeddings of shape {tuple(embeddings.shape)}; set data.utterances_per_speaker (nPerSpeaker)"
             )
         with torch.autocast(embeddings.device.type, enabled=False):
             return self.compare(embeddings.float(), labels)
@@ -50,12 +57,10 @@ class Prototypical(MetricLoss):
     Source: Snell et al. 2017, "Prototypical Networks", equations 1 and 2, squared Euclidean distance.
 
     >>> apart = torch.tensor([[[0.0], [0.0]], [[1.0], [1.0]]])
-    >>> round(Prototypical()(apart, torch.arange(2))[0].item(), 4)  # log(1 + 1 / e)
+    >>> from speakernet.losses.options import PrototypicalOptions
+    >>> round(Prototypical(PrototypicalOptions())(apart, torch.arange(2))[0].item(), 4)  # log(1 + 1 / e)
     0.3133
     """
-
-    # Scored on raw Euclidean distances, which is what it trains.
-    normalize_embeddings: ClassVar[bool] = False
 
     def compare(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Cross entropy over minus the squared distances."""
@@ -67,21 +72,18 @@ class Prototypical(MetricLoss):
 class AngularPrototypical(MetricLoss):
     """Prototypical loss on scaled cosines with a learned scale and bias.
 
-    Args:
-        initial_scale: starting value of the scale.
-        initial_bias: starting value of the bias.
-
     Source: Chung et al. 2020, "In defence of metric learning for speaker recognition", section 2.2.
 
     >>> same = torch.ones(2, 2, 3)
-    >>> round(AngularPrototypical()(same, torch.arange(2))[0].item(), 4)  # log 2: all cosines alike
+    >>> loss = AngularPrototypical(LearnedScaleOptions())
+    >>> round(loss(same, torch.arange(2))[0].item(), 4)  # log 2: all cosines alike
     0.6931
     """
 
-    def __init__(self, initial_scale: float = 10.0, initial_bias: float = -5.0) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.tensor(initial_scale))
-        self.bias = nn.Parameter(torch.tensor(initial_bias))
+    def __init__(self, options: LearnedScaleOptions) -> None:
+        super().__init__(options)
+        self.scale = nn.Parameter(torch.tensor(options.initial_scale))
+        self.bias = nn.Parameter(torch.tensor(options.initial_bias))
 
     def compare(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Cross entropy over scale x cosine + bias."""
@@ -98,16 +100,16 @@ class GE2E(MetricLoss):
     Source: Wan et al. 2018, "Generalized end-to-end loss for speaker verification", equations 5, 6, 8 and 9.
 
     >>> same = torch.ones(2, 3, 4)
-    >>> round(GE2E()(same, torch.arange(2))[0].item(), 4)  # log 2: all cosines alike
+    >>> round(GE2E(GE2EOptions())(same, torch.arange(2))[0].item(), 4)  # log 2: all cosines alike
     0.6931
     """
 
     COSINE_FLOOR: ClassVar[float] = 1e-6
 
-    def __init__(self, initial_scale: float = 10.0, initial_bias: float = -5.0) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.tensor(initial_scale))
-        self.bias = nn.Parameter(torch.tensor(initial_bias))
+    def __init__(self, options: GE2EOptions) -> None:
+        super().__init__(options)
+        self.scale = nn.Parameter(torch.tensor(options.initial_scale))
+        self.bias = nn.Parameter(torch.tensor(options.initial_bias))
 
     def compare(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Cross entropy of every utterance over all centroids."""
@@ -131,25 +133,26 @@ class Triplet(MetricLoss):
     The anchor is a speaker's first utterance, the positive the second, the negative another speaker's second. Its
     accuracy is the share of triplets whose positive is nearer than the negative.
 
+    Semi-hard negatives (`hard_rank` below 0) are drawn from those farther than the positive by less than the margin, or
+    from all where there is none.
+
     Args:
-        margin: by how much nearer.
-        hard_probability: share of negatives drawn from the hardest, the others from all other speakers.
-        hard_rank: a hard negative is one of the hard_rank + 1 nearest; below 0 every negative is semi-hard: drawn from
-            those farther than the positive by less than the margin, or from all where there is none.
+        options: margin and mining.
         seed: of the draws.
 
     Source: Schroff et al. 2015, "FaceNet", equation 3 and section 3.2; mining by rank as in voxceleb_trainer.
 
     >>> speakers = torch.tensor([[[1.0, 0.0], [1.0, 0.0]], [[0.0, 1.0], [0.0, 1.0]]])
-    >>> [value.item() for value in Triplet(margin=0.5)(speakers, torch.arange(2))]  # 0 against 2, far enough
+    >>> loss = Triplet(TripletOptions(margin=0.5))
+    >>> [value.item() for value in loss(speakers, torch.arange(2))]  # 0 against 2, far enough
     [0.0, 100.0]
     """
 
-    def __init__(self, margin: float = 0.2, hard_probability: float = 0.5, hard_rank: int = 10, seed: int = 0) -> None:
-        super().__init__()
-        self.margin = margin
-        self.hard_probability = hard_probability
-        self.hard_rank = hard_rank
+    def __init__(self, options: TripletOptions, seed: int = 0) -> None:
+        super().__init__(options)
+        self.margin = options.margin  # of its own, since a schedule moves it
+        self.hard_probability = options.hard_probability
+        self.hard_rank = options.hard_rank
         self.generator = torch.Generator().manual_seed(seed)
 
     def compare(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -209,17 +212,15 @@ class SoftmaxPrototypical(MetricLoss):
 
     Source: Heo et al. 2020, "Clova baseline system for the VoxCeleb Speaker Recognition Challenge 2020", section 3.2.
 
-    >>> loss = SoftmaxPrototypical(embedding_dim=3, num_classes=4)
+    >>> loss = SoftmaxPrototypical(SoftmaxPrototypicalOptions(), embedding_dim=3, num_classes=4)
     >>> loss(torch.ones(2, 2, 3), torch.tensor([0, 3]))[0].shape
     torch.Size([])
     """
 
-    def __init__(
-        self, embedding_dim: int, num_classes: int, initial_scale: float = 10.0, initial_bias: float = -5.0
-    ) -> None:
-        super().__init__()
-        self.softmax = Softmax(embedding_dim, num_classes)
-        self.angular = AngularPrototypical(initial_scale, initial_bias)
+    def __init__(self, options: SoftmaxPrototypicalOptions, embedding_dim: int, num_classes: int) -> None:
+        super().__init__(options)
+        self.softmax = Softmax(SoftmaxOptions(), embedding_dim, num_classes)
+        self.angular = AngularPrototypical(options)
 
     def compare(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Both losses added."""

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from speakernet.losses import AAMSoftmax, AMSoftmax, Softmax
+from speakernet.losses.classification import AAMSoftmax, AMSoftmax, Softmax
+from speakernet.losses.options import AAMSoftmaxOptions, AMSoftmaxOptions, SoftmaxOptions
 
 
 def batch(num_classes=7, dim=5, size=6, seed=0):
@@ -30,7 +31,7 @@ def loop_loss(embeddings, labels, weight, own_logit, scale):
 @pytest.mark.parametrize(("margin", "scale"), [(0.0, 1.0), (0.1, 30.0), (0.3, 15.0)])
 def test_amsoftmax_against_a_loop(margin, scale):
     embeddings, labels = batch()
-    loss = AMSoftmax(5, 7, margin=margin, scale=scale)
+    loss = AMSoftmax(AMSoftmaxOptions(margin=margin, scale=scale), 5, 7)
     expected = loop_loss(embeddings, labels, loss.weight.detach(), lambda cosine: cosine - margin, scale)
     assert loss(embeddings, labels)[0].item() == pytest.approx(expected, rel=1e-5)
 
@@ -39,7 +40,7 @@ def test_amsoftmax_against_a_loop(margin, scale):
 @pytest.mark.parametrize(("margin", "scale"), [(0.0, 1.0), (0.2, 30.0), (1.2, 15.0)])
 def test_aamsoftmax_against_a_loop(margin, scale, easy_margin):
     embeddings, labels = batch(size=40)
-    loss = AAMSoftmax(5, 7, margin=margin, scale=scale, easy_margin=easy_margin)
+    loss = AAMSoftmax(AAMSoftmaxOptions(margin=margin, scale=scale, easy_margin=easy_margin), 5, 7)
 
     def own(cosine):
         angle = math.acos(cosine)
@@ -54,7 +55,7 @@ def test_aamsoftmax_against_a_loop(margin, scale, easy_margin):
 
 
 def test_softmax_by_hand():
-    loss = Softmax(2, 2)
+    loss = Softmax(SoftmaxOptions(), 2, 2)
     with torch.no_grad():
         loss.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
         loss.bias.copy_(torch.tensor([0.0, 1.0]))
@@ -65,7 +66,7 @@ def test_softmax_by_hand():
 
 
 def test_accuracy_is_in_percent():
-    loss = AMSoftmax(2, 2, margin=0.0)
+    loss = AMSoftmax(AMSoftmaxOptions(margin=0.0), 2, 2)
     with torch.no_grad():
         loss.weight.copy_(torch.eye(2))
     embeddings = torch.tensor([[1.0, 0.1], [1.0, 0.2], [1.0, 0.3], [0.0, 1.0]])
@@ -74,16 +75,24 @@ def test_accuracy_is_in_percent():
 
 def test_the_margin_can_be_ramped():
     embeddings, labels = batch()
-    for loss in (AMSoftmax(5, 7, margin=0.0), AAMSoftmax(5, 7, margin=0.0)):
+    for loss in (AMSoftmax(AMSoftmaxOptions(margin=0.0), 5, 7), AAMSoftmax(AAMSoftmaxOptions(margin=0.0), 5, 7)):
         without = loss(embeddings, labels)[0]
         loss.margin = 0.3
         assert loss(embeddings, labels)[0] > without
 
 
-@pytest.mark.parametrize("make", [lambda: AMSoftmax(5, 7), lambda: AAMSoftmax(5, 7), lambda: Softmax(5, 7)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: AMSoftmax(AMSoftmaxOptions(), 5, 7),
+        lambda: AAMSoftmax(AAMSoftmaxOptions(), 5, 7),
+        lambda: Softmax(SoftmaxOptions(), 5, 7),
+    ],
+)
 def test_float32_inside_autocast(make):
     embeddings, labels = batch()
-    loss = make()
+    options = {AMSoftmax: AMSoftmaxOptions, AAMSoftmax: AAMSoftmaxOptions, Softmax: SoftmaxOptions}[loss_class]()
+    loss = loss_class(options, 5, 7)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         inside = loss(embeddings.bfloat16(), labels)[0]
     assert inside.dtype == torch.float32
@@ -91,7 +100,7 @@ def test_float32_inside_autocast(make):
 
 
 def test_gradient_is_finite_on_and_opposite_to_the_own_vector():
-    loss = AAMSoftmax(3, 2)
+    loss = AAMSoftmax(AAMSoftmaxOptions(), 3, 2)
     with torch.no_grad():
         loss.weight.copy_(torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]))
     embeddings = torch.tensor([[2.0, 0.0, 0.0], [-2.0, 0.0, 0.0]], requires_grad=True)

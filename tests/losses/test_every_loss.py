@@ -1,7 +1,5 @@
 """Every name in the table: scalars, gradients to embeddings and parameters, state dictionary, declared facts."""
 
-import inspect
-
 import pytest
 import torch
 
@@ -12,14 +10,12 @@ DIM, CLASSES, SPEAKERS, UTTERANCES = 6, 9, 4, 2
 
 
 def make(name):
-    options = {"embedding_dim": DIM, "num_classes": CLASSES}
-    declared = inspect.signature(LOSSES[name]).parameters
-    return create(LOSSES, name, {key: value for key, value in options.items() if key in declared})
+    return create(LOSSES[name], LOSSES[name].options(), embedding_dim=DIM, num_classes=CLASSES, seed=0)
 
 
 def embeddings_for(loss, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    shape = (SPEAKERS, UTTERANCES, DIM) if loss.is_metric else (SPEAKERS, DIM)
+    shape = (SPEAKERS, UTTERANCES, DIM) if loss.options.is_metric else (SPEAKERS, DIM)
     return torch.randn(shape, generator=generator), torch.tensor([3, 0, 8, 5])
 
 
@@ -48,7 +44,8 @@ def test_state_dictionary_round_trip(name):
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_declared_facts(name):
-    loss = LOSSES[name]
+    loss = LOSSES[name].options()
+    assert loss.name == name
     assert loss.min_utterances == (2 if loss.is_metric else 1)
     assert isinstance(loss.normalize_embeddings, bool)
 

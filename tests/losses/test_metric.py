@@ -5,7 +5,18 @@ import math
 import pytest
 import torch
 
-from speakernet.losses import GE2E, AngularPrototypical, Prototypical, SoftmaxPrototypical, Triplet
+from speakernet.losses.metric import GE2E, AngularPrototypical, Prototypical, SoftmaxPrototypical, Triplet
+from speakernet.losses.options import (
+    AngularPrototypicalOptions,
+    GE2EOptions,
+    PrototypicalOptions,
+    SoftmaxPrototypicalOptions,
+    TripletOptions,
+)
+
+
+ANGULAR = AngularPrototypicalOptions()
+PROTOTYPICAL = [Prototypical(PrototypicalOptions()), AngularPrototypical(ANGULAR)]
 
 
 def batch(speakers=5, utterances=3, dim=4, seed=0):
@@ -35,7 +46,7 @@ def test_prototypical_against_a_loop(utterances):
     embeddings, labels = batch(utterances=utterances)
     queries, prototypes = queries_and_prototypes(embeddings)
     expected = diagonal_cross_entropy([[-(math.dist(query, other) ** 2) for other in prototypes] for query in queries])
-    assert Prototypical()(embeddings, labels)[0].item() == pytest.approx(expected, rel=1e-5)
+    assert Prototypical(PrototypicalOptions())(embeddings, labels)[0].item() == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("utterances", [2, 4])
@@ -43,7 +54,7 @@ def test_angular_prototypical_against_a_loop(utterances):
     embeddings, labels = batch(utterances=utterances)
     queries, prototypes = queries_and_prototypes(embeddings)
     expected = diagonal_cross_entropy([[10 * cosine(query, other) - 5 for other in prototypes] for query in queries])
-    loss = AngularPrototypical()
+    loss = AngularPrototypical(ANGULAR)
     assert loss(embeddings, labels)[0].item() == pytest.approx(expected, rel=1e-5)
     torch.testing.assert_close(loss.scale.detach(), torch.tensor(10.0))
 
@@ -51,10 +62,12 @@ def test_angular_prototypical_against_a_loop(utterances):
 def test_accuracy_by_hand():
     # Speaker 1's first utterance lies nearer to speaker 0's other one.
     embeddings = torch.tensor([[[0.0], [0.0]], [[0.1], [5.0]]])
-    assert Prototypical()(embeddings, torch.arange(2))[1].item() == 50.0
+    assert Prototypical(PrototypicalOptions())(embeddings, torch.arange(2))[1].item() == 50.0
 
 
-@pytest.mark.parametrize("loss", [Prototypical(), AngularPrototypical()])
+@pytest.mark.parametrize(
+    "loss", PROTOTYPICAL
+)
 def test_one_utterance_a_speaker_is_refused(loss):
     with pytest.raises(ValueError, match=r"at least 2 utterances of each speaker.*nPerSpeaker"):
         loss(torch.randn(4, 1, 8), torch.arange(4))
@@ -64,13 +77,13 @@ def test_one_utterance_a_speaker_is_refused(loss):
 
 def test_close_embeddings_far_from_the_origin_keep_their_distances():
     embeddings = torch.tensor([[[1000.0], [1000.0]], [[1000.5], [1000.5]]])
-    value = Prototypical()(embeddings, torch.arange(2))[0].item()
+    value = Prototypical(PrototypicalOptions())(embeddings, torch.arange(2))[0].item()
     assert value == pytest.approx(math.log(1 + math.exp(-0.25)), rel=1e-4)
 
 
 def test_float32_inside_autocast():
     embeddings, labels = batch()
-    loss = AngularPrototypical()
+    loss = AngularPrototypical(ANGULAR)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         inside = loss(embeddings, labels)[0]
     torch.testing.assert_close(inside, loss(embeddings, labels)[0], rtol=0, atol=0)
@@ -90,7 +103,7 @@ def test_ge2e_against_a_loop(utterances):
                 logits.append(10 * max(cosine(utterance, centroid), 1e-6) - 5)
             rows.append(math.log(sum(map(math.exp, logits))) - logits[index])
             own.append(logits.index(max(logits)) == index)
-    value, accuracy = GE2E()(embeddings, labels)
+    value, accuracy = GE2E(GE2EOptions())(embeddings, labels)
     assert value.item() == pytest.approx(sum(rows) / len(rows), rel=1e-5)
     assert accuracy.item() == pytest.approx(100 * sum(own) / len(own))
 
@@ -107,7 +120,7 @@ def test_triplet_with_the_hardest_negatives_against_a_loop():
     for index, row in enumerate(distances):
         nearest = min(value for other, value in enumerate(row) if other != index)
         total += max(0.0, row[index] - nearest + 0.3)
-    loss = Triplet(margin=0.3, hard_probability=1.0, hard_rank=0)
+    loss = Triplet(TripletOptions(margin=0.3, hard_probability=1.0, hard_rank=0))
     assert loss(embeddings, labels)[0].item() == pytest.approx(total / 6, rel=1e-5)
 
 
@@ -115,7 +128,7 @@ def test_triplet_with_the_hardest_negatives_against_a_loop():
 def test_mined_negatives_are_those_allowed(rank, probability):
     embeddings, _ = batch(speakers=7, utterances=2)
     distances = torch.tensor(unit_distances(embeddings))
-    loss = Triplet(margin=0.5, hard_probability=probability, hard_rank=rank)
+    loss = Triplet(TripletOptions(margin=0.5, hard_probability=probability, hard_rank=rank))
     drawn = torch.stack([loss.mine(distances) for _ in range(400)])
     for index, row in enumerate(distances.tolist()):
         others = sorted((value, other) for other, value in enumerate(row) if other != index)
@@ -131,7 +144,7 @@ def test_mined_negatives_are_those_allowed(rank, probability):
 
 def test_hard_share_is_the_probability():
     distances = torch.tensor(unit_distances(batch(speakers=40, utterances=2)[0]))
-    loss = Triplet(hard_probability=0.25, hard_rank=0)
+    loss = Triplet(TripletOptions(hard_probability=0.25, hard_rank=0))
     nearest = distances.masked_fill(torch.eye(40, dtype=torch.bool), math.inf).argmin(dim=1)
     share = torch.stack([loss.mine(distances) == nearest for _ in range(200)]).float().mean().item()
     assert share == pytest.approx(0.25 + 0.75 / 39, abs=0.02)
@@ -139,24 +152,26 @@ def test_hard_share_is_the_probability():
 
 def test_triplet_draws_go_on_after_a_resume():
     distances = torch.tensor(unit_distances(batch(speakers=30, utterances=2)[0]))
-    straight, stopped = Triplet(seed=4), Triplet(seed=4)
+    straight, stopped = Triplet(TripletOptions(), seed=4), Triplet(TripletOptions(), seed=4)
     first = straight.mine(distances)
     assert torch.equal(stopped.mine(distances), first)
-    resumed = Triplet(seed=9)
+    resumed = Triplet(TripletOptions(), seed=9)
     resumed.load_state_dict(stopped.state_dict())
     assert torch.equal(resumed.mine(distances), straight.mine(distances))
 
 
 def test_triplet_wants_exactly_two():
     with pytest.raises(ValueError, match="exactly 2 utterances of at least 2 speakers, found 3 of 4"):
-        Triplet()(torch.randn(4, 3, 8), torch.arange(4))
+        Triplet(TripletOptions())(torch.randn(4, 3, 8), torch.arange(4))
 
 
 def test_softmax_prototypical_is_the_sum_of_its_parts():
     embeddings, _ = batch(speakers=4, utterances=2)
     labels = torch.tensor([5, 0, 2, 3])
-    loss = SoftmaxPrototypical(embedding_dim=4, num_classes=6)
+    loss = SoftmaxPrototypical(SoftmaxPrototypicalOptions(), embedding_dim=4, num_classes=6)
     softmax, accuracy = loss.softmax(embeddings.reshape(8, 4), torch.tensor([5, 5, 0, 0, 2, 2, 3, 3]))
     value, found = loss(embeddings, labels)
-    torch.testing.assert_close(value, softmax + AngularPrototypical()(embeddings, labels)[0])
+    torch.testing.assert_close(
+        value, softmax + AngularPrototypical(ANGULAR)(embeddings, labels)[0]
+    )
     assert found == accuracy

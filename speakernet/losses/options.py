@@ -1,0 +1,125 @@
+"""The options of every loss, and the table by which a configuration names them. No torch is imported here."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from annotated_types import Ge, Le
+
+from speakernet.options import NamedOptions, Positive, Share
+from speakernet.registry import Part
+
+Scalar = Annotated[float, Ge(-1e6), Le(1e6)]
+
+
+@dataclass(kw_only=True)
+class LossOptions(NamedOptions):
+    """What the embeddings are taught by."""
+
+    name: str = "aamsoftmax"
+    """Name of the loss; `speakernet list losses` shows them all."""
+
+    is_metric: ClassVar[bool] = False
+    """Whether utterances of one speaker are compared with each other, (speakers, utterances, dim)."""
+    min_utterances: ClassVar[int] = 1
+    """Utterances of each speaker that a batch must hold."""
+    normalize_embeddings: ClassVar[bool] = True
+    """Whether voxceleb_trainer scores embeddings of this loss after normalising them (its `test_normalize`)."""
+
+
+@dataclass(kw_only=True)
+class SoftmaxOptions(LossOptions):
+    """Cross entropy of a linear layer with bias."""
+
+    name: str = "softmax"
+
+
+@dataclass(kw_only=True)
+class AMSoftmaxOptions(LossOptions):
+    """Scaled cosines, the speaker's own lowered by a margin."""
+
+    name: str = "amsoftmax"
+    margin: Annotated[float, Ge(0.0), Le(3.0)] = 0.2
+    """Margin: cosine (amsoftmax), radians (aamsoftmax); schedule.margin_* can ramp it."""
+    scale: Positive = 30.0
+    """Scale of the cosines before the softmax."""
+
+
+@dataclass(kw_only=True)
+class AAMSoftmaxOptions(AMSoftmaxOptions):
+    """Scaled cosines, the angle to the speaker's own vector widened by a margin."""
+
+    name: str = "aamsoftmax"
+    easy_margin: bool = False
+    """Apply the margin only to angles below 90 degrees."""
+
+
+@dataclass(kw_only=True)
+class MetricOptions(LossOptions):
+    """The base of losses that compare the utterances of a batch."""
+
+    is_metric: ClassVar[bool] = True
+    min_utterances: ClassVar[int] = 2
+
+
+@dataclass(kw_only=True)
+class PrototypicalOptions(MetricOptions):
+    """Squared distances between a query and the mean of each speaker's other utterances."""
+
+    name: str = "proto"
+    normalize_embeddings: ClassVar[bool] = False
+
+
+@dataclass(kw_only=True)
+class LearnedScaleOptions(MetricOptions):
+    """The base of losses that learn the scale and bias of their cosines."""
+
+    initial_scale: Scalar = 10.0
+    """Starting value of the learned scale."""
+    initial_bias: Scalar = -5.0
+    """Starting value of the learned bias."""
+
+
+@dataclass(kw_only=True)
+class AngularPrototypicalOptions(LearnedScaleOptions):
+    """Scaled cosines between a query and the mean of each speaker's other utterances."""
+
+    name: str = "angleproto"
+
+
+@dataclass(kw_only=True)
+class GE2EOptions(LearnedScaleOptions):
+    """Scaled cosines between every utterance and every speaker's centroid, its own left out."""
+
+    name: str = "ge2e"
+
+
+@dataclass(kw_only=True)
+class TripletOptions(MetricOptions):
+    """Hinge of squared distances to one utterance of the same and one of another speaker."""
+
+    name: str = "triplet"
+    margin: Annotated[float, Ge(0.0), Le(100.0)] = 0.2
+    """Margin between squared distances; schedule.margin_* can ramp it."""
+    hard_probability: Share = 0.5
+    """Share of negatives that are chosen among the hardest; the others are random."""
+    hard_rank: Annotated[int, Ge(-(10**6)), Le(10**6)] = 10
+    """A hard negative is one of the hard_rank + 1 nearest; below 0: semi-hard negatives."""
+
+
+@dataclass(kw_only=True)
+class SoftmaxPrototypicalOptions(LearnedScaleOptions):
+    """Softmax and angular prototypical, added."""
+
+    name: str = "softmaxproto"
+
+
+LOSSES: dict[str, Part] = {
+    "softmax": Part(SoftmaxOptions, "speakernet.losses.classification:Softmax"),
+    "amsoftmax": Part(AMSoftmaxOptions, "speakernet.losses.classification:AMSoftmax"),
+    "aamsoftmax": Part(AAMSoftmaxOptions, "speakernet.losses.classification:AAMSoftmax"),
+    "proto": Part(PrototypicalOptions, "speakernet.losses.metric:Prototypical"),
+    "angleproto": Part(AngularPrototypicalOptions, "speakernet.losses.metric:AngularPrototypical"),
+    "ge2e": Part(GE2EOptions, "speakernet.losses.metric:GE2E"),
+    "triplet": Part(TripletOptions, "speakernet.losses.metric:Triplet"),
+    "softmaxproto": Part(SoftmaxPrototypicalOptions, "speakernet.losses.metric:SoftmaxPrototypical"),
+}
