@@ -14,7 +14,6 @@ from speakernet.losses.options import (
     TripletOptions,
 )
 
-
 ANGULAR = AngularPrototypicalOptions()
 PROTOTYPICAL = [Prototypical(PrototypicalOptions()), AngularPrototypical(ANGULAR)]
 
@@ -65,9 +64,7 @@ def test_accuracy_by_hand():
     assert Prototypical(PrototypicalOptions())(embeddings, torch.arange(2))[1].item() == 50.0
 
 
-@pytest.mark.parametrize(
-    "loss", PROTOTYPICAL
-)
+@pytest.mark.parametrize("loss", PROTOTYPICAL)
 def test_one_utterance_a_speaker_is_refused(loss):
     with pytest.raises(ValueError, match=r"at least 2 utterances of each speaker.*nPerSpeaker"):
         loss(torch.randn(4, 1, 8), torch.arange(4))
@@ -171,7 +168,5 @@ def test_softmax_prototypical_is_the_sum_of_its_parts():
     loss = SoftmaxPrototypical(SoftmaxPrototypicalOptions(), embedding_dim=4, num_classes=6)
     softmax, accuracy = loss.softmax(embeddings.reshape(8, 4), torch.tensor([5, 5, 0, 0, 2, 2, 3, 3]))
     value, found = loss(embeddings, labels)
-    torch.testing.assert_close(
-        value, softmax + AngularPrototypical(ANGULAR)(embeddings, labels)[0]
-    )
+    torch.testing.assert_close(value, softmax + AngularPrototypical(ANGULAR)(embeddings, labels)[0])
     assert found == accuracy
