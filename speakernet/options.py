@@ -136,6 +136,10 @@ def in_words(declared: Any) -> str:
         return f"a list of {in_words(arguments[0])}"
     if declared is type(None):
         return "nothing"
+    if declared is bool:
+        return "true or false"
+    if declared is str:
+        return "text"
     return declared.__name__ if isinstance(declared, type) else str(declared)
 
 

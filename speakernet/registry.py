@@ -71,7 +71,7 @@ def options_of(table: Mapping[str, Part], name: str, given: Mapping[str, Any], k
 
 
 def create(part: Part, options: Any, **context: Any) -> Any:
-    """Build a part: its options whole, and of the context (facts of the run) what its signature asks for."""
+    """Build a part from its options, whole, and from what its signature asks for of the context (facts of the run)."""
     target = part.load()
-    declared = inspect.signature(target).parameters
-    return target(options, **{name: value for name, value in context.items() if name in declared})
+    offered = {"options": options, **context}
+    return target(**{name: offered[name] for name in inspect.signature(target).parameters if name in offered})

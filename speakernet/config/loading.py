@@ -1,32 +1,31 @@
 """From configuration files and command line to a checked `Config`, and back to a saved copy.
 
-Precedence: default < YAML files in the order given < command line. The parsing of types and the help text are
-jsonargparse's; this file adds what users need around it: old option names (`aliases.py`), errors with file, line and
-nearest key, bare recipe names, and the rule that a flat YAML means voxceleb_trainer's defaults.
+Precedence: default < YAML files in the order given < command line. Types and bounds stand in the option dataclasses of
+the rooms; this file adds what users need around them: old option names (`aliases.py`), errors with file, line and
+nearest key, bare recipe names, whose defaults hold, and that no option is silently without effect.
 """
 
 import dataclasses
 import logging
-import re
-import types
-import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import jsonargparse
 import yaml
 
 import speakernet
 from speakernet.config.aliases import ALIASES, CLASSIC_DEFAULTS, MODE_FLAGS
-from speakernet.config.schema import SECTIONS, Config, config_to_dict, field_names, problems
+from speakernet.config.composing import Setting, compose
+from speakernet.config.schema import SECTIONS, Config, config_to_dict, known_fields
 from speakernet.config.yaml_lines import ConfigError, Entry, read_entries
 from speakernet.files import atomic_write
+from speakernet.options import annotations, words_of
 from speakernet.registry import nearest, suggestion
 
 logger = logging.getLogger(__name__)
 
 COMMAND_LINE = "command line"
+DEFAULTS = ("speakernet", "voxceleb_trainer")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,45 +36,45 @@ class LoadedConfig:
     files: tuple[Path, ...]
     """The configuration files, in order."""
     is_classic: bool
-    """Whether the defaults are voxceleb_trainer's (flat YAML, or flat options without a file)."""
+    """Whether the defaults are voxceleb_trainer's (a flat YAML file, or `--defaults voxceleb_trainer`)."""
     evaluate_only: bool
     """Whether `--eval` (or `eval: true`) was given."""
     given: frozenset[str]
     """The dotted keys that were set by a file or on the command line."""
 
 
-@dataclasses.dataclass(frozen=True)
-class _Setting:
-    key: str
-    value: Any
-    where: str
-
-
 def load_config(arguments: Sequence[str]) -> LoadedConfig:
-    """Read `--config FILE` (repeatable, later wins) and every other option of the command line.
+    """Read `--config FILE` (repeatable, later wins), `--defaults NAME` and every other option of the command line.
 
     Raises:
-        ConfigError: unknown key, wrong type, value out of range, unreadable file; the message names file and line.
+        ConfigError: unknown key, wrong type, value out of bounds, an option that nothing chosen takes, unreadable file;
+            the message names file and line.
     """
-    config_names, options = _split_command_line(arguments)
+    config_names, defaults, options = _split_command_line(arguments)
     files = tuple(find_config(name) for name in config_names)
-    entries_by_file = [read_entries(file) for file in files]
-    is_classic = _is_classic(entries_by_file, options)
-    settings: list[_Setting] = []
-    for entries in entries_by_file:
-        settings += [setting for entry in entries for setting in _translate(entry)]
-    settings += [setting for entry in options for setting in _translate(entry)]
+    layers = [read_entries(file) for file in files]
+    is_classic = _is_classic(layers, defaults)
+    settings: list[Setting] = []
+    for number, entries in enumerate([*layers, options]):
+        is_flat = is_classic if number == len(layers) else not any(map(_is_sectioned, entries))
+        is_old_copy = number < len(layers) and _is_saved_copy(entries)
+        settings += [
+            dataclasses.replace(setting, layer=number, is_forgiven=is_flat or is_old_copy)
+            for entry in entries
+            for setting in _translate(entry)
+        ]
     evaluate_only = any(setting.value for setting in settings if setting.key == "eval")
     settings = [_with_its_word(setting) for setting in settings if setting.key not in MODE_FLAGS]
-    config = _build(settings, CLASSIC_DEFAULTS if is_classic else {})
-    _check_ranges(config, settings)
+    given = frozenset(setting.key for setting in settings)
+    defaults_of_origin = dict(CLASSIC_DEFAULTS) if is_classic else {}
+    if is_classic and "schedule.decay_interval" not in given:
+        # voxceleb_trainer's StepLR decays every test_interval epochs
+        intervals = [setting.value for setting in settings if setting.key == "training.test_interval"]
+        defaults_of_origin["schedule.decay_interval"] = [CLASSIC_DEFAULTS["training.test_interval"], *intervals][-1]
+    config = compose(settings, defaults_of_origin)
     if not config.training.save_path:
         stem = files[0].stem if files else "exp1"
         config.training.save_path = str(Path("exps") / stem)
-    given = frozenset(setting.key for setting in settings)
-    if is_classic and "schedule.decay_interval" not in given:
-        # voxceleb_trainer's StepLR decays every test_interval epochs
-        config.schedule.decay_interval = config.training.test_interval
     return LoadedConfig(config, files, is_classic, evaluate_only, given)
 
 
@@ -108,28 +107,10 @@ def save_config(config: Config, path: Path) -> None:
         yaml.safe_dump(config_to_dict(config), file, sort_keys=False, allow_unicode=True)
 
 
-def help_text() -> str:
-    """All options by section with their meaning, type and default, then the old names that are understood."""
-    # jsonargparse offers a file for each section, which `load_config` does not take
-    options = re.sub(r"\n +--\w+ CONFIG +Path to a configuration file\.", "", _parser().format_help())
-    lines = ["Options (YAML: section, then key; command line: --section.key VALUE):", options]
-    lines.append("Other names that are understood, in flat YAML files and on the command line:")
-    for name, alias in sorted(ALIASES.items(), key=lambda item: item[0].casefold()):
-        lines.append(f"  --{name:<32} {alias.describes}")
-    return "\n".join(lines)
-
-
-def _parser() -> jsonargparse.ArgumentParser:
-    jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
-    parser = jsonargparse.ArgumentParser(exit_on_error=False, add_help=False, usage=jsonargparse.SUPPRESS)
-    for name, section in SECTIONS.items():
-        parser.add_class_arguments(section, name)
-    return parser
-
-
-def _split_command_line(arguments: Sequence[str]) -> tuple[list[str], list[Entry]]:
-    """The `--config` names, and the other options as entries; a flag without a value counts as true."""
+def _split_command_line(arguments: Sequence[str]) -> tuple[list[str], str, list[Entry]]:
+    """The `--config` names, `--defaults`, and the other options as entries; a flag without a value counts as true."""
     configs: list[str] = []
+    defaults = ""
     entries: list[Entry] = []
     remaining = list(arguments)
     while remaining:
@@ -145,19 +126,23 @@ def _split_command_line(arguments: Sequence[str]) -> tuple[list[str], list[Entry
                 raise ConfigError("--config needs a file name")
             configs.append(value)
             continue
+        if name == "defaults":
+            if value not in DEFAULTS:
+                raise ConfigError(f"--defaults is {value!r}; expected {' or '.join(DEFAULTS)}")
+            defaults = value
+            continue
         name = name if name in ALIASES else name.replace("-", "_")
         parsed = True if value is None else value
         entries.append(Entry(tuple(name.split(".", 1)), parsed, f"{COMMAND_LINE}: --{name}"))
-    return configs, entries
+    return configs, defaults, entries
 
 
-def _is_classic(entries_by_file: Iterable[list[Entry]], options: list[Entry]) -> bool:
-    """Flat files, or flat options without a file, mean voxceleb_trainer's defaults; the first file decides."""
-    for entries in entries_by_file:
-        if entries:
-            return not any(_is_sectioned(entry) for entry in entries)
-    flat = [entry for entry in options if len(entry.key) == 1 and entry.key[0] in ALIASES]
-    return any(ALIASES[entry.key[0]].is_classic for entry in flat)
+def _is_classic(layers: list[list[Entry]], defaults: str) -> bool:
+    """A flat file means voxceleb_trainer's defaults, the first file decides; `--defaults` beats it."""
+    if defaults:
+        return defaults == "voxceleb_trainer"
+    first = next((entries for entries in layers if entries), None)
+    return first is not None and not any(map(_is_sectioned, first))
 
 
 def _is_sectioned(entry: Entry) -> bool:
@@ -165,7 +150,15 @@ def _is_sectioned(entry: Entry) -> bool:
     return entry.key[0] in SECTIONS and (len(entry.key) == 2 or entry.value in (None, {}))
 
 
-def _translate(entry: Entry) -> list[_Setting]:
+def _is_saved_copy(entries: list[Entry]) -> bool:
+    """Whether a file holds every section, as only the config.yaml of a run does.
+
+    One that was saved before 0.2 holds the options of all parts, chosen or not, and has to load again.
+    """
+    return {entry.key[0] for entry in entries} >= set(SECTIONS)
+
+
+def _translate(entry: Entry) -> list[Setting]:
     """One entry as settings of dotted keys.
 
     Raises:
@@ -174,19 +167,19 @@ def _translate(entry: Entry) -> list[_Setting]:
     first = entry.key[0]
     dotted = ".".join(entry.key)
     if len(entry.key) == 1 and first in MODE_FLAGS:
-        return [_Setting(first, _as_bool(entry), entry.where)]
+        return [Setting(first, _as_bool(entry), entry.where)]
     if len(entry.key) == 1 and first in ALIASES and not _is_sectioned(entry):
         alias = ALIASES[first]
         try:
             targets = alias.convert(entry.value)
         except ValueError as error:
             raise ConfigError(f"{entry.where}: {first}: {error}") from error
-        return [_Setting(key, value, entry.where) for key, value in targets.items()]
+        return [Setting(key, value, entry.where) for key, value in targets.items()]
     if first in SECTIONS and len(entry.key) == 2:
         field = entry.key[1]
-        known = field_names(first)
+        known = known_fields(first)
         if field.split(".", 1)[0] in known:
-            return [_Setting(dotted, entry.value, entry.where)]
+            return [Setting(dotted, entry.value, entry.where)]
         raise ConfigError(f"{entry.where}: unknown key {dotted}; {suggestion(field, known)}")
     if _is_sectioned(entry):
         return []
@@ -196,9 +189,9 @@ def _translate(entry: Entry) -> list[_Setting]:
         *ALIASES,
         *MODE_FLAGS,
         *SECTIONS,
-        *(f"{name}.{field}" for name in SECTIONS for field in field_names(name)),
+        *(f"{name}.{field}" for name in SECTIONS for field in known_fields(name)),
     ]
-    hint = suggestion(dotted, everything) if nearest(dotted, everything) else "--help lists every option"
+    hint = suggestion(dotted, everything) if nearest(dotted, everything) else "--help all lists every option"
     raise ConfigError(f"{entry.where}: unknown key {dotted}; {hint}")
 
 
@@ -210,76 +203,13 @@ def _as_bool(entry: Entry) -> bool:
     raise ConfigError(f"{entry.where}: {entry.key[0]} is {entry.value!r}; expected true or false")
 
 
-def _build(settings: list[_Setting], defaults: dict[str, Any]) -> Config:
-    """Types checked by jsonargparse, all at once; where that fails, key by key, to say which one it is."""
-    parser = _parser()
-    nested: dict[str, dict[str, Any]] = {}
-    for key, value in defaults.items():
-        _insert(nested, key, value)
-    for setting in settings:
-        _insert(nested, setting.key, setting.value)
-    try:
-        parsed = parser.parse_object(nested)
-    except (jsonargparse.ArgumentError, TypeError, ValueError):
-        for setting in settings:
-            _check_type(parser, setting)
-        raise
-    return Config(**{name: section(**vars(parsed[name])) for name, section in SECTIONS.items()})
-
-
-def _with_its_word(setting: _Setting) -> _Setting:
+def _with_its_word(setting: Setting) -> Setting:
     """YAML reads an unquoted `off` or `no` as False; where the field knows such words they are meant."""
+    if not isinstance(setting.value, bool):
+        return setting
+    section, _, field = setting.key.partition(".")
+    declared = annotations(SECTIONS[section]).get(field)
+    choices = () if declared in (None, bool) else words_of(declared)
     words = ("on", "yes") if setting.value else ("off", "no")
-    choices = typing.get_args(_declared_type(setting.key))
-    meant = [word for word in words if word in choices and bool not in choices]
-    return dataclasses.replace(setting, value=meant[0]) if isinstance(setting.value, bool) and meant else setting
-
-
-def _declared_type(key: str) -> Any:
-    section, _, field = key.partition(".")
-    return {one.name: one.type for one in dataclasses.fields(SECTIONS[section])}[field.split(".")[0]]
-
-
-def _insert(nested: dict[str, dict[str, Any]], key: str, value: Any) -> None:
-    section, _, field = key.partition(".")
-    field, _, inner = field.partition(".")
-    fields = nested.setdefault(section, {})
-    if inner:
-        # One option of a dictionary field, such as model.options.width, leaves its neighbours as they are.
-        fields[field] = {**(fields.get(field) or {}), inner: _plain(value)}
-    else:
-        fields[field] = value
-
-
-def _plain(value: Any) -> Any:
-    return yaml.safe_load(value) if isinstance(value, str) else value
-
-
-def _check_type(parser: jsonargparse.ArgumentParser, setting: _Setting) -> None:
-    nested: dict[str, dict[str, Any]] = {}
-    _insert(nested, setting.key, setting.value)
-    try:
-        parser.parse_object(nested)
-    except (jsonargparse.ArgumentError, TypeError, ValueError) as error:
-        expected = _expected(_declared_type(setting.key))
-        raise ConfigError(f"{setting.where}: {setting.key} is {setting.value!r}; expected {expected}") from error
-
-
-def _expected(declared: Any) -> str:
-    """A field's type in words: `int`, `auto or fp16`, `float or nothing`."""
-    if typing.get_origin(declared) is Literal:
-        return " or ".join(str(choice) for choice in typing.get_args(declared))
-    if typing.get_origin(declared) in (typing.Union, types.UnionType):
-        return " or ".join(_expected(one) for one in typing.get_args(declared))
-    if declared is type(None):
-        return "nothing"
-    return declared.__name__ if type(declared) is type else str(declared)
-
-
-def _check_ranges(config: Config, settings: list[_Setting]) -> None:
-    found = list(problems(config))
-    if not found:
-        return
-    where = {setting.key: setting.where for setting in settings}
-    lines = [f"{where.get(key, 'default')}: {key}: {message}" for key, message in found]
-    raise ConfigError("\n".join(lines))
+    meant = [word for word in words if word in choices]
+    return dataclasses.replace(setting, value=meant[0]) if meant else setting

@@ -1,67 +1,176 @@
-"""The whole configuration as one dataclass of sections, its checks, and its plain-dictionary form.
+"""The whole configuration: the option dataclasses of the rooms under the names of their sections.
 
-Knows what a configuration is, not where it comes from (`loading.py`) nor what is built from it (`speakernet.build`).
+Adds no option of its own. Knows what a configuration is, not where it comes from (`loading.py`) nor what is built from
+it. A section whose `name` chooses a part from a table is an object of that part's own options class, so that
+`config.schedule.decay` is there exactly when the chosen schedule takes it.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from speakernet.config.sections.data import AugmentSection, DataSection
-from speakernet.config.sections.evaluation import EvaluationSection
-from speakernet.config.sections.model import FrontendSection, LossSection, ModelSection
-from speakernet.config.sections.training import OptimizerSection, RuntimeSection, ScheduleSection, TrainingSection
+from speakernet.data.augment_options import AugmentOptions
+from speakernet.data.options import DataOptions
+from speakernet.evaluation.options import EvaluationOptions
+from speakernet.frontend.options import FEATURES, FrontendOptions, LogMelOptions
+from speakernet.losses.options import LOSSES, AAMSoftmaxOptions, LossOptions
+from speakernet.models.options import MODELS, ModelOptions
+from speakernet.options import Options, field_names
+from speakernet.registry import Part, lookup
+from speakernet.training.options import (
+    OPTIMIZERS,
+    SCHEDULES,
+    AdamOptions,
+    CosineOptions,
+    OptimizerOptions,
+    RuntimeOptions,
+    ScheduleOptions,
+    TrainingOptions,
+)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(kw_only=True)
 class Config:
     """Everything that defines an experiment; each section is documented in its own class."""
 
-    data: DataSection = dataclasses.field(default_factory=DataSection)
-    augment: AugmentSection = dataclasses.field(default_factory=AugmentSection)
-    frontend: FrontendSection = dataclasses.field(default_factory=FrontendSection)
-    model: ModelSection = dataclasses.field(default_factory=ModelSection)
-    loss: LossSection = dataclasses.field(default_factory=LossSection)
-    optimizer: OptimizerSection = dataclasses.field(default_factory=OptimizerSection)
-    schedule: ScheduleSection = dataclasses.field(default_factory=ScheduleSection)
-    training: TrainingSection = dataclasses.field(default_factory=TrainingSection)
-    evaluation: EvaluationSection = dataclasses.field(default_factory=EvaluationSection)
-    runtime: RuntimeSection = dataclasses.field(default_factory=RuntimeSection)
+    data: DataOptions = dataclasses.field(default_factory=DataOptions)
+    augment: AugmentOptions = dataclasses.field(default_factory=AugmentOptions)
+    frontend: FrontendOptions = dataclasses.field(default_factory=LogMelOptions)
+    model: ModelOptions = dataclasses.field(default_factory=ModelOptions)
+    loss: LossOptions = dataclasses.field(default_factory=AAMSoftmaxOptions)
+    optimizer: OptimizerOptions = dataclasses.field(default_factory=AdamOptions)
+    schedule: ScheduleOptions = dataclasses.field(default_factory=CosineOptions)
+    training: TrainingOptions = dataclasses.field(default_factory=TrainingOptions)
+    evaluation: EvaluationOptions = dataclasses.field(default_factory=EvaluationOptions)
+    runtime: RuntimeOptions = dataclasses.field(default_factory=RuntimeOptions)
 
 
-SECTIONS: dict[str, type] = {field.name: field.type for field in dataclasses.fields(Config)}  # type: ignore[misc]
+SECTIONS: dict[str, type[Options]] = {field.name: field.type for field in dataclasses.fields(Config)}  # type: ignore[misc]
+TABLES: dict[str, tuple[str, Mapping[str, Part]]] = {
+    "frontend": ("front end", FEATURES),
+    "loss": ("loss", LOSSES),
+    "optimizer": ("optimizer", OPTIMIZERS),
+    "schedule": ("schedule", SCHEDULES),
+}
+"""Sections whose `name` chooses a part, with what such a part is called. (A model's own options are nested.)"""
+
+Names = Mapping[str, str]
+"""Section -> the name of the part that is chosen in it."""
+
+
+def default_names() -> dict[str, str]:
+    """What is chosen where nobody chooses."""
+    config = Config()
+    return {section: getattr(config, section).name for section in ("model", *TABLES)}
+
+
+def chosen(names: Names, section: str) -> str:
+    """The name of the part that a section stands for; `frontend.name: auto` is the model's own.
+
+    Raises:
+        ValueError: a name that its table does not have.
+    """
+    name = names[section]
+    if section == "frontend" and name == "auto":
+        return str(lookup(MODELS, names["model"], "model").options.front_end_defaults["name"])  # type: ignore[attr-defined]
+    if section == "model":
+        lookup(MODELS, name, "model")
+    else:
+        kind, table = TABLES[section]
+        lookup(table, name, kind)
+    return name
+
+
+def owner_of(section: str, names: Names) -> type[Options]:
+    """The class whose fields are the section's options."""
+    if section not in TABLES:
+        return SECTIONS[section]
+    return TABLES[section][1][chosen(names, section)].options
+
+
+def options_of_model(names: Names) -> type[Options]:
+    """The class whose fields are the keys of `model.options`."""
+    return MODELS[chosen(names, "model")].options
+
+
+def takers(section: str, field: str) -> list[str]:
+    """The parts of a section's table that take an option."""
+    if section not in TABLES:
+        return []
+    return [name for name, part in TABLES[section][1].items() if field in field_names(part.options)]
+
+
+def known_fields(section: str) -> list[str]:
+    """Every option of a section, whatever part is chosen."""
+    names = field_names(SECTIONS[section])
+    if section in TABLES:
+        for part in TABLES[section][1].values():
+            names += [name for name in field_names(part.options) if name not in names]
+    return names
+
+
+def sections_of(values: Mapping[str, Mapping[str, Any]], names: Names) -> Config:
+    """A configuration from checked values; what is left out keeps its default."""
+    made: dict[str, Any] = {}
+    for section in SECTIONS:
+        fields = dict(values.get(section, {}))
+        if section == "model":
+            fields["options"] = options_of_model(names)(**fields.get("options", {}))
+        made[section] = owner_of(section, names)(**fields)
+    return Config(**made)
+
+
+def replaced(config: Config, **sections: Mapping[str, Any]) -> Config:
+    """A copy with some values changed: `replaced(config, loss={"name": "softmax"}, data={"batch_size": 8})`.
+
+    Where another part is named, its options start from their defaults and those of the old part go.
+
+    Raises:
+        ValueError: a name or an option that there is not.
+    """
+    values = config_to_dict(config)
+    for section, fields in sections.items():
+        values[section] |= dict(fields)
+        if section == "model" and fields.get("name", config.model.name) != config.model.name and "options" not in fields:
+            values["model"]["options"] = {}
+    return config_from_dict(values)
 
 
 def problems(config: Config) -> Iterator[tuple[str, str]]:
-    """Every value out of range, as (dotted key, what was found and what is expected)."""
-    for section_name in SECTIONS:
-        for field_name, message in getattr(config, section_name).problems():
-            yield f"{section_name}.{field_name}", message
-
-
-def field_names(section: str) -> list[str]:
-    """The fields of a section, in order of declaration."""
-    return [field.name for field in dataclasses.fields(SECTIONS[section])]
+    """Values that contradict each other, as (dotted key, what was found and what is expected)."""
+    for section in SECTIONS:
+        for field, message in getattr(config, section).problems():
+            yield f"{section}.{field}", message
+    for field, message in config.model.options.problems():
+        yield f"model.options.{field}", message
 
 
 def config_to_dict(config: Config) -> dict[str, dict[str, Any]]:
-    """Plain nested dictionaries, as they are saved with the run and inside the checkpoint."""
+    """Plain nested dictionaries, as they are saved with the run and inside the checkpoint: what chosen parts take."""
     return dataclasses.asdict(config)
 
 
-def config_from_dict(values: dict[str, dict[str, Any]]) -> Config:
-    """The configuration that `config_to_dict` wrote; sections or fields that are missing keep their defaults.
+def config_from_dict(values: Mapping[str, Mapping[str, Any]]) -> Config:
+    """The configuration that `config_to_dict` wrote; what is missing keeps its default.
+
+    Options of parts that are not chosen are left out: a dictionary of before 0.2 holds those of all parts.
 
     Raises:
         ValueError: a section or field that this version does not know.
     """
-    config = Config()
-    for section_name, fields in values.items():
-        if section_name not in SECTIONS:
-            raise ValueError(f"unknown configuration section {section_name!r}; known: {', '.join(SECTIONS)}")
-        known = field_names(section_name)
-        unknown = sorted(set(fields) - set(known))
+    for section, fields in values.items():
+        if section not in SECTIONS:
+            raise ValueError(f"unknown configuration section {section!r}; known: {', '.join(SECTIONS)}")
+        unknown = sorted(set(fields) - set(known_fields(section)))
         if unknown:
-            raise ValueError(f"unknown key {section_name}.{unknown[0]} in a saved configuration")
-        setattr(config, section_name, dataclasses.replace(getattr(config, section_name), **fields))
-    return config
+            raise ValueError(f"unknown key {section}.{unknown[0]} in a saved configuration")
+    names = {section: values.get(section, {}).get("name", name) for section, name in default_names().items()}
+    kept = {
+        section: {field: value for field, value in fields.items() if field in field_names(owner_of(section, names))}
+        for section, fields in values.items()
+    }
+    if "options" in kept.get("model", {}):
+        own = field_names(options_of_model(names))
+        kept["model"]["options"] = {key: value for key, value in kept["model"]["options"].items() if key in own}
+    return sections_of(kept, names)
+

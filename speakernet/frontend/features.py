@@ -5,12 +5,13 @@ Utterances of different lengths may share a batch: with `lengths` given, the val
 alone would give, and frames past its end are zero.
 """
 
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from speakernet.frontend.options import KaldiFbankOptions, LogMelOptions, RawWaveformOptions
 from speakernet.frontend.torchaudio_door import get_mel_banks, melscale_fbanks
 from speakernet.seeding import derive_seed
 
@@ -60,38 +61,26 @@ class LogMel(FrontEnd):
     """Mel spectrogram as voxceleb_trainer computes it: centred frames, HTK mel scale, optional log, instance norm.
 
     Args:
-        num_mels: mel bands.
-        log_input: take the logarithm (of energy + 1e-6).
-        window: "hamming", or "hann" as its VGGVox has it.
-        preemphasis: coefficient of the first-order high-pass; 0 for none (ResNetSE34L), 0.97 in ResNetSE34V2.
-        normalize: "instance" (mean and variance of each band over the utterance), "mean", or "none".
+        options: bands, window and normalisation; `auto` is what voxceleb_trainer's ResNetSE34L has.
         sample_rate: in Hz; sets window (25 ms), hop (10 ms) and the FFT (next power of two).
 
     Source: voxceleb_trainer f51bab8, `models/ResNetSE34L.py` (the definition that checkpoints were trained with).
     """
 
-    def __init__(
-        self,
-        num_mels: int = 64,
-        log_input: bool = True,
-        window: Literal["hamming", "hann"] = "hamming",
-        preemphasis: float = 0.0,
-        normalize: Literal["instance", "mean", "none"] = "instance",
-        sample_rate: int = 16000,
-    ) -> None:
+    def __init__(self, options: LogMelOptions, sample_rate: int = 16000) -> None:
         super().__init__()
-        self.num_features = num_mels
-        self.log_input = log_input
-        self.preemphasis = preemphasis
-        self.normalize = _one_of("normalize", normalize, ("instance", "mean", "none"))
+        options = options.resolved({})
+        self.options = options
+        self.num_features = options.num_mels
+        self.log_input = options.log_input
+        self.preemphasis = float(options.preemphasis)
+        self.normalize = options.normalize
         self.window_samples = round(WINDOW_SECONDS * sample_rate)
         self.hop_samples = round(HOP_SECONDS * sample_rate)
         self.fft_samples = _next_power_of_two(self.window_samples)
-        make_window = {"hamming": torch.hamming_window, "hann": torch.hann_window}[
-            _one_of("window", window, ("hamming", "hann"))
-        ]
+        make_window = {"hamming": torch.hamming_window, "hann": torch.hann_window}[options.window]
         num_bins = self.fft_samples // 2 + 1
-        bank = melscale_fbanks(num_bins, 0.0, sample_rate / 2, num_mels, sample_rate)  # (bins, mels)
+        bank = melscale_fbanks(num_bins, 0.0, sample_rate / 2, options.num_mels, sample_rate)  # (bins, mels)
         # Not in state_dict: they follow from the options, so a file cannot disagree with them.
         self.register_buffer("window", make_window(self.window_samples), persistent=False)
         self.register_buffer("mel_bank", bank, persistent=False)
@@ -128,41 +117,30 @@ class KaldiFbank(FrontEnd):
     """Kaldi's log filterbank energies for a whole batch at once, with what toolkits disagree about as options.
 
     Args:
-        num_mels: mel bands, 20 Hz to the Nyquist frequency.
-        scale: the waveform is multiplied by it first: 32768 in wespeaker, 1 in 3D-Speaker.
-        window: "hamming" in wespeaker, "povey" in 3D-Speaker.
-        dither: standard deviation of the noise added in training mode, in scaled samples: 1.0 in wespeaker.
-        normalize: "mean" (utterance mean removed), "instance" or "none".
+        options: bands (20 Hz to the Nyquist frequency), scale, window, dither, normalisation.
         sample_rate: in Hz.
         seed: of the dither.
 
     Source: Kaldi's `compute-fbank-feats`, options at their defaults but for the above; snip-edges true.
     """
 
-    def __init__(
-        self,
-        num_mels: int = 80,
-        scale: float = 32768.0,
-        window: Literal["hamming", "povey"] = "hamming",
-        dither: float = 0.0,
-        normalize: Literal["instance", "mean", "none"] = "mean",
-        sample_rate: int = 16000,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, options: KaldiFbankOptions, sample_rate: int = 16000, seed: int = 0) -> None:
         super().__init__()
-        self.num_features = num_mels
-        self.scale = scale
-        self.dither = dither
-        self.normalize = _one_of("normalize", normalize, ("instance", "mean", "none"))
+        options = options.resolved({})
+        self.options = options
+        self.num_features = options.num_mels
+        self.scale = options.scale
+        self.dither = options.dither
+        self.normalize = options.normalize
         self.window_samples = round(WINDOW_SECONDS * sample_rate)
         self.hop_samples = round(HOP_SECONDS * sample_rate)
         self.fft_samples = _next_power_of_two(self.window_samples)
         self.noise = DrawCounter(seed)
-        if _one_of("window", window, ("hamming", "povey")) == "hamming":
+        if options.window == "hamming":
             shape = torch.hamming_window(self.window_samples, periodic=False)
         else:
             shape = torch.hann_window(self.window_samples, periodic=False) ** 0.85
-        bank, _ = get_mel_banks(num_mels, self.fft_samples, float(sample_rate), 20.0, 0.0, 100.0, -500.0, 1.0)
+        bank, _ = get_mel_banks(options.num_mels, self.fft_samples, float(sample_rate), 20.0, 0.0, 100.0, -500.0, 1.0)
         # Kaldi leaves the Nyquist bin out of its bank: one zero column makes it fit the FFT.
         self.register_buffer("mel_bank", functional.pad(bank, (0, 1)).T.contiguous(), persistent=False)
         self.register_buffer("window", shape, persistent=False)
@@ -198,9 +176,9 @@ class RawWaveform(FrontEnd):
     window_samples = 1
     hop_samples = 1
 
-    def __init__(self, sample_rate: int = 16000) -> None:
+    def __init__(self, options: RawWaveformOptions) -> None:
         super().__init__()
-        self.sample_rate = sample_rate
+        self.options = options
 
     def num_frames(self, num_samples: Tensor) -> Tensor:
         """Every sample is a frame."""
@@ -323,9 +301,3 @@ def valid_frames(lengths: Tensor, num_frames: int) -> Tensor:
 
 def _next_power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
-
-
-def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> str:
-    if value not in allowed:
-        raise ValueError(f"the front end's {option} is {value!r}; expected one of {', '.join(allowed)}")
-    return value

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from speakernet.frontend.features import DrawCounter
+from speakernet.frontend.options import SpecAugmentOptions
 
 
 class Stretches(NamedTuple):
@@ -23,28 +24,15 @@ class SpecAugment(nn.Module):
     """Masks of zeros, which is the mean of normalised features.
 
     Args:
-        num_mel_masks: masks along the mel axis.
-        max_mel_width: widest such mask in bands; widths are drawn uniformly from 0 to it.
-        num_frame_masks: masks along time.
-        max_frame_width: widest such mask in frames.
+        options: how many masks along each axis, and how wide; widths are drawn uniformly from 0 to the widest.
         seed: of the draws.
 
     Source: Park et al. 2019, "SpecAugment", frequency and time masking.
     """
 
-    def __init__(
-        self,
-        num_mel_masks: int = 1,
-        max_mel_width: int = 8,
-        num_frame_masks: int = 1,
-        max_frame_width: int = 20,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, options: SpecAugmentOptions, seed: int = 0) -> None:
         super().__init__()
-        self.num_mel_masks = num_mel_masks
-        self.max_mel_width = max_mel_width
-        self.num_frame_masks = num_frame_masks
-        self.max_frame_width = max_frame_width
+        self.options = options
         self.draws = DrawCounter(seed)
 
     # Draws from a host generator and counts in Python: tracing it would recompile at every step.
@@ -60,8 +48,8 @@ class SpecAugment(nn.Module):
         """Every random choice for features of that shape: the masks along mels and along frames."""
         batch, num_mels, num_frames = shape
         return (
-            draw_stretches(batch, self.num_mel_masks, self.max_mel_width, num_mels, generator),
-            draw_stretches(batch, self.num_frame_masks, self.max_frame_width, num_frames, generator),
+            draw_stretches(batch, self.options.mel_masks, self.options.mel_mask_width, num_mels, generator),
+            draw_stretches(batch, self.options.frame_masks, self.options.frame_mask_width, num_frames, generator),
         )
 
 

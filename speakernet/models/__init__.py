@@ -1,6 +1,5 @@
 """Trunks, poolings, the network around them, and the file a trained one is kept in."""
 
-from speakernet.models.speaker_net import SpeakerNet
-from speakernet.models.tables import MODELS, POOLINGS
+from speakernet.models.options import MODELS, POOLINGS, ModelOptions
 
-__all__ = ["MODELS", "POOLINGS", "SpeakerNet"]
+__all__ = ["MODELS", "POOLINGS", "ModelOptions"]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from speakernet.frontend import valid_frames
+from speakernet.frontend.features import valid_frames
 
 # Channels that oneDNN's kernels take at once.
 ONEDNN_BLOCK = 16

@@ -7,7 +7,7 @@ lengths pools to what the utterances alone give.
 import torch
 from torch import Tensor, nn
 
-from speakernet.frontend import valid_frames
+from speakernet.frontend.features import valid_frames
 from speakernet.models.layers import mask_frames, mean_over_frames
 
 

@@ -4,8 +4,7 @@ The filterbank and what follows it up to the first block run in float32 whatever
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any, ClassVar, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +12,7 @@ from torch.nn import functional
 
 from speakernet.frontend.features import preemphasize, valid_frames
 from speakernet.models.layers import mask_frames, mean_over_frames, valid_length
+from speakernet.models.options import RawNet3Options
 
 PREEMPHASIS = 0.97
 INPUT_NORM_EPSILON = 1e-4
@@ -23,36 +23,20 @@ class RawNet3(nn.Module):
     """Raw-waveform network with analytic sinc filters; 16,280,322 parameters with ECA at 256 dimensions.
 
     Args:
-        num_features: 1, the samples.
+        options: widths and the hop of the filterbank.
         embedding_dim: of the network around it, for the size of one of its two idle batch norms.
-        sinc_stride: hop of the filterbank in samples; 10 in the published model, larger is faster and coarser.
-        channels: of the blocks.
-        scale: groups of a block's multi-scale convolution.
         sample_rate: of the waveform, which places the filters.
 
     Source: Jung et al. 2022, "Pushing the limits of raw waveform speaker recognition", in voxceleb_trainer's form.
     """
 
-    front_end_defaults: ClassVar[dict[str, Any]] = {"name": "raw"}
-    default_pooling: ClassVar[str] = "ECA"
-    pooling_names: ClassVar[dict[str, str]] = {"ASP": "ContextASP"}
-    tested_poolings: ClassVar[Sequence[str]] = ("ECA", "ASP")
-    has_norm_after_pooling: ClassVar[bool] = True
-
-    def __init__(
-        self,
-        num_features: int,
-        embedding_dim: int = 256,
-        sinc_stride: int = 10,
-        channels: int = 1024,
-        scale: int = 8,
-        sample_rate: int = 16000,
-    ) -> None:
+    def __init__(self, options: RawNet3Options, embedding_dim: int, sample_rate: int = 16000) -> None:
         super().__init__()
+        channels, scale = options.channels, options.scale
         self.out_channels = 1536
         self.input_weight = nn.Parameter(torch.ones(1))
         self.input_bias = nn.Parameter(torch.zeros(1))
-        self.filterbank = SincFilterbank(channels // 4, stride=sinc_stride, sample_rate=sample_rate)
+        self.filterbank = SincFilterbank(channels // 4, stride=options.sinc_stride, sample_rate=sample_rate)
         self.block1 = MultiScaleBlock(channels // 4, channels, dilation=2, scale=scale, pool=5)
         self.block2 = MultiScaleBlock(channels, channels, dilation=3, scale=scale, pool=3)
         self.block3 = MultiScaleBlock(channels, channels, dilation=4, scale=scale)

@@ -1,11 +1,9 @@
 """ResNetSE34L and ResNetSE34V2: the 34-layer residual networks with squeeze-and-excitation of voxceleb_trainer."""
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
-
 from torch import Tensor, nn
 
 from speakernet.models.layers import ResidualStage, initialize_convolutions, mask_frames, relu
+from speakernet.models.options import ResNetSE34LOptions, ResNetSE34V2Options
 
 BLOCKS = (3, 4, 6, 3)
 
@@ -16,13 +14,7 @@ class ResNetSE34L(nn.Module):
     Source: Chung et al. 2020, "In defence of metric learning for speaker recognition"; voxceleb_trainer f51bab8.
     """
 
-    front_end_defaults: ClassVar[dict[str, Any]] = {"name": "log_mel"}
-    default_pooling: ClassVar[str] = "SAP"
-    pooling_names: ClassVar[dict[str, str]] = {}
-    tested_poolings: ClassVar[Sequence[str]] = ("SAP", "ASP")
-    has_norm_after_pooling: ClassVar[bool] = False
-
-    def __init__(self, num_features: int) -> None:
+    def __init__(self, options: ResNetSE34LOptions, num_features: int) -> None:
         super().__init__()
         channels = (16, 32, 64, 128)
         self.out_channels = channels[-1]
@@ -48,13 +40,7 @@ class ResNetSE34V2(nn.Module):
     voxceleb_trainer f51bab8.
     """
 
-    front_end_defaults: ClassVar[dict[str, Any]] = {"name": "log_mel", "preemphasis": 0.97}
-    default_pooling: ClassVar[str] = "ASP"
-    pooling_names: ClassVar[dict[str, str]] = {"SAP": "ChannelSAP", "ASP": "ChannelASP"}
-    tested_poolings: ClassVar[Sequence[str]] = ("SAP", "ASP")
-    has_norm_after_pooling: ClassVar[bool] = False
-
-    def __init__(self, num_features: int) -> None:
+    def __init__(self, options: ResNetSE34V2Options, num_features: int) -> None:
         super().__init__()
         channels = (32, 64, 128, 256)
         # Three strides of 2, each rounding up.

@@ -4,41 +4,83 @@ Whoever trains, evaluates, exports or verifies calls this. It can say what it is
 made again from them (`from_spec`), which is how a model file describes itself. It knows no loss and no config.
 """
 
-import inspect
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from speakernet.frontend import FEATURES, SpecAugment
+from speakernet.frontend.masking import SpecAugment
+from speakernet.frontend.options import FEATURES, FrontendOptions, SpecAugmentOptions
 from speakernet.models.layers import is_safe_in_channels_last
-from speakernet.models.tables import MODELS, POOLINGS
-from speakernet.registry import create, lookup
+from speakernet.models.options import MODELS, POOLINGS, ModelOptions
+from speakernet.registry import create, lookup, options_of
+from speakernet.seeding import derive_seed
 
 SPEC_AUGMENT_PREFIX = "spec_augment."
+# Keys of the random streams that the network's own parts draw from, beside the run's seed.
+SPEC_AUGMENT_STREAM = 101
+DITHER_STREAM = 102
 
 
 class SpeakerNet(nn.Module):
     """A speaker-embedding network.
 
     Args:
-        model: name in MODELS.
-        pooling: name in POOLINGS, or "auto" for the model's own. A model may give a common name a meaning of its own
-            (`SAP` of ResNetSE34V2 is `ChannelSAP`).
-        embedding_dim: numbers in an embedding.
-        model_options: further options of the trunk.
-        front_end: name in FEATURES, or "auto" for the model's own.
-        front_end_options: options of the front end; what is left out follows the model's own definition.
+        model: trunk, pooling and size of the embedding. A trunk may give a common name of a pooling a meaning of its
+            own (`SAP` of ResNetSE34V2 is `ChannelSAP`).
+        frontend: the features; what is `auto` follows the trunk's own definition. Its SpecAugment acts in training only
+            and is no part of the spec.
         sample_rate: of the waveforms, in Hz.
-        spec_augment: masking applied in training; it is no part of the spec.
+        seed: of the run, from which dither and SpecAugment derive their draws.
 
     Raises:
-        ValueError: an unknown name or option, or a front end that the model cannot work on.
+        ValueError: an unknown name, or a front end that the trunk cannot work on.
     """
 
-    def __init__(
-        self,
+    def __init__(self, model: ModelOptions, frontend: FrontendOptions, sample_rate: int = 16000, seed: int = 0) -> None:
+        super().__init__()
+        trunk = model.options
+        own = dict(trunk.front_end_defaults)
+        name = own["name"] if frontend.name == "auto" else frontend.name
+        if (name == "raw") != (own["name"] == "raw"):
+            needed = "raw" if own["name"] == "raw" else "log_mel or fbank"
+            raise ValueError(f"model {model.name} needs the front end {needed}, found {name}")
+        # The published definition's values hold for its own front end only.
+        frontend = dataclasses.replace(frontend.resolved(own if name == own["name"] else {}), name=name)
+        pooling = trunk.default_pooling if model.pooling == "auto" else model.pooling
+        self._model = dataclasses.replace(model, pooling=pooling)
+        self._frontend = frontend
+        self.sample_rate = sample_rate
+        self.embedding_dim = model.embedding_dim
+        self.front_end = create(
+            lookup(FEATURES, name, "front end"),
+            frontend,
+            sample_rate=sample_rate,
+            seed=derive_seed(seed, DITHER_STREAM),
+        )
+        self.spec_augment: SpecAugment | None = None
+        if isinstance(frontend, SpecAugmentOptions) and frontend.spec_augment:
+            self.spec_augment = SpecAugment(frontend, derive_seed(seed, SPEC_AUGMENT_STREAM))
+        self.trunk = create(
+            lookup(MODELS, model.name, "model"),
+            trunk,
+            num_features=self.front_end.num_features,
+            embedding_dim=model.embedding_dim,
+            sample_rate=sample_rate,
+        )
+        # 2-D convolutions run up to a quarter faster with channels innermost on CPUs, more on tensor cores.
+        if is_safe_in_channels_last(self.trunk):
+            self.trunk.to(memory_format=torch.channels_last)
+        pooling_part = lookup(POOLINGS, trunk.pooling_names.get(pooling, pooling), "pooling")
+        self.pooling = create(pooling_part, pooling_part.options(), channels=self.trunk.out_channels)
+        self.norm: nn.Module = nn.BatchNorm1d(self.pooling.dim) if trunk.has_norm_after_pooling else nn.Identity()
+        self.embedding = nn.Linear(self.pooling.dim, model.embedding_dim)
+
+    @classmethod
+    def named(
+        cls,
         model: str = "ResNetSE34L",
         pooling: str = "auto",
         embedding_dim: int = 256,
@@ -46,51 +88,25 @@ class SpeakerNet(nn.Module):
         front_end: str = "auto",
         front_end_options: Mapping[str, Any] | None = None,
         sample_rate: int = 16000,
-        spec_augment: SpecAugment | None = None,
-    ) -> None:
-        super().__init__()
-        lookup(MODELS, model, "model")
-        trunk_class = MODELS[model]
-        own: dict[str, Any] = dict(trunk_class.front_end_defaults)
-        own_front_end = own.pop("name")
-        if front_end == "auto":
-            front_end = own_front_end
-        if (front_end == "raw") != (own_front_end == "raw"):
-            needed = "raw" if own_front_end == "raw" else "log_mel or fbank"
-            raise ValueError(f"model {model} needs the front end {needed}, found {front_end}")
-        options = {**(own if front_end == own_front_end else {}), **(front_end_options or {})}
-        pooling = trunk_class.default_pooling if pooling == "auto" else pooling
-        trunk_options = dict(model_options or {})
-        self._model = {
-            "name": model,
-            "options": {**trunk_options, "pooling": pooling, "embedding_dim": embedding_dim},
-        }
-        self._front_end = {"name": front_end, "options": options}
-        self.sample_rate = sample_rate
-        self.embedding_dim = embedding_dim
-        self.front_end = create(FEATURES, front_end, {"sample_rate": sample_rate, **options}, "front end")
-        self.spec_augment = spec_augment
-        facts = {
-            "num_features": self.front_end.num_features,
-            "embedding_dim": embedding_dim,
-            "sample_rate": sample_rate,
-        }
-        declared = inspect.signature(trunk_class).parameters
-        known = {name: value for name, value in facts.items() if name in declared}
-        self.trunk = create(MODELS, model, {**known, **trunk_options}, "model")
-        # 2-D convolutions run up to a quarter faster with channels innermost on CPUs, more on tensor cores.
-        if is_safe_in_channels_last(self.trunk):
-            self.trunk.to(memory_format=torch.channels_last)
-        pooling_name = trunk_class.pooling_names.get(pooling, pooling)
-        self.pooling = create(POOLINGS, pooling_name, {"channels": self.trunk.out_channels}, "pooling")
-        has_norm = trunk_class.has_norm_after_pooling
-        self.norm: nn.Module = nn.BatchNorm1d(self.pooling.dim) if has_norm else nn.Identity()
-        self.embedding = nn.Linear(self.pooling.dim, embedding_dim)
+    ) -> "SpeakerNet":
+        """A network by the names of its parts; options that are left out follow the model's published definition.
+
+        Raises:
+            ValueError: an unknown name or option, or a front end that the model cannot work on.
+        """
+        trunk = options_of(MODELS, model, model_options or {}, "model")
+        own = dict(trunk.front_end_defaults)
+        own_name = own.pop("name")
+        name = own_name if front_end == "auto" else front_end
+        given = {**(own if name == own_name else {}), **(front_end_options or {})}
+        features = options_of(FEATURES, name, {"name": name, **given}, "front end")
+        section = ModelOptions(name=model, pooling=pooling, embedding_dim=embedding_dim, options=trunk)
+        return cls(section, features, sample_rate)
 
     @property
     def model_name(self) -> str:
         """The name in MODELS."""
-        return str(self._model["name"])
+        return self._model.name
 
     def forward(self, waveforms: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Embeddings of a batch, in float32.
@@ -127,9 +143,11 @@ class SpeakerNet(nn.Module):
 
     def spec(self) -> dict[str, Any]:
         """What the network is made of, in plain values: `model` and `front_end` (name, options), `sample_rate`."""
+        model = self._model
+        sizes = {"pooling": model.pooling, "embedding_dim": model.embedding_dim}
         return {
-            "model": {"name": self._model["name"], "options": _plain(self._model["options"])},
-            "front_end": {"name": self._front_end["name"], "options": _plain(self._front_end["options"])},
+            "model": {"name": model.name, "options": {**dataclasses.asdict(model.options), **sizes}},
+            "front_end": {"name": self._frontend.name, "options": self._frontend.values()},
             "sample_rate": self.sample_rate,
         }
 
@@ -141,13 +159,15 @@ class SpeakerNet(nn.Module):
             ValueError: the spec names what this version does not know.
         """
         model_options = dict(spec["model"]["options"])
-        return cls(
+        # Files of before 0.2 also hold the seed of the dither, which describes no feature.
+        front_end_options = {key: value for key, value in spec["front_end"]["options"].items() if key != "seed"}
+        return cls.named(
             model=spec["model"]["name"],
             pooling=model_options.pop("pooling"),
             embedding_dim=model_options.pop("embedding_dim"),
             model_options=model_options,
             front_end=spec["front_end"]["name"],
-            front_end_options=spec["front_end"]["options"],
+            front_end_options=front_end_options,
             sample_rate=spec["sample_rate"],
         )
 
@@ -155,12 +175,3 @@ class SpeakerNet(nn.Module):
         """The state dictionary without what only training needs (SpecAugment's position in its draws)."""
         state = self.state_dict()
         return {key: value for key, value in state.items() if not key.startswith(SPEC_AUGMENT_PREFIX)}
-
-
-def _plain(options: Any) -> Any:
-    """Tuples become lists, mappings dictionaries: what YAML and `weights_only=True` both read back unchanged."""
-    if isinstance(options, Mapping):
-        return {key: _plain(value) for key, value in options.items()}
-    if isinstance(options, list | tuple):
-        return [_plain(value) for value in options]
-    return options

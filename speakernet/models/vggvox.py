@@ -1,11 +1,9 @@
 """VGGVox: the plain convolution network (VGG-M with 40 mel bands) of voxceleb_trainer."""
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
-
 from torch import Tensor, nn
 
 from speakernet.models.layers import mask_frames, relu, valid_length
+from speakernet.models.options import VGGVoxOptions
 
 NUM_MELS = 40
 # Fewer frames leave nothing for the last pooling.
@@ -21,13 +19,7 @@ class VGGVox(nn.Module):
         ValueError: another number of mel bands than 40, which its last convolution cannot span.
     """
 
-    front_end_defaults: ClassVar[dict[str, Any]] = {"name": "log_mel", "window": "hann", "num_mels": NUM_MELS}
-    default_pooling: ClassVar[str] = "SAP"
-    pooling_names: ClassVar[dict[str, str]] = {}
-    tested_poolings: ClassVar[Sequence[str]] = ("SAP", "TAP", "MAX")
-    has_norm_after_pooling: ClassVar[bool] = False
-
-    def __init__(self, num_features: int) -> None:
+    def __init__(self, options: VGGVoxOptions, num_features: int) -> None:
         super().__init__()
         if num_features != NUM_MELS:
             raise ValueError(f"VGGVox is defined for 40 mel bands, found {num_features}; set frontend.num_mels: 40")

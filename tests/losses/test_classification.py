@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from speakernet.losses.classification import AAMSoftmax, AMSoftmax, Softmax
-from speakernet.losses.options import AAMSoftmaxOptions, AMSoftmaxOptions, SoftmaxOptions
+from speakernet.losses.options import LOSSES, AAMSoftmaxOptions, AMSoftmaxOptions, SoftmaxOptions
 
 
 def batch(num_classes=7, dim=5, size=6, seed=0):
@@ -81,18 +81,10 @@ def test_the_margin_can_be_ramped():
         assert loss(embeddings, labels)[0] > without
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: AMSoftmax(AMSoftmaxOptions(), 5, 7),
-        lambda: AAMSoftmax(AAMSoftmaxOptions(), 5, 7),
-        lambda: Softmax(SoftmaxOptions(), 5, 7),
-    ],
-)
-def test_float32_inside_autocast(make):
+@pytest.mark.parametrize("name", ["softmax", "amsoftmax", "aamsoftmax"])
+def test_float32_inside_autocast(name):
     embeddings, labels = batch()
-    options = {AMSoftmax: AMSoftmaxOptions, AAMSoftmax: AAMSoftmaxOptions, Softmax: SoftmaxOptions}[loss_class]()
-    loss = loss_class(options, 5, 7)
+    loss = LOSSES[name].load()(LOSSES[name].options(), 5, 7)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         inside = loss(embeddings.bfloat16(), labels)[0]
     assert inside.dtype == torch.float32

@@ -1,52 +1,51 @@
-"""The section evaluation: how utterances become embeddings, embeddings scores, and scores figures with intervals.
-
-Only values and range checks live here; `build/evaluation.py` turns them into calls.
-"""
+"""The options of evaluation: utterances to embeddings, embeddings to scores, scores to figures. No torch here."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
-from speakernet.config.sections.ranges import at_least, between, positive
+from annotated_types import Ge, Le
+
+from speakernet.options import Count, CountOrZero, FramesOrZero, Options, Positive, Probability, Processes
 
 ScoreNorm = Literal["none", "z", "t", "s", "as"]
 Sweep = Literal["noise", "reverb", "duration", "telephone"]
 Quality = Literal["duration", "magnitude", "snr", "cohort"]
 
 
-@dataclass
-class EvaluationSection:
+@dataclass(kw_only=True)
+class EvaluationOptions(Options):
     """How trial lists are scored and reported."""
 
-    eval_frames: int = 400
+    eval_frames: FramesOrZero = 400
     """Length of an evaluation crop in frames of 10 ms; 0 embeds whole utterances."""
-    num_crops: int = 10
+    num_crops: Annotated[int, Ge(1), Le(10_000)] = 10
     """Evenly spaced crops of each utterance."""
     embedding: Literal["auto", "crops", "whole", "both"] = "auto"
     """What is embedded; auto: crops, or whole utterances where eval_frames is 0; both: the mean of the two scores."""
     score: Literal["cosine", "mean_distance"] = "cosine"
     """cosine of the mean embeddings, or minus the mean distance over all pairs of crops (voxceleb_trainer's)."""
-    batch_size: int = 64
+    batch_size: Annotated[int, Ge(1), Le(1_000_000)] = 64
     """Waveforms (crops or whole utterances) embedded at once."""
-    num_workers: int | Literal["auto"] = "auto"
+    num_workers: Processes | Literal["auto"] = "auto"
     """Threads that read evaluation audio; auto: as many as this process has cores, eight at most."""
     precision: Literal["auto", "no", "bf16", "fp16"] = "no"
     """Precision of the network while embedding; auto: that of training (runtime.precision)."""
-    max_trials: int = 0
+    max_trials: CountOrZero = 0
     """Score a fixed random subset of so many validation trials, for quick validation; 0 scores all."""
-    dcf_target_priors: list[float] = field(default_factory=lambda: [0.01, 0.05, 0.001])
+    dcf_target_priors: list[Probability] = field(default_factory=lambda: [0.01, 0.05, 0.001])
     """Prior probabilities of a target for the detection cost; 0.01 and 0.05 are always reported."""
-    c_miss: float = 1.0
+    c_miss: Positive = 1.0
     """Cost of a missed target."""
-    c_fa: float = 1.0
+    c_fa: Positive = 1.0
     """Cost of a false accept."""
-    bootstrap_samples: int = 1000
+    bootstrap_samples: Annotated[int, Ge(0), Le(1_000_000)] = 1000
     """Draws of speakers for the confidence intervals; 0 gives no intervals."""
     speaker_table: str = ""
     """CSV with the columns path and speaker, for lists whose names do not tell the speaker."""
     subtract_mean: bool = False
     """Subtract the mean embedding of the training set (kept in the model file) before scoring."""
-    mean_utterances: int = 2000
+    mean_utterances: Count = 2000
     """Training utterances that the mean is measured on, drawn with the seed."""
     score_norm: ScoreNorm = "none"
     """Score normalisation against a cohort: z, t, s (symmetric) or as (adaptive symmetric)."""
@@ -54,15 +53,15 @@ class EvaluationSection:
     """List of the cohort, `speaker path` a line; empty: the training list. A speaker's utterances are averaged."""
     cohort_path: str = ""
     """Audio of the cohort; empty: train_path for the training list, else the folder of cohort_list."""
-    cohort_size: int = 300
+    cohort_size: Count = 300
     """The nearest cohort members that adaptive s-norm takes (all where the cohort is smaller)."""
-    cohort_utterances: int = 10
+    cohort_utterances: CountOrZero = 10
     """Utterances of a speaker that are averaged into a cohort member; 0 takes all."""
     calibration_list: str = ""
     """Labelled trials to fit calibration and thresholds on; empty leaves scores as they are."""
     calibration_path: str = ""
     """Audio of calibration_list; empty: test_path."""
-    calibration_prior: float = 0.01
+    calibration_prior: Probability = 0.01
     """Target prior that the calibration is tuned for."""
     quality_measures: list[Quality] = field(default_factory=list)
     """Extra inputs of the calibration: duration, magnitude, snr, cohort (mean score against the cohort)."""
@@ -76,14 +75,6 @@ class EvaluationSection:
     """Keep embeddings beside the results and use them again while model and audio are unchanged."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Values out of range, as (field, what was found and what is expected)."""
-        yield from at_least(self, 0, "eval_frames", "max_trials", "bootstrap_samples", "cohort_utterances")
-        yield from at_least(self, 1, "num_crops", "batch_size", "cohort_size", "mean_utterances")
-        yield from positive(self, "c_miss", "c_fa")
-        yield from between(self, 1e-6, 1 - 1e-6, "calibration_prior")
-        if self.num_workers != "auto":
-            yield from at_least(self, 0, "num_workers")
-        if not all(0 < prior < 1 for prior in self.dcf_target_priors):
-            yield "dcf_target_priors", f"{self.dcf_target_priors}; expected probabilities between 0 and 1"
+        """Crops without a length."""
         if self.embedding in ("crops", "both") and self.eval_frames == 0:
             yield "eval_frames", f"0 with embedding: {self.embedding}; expected the length of a crop in frames of 10 ms"

@@ -1,0 +1,193 @@
+"""From settings to the sections: which part each section names, whose options hold, and what has no effect.
+
+A setting is one dotted key with a value and the place where it stands. Settings come in layers (files in their order,
+then the command line); a later layer wins. No option is silently without effect: one that the chosen part does not take
+is refused, except where a later layer has replaced the part it was meant for, or where a file that was written for
+another program (or by an earlier version) gives the options of all parts.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from speakernet.config.schema import (
+    TABLES,
+    Config,
+    chosen,
+    default_names,
+    options_of_model,
+    owner_of,
+    problems,
+    sections_of,
+    takers,
+)
+from speakernet.config.yaml_lines import ConfigError
+from speakernet.options import OptionError, annotations, checked, field_names
+from speakernet.registry import suggestion
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One value that somebody gave."""
+
+    key: str
+    """Dotted: section and option, or `model.options` and an option of the model."""
+    value: Any
+    where: str
+    """File and line, or the option of the command line."""
+    layer: int = 0
+    is_forgiven: bool = False
+    """Whether it is warned about, not refused, where it has no effect."""
+
+    @property
+    def section(self) -> str:
+        """The first part of the key."""
+        return self.key.partition(".")[0]
+
+    @property
+    def option(self) -> str:
+        """The rest of the key."""
+        return self.key.partition(".")[2]
+
+
+def compose(settings: Sequence[Setting], defaults: Mapping[str, Any]) -> Config:
+    """The configuration that the settings mean.
+
+    Args:
+        settings: in order of their layers; a later one wins.
+        defaults: dotted key to value where nobody gives one (another program's); what no chosen part takes is left out.
+
+    Raises:
+        ConfigError: an unknown name, a value of the wrong type or out of bounds, an option without effect, values that
+            contradict each other; each with its place.
+    """
+    settings = [one for setting in settings for one in _flattened(setting)]
+    base = default_names() | {key.partition(".")[0]: value for key, value in defaults.items() if _names_a_part(key)}
+    names, replaced_in = _chosen_names(settings, base)
+    values: dict[str, dict[str, Any]] = {}
+    for key, value in defaults.items():
+        if _is_taken(key, names):
+            _put(values, key, value)
+    dropped: list[Setting] = []
+    idle: list[Setting] = []
+    for setting in settings:
+        if _is_taken(setting.key, names):
+            _put(values, setting.key, _checked(setting, names))
+        elif setting.layer < replaced_in[setting.section]:
+            dropped.append(setting)
+        elif setting.is_forgiven:
+            idle.append(setting)
+        else:
+            raise ConfigError(f"{setting.where}: {_why_idle(setting, names)}")
+    _warn(dropped, idle, names)
+    config = sections_of(values, names)
+    _check_together(config, settings)
+    return config
+
+
+def _flattened(setting: Setting) -> list[Setting]:
+    """`model.options` with a mapping as one setting for each of its keys."""
+    if setting.key != "model.options":
+        return [setting]
+    given = _plain(setting.value)
+    if not isinstance(given, dict):
+        raise ConfigError(f"{setting.where}: model.options is {given!r}; expected `option: value` pairs")
+    return [dataclasses.replace(setting, key=f"model.options.{key}", value=value) for key, value in given.items()]
+
+
+def _names_a_part(key: str) -> bool:
+    section, _, option = key.partition(".")
+    return option == "name" and (section in TABLES or section == "model")
+
+
+def _chosen_names(settings: Sequence[Setting], base: Mapping[str, str]) -> tuple[dict[str, str], dict[str, int]]:
+    """Section -> name of its part, and -> the layer that last replaced that part."""
+    names = dict(base)
+    places: dict[str, str] = {}
+    replaced_in = dict.fromkeys(names, -1)
+    for layer in sorted({setting.layer for setting in settings}):
+        before = {section: chosen(names, section) for section in names}
+        for setting in settings:
+            if setting.layer == layer and _names_a_part(setting.key):
+                names[setting.section] = str(setting.value)
+                places[setting.section] = setting.where
+        for section in ("model", *TABLES):
+            try:
+                now = chosen(names, section)
+            except ValueError as error:
+                raise ConfigError(f"{places.get(section, 'default')}: {section}.name: {error}") from error
+            if now != before[section]:
+                replaced_in[section] = layer
+    return names, {**dict.fromkeys({setting.section for setting in settings}, -1), **replaced_in}
+
+
+def _is_taken(key: str, names: Mapping[str, str]) -> bool:
+    section, _, option = key.partition(".")
+    if section == "model" and option.startswith("options."):
+        return option.removeprefix("options.") in field_names(options_of_model(names))
+    return option in field_names(owner_of(section, names))
+
+
+def _checked(setting: Setting, names: Mapping[str, str]) -> Any:
+    owner, option = owner_of(setting.section, names), setting.option
+    if setting.section == "model" and option.startswith("options."):
+        owner, option = options_of_model(names), option.removeprefix("options.")
+    declared = annotations(owner)[option]
+    try:
+        return checked(owner, option, setting.value if declared is str else _plain(setting.value))
+    except OptionError as error:
+        raise ConfigError(f"{setting.where}: {setting.key} {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    """Text of the command line as YAML would read it: lists, numbers, nothing."""
+    if not isinstance(value, str) or value[:1] not in "[{":
+        return None if value in ("null", "~") else value
+    try:
+        return yaml.safe_load(value)
+    except yaml.YAMLError:
+        return value
+
+
+def _put(values: dict[str, dict[str, Any]], key: str, value: Any) -> None:
+    section, _, option = key.partition(".")
+    if section == "model" and option.startswith("options."):
+        values.setdefault("model", {}).setdefault("options", {})[option.removeprefix("options.")] = value
+    else:
+        values.setdefault(section, {})[option] = value
+
+
+def _why_idle(setting: Setting, names: Mapping[str, str]) -> str:
+    if setting.key.startswith("model.options."):
+        own = field_names(options_of_model(names))
+        option = setting.option.removeprefix("options.")
+        has = suggestion(option, own) if own else "it has none"
+        return f"{setting.key} has no effect: the model {names['model']} has no option {option!r}; {has}"
+    kind = TABLES[setting.section][0]
+    takes = ", ".join(takers(setting.section, setting.option))
+    return (
+        f"{setting.key} has no effect: the {kind} {chosen(names, setting.section)} does not take it "
+        f"({takes} would); remove it, or choose another {setting.section}.name"
+    )
+
+
+def _warn(dropped: Sequence[Setting], idle: Sequence[Setting], names: Mapping[str, str]) -> None:
+    if dropped:
+        listed = ", ".join(f"{setting.key} ({setting.where})" for setting in dropped)
+        parts = ", ".join(sorted({f"{one.section} is {chosen(names, one.section)}" for one in dropped}))
+        logger.warning("left out, because a later file or option has chosen another part (%s): %s", parts, listed)
+    for setting in idle:
+        logger.warning("%s: %s", setting.where, _why_idle(setting, names))
+
+
+def _check_together(config: Config, settings: Sequence[Setting]) -> None:
+    found = list(problems(config))
+    if not found:
+        return
+    where = {setting.key: setting.where for setting in settings}
+    raise ConfigError("\n".join(f"{where.get(key, 'default')}: {key}: {message}" for key, message in found))

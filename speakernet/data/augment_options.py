@@ -1,0 +1,53 @@
+"""The options of augmentation. No torch is imported here."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
+
+from speakernet.options import Decibels, Options, Share, pair_problems
+
+
+@dataclass(kw_only=True)
+class AugmentOptions(Options):
+    """How training audio is disturbed. Every choice is drawn first and then applied to the whole batch."""
+
+    enabled: bool = True
+    """Whether training audio is augmented at all; what has no files is left out, and said."""
+    style: Literal["ours", "classic"] = "ours"
+    """ours: SNR on true power for each source, direct path kept in place; classic: voxceleb_trainer to the letter."""
+    noise_path: str = ""
+    """Folder with noise in MUSAN's layout (noise/, music/, speech/); empty: no noise."""
+    rir_path: str = ""
+    """Folder with room impulse responses; empty: no reverberation."""
+    probability: Share = 0.8
+    """Share of utterances that get one of the disturbances below (four fifths in the classic five-way choice)."""
+    categories: list[Literal["reverb", "music", "babble", "noise"]] = field(
+        default_factory=lambda: ["reverb", "music", "babble", "noise"]
+    )
+    """Disturbances to choose from, each equally likely; one without files is redistributed."""
+    noise_snr_db: list[Decibels] = field(default_factory=lambda: [0.0, 15.0])
+    """Lowest and highest signal-to-noise ratio of noise."""
+    music_snr_db: list[Decibels] = field(default_factory=lambda: [5.0, 15.0])
+    """Lowest and highest signal-to-noise ratio of music."""
+    babble_snr_db: list[Decibels] = field(default_factory=lambda: [13.0, 20.0])
+    """Lowest and highest signal-to-noise ratio of babble."""
+    babble_speakers: list[Annotated[int, Ge(1), Le(100)]] = field(default_factory=lambda: [3, 7])
+    """Fewest and most talkers in babble."""
+    speed_factors: list[Annotated[float, Ge(0.5), Le(2.0)]] = field(default_factory=lambda: [1.0])
+    """Speeds to draw from; each but 1.0 makes new speakers (0.9, 1.0, 1.1: three times as many)."""
+    volume_db: list[Decibels] = field(default_factory=lambda: [0.0, 0.0])
+    """Lowest and highest gain."""
+    telephone_probability: Share = 0.0
+    """Share of utterances limited to the telephone band (300 to 3400 Hz)."""
+    codec_probability: Share = 0.0
+    """Share of utterances passed through mu-law quantisation at half the sample rate."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where augmentation runs: cpu in the loader's workers, cuda after the transfer; auto: cuda if there is a GPU."""
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Pairs that are none, and no speed at all."""
+        yield from pair_problems(self, "noise_snr_db", "music_snr_db", "babble_snr_db", "volume_db", "babble_speakers")
+        if not self.speed_factors or len(set(self.speed_factors)) < len(self.speed_factors):
+            yield "speed_factors", f"{self.speed_factors}; expected one factor or more, each once"

@@ -1,0 +1,108 @@
+"""The options of lists, samplers, loaders and of where a corpus is kept. No torch is imported here."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
+
+from speakernet.options import Count, Frames, FramesOrZero, Gigabytes, Options, Processes, Share, Switch
+
+Seconds = Annotated[float, Ge(0.0), Le(1e6)]
+
+
+@dataclass(kw_only=True)
+class CorpusOptions(Options):
+    """Which recordings."""
+
+    train_list: str = ""
+    """Training list: `speaker path` a line."""
+    train_path: str = ""
+    """Folder (or packed corpus) that the paths of train_list start from; empty: the folder of the list."""
+    validation_list: str = ""
+    """Trials that choose the best checkpoint during training; empty: test_list, and the report says so."""
+    validation_path: str = ""
+    """Folder (or packed corpus) of validation_list; empty: the folder of the list."""
+    test_list: str = ""
+    """Trials that are reported: `1 enrol test`, `enrol test target`, or unlabelled pairs for scores alone."""
+    test_path: str = ""
+    """Folder (or packed corpus) of test_list; empty: the folder of the list."""
+    synthetic_corpus: str = ""
+    """Folder of the synthetic corpus, made there on first use when it is not complete."""
+    sample_rate: Annotated[int, Ge(1000), Le(768_000)] = 16000
+    """Samples a second; recordings of another rate are resampled."""
+    num_classes: Annotated[int, Ge(0), Le(100_000_000)] = 0
+    """Speakers in the classification head; 0: as many as the training list has."""
+    min_seconds: Seconds = 0.0
+    """Shorter training utterances are left out (counted in the log)."""
+    max_seconds: Seconds = 0.0
+    """Longer training utterances are left out (counted in the log); 0: no bound."""
+    on_bad_audio: Literal["error", "skip"] = "error"
+    """skip replaces an unreadable utterance by another of the same speaker, and counts it."""
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Bounds of length that leave nothing."""
+        yield from super().problems()
+        if self.max_seconds and self.max_seconds < self.min_seconds:
+            yield "max_seconds", f"{self.max_seconds}; expected 0 or more than min_seconds ({self.min_seconds})"
+
+
+@dataclass(kw_only=True)
+class SamplingOptions(Options):
+    """How an epoch is planned: which utterances share a batch, and how long their crops are."""
+
+    crop_frames: Frames = 200
+    """Length of a training crop in frames of 10 ms (200 frames are 2 seconds)."""
+    crop_frames_max: FramesOrZero = 0
+    """Longest crop: each batch draws its length from crop_frames to this, with as much audio in all; 0: fixed."""
+    batch_size: Annotated[int, Ge(1), Le(1_000_000)] = 64
+    """Utterances in a batch; with utterances_per_speaker above 1, speakers in a batch."""
+    utterances_per_speaker: Annotated[int, Ge(1), Le(100_000)] = 1
+    """Utterances of each speaker in a batch; metric losses need 2 or more."""
+    max_utterances_per_speaker: Count = 500
+    """Utterances of one speaker used in an epoch (balanced sampler)."""
+    sampler: Literal["auto", "shuffled", "balanced"] = "auto"
+    """shuffled: all utterances in random order; balanced: no speaker twice in a batch; auto: by the loss."""
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """A longest crop that is shorter than the shortest."""
+        yield from super().problems()
+        if 0 < self.crop_frames_max < self.crop_frames:
+            yield "crop_frames_max", f"{self.crop_frames_max}; expected 0 or at least crop_frames ({self.crop_frames})"
+
+
+@dataclass(kw_only=True)
+class LoadingOptions(Options):
+    """Who makes the batches, and how far ahead."""
+
+    num_workers: Processes | Literal["auto"] = "auto"
+    """Loader processes; 0 loads in the training process; auto: from cores and corpus, the reason is logged."""
+    prefetch_factor: Annotated[int, Ge(1), Le(10_000)] | Literal["auto"] = "auto"
+    """Batches that each worker prepares ahead."""
+    persistent_workers: bool = True
+    """Keep the workers between epochs."""
+    pin_memory: bool | Literal["auto"] = "auto"
+    """Page-locked memory for faster transfer; auto: with a GPU."""
+    max_bad_share: Share = 0.01
+    """With skip: share of unreadable utterances in an epoch above which the run stops."""
+
+
+@dataclass(kw_only=True)
+class PlacementOptions(Options):
+    """Where audio is kept while it is needed."""
+
+    cache_megabytes: Annotated[int, Ge(0), Le(10_000_000)] = 512
+    """Memory for decoded audio that is read again and again (noise, RIRs, short utterances), per process."""
+    ram_corpus: Switch = "auto"
+    """Decode the training corpus once into shared memory as int16; auto: when it is compressed and fits."""
+    ram_corpus_gigabytes: Gigabytes = 0.0
+    """Most memory the RAM corpus may take; 0: half of what is free."""
+    device_resident: Switch = "auto"
+    """Keep a packed corpus, noise and RIRs in GPU memory; auto: when they fit."""
+    device_gigabytes: Gigabytes = 0.0
+    """Most device memory the resident corpus may take; 0: half of what is free."""
+
+
+@dataclass(kw_only=True)
+class DataOptions(CorpusOptions, SamplingOptions, LoadingOptions, PlacementOptions):
+    """Which recordings, and how they become batches."""

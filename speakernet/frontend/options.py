@@ -1,0 +1,107 @@
+"""The options of front ends and of SpecAugment, and the table of front ends. No torch is imported here."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from annotated_types import Ge, Le
+
+from speakernet.options import NamedOptions, Options, Positive, Share
+from speakernet.registry import Part
+
+MelCount = Annotated[int, Ge(1), Le(512)]
+MaskCount = Annotated[int, Ge(0), Le(100)]
+
+
+@dataclass(kw_only=True)
+class SpecAugmentOptions(Options):
+    """Masks over features in training."""
+
+    spec_augment: bool = False
+    """Hide bands and stretches of time in training, with masks of its own for every utterance."""
+    mel_masks: MaskCount = 1
+    """SpecAugment: masks along the mel axis."""
+    mel_mask_width: Annotated[int, Ge(0), Le(512)] = 8
+    """SpecAugment: widest mel mask, in bands."""
+    frame_masks: MaskCount = 1
+    """SpecAugment: masks along time."""
+    frame_mask_width: Annotated[int, Ge(0), Le(10_000)] = 20
+    """SpecAugment: widest time mask, in frames of 10 ms."""
+
+
+@dataclass(kw_only=True)
+class FrontendOptions(NamedOptions):
+    """From samples to features, and SpecAugment on them. What is `auto` follows the model's own definition."""
+
+    name: str = "auto"
+    """log_mel (as voxceleb_trainer computes it), fbank (Kaldi's), raw (samples, for RawNet3); auto: the model's own."""
+
+    auto_values: ClassVar[Mapping[str, Any]] = {}
+    """What `auto` means where the model does not say."""
+
+    def resolved(self, own: Mapping[str, Any]) -> Any:
+        """A copy without `auto`: the model's own values, else those of the front end."""
+        chosen = {
+            name: own.get(name, value) for name, value in self.auto_values.items() if getattr(self, name) == "auto"
+        }
+        return dataclasses.replace(self, **chosen)
+
+    def values(self) -> dict[str, Any]:
+        """What describes the features, as a model file keeps it: everything but the name and SpecAugment."""
+        training_only = {field.name for base in (FrontendOptions, SpecAugmentOptions) for field in _fields(base)}
+        return {field.name: getattr(self, field.name) for field in _fields(self) if field.name not in training_only}
+
+
+@dataclass(kw_only=True)
+class MelOptions(SpecAugmentOptions, FrontendOptions):
+    """The base of front ends with mel bands."""
+
+    num_mels: MelCount = 64
+    """Mel bands."""
+    normalize: Literal["auto", "instance", "mean", "none"] = "auto"
+    """Over each utterance and band: instance (mean and variance), mean, none; auto: instance, and mean for fbank."""
+
+
+@dataclass(kw_only=True)
+class LogMelOptions(MelOptions):
+    """Mel spectrogram as voxceleb_trainer computes it: centred frames, HTK mel scale, optional log, instance norm."""
+
+    log_input: bool = True
+    """Take the logarithm of the mel energies."""
+    window: Literal["auto", "hamming", "hann"] = "auto"
+    """Analysis window; auto: hamming, and hann in VGGVox."""
+    preemphasis: Share | Literal["auto"] = "auto"
+    """Coefficient of the pre-emphasis, 0 for none; auto: 0.97 in ResNetSE34V2, else 0."""
+
+    auto_values: ClassVar[Mapping[str, Any]] = {"window": "hamming", "preemphasis": 0.0, "normalize": "instance"}
+
+
+@dataclass(kw_only=True)
+class KaldiFbankOptions(MelOptions):
+    """Kaldi's log filterbank energies for a whole batch at once, with what toolkits disagree about as options."""
+
+    window: Literal["auto", "hamming", "povey"] = "auto"
+    """Analysis window: hamming in wespeaker, povey in 3D-Speaker; auto: hamming."""
+    scale: Positive = 32768.0
+    """The waveform in -1..1 is multiplied by this (32768 in wespeaker, 1 in 3D-Speaker)."""
+    dither: Annotated[float, Ge(0.0), Le(1e6)] = 0.0
+    """Standard deviation of the noise added in training, in scaled samples (1.0 in wespeaker)."""
+
+    auto_values: ClassVar[Mapping[str, Any]] = {"window": "hamming", "normalize": "mean"}
+
+
+@dataclass(kw_only=True)
+class RawWaveformOptions(FrontendOptions):
+    """The samples themselves as one feature, for models that learn their own filterbank (RawNet3)."""
+
+
+FEATURES: dict[str, Part] = {
+    "log_mel": Part(LogMelOptions, "speakernet.frontend.features:LogMel"),
+    "fbank": Part(KaldiFbankOptions, "speakernet.frontend.features:KaldiFbank"),
+    "raw": Part(RawWaveformOptions, "speakernet.frontend.features:RawWaveform"),
+}
+
+
+def _fields(owner: Any) -> tuple[dataclasses.Field, ...]:
+    return dataclasses.fields(owner)
