@@ -15,7 +15,11 @@ def sgd(
     groups: Groups, learning_rate: float, momentum: float = 0.9, nesterov: bool = True, fused: bool = False
 ) -> torch.optim.Optimizer:
     """Stochastic gradient descent with momentum, by default Nesterov's."""
-    return torch.optim.SGD(groups, lr=learning_rate, momentum=momentum, nesterov=nesterov and momentum > 0, fused=fused)
+    optimizer = torch.optim.SGD(
+        groups, lr=learning_rate, momentum=momentum, nesterov=nesterov and momentum > 0, fused=fused
+    )
+    _fill_in_momentum(optimizer)
+    return optimizer
 
 
 def adam(
@@ -63,6 +67,20 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 # torch has a one-kernel update for these, on CPU and CUDA.
 FUSED_OPTIMIZERS = frozenset({"sgd", "adam", "adamw"})
+
+
+def _fill_in_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """Give sgd the momentum that it lacks, as zeros: its first step is then torch's own, to the bit.
+
+    torch's fused SGD makes it in its first step from raw memory, and leaves it raw where that step is skipped.
+    """
+    for group in optimizer.param_groups:
+        if not group.get("momentum"):
+            continue
+        for parameter in group["params"]:
+            if optimizer.state[parameter].get("momentum_buffer") is None:
+                zeros = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+                optimizer.state[parameter]["momentum_buffer"] = zeros
 
 
 def parameter_groups(modules: Iterable[nn.Module], weight_decay: float, decay_all: bool = False) -> Groups:
@@ -152,3 +170,4 @@ class OptimizerState:
                 raise ValueError(f"the optimizer's options differ: {differing}")
         groups = [{**one, "params": other["params"]} for one, other in zip(own, saved, strict=True)]
         self.optimizer.load_state_dict({"state": state["state"], "param_groups": groups})
+        _fill_in_momentum(self.optimizer)
