@@ -27,6 +27,7 @@ def refuse_impossible(config: Config, net: nn.Module, loss: nn.Module, device: t
     training, runtime = config.training, config.runtime
     choose_precision(runtime.precision, device)
     should_fuse(config.optimizer.name, device, config.optimizer.fused)
+    exponential_falls_to_the_end(config)
     if needs_gradient_cache(config, loss) and training.gradient_cache == "off":
         raise ValueError(
             f"training.accumulation_steps: {training.accumulation_steps} with the metric loss {config.loss.name}: each "
@@ -73,6 +74,24 @@ def needs_gradient_cache(config: Config, loss: nn.Module) -> bool:
     return bool(loss.is_metric) and config.training.accumulation_steps > 1
 
 
+def exponential_falls_to_the_end(config: Config) -> bool:
+    """Whether the schedule is exponential and its end is given, not its factor.
+
+    Raises:
+        ValueError: both are given, and they would contradict each other.
+    """
+    schedule = config.schedule
+    if schedule.name != "exponential" or schedule.final_learning_rate == "auto":
+        return False
+    if schedule.decay != "auto":
+        raise ValueError(
+            f"schedule.decay: {schedule.decay:g} and schedule.final_learning_rate: {schedule.final_learning_rate:g}: "
+            "exponential falls by the one or to the other; set one of them to auto (a run trained before "
+            "final_learning_rate had an effect here fell by decay)"
+        )
+    return True
+
+
 def has_margin(loss: nn.Module) -> bool:
     """Whether a schedule can move the loss's margin."""
     return isinstance(getattr(loss, "margin", None), int | float)
@@ -108,6 +127,12 @@ def say_what_has_no_effect(config: Config, loss: nn.Module, device: torch.device
             "schedule.warmup_epochs: %g before one_cycle, which rises by itself: the learning rate rises twice; "
             "schedule.warmup_epochs: 0 avoids that",
             schedule.warmup_epochs,
+        )
+    if schedule.final_learning_rate != "auto" and schedule.name in ("constant", "step"):
+        logger.warning(
+            "schedule.final_learning_rate: %g has no effect: %s does not end anywhere",
+            schedule.final_learning_rate,
+            schedule.name,
         )
     if schedule.margin != "constant" and not has_margin(loss):
         logger.warning("schedule.margin: %s has no effect: this loss has no margin", schedule.margin)

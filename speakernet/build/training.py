@@ -11,7 +11,12 @@ from torch import nn
 
 from speakernet import distributed
 from speakernet.build.compiling import build_compiler
-from speakernet.build.refusals import needs_gradient_cache, refuse_impossible, say_what_has_no_effect
+from speakernet.build.refusals import (
+    exponential_falls_to_the_end,
+    needs_gradient_cache,
+    refuse_impossible,
+    say_what_has_no_effect,
+)
 from speakernet.config.schema import Config, config_to_dict
 from speakernet.models.layers import is_safe_in_channels_last
 from speakernet.models.model_file import model_file_contents
@@ -37,6 +42,9 @@ EPSILON_FLOAT32 = 1e-8
 # Gradients that passed through 16 bits carry noise of about 1e-3 of their size; a second moment near zero must not
 # turn that noise into whole steps.
 EPSILON_HALF = 1e-7
+# What `auto` means in schedule.final_learning_rate and schedule.decay.
+FINAL_LEARNING_RATE = 1e-6
+DECAY = 0.95
 
 Validate = Callable[[], Mapping[str, Any]]
 
@@ -136,12 +144,18 @@ def build_optimizer(config: Config, modules: list[nn.Module], precision: Precisi
 def build_schedules(
     config: Config, loss: nn.Module, steps_per_epoch: int
 ) -> tuple[LearningRateSchedule, MarginSchedule | None]:
-    """The learning rate and, where the loss has a margin, the margin of each step."""
+    """The learning rate and, where the loss has a margin, the margin of each step.
+
+    Raises:
+        ValueError: see `exponential_falls_to_the_end`.
+    """
     section, optimizer = config.schedule, config.optimizer
+    final = FINAL_LEARNING_RATE if section.final_learning_rate == "auto" else section.final_learning_rate
+    decay = DECAY if section.decay == "auto" else section.decay
     options = ScheduleOptions(
         top=optimizer.learning_rate,
-        floor=min(section.final_learning_rate, optimizer.learning_rate),
-        decay=section.decay,
+        floor=min(final, optimizer.learning_rate),
+        decay=None if exponential_falls_to_the_end(config) else decay,
         decay_interval=section.decay_interval,
         power=section.power,
         restart_epochs=section.restart_epochs,
@@ -155,6 +169,7 @@ def build_schedules(
         steps_per_epoch=steps_per_epoch,
         num_epochs=config.training.max_epochs,
         warmup_epochs=section.warmup_epochs,
+        warmup_overlaps=section.warmup_overlaps,
     )
     margin = getattr(loss, "margin", None)
     if not isinstance(margin, int | float):

@@ -23,7 +23,8 @@ class ScheduleOptions:
     """Learning rate at the top."""
     floor: float = 0.0
     """Learning rate at the end."""
-    decay: float = 0.95
+    decay: float | None = 0.95
+    """Factor of `step` and `plateau`; of `exponential` too, which falls to the floor where this is None."""
     decay_interval: float = 10.0
     power: float = 2.0
     restart_epochs: float = 10.0
@@ -47,12 +48,18 @@ def step(options: ScheduleOptions, epoch: float, num_epochs: float) -> float:
     0.25
     """
     # The tiny term keeps 9.9999999 (a rounded 10) from missing its step.
-    return options.top * options.decay ** math.floor(epoch / options.decay_interval + 1e-9)
+    return options.top * _factor(options) ** math.floor(epoch / options.decay_interval + 1e-9)
 
 
 def exponential(options: ScheduleOptions, epoch: float, num_epochs: float) -> float:
-    """As `step`, but smoothly."""
-    return options.top * options.decay ** (epoch / options.decay_interval)
+    """As `step`, but smoothly; without a `decay` from the top to the floor, in equal factors.
+
+    >>> exponential(ScheduleOptions(top=1.0, floor=0.01, decay=None), 20, 40)
+    0.1
+    """
+    if options.decay is None:
+        return float(options.top * (options.floor / options.top) ** _share(epoch, num_epochs))
+    return float(options.top * options.decay ** (epoch / options.decay_interval))
 
 
 def linear(options: ScheduleOptions, epoch: float, num_epochs: float) -> float:
@@ -115,27 +122,42 @@ class LearningRateSchedule:
         steps_per_epoch: optimizer steps in one epoch.
         num_epochs: epochs of the whole run.
         warmup_epochs: length of the warm-up; the shape's own clock starts at 0 where it ends.
+        warmup_overlaps: the shape's clock starts with the run instead, and the warm-up is a factor on it.
+
+    Raises:
+        ValueError: an unknown name, or options that this shape cannot have.
     """
 
     def __init__(
-        self, name: str, options: ScheduleOptions, *, steps_per_epoch: int, num_epochs: int, warmup_epochs: float = 0.0
+        self,
+        name: str,
+        options: ScheduleOptions,
+        *,
+        steps_per_epoch: int,
+        num_epochs: int,
+        warmup_epochs: float = 0.0,
+        warmup_overlaps: bool = False,
     ) -> None:
+        if options.decay is None and (name in ("step", "plateau") or (name == "exponential" and options.floor <= 0)):
+            raise ValueError(f"{name} needs a decay" + (", or a floor above 0" if name == "exponential" else ""))
         self.name = name
         self.options = options
         self.steps_per_epoch = max(1, steps_per_epoch)
         self.num_epochs = num_epochs
         self.warmup_epochs = warmup_epochs
+        self._shape_begins = 0.0 if warmup_overlaps else warmup_epochs
         self._shape = lookup(SCHEDULES, name, "schedule")
         self._observed_eers: list[float] = []
 
     def __call__(self, step_number: float) -> float:
         """Learning rate of the step that comes after `step_number` finished ones of `steps_per_epoch`."""
         epoch = step_number / self.steps_per_epoch
-        if epoch < self.warmup_epochs:
-            return self.options.top * max(_WARMUP_FLOOR, epoch / self.warmup_epochs)
-        rate = self._shape(self.options, epoch - self.warmup_epochs, self.num_epochs - self.warmup_epochs)
+        warmth = max(_WARMUP_FLOOR, epoch / self.warmup_epochs) if epoch < self.warmup_epochs else 1.0
+        if epoch < self._shape_begins:
+            return self.options.top * warmth
+        rate = warmth * self._shape(self.options, epoch - self._shape_begins, self.num_epochs - self._shape_begins)
         drops = plateau_drops(self._observed_eers, self.options.plateau_patience) if self.name == "plateau" else 0
-        return max(rate * self.options.decay**drops, self.options.floor) if drops else rate
+        return max(rate * _factor(self.options) ** drops, self.options.floor) if drops else rate
 
     def observe(self, eer_percent: float) -> None:
         """Tell the schedule an evaluation's result; only plateau listens."""
@@ -201,6 +223,11 @@ class MarginSchedule:
         if self.kind == "exponential":
             share = (1.0 - 0.001**share) / 0.999
         return self.initial + (self.full - self.initial) * share
+
+
+def _factor(options: ScheduleOptions) -> float:
+    assert options.decay is not None, "LearningRateSchedule asks for it"
+    return options.decay
 
 
 def _share(epoch: float, num_epochs: float) -> float:

@@ -68,12 +68,14 @@ class ScheduleSection:
     """constant, step, linear, cosine, cosine_restarts, polynomial, exponential, one_cycle or plateau (on the EER)."""
     warmup_epochs: float = 0.0
     """Epochs of linear rise from (almost) zero before the schedule begins; fractions are fine."""
-    decay: float = 0.95
-    """Factor of step, exponential and plateau."""
+    warmup_overlaps: bool = False
+    """The schedule begins with the run and the warm-up is a factor on it (wespeaker), not a stretch before it."""
+    decay: float | Literal["auto"] = "auto"
+    """Factor of step, exponential and plateau; auto: 0.95, and none in exponential with a final_learning_rate."""
     decay_interval: float = 10.0
     """Epochs between two factors of `step`, and per factor of `exponential`."""
-    final_learning_rate: float = 1e-6
-    """Where linear, cosine, cosine_restarts, polynomial and one_cycle end, and what plateau never goes below."""
+    final_learning_rate: float | Literal["auto"] = "auto"
+    """Where all but constant, step and plateau end (plateau: its lowest); auto: 1e-6, exponential falls by `decay`."""
     power: float = 2.0
     """Exponent of polynomial."""
     restart_epochs: float = 10.0
@@ -95,9 +97,16 @@ class ScheduleSection:
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Values out of range, as (field, what was found and what is expected)."""
-        yield from at_least(self, 0.0, "warmup_epochs", "final_learning_rate", "margin_initial", "margin_begin_epoch")
-        yield from positive(self, "decay", "decay_interval", "power", "restart_epochs")
-        yield from between(self, 0.0, 1.0, "decay", "peak_share")
+        yield from at_least(self, 0.0, "warmup_epochs", "margin_initial", "margin_begin_epoch")
+        yield from positive(self, "decay_interval", "power", "restart_epochs")
+        yield from between(self, 0.0, 1.0, "peak_share")
+        if self.decay != "auto":
+            yield from positive(self, "decay")
+            yield from between(self, 0.0, 1.0, "decay")
+        if self.final_learning_rate != "auto" and self.name == "exponential":
+            yield from positive(self, "final_learning_rate")
+        elif self.final_learning_rate != "auto":
+            yield from at_least(self, 0.0, "final_learning_rate")
         yield from at_least(self, 1.0, "restart_factor")
         yield from at_least(self, 1, "plateau_patience")
         if self.margin != "constant" and self.margin_end_epoch <= self.margin_begin_epoch:
@@ -149,8 +158,14 @@ class TrainingSection:
     """Margin of the second stage."""
     large_margin_crop_frames: int = 600
     """Crop length of the second stage, in frames of 10 ms."""
+    large_margin_batch_size: int = 0
+    """Batch size of the second stage, whose crops take more memory; 0: data.batch_size."""
     large_margin_learning_rate: float = 1e-4
     """Learning rate at the start of the second stage."""
+    large_margin_final_learning_rate: float | Literal["auto"] = "auto"
+    """Where the second stage's learning rate ends, falling exponentially; auto: a quarter of its start."""
+    large_margin_warmup_epochs: float = 0.0
+    """Epochs of linear rise at the beginning of the second stage, as a factor on its fall."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Values out of range, as (field, what was found and what is expected)."""
@@ -168,10 +183,15 @@ class TrainingSection:
             "average_checkpoints",
             "large_margin_epochs",
             "large_margin",
+            "large_margin_batch_size",
+            "large_margin_warmup_epochs",
         )
         yield from between(self, 0.0, 0.9999999, "ema_decay")
         yield from at_least(self, 1, "large_margin_crop_frames")
         yield from positive(self, "large_margin_learning_rate")
+        if self.large_margin_final_learning_rate != "auto":
+            yield from positive(self, "large_margin_final_learning_rate")
+            yield from between(self, 0.0, self.large_margin_learning_rate, "large_margin_final_learning_rate")
 
 
 @dataclass
