@@ -54,7 +54,7 @@ def build_augmenter(config: Config, reader: RowReader, table: LookupTable, eligi
         logger.warning(
             "augmentation: nothing found for %s; their part goes to %s",
             ", ".join(augmenter.missing),
-            ", ".join(augmenter.available) or "clean speech",
+            ", ".join(dict.fromkeys(augmenter.available)) or "clean speech",
         )
     does_more = any(section.volume_db) or section.telephone_probability or section.codec_probability
     if not augmenter.available and not does_more:

@@ -18,6 +18,7 @@ from speakernet.files import atomic_write
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.training.checkpoint import CheckpointStore, load_checkpoint, move_aside
 from speakernet.training.interfaces import Loader
+from speakernet.training.options import ExponentialOptions
 
 logger = logging.getLogger(__name__)
 
@@ -27,15 +28,26 @@ STAGE = "large-margin stage"
 def large_margin_config(config: Config) -> Config:
     """The configuration of the second stage: longer crops, larger margin, small learning rate, no speed perturbation.
 
-    Source: Thienpondt et al. 2021, "The IDLab VoxCeleb speaker recognition challenge 2020 system description".
+    Source: Thienpondt et al. 2021, "The IDLab VoxCeleb speaker recognition challenge 2020 system description"; the fall
+    of the learning rate is that of wespeaker's `resnet_lm.yaml`.
     """
     training = config.training
+    rate, final = training.large_margin_learning_rate, training.large_margin_final_learning_rate
     stage = {
-        "data": dataclasses.replace(config.data, crop_frames=training.large_margin_crop_frames, crop_frames_max=0),
+        "data": dataclasses.replace(
+            config.data,
+            crop_frames=training.large_margin_crop_frames,
+            crop_frames_max=0,
+            batch_size=training.large_margin_batch_size or config.data.batch_size,
+        ),
         "augment": dataclasses.replace(config.augment, speed_factors=[1.0]),
         "loss": dataclasses.replace(config.loss, margin=training.large_margin),
-        "optimizer": dataclasses.replace(config.optimizer, learning_rate=training.large_margin_learning_rate),
-        "schedule": dataclasses.replace(config.schedule, warmup_epochs=0.0, margin="constant"),
+        "optimizer": dataclasses.replace(config.optimizer, learning_rate=rate),
+        "schedule": ExponentialOptions(
+            final_learning_rate=rate / 4 if final == "auto" else final,
+            warmup_epochs=training.large_margin_warmup_epochs,
+            warmup_overlaps=True,
+        ),
         "training": dataclasses.replace(
             training,
             max_epochs=training.large_margin_epochs,

@@ -26,8 +26,8 @@ def refuse_impossible(config: Config, net: nn.Module, loss: nn.Module, device: t
     """
     training, runtime = config.training, config.runtime
     choose_precision(runtime.precision, device)
-    should_fuse(config.optimizer.name, device, config.optimizer.fused)
-    if needs_gradient_cache(config, loss) and training.gradient_cache == "off":
+    should_fuse(config.optimizer, device)
+    if needs_gradient_cache(config) and training.gradient_cache == "off":
         raise ValueError(
             f"training.accumulation_steps: {training.accumulation_steps} with the metric loss {config.loss.name}: each "
             "micro-batch would only see its own negatives. Set training.gradient_cache: auto (two passes), "
@@ -47,7 +47,7 @@ def refuse_impossible(config: Config, net: nn.Module, loss: nn.Module, device: t
 def compile_obstacles(config: Config, net: nn.Module, loss: nn.Module, device: torch.device) -> list[str]:
     """Why this network cannot be compiled here, each with what would have to change."""
     found = [platform_obstacle(device)]
-    if needs_gradient_cache(config, loss):
+    if needs_gradient_cache(config):
         found.append(
             f"the gradient cache (metric loss {config.loss.name} under accumulation) runs each micro-batch twice, "
             "first without gradients; set training.accumulation_steps: 1"
@@ -68,9 +68,9 @@ def compile_obstacles(config: Config, net: nn.Module, loss: nn.Module, device: t
     return [obstacle for obstacle in found if obstacle]
 
 
-def needs_gradient_cache(config: Config, loss: nn.Module) -> bool:
+def needs_gradient_cache(config: Config) -> bool:
     """Whether accumulation has to go through the two-pass gradient cache."""
-    return bool(loss.is_metric) and config.training.accumulation_steps > 1
+    return config.loss.is_metric and config.training.accumulation_steps > 1
 
 
 def has_margin(loss: nn.Module) -> bool:
@@ -81,7 +81,7 @@ def has_margin(loss: nn.Module) -> bool:
 def say_what_has_no_effect(config: Config, loss: nn.Module, device: torch.device, num_batches: int) -> None:
     """Warn of options that do nothing, or not what their value says, in a run of `num_batches` an epoch."""
     training, schedule, runtime = config.training, config.schedule, config.runtime
-    if training.gradient_cache == "on" and not needs_gradient_cache(config, loss):
+    if training.gradient_cache == "on" and not needs_gradient_cache(config):
         logger.warning(
             "training.gradient_cache: on has no effect: it needs a metric loss and accumulation_steps above 1"
         )

@@ -23,20 +23,14 @@ from speakernet.training.averaging import WeightAverage
 from speakernet.training.checkpoint import CheckpointStore
 from speakernet.training.interfaces import Loader
 from speakernet.training.memory import enable_gradient_checkpointing
-from speakernet.training.optimizers import create_optimizer, should_fuse
+from speakernet.training.optimizers import create_optimizer
 from speakernet.training.precision import Precision, choose_precision
 from speakernet.training.progress import Progress
-from speakernet.training.schedules import LearningRateSchedule, MarginSchedule, ScheduleOptions
-from speakernet.training.state import TrainerOptions
+from speakernet.training.schedules import LearningRateSchedule, MarginSchedule
 from speakernet.training.step import TrainingStep
 from speakernet.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
-
-EPSILON_FLOAT32 = 1e-8
-# Gradients that passed through 16 bits carry noise of about 1e-3 of their size; a second moment near zero must not
-# turn that noise into whole steps.
-EPSILON_HALF = 1e-7
 
 Validate = Callable[[], Mapping[str, Any]]
 
@@ -69,18 +63,7 @@ def choose_device(config: Config) -> torch.device:
 
 def prepare_machine(config: Config) -> list[AppliedSetting]:
     """Apply the machine switches of `runtime` to torch, and log each with its reason."""
-    runtime = config.runtime
-    applied = optimize_torch_settings(
-        deterministic=runtime.deterministic,
-        cudnn_benchmark=runtime.cudnn_benchmark,
-        tf32=runtime.tf32,
-        threads=runtime.threads,
-        interop_threads=runtime.interop_threads,
-        attention=runtime.attention,
-        memory_fraction=runtime.memory_fraction,
-        keep_memory=runtime.keep_memory,
-        save_memory=runtime.gradient_checkpointing,
-    )
+    applied = optimize_torch_settings(config.runtime, save_memory=config.runtime.gradient_checkpointing)
     for setting in applied:
         logger.info("torch setting: %s", setting)
     return applied
@@ -96,77 +79,23 @@ def build_precision(config: Config, device: torch.device) -> Precision:
     choice = choose_precision(runtime.precision, device)
     if runtime.deterministic and runtime.precision == "auto" and choice.name == "fp16":
         choice = dataclasses.replace(choice, name="no", reason="deterministic: fp16's scale depends on history")
-    return Precision(
-        choice.name,
-        device,
-        initial_scale=runtime.loss_scale,
-        growth_interval=runtime.loss_scale_growth_interval,
-        reason=choice.reason,
-    )
-
-
-def build_optimizer(config: Config, modules: list[nn.Module], precision: Precision) -> torch.optim.Optimizer:
-    """The optimizer over the network and the head.
-
-    Raises:
-        ValueError: an option that this optimizer does not have.
-    """
-    section = config.optimizer
-    fused, reason = should_fuse(section.name, precision.device, section.fused)
-    logger.info("optimizer %s, fused: %s (%s)", section.name, fused, reason)
-    epsilon = section.epsilon
-    if epsilon == "auto":
-        epsilon = EPSILON_FLOAT32 if precision.name == "no" else EPSILON_HALF
-    options: dict[str, Any] = {"learning_rate": section.learning_rate}
-    if section.name == "sgd":
-        options |= {"momentum": section.momentum, "nesterov": section.nesterov}
-    else:
-        options |= {"betas": (section.beta1, section.beta2), "epsilon": epsilon}
-    if fused:
-        options["fused"] = True
-    return create_optimizer(
-        section.name,
-        modules,
-        options,
-        weight_decay=section.weight_decay,
-        decay_norms_and_biases=section.decay_norms_and_biases,
-    )
+    return Precision(runtime, choice.name, device, reason=choice.reason)
 
 
 def build_schedules(
     config: Config, loss: nn.Module, steps_per_epoch: int
 ) -> tuple[LearningRateSchedule, MarginSchedule | None]:
     """The learning rate and, where the loss has a margin, the margin of each step."""
-    section, optimizer = config.schedule, config.optimizer
-    options = ScheduleOptions(
-        top=optimizer.learning_rate,
-        floor=min(section.final_learning_rate, optimizer.learning_rate),
-        decay=section.decay,
-        decay_interval=section.decay_interval,
-        power=section.power,
-        restart_epochs=section.restart_epochs,
-        restart_factor=section.restart_factor,
-        peak_share=section.peak_share,
-        plateau_patience=section.plateau_patience,
-    )
     learning_rate = LearningRateSchedule(
-        section.name,
-        options,
+        config.schedule,
+        config.optimizer.learning_rate,
         steps_per_epoch=steps_per_epoch,
         num_epochs=config.training.max_epochs,
-        warmup_epochs=section.warmup_epochs,
     )
     margin = getattr(loss, "margin", None)
     if not isinstance(margin, int | float):
         return learning_rate, None
-    return learning_rate, MarginSchedule(
-        float(margin),
-        kind=section.margin,
-        initial=section.margin_initial,
-        begin_epoch=section.margin_begin_epoch,
-        end_epoch=section.margin_end_epoch,
-        steps_per_epoch=steps_per_epoch,
-    )
+    return learning_rate, MarginSchedule(config.schedule, float(margin), steps_per_epoch=steps_per_epoch)
 
 
 def apply_memory_options(config: Config, net: nn.Module, device: torch.device, precision: Precision) -> None:
@@ -196,14 +125,6 @@ def apply_memory_options(config: Config, net: nn.Module, device: torch.device, p
         net.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
 
 
-def trainer_options(config: Config) -> TrainerOptions:
-    """The section's numbers that the trainer itself needs."""
-    training = config.training
-    names = {field.name for field in dataclasses.fields(TrainerOptions)}
-    values = dataclasses.asdict(training)
-    return TrainerOptions(**{name: value for name, value in values.items() if name in names})
-
-
 def build_trainer(
     config: Config,
     net: SpeakerNet,
@@ -228,7 +149,7 @@ def build_trainer(
     net.to(device)
     loss.to(device)
     apply_memory_options(config, net, device, precision)
-    optimizer = build_optimizer(config, [net, loss], precision)
+    optimizer = create_optimizer(config.optimizer, [net, loss], device, is_float32=precision.name == "no")
     steps_per_epoch = -(-len(loader) // training.accumulation_steps)
     learning_rate, margin = build_schedules(config, loss, steps_per_epoch)
     folder = Path(run_folder)
@@ -236,7 +157,7 @@ def build_trainer(
     keep = max(training.keep_checkpoints, training.average_checkpoints)
 
     def model_contents(summary: dict[str, Any]) -> dict[str, Any]:
-        return model_file_contents(net, loss_normalizes=bool(loss.normalize_embeddings), training_summary=summary)
+        return model_file_contents(net, loss_normalizes=config.loss.normalize_embeddings, training_summary=summary)
 
     return Trainer(
         net=net,
@@ -252,7 +173,7 @@ def build_trainer(
             0, precision=precision.name, accumulation_steps=training.accumulation_steps, device=device
         ),
         model_contents=model_contents,
-        options=trainer_options(config),
+        options=config.training,
         step=step,
         average=WeightAverage(net, training.ema_decay),
         progress=Progress(folder if distributed.is_main() else None),
@@ -280,7 +201,7 @@ def _build_step(
         precision,
         max_grad_norm=config.training.max_grad_norm,
         utterances_per_speaker=int(getattr(loader, "utterances_per_speaker", 1)),
-        gradient_cache=needs_gradient_cache(config, loss),
+        gradient_cache=needs_gradient_cache(config),
         profiler=make_profiler(profiles, folder / "profile", runtime.profile_steps, precision.device),
     )
 

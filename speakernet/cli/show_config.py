@@ -9,6 +9,7 @@ import sys
 
 import yaml
 
+from speakernet.build.schedule_table import schedule_table
 from speakernet.config import config_to_dict, load_config
 
 TAKES_CONFIG = True
@@ -17,15 +18,21 @@ logger = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--given`: only what differs from the defaults because a file or an option set it."""
+    """`--given`: only what a file or an option set; `--schedule`: learning rate and margin instead of options."""
     parser.add_argument("--given", action="store_true", help="show only what files and options set, without defaults")
+    parser.add_argument(
+        "--schedule", action="store_true", help="show learning rate and margin of the first, ramp and last epochs"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the resolved configuration as YAML."""
+    """Print the resolved configuration as YAML, or its schedule as a table."""
     loaded = load_config(arguments.config_arguments)
     logger.info("files: %s", ", ".join(map(str, loaded.files)) or "none")
     logger.info("defaults: %s", "voxceleb_trainer's" if loaded.is_classic else "speakernet's")
+    if arguments.schedule:
+        sys.stdout.write(schedule_table(loaded.config) + "\n")
+        return 0
     values = config_to_dict(loaded.config)
     if arguments.given:
         values = {

@@ -9,7 +9,6 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 

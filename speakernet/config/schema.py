@@ -131,7 +131,11 @@ def replaced(config: Config, **sections: Mapping[str, Any]) -> Config:
     values = config_to_dict(config)
     for section, fields in sections.items():
         values[section] |= dict(fields)
-        if section == "model" and fields.get("name", config.model.name) != config.model.name and "options" not in fields:
+        if (
+            section == "model"
+            and fields.get("name", config.model.name) != config.model.name
+            and "options" not in fields
+        ):
             values["model"]["options"] = {}
     return config_from_dict(values)
 
@@ -173,4 +177,3 @@ def config_from_dict(values: Mapping[str, Mapping[str, Any]]) -> Config:
         own = field_names(options_of_model(names))
         kept["model"]["options"] = {key: value for key, value in kept["model"]["options"].items() if key in own}
     return sections_of(kept, names)
-

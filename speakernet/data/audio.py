@@ -137,7 +137,12 @@ def info_of_file(file: Any, name: str | Path, status: Any = None) -> AudioInfo:
 
 
 def read_audio(
-    path: str | Path, start: int = 0, num_samples: int | None = None, sample_rate: int = SAMPLE_RATE
+    path: str | Path,
+    start: int = 0,
+    num_samples: int | None = None,
+    sample_rate: int = SAMPLE_RATE,
+    *,
+    mixes: bool = True,
 ) -> np.ndarray:
     """Read a crop as float32 in -1..1, mono, at `sample_rate`; shape (samples,).
 
@@ -148,13 +153,15 @@ def read_audio(
         start: first sample of the crop, counted at `sample_rate`.
         num_samples: length of the crop; None reads to the end.
         sample_rate: Hz wanted.
+        mixes: several channels are mixed down; else the first is taken alone.
 
     Raises:
         AudioError: missing, not audio, without samples in the crop, or with NaN or infinite samples.
     """
     try:
         with open(path, "rb", buffering=0) as file:  # noqa: PTH123
-            return crop_of_file(file, info_of_file(file, path), path, start, num_samples, sample_rate)
+            info = info_of_file(file, path)
+            return crop_of_file(file, info, path, start, num_samples, sample_rate, mixes=mixes)
     except OSError as error:
         raise _missing(path, error) from error
 
@@ -169,7 +176,14 @@ def read_audio_bytes(
 
 
 def crop_of_file(
-    file: Any, info: AudioInfo, name: str | Path, start: int, num_samples: int | None, sample_rate: int
+    file: Any,
+    info: AudioInfo,
+    name: str | Path,
+    start: int,
+    num_samples: int | None,
+    sample_rate: int,
+    *,
+    mixes: bool = True,
 ) -> np.ndarray:
     """The crop of an open file whose header is known; see `read_audio`."""
     total = info.num_samples_at(sample_rate)
@@ -179,7 +193,7 @@ def crop_of_file(
     if start < 0 or stop <= start:
         raise AudioError(f"{name}: asked for samples {start} to {stop}, but it holds {total} at {sample_rate} Hz")
     if info.sample_rate == sample_rate:
-        return _read_frames(file, info, name, start, stop - start)
+        return _read_frames(file, info, name, start, stop - start, mixes)
     # resample_poly keeps sample k * down of the source at sample k * up of the result, so cutting the source at such a
     # multiple, far enough before the crop, gives the samples that resampling the whole file would give.
     common = math.gcd(sample_rate, info.sample_rate)
@@ -188,7 +202,7 @@ def crop_of_file(
     blocks = max(0, start // up - (reach // down + 1))
     source_start = blocks * down
     source_stop = min(info.num_samples, -(-stop * down // up) + reach)
-    source = _read_frames(file, info, name, source_start, source_stop - source_start)
+    source = _read_frames(file, info, name, source_start, source_stop - source_start, mixes)
     resampled = resample(source, up, down).astype(np.float32, copy=False)
     offset = start - blocks * up
     return resampled[offset : offset + stop - start]
@@ -238,19 +252,21 @@ class _BytesStatus:
         self.st_mtime_ns = 0
 
 
-def _read_frames(file: Any, info: AudioInfo, name: str | Path, start: int, count: int) -> np.ndarray:
+def _read_frames(
+    file: Any, info: AudioInfo, name: str | Path, start: int, count: int, mixes: bool = True
+) -> np.ndarray:
     """`count` frames at the file's own rate as mono float32; shape (count,)."""
     if not info.is_direct:
-        return _decode_frames(file, name, start, count)
+        return _decode_frames(file, name, start, count, mixes)
     frame_bytes = SAMPLE_BYTES[info.format] * info.num_channels
     file.seek(info.data_offset + start * frame_bytes)
     raw = file.read(count * frame_bytes)
     if len(raw) < count * frame_bytes:
         raise AudioError(f"{name}: the file became shorter while it was being read")
-    return finish_frames(decode_pcm(raw, info.format).reshape(count, info.num_channels), name)
+    return finish_frames(decode_pcm(raw, info.format).reshape(count, info.num_channels), name, mixes)
 
 
-def _decode_frames(file: Any, name: str | Path, start: int, count: int) -> np.ndarray:
+def _decode_frames(file: Any, name: str | Path, start: int, count: int, mixes: bool) -> np.ndarray:
     """Frames through libsndfile."""
     file.seek(0)
     try:
@@ -262,7 +278,7 @@ def _decode_frames(file: Any, name: str | Path, start: int, count: int) -> np.nd
         raise AudioError(f"{name}: cannot decode samples {start} to {start + count} ({_reason(error)})") from error
     if len(frames) < count:
         raise AudioError(f"{name}: decoding stopped after {start + len(frames)} of {start + count} samples")
-    return finish_frames(frames, name)
+    return finish_frames(frames, name, mixes)
 
 
 def decode_pcm(raw: bytes | np.ndarray, format_name: str) -> np.ndarray:
@@ -281,9 +297,9 @@ def decode_pcm(raw: bytes | np.ndarray, format_name: str) -> np.ndarray:
     return np.frombuffer(raw, dtype="<f4" if format_name == "float32" else "<f8").astype(np.float32)
 
 
-def finish_frames(frames: np.ndarray, name: str | Path) -> np.ndarray:
-    """Mix (samples, channels) down to (samples,); refuse NaN and infinite samples."""
-    mono = frames[:, 0] if frames.shape[1] == 1 else frames.mean(axis=1, dtype=np.float32)
+def finish_frames(frames: np.ndarray, name: str | Path, mixes: bool = True) -> np.ndarray:
+    """Mix (samples, channels) down to (samples,), or take the first channel; refuse NaN and infinite samples."""
+    mono = frames.mean(axis=1, dtype=np.float32) if mixes and frames.shape[1] > 1 else frames[:, 0]
     # A sum is not finite when any sample is not; cheaper than testing each.
     if not math.isfinite(float(mono.sum(dtype=np.float64))):
         raise AudioError(f"{name}: holds NaN or infinite samples; convert it again from its source")

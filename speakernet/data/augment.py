@@ -96,9 +96,10 @@ class Augmenter:
         self.is_classic = is_classic
         self.sample_rate = sample_rate
         has_files = {"reverb": bool(rooms), **{kind: bool(len(bank)) for kind, bank in self.banks.items()}}
-        wanted = [kind for kind in KINDS[1:] if kind in self.ranges.categories]
+        # In one order, however they are listed; what is listed twice is twice as likely.
+        wanted = sorted(self.ranges.categories, key=KINDS.index)
         self.available = [kind for kind in wanted if has_files.get(kind, False)]
-        self.missing = [kind for kind in wanted if kind not in self.available]
+        self.missing = [kind for kind in dict.fromkeys(wanted) if kind not in self.available]
         self._drawer = Drawer(
             self.available,
             self.ranges,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from speakernet.data.audio import AudioError
+from speakernet.data.audio import AudioError, read_audio
 from speakernet.data.cache import AudioCache
 from speakernet.data.lists import StringTable
 from speakernet.data.packed import PackedRows
@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aif", ".aiff")
 # Folder names of MUSAN -> our names of the kinds of disturbance.
 MUSAN_FOLDERS = {"noise": "noise", "music": "music", "speech": "babble"}
+# What in a path of RIRS_NOISES tells a noise: a folder, and recordings beside the isotropic rooms' responses.
+NOISES_AMONG_ROOMS = ("/pointsource_noises/", "_noise_")
 # Transform lengths are multiples of it: few different ones, which are faster than many, and many factors of two.
 FFT_BLOCK = 512
 ENERGY_BLOCK = 64  # samples that one kept energy stands for
@@ -208,7 +210,8 @@ class RoomBank:
         is_aligned: drop what comes before the direct path (the largest sample), so that speech stays where it was.
         cache: keeps responses and spectra.
 
-    Every response is divided by the square root of its energy, as is usual.
+    Every response is divided by the square root of its energy, as is usual. Of a response of several channels the first
+    is taken: each is one microphone's, and their mean is the response of no place in the room.
     """
 
     def __init__(
@@ -230,12 +233,11 @@ class RoomBank:
         """
         response = self.cache.get(("response", room))
         if response is None:
-            response = self.source.read(self.names[room])
+            path = self.source.path_of(self.names[room])
+            response = read_audio(path, sample_rate=self.source.sample_rate, mixes=False)
             energy = float(np.dot(response, response)) if len(response) else 0.0
             if not energy > 0:
-                raise AudioError(
-                    f"{self.source.path_of(self.names[room])}: the impulse response is empty or silent; remove it"
-                )
+                raise AudioError(f"{path}: the impulse response is empty or silent; remove it")
             response = (response / np.float32(np.sqrt(energy))).astype(np.float32)
             if self.is_aligned:
                 response = response[int(np.abs(response).argmax()) :].copy()
@@ -261,14 +263,17 @@ class RoomBank:
 
 
 def room_bank(root: str | Path, sample_rate: int, cache: AudioCache | None, *, is_aligned: bool) -> RoomBank:
-    """All impulse responses below `root` (RIRS_NOISES' layout or any other).
+    """All impulse responses below `root` (RIRS_NOISES' layout or any other); its noises are left out, and said.
 
     Raises:
         AudioError: no such folder, or no audio in it.
     """
-    names = find_audio_files(root)
+    found = find_audio_files(root)
+    names = [name for name in found if not any(part in f"/{name}" for part in NOISES_AMONG_ROOMS)]
     if not names:
         raise AudioError(f"{root}: no audio files in this folder of impulse responses")
+    if len(names) < len(found):
+        logger.warning("%s: %d files are noises, no impulse responses, and are left out", root, len(found) - len(names))
     return RoomBank(FolderSource(root, sample_rate), names, is_aligned=is_aligned, cache=cache)
 
 

@@ -26,7 +26,7 @@ class AugmentOptions(Options):
     categories: list[Literal["reverb", "music", "babble", "noise"]] = field(
         default_factory=lambda: ["reverb", "music", "babble", "noise"]
     )
-    """Disturbances to choose from, each equally likely; one without files is redistributed."""
+    """Disturbances to choose from, each equally likely (listed twice: twice); one without files is redistributed."""
     noise_snr_db: list[Decibels] = field(default_factory=lambda: [0.0, 15.0])
     """Lowest and highest signal-to-noise ratio of noise."""
     music_snr_db: list[Decibels] = field(default_factory=lambda: [5.0, 15.0])

@@ -1,68 +1,82 @@
 """The optimizers by name, and the parameter groups they get (no decay on normalisation weights and biases)."""
 
-from collections.abc import Callable, Iterable, Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from speakernet.registry import create, lookup
+from speakernet.training.options import (
+    OPTIMIZERS,
+    AdamOptions,
+    AdamWOptions,
+    NAdamOptions,
+    OptimizerOptions,
+    RAdamOptions,
+    SgdOptions,
+)
+
+logger = logging.getLogger(__name__)
 
 Groups = list[dict[str, Any]]
 
+EPSILON_FLOAT32 = 1e-8
+# Gradients that passed through 16 bits carry noise of about 1e-3 of their size; a second moment near zero must not
+# turn that noise into whole steps.
+EPSILON_HALF = 1e-7
 
-def sgd(
-    groups: Groups, learning_rate: float, momentum: float = 0.9, nesterov: bool = True, fused: bool = False
-) -> torch.optim.Optimizer:
+
+def sgd(options: SgdOptions, groups: Groups, fused: bool = False) -> torch.optim.Optimizer:
     """Stochastic gradient descent with momentum, by default Nesterov's."""
-    return torch.optim.SGD(groups, lr=learning_rate, momentum=momentum, nesterov=nesterov and momentum > 0, fused=fused)
+    optimizer = torch.optim.SGD(
+        groups, lr=options.learning_rate, momentum=options.momentum, nesterov=options.nesterov, fused=fused
+    )
+    _fill_in_momentum(optimizer)
+    return optimizer
 
 
-def adam(
-    groups: Groups,
-    learning_rate: float,
-    betas: tuple[float, float] = (0.9, 0.999),
-    epsilon: float = 1e-8,
-    fused: bool = False,
-) -> torch.optim.Optimizer:
+def adam(options: AdamOptions, groups: Groups, epsilon: float, fused: bool = False) -> torch.optim.Optimizer:
     """Adam; weight decay is an L2 term in the gradient."""
-    return torch.optim.Adam(groups, lr=learning_rate, betas=betas, eps=epsilon, fused=fused)
+    return torch.optim.Adam(groups, **_of_adam(options, epsilon), fused=fused)
 
 
-def adamw(
-    groups: Groups,
-    learning_rate: float,
-    betas: tuple[float, float] = (0.9, 0.999),
-    epsilon: float = 1e-8,
-    fused: bool = False,
-) -> torch.optim.Optimizer:
+def adamw(options: AdamWOptions, groups: Groups, epsilon: float, fused: bool = False) -> torch.optim.Optimizer:
     """Adam with decoupled weight decay."""
-    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=epsilon, fused=fused)
+    return torch.optim.AdamW(groups, **_of_adam(options, epsilon), fused=fused)
 
 
-def radam(
-    groups: Groups, learning_rate: float, betas: tuple[float, float] = (0.9, 0.999), epsilon: float = 1e-8
-) -> torch.optim.Optimizer:
+def radam(options: RAdamOptions, groups: Groups, epsilon: float) -> torch.optim.Optimizer:
     """Rectified Adam: its own warm-up of the variance estimate."""
-    return torch.optim.RAdam(groups, lr=learning_rate, betas=betas, eps=epsilon)
+    return torch.optim.RAdam(groups, **_of_adam(options, epsilon))
 
 
-def nadam(
-    groups: Groups, learning_rate: float, betas: tuple[float, float] = (0.9, 0.999), epsilon: float = 1e-8
-) -> torch.optim.Optimizer:
+def nadam(options: NAdamOptions, groups: Groups, epsilon: float) -> torch.optim.Optimizer:
     """Adam with Nesterov's look-ahead."""
-    return torch.optim.NAdam(groups, lr=learning_rate, betas=betas, eps=epsilon)
+    return torch.optim.NAdam(groups, **_of_adam(options, epsilon))
 
 
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "sgd": sgd,
-    "adam": adam,
-    "adamw": adamw,
-    "radam": radam,
-    "nadam": nadam,
-}
+def _of_adam(options: AdamOptions, epsilon: float) -> dict[str, Any]:
+    return {"lr": options.learning_rate, "betas": (options.beta1, options.beta2), "eps": epsilon}
+
+
 # torch has a one-kernel update for these, on CPU and CUDA.
 FUSED_OPTIMIZERS = frozenset({"sgd", "adam", "adamw"})
+
+
+def _fill_in_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """Give sgd the momentum that it lacks, as zeros: its first step is then torch's own, to the bit.
+
+    torch's fused SGD makes it in its first step from raw memory, and leaves it raw where that step is skipped.
+    """
+    for group in optimizer.param_groups:
+        if not group.get("momentum"):
+            continue
+        for parameter in group["params"]:
+            if optimizer.state[parameter].get("momentum_buffer") is None:
+                zeros = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+                optimizer.state[parameter]["momentum_buffer"] = zeros
 
 
 def parameter_groups(modules: Iterable[nn.Module], weight_decay: float, decay_all: bool = False) -> Groups:
@@ -86,41 +100,48 @@ def parameter_groups(modules: Iterable[nn.Module], weight_decay: float, decay_al
     return [group for group in groups if group["params"]]
 
 
-def should_fuse(name: str, device: torch.device, requested: str = "auto") -> tuple[bool, str]:
+def should_fuse(options: OptimizerOptions, device: torch.device) -> tuple[bool, str]:
     """Whether to use the one-kernel update, and why.
 
     Raises:
         ValueError: `on` was asked for and torch has no fused form of this optimizer.
     """
+    name = options.name
     has_fused = name in FUSED_OPTIMIZERS and device.type in ("cpu", "cuda")
-    if requested == "on" and not has_fused:
+    if options.fused == "on" and not has_fused:
         raise ValueError(
             f"optimizer.fused: on, but torch has no fused {name} on {device.type}; "
             f"fused exist: {', '.join(sorted(FUSED_OPTIMIZERS))}; set optimizer.fused: auto"
         )
-    if requested == "off":
+    if options.fused == "off":
         return False, "switched off"
     return has_fused, f"torch has {'a' if has_fused else 'no'} fused {name} on {device.type}"
 
 
 def create_optimizer(
-    name: str,
-    modules: Iterable[nn.Module],
-    options: Mapping[str, Any],
-    *,
-    weight_decay: float = 0.0,
-    decay_norms_and_biases: bool = False,
+    options: OptimizerOptions, modules: Iterable[nn.Module], device: torch.device, *, is_float32: bool = True
 ) -> torch.optim.Optimizer:
-    """The optimizer `name` over all trainable parameters of `modules`.
+    """The optimizer over all trainable parameters of `modules`.
+
+    Args:
+        options: which one, and how far it moves.
+        modules: the network and the head.
+        device: where they are.
+        is_float32: whether gradients are computed in 32 bits; sets what `epsilon: auto` means.
 
     Raises:
-        ValueError: unknown name or option, or nothing to train.
+        ValueError: unknown name, a fused form that torch has not, or nothing to train.
     """
-    lookup(OPTIMIZERS, name, "optimizer")
-    groups = parameter_groups(modules, weight_decay, decay_norms_and_biases)
+    part = lookup(OPTIMIZERS, options.name, "optimizer")
+    groups = parameter_groups(modules, options.weight_decay, options.decay_norms_and_biases)
     if not groups:
         raise ValueError("no trainable parameter: every weight of the model and the loss is frozen")
-    return create(OPTIMIZERS, name, {"groups": groups, **options}, "optimizer")
+    fused, reason = should_fuse(options, device)
+    logger.info("optimizer %s, fused: %s (%s)", options.name, fused, reason)
+    epsilon = getattr(options, "epsilon", "auto")
+    if epsilon == "auto":
+        epsilon = EPSILON_FLOAT32 if is_float32 else EPSILON_HALF
+    return create(part, options, groups=groups, epsilon=epsilon, fused=fused)  # type: ignore[no-any-return]
 
 
 class OptimizerState:
@@ -152,3 +173,4 @@ class OptimizerState:
                 raise ValueError(f"the optimizer's options differ: {differing}")
         groups = [{**one, "params": other["params"]} for one, other in zip(own, saved, strict=True)]
         self.optimizer.load_state_dict({"state": state["state"], "param_groups": groups})
+        _fill_in_momentum(self.optimizer)

@@ -26,6 +26,10 @@ from speakernet.options import (
 from speakernet.registry import Part
 
 LearningRate = Annotated[float, Gt(0.0), Le(1000.0)]
+Factor = Annotated[float, Gt(0.0), Le(1.0)]
+Interval = Annotated[float, Gt(0.0), Le(1e6)]
+DECAY_INTERVAL = 10.0
+"""Epochs; voxceleb_trainer's, with its default test_interval."""
 
 
 @dataclass(kw_only=True)
@@ -134,6 +138,8 @@ class ScheduleOptions(MarginOptions, NamedOptions):
     """constant, step, linear, cosine, cosine_restarts, polynomial, exponential, one_cycle or plateau (on the EER)."""
     warmup_epochs: Epochs = 0.0
     """Epochs of linear rise from (almost) zero before the schedule begins; fractions are fine."""
+    warmup_overlaps: bool = False
+    """The schedule begins with the run and the warm-up is a factor on it (wespeaker), not a stretch before it."""
 
 
 @dataclass(kw_only=True)
@@ -152,27 +158,43 @@ class FloorOptions(ScheduleOptions):
 
 
 @dataclass(kw_only=True)
-class DecayOptions(ScheduleOptions):
+class FactorOptions(ScheduleOptions):
     """The base of schedules that multiply by a factor."""
 
-    decay: Annotated[float, Gt(0.0), Le(1.0)] = 0.95
+    decay: Factor = 0.95
     """The factor."""
-    decay_interval: Annotated[float, Gt(0.0), Le(1e6)] = 10.0
-    """Epochs between two factors of `step`, and per factor of `exponential`."""
 
 
 @dataclass(kw_only=True)
-class StepOptions(DecayOptions):
+class StepOptions(FactorOptions):
     """Times `decay` after each `decay_interval` epochs."""
 
     name: str = "step"
+    decay_interval: Interval = DECAY_INTERVAL
+    """Epochs between two factors."""
 
 
 @dataclass(kw_only=True)
-class ExponentialOptions(DecayOptions):
-    """As `step`, but smoothly."""
+class ExponentialOptions(ScheduleOptions):
+    """Down in equal factors: to `final_learning_rate` at the end, or by `decay` every `decay_interval` epochs."""
 
     name: str = "exponential"
+    final_learning_rate: LearningRate | Literal["auto"] = "auto"
+    """Where the learning rate ends; auto: it falls by `decay`."""
+    decay: Factor | Literal["auto"] = "auto"
+    """The factor; auto: that of step, where no final_learning_rate is given."""
+    decay_interval: Interval = DECAY_INTERVAL
+    """Epochs per factor."""
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """An end and a factor contradict each other."""
+        yield from super().problems()
+        if self.decay != "auto" and self.final_learning_rate != "auto":
+            yield (
+                "final_learning_rate",
+                f"{self.final_learning_rate:g} together with decay: {self.decay:g}; exponential falls to the one or by "
+                "the other: give one of them (before final_learning_rate had an effect here, runs fell by decay)",
+            )
 
 
 @dataclass(kw_only=True)
@@ -219,12 +241,10 @@ class OneCycleOptions(FloorOptions):
 
 
 @dataclass(kw_only=True)
-class PlateauOptions(FloorOptions):
+class PlateauOptions(FloorOptions, FactorOptions):
     """The top, times `decay` whenever `plateau_patience` evaluations brought no better EER."""
 
     name: str = "plateau"
-    decay: Annotated[float, Gt(0.0), Le(1.0)] = 0.95
-    """The factor."""
     plateau_patience: Count = 3
     """Evaluations without a better EER before the next factor."""
 
@@ -287,8 +307,24 @@ class LargeMarginOptions(Options):
     """Margin of the second stage."""
     large_margin_crop_frames: Frames = 600
     """Crop length of the second stage, in frames of 10 ms."""
+    large_margin_batch_size: Annotated[int, Ge(0), Le(1_000_000)] = 0
+    """Batch size of the second stage, whose crops take more memory; 0: data.batch_size."""
     large_margin_learning_rate: LearningRate = 1e-4
     """Learning rate at the start of the second stage."""
+    large_margin_final_learning_rate: LearningRate | Literal["auto"] = "auto"
+    """Where the second stage's learning rate ends, falling exponentially; auto: a quarter of its start."""
+    large_margin_warmup_epochs: Epochs = 0.0
+    """Epochs of linear rise at the beginning of the second stage, as a factor on its fall."""
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """A learning rate that rises."""
+        yield from super().problems()
+        final = self.large_margin_final_learning_rate
+        if final != "auto" and final > self.large_margin_learning_rate:
+            yield (
+                "large_margin_final_learning_rate",
+                f"{final:g}; expected at most large_margin_learning_rate ({self.large_margin_learning_rate:g})",
+            )
 
 
 @dataclass(kw_only=True)

@@ -4,138 +4,132 @@ Everything is computed from the number of steps done, so a resumed run needs no 
 `plateau`, which also needs the EERs of the past evaluations; it keeps them as plain numbers.
 """
 
-import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any
 
+from speakernet.options import default_of
 from speakernet.registry import lookup
+from speakernet.training.options import (
+    SCHEDULES,
+    CosineOptions,
+    CosineRestartsOptions,
+    ExponentialOptions,
+    FactorOptions,
+    FloorOptions,
+    LinearOptions,
+    MarginOptions,
+    OneCycleOptions,
+    PlateauOptions,
+    PolynomialOptions,
+    ScheduleOptions,
+    StepOptions,
+)
 
 # The first steps of a warm-up must move the weights a little, or the first step is wasted.
 _WARMUP_FLOOR = 1e-3
 
 
-@dataclasses.dataclass(frozen=True)
-class ScheduleOptions:
-    """What the shapes need; each uses its own part. Epochs may be fractions."""
-
-    top: float
-    """Learning rate at the top."""
-    floor: float = 0.0
-    """Learning rate at the end."""
-    decay: float = 0.95
-    decay_interval: float = 10.0
-    power: float = 2.0
-    restart_epochs: float = 10.0
-    restart_factor: float = 2.0
-    peak_share: float = 0.3
-    plateau_patience: int = 3
-
-
-Shape = Callable[[ScheduleOptions, float, float], float]
-
-
-def constant(options: ScheduleOptions, epoch: float, num_epochs: float) -> float:
+def constant(options: ScheduleOptions, top: float, epoch: float, num_epochs: float) -> float:
     """Always the top."""
-    return options.top
+    return top
 
 
-def step(options: ScheduleOptions, epoch: float, num_epochs: float) -> float:
+def step(options: StepOptions, top: float, epoch: float, num_epochs: float) -> float:
     """Times `decay` after each `decay_interval` epochs.
 
-    >>> step(ScheduleOptions(top=1.0, decay=0.5, decay_interval=10), 25, 40)
+    >>> step(StepOptions(decay=0.5, decay_interval=10), 1.0, 25, 40)
     0.25
     """
     # The tiny term keeps 9.9999999 (a rounded 10) from missing its step.
-    return options.top * options.decay ** math.floor(epoch / options.decay_interval + 1e-9)
+    return top * options.decay ** math.floor(epoch / options.decay_interval + 1e-9)
 
 
-def exponential(options: ScheduleOptions, epoch: float, num_epochs: float) -> float:
-    """As `step`, but smoothly."""
-    return options.top * options.decay ** (epoch / options.decay_interval)
+def exponential(options: ExponentialOptions, top: float, epoch: float, num_epochs: float) -> float:
+    """As `step`, but smoothly; with a final learning rate from the top to it, in equal factors.
+
+    >>> exponential(ExponentialOptions(final_learning_rate=0.01), 1.0, 20, 40)
+    0.1
+    """
+    if options.final_learning_rate != "auto":
+        return float(top * (options.final_learning_rate / top) ** _share(epoch, num_epochs))
+    decay = default_of(FactorOptions, "decay") if options.decay == "auto" else options.decay
+    return float(top * decay ** (epoch / options.decay_interval))
 
 
-def linear(options: ScheduleOptions, epoch: float, num_epochs: float) -> float:
+def linear(options: LinearOptions, top: float, epoch: float, num_epochs: float) -> float:
     """A straight line from the top to the floor."""
-    return options.top + (options.floor - options.top) * _share(epoch, num_epochs)
+    return top + (_floor(options, top) - top) * _share(epoch, num_epochs)
 
 
-def polynomial(options: ScheduleOptions, epoch: float, num_epochs: float) -> float:
+def polynomial(options: PolynomialOptions, top: float, epoch: float, num_epochs: float) -> float:
     """From the top to the floor as (1 - share of the run) to the `power`."""
-    return options.floor + (options.top - options.floor) * (1 - _share(epoch, num_epochs)) ** options.power
+    floor = _floor(options, top)
+    return floor + (top - floor) * (1 - _share(epoch, num_epochs)) ** options.power
 
 
-def cosine(options: ScheduleOptions, epoch: float, num_epochs: float) -> float:
+def cosine(options: CosineOptions, top: float, epoch: float, num_epochs: float) -> float:
     """Half a cosine from the top to the floor.
 
-    >>> cosine(ScheduleOptions(top=1.0), 20, 40)
+    >>> cosine(CosineOptions(final_learning_rate=0.0), 1.0, 20, 40)
     0.5
     """
-    return _half_cosine(options.top, options.floor, _share(epoch, num_epochs))
+    return _half_cosine(top, _floor(options, top), _share(epoch, num_epochs))
 
 
-def cosine_restarts(options: ScheduleOptions, epoch: float, num_epochs: float) -> float:
+def cosine_restarts(options: CosineRestartsOptions, top: float, epoch: float, num_epochs: float) -> float:
     """Half cosines one after the other, each `restart_factor` times as long as the one before (SGDR)."""
     length, begin = options.restart_epochs, 0.0
     while epoch >= begin + length - 1e-9:
         begin += length
         length *= options.restart_factor
-    return _half_cosine(options.top, options.floor, max(0.0, epoch - begin) / length)
+    return _half_cosine(top, _floor(options, top), max(0.0, epoch - begin) / length)
 
 
-def one_cycle(options: ScheduleOptions, epoch: float, num_epochs: float) -> float:
+def one_cycle(options: OneCycleOptions, top: float, epoch: float, num_epochs: float) -> float:
     """Half a cosine up from a 25th of the top, then half a cosine down to the floor (Smith and Topin)."""
     share = _share(epoch, num_epochs)
     if share < options.peak_share:
-        return _half_cosine(options.top / 25.0, options.top, share / options.peak_share)
+        return _half_cosine(top / 25.0, top, share / options.peak_share)
     rest = 1.0 - options.peak_share
-    return _half_cosine(options.top, options.floor, (share - options.peak_share) / rest if rest else 1.0)
-
-
-SCHEDULES: dict[str, Shape] = {
-    "constant": constant,
-    "step": step,
-    "linear": linear,
-    "cosine": cosine,
-    "cosine_restarts": cosine_restarts,
-    "polynomial": polynomial,
-    "exponential": exponential,
-    "one_cycle": one_cycle,
-    # The shape of plateau is constant; its drops come from the observed EERs (LearningRateSchedule).
-    "plateau": constant,
-}
+    return _half_cosine(top, _floor(options, top), (share - options.peak_share) / rest if rest else 1.0)
 
 
 class LearningRateSchedule:
     """The learning rate of each optimizer step: linear warm-up, then one of the shapes over the epochs that are left.
 
     Args:
-        name: a key of SCHEDULES.
-        options: the shape's numbers.
+        options: of the shape, and the warm-up. With `warmup_overlaps` the shape's clock starts with the run and the
+            warm-up is a factor on it; else it starts at 0 where the warm-up ends.
+        top: learning rate at the top.
         steps_per_epoch: optimizer steps in one epoch.
         num_epochs: epochs of the whole run.
-        warmup_epochs: length of the warm-up; the shape's own clock starts at 0 where it ends.
+
+    Raises:
+        ValueError: an unknown name.
     """
 
-    def __init__(
-        self, name: str, options: ScheduleOptions, *, steps_per_epoch: int, num_epochs: int, warmup_epochs: float = 0.0
-    ) -> None:
-        self.name = name
+    def __init__(self, options: ScheduleOptions, top: float, *, steps_per_epoch: int, num_epochs: int) -> None:
         self.options = options
+        self.top = top
         self.steps_per_epoch = max(1, steps_per_epoch)
         self.num_epochs = num_epochs
-        self.warmup_epochs = warmup_epochs
-        self._shape = lookup(SCHEDULES, name, "schedule")
+        self._shape = lookup(SCHEDULES, options.name, "schedule").load()
+        self._shape_begins = 0.0 if options.warmup_overlaps else options.warmup_epochs
         self._observed_eers: list[float] = []
 
     def __call__(self, step_number: float) -> float:
         """Learning rate of the step that comes after `step_number` finished ones of `steps_per_epoch`."""
         epoch = step_number / self.steps_per_epoch
-        if epoch < self.warmup_epochs:
-            return self.options.top * max(_WARMUP_FLOOR, epoch / self.warmup_epochs)
-        rate = self._shape(self.options, epoch - self.warmup_epochs, self.num_epochs - self.warmup_epochs)
-        drops = plateau_drops(self._observed_eers, self.options.plateau_patience) if self.name == "plateau" else 0
-        return max(rate * self.options.decay**drops, self.options.floor) if drops else rate
+        warmup = self.options.warmup_epochs
+        warmth = max(_WARMUP_FLOOR, epoch / warmup) if epoch < warmup else 1.0
+        if epoch < self._shape_begins:
+            return self.top * warmth
+        begin = self._shape_begins
+        rate = warmth * self._shape(self.options, self.top, epoch - begin, self.num_epochs - begin)
+        if not isinstance(self.options, PlateauOptions):
+            return rate
+        drops = plateau_drops(self._observed_eers, self.options.plateau_patience)
+        return max(rate * self.options.decay**drops, _floor(self.options, self.top)) if drops else rate
 
     def observe(self, eer_percent: float) -> None:
         """Tell the schedule an evaluation's result; only plateau listens."""
@@ -174,33 +168,26 @@ class MarginSchedule:
     here divided by 0.999 so that it ends exactly at the full margin.
     """
 
-    def __init__(
-        self,
-        full: float,
-        *,
-        kind: str = "constant",
-        initial: float = 0.0,
-        begin_epoch: float = 0.0,
-        end_epoch: float = 1.0,
-        steps_per_epoch: int = 1,
-    ) -> None:
-        if kind not in ("constant", "linear", "exponential"):
-            raise ValueError(f"margin schedule {kind!r}; expected constant, linear or exponential")
+    def __init__(self, options: MarginOptions, full: float, *, steps_per_epoch: int = 1) -> None:
+        self.options = options
         self.full = full
-        self.kind = kind
-        self.initial = initial
-        self.begin_epoch = begin_epoch
-        self.end_epoch = end_epoch
         self.steps_per_epoch = max(1, steps_per_epoch)
 
     def __call__(self, step_number: float) -> float:
         """Margin of the step that comes after `step_number` finished ones of `steps_per_epoch`."""
-        if self.kind == "constant":
+        ramp = self.options
+        if ramp.margin == "constant":
             return self.full
-        share = _share(step_number / self.steps_per_epoch - self.begin_epoch, self.end_epoch - self.begin_epoch)
-        if self.kind == "exponential":
+        length = ramp.margin_end_epoch - ramp.margin_begin_epoch
+        share = _share(step_number / self.steps_per_epoch - ramp.margin_begin_epoch, length)
+        if ramp.margin == "exponential":
             share = (1.0 - 0.001**share) / 0.999
-        return self.initial + (self.full - self.initial) * share
+        return ramp.margin_initial + (self.full - ramp.margin_initial) * share
+
+
+def _floor(options: FloorOptions, top: float) -> float:
+    """The end of a schedule, which is never above its top."""
+    return min(options.final_learning_rate, top)
 
 
 def _share(epoch: float, num_epochs: float) -> float:

@@ -234,3 +234,14 @@ def test_option_without_effect_says_so(caplog: pytest.LogCaptureFixture) -> None
 def test_fields_are_plain_values() -> None:
     assert yaml.safe_load(yaml.safe_dump(config_to_dict(Config()))) == config_to_dict(Config())
     assert list(config_to_dict(Config())) == list(SECTIONS)
+
+
+def test_a_configuration_saved_when_decay_and_end_were_numbers_still_loads(tmp_path: Path) -> None:
+    file = write(tmp_path, "schedule:\n  name: cosine\n  decay: 0.95\n  final_learning_rate: 1.0e-06\n")
+    schedule = load_config(["--config", file]).config.schedule
+    assert (schedule.decay, schedule.final_learning_rate) == (0.95, 1e-6)
+    config = load_config(["--config", file, "--schedule.decay", "auto"]).config
+    save_config(config, tmp_path / "saved.yaml")
+    assert load_config(["--config", str(tmp_path / "saved.yaml")]).config.schedule == config.schedule
+    with pytest.raises(ConfigError, match=r"my\.yaml:4: schedule\.final_learning_rate: 0"):
+        load_config(["--config", write(tmp_path, "schedule:\n  name: exponential\n\n  final_learning_rate: 0\n")])

@@ -230,3 +230,27 @@ def test_energies_of_crops_are_exact(random: np.random.Generator) -> None:
         firsts = random.integers(0, 5000 - num_samples + 1, 50)
         expected = [(samples[f : f + num_samples].astype(np.int64) ** 2).sum() for f in firsts]
         assert energies.of_crops(firsts, num_samples).tolist() == expected
+
+
+def test_rooms_are_one_microphone_and_no_noise(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """RIRS_NOISES holds noises beside responses, and responses of up to eight channels."""
+    left, right = np.zeros(400, dtype=np.float32), np.zeros(400, dtype=np.float32)
+    left[[10, 60]], right[[30, 90]] = (0.5, 0.2), (0.5, 0.2)
+    for name in ("pointsource_noises/noise-1.wav", "real_rirs_isotropic_noises/RVB2014_type1_noise_a.wav"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write_audio(tmp_path / name, right, 16000)
+    response = "real_rirs_isotropic_noises/RVB2014_type1_rir_a.wav"
+    write_audio(tmp_path / response, np.stack([left, right], axis=1), 16000)
+    rooms = room_bank(tmp_path, 16000, None, is_aligned=True)
+    assert list(rooms.names) == [response] and "2 files are noises" in caplog.text
+    taken = rooms.response(0, 400)
+    assert np.flatnonzero(taken).tolist() == [0, 50] and taken[50] / taken[0] == pytest.approx(0.4, abs=1e-3)
+
+
+def test_a_category_that_is_listed_twice_is_twice_as_likely(folders: tuple[Path, Path]) -> None:
+    shares = []
+    for categories in (["noise", "reverb", "noise"], ["noise", "noise", "reverb"]):
+        augmenter = make(folders, ranges=AugmentRanges(probability=0.9, categories=categories))
+        kinds = augmenter.draw(np.arange(30000), 0).kinds
+        shares.append((np.bincount(kinds, minlength=5) / 30000).tolist())
+    assert shares[0] == shares[1] == pytest.approx([0.1, 0.3, 0.0, 0.0, 0.6], abs=0.01)

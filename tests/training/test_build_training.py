@@ -193,6 +193,7 @@ def test_a_resume_with_other_speakers_is_refused_and_other_changes_are_named(
     [
         ({"schedule": {"warmup_epochs": 2.0}}, "warmup_epochs: 2 of training.max_epochs: 2: the learning rate never"),
         ({"schedule": {"warmup_epochs": 1.0, "name": "one_cycle"}}, "the learning rate rises twice"),
+        ({"schedule": {"name": "step", "final_learning_rate": 1e-5}}, "final_learning_rate: 1e-05 has no effect: step"),
         ({"schedule": {"margin": "linear"}, "loss": {"name": "softmax"}}, "schedule.margin: linear has no effect"),
         ({"schedule": {"margin": "linear"}}, "margin_end_epoch: 10 of training.max_epochs: 2: the margin never"),
         ({"training": {"accumulation_steps": 100}}, "accumulation_steps: 100, but an epoch has 3 batches"),
@@ -350,6 +351,21 @@ def test_schedules_take_their_numbers_from_the_section(corpus: Path):
     assert margin is not None and margin(4) == pytest.approx(0.1)
     plain = dataclasses.replace(config, loss=dataclasses.replace(config.loss, name="softmax"))
     assert build_schedules(plain, build_loss(plain, SPEAKERS), 4)[1] is None
+
+
+def test_exponential_falls_to_its_end_or_by_its_factor(corpus: Path, tmp_path: Path):
+    def rates(**schedule) -> list[float]:
+        config = tiny_config(corpus, schedule={"name": "exponential", **schedule}, training={"max_epochs": 20})
+        rate, _ = build_schedules(config, build_loss(config, SPEAKERS), steps_per_epoch=1)
+        return [rate(0), rate(10), rate(20)]
+
+    assert rates() == pytest.approx([1e-3, 0.95e-3, 0.95**2 * 1e-3])
+    assert rates(decay=0.5) == pytest.approx([1e-3, 5e-4, 2.5e-4])
+    assert rates(final_learning_rate=1e-5) == pytest.approx([1e-3, 1e-4, 1e-5])
+    both = tiny_config(corpus, schedule={"name": "exponential", "decay": 0.5, "final_learning_rate": 1e-5})
+    with pytest.raises(ValueError, match=r"decay: 0\.5 and schedule\.final_learning_rate: 1e-05"):
+        ready(both, tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_resumed_run_has_the_options_it_is_given(corpus: Path, tmp_path: Path):

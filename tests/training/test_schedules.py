@@ -27,6 +27,7 @@ def rates(name: str, steps: list[int], warmup: float = 0.0, **options) -> list[f
         # epochs 0, 10, 20, 40
         ("step", {"decay": 0.5, "decay_interval": 10}, [1.0, 0.5, 0.25, 0.0625]),
         ("exponential", {"decay": 0.25, "decay_interval": 20}, [1.0, 0.5, 0.25, 0.0625]),
+        ("exponential", {"decay": None, "floor": 0.0001}, [1.0, 0.1, 0.01, 0.0001]),
         ("linear", {"floor": 0.2}, [1.0, 0.8, 0.6, 0.2]),
         ("cosine", {"floor": 0.0}, [1.0, (1 + math.sqrt(0.5)) / 2, 0.5, 0.0]),
         ("polynomial", {"power": 2.0}, [1.0, 0.5625, 0.25, 0.0]),
@@ -47,6 +48,21 @@ def test_every_schedule_warms_up_linearly(name: str):
     assert cold[0] == pytest.approx(1e-3)
     assert cold[1:3] == pytest.approx([0.25, 0.5])
     assert cold[3] == pytest.approx(0.04 if name == "one_cycle" else 1.0)
+
+
+def test_a_warm_up_that_overlaps_is_a_factor_on_the_whole_fall():
+    options = ScheduleOptions(top=1.0, floor=1e-4, decay=None)
+    schedule = LearningRateSchedule(
+        "exponential", options, steps_per_epoch=10, num_epochs=40, warmup_epochs=20, warmup_overlaps=True
+    )
+    expected = [1e-3, 0.5 * 0.1, 0.01, 1e-4]
+    assert [schedule(step) for step in (0, 100, 200, 400)] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("name", "floor"), [("step", 0.1), ("plateau", 0.1), ("exponential", 0.0)])
+def test_what_needs_a_decay_says_so(name: str, floor: float):
+    with pytest.raises(ValueError, match=f"{name} needs a decay"):
+        rates(name, [0], decay=None, floor=floor)
 
 
 @pytest.mark.parametrize("name", sorted(SCHEDULES))

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from training_fakes import CPU, SAMPLES, FakeBatch, FakeLoader, FakeLoss, FakeMetricLoss, FakeNet
 
-from speakernet.training.optimizers import create_optimizer
+from speakernet.training.optimizers import OptimizerState, create_optimizer
 from speakernet.training.precision import Precision
 from speakernet.training.step import TrainingStep
 
@@ -165,3 +165,33 @@ def test_fused_optimizers_skip_where_found_inf_says_so(name: str):
     optimizer.found_inf = torch.zeros(())  # type: ignore[attr-defined]
     optimizer.step()
     assert not torch.equal(weight, torch.ones(3)) and torch.isfinite(weight).all()
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+def test_a_skipped_first_step_on_the_device_leaves_no_trace(name: str, monkeypatch: pytest.MonkeyPatch):
+    """A GPU's fused SGD makes its momentum from raw memory in the first step and leaves it raw where it skips."""
+    raw = torch.empty_like
+    monkeypatch.setattr(torch, "empty_like", lambda *args, **options: raw(*args, **options).fill_(float("nan")))
+    results = []
+    for skips in (True, False):
+        net, loss = fresh()
+        momentum = {"momentum": 0.9, "nesterov": True} if name == "sgd" else {}
+        moves = create_optimizer(name, [net, loss], {"learning_rate": 0.1, "fused": True, **momentum}, weight_decay=0.1)
+        step = TrainingStep(net, loss, moves, Precision("no", CPU))
+        step._skips_on_device = True
+        batches = [FakeLoader(poisoned=frozenset({0} if skips else ())).batch(number) for number in range(3)]
+        for batch in batches if skips else batches[1:]:
+            step.add(batch)
+            step.finish(learning_rate=0.1)
+        results.append([parameter.detach() for parameter in [*net.parameters(), *loss.parameters()]])
+    for one, other in zip(*results, strict=True):
+        assert torch.isfinite(one).all() and torch.equal(one, other)
+
+
+def test_momentum_that_was_not_saved_begins_at_zero():
+    """A checkpoint from before the first good step has none."""
+    weight = nn.Parameter(torch.ones(2))
+    moves = create_optimizer("sgd", [nn.ParameterList([weight])], {"learning_rate": 0.1, "fused": True})
+    state = OptimizerState(moves)
+    state.load_state_dict({**state.state_dict(), "state": {}})
+    assert torch.equal(moves.state[weight]["momentum_buffer"], torch.zeros(2))
