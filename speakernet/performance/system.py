@@ -22,6 +22,7 @@ import torch
 
 from speakernet.files import human_bytes
 from speakernet.performance.allocation import huge_pages, keep_freed_memory, return_freed_memory
+from speakernet.performance.measuring import measuring
 
 logger = logging.getLogger(__name__)
 
@@ -53,22 +54,23 @@ class AppliedSetting:
 
 def system_info() -> dict[str, Any]:
     """Versions, processor, memory and GPUs as plain values, as `results.json` and the report keep them."""
-    memory = psutil.virtual_memory()
     info: dict[str, Any] = {
         "platform": platform.platform(),
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in PACKAGES},
         "cpu": _cpu_name(),
         "cpu_cores": available_cores(),
-        "memory_bytes": int(memory.total),
         "gpus": [],
     }
-    if torch.cuda.is_available():
-        info["cuda"] = torch.version.cuda
-        info["gpus"] = [
-            {"name": properties.name, "memory_bytes": int(properties.total_memory)}
-            for properties in map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
-        ]
+    with measuring("memory of the machine"):
+        info["memory_bytes"] = int(psutil.virtual_memory().total)
+    with measuring("name and memory of the GPUs"):
+        if torch.cuda.is_available():
+            info["cuda"] = torch.version.cuda
+            info["gpus"] = [
+                {"name": properties.name, "memory_bytes": int(properties.total_memory)}
+                for properties in map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+            ]
     return info
 
 
@@ -78,28 +80,29 @@ def log_system_info() -> dict[str, Any]:
     versions = ", ".join(f"{name} {version}" for name, version in info["versions"].items() if version)
     gpus = ", ".join(f"{gpu['name']} ({human_bytes(gpu['memory_bytes'])})" for gpu in info["gpus"]) or "no GPU"
     logger.info("python %s, %s", info["python"], versions)
-    logger.info(
-        "%s, %d cores, %s of memory; %s", info["cpu"], info["cpu_cores"], human_bytes(info["memory_bytes"]), gpus
-    )
+    memory = human_bytes(info["memory_bytes"]) if "memory_bytes" in info else "an unknown amount"
+    logger.info("%s, %d cores, %s of memory; %s", info["cpu"], info["cpu_cores"], memory, gpus)
     return info
 
 
 def performance_info() -> dict[str, Any]:
     """How torch is set at this moment, as plain values."""
-    return {
+    info = {
         "threads": torch.get_num_threads(),
         "interop_threads": torch.get_num_interop_threads(),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
         "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "process_memory_bytes": process_memory_bytes(),
     }
+    with measuring("memory of the process"):
+        info["process_memory_bytes"] = process_memory_bytes()
+    return info
 
 
 def log_performance_info() -> dict[str, Any]:
     """Write torch's settings to the log in one line and return them."""
     info = performance_info()
-    shown = {**info, "process_memory_bytes": human_bytes(info["process_memory_bytes"])}
+    shown = {name: human_bytes(value) if name.endswith("_bytes") else value for name, value in info.items()}
     logger.info("torch: %s", ", ".join(f"{name} {value}" for name, value in shown.items()))
     return info
 
@@ -223,7 +226,9 @@ class MemoryMonitor:
     def __enter__(self) -> "MemoryMonitor":
         self._stop.clear()
         self._thread = threading.Thread(target=self._watch, daemon=True)
-        self.start_bytes = self.peak_bytes = self._read()
+        self.start_bytes = self.peak_bytes = 0
+        self._sample()
+        self.start_bytes = self.peak_bytes
         self._thread.start()
         return self
 
@@ -232,7 +237,7 @@ class MemoryMonitor:
     ) -> None:
         self._stop.set()
         self._thread.join()
-        self.peak_bytes = max(self.peak_bytes, self._read())
+        self._sample()
 
     @property
     def added_bytes(self) -> int:
@@ -241,6 +246,10 @@ class MemoryMonitor:
 
     def _watch(self) -> None:
         while not self._stop.wait(self._sample_seconds):
+            self._sample()
+
+    def _sample(self) -> None:
+        with measuring("memory of the process"):
             self.peak_bytes = max(self.peak_bytes, self._read())
 
 
