@@ -116,6 +116,7 @@ def optimize_torch_settings(
     interop_threads: int = 0,
     attention: Sequence[str] = (),
     memory_fraction: float = 0.0,
+    device: torch.device | None = None,
     keep_memory: bool = True,
     save_memory: bool = False,
 ) -> list[AppliedSetting]:
@@ -129,6 +130,7 @@ def optimize_torch_settings(
         interop_threads: threads between operations; 0 leaves torch's choice.
         attention: attention kernels allowed on a GPU (flash, efficient, math, cudnn); empty allows all.
         memory_fraction: share of the GPU's memory this process may take; 0 for no bound.
+        device: the device of the run, which the bound is for; None: torch's current GPU.
         keep_memory: keep freed memory for the next step instead of giving it back to the system (Linux).
         save_memory: the contrary, whatever `keep_memory` says: give every large tensor back when it is freed (Linux).
 
@@ -156,20 +158,7 @@ def optimize_torch_settings(
         return applied + [
             AppliedSetting(name, "no effect", "there is no GPU") for name, value in asked.items() if value
         ]
-    benchmark = not deterministic if cudnn_benchmark == "auto" else bool(cudnn_benchmark)
-    torch.backends.cudnn.benchmark = benchmark
-    applied.append(AppliedSetting("cudnn_benchmark", benchmark, "crops have few lengths" if benchmark else "asked for"))
-    torch.set_float32_matmul_precision("high" if tf32 else "highest")
-    torch.backends.cudnn.allow_tf32 = tf32
-    applied.append(AppliedSetting("tf32", tf32, "float32 products with 10 bits of mantissa" if tf32 else "asked for"))
-    if attention:
-        for name, switch in ATTENTION_SWITCHES.items():
-            getattr(torch.backends.cuda, switch)(name in attention)
-        applied.append(AppliedSetting("attention", list(attention), "asked for"))
-    if memory_fraction:
-        torch.cuda.set_per_process_memory_fraction(memory_fraction)
-        applied.append(AppliedSetting("memory_fraction", memory_fraction, "asked for"))
-    return applied
+    return applied + _set_gpu(deterministic, cudnn_benchmark, tf32, attention, memory_fraction, device)
 
 
 def available_cores() -> int:
@@ -262,6 +251,32 @@ def _set_determinism(deterministic: bool) -> AppliedSetting:
     return AppliedSetting(
         "deterministic", deterministic, "asked for" if deterministic else "the fastest kernels are used"
     )
+
+
+def _set_gpu(
+    deterministic: bool,
+    cudnn_benchmark: bool | Literal["auto"],
+    tf32: bool,
+    attention: Sequence[str],
+    memory_fraction: float,
+    device: torch.device | None,
+) -> list[AppliedSetting]:
+    benchmark = not deterministic if cudnn_benchmark == "auto" else bool(cudnn_benchmark)
+    torch.backends.cudnn.benchmark = benchmark
+    applied = [AppliedSetting("cudnn_benchmark", benchmark, "crops have few lengths" if benchmark else "asked for")]
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = tf32
+    applied.append(AppliedSetting("tf32", tf32, "float32 products with 10 bits of mantissa" if tf32 else "asked for"))
+    if attention:
+        for name, switch in ATTENTION_SWITCHES.items():
+            getattr(torch.backends.cuda, switch)(name in attention)
+        applied.append(AppliedSetting("attention", list(attention), "asked for"))
+    if memory_fraction and device is not None and device.type != "cuda":
+        applied.append(AppliedSetting("memory_fraction", "no effect", "this run is on the CPU"))
+    elif memory_fraction:
+        torch.cuda.set_per_process_memory_fraction(memory_fraction, device)
+        applied.append(AppliedSetting("memory_fraction", memory_fraction, "asked for"))
+    return applied
 
 
 def _set_threads(threads: int, interop_threads: int) -> list[AppliedSetting]:

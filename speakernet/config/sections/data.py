@@ -65,7 +65,7 @@ class DataSection:
     ram_corpus_gigabytes: float = 0.0
     """Most memory the RAM corpus may take; 0: half of what is free."""
     device_resident: Switch = "auto"
-    """Keep a packed corpus, noise and RIRs in GPU memory; auto: when they fit."""
+    """Keep a packed (or RAM) corpus in GPU memory, crops are cut there; noise and RIRs stay here; auto: if it fits."""
     device_gigabytes: float = 0.0
     """Most device memory the resident corpus may take; 0: half of what is free."""
     on_bad_audio: Literal["error", "skip"] = "error"
@@ -128,7 +128,7 @@ class AugmentSection:
     codec_probability: float = 0.0
     """Share of utterances passed through mu-law quantisation at half the sample rate."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where augmentation runs: cpu in the loader's workers, cuda after the transfer; auto: cuda if there is a GPU."""
+    """Where augmentation runs: cpu with the loading (no corpus on a GPU), cuda after the transfer; auto: by GPU."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Values out of range, as (field, what was found and what is expected)."""
