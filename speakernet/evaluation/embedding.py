@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 MAX_BATCH_SECONDS_EACH = 4.0
 """A batch of whole utterances holds no more padded audio than batch_size crops of this length."""
 MIN_WHOLE_SECONDS = 0.5
-"""Whole utterances shorter than this are wrapped around: networks need some frames to pool over."""
+"""Whole utterances shorter than this (or than what the network needs) are wrapped around, as crops are."""
 READ_AHEAD_UTTERANCES = 64
 MAX_NAMED = 10
 
@@ -38,8 +38,12 @@ class EmbeddingNet(Protocol):
 
     sample_rate: int
 
-    def embed(self, waveforms: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """(batch, samples) in -1..1 and (batch,) samples -> (batch, dim)."""
+    @property
+    def min_samples(self) -> int:
+        """Samples of the shortest waveform that it takes."""
+
+    def embed(self, waveforms: Tensor, lengths: Tensor | None = None, *, sample_rate: int) -> Tensor:
+        """(batch, samples) in -1..1 at `sample_rate`, and (batch,) samples -> (batch, dim)."""
 
 
 def crop_starts(num_samples: int, length: int, num_crops: int) -> np.ndarray:
@@ -104,18 +108,20 @@ def embed_utterances(
 
     Raises:
         AudioError: naming up to ten utterances that cannot be read; one that holds no samples or NaN.
+        ValueError: the source is at another sample rate than the network, or crops are too short for it.
     """
     table = names if isinstance(names, StringTable) else StringTable.from_strings(names)
     num_workers = max(1, num_workers)
     order = np.argsort(checked_lengths(source, table, num_workers), kind="stable")
     mine = order[distributed.rank() :: distributed.world_size()]
     length = crop_samples(eval_frames, net.sample_rate) if eval_frames else 0
+    shortest = max(round(MIN_WHOLE_SECONDS * net.sample_rate), net.min_samples)
 
     def read(row: int) -> Piece:
         waveform = read_checked(source, table[row])
         if transform is not None:
             waveform = transform(waveform, row)
-        return _crops(waveform, row, length, num_crops) if length else _whole(waveform, row, net.sample_rate)
+        return _crops(waveform, row, length, num_crops) if length else _whole(waveform, row, shortest)
 
     num_columns = num_crops if length else 1
     values: np.ndarray | None = None
@@ -127,7 +133,7 @@ def embed_utterances(
         for batch in _batches(_ahead(pool, read, mine), batch_size, net.sample_rate):
             waveforms, lengths = _padded([piece.waveforms[index] for piece, index in batch])
             with autocast():
-                embedded = net.embed(waveforms.to(device), None if lengths is None else lengths.to(device))
+                embedded = net.embed(waveforms.to(device), lengths, sample_rate=source.sample_rate)
             embedded = embedded.float().cpu()
             if values is None:
                 values = np.empty((len(mine), num_columns, embedded.shape[1]), dtype=np.float32)
@@ -176,8 +182,7 @@ def _crops(waveform: np.ndarray, row: int, length: int, num_crops: int) -> Piece
     return Piece(row, np.stack([waveform[start : start + length] for start in different]), columns)
 
 
-def _whole(waveform: np.ndarray, row: int, sample_rate: int) -> Piece:
-    shortest = round(MIN_WHOLE_SECONDS * sample_rate)
+def _whole(waveform: np.ndarray, row: int, shortest: int) -> Piece:
     if len(waveform) < shortest:
         waveform = wrap_to_length(waveform, shortest)
     return Piece(row, waveform[None, :], np.zeros(1, dtype=np.int64))
@@ -210,11 +215,9 @@ def _batches(pieces: Iterable[Piece], batch_size: int, sample_rate: int) -> Iter
         yield batch
 
 
-def _padded(waveforms: list[np.ndarray]) -> tuple[Tensor, Tensor | None]:
-    """One zero-padded tensor, and the lengths where they differ."""
+def _padded(waveforms: list[np.ndarray]) -> tuple[Tensor, Tensor]:
+    """One zero-padded tensor, and the lengths."""
     lengths = np.array([len(waveform) for waveform in waveforms])
-    if (lengths == lengths[0]).all():
-        return torch.from_numpy(np.stack(waveforms)), None
     padded = np.zeros((len(waveforms), int(lengths.max())), dtype=np.float32)
     for row, waveform in enumerate(waveforms):
         padded[row, : len(waveform)] = waveform
