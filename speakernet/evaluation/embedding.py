@@ -107,21 +107,19 @@ def embed_utterances(
         (utterances, crops, dim) float32, in the order of the names, on every rank.
 
     Raises:
-        AudioError: naming up to ten utterances that cannot be read; one that holds no samples or NaN.
-        ValueError: the source is at another sample rate than the network, or crops are too short for it.
+        ValueError: utterances that cannot be read or embedded, by name; a rate or a crop that the network cannot take.
     """
     table = names if isinstance(names, StringTable) else StringTable.from_strings(names)
     num_workers = max(1, num_workers)
     order = np.argsort(checked_lengths(source, table, num_workers), kind="stable")
     mine = order[distributed.rank() :: distributed.world_size()]
     length = crop_samples(eval_frames, net.sample_rate) if eval_frames else 0
-    shortest = max(round(MIN_WHOLE_SECONDS * net.sample_rate), net.min_samples)
 
     def read(row: int) -> Piece:
         waveform = read_checked(source, table[row])
         if transform is not None:
             waveform = transform(waveform, row)
-        return _crops(waveform, row, length, num_crops) if length else _whole(waveform, row, shortest)
+        return _crops(waveform, row, length, num_crops) if length else _whole(waveform, row, net)
 
     num_columns = num_crops if length else 1
     values: np.ndarray | None = None
@@ -182,7 +180,8 @@ def _crops(waveform: np.ndarray, row: int, length: int, num_crops: int) -> Piece
     return Piece(row, np.stack([waveform[start : start + length] for start in different]), columns)
 
 
-def _whole(waveform: np.ndarray, row: int, shortest: int) -> Piece:
+def _whole(waveform: np.ndarray, row: int, net: EmbeddingNet) -> Piece:
+    shortest = max(round(MIN_WHOLE_SECONDS * net.sample_rate), net.min_samples)
     if len(waveform) < shortest:
         waveform = wrap_to_length(waveform, shortest)
     return Piece(row, waveform[None, :], np.zeros(1, dtype=np.int64))
