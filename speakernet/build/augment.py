@@ -66,8 +66,8 @@ def build_augmenter(config: Config, reader: RowReader, table: LookupTable, eligi
     return augmenter
 
 
-def augments_on_device(config: Config, device: torch.device) -> bool:
-    """Whether augmentation runs after the transfer; logged with the reason.
+def augments_on_device(config: Config, device: torch.device, *, is_resident: bool) -> bool:
+    """Whether whole batches are augmented on the training device, not crops with the loading; logged with the reason.
 
     Raises:
         ValueError: a GPU is asked for and training runs elsewhere.
@@ -75,7 +75,12 @@ def augments_on_device(config: Config, device: torch.device) -> bool:
     wanted = config.augment.device
     if wanted == "cuda" and device.type != "cuda":
         raise ValueError(f"augment.device is cuda, but training runs on {device.type}; use auto")
-    is_chosen = wanted != "cpu" and device.type == "cuda"
-    reason = "asked for" if wanted != "auto" else ("training runs there" if is_chosen else "no GPU")
-    logger.info("augmentation runs %s (%s)", "on the GPU" if is_chosen else "on the CPU, with the loading", reason)
-    return is_chosen
+    is_on_gpu = device.type == "cuda" and (is_resident or wanted != "cpu")
+    if is_on_gpu:
+        where, reason = "on the GPU", "asked for" if wanted == "cuda" else "training runs there"
+    elif is_resident:
+        where, reason = "on the CPU, on batches of the resident corpus", "the corpus lies there"
+    else:
+        where, reason = "on the CPU, with the loading", "asked for" if wanted == "cpu" else "no GPU"
+    logger.info("augmentation runs %s (%s)", where, reason)
+    return is_on_gpu or is_resident

@@ -194,7 +194,7 @@ def compare_evaluation(config: Config, data: BenchmarkData, num_utterances: int,
     num_crops, frames = max(2, section.num_crops), section.eval_frames or 300
 
     def classic(_: None) -> int:
-        return len(baseline.embed_one_by_one(net.embed, paths, num_frames=frames, num_crops=num_crops))
+        return len(baseline.embed_one_by_one(net.eval(), paths, num_frames=frames, num_crops=num_crops))
 
     def ours(autocast: Callable[[], Any]) -> Callable[[None], int]:
         return lambda _: len(

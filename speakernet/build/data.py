@@ -109,10 +109,11 @@ def build_training_loader(config: Config, device: torch.device) -> TrainingLoade
     sampler = _sampler(config, training, eligible, len(speeds))
     reader = _reader(config, source, training, table)
     augmenter = build_augmenter(config, reader, table, eligible)
-    on_device = augmenter is not None and augments_on_device(config, device)
-    resident = _resident(config, reader, table, device, has_speeds=len(speeds) > 1)
-    if resident is not None and augmenter is not None:
-        on_device = True
+    augments_elsewhere = augmenter is not None and config.augment.device == "cpu" and device.type != "cpu"
+    resident = _resident(
+        config, reader, table, device, has_speeds=len(speeds) > 1, augments_elsewhere=augments_elsewhere
+    )
+    on_device = augmenter is not None and augments_on_device(config, device, is_resident=resident is not None)
     maker = BatchMaker(
         reader,
         table.num_samples,
@@ -278,7 +279,13 @@ def _needs_decoding(table: LookupTable) -> np.ndarray:
 
 
 def _resident(
-    config: Config, reader: RowReader, table: LookupTable, device: torch.device, *, has_speeds: bool
+    config: Config,
+    reader: RowReader,
+    table: LookupTable,
+    device: torch.device,
+    *,
+    has_speeds: bool,
+    augments_elsewhere: bool,
 ) -> ResidentMaker | None:
     data = config.data
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
@@ -288,6 +295,7 @@ def _resident(
         corpus_bytes=2 * int(table.num_samples.sum()),
         is_flat=isinstance(reader, PackedRows),
         has_speeds=has_speeds,
+        augments_elsewhere=augments_elsewhere,
         budget_bytes=int(data.device_gigabytes * GIGABYTE) or int(free * MEMORY_SHARE),
     )
     logger.info("corpus on the device: %s (%s)", "yes" if choice.value else "no", choice.reason)

@@ -220,25 +220,38 @@ def _backend(
 
 
 def _mean(config: Config, model: ModelFile, options: EmbeddingOptions, keep: _ModelKeeper) -> np.ndarray:
-    """The mean embedding of the training set: the model file's, else measured and kept there."""
-    kept = model.contents.get("embedding_mean")
-    if kept is not None:
+    """The mean embedding of the training set: the model file's where it was measured this way, else measured anew."""
+    mode = "whole" if options.mode == "whole" else "crops"
+    described = options.describe(mode)
+    kept, kept_of = model.contents.get("embedding_mean"), model.contents.get("embedding_mean_of")
+    if kept is not None and kept_of == described:
         return np.asarray(kept, dtype=np.float32)
     data = config.data
     if not data.train_list or not Path(data.train_list).is_file():
+        found = "no mean embedding" if kept is None else f"the mean embedding of {_in_words(kept_of)}"
         raise ValueError(
-            "subtract_mean: the model file holds no mean embedding and there is no training list to measure it on; "
-            "set --train_list and --train_path, or evaluation.subtract_mean: false"
+            f"subtract_mean: the model file holds {found}, this scoring needs that of {_in_words(described)}, and "
+            "there is no training list to measure it on; set --train_list and --train_path, or "
+            "evaluation.subtract_mean: false"
         )
     training = read_training_list(data.train_list)
     random = numpy_generator(config.runtime.seed, MEAN_STREAM)
     rows = np.sort(random.permutation(len(training))[: config.evaluation.mean_utterances])
     source = build_source(config, data.train_path or Path(data.train_list).parent)
-    mode = "whole" if options.mode == "whole" else "crops"
     embeddings = embed_mode(model.net, training.paths.take(rows), source, options, mode, "training_mean")
     mean = embeddings.mean(axis=(0, 1), dtype=np.float64).astype(np.float32)
+    if kept is not None:
+        logger.info("mean embedding measured anew: the kept one is of %s", _in_words(kept_of))
     keep.put("embedding_mean", torch.from_numpy(mean))
+    keep.put("embedding_mean_of", described)
     return mean
+
+
+def _in_words(described: Mapping[str, Any] | None) -> str:
+    """A way of embedding, for messages."""
+    if not described:
+        return "an unknown way of embedding"
+    return ", ".join(str(value) if name == "embedding" else f"{name} {value}" for name, value in described.items())
 
 
 def _cohort(

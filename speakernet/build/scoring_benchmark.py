@@ -172,9 +172,7 @@ def compare_embedding(folder: Path, num_utterances: int, rounds: int, threads: i
     names = StringTable.from_strings(path.relative_to(folder).as_posix() for path in chosen)
     net, source = SpeakerNet("ResNetSE34L", embedding_dim=LIST_DIM).eval(), open_source(folder)
     paths = [str(path) for path in chosen]
-    classic = Side(
-        _nothing, lambda _: len(baseline.embed_one_by_one(net.embed, paths, num_frames=400, num_crops=CROPS))
-    )
+    classic = Side(_nothing, lambda _: len(baseline.embed_one_by_one(net, paths, num_frames=400, num_crops=CROPS)))
     ours = Side(_nothing, lambda _: len(embed_utterances(net, source, names, eval_frames=400, num_crops=CROPS)))
     return compare("embedding, 10 crops of 4 s", classic, ours, rounds=rounds, wanted=3, unit="utterances")
 

@@ -41,11 +41,20 @@ def choose_device(config: Config) -> torch.device:
     Raises:
         ValueError: a GPU was asked for and there is none, or none of that number.
     """
+    device = _device(config)
+    if device.type == "cpu":
+        why = "asked for" if config.runtime.device == "cpu" else "no GPU that torch can use"
+        logger.info("device: cpu (%s)", why)
+        return device
+    torch.cuda.set_device(device)
+    logger.info("device: %s (%s)", device, torch.cuda.get_device_name(device))
+    return device
+
+
+def _device(config: Config) -> torch.device:
     runtime = config.runtime
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if runtime.device == "cpu" or (runtime.device == "auto" and count == 0):
-        why = "asked for" if runtime.device == "cpu" else "no GPU that torch can use"
-        logger.info("device: cpu (%s)", why)
         return torch.device("cpu")
     if count == 0:
         raise ValueError(
@@ -55,15 +64,17 @@ def choose_device(config: Config) -> torch.device:
     number = distributed.local_rank() if runtime.gpu_id is None else runtime.gpu_id
     if number >= count:
         raise ValueError(f"runtime.gpu_id: {number}, but there are {count} GPUs, numbered from 0")
-    device = torch.device("cuda", number)
-    torch.cuda.set_device(device)
-    logger.info("device: %s (%s)", device, torch.cuda.get_device_name(device))
-    return device
+    return torch.device("cuda", number)
 
 
 def prepare_machine(config: Config) -> list[AppliedSetting]:
-    """Apply the machine switches of `runtime` to torch, and log each with its reason."""
-    applied = optimize_torch_settings(config.runtime, save_memory=config.runtime.gradient_checkpointing)
+    """Apply the machine switches of `runtime` to torch, and log each with its reason.
+
+    Raises:
+        ValueError: a GPU was asked for and is not there, or a switch without sense.
+    """
+    runtime = config.runtime
+    applied = optimize_torch_settings(runtime, _device(config), save_memory=runtime.gradient_checkpointing)
     for setting in applied:
         logger.info("torch setting: %s", setting)
     return applied

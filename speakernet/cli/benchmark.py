@@ -125,10 +125,10 @@ def _measure(config: Any, num_batches: int) -> dict[str, Any]:
         ("a step", f"{1000 / steps['steps_per_second']:.1f} ms"),
         ("waiting for data", f"{100 * steps['data_wait_share']:.1f} % of the step"),
         ("an epoch", f"{steps['epoch_seconds']:.1f} s"),
-        ("peak memory", human_bytes(steps["process_peak_bytes"])),
     ]
-    if "device_peak_bytes" in steps:
-        rows.append(("peak GPU memory", human_bytes(steps["device_peak_bytes"])))
+    for name, key in (("peak memory", "process_peak_bytes"), ("peak GPU memory", "device_peak_bytes")):
+        if key in steps:
+            rows.append((name, human_bytes(steps[key])))
     if "gpu_utilisation_percent" in steps:
         rows.append(("GPU utilisation", f"{steps['gpu_utilisation_percent']:.0f} %"))
     sys.stdout.write("\n| measure | value |\n|---|---|\n" + "".join(f"| {name} | {value} |\n" for name, value in rows))

@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
         ("parameters", f"{sum(parameter.numel() for parameter in net.parameters()):,}"),
         ("embedding", f"{net.embedding_dim} numbers"),
         ("sample rate", f"{net.sample_rate} Hz"),
-        ("mean embedding", _mean(contents.get("embedding_mean"))),
+        ("mean embedding", _mean(contents.get("embedding_mean"), contents.get("embedding_mean_of"))),
         ("calibration", "fitted" if contents.get("calibration") else "none"),
         *(("threshold", _flat(threshold)) for threshold in contents.get("thresholds", ())),
         *((f"training {key}", str(value)) for key, value in (contents.get("training_summary") or {}).items()),
@@ -51,8 +51,9 @@ def _flat(options: Mapping[str, Any]) -> str:
     return _options({key: value for key, value in options.items() if not isinstance(value, Mapping | list)})
 
 
-def _mean(mean: Any) -> str:
+def _mean(mean: Any, measured_on: Mapping[str, Any] | None) -> str:
     if mean is None:
         return "none"
+    way = f" ({_options(measured_on)})" if measured_on else ""
     length = math.sqrt(float(mean.square().sum()))
-    return f"of length {length:.3f}, subtracted before scoring where the scoring says so"
+    return f"of length {length:.3f}{way}, subtracted before scoring where the scoring says so"

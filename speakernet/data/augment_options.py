@@ -44,7 +44,7 @@ class AugmentOptions(Options):
     codec_probability: Share = 0.0
     """Share of utterances passed through mu-law quantisation at half the sample rate."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where augmentation runs: cpu in the loader's workers, cuda after the transfer; auto: cuda if there is a GPU."""
+    """Where augmentation runs: cpu with the loading (no corpus on a GPU), cuda after the transfer; auto: by GPU."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Pairs that are none, and no speed at all."""

@@ -138,9 +138,18 @@ def choose_ram_corpus(
 
 
 def choose_device_resident(
-    *, switch: str, device_type: str, corpus_bytes: int, is_flat: bool, has_speeds: bool, budget_bytes: int
+    *,
+    switch: str,
+    device_type: str,
+    corpus_bytes: int,
+    is_flat: bool,
+    has_speeds: bool,
+    budget_bytes: int,
+    augments_elsewhere: bool = False,
 ) -> Choice[bool]:
     """Whether to keep the corpus on the training device.
+
+    `augments_elsewhere`: augmentation was asked for on another device than that one.
 
     Raises:
         ValueError: asked for and impossible.
@@ -150,6 +159,8 @@ def choose_device_resident(
         reason = "the corpus is neither packed (speakernet pack) nor in memory"
     elif has_speeds:
         reason = "speed factors are applied while reading"
+    elif augments_elsewhere:
+        reason = "augment.device is cpu, and crops that lie on the GPU are augmented there; set augment.device: auto"
     elif corpus_bytes > budget_bytes:
         reason = f"the corpus takes {human_bytes(corpus_bytes)}, {human_bytes(budget_bytes)} are allowed"
     if switch == "on":

@@ -98,7 +98,7 @@ class PlacementOptions(Options):
     ram_corpus_gigabytes: Gigabytes = 0.0
     """Most memory the RAM corpus may take; 0: half of what is free."""
     device_resident: Switch = "auto"
-    """Keep a packed corpus, noise and RIRs in GPU memory; auto: when they fit."""
+    """Keep a packed (or RAM) corpus in GPU memory, crops are cut there; noise and RIRs stay here; auto: if it fits."""
     device_gigabytes: Gigabytes = 0.0
     """Most device memory the resident corpus may take; 0: half of what is free."""
 

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 MAX_BATCH_SECONDS_EACH = 4.0
 """A batch of whole utterances holds no more padded audio than batch_size crops of this length."""
 MIN_WHOLE_SECONDS = 0.5
-"""Whole utterances shorter than this are wrapped around: networks need some frames to pool over."""
+"""Whole utterances shorter than this (or than what the network needs) are wrapped around, as crops are."""
 READ_AHEAD_UTTERANCES = 64
 MAX_NAMED = 10
 
@@ -38,8 +38,12 @@ class EmbeddingNet(Protocol):
 
     sample_rate: int
 
-    def embed(self, waveforms: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """(batch, samples) in -1..1 and (batch,) samples -> (batch, dim)."""
+    @property
+    def min_samples(self) -> int:
+        """Samples of the shortest waveform that it takes."""
+
+    def embed(self, waveforms: Tensor, lengths: Tensor | None = None, *, sample_rate: int) -> Tensor:
+        """(batch, samples) in -1..1 at `sample_rate`, and (batch,) samples -> (batch, dim)."""
 
 
 def crop_starts(num_samples: int, length: int, num_crops: int) -> np.ndarray:
@@ -103,7 +107,7 @@ def embed_utterances(
         (utterances, crops, dim) float32, in the order of the names, on every rank.
 
     Raises:
-        AudioError: naming up to ten utterances that cannot be read; one that holds no samples or NaN.
+        ValueError: utterances that cannot be read or embedded, by name; a rate or a crop that the network cannot take.
     """
     table = names if isinstance(names, StringTable) else StringTable.from_strings(names)
     num_workers = max(1, num_workers)
@@ -115,7 +119,7 @@ def embed_utterances(
         waveform = read_checked(source, table[row])
         if transform is not None:
             waveform = transform(waveform, row)
-        return _crops(waveform, row, length, num_crops) if length else _whole(waveform, row, net.sample_rate)
+        return _crops(waveform, row, length, num_crops) if length else _whole(waveform, row, net)
 
     num_columns = num_crops if length else 1
     values: np.ndarray | None = None
@@ -127,7 +131,7 @@ def embed_utterances(
         for batch in _batches(_ahead(pool, read, mine), batch_size, net.sample_rate):
             waveforms, lengths = _padded([piece.waveforms[index] for piece, index in batch])
             with autocast():
-                embedded = net.embed(waveforms.to(device), None if lengths is None else lengths.to(device))
+                embedded = net.embed(waveforms.to(device), lengths, sample_rate=source.sample_rate)
             embedded = embedded.float().cpu()
             if values is None:
                 values = np.empty((len(mine), num_columns, embedded.shape[1]), dtype=np.float32)
@@ -176,8 +180,8 @@ def _crops(waveform: np.ndarray, row: int, length: int, num_crops: int) -> Piece
     return Piece(row, np.stack([waveform[start : start + length] for start in different]), columns)
 
 
-def _whole(waveform: np.ndarray, row: int, sample_rate: int) -> Piece:
-    shortest = round(MIN_WHOLE_SECONDS * sample_rate)
+def _whole(waveform: np.ndarray, row: int, net: EmbeddingNet) -> Piece:
+    shortest = max(round(MIN_WHOLE_SECONDS * net.sample_rate), net.min_samples)
     if len(waveform) < shortest:
         waveform = wrap_to_length(waveform, shortest)
     return Piece(row, waveform[None, :], np.zeros(1, dtype=np.int64))
@@ -210,11 +214,9 @@ def _batches(pieces: Iterable[Piece], batch_size: int, sample_rate: int) -> Iter
         yield batch
 
 
-def _padded(waveforms: list[np.ndarray]) -> tuple[Tensor, Tensor | None]:
-    """One zero-padded tensor, and the lengths where they differ."""
+def _padded(waveforms: list[np.ndarray]) -> tuple[Tensor, Tensor]:
+    """One zero-padded tensor, and the lengths."""
     lengths = np.array([len(waveform) for waveform in waveforms])
-    if (lengths == lengths[0]).all():
-        return torch.from_numpy(np.stack(waveforms)), None
     padded = np.zeros((len(waveforms), int(lengths.max())), dtype=np.float32)
     for row, waveform in enumerate(waveforms):
         padded[row, : len(waveform)] = waveform

@@ -53,6 +53,11 @@ class EmbeddingOptions:
     model_digest: str = ""
     """What the network's weights are known by; embeddings are kept only with one."""
 
+    def describe(self, mode: str) -> dict[str, Any]:
+        """A way of embedding in plain values: what is measured on embeddings belongs to exactly one of these."""
+        crops = {} if mode == "whole" else {"eval_frames": self.eval_frames, "num_crops": self.num_crops}
+        return {"embedding": mode, **crops}
+
 
 @dataclasses.dataclass(frozen=True)
 class Backend:
@@ -72,9 +77,7 @@ class Backend:
 
     def describe(self, options: EmbeddingOptions) -> dict[str, Any]:
         """The scoring in plain values: thresholds and calibrations belong to exactly one of these."""
-        described: dict[str, Any] = {"score": self.score, "embedding": options.mode}
-        if options.mode != "whole":
-            described |= {"eval_frames": options.eval_frames, "num_crops": options.num_crops}
+        described: dict[str, Any] = {"score": self.score, **options.describe(options.mode)}
         described |= {"subtract_mean": self.mean is not None, "score_norm": self.score_norm}
         if self.score == "mean_distance":
             described["is_normalised"] = self.is_normalised

@@ -65,6 +65,7 @@ def model_file_contents(
     *,
     loss_normalizes: bool,
     embedding_mean: Tensor | None = None,
+    embedding_mean_of: Mapping[str, Any] | None = None,
     calibration: Mapping[str, Any] | None = None,
     thresholds: Sequence[Mapping[str, Any]] = (),
     training_summary: Mapping[str, Any] | None = None,
@@ -75,6 +76,7 @@ def model_file_contents(
         net: the network; its weights are referred to, not copied.
         loss_normalizes: whether classic scoring normalises embeddings of the loss it was trained with.
         embedding_mean: (dim,) subtracted before scoring.
+        embedding_mean_of: the way of embedding that the mean was measured with, and belongs to.
         calibration: score to log-likelihood ratio.
         thresholds: decisions, each with the scoring it belongs to.
         training_summary: how it came to be.
@@ -86,6 +88,7 @@ def model_file_contents(
         "weights": weights,
         "loss_normalizes": loss_normalizes,
         "embedding_mean": embedding_mean,
+        "embedding_mean_of": None if embedding_mean_of is None else dict(embedding_mean_of),
         "calibration": None if calibration is None else dict(calibration),
         "thresholds": [dict(threshold) for threshold in thresholds],
         "training_summary": None if training_summary is None else dict(training_summary),

@@ -22,6 +22,8 @@ SPEC_AUGMENT_PREFIX = "spec_augment."
 # Keys of the random streams that the network's own parts draw from, beside the run's seed.
 SPEC_AUGMENT_STREAM = 101
 DITHER_STREAM = 102
+LONGEST_MINIMUM_SECONDS = 2
+"""No network needs more than this to give an embedding."""
 
 
 class SpeakerNet(nn.Module):
@@ -131,8 +133,33 @@ class SpeakerNet(nn.Module):
         with torch.autocast(waveforms.device.type, enabled=False):
             return self.embedding(self.norm(self.pooling(hidden.float(), frame_lengths)))
 
-    def embed(self, waveforms: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """`forward` in evaluation mode and without gradients; the mode of training is put back afterwards."""
+    @property
+    def min_samples(self) -> int:
+        """Samples of the shortest waveform that can be embedded; what is shorter can be repeated from its start."""
+        # Most trunks take a single frame.
+        needed = getattr(self.trunk, "min_frames", 1)
+        frames = self.front_end.num_frames(torch.arange(LONGEST_MINIMUM_SECONDS * self.sample_rate))
+        return int((frames >= needed).nonzero()[0])
+
+    def embed(self, waveforms: Tensor, lengths: Tensor | None = None, *, sample_rate: int) -> Tensor:
+        """`forward` in evaluation mode and without gradients; the mode of training is put back afterwards.
+
+        Args:
+            waveforms: (batch, samples) in -1..1. A recording of several channels is no batch: mix it down first.
+            lengths: (batch,) samples of each utterance. One row needs none; several rows do, for they may as well be
+                the channels of one recording.
+            sample_rate: of the waveforms, in Hz.
+
+        Returns:
+            (batch, dim), not normalised.
+
+        Raises:
+            ValueError: another sample rate than the network's, another shape, or integers.
+        """
+        self._check(waveforms, lengths, sample_rate)
+        if lengths is not None and bool((lengths == waveforms.shape[1]).all()):
+            # Nothing is padded, so nothing needs a mask.
+            lengths = None
         was_training = self.training
         self.eval()
         try:
@@ -140,6 +167,28 @@ class SpeakerNet(nn.Module):
                 return self(waveforms, lengths)
         finally:
             self.train(was_training)
+
+    def _check(self, waveforms: Tensor, lengths: Tensor | None, sample_rate: int) -> None:
+        if sample_rate != self.sample_rate:
+            raise ValueError(
+                f"waveforms at {sample_rate} Hz, but this network was trained at {self.sample_rate} Hz; resample them "
+                f"(data.sample_rate: {self.sample_rate})"
+            )
+        shape = tuple(waveforms.shape)
+        if waveforms.ndim != 2:
+            raise ValueError(f"waveforms of shape {shape}; expected (batch, samples), one channel each")
+        if not waveforms.is_floating_point():
+            raise ValueError(f"waveforms of {waveforms.dtype}; expected floating point in -1..1")
+        if lengths is None:
+            if shape[0] != 1:
+                raise ValueError(
+                    f"waveforms of {shape[0]} rows and no lengths: if these are the channels of one recording, mix "
+                    "them down (waveforms.mean(0, keepdim=True)); if they are utterances, give lengths, one each"
+                )
+        elif tuple(lengths.shape) != shape[:1]:
+            raise ValueError(f"lengths of shape {tuple(lengths.shape)}; expected {shape[:1]}, one for each waveform")
+        elif len(lengths) and not (int(lengths.min()) >= 1 and int(lengths.max()) <= shape[1]):
+            raise ValueError(f"lengths from {int(lengths.min())} to {int(lengths.max())}; expected 1 to {shape[1]}")
 
     def spec(self) -> dict[str, Any]:
         """What the network is made of, in plain values: `model` and `front_end` (name, options), `sample_rate`."""

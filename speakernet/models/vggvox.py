@@ -1,13 +1,13 @@
 """VGGVox: the plain convolution network (VGG-M with 40 mel bands) of voxceleb_trainer."""
 
+from typing import ClassVar
+
 from torch import Tensor, nn
 
 from speakernet.models.layers import mask_frames, relu, valid_length
 from speakernet.models.options import VGGVoxOptions
 
 NUM_MELS = 40
-# Fewer frames leave nothing for the last pooling.
-MIN_FRAMES = 63
 
 
 class VGGVox(nn.Module):
@@ -18,6 +18,9 @@ class VGGVox(nn.Module):
     Raises:
         ValueError: another number of mel bands than 40, which its last convolution cannot span.
     """
+
+    # Fewer leave nothing for the last pooling.
+    min_frames: ClassVar[int] = 63
 
     def __init__(self, options: VGGVoxOptions, num_features: int) -> None:
         super().__init__()
@@ -38,8 +41,11 @@ class VGGVox(nn.Module):
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(batch, 40, frames) to (batch, 512, about frames / 16), and the valid frames of each."""
         shortest = features.shape[2] if lengths is None else int(lengths.min())
-        if shortest < MIN_FRAMES:
-            raise ValueError(f"VGGVox needs {MIN_FRAMES} frames or more, found an utterance of {shortest}")
+        if shortest < self.min_frames:
+            raise ValueError(
+                f"VGGVox needs {self.min_frames} frames or more, found an utterance of {shortest}; "
+                "take longer crops, or repeat short utterances"
+            )
         hidden = features.unsqueeze(1)
         for layer in self.layers:
             hidden, lengths = layer(hidden, lengths)

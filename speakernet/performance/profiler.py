@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from speakernet.performance.measuring import measuring
+
 logger = logging.getLogger(__name__)
 
 PHASE_PREFIX = "speakernet."
@@ -65,7 +67,8 @@ class StepProfiler:
         )
         self._is_running = True
         self._steps = 0
-        self._profiler.start()
+        with measuring("the profile"):
+            self._profiler.start()
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -78,18 +81,19 @@ class StepProfiler:
         """Inside the block (an evaluation between two steps) nothing is recorded."""
         is_recording = self._is_running and self.num_steps <= self._steps < 2 * self.num_steps
         if is_recording:
-            self._profiler.toggle_collection_dynamic(False, self._activities)
+            self._collect(False)
         try:
             yield
         finally:
             if is_recording:
-                self._profiler.toggle_collection_dynamic(True, self._activities)
+                self._collect(True)
 
     def step(self) -> None:
         """One optimizer step is over."""
         if self._is_running:
             self._steps += 1
-            self._profiler.step()
+            with measuring("the profile"):
+                self._profiler.step()
 
     def close(self) -> None:
         """Stop; a run shorter than the recording reports what there is."""
@@ -101,7 +105,12 @@ class StepProfiler:
                     self._steps,
                     self.num_steps,
                 )
-            self._profiler.stop()
+            with measuring("the profile"):
+                self._profiler.stop()
+
+    def _collect(self, is_on: bool) -> None:
+        with measuring("the profile"):
+            self._profiler.toggle_collection_dynamic(is_on, self._activities)
 
     def _report(self, profiler: Any) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -11,17 +11,19 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import psutil
 import torch
 
 from speakernet.files import human_bytes
+from speakernet.machine_options import MachineOptions
 from speakernet.performance.allocation import huge_pages, keep_freed_memory, return_freed_memory
+from speakernet.performance.measuring import measuring
 
 logger = logging.getLogger(__name__)
 
@@ -53,22 +55,23 @@ class AppliedSetting:
 
 def system_info() -> dict[str, Any]:
     """Versions, processor, memory and GPUs as plain values, as `results.json` and the report keep them."""
-    memory = psutil.virtual_memory()
     info: dict[str, Any] = {
         "platform": platform.platform(),
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in PACKAGES},
         "cpu": _cpu_name(),
         "cpu_cores": available_cores(),
-        "memory_bytes": int(memory.total),
         "gpus": [],
     }
-    if torch.cuda.is_available():
-        info["cuda"] = torch.version.cuda
-        info["gpus"] = [
-            {"name": properties.name, "memory_bytes": int(properties.total_memory)}
-            for properties in map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
-        ]
+    with measuring("memory of the machine"):
+        info["memory_bytes"] = int(psutil.virtual_memory().total)
+    with measuring("name and memory of the GPUs"):
+        if torch.cuda.is_available():
+            info["cuda"] = torch.version.cuda
+            info["gpus"] = [
+                {"name": properties.name, "memory_bytes": int(properties.total_memory)}
+                for properties in map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+            ]
     return info
 
 
@@ -78,95 +81,61 @@ def log_system_info() -> dict[str, Any]:
     versions = ", ".join(f"{name} {version}" for name, version in info["versions"].items() if version)
     gpus = ", ".join(f"{gpu['name']} ({human_bytes(gpu['memory_bytes'])})" for gpu in info["gpus"]) or "no GPU"
     logger.info("python %s, %s", info["python"], versions)
-    logger.info(
-        "%s, %d cores, %s of memory; %s", info["cpu"], info["cpu_cores"], human_bytes(info["memory_bytes"]), gpus
-    )
+    memory = human_bytes(info["memory_bytes"]) if "memory_bytes" in info else "an unknown amount"
+    logger.info("%s, %d cores, %s of memory; %s", info["cpu"], info["cpu_cores"], memory, gpus)
     return info
 
 
 def performance_info() -> dict[str, Any]:
     """How torch is set at this moment, as plain values."""
-    return {
+    info = {
         "threads": torch.get_num_threads(),
         "interop_threads": torch.get_num_interop_threads(),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
         "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "process_memory_bytes": process_memory_bytes(),
     }
+    with measuring("memory of the process"):
+        info["process_memory_bytes"] = process_memory_bytes()
+    return info
 
 
 def log_performance_info() -> dict[str, Any]:
     """Write torch's settings to the log in one line and return them."""
     info = performance_info()
-    shown = {**info, "process_memory_bytes": human_bytes(info["process_memory_bytes"])}
+    shown = {name: human_bytes(value) if name.endswith("_bytes") else value for name, value in info.items()}
     logger.info("torch: %s", ", ".join(f"{name} {value}" for name, value in shown.items()))
     return info
 
 
 def optimize_torch_settings(
-    *,
-    deterministic: bool = False,
-    cudnn_benchmark: bool | Literal["auto"] = "auto",
-    tf32: bool = True,
-    threads: int = 0,
-    interop_threads: int = 0,
-    attention: Sequence[str] = (),
-    memory_fraction: float = 0.0,
-    keep_memory: bool = True,
-    save_memory: bool = False,
+    options: MachineOptions, device: torch.device | None = None, *, save_memory: bool = False
 ) -> list[AppliedSetting]:
     """Set torch for speed, or for the same bits every time, and say what was applied and why.
 
     Args:
-        deterministic: only operations that repeat bit for bit.
-        cudnn_benchmark: let cuDNN time its algorithms; auto: unless deterministic.
-        tf32: TensorFloat-32 for float32 products on GPUs that have it.
-        threads: threads inside an operation; 0 leaves torch's choice.
-        interop_threads: threads between operations; 0 leaves torch's choice.
-        attention: attention kernels allowed on a GPU (flash, efficient, math, cudnn); empty allows all.
-        memory_fraction: share of the GPU's memory this process may take; 0 for no bound.
-        keep_memory: keep freed memory for the next step instead of giving it back to the system (Linux).
-        save_memory: the contrary, whatever `keep_memory` says: give every large tensor back when it is freed (Linux).
+        options: what is asked for.
+        device: of the run, which the bound of its memory is for; None: torch's current GPU.
+        save_memory: the contrary of `keep_memory`, whatever that says: give every large tensor back when it is freed.
 
     Returns:
         Every setting that was applied, or asked for and without effect here, each with its reason.
 
     Raises:
-        ValueError: an unknown attention kernel, a share outside 0 to 1, or threads far beyond the cores.
+        ValueError: threads far beyond the cores.
     """
-    unknown = set(attention) - set(ATTENTION_SWITCHES)
-    if unknown:
-        raise ValueError(f"attention: {', '.join(sorted(unknown))}; expected some of {', '.join(ATTENTION_SWITCHES)}")
-    if not 0 <= memory_fraction <= 1:
-        raise ValueError(f"memory_fraction: {memory_fraction}; expected 0 (no bound) to 1")
-    applied = [_set_determinism(deterministic), *_set_threads(threads, interop_threads)]
-    if keep_memory or save_memory:
+    applied = [_set_determinism(options.deterministic), *_set_threads(options.threads, options.interop_threads)]
+    if options.keep_memory or save_memory:
         applied.append(AppliedSetting("keep_memory", *(return_freed_memory() if save_memory else keep_freed_memory())))
         applied.append(AppliedSetting("huge_pages", *huge_pages()))
-    if not torch.cuda.is_available():
-        asked = {
-            "attention": list(attention),
-            "memory_fraction": memory_fraction,
-            "cudnn_benchmark": cudnn_benchmark is True,
-        }
-        return applied + [
-            AppliedSetting(name, "no effect", "there is no GPU") for name, value in asked.items() if value
-        ]
-    benchmark = not deterministic if cudnn_benchmark == "auto" else bool(cudnn_benchmark)
-    torch.backends.cudnn.benchmark = benchmark
-    applied.append(AppliedSetting("cudnn_benchmark", benchmark, "crops have few lengths" if benchmark else "asked for"))
-    torch.set_float32_matmul_precision("high" if tf32 else "highest")
-    torch.backends.cudnn.allow_tf32 = tf32
-    applied.append(AppliedSetting("tf32", tf32, "float32 products with 10 bits of mantissa" if tf32 else "asked for"))
-    if attention:
-        for name, switch in ATTENTION_SWITCHES.items():
-            getattr(torch.backends.cuda, switch)(name in attention)
-        applied.append(AppliedSetting("attention", list(attention), "asked for"))
-    if memory_fraction:
-        torch.cuda.set_per_process_memory_fraction(memory_fraction)
-        applied.append(AppliedSetting("memory_fraction", memory_fraction, "asked for"))
-    return applied
+    if torch.cuda.is_available():
+        return applied + _set_gpu(options, device)
+    asked = {
+        "attention": list(options.attention),
+        "memory_fraction": options.memory_fraction,
+        "cudnn_benchmark": options.cudnn_benchmark is True,
+    }
+    return applied + [AppliedSetting(name, "no effect", "there is no GPU") for name, value in asked.items() if value]
 
 
 def available_cores() -> int:
@@ -223,7 +192,9 @@ class MemoryMonitor:
     def __enter__(self) -> "MemoryMonitor":
         self._stop.clear()
         self._thread = threading.Thread(target=self._watch, daemon=True)
-        self.start_bytes = self.peak_bytes = self._read()
+        self.start_bytes = self.peak_bytes = 0
+        self._sample()
+        self.start_bytes = self.peak_bytes
         self._thread.start()
         return self
 
@@ -232,7 +203,7 @@ class MemoryMonitor:
     ) -> None:
         self._stop.set()
         self._thread.join()
-        self.peak_bytes = max(self.peak_bytes, self._read())
+        self._sample()
 
     @property
     def added_bytes(self) -> int:
@@ -241,6 +212,10 @@ class MemoryMonitor:
 
     def _watch(self) -> None:
         while not self._stop.wait(self._sample_seconds):
+            self._sample()
+
+    def _sample(self) -> None:
+        with measuring("memory of the process"):
             self.peak_bytes = max(self.peak_bytes, self._read())
 
 
@@ -253,6 +228,27 @@ def _set_determinism(deterministic: bool) -> AppliedSetting:
     return AppliedSetting(
         "deterministic", deterministic, "asked for" if deterministic else "the fastest kernels are used"
     )
+
+
+def _set_gpu(options: MachineOptions, device: torch.device | None) -> list[AppliedSetting]:
+    attention, tf32, memory_fraction = options.attention, options.tf32, options.memory_fraction
+    wanted = options.cudnn_benchmark
+    benchmark = not options.deterministic if wanted == "auto" else bool(wanted)
+    torch.backends.cudnn.benchmark = benchmark
+    applied = [AppliedSetting("cudnn_benchmark", benchmark, "crops have few lengths" if benchmark else "asked for")]
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = tf32
+    applied.append(AppliedSetting("tf32", tf32, "float32 products with 10 bits of mantissa" if tf32 else "asked for"))
+    if attention:
+        for name, switch in ATTENTION_SWITCHES.items():
+            getattr(torch.backends.cuda, switch)(name in attention)
+        applied.append(AppliedSetting("attention", list(attention), "asked for"))
+    if memory_fraction and device is not None and device.type != "cuda":
+        applied.append(AppliedSetting("memory_fraction", "no effect", "this run is on the CPU"))
+    elif memory_fraction:
+        torch.cuda.set_per_process_memory_fraction(memory_fraction, device)
+        applied.append(AppliedSetting("memory_fraction", memory_fraction, "asked for"))
+    return applied
 
 
 def _set_threads(threads: int, interop_threads: int) -> list[AppliedSetting]:

@@ -3,16 +3,17 @@
 The trainer hands in the times; the tracker keeps a window since the last summary and totals since the start.
 """
 
-import contextlib
 import dataclasses
 import logging
 import resource
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from speakernet.files import human_bytes
+from speakernet.performance.measuring import measuring
 
 logger = logging.getLogger(__name__)
 
@@ -146,14 +147,14 @@ class PerformanceTracker:
             return summary
         logger.info(
             "performance: %.2f steps/s, %.1f utterances/s (effective batch %.0f, accumulation %d), "
-            "waiting for data %.1f %%, precision %s, process peak %s%s",
+            "waiting for data %.1f %%, precision %s%s%s",
             summary["steps_per_second"],
             summary["utterances_per_second"],
             summary["effective_batch"],
             self.accumulation_steps,
             100 * summary["data_wait_share"],
             self.precision,
-            human_bytes(summary["process_peak_bytes"]),
+            f", process peak {human_bytes(summary['process_peak_bytes'])}" if "process_peak_bytes" in summary else "",
             f", device peak {human_bytes(summary['device_peak_bytes'])}" if "device_peak_bytes" in summary else "",
         )
         return summary
@@ -166,12 +167,19 @@ def process_peak_bytes() -> int:
 
 
 def memory_summary(device: torch.device) -> dict[str, float]:
-    """Peak memory of the process, and of the device with its utilisation where there is a GPU."""
-    summary: dict[str, float] = {"process_peak_bytes": process_peak_bytes()}
+    """Peak memory of the process, and of the device with its utilisation where there is a GPU; as far as they tell."""
+    readings: dict[str, tuple[str, Callable[[], float]]] = {
+        "process_peak_bytes": ("peak memory of the process", process_peak_bytes)
+    }
     if device.type == "cuda":
-        summary["device_peak_bytes"] = torch.cuda.max_memory_allocated(device)
-        summary["device_reserved_bytes"] = torch.cuda.max_memory_reserved(device)
-        # Without nvidia-ml-py the utilisation is left out; everything else stays.
-        with contextlib.suppress(ModuleNotFoundError, RuntimeError):
-            summary["gpu_utilisation_percent"] = torch.cuda.utilization(device)
+        readings |= {
+            "device_peak_bytes": ("peak memory of the GPU", lambda: torch.cuda.max_memory_allocated(device)),
+            "device_reserved_bytes": ("reserved memory of the GPU", lambda: torch.cuda.max_memory_reserved(device)),
+            # Needs nvidia-ml-py, and a GPU that is not shared out.
+            "gpu_utilisation_percent": ("utilisation of the GPU", lambda: torch.cuda.utilization(device)),
+        }
+    summary: dict[str, float] = {}
+    for name, (what, read) in readings.items():
+        with measuring(what):
+            summary[name] = read()
     return summary

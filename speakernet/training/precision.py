@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from speakernet.seeding import capture_random_state, restore_random_state
+from speakernet.training.options import PrecisionOptions
 
 logger = logging.getLogger(__name__)
 
@@ -124,22 +125,15 @@ class Precision:
     BACKOFF: ClassVar[float] = 0.5
     GROWTH: ClassVar[float] = 2.0
 
-    def __init__(
-        self,
-        name: str,
-        device: torch.device,
-        *,
-        initial_scale: float = 65536.0,
-        growth_interval: int = 2000,
-        reason: str = "",
-    ) -> None:
+    def __init__(self, options: PrecisionOptions, name: str, device: torch.device, *, reason: str = "") -> None:
+        """Make the precision `name`, which `choose_precision` chose, on `device`."""
         self.name = name
         self.device = device
         self.dtype = DTYPES[name]
         self.reason = reason
         self.scales = name == "fp16"
-        self.growth_interval = growth_interval
-        self.scale = torch.tensor(initial_scale if self.scales else 1.0, device=device)
+        self.growth_interval = options.loss_scale_growth_interval
+        self.scale = torch.tensor(options.loss_scale if self.scales else 1.0, device=device)
         self._good_steps = torch.zeros((), dtype=torch.int64, device=device)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:

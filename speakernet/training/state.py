@@ -1,4 +1,4 @@
-"""What a run counts (`TrainingState`) and what it was told (`TrainerOptions`): plain values, saved as they are."""
+"""What a run counts (`TrainingState`): plain values, saved as they are; and which stage of a larger run it is."""
 
 import dataclasses
 import logging
@@ -6,26 +6,17 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from speakernet.training.options import TrainerOptions
+
 logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainerOptions:
-    """The numbers that steer a run; `config/sections/training.py` documents each."""
+class Stage:
+    """What a run is part of."""
 
-    max_epochs: int
-    test_interval: int = 5
-    accumulation_steps: int = 1
-    log_interval: int = 20
-    patience: int = 0
-    save_steps: int = 0
-    save_minutes: float = 10.0
-    max_bad_steps: int = 10
-    average_checkpoints: int = 0
-    statistics_batches: int = 50
-    """Batches over which batch-norm statistics are measured after averaging."""
-    stage: str = ""
-    """What the log and the model files call a run that is a stage of another one."""
+    name: str = ""
+    """What the log and the model files call a run that is a stage of another one; empty for a run of its own."""
     epochs_option: str = "--max_epoch"
     """The option to raise for more epochs."""
 
@@ -131,15 +122,15 @@ def best_of_run(summary: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def say_finished(state: TrainingState, options: TrainerOptions, best_path: object) -> None:
+def say_finished(state: TrainingState, options: TrainerOptions, stage: Stage, best_path: object) -> None:
     """Tell that there is nothing left to train, and how to go on."""
     more = max(state.epoch, options.max_epochs) + 10
     logger.info(
         "this %s %s (%d epochs, best EER %.2f %%): nothing to train. To go on: %s. To score: --eval --initial_model %s",
-        options.stage or "run",
+        stage.name or "run",
         "was stopped early" if state.stopped_early else "is finished",
         state.epoch,
         state.best_eer_percent,
-        "a larger --patience" if state.stopped_early else f"{options.epochs_option} {more}",
+        "a larger --patience" if state.stopped_early else f"{stage.epochs_option} {more}",
         best_path,
     )

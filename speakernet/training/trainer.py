@@ -26,15 +26,19 @@ from speakernet.training.interfaces import BatchLike, Loader
 from speakernet.training.interrupts import Interrupted, StopRequest
 from speakernet.training.numbers import NonFiniteError, RecentSteps
 from speakernet.training.optimizers import OptimizerState
+from speakernet.training.options import TrainerOptions
 from speakernet.training.precision import Precision, report_activations
 from speakernet.training.progress import Progress, clock
 from speakernet.training.schedules import LearningRateSchedule, MarginSchedule
 from speakernet.training.snapshot import HasState, restore_training, training_contents
-from speakernet.training.state import TrainerOptions, TrainingState, run_summary, say_finished
+from speakernet.training.state import Stage, TrainingState, run_summary, say_finished
 from speakernet.training.step import TrainingStep
 
 __all__ = ["Interrupted", "Loader", "NonFiniteError", "Trainer"]
 logger = logging.getLogger(__name__)
+
+STATISTICS_BATCHES = 50
+"""Batches over which batch-norm statistics are measured after averaging."""
 
 
 class Trainer:
@@ -59,6 +63,7 @@ class Trainer:
         model_contents: Callable[[dict[str, Any]], dict[str, Any]],
         options: TrainerOptions,
         step: TrainingStep,
+        stage: Stage | None = None,
         average: WeightAverage | None = None,
         progress: Progress | None = None,
         compiler: Any = None,
@@ -78,6 +83,7 @@ class Trainer:
         self.precision = precision
         self.step = step
         self.options = options
+        self.stage = stage or Stage()
         # Where it is.
         self.state = TrainingState()
         self.recent = RecentSteps(options.max_bad_steps, loader.file_names)
@@ -116,7 +122,7 @@ class Trainer:
                 if not self.is_finished():
                     self.on_start()
             if self.is_finished():
-                say_finished(self.state, self.options, self.store.best_path)
+                say_finished(self.state, self.options, self.stage, self.store.best_path)
                 return self.summary()
             self.progress.open(self.state.step)
             with self.stop.listening():
@@ -151,7 +157,7 @@ class Trainer:
             return False
         self.load_contents(contents)
         if self.store.best_path.exists():
-            self.state.take_up_best(load_checkpoint(self.store.best_path)["training_summary"], self.options.stage)
+            self.state.take_up_best(load_checkpoint(self.store.best_path)["training_summary"], self.stage.name)
         logger.info(
             "resumed from %s: %d of %d epochs, step %d",
             self.store.last_path,
@@ -287,7 +293,7 @@ class Trainer:
             is_best = eer < state.best_eer_percent
             if is_best:
                 state.best_eer_percent, state.best_epoch, state.evaluations_without_gain = eer, state.epoch, 0
-                state.best_stage = self.options.stage
+                state.best_stage = self.stage.name
                 if distributed.is_main():
                     self.store.save_best(self.model_contents(self._training_summary()))
             elif not note:
@@ -325,7 +331,7 @@ class Trainer:
         self.net.load_state_dict({**own, **average_weights(load_checkpoint(path)["weights"] for path in paths)})
         self.loader.set_epoch(self.state.epoch)
         with self.precision.autocast(), self.compiler.paused():
-            batches = itertools.islice(iter(self.loader), self.options.statistics_batches)
+            batches = itertools.islice(iter(self.loader), STATISTICS_BATCHES)
             num_batches = recompute_statistics(self.net, (batch.waveforms for batch in batches))
         logger.info("averaged the last %d checkpoints; statistics measured over %d batches", len(paths), num_batches)
         # The moving average must not stand in for these weights.
@@ -386,10 +392,10 @@ class Trainer:
     def _training_summary(self) -> dict[str, Any]:
         state = self.state
         summary = {"epoch": state.epoch, "step": state.step, "best_eer_percent": state.best_eer_percent}
-        return summary | ({"stage": self.options.stage} if self.options.stage else {})
+        return summary | ({"stage": self.stage.name} if self.stage.name else {})
 
     def _epoch_name(self) -> str:
-        return f"epoch {self.state.epoch}" + (f" of the {self.options.stage}" if self.options.stage else "")
+        return f"epoch {self.state.epoch}" + (f" of the {self.stage.name}" if self.stage.name else "")
 
     def _fetch(self) -> None:
         """Bring the numbers of the steps since the last fetch to the host, all in one transfer."""

@@ -62,6 +62,7 @@ def test_device_resident() -> None:
         ({"is_flat": False}, "packed"),
         ({"has_speeds": True}, "speed"),
         ({"budget_bytes": 9}, "takes"),
+        ({"augments_elsewhere": True}, "augment.device is cpu"),
     ]:
         assert not choose_device_resident(switch="auto", **{**facts, **change}).value
         with pytest.raises(ValueError, match=word):

@@ -1,6 +1,7 @@
 """The training loader: workers, ranks, resuming, bad files, speeds; RAM and resident corpora give the same batches."""
 
 import dataclasses
+import logging
 import shutil
 from pathlib import Path
 
@@ -148,6 +149,44 @@ def test_memory_and_resident_corpora_give_the_same_batches(tiny_corpus: Path, di
         assert_same(plain, epoch(resident))
     with pytest.raises(ValueError, match="neither packed"):
         loader(tiny_corpus, data__device_resident="on")
+
+
+@pytest.mark.parametrize(
+    ("resident", "where"),
+    [
+        ("off", "augmentation runs on the CPU, with the loading (no GPU)"),
+        ("on", "augmentation runs on the CPU, on batches of the resident corpus (the corpus lies there)"),
+    ],
+)
+def test_the_log_says_where_augmentation_runs(
+    tiny_corpus: Path, disturbances: Path, resident: str, where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    made = loader(tiny_corpus, disturbances, data__ram_corpus="on", data__device_resident=resident)
+    assert [line for line in caplog.messages if line.startswith("augmentation runs")] == [where]
+    assert (made.maker.augmenter is None) is (resident == "on")
+
+
+def test_augmentation_on_the_cpu_and_a_corpus_on_the_gpu_exclude_each_other(
+    tiny_corpus: Path, disturbances: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The decision comes before anything is moved: no GPU is needed to see it."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 34, 1 << 34))
+    config = Config()
+    config.data = dataclasses.replace(
+        config.data, train_list=str(tiny_corpus / "train_list.txt"), crop_frames=50, batch_size=8, num_workers=0
+    )
+    config.data.ram_corpus, config.data.pin_memory = "on", False
+    config.loss.name, config.augment.device = "softmax", "cpu"
+    config.augment.noise_path = str(disturbances / "musan")
+    made = build_training_loader(config, torch.device("cuda"))
+    assert made.resident is None and made.maker.augmenter is not None
+    assert "corpus on the device: no (augment.device is cpu" in caplog.text
+    assert "augmentation runs on the CPU, with the loading (asked for)" in caplog.text
+    config.data.device_resident = "on"
+    with pytest.raises(ValueError, match=r"data.device_resident: on, but augment.device is cpu"):
+        build_training_loader(config, torch.device("cuda"))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

@@ -9,7 +9,7 @@ import torch
 
 from speakernet.build.evaluation import subset
 from speakernet.cli import main
-from speakernet.data.audio import AudioError
+from speakernet.data.audio import AudioError, write_audio
 from speakernet.data.lists import StringTable, read_trials
 from speakernet.data.sources import FolderSource
 from speakernet.evaluation import evaluate as module
@@ -38,7 +38,7 @@ def test_whole_utterances_in_buckets_equal_one_by_one(
     net: SpeakerNet, source: FolderSource, names: StringTable
 ) -> None:
     batched = embed_utterances(net, source, names, eval_frames=0, batch_size=5)
-    single = [net.embed(torch.from_numpy(source.read(name))[None]).numpy() for name in names]
+    single = [net.embed(torch.from_numpy(source.read(name))[None], sample_rate=16000).numpy() for name in names]
     assert batched.shape == (len(names), 1, 16)
     np.testing.assert_allclose(batched[:, 0], np.concatenate(single), atol=1e-5)
 
@@ -53,12 +53,34 @@ def test_crops_equal_one_utterance_at_a_time(
         if len(audio) <= length:
             audio = np.pad(audio, (0, length - len(audio) + 1), "wrap")
         crops = [audio[int(start) : int(start) + length] for start in np.linspace(0, len(audio) - length, num=4)]
-        np.testing.assert_allclose(found[row], net.embed(torch.from_numpy(np.stack(crops))).numpy(), atol=1e-5)
+        lengths = torch.full((len(crops),), length)
+        expected = net.embed(torch.from_numpy(np.stack(crops)), lengths, sample_rate=16000)
+        np.testing.assert_allclose(found[row], expected.numpy(), atol=1e-5)
 
 
 def test_crops_of_a_short_utterance() -> None:
     assert crop_starts(30, 40, 4).tolist() == [0, 0, 0, 1]
     assert crop_starts(41, 40, 2).tolist() == [0, 1]
+
+
+def test_a_network_that_needs_more_gets_short_utterances_repeated(tmp_path: Path) -> None:
+    """As training fills up crops, and to the shortest length that the network takes."""
+    torch.manual_seed(3)
+    net = SpeakerNet("VGGVox", embedding_dim=8).eval()
+    speech = 0.1 * np.random.default_rng(1).standard_normal(9600).astype(np.float32)
+    for name, samples in (("short", 4800), ("almost", 9600)):
+        write_audio(tmp_path / f"{name}.wav", speech[:samples], 16000)
+    source = FolderSource(tmp_path, keep_lookup=False)
+    found = embed_utterances(net, source, ["short.wav", "almost.wav"], eval_frames=0)
+    for row, name in enumerate(("short.wav", "almost.wav")):
+        repeated = torch.from_numpy(np.resize(source.read(name), net.min_samples))[None]
+        np.testing.assert_allclose(found[row], net.embed(repeated, sample_rate=16000).numpy(), atol=1e-5)
+
+
+def test_audio_at_another_rate_than_the_networks_is_refused(net: SpeakerNet, tiny_corpus: Path) -> None:
+    source = FolderSource(tiny_corpus, 8000, keep_lookup=False)
+    with pytest.raises(ValueError, match=r"waveforms at 8000 Hz.*trained at 16000 Hz.*data.sample_rate: 16000"):
+        embed_utterances(net, source, ["spk08/utt0.wav"])
 
 
 def test_missing_utterances_are_named_before_anything_is_embedded(net: SpeakerNet, source: FolderSource) -> None:

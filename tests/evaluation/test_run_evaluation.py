@@ -74,3 +74,33 @@ def test_normalising_a_distance_is_refused(tiny_corpus: Path, tmp_path: Path, mo
     options = ["--score_norm", "z", "--evaluation.score", "mean_distance"]
     with pytest.raises(ValueError, match="normalisation works on the cosine"):
         run_evaluation(configure(tiny_corpus, tmp_path, *options), model)
+
+
+def test_a_mean_belongs_to_one_way_of_embedding(tiny_corpus: Path, tmp_path: Path, model: Path) -> None:
+    def score(*options: str):
+        options = ("--evaluation.subtract_mean", "true", "--evaluation.keep_embeddings", "false", *options)
+        run_evaluation(configure(tiny_corpus, tmp_path, *options), model)
+        contents = torch.load(model, weights_only=True)
+        return contents["embedding_mean"], contents["embedding_mean_of"]
+
+    crops, of_crops = score()
+    assert of_crops == {"embedding": "crops", "eval_frames": 60, "num_crops": 2}
+    kept = model.read_bytes()
+    assert torch.equal(score()[0], crops) and model.read_bytes() == kept
+    whole, of_whole = score("--eval_frames", "0")
+    assert of_whole == {"embedding": "whole"} and not torch.allclose(whole, crops)
+    longer, of_longer = score("--eval_frames", "80")
+    assert of_longer["eval_frames"] == 80 and not torch.allclose(longer, crops)
+    assert torch.equal(score()[0], crops)
+
+
+def test_a_mean_of_unknown_origin_is_not_used(tiny_corpus: Path, tmp_path: Path, model: Path) -> None:
+    contents = torch.load(model, weights_only=True)
+    contents["embedding_mean"] = torch.full((16,), 100.0)
+    del contents["embedding_mean_of"]
+    torch.save(contents, model)
+    subtract = ["--evaluation.subtract_mean", "true"]
+    with pytest.raises(ValueError, match=r"mean embedding of an unknown way of embedding.*crops.*no training list"):
+        run_evaluation(configure(tiny_corpus, tmp_path, *subtract, "--train_list", "nowhere.txt"), model)
+    run_evaluation(configure(tiny_corpus, tmp_path, *subtract), model)
+    assert torch.load(model, weights_only=True)["embedding_mean"].abs().max() < 100

@@ -32,7 +32,8 @@ def distance_by_loop(net, first, second, normalize):
     for waveform in (first, second):
         room = len(waveform) - SAMPLES
         starts = [int(room * index / 9) for index in range(10)]
-        embedded = [net.embed(torch.from_numpy(waveform[start : start + SAMPLES])[None])[0] for start in starts]
+        cut = [torch.from_numpy(waveform[start : start + SAMPLES])[None] for start in starts]
+        embedded = [net.embed(crop, sample_rate=16000)[0] for crop in cut]
         if normalize:
             embedded = [embedding / embedding.norm() for embedding in embedded]
         crops.append([embedding.double().tolist() for embedding in embedded])

@@ -41,6 +41,12 @@ def waves(lengths=LENGTHS):
     return batch
 
 
+def embed(net, batch, lengths=None):
+    """Full waveforms unless `lengths` says otherwise."""
+    lengths = torch.full((len(batch),), batch.shape[1]) if lengths is None else lengths
+    return net.embed(batch, lengths, sample_rate=net.sample_rate)
+
+
 EVERY = [(name, pooling) for name in MODELS for pooling in MODELS[name].tested_poolings]
 
 
@@ -61,9 +67,9 @@ def test_gradient_reaches_every_parameter(name, pooling):
 def test_a_batch_of_lengths_embeds_as_one_by_one(name, pooling):
     net = make(name, pooling)
     batch = waves()
-    together = net.embed(batch, torch.tensor(LENGTHS))
+    together = embed(net, batch, torch.tensor(LENGTHS))
     for row, length in enumerate(LENGTHS):
-        alone = net.embed(batch[row : row + 1, :length])[0]
+        alone = embed(net, batch[row : row + 1, :length])[0]
         torch.testing.assert_close(together[row], alone, atol=1e-5, rtol=1e-5)
 
 
@@ -73,13 +79,13 @@ def test_spec_makes_the_same_network_again(name):
     twin = SpeakerNet.from_spec(net.spec())
     twin.load_state_dict(net.state_dict())
     assert twin.spec() == net.spec()
-    assert torch.equal(twin.embed(waves()), net.embed(waves()))
+    assert torch.equal(embed(twin, waves()), embed(net, waves()))
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_embed_is_evaluation_and_puts_the_mode_back(name):
     net = make(name).train()
-    first, second = net.embed(waves()), net.embed(waves())
+    first, second = embed(net, waves()), embed(net, waves())
     assert torch.equal(first, second)
     assert net.training and not first.requires_grad
 
@@ -87,9 +93,9 @@ def test_embed_is_evaluation_and_puts_the_mode_back(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_autocast_stays_close_and_gives_float32(name):
     net = make(name)
-    plain = net.embed(waves())
+    plain = embed(net, waves())
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        mixed = net.embed(waves())
+        mixed = embed(net, waves())
     assert mixed.dtype == torch.float32
     cosine = nn.functional.cosine_similarity(plain - plain.mean(0), mixed - mixed.mean(0))
     assert cosine.min() > 0.98
@@ -117,13 +123,13 @@ def test_spec_augment_works_in_training_only_and_is_no_part_of_the_model():
             part.eval()
     batch = waves((16000, 16000))
     assert not torch.equal(net(batch), net(batch))
-    assert torch.equal(net.embed(batch), make("ResNetSE34L").embed(batch))
+    assert torch.equal(embed(net, batch), embed(make("ResNetSE34L"), batch))
     assert not [name for name in net.weights() if name.startswith("spec_augment")]
 
 
 def test_every_pooling_of_the_table_works_on_a_residual_network():
     for pooling in POOLINGS:
-        assert make("ResNet", pooling).embed(waves()).shape == (3, 32)
+        assert embed(make("ResNet", pooling), waves()).shape == (3, 32)
 
 
 @pytest.mark.parametrize(
@@ -135,10 +141,43 @@ def test_every_pooling_of_the_table_works_on_a_residual_network():
         (lambda: SpeakerNet("ResNet", model_options={"channels": 2}), "ResNet got channels 2"),
         (lambda: SpeakerNet(front_end="raw"), "ResNetSE34L needs the front end log_mel or fbank, found raw"),
         (lambda: SpeakerNet("RawNet3", front_end="log_mel"), "RawNet3 needs the front end raw"),
-        (lambda: make("VGGVox").embed(waves((9000,))), "VGGVox needs 63 frames or more, found an utterance of 57"),
+        (lambda: embed(make("VGGVox"), waves((9000,))), "VGGVox needs 63 frames or more, found an utterance of 57"),
         (lambda: SpeakerNet("VGGVox", front_end_options={"num_mels": 64}), "VGGVox .* 40 mel bands, found 64"),
     ],
 )
 def test_parts_that_do_not_fit_are_named(make_net, message):
     with pytest.raises(ValueError, match=message):
         make_net()
+
+
+def test_the_shortest_utterance_of_a_model_is_known_to_the_sample():
+    net = make("VGGVox")
+    assert net.min_samples == 62 * 160
+    assert embed(net, waves((net.min_samples,))).shape == (1, 32)
+    with pytest.raises(ValueError, match="VGGVox needs 63 frames or more, found an utterance of 62"):
+        embed(net, waves((net.min_samples - 1,)))
+    assert make("ResNetSE34L").min_samples <= 400
+
+
+@pytest.mark.parametrize(
+    ("waveforms", "lengths", "rate", "message"),
+    [
+        (torch.zeros(1, 16000), None, 48000, "waveforms at 48000 Hz, but this network was trained at 16000 Hz"),
+        (torch.zeros(2, 16000), None, 16000, r"2 rows.*no lengths.*mean\(0, keepdim=True\).*lengths"),
+        (torch.zeros(16000), None, 16000, r"shape \(16000,\); expected \(batch, samples\)"),
+        (torch.zeros(1, 2, 16000), None, 16000, r"shape \(1, 2, 16000\); expected \(batch, samples\)"),
+        (torch.zeros(1, 16000, dtype=torch.int16), None, 16000, "torch.int16; expected floating point in -1..1"),
+        (torch.zeros(2, 16000), torch.tensor([16000]), 16000, r"lengths of shape \(1,\); expected \(2,\)"),
+        (torch.zeros(1, 16000), torch.tensor([16001]), 16000, "lengths from 16001 to 16001; expected 1 to 16000"),
+    ],
+)
+def test_waveforms_of_another_kind_never_become_embeddings(waveforms, lengths, rate, message):
+    with pytest.raises(ValueError, match=message):
+        make("ResNet").embed(waveforms, lengths, sample_rate=rate)
+
+
+def test_equal_lengths_are_no_padding():
+    net = make("ResNet")
+    batch = waves((16000, 16000))
+    with torch.inference_mode():
+        assert torch.equal(embed(net, batch), net.eval()(batch))

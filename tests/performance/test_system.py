@@ -28,8 +28,11 @@ from speakernet.performance.system import (
 
 @pytest.fixture(autouse=True)
 def _torch_as_before():
-    threads = torch.get_num_threads()
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    benchmark, tf32 = torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32
     yield
+    torch.set_float32_matmul_precision(precision)
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = benchmark, tf32
     torch.use_deterministic_algorithms(False)
     torch.backends.cudnn.deterministic = False
     torch.set_num_threads(threads)
@@ -58,6 +61,22 @@ def test_a_setting_without_effect_says_so() -> None:
     applied = {setting.name: setting for setting in optimize_torch_settings(attention=["flash"], memory_fraction=0.5)}
     assert str(applied["attention"]) == "attention = no effect (there is no GPU)"
     assert applied["memory_fraction"].value == "no effect"
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"), [("cuda:1", [(0.5, torch.device("cuda:1"))]), ("cpu", []), (None, [(0.5, None)])]
+)
+def test_the_memory_bound_goes_to_the_chosen_gpu(
+    device: str | None, expected: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bounds: list[tuple] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *bound: bounds.append(bound))
+    chosen = None if device is None else torch.device(device)
+    applied = {one.name: one for one in optimize_torch_settings(memory_fraction=0.5, device=chosen)}
+    assert bounds == expected
+    if device == "cpu":
+        assert str(applied["memory_fraction"]) == "memory_fraction = no effect (this run is on the CPU)"
 
 
 def test_more_threads_than_cores_are_called_slow() -> None:

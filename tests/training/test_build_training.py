@@ -20,7 +20,7 @@ from speakernet.build.training import (
     choose_device,
     prepare_machine,
 )
-from speakernet.config.schema import Config
+from speakernet.config.schema import Config, config_from_dict
 from speakernet.data.audio import write_audio
 from speakernet.models.model_file import load_model_file
 from speakernet.training.checkpoint import CheckpointError
@@ -415,3 +415,14 @@ def test_narrow_networks_stay_out_of_channels_last(corpus: Path, tmp_path: Path,
         ready(tiny_config(corpus, model=narrow, runtime={"compile": "on", "device": "cpu"}), tmp_path)
     wide = build_model(tiny_config(corpus, model={"name": "ResNet", "options": {"channels": 16, "blocks": [1, 1]}}))
     assert not wide.trunk.stages[1].blocks[0].conv1.weight.is_contiguous()
+
+
+def test_the_machine_is_prepared_for_the_gpu_that_the_run_takes(monkeypatch: pytest.MonkeyPatch):
+    given: dict = {}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(
+        "speakernet.build.training.optimize_torch_settings", lambda **options: given.update(options) or []
+    )
+    prepare_machine(config_from_dict({"runtime": {"gpu_id": 1, "memory_fraction": 0.25}}))
+    assert (given["memory_fraction"], given["device"]) == (0.25, torch.device("cuda:1"))
