@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from speakernet.config.schema import Config
-from speakernet.data.augment import Augmenter, AugmentRanges
+from speakernet.data.augment import Augmenter
 from speakernet.data.augment_banks import ClipBank, RoomBank, describe_banks, noise_banks, room_bank
 from speakernet.data.cache import AudioCache
 from speakernet.data.lookup import LookupTable
@@ -33,23 +33,7 @@ def build_augmenter(config: Config, reader: RowReader, table: LookupTable, eligi
     rooms: RoomBank | None = None
     if section.rir_path:
         rooms = room_bank(section.rir_path, sample_rate, cache, is_aligned=section.style == "ours")
-    ranges = AugmentRanges(
-        probability=section.probability,
-        categories=section.categories,
-        snr_db={"noise": section.noise_snr_db, "music": section.music_snr_db, "babble": section.babble_snr_db},
-        babble_speakers=section.babble_speakers,
-        volume_db=section.volume_db,
-        telephone_probability=section.telephone_probability,
-        codec_probability=section.codec_probability,
-    )
-    augmenter = Augmenter(
-        banks,
-        rooms,
-        ranges=ranges,
-        is_classic=section.style == "classic",
-        sample_rate=sample_rate,
-        seed=config.runtime.seed,
-    )
+    augmenter = Augmenter(banks, rooms, section, sample_rate=sample_rate, seed=config.runtime.seed)
     if augmenter.missing and (section.noise_path or section.rir_path):
         logger.warning(
             "augmentation: nothing found for %s; their part goes to %s",

@@ -1,5 +1,6 @@
 """From the section `runtime` to the compiler, or to the reason why there is none."""
 
+import dataclasses
 import logging
 from collections.abc import Callable
 
@@ -9,7 +10,7 @@ from torch import nn
 from speakernet import distributed
 from speakernet.build.refusals import compile_obstacles
 from speakernet.config.schema import Config
-from speakernet.training.compiling import Compiler, CompileSettings, NoCompiler
+from speakernet.training.compiling import Compiler, NoCompiler
 
 logger = logging.getLogger(__name__)
 
@@ -44,4 +45,4 @@ def build_compiler(
     if mode != "default" and device.type == "cpu":
         logger.warning("runtime.compile_mode: %s has no effect on a CPU", mode)
         mode = "default"
-    return Compiler(net, CompileSettings(runtime.compile, scope, mode), recover)
+    return Compiler(net, dataclasses.replace(runtime, compile_scope=scope, compile_mode=mode), recover)

@@ -6,7 +6,6 @@ Every automatic choice made here is logged with its reason.
 import dataclasses
 import logging
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -29,17 +28,16 @@ from speakernet.data.choices import (
 )
 from speakernet.data.datasets import BatchMaker, SpeakerIndex
 from speakernet.data.lists import TrainingList, read_training_list
-from speakernet.data.loaders import LoaderOptions, TrainingLoader
+from speakernet.data.loaders import TrainingLoader
 from speakernet.data.lookup import LookupTable
+from speakernet.data.options import LoadingOptions
 from speakernet.data.packed import PackedRows
 from speakernet.data.ram import load_into_ram
 from speakernet.data.resident import ResidentMaker
-from speakernet.data.samplers import BalancedSampler, CropLengths, Sampler, ShuffledSampler, speed_fractions
+from speakernet.data.samplers import BalancedSampler, Sampler, ShuffledSampler, speed_fractions
 from speakernet.data.sources import PCM_S16, AudioSource, FolderSource, RowReader, list_names, open_source
 from speakernet.data.synthetic import make_corpus
-from speakernet.losses import LOSSES
 from speakernet.performance.data_wait import LoadingFacts
-from speakernet.registry import lookup as lookup_name
 
 logger = logging.getLogger(__name__)
 
@@ -216,33 +214,23 @@ def _eligible(config: Config, table: LookupTable) -> np.ndarray:
 
 def _sampler(config: Config, training: TrainingList, eligible: np.ndarray, num_speeds: int) -> Sampler:
     data = config.data
-    loss = lookup_name(LOSSES, config.loss.name, "loss")
-    needed = int(getattr(loss, "min_utterances", 1))
+    loss = config.loss
+    needed = loss.min_utterances
     if data.utterances_per_speaker < needed:
         raise ValueError(
-            f"the loss {config.loss.name!r} compares utterances of the same speaker: data.utterances_per_speaker is "
+            f"the loss {loss.name!r} compares utterances of the same speaker: data.utterances_per_speaker is "
             f"{data.utterances_per_speaker}, expected at least {needed}"
         )
-    options: dict[str, Any] = {
-        "batch_size": data.batch_size,
-        "crops": CropLengths(data.crop_frames, data.crop_frames_max),
-        "seed": config.runtime.seed,
-        "eligible": eligible,
-        "num_speeds": num_speeds,
-    }
     is_balanced = data.sampler == "balanced" or (
-        data.sampler == "auto" and (data.utterances_per_speaker > 1 or bool(getattr(loss, "is_metric", False)))
+        data.sampler == "auto" and (data.utterances_per_speaker > 1 or loss.is_metric)
     )
     if not is_balanced:
         if data.utterances_per_speaker > 1:
             raise ValueError("data.utterances_per_speaker above 1 needs data.sampler: balanced")
-        return ShuffledSampler(training.labels, **options)
-    return BalancedSampler(
-        training.labels,
-        utterances_per_speaker=data.utterances_per_speaker,
-        max_utterances=data.max_utterances_per_speaker,
-        **options,
-    )
+        return ShuffledSampler(
+            training.labels, data, seed=config.runtime.seed, eligible=eligible, num_speeds=num_speeds
+        )
+    return BalancedSampler(training.labels, data, seed=config.runtime.seed, eligible=eligible, num_speeds=num_speeds)
 
 
 def _reader(config: Config, source: AudioSource, training: TrainingList, table: LookupTable) -> RowReader:
@@ -307,7 +295,7 @@ def _resident(
 
 def _loader_options(
     config: Config, maker: BatchMaker, sampler: Sampler, reader: RowReader, device: torch.device, *, is_resident: bool
-) -> LoaderOptions:
+) -> LoadingOptions:
     data = config.data
     samples = max(crop_samples(frames, data.sample_rate) for frames in (data.crop_frames, data.crop_frames_max))
     batch_bytes = data.batch_size * sampler.unit * samples * np.dtype(maker.dtype).itemsize
@@ -336,10 +324,5 @@ def _loader_options(
         ).value
     else:
         prefetch = int(data.prefetch_factor)
-    return LoaderOptions(
-        num_workers=num_workers,
-        prefetch_factor=prefetch,
-        persistent_workers=data.persistent_workers,
-        pin_memory=device.type == "cuda" if data.pin_memory == "auto" else bool(data.pin_memory),
-        max_bad_share=data.max_bad_share,
-    )
+    pin_memory = device.type == "cuda" if data.pin_memory == "auto" else bool(data.pin_memory)
+    return dataclasses.replace(data, num_workers=num_workers, prefetch_factor=prefetch, pin_memory=pin_memory)

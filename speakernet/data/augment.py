@@ -21,11 +21,11 @@ from speakernet.data.augment_draw import (
     MUSIC,
     NOISE,
     REVERB,
-    AugmentRanges,
     Drawer,
     Drawn,
     distinct_choices,
 )
+from speakernet.data.augment_options import AugmentOptions
 
 __all__ = [
     "BABBLE",
@@ -34,7 +34,6 @@ __all__ = [
     "MUSIC",
     "NOISE",
     "REVERB",
-    "AugmentRanges",
     "Augmenter",
     "Drawn",
     "Ingredients",
@@ -74,8 +73,8 @@ class Augmenter:
     Args:
         banks: clips by kind (noise, music, babble).
         rooms: impulse responses; None for no reverberation.
-        ranges: what is drawn from where.
-        is_classic: voxceleb_trainer to the letter (power floor, one SNR for each babble talker).
+        options: what is drawn from where; `style: classic` is voxceleb_trainer to the letter (power floor, one SNR for
+            each babble talker).
         sample_rate: Hz.
         seed: of the run.
     """
@@ -84,31 +83,29 @@ class Augmenter:
         self,
         banks: Mapping[str, ClipBank],
         rooms: RoomBank | None,
+        options: AugmentOptions,
         *,
-        ranges: AugmentRanges | None = None,
-        is_classic: bool = False,
         sample_rate: int = 16_000,
         seed: int = 0,
     ) -> None:
         self.banks = dict(banks)
         self.rooms = rooms
-        self.ranges = ranges or AugmentRanges()
-        self.is_classic = is_classic
+        self.options = options
+        self.is_classic = options.style == "classic"
         self.sample_rate = sample_rate
         has_files = {"reverb": bool(rooms), **{kind: bool(len(bank)) for kind, bank in self.banks.items()}}
         # In one order, however they are listed; what is listed twice is twice as likely.
-        wanted = sorted(self.ranges.categories, key=KINDS.index)
+        wanted = sorted(options.categories, key=KINDS.index)
         self.available = [kind for kind in wanted if has_files.get(kind, False)]
         self.missing = [kind for kind in dict.fromkeys(wanted) if kind not in self.available]
         self._drawer = Drawer(
             self.available,
-            self.ranges,
+            options,
             num_clips={kind: len(bank) for kind, bank in self.banks.items()},
             num_rooms=len(rooms) if rooms is not None else 0,
-            is_classic=is_classic,
             seed=seed,
         )
-        self._mixer = CpuMixer(self.banks, rooms, is_classic=is_classic)
+        self._mixer = CpuMixer(self.banks, rooms, is_classic=self.is_classic)
 
     def __call__(self, waveforms: Tensor, *, epoch: int, rows: np.ndarray) -> Tensor:
         """Disturb a batch in place: (batch, samples) float32, every choice keyed by (epoch, row)."""

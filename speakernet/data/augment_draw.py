@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from speakernet.data.augment_options import AugmentOptions
 from speakernet.data.keyed import KeyedRandom
 
 CLEAN, REVERB, MUSIC, BABBLE, NOISE = range(5)
@@ -15,22 +16,6 @@ KINDS = ("clean", "reverb", "music", "babble", "noise")
 # Streams of the keyed random numbers; another number gives unrelated ones.
 KIND_STREAM, ROOM_STREAM, TALKERS_STREAM, CLIP_STREAM, PLACE_STREAM, SNR_STREAM = range(100, 106)
 VOLUME_STREAM, TELEPHONE_STREAM, CODEC_STREAM = range(106, 109)
-
-
-@dataclass(frozen=True)
-class AugmentRanges:
-    """What is drawn from which range; see the section augment of the configuration."""
-
-    probability: float = 0.8
-    categories: Sequence[str] = KINDS[1:]
-    snr_db: Mapping[str, Sequence[float]] | None = None
-    babble_speakers: Sequence[int] = (3, 7)
-    volume_db: Sequence[float] = (0.0, 0.0)
-    telephone_probability: float = 0.0
-    codec_probability: float = 0.0
-
-
-DEFAULT_SNR_DB = {"noise": (0.0, 15.0), "music": (5.0, 15.0), "babble": (13.0, 20.0)}
 
 
 @dataclass(frozen=True)
@@ -67,45 +52,42 @@ class Drawer:
 
     Args:
         available: the kinds, of KINDS, that there are files for.
-        ranges: what is drawn from where.
+        options: what is drawn from where; the classic style has one SNR for each babble talker, not one for all.
         num_clips: clips of each kind.
         num_rooms: impulse responses.
-        is_classic: one SNR for each babble talker instead of one for all.
         seed: of the run.
     """
 
     def __init__(
         self,
         available: Sequence[str],
-        ranges: AugmentRanges,
+        options: AugmentOptions,
         *,
         num_clips: Mapping[str, int],
         num_rooms: int,
-        is_classic: bool,
         seed: int,
     ) -> None:
-        self.ranges = ranges
-        self.snr_db = {**DEFAULT_SNR_DB, **(ranges.snr_db or {})}
+        self.options = options
+        self.snr_db = {"noise": options.noise_snr_db, "music": options.music_snr_db, "babble": options.babble_snr_db}
         self._codes = np.array([KINDS.index(kind) for kind in available], dtype=np.int8)
         self._num_clips, self._num_rooms = dict(num_clips), num_rooms
-        self._is_classic = is_classic
         self._seed = seed
 
     def draw(self, rows: np.ndarray, epoch: int) -> Drawn:
         """Every choice for the utterances `rows` of the training list (batch,) in an epoch."""
         random = KeyedRandom(self._seed, epoch, rows)
-        ranges = self.ranges
+        options = self.options
         streams = (KIND_STREAM, ROOM_STREAM, TALKERS_STREAM, VOLUME_STREAM, TELEPHONE_STREAM, CODEC_STREAM)
         kind, room, talkers, volume, telephone, codec = random.uniforms(streams)[:, :, 0]
         kinds = self._kinds(kind)
-        low, high = ranges.volume_db
+        low, high = options.volume_db
         return Drawn(
             kinds=kinds,
             rooms=np.where(kinds == REVERB, (room * self._num_rooms).astype(np.int64), -1),
             **self._sources(random, kinds, talkers),
             gains_db=low + (high - low) * volume,
-            telephone=telephone < ranges.telephone_probability,
-            codec=codec < ranges.codec_probability,
+            telephone=telephone < options.telephone_probability,
+            codec=codec < options.codec_probability,
         )
 
     def _kinds(self, number: np.ndarray) -> np.ndarray:
@@ -113,12 +95,12 @@ class Drawer:
         if not len(codes):
             return np.zeros(len(number), dtype=np.int8)
         # one number decides both: below `probability` it is divided evenly among the categories
-        number = number / max(self.ranges.probability, 1e-12)
+        number = number / max(self.options.probability, 1e-12)
         chosen = codes[np.minimum((number * len(codes)).astype(np.int64), len(codes) - 1)]
         return np.where(number < 1, chosen, CLEAN).astype(np.int8)
 
     def _sources(self, random: KeyedRandom, kinds: np.ndarray, talkers: np.ndarray) -> dict[str, np.ndarray]:
-        fewest, most = self.ranges.babble_speakers
+        fewest, most = self.options.babble_speakers
         talkers = fewest + (talkers * (most - fewest + 1)).astype(np.int64)
         counts = np.where(kinds == BABBLE, talkers, ((kinds == MUSIC) | (kinds == NOISE)).astype(np.int64))
         width = max(int(counts.max(initial=0)), 1)
@@ -126,7 +108,7 @@ class Drawer:
         source_rows = np.nonzero(is_used)[0]
         clip, place, snr_db = random.uniforms((CLIP_STREAM, PLACE_STREAM, SNR_STREAM), width)
         clips = np.zeros((len(kinds), width), dtype=np.int64)
-        if not self._is_classic:
+        if self.options.style != "classic":
             snr_db[:] = snr_db[:, :1]
         for code in (MUSIC, BABBLE, NOISE):
             rows = np.flatnonzero(kinds == code)

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from speakernet.data.audio import AudioError
 from speakernet.data.datasets import Augmenter, BatchMaker, BatchReport, BatchRequest, to_float
 from speakernet.data.lists import StringTable
+from speakernet.data.options import LoadingOptions
 from speakernet.data.samplers import EpochPlan, rank_share
 from speakernet.data.samplers import Sampler as EpochSampler
 from speakernet.data.sharing import SharedArray
@@ -45,27 +46,6 @@ class Batch:
     indices: torch.Tensor
 
 
-@dataclass(frozen=True)
-class LoaderOptions:
-    """How batches are made ready.
-
-    Attributes:
-        num_workers: processes; 0 makes the batches in the training process.
-        prefetch_factor: batches that each worker prepares ahead.
-        persistent_workers: keep them between epochs.
-        pin_memory: page-locked staging for the transfer to a GPU.
-        start_method: `fork`, `spawn` or `forkserver`; None is the platform's own.
-        max_bad_share: share of replaced utterances in an epoch above which it is an error.
-    """
-
-    num_workers: int = 0
-    prefetch_factor: int = 2
-    persistent_workers: bool = True
-    pin_memory: bool = False
-    start_method: str | None = None
-    max_bad_share: float = 0.01
-
-
 class TrainingLoader:
     """Iterate to get `Batch`es of the epoch that `set_epoch` chose, from the position that `load_state_dict` gave.
 
@@ -77,7 +57,8 @@ class TrainingLoader:
         device: where the batches go.
         samples_of: crop length in samples of a length in frames.
         augmenter: runs on the device, after the transfer; None when it runs in the workers or not at all.
-        options: workers and queues.
+        options: workers and queues, `auto` decided.
+        start_method: of worker processes (`fork`, `spawn`, `forkserver`); None is the platform's own.
         rank: this process among `world_size`.
         world_size: processes that share every batch.
         resident: a maker whose corpus lies on the device; used instead of `maker` where given.
@@ -94,7 +75,8 @@ class TrainingLoader:
         device: torch.device,
         samples_of: Any,
         augmenter: Augmenter | None = None,
-        options: LoaderOptions | None = None,
+        options: LoadingOptions,
+        start_method: str | None = None,
         rank: int = 0,
         world_size: int = 1,
         resident: Any = None,
@@ -105,7 +87,8 @@ class TrainingLoader:
         self.names = names
         self.device = device
         self.augmenter = augmenter
-        self.options = options or LoaderOptions()
+        self.options = options
+        self._start_method = start_method
         self.resident = resident
         self.num_speakers = num_speakers
         self.num_classes = num_speakers * len(maker.speeds)
@@ -232,7 +215,7 @@ class TrainingLoader:
                 yield request, torch.from_numpy(out), self.maker.make(request, out)
         else:
             if self._workers is None:
-                self._workers = _Workers(self.maker, self.options)
+                self._workers = _Workers(self.maker, self.options, self._start_method)
             yield from self._workers.run(requests)
             if not self.options.persistent_workers:
                 self.close()
@@ -298,9 +281,9 @@ class _RingDataset(Dataset):
 class _Workers:
     """The worker processes and the ring they write into; both live as long as the loader."""
 
-    def __init__(self, maker: BatchMaker, options: LoaderOptions) -> None:
-        self._maker, self._options = maker, options
-        self._num_slots = options.num_workers * options.prefetch_factor + SPARE_SLOTS
+    def __init__(self, maker: BatchMaker, options: LoadingOptions, start_method: str | None) -> None:
+        self._maker, self._options, self._start_method = maker, options, start_method
+        self._num_slots = int(options.num_workers) * int(options.prefetch_factor) + SPARE_SLOTS
         self._requests = _Requests()
         self._loader: DataLoader | None = None
         self._ring = SharedArray(np.empty(0))
@@ -334,11 +317,11 @@ class _Workers:
             _RingDataset(self._maker, self._ring),
             batch_size=None,
             sampler=self._requests,
-            num_workers=options.num_workers,
-            prefetch_factor=options.prefetch_factor,
+            num_workers=int(options.num_workers),
+            prefetch_factor=int(options.prefetch_factor),
             persistent_workers=options.persistent_workers,
             collate_fn=_as_it_is,
-            multiprocessing_context=options.start_method,
+            multiprocessing_context=self._start_method,
         )
 
 

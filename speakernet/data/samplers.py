@@ -13,6 +13,7 @@ from fractions import Fraction
 
 import numpy as np
 
+from speakernet.data.options import SamplingOptions
 from speakernet.seeding import numpy_generator
 
 log = logging.getLogger(__name__)
@@ -49,29 +50,15 @@ class EpochPlan:
         return zlib.crc32(self.bounds.tobytes(), zlib.crc32(self.rows.tobytes()))
 
 
-@dataclass(frozen=True)
-class CropLengths:
-    """Crop lengths in frames: fixed, or drawn for each batch; a longer crop means fewer utterances."""
-
-    shortest: int
-    longest: int = 0
-
-    def draw(self, num_batches: int, seed: int, epoch: int) -> np.ndarray:
-        """Length of each batch, int64 (batches,)."""
-        longest = max(self.longest, self.shortest)
-        return numpy_generator(seed, _LENGTH, epoch).integers(self.shortest, longest + 1, num_batches)
-
-
 class Sampler(ABC):
     """Plans epochs; subclasses say in which order the utterances come.
 
     Args:
         labels: speaker of every row of the training list, (rows,).
-        eligible: rows that may be used, (utterances,); None means all.
-        batch_size: units in a batch over all ranks (a unit is one utterance, or K of one speaker).
-        crops: lengths to draw from.
-        num_speeds: how many speed factors there are.
+        options: sizes of batches over all ranks (in units: one utterance, or K of one speaker), lengths to draw from.
         seed: of the run.
+        eligible: rows that may be used, (utterances,); None means all.
+        num_speeds: how many speed factors there are.
     """
 
     unit = 1  # utterances that stay together
@@ -79,17 +66,17 @@ class Sampler(ABC):
     def __init__(
         self,
         labels: np.ndarray,
+        options: SamplingOptions,
         *,
-        batch_size: int,
-        crops: CropLengths,
         seed: int,
         eligible: np.ndarray | None = None,
         num_speeds: int = 1,
     ) -> None:
         self.labels = labels
         self.eligible = np.arange(len(labels)) if eligible is None else np.asarray(eligible)
-        self.batch_size = batch_size
-        self.crops = crops
+        self.batch_size = options.batch_size
+        self.shortest_frames = options.crop_frames
+        self.longest_frames = max(options.crop_frames, options.crop_frames_max)
         self.seed = seed
         self.num_speeds = num_speeds
 
@@ -113,9 +100,10 @@ class Sampler(ABC):
 
     def _batch_sizes(self, num_units: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Units and crop frames of each batch; the audio in a batch stays about the same."""
-        most = num_units if self.crops.longest > self.crops.shortest else num_units // self.batch_size
-        frames = self.crops.draw(most, self.seed, epoch)
-        sizes = np.maximum(1, self.batch_size * self.crops.shortest // frames)
+        most = num_units if self.longest_frames > self.shortest_frames else num_units // self.batch_size
+        random = numpy_generator(self.seed, _LENGTH, epoch)
+        frames = random.integers(self.shortest_frames, self.longest_frames + 1, most)
+        sizes = np.maximum(1, self.batch_size * self.shortest_frames // frames)
         count = int(np.searchsorted(np.cumsum(sizes), num_units, side="right"))
         return sizes[:count], frames[:count]
 
@@ -127,8 +115,16 @@ class ShuffledSampler(Sampler):
         ValueError: fewer utterances than one batch takes.
     """
 
-    def __init__(self, labels: np.ndarray, **options: object) -> None:
-        super().__init__(labels, **options)  # type: ignore[arg-type]
+    def __init__(
+        self,
+        labels: np.ndarray,
+        options: SamplingOptions,
+        *,
+        seed: int,
+        eligible: np.ndarray | None = None,
+        num_speeds: int = 1,
+    ) -> None:
+        super().__init__(labels, options, seed=seed, eligible=eligible, num_speeds=num_speeds)
         if len(self.eligible) < self.batch_size:
             raise ValueError(
                 f"the training list has {len(self.eligible)} usable utterances, fewer than data.batch_size "
@@ -142,18 +138,24 @@ class ShuffledSampler(Sampler):
 class BalancedSampler(Sampler):
     """P speakers x K utterances with no speaker twice in a batch; row = speaker * K + utterance.
 
-    Each speaker's utterances are shuffled and cut into groups of K (at most `max_utterances` an epoch).
+    Each speaker's utterances are shuffled and cut into groups of K (at most `max_utterances_per_speaker` an epoch).
 
     Raises:
         ValueError: fewer speakers with K utterances than a batch takes.
     """
 
     def __init__(
-        self, labels: np.ndarray, *, utterances_per_speaker: int, max_utterances: int = 500, **options: object
+        self,
+        labels: np.ndarray,
+        options: SamplingOptions,
+        *,
+        seed: int,
+        eligible: np.ndarray | None = None,
+        num_speeds: int = 1,
     ) -> None:
-        super().__init__(labels, **options)  # type: ignore[arg-type]
-        self.unit = utterances_per_speaker
-        self.max_utterances = max_utterances
+        super().__init__(labels, options, seed=seed, eligible=eligible, num_speeds=num_speeds)
+        self.unit = options.utterances_per_speaker
+        self.max_utterances = options.max_utterances_per_speaker
         counts = np.bincount(self.labels[self.eligible])
         usable = int((counts >= self.unit).sum())
         self.num_short_speakers = int((counts > 0).sum()) - usable
@@ -161,8 +163,10 @@ class BalancedSampler(Sampler):
             log.warning(
                 "%d speakers have fewer than %d utterances and are left out", self.num_short_speakers, self.unit
             )
-        if max_utterances < self.unit:
-            raise ValueError(f"max_utterances_per_speaker is {max_utterances}, less than the {self.unit} of a batch")
+        if self.max_utterances < self.unit:
+            raise ValueError(
+                f"max_utterances_per_speaker is {self.max_utterances}, less than the {self.unit} of a batch"
+            )
         if usable < self.batch_size:
             raise ValueError(
                 f"a batch takes {self.batch_size} speakers with {self.unit} utterances each, but only {usable} have as "

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from speakernet.data.augment import Augmenter, AugmentRanges, Drawn, mu_law_codec, telephone_band
+from speakernet.data.augment import Augmenter, Drawn, mu_law_codec, telephone_band
 from speakernet.data.augment_banks import ClipBank, RoomBank
+from speakernet.data.augment_options import AugmentOptions
 from speakernet.data.lists import StringTable, TrialList
 from speakernet.data.lookup import LookupTable
 from speakernet.data.sources import AudioSource, RowReader
@@ -176,16 +177,16 @@ def _noise_steps(banks: Mapping[str, ClipBank], sample_rate: int, seed: int) -> 
     lock = threading.Lock()
     steps = []
     for snr_db in NOISE_SNR_DB:
-        ranges = AugmentRanges(probability=1.0, categories=("noise",), snr_db={"noise": (snr_db, snr_db)})
-        augmenter = Augmenter(banks, None, ranges=ranges, sample_rate=sample_rate, seed=seed)
+        only_noise = AugmentOptions(probability=1.0, categories=["noise"], noise_snr_db=[snr_db, snr_db])
+        augmenter = Augmenter(banks, None, only_noise, sample_rate=sample_rate, seed=seed)
         steps.append(Step(f"{snr_db:g}", _augmenting(augmenter, lock)))
     return steps
 
 
 def _reverb_steps(rooms: RoomBank | None, sample_rate: int, seed: int) -> list[Step]:
     assert rooms is not None
-    ranges = AugmentRanges(probability=1.0, categories=("reverb",))
-    wet = _augmenting(Augmenter({}, rooms, ranges=ranges, sample_rate=sample_rate, seed=seed), threading.Lock())
+    only_rooms = AugmentOptions(probability=1.0, categories=["reverb"])
+    wet = _augmenting(Augmenter({}, rooms, only_rooms, sample_rate=sample_rate, seed=seed), threading.Lock())
     return [Step(f"{percent}", _mixing(wet, percent / 100)) for percent in REVERB_SHARES_PERCENT]
 
 

@@ -5,7 +5,6 @@ from utterance to utterance, and each would be compiled anew.
 """
 
 import contextlib
-import dataclasses
 import logging
 import platform
 import shutil
@@ -20,6 +19,7 @@ from speakernet.seeding import capture_random_state, restore_random_state
 from speakernet.training.checkpoint import describe
 from speakernet.training.compiled_convolution import use_compiled_convolutions
 from speakernet.training.compiled_norm import use_compiled_norms
+from speakernet.training.options import CompileOptions
 
 logger = logging.getLogger(__name__)
 
@@ -51,35 +51,26 @@ class NoCompiler:
         """Nothing to undo."""
 
 
-@dataclasses.dataclass(frozen=True)
-class CompileSettings:
-    """How to compile; the fields are those of the section `runtime`."""
-
-    when: str = "auto"
-    scope: str = "whole"
-    mode: str = "default"
-
-
 class Compiler:
     """Compiles `net` in place when its time has come, and goes back to eager execution when that fails.
 
     Args:
         net: the network; its parameters' names stay as they are.
-        settings: when and how.
+        options: when and how; the scope is whole or regional, what `auto` means is the caller's to decide.
         recover: undoes what a failed micro-batch has left behind (gradients, batch-norm statistics).
     """
 
-    def __init__(self, net: nn.Module, settings: CompileSettings, recover: Callable[[], None]) -> None:
+    def __init__(self, net: nn.Module, options: CompileOptions, recover: Callable[[], None]) -> None:
         self.net = net
-        self.settings = settings
+        self.options = options
         self.recover = recover
         self.is_compiled = False
         self._is_proven = False
-        self._is_settled = settings.when == "on"
+        self._is_settled = options.compile == "on"
         self._eager_seconds = 0.0
         self._step_times: list[float] = []
         self._last = 0.0
-        if settings.when == "on":
+        if options.compile == "on":
             self._compile()
 
     def run(self, forward_backward: Callable[[], None]) -> None:
@@ -101,12 +92,17 @@ class Compiler:
             forward_backward()
             return
         self._is_proven = True
-        logger.info("compiled (%s, %s) in %.1f s", self.settings.scope, self.settings.mode, time.perf_counter() - begin)
+        logger.info(
+            "compiled (%s, %s) in %.1f s",
+            self.options.compile_scope,
+            self.options.compile_mode,
+            time.perf_counter() - begin,
+        )
 
     def consider(self, step: int, steps_left: int) -> None:
         """After a step: `auto` measures some steps, decides once, and takes a compilation back that did not pay."""
         now = time.perf_counter()
-        if self.settings.when == "auto" and self._last and not self._is_settled:
+        if self.options.compile == "auto" and self._last and not self._is_settled:
             self._step_times.append(now - self._last)
         self._last = now
         if self._is_settled or len(self._step_times) < OBSERVED_STEPS:
@@ -168,7 +164,9 @@ class Compiler:
         use_compiled_convolutions(self.net)
         for module in self._targets():
             # dynamic=False: training crops have one length (a second length compiles a second version).
-            module.compile(mode=None if self.settings.mode == "default" else self.settings.mode, dynamic=False)
+            module.compile(
+                mode=None if self.options.compile_mode == "default" else self.options.compile_mode, dynamic=False
+            )
         self.is_compiled = True
 
     def _uncompile(self) -> None:
@@ -178,7 +176,7 @@ class Compiler:
         self._is_settled = True
 
     def _targets(self) -> list[nn.Module]:
-        return [self.net] if self.settings.scope == "whole" else repeated_blocks(self.net)
+        return [self.net] if self.options.compile_scope == "whole" else repeated_blocks(self.net)
 
 
 def estimate(step_seconds: float, steps_left: int, layers: int) -> tuple[float, float]:

@@ -40,7 +40,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def make(folders: tuple[Path, Path], **options: object) -> Augmenter:
     is_classic = bool(options.get("is_classic", False))
     rooms = room_bank(folders[1], 16000, AudioCache(1 << 24), is_aligned=not is_classic)
-    return Augmenter(noise_banks(folders[0], 16000, AudioCache(1 << 24)), rooms, **options)  # type: ignore[arg-type]
+    return Augmenter(noise_banks(folders[0], 16000, AudioCache(1 << 24)), rooms, AugmentOptions(**options))  # type: ignore[arg-type]
 
 
 def speech(random: np.random.Generator, batch: int = BATCH) -> torch.Tensor:
@@ -118,7 +118,7 @@ def test_classic_style_equals_a_plain_loop(folders: tuple[Path, Path], random: n
 
 def test_choices_depend_on_row_and_epoch_alone(folders: tuple[Path, Path], random: np.random.Generator) -> None:
     clean = speech(random, 40)
-    augmenter = make(folders, ranges=AugmentRanges(telephone_probability=0.3, volume_db=(-6, 6)))
+    augmenter = make(folders, telephone_probability=0.3, volume_db=(-6, 6))
     together, _, _ = augment(augmenter, clean)
     again, _, _ = augment(make(folders, ranges=augmenter.ranges), clean)
     assert torch.equal(together, again)
@@ -133,11 +133,11 @@ def test_choices_depend_on_row_and_epoch_alone(folders: tuple[Path, Path], rando
 def test_a_category_without_files_is_shared_among_the_others(folders: tuple[Path, Path]) -> None:
     banks = noise_banks(folders[0], 16000, None)
     del banks["babble"]
-    augmenter = Augmenter(banks, None)
+    augmenter = Augmenter(banks, None, AugmentOptions())
     assert (augmenter.available, augmenter.missing) == (["music", "noise"], ["reverb", "babble"])
     shares = np.bincount(augmenter.draw(np.arange(4000), 0).kinds, minlength=5) / 4000
     assert shares == pytest.approx([0.2, 0, 0.4, 0, 0.4], abs=0.03)
-    assert set(Augmenter({}, None).draw(np.arange(50), 0).kinds) == {CLEAN}
+    assert set(Augmenter({}, None, AugmentOptions()).draw(np.arange(50), 0).kinds) == {CLEAN}
 
 
 def test_silence_stays_finite(folders: tuple[Path, Path]) -> None:
@@ -149,8 +149,8 @@ def test_silence_stays_finite(folders: tuple[Path, Path]) -> None:
 def test_telephone_band_and_codec(folders: tuple[Path, Path]) -> None:
     times = torch.arange(16000) / 16000
     tones = torch.stack([torch.sin(2 * torch.pi * hz * times) for hz in (100, 1000, 5000)])
-    band = Augmenter({}, None, ranges=AugmentRanges(telephone_probability=1.0))
-    coded = Augmenter({}, None, ranges=AugmentRanges(codec_probability=1.0))
+    band = Augmenter({}, None, AugmentOptions(telephone_probability=1.0))
+    coded = Augmenter({}, None, AugmentOptions(codec_probability=1.0))
     kept = augment(band, tones)[0].square().mean(1) / tones.square().mean(1)
     assert kept[1] == pytest.approx(1.0, abs=0.01)
     assert kept[0] < 0.01 and kept[2] < 0.01
@@ -162,7 +162,7 @@ def test_telephone_band_and_codec(folders: tuple[Path, Path]) -> None:
 
 def test_volume_is_a_gain_in_decibels() -> None:
     clean = torch.ones(30, 100)
-    augmenter = Augmenter({}, None, ranges=AugmentRanges(volume_db=(-6.0, 6.0)))
+    augmenter = Augmenter({}, None, AugmentOptions(volume_db=(-6.0, 6.0)))
     louder, drawn, _ = augment(augmenter, clean)
     assert louder[:, 0].numpy() == pytest.approx(10 ** (drawn.gains_db / 20), rel=1e-5)
     assert drawn.gains_db.min() < -3 and drawn.gains_db.max() > 3
@@ -250,7 +250,7 @@ def test_rooms_are_one_microphone_and_no_noise(tmp_path: Path, caplog: pytest.Lo
 def test_a_category_that_is_listed_twice_is_twice_as_likely(folders: tuple[Path, Path]) -> None:
     shares = []
     for categories in (["noise", "reverb", "noise"], ["noise", "noise", "reverb"]):
-        augmenter = make(folders, ranges=AugmentRanges(probability=0.9, categories=categories))
+        augmenter = make(folders, probability=0.9, categories=categories)
         kinds = augmenter.draw(np.arange(30000), 0).kinds
         shares.append((np.bincount(kinds, minlength=5) / 30000).tolist())
     assert shares[0] == shares[1] == pytest.approx([0.1, 0.3, 0.0, 0.0, 0.6], abs=0.01)

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from speakernet.training.options import CompileOptions
 from speakernet.training.compiled_convolution import WinogradGradient, use_compiled_convolutions
-from speakernet.training.compiling import Compiler, CompileSettings
+from speakernet.training.compiling import Compiler
 
 
 def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -83,7 +84,7 @@ def test_compiled_networks_have_the_outputs_and_gradients_of_eager_ones(dtype: t
     eager = nn.Sequential(nn.Conv2d(128, 128, 3, padding=1, bias=False), nn.BatchNorm2d(128))
     eager = eager.to(memory_format=torch.channels_last)
     compiled = copy.deepcopy(eager)
-    Compiler(compiled, CompileSettings("on"), recover=lambda: None)
+    Compiler(compiled, CompileOptions(compile="on", compile_scope="whole"), recover=lambda: None)
     gradients, outputs = [], []
     for net in (eager, compiled):
         features = draw(4, 128, 5, 10, dtype=torch.float32).requires_grad_()

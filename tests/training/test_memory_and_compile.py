@@ -5,8 +5,9 @@ import torch
 from torch import nn
 from training_fakes import FakeNet, make_trainer
 
+from speakernet.training.options import CompileOptions
 from speakernet.training import compiling
-from speakernet.training.compiling import Compiler, CompileSettings, estimate, repeated_blocks
+from speakernet.training.compiling import Compiler, estimate, repeated_blocks
 from speakernet.training.memory import enable_gradient_checkpointing
 
 
@@ -116,7 +117,7 @@ def decided(monkeypatch: pytest.MonkeyPatch, steps_left: int) -> Recorder:
     now = iter(float(second) for second in range(1000))
     monkeypatch.setattr(compiling.time, "perf_counter", lambda: next(now))
     net = Recorder()
-    compiler = Compiler(net, CompileSettings("auto"), recover=lambda: None)
+    compiler = Compiler(net, CompileOptions(compile="auto", compile_scope="whole"), recover=lambda: None)
     for step in range(compiling.OBSERVED_STEPS + 5):
         compiler.consider(step, steps_left)
     return net
@@ -132,7 +133,7 @@ def test_auto_compiles_only_when_the_steps_left_repay_it(monkeypatch: pytest.Mon
 
 def test_auto_says_that_a_run_was_too_short(caplog: pytest.LogCaptureFixture):
     caplog.set_level("INFO", "speakernet")
-    compiler = Compiler(Recorder(), CompileSettings("auto"), recover=lambda: None)
+    compiler = Compiler(Recorder(), CompileOptions(compile="auto", compile_scope="whole"), recover=lambda: None)
     for step in range(3):
         compiler.consider(step, 3 - step)
     compiler.close()
@@ -144,7 +145,7 @@ def test_auto_takes_back_a_compilation_that_is_slower(monkeypatch: pytest.Monkey
     now = 0.0
     monkeypatch.setattr(compiling.time, "perf_counter", lambda: now)
     net = Recorder()
-    compiler = Compiler(net, CompileSettings("auto"), recover=lambda: None)
+    compiler = Compiler(net, CompileOptions(compile="auto", compile_scope="whole"), recover=lambda: None)
     for step in range(4 * compiling.OBSERVED_STEPS):
         now += compiled_seconds if compiler.is_compiled else 1.0
         compiler.consider(step, steps_left=10**6)
@@ -162,7 +163,7 @@ def test_failed_compilation_goes_on_eagerly_with_the_same_numbers(tmp_path, capl
         raise RuntimeError("no C++ compiler was found")
 
     trainer.net.compile = lambda **_options: setattr(trainer.net, "_compiled_call_impl", broken)  # type: ignore
-    trainer.compiler = Compiler(trainer.net, CompileSettings("on"), recover=trainer.step.forget)
+    trainer.compiler = Compiler(trainer.net, CompileOptions(compile="on", compile_scope="whole"), recover=trainer.step.forget)
     trainer._say_once = lambda batch: None  # type: ignore[method-assign]
     trainer.train()
     assert "no C++ compiler was found" in caplog.text
@@ -176,7 +177,7 @@ def test_compiled_equals_eager(scope: str):
     torch.manual_seed(0)
     plain, compiled = Net(), Net()
     compiled.load_state_dict(plain.state_dict())
-    compiler = Compiler(compiled, CompileSettings("on", scope), recover=lambda: None)
+    compiler = Compiler(compiled, CompileOptions(compile="on", compile_scope=scope), recover=lambda: None)
     for one, other in zip(run(plain), run(compiled), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
     assert not any("_orig_mod" in key for key in compiled.state_dict())
