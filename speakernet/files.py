@@ -2,8 +2,10 @@
 
 import contextlib
 import hashlib
+import itertools
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -32,6 +34,31 @@ def atomic_write(path: str | Path, mode: str = "w") -> Iterator[IO]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def place(source: str | Path, target: str | Path) -> None:
+    """Give a file a second name, at once taking the place of what had it; a copy where the disk knows no links.
+
+    Raises:
+        OSError: the folder is not writable, or a copy does not fit; what had the name is untouched.
+    """
+    target = Path(target)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    try:
+        temporary.hardlink_to(source)
+    except OSError:
+        with Path(source).open("rb") as content, atomic_write(target, "wb") as copy:
+            shutil.copyfileobj(content, copy)
+        return
+    temporary.replace(target)
+    # Of two names of one file renaming does nothing, and leaves both.
+    temporary.unlink(missing_ok=True)
+
+
+def free_name(path: Path, word: str) -> Path:
+    """The first free one of `<name>.<word>-1`, `<name>.<word>-2` … beside `path`."""
+    numbers = itertools.count(1)
+    return next(free for number in numbers if not (free := path.with_name(f"{path.name}.{word}-{number}")).exists())
 
 
 def sha256_of(path: str | Path) -> str:

@@ -109,6 +109,27 @@ def test_a_finished_run_says_so_and_goes_on_with_more_epochs(
     assert f"trainSpeakerNet.py --config {copy}/config.yaml --eval" in caplog.text
 
 
+@pytest.mark.parametrize("name", ["report.html", "best.pt", "scores.txt"])
+def test_a_finished_run_makes_again_what_is_missing(finished: tuple[Path, Path], tmp_path: Path, name: str) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(finished[0], copy)
+    (copy / name).unlink()
+    before = (copy / "last.pt").read_bytes()
+    assert train(finished[1], "--save_path", str(copy)) == 0
+    assert (copy / name).is_file() and (copy / "last.pt").read_bytes() == before
+    assert (copy / "scores.txt").read_text() == (finished[0] / "scores.txt").read_text()
+
+
+def test_an_initial_model_is_read_where_a_damaged_run_begins_anew(
+    finished: tuple[Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "last.pt").write_bytes(b"cut off")
+    options = ["--save_path", str(tmp_path / "run"), "--initial_model", str(finished[0] / "best.pt")]
+    assert train(finished[1], *options, "--max_epoch", "1") == 0
+    assert "so it begins anew" in caplog.text and "not read" not in caplog.text
+
+
 def test_scoring_needs_no_training_data_and_touches_nothing_of_the_run(
     finished: tuple[Path, Path], tiny_corpus: Path, tmp_path: Path
 ) -> None:

@@ -77,7 +77,7 @@ def our_epoch(config: Config, folder: Path) -> Callable[[], None]:
     def run() -> None:
         trainer._train_epoch()
         trainer.state.epoch, trainer.state.batch = trainer.state.epoch + 1, 0
-        trainer._evaluate()
+        trainer.evaluate()
 
     return run
 

@@ -26,7 +26,7 @@ from speakernet.performance.data_wait import data_wait_advice
 from speakernet.performance.system import log_performance_info, log_system_info
 from speakernet.registry import lookup
 from speakernet.seeding import seed_everything
-from speakernet.training.checkpoint import load_checkpoint
+from speakernet.training.checkpoint import CheckpointStore, load_checkpoint
 from speakernet.training.state import best_of_run
 
 logger = logging.getLogger(__name__)
@@ -63,9 +63,10 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
     loader = build_training_loader(config, device)
     try:
         loss = build_loss(config, loader.num_classes)
-        initial_model, last = config.training.initial_model, run_folder / "last.pt"
-        if initial_model and last.exists():
-            logger.info("initial model %s: not read, the run goes on from %s", initial_model, last)
+        initial_model = config.training.initial_model
+        found = CheckpointStore(run_folder).find() if initial_model else None
+        if found and found.path:
+            logger.info("initial model %s: not read, the run goes on from %s", initial_model, found.path)
         elif initial_model:
             load_initial_weights(net, loss, initial_model)
         validate = build_validation(config, net, device)
@@ -84,7 +85,7 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
         train_large_margin_stage(config, net, loss, build_training_loader, validate, run_folder, steps)
     distributed.barrier()
     summary |= best_of_run(load_checkpoint(summary["best_path"])["training_summary"])
-    if not summary["performance"]["steps"] and _is_newer(run_folder / "results.json", Path(summary["best_path"])):
+    if not summary["performance"]["steps"] and _is_reported(run_folder, Path(summary["best_path"])):
         return TrainingOutcome(summary, None, run_folder)
     evaluation = run_evaluation(config, summary["best_path"], after_training=True)
     if distributed.is_main():
@@ -92,9 +93,10 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
     return TrainingOutcome(summary, evaluation, run_folder)
 
 
-def _is_newer(results: Path, model: Path) -> bool:
-    """Whether there are results, and the model was not replaced after them."""
-    return results.exists() and results.stat().st_mtime_ns >= model.stat().st_mtime_ns
+def _is_reported(run_folder: Path, model: Path) -> bool:
+    """Whether there are results, scores and a report, and the model was not replaced after them."""
+    written = [run_folder / name for name in ("results.json", "scores.txt", "report.html")]
+    return all(file.exists() and file.stat().st_mtime_ns >= model.stat().st_mtime_ns for file in written)
 
 
 def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, Path]:

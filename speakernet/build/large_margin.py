@@ -106,8 +106,9 @@ def train_large_margin_stage(
 
 
 def _set_aside_older_stage(folder: Path, first_stage_steps: int) -> None:
-    last = CheckpointStore(folder).load_last()
-    before = last["training"].get("first_stage_steps", first_stage_steps) if last else first_stage_steps
+    found = CheckpointStore(folder).find()
+    training = found.contents.get("training", {}) if found else {}
+    before = training.get("first_stage_steps", first_stage_steps)
     if before != first_stage_steps:
         logger.warning(
             "the large-margin stage followed step %d of the first stage, which is at step %d now: it begins anew, "

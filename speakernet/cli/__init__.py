@@ -34,13 +34,22 @@ A module with `TAKES_CONFIG = True` also accepts `--config FILE` and every optio
 """
 
 INTERRUPTED = 130
+EXIT_STATUSES = {
+    0: "done",
+    1: "failed; the message says what to mend",
+    2: "wrong usage",
+    75: "a loader worker was killed or crashed; last.pt is written, the same command goes on",
+    INTERRUPTED: "interrupted by Ctrl-C (SIGINT); training has written last.pt, the same command goes on",
+    143: "ended by SIGTERM; training has written last.pt, the same command goes on",
+}
+"""What a command's exit status means; `speakernet doctor` says in its help what its own 1 and 2 mean."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; errors that the user can mend are printed without a traceback.
 
     Returns:
-        The exit status: 0 done, 1 failed with a message, 2 wrong usage, 130 interrupted.
+        The exit status: one of `EXIT_STATUSES`.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     _log_to_the_terminal()
@@ -62,14 +71,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     module = importlib.import_module(f"speakernet.cli.{COMMANDS[name]}")
     try:
         return module.run(_parse(module, name, rest)) or 0
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         sys.stderr.write("\ninterrupted\n")
-        return INTERRUPTED
+        return getattr(interrupt, "exit_status", INTERRUPTED)
     except (ValueError, OSError) as error:
         if "--debug" in rest:
             raise
         sys.stderr.write(f"\nspeakernet {name}: {_message(error)}\n")
-        return 1
+        return getattr(error, "exit_status", 1)
 
 
 def _parse(module: ModuleType, name: str, rest: Sequence[str]) -> argparse.Namespace:
@@ -87,12 +96,16 @@ def _parse(module: ModuleType, name: str, rest: Sequence[str]) -> argparse.Names
     if takes_config and set(rest) & {"-h", "--help"}:
         from speakernet.config.loading import help_text
 
-        parser.epilog = help_text()
+        parser.epilog = help_text() + _exit_statuses()
     parsed, config_arguments = parser.parse_known_args(rest)
     if config_arguments and not takes_config:
         parser.error(f"unknown option {config_arguments[0]!r}; see `speakernet {name} --help`")
     parsed.config_arguments = config_arguments
     return parsed
+
+
+def _exit_statuses() -> str:
+    return "\n".join(["", "", "exit status:", *(f"  {code:<5} {meaning}" for code, meaning in EXIT_STATUSES.items())])
 
 
 def _message(error: Exception) -> str:

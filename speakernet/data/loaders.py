@@ -1,8 +1,8 @@
 """The training loader: plans of epochs go in, batches on the training device come out.
 
-Workers are torch's `DataLoader` processes, but they are sent whole-batch requests and write into a ring of shared
-memory that is made once: what travels between processes is a few hundred bytes. With a GPU the transfer (int16 where
-possible) and device augmentation run one batch ahead on a stream of their own.
+Worker processes (`workers.py`) are sent whole-batch requests and write into a ring of shared memory that is made once:
+what travels between processes is a few hundred bytes. With a GPU the transfer (int16 where possible) and device
+augmentation run one batch ahead on a stream of their own.
 """
 
 import functools
@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
 
 from speakernet.data.audio import AudioError
 from speakernet.data.datasets import Augmenter, BatchMaker, BatchReport, BatchRequest, to_float
@@ -23,11 +22,10 @@ from speakernet.data.lists import StringTable
 from speakernet.data.options import LoadingOptions
 from speakernet.data.samplers import EpochPlan, rank_share
 from speakernet.data.samplers import Sampler as EpochSampler
-from speakernet.data.sharing import SharedArray
+from speakernet.data.workers import Workers
 
 log = logging.getLogger(__name__)
 
-SPARE_SLOTS = 2
 SHOWN_PROBLEMS = 10
 
 
@@ -101,7 +99,7 @@ class TrainingLoader:
         self._plan: EpochPlan | None = None
         self._counts: Counter[str] = Counter()
         self._problems: list[str] = []
-        self._workers: _Workers | None = None
+        self._workers: Workers | None = None
         self._read_bytes, self._read_seconds = 0, 0.0
 
     def set_epoch(self, epoch: int) -> None:
@@ -215,10 +213,8 @@ class TrainingLoader:
                 yield request, torch.from_numpy(out), self.maker.make(request, out)
         else:
             if self._workers is None:
-                self._workers = _Workers(self.maker, self.options, self._start_method)
+                self._workers = Workers(self.maker, self.options, self._start_method)
             yield from self._workers.run(requests)
-            if not self.options.persistent_workers:
-                self.close()
 
     def _to_device(self, crops: torch.Tensor) -> torch.Tensor:
         if self.device.type == "cpu":
@@ -246,87 +242,6 @@ class TrainingLoader:
                 f"{bad} of {total} utterances could not be read, more than data.max_bad_share "
                 f"({self.options.max_bad_share}) allows; the first: {self._problems[0]}"
             )
-
-
-class _Requests(Sampler):
-    """Hands torch's loader the requests of the current iteration."""
-
-    def __init__(self) -> None:
-        self.requests: list[BatchRequest] = []
-
-    def __iter__(self) -> Iterator[BatchRequest]:
-        return iter(self.requests)
-
-    def __len__(self) -> int:
-        return len(self.requests)
-
-
-class _RingDataset(Dataset):
-    """In a worker: makes a request's batch in its slot of the ring."""
-
-    def __init__(self, maker: BatchMaker, ring: SharedArray) -> None:
-        self.maker = maker
-        self.ring = ring
-
-    def __getitem__(self, request: BatchRequest) -> BatchReport:
-        shape = (len(request.rows), request.num_samples)
-        out = self.ring.array[request.slot, : shape[0] * shape[1]].reshape(shape)
-        try:
-            return self.maker.make(request, out)
-        except AudioError as error:
-            # As a value, so that the message arrives without a worker's traceback around it.
-            return BatchReport(request.rows, error=str(error), slot=request.slot)
-
-
-class _Workers:
-    """The worker processes and the ring they write into; both live as long as the loader."""
-
-    def __init__(self, maker: BatchMaker, options: LoadingOptions, start_method: str | None) -> None:
-        self._maker, self._options, self._start_method = maker, options, start_method
-        self._num_slots = int(options.num_workers) * int(options.prefetch_factor) + SPARE_SLOTS
-        self._requests = _Requests()
-        self._loader: DataLoader | None = None
-        self._ring = SharedArray(np.empty(0))
-        maker.share()
-
-    def run(self, requests: list[BatchRequest]) -> Iterator[tuple[BatchRequest, torch.Tensor, BatchReport]]:
-        if not requests:
-            return
-        size = max(len(request.rows) * request.num_samples for request in requests)
-        if self._loader is None or self._ring.array.shape[1] < size:
-            self._start(size)
-        assert self._loader is not None
-        for number, request in enumerate(requests):
-            request.slot = number % self._num_slots
-        self._requests.requests = requests
-        for request, report in zip(requests, self._loader, strict=True):
-            slot = self._ring.array[report.slot, : len(request.rows) * request.num_samples]
-            yield request, torch.from_numpy(slot.reshape(len(request.rows), request.num_samples)), report
-
-    def close(self) -> None:
-        iterator = getattr(self._loader, "_iterator", None)
-        if iterator is not None:
-            iterator._shutdown_workers()
-        self._loader = None
-
-    def _start(self, size: int) -> None:
-        self.close()
-        options = self._options
-        self._ring = SharedArray.allocate((self._num_slots, size), self._maker.dtype)
-        self._loader = DataLoader(
-            _RingDataset(self._maker, self._ring),
-            batch_size=None,
-            sampler=self._requests,
-            num_workers=int(options.num_workers),
-            prefetch_factor=int(options.prefetch_factor),
-            persistent_workers=options.persistent_workers,
-            collate_fn=_as_it_is,
-            multiprocessing_context=self._start_method,
-        )
-
-
-def _as_it_is(report: Any) -> Any:
-    return report
 
 
 def _one_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:

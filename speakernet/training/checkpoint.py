@@ -5,7 +5,7 @@ once; a background thread writes it under a temporary name, flushes it and renam
 interrupt at any moment leaves the old file whole. Loading never runs code (`weights_only=True`).
 """
 
-import itertools
+import dataclasses
 import logging
 import os
 import shutil
@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import torch
 
-from speakernet.files import atomic_write, human_bytes
+from speakernet.files import atomic_write, free_name, human_bytes, place
 
 try:
     import fcntl
@@ -32,6 +32,23 @@ LOCK_NAME = "run.lock"
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be read or does not fit this run."""
+
+
+class DamagedError(CheckpointError):
+    """A checkpoint whose content is not one: cut off, overwritten, or made by another program."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a run folder holds to go on from."""
+
+    path: Path | None
+    """The newest file that can be read: last.pt, the one before it, or a model; None where there is none."""
+    contents: dict[str, Any]
+    is_model: bool
+    """Whether it holds weights only."""
+    damaged: dict[Path, DamagedError]
+    """Files that should have come first, and what is wrong with them."""
 
 
 def describe(error: BaseException) -> str:
@@ -99,16 +116,20 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     """The dictionary in a checkpoint file, on the CPU.
 
     Raises:
-        CheckpointError: the file is truncated, foreign, or needs code to load.
+        DamagedError: the file is truncated, foreign, or needs code to load.
+        CheckpointError: it cannot be opened, or holds something else.
     """
     path = Path(path)
     try:
         contents = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise
+    except (OSError, MemoryError) as error:
+        # Of this machine and this moment: the file may well be whole.
+        raise CheckpointError(f"{path} cannot be read now ({describe(error)}); see to that and try again") from error
     except Exception as error:
         # torch raises RuntimeError, UnpicklingError, EOFError, KeyError … for a broken file, as chance has it.
-        raise CheckpointError(
+        raise DamagedError(
             f"{path} is not a readable checkpoint ({describe(error)}); "
             "it may be cut off or made by another program: remove it to start anew; "
             "--initial_model with best.pt or a file of checkpoints/ then begins with those weights"
@@ -142,6 +163,11 @@ class CheckpointStore:
         return self.folder / "last.pt"
 
     @property
+    def previous_path(self) -> Path:
+        """last.pt as it was before the last write; there from the second write on."""
+        return self.folder / "last.previous.pt"
+
+    @property
     def best_path(self) -> Path:
         """The model by held-out EER."""
         return self.folder / "best.pt"
@@ -167,14 +193,66 @@ class CheckpointStore:
         if self.keep > 0:
             self._save({self.epoch_path(epoch): contents}, self._prune)
 
-    def load_last(self) -> dict[str, Any] | None:
-        """The contents of last.pt, or None where there is none.
+    def find(self) -> Found | None:
+        """What there is to go on from: last.pt, the one before where it is damaged, then the newest model.
+
+        Returns:
+            None where nothing was saved here, or last.pt was removed to begin anew. Nothing is changed.
 
         Raises:
-            CheckpointError: the file is broken.
+            CheckpointError: a file cannot be opened (no permission, say).
         """
         self.wait()
-        return load_checkpoint(self.last_path) if self.last_path.exists() else None
+        if not self.last_path.exists():
+            return None
+        damaged: dict[Path, DamagedError] = {}
+        models = [*reversed(self.epoch_paths()), self.best_path]
+        for path in (self.last_path, self.previous_path, *models):
+            try:
+                return Found(path, load_checkpoint(path), path in models, damaged)
+            except FileNotFoundError:
+                continue
+            except DamagedError as error:
+                damaged[path] = error
+        return Found(None, {}, False, damaged)
+
+    def heal(self, found: Found) -> list[str]:
+        """Rename the damaged files, and let the one before be last.pt where it was found; only with the run's lock.
+
+        last.pt is there at every moment: without it the next start would begin anew.
+
+        Returns:
+            A sentence for each file that was renamed.
+        """
+        sentences = []
+        for path, error in found.damaged.items():
+            aside = free_name(path, "damaged")
+            place(path, aside)
+            if path != self.last_path:
+                path.unlink()
+            sentences.append(f"{path} is damaged ({describe(error.__cause__ or error)}) and was renamed {aside.name}")
+        if found.path == self.previous_path:
+            place(self.previous_path, self.last_path)
+        return sentences
+
+    def load_best(self) -> dict[str, Any] | None:
+        """The contents of best.pt; None where there is none or it is damaged, which renames it."""
+        self.wait()
+        try:
+            return load_checkpoint(self.best_path)
+        except FileNotFoundError:
+            return None
+        except DamagedError as error:
+            logger.warning("%s", *self.heal(Found(None, {}, False, {self.best_path: error})))
+            return None
+
+    def restore_best(self, epoch: int, eer_percent: float) -> Path | None:
+        """Make best.pt again from the model of `epoch` in checkpoints/, where that is the one with this EER."""
+        path = self.epoch_path(epoch)
+        if not path.exists() or load_checkpoint(path)["training_summary"]["best_eer_percent"] != eer_percent:
+            return None
+        place(path, self.best_path)
+        return path
 
     def remove_leftovers(self) -> None:
         """Delete temporary files that a killed run left behind; call it only while holding the run's lock."""
@@ -183,8 +261,10 @@ class CheckpointStore:
                 logger.info("removing %s, left by an interrupted write", leftover.name)
                 leftover.unlink(missing_ok=True)
 
-    def set_aside_epochs(self) -> None:
-        """Move checkpoints/ of an earlier run away: a run that begins anew must not average or remove its models."""
+    def set_aside_earlier_run(self) -> None:
+        """Move what an earlier run left away: one that begins anew must not average, remove or resume from it."""
+        if self.previous_path.exists():
+            logger.warning("%s is of an earlier run: moved to %s", self.previous_path, move_aside(self.previous_path))
         if not self.epoch_paths():
             return
         folder = self.folder / "checkpoints"
@@ -219,7 +299,7 @@ class CheckpointStore:
     def _write(self, files: dict[Path, dict[str, Any]], afterwards: Callable[[], None] | None) -> None:
         for path, contents in files.items():
             try:
-                write_checkpoint(path, contents, compress=self.compress)
+                self._write_one(path, contents)
                 self._failure = None
             except OSError as error:
                 self._failure = error
@@ -229,16 +309,24 @@ class CheckpointStore:
         if afterwards is not None:
             afterwards()
 
+    def _write_one(self, path: Path, contents: dict[str, Any]) -> None:
+        if path != self.last_path or not path.exists():
+            write_checkpoint(path, contents, compress=self.compress)
+            return
+        # Whole beside the old one first: a kill between any two of these lines leaves last.pt, and one before it.
+        new = path.with_name(f".{path.name}.new.tmp")
+        write_checkpoint(new, contents, compress=self.compress)
+        place(path, self.previous_path)
+        new.replace(path)
+
     def _prune(self) -> None:
         for path in self.epoch_paths()[: -self.keep]:
             path.unlink(missing_ok=True)
 
 
 def move_aside(folder: Path) -> Path:
-    """Give a folder the first free name of `<name>.before-1`, `<name>.before-2` …; returns it."""
-    numbers = itertools.count(1)
-    free = next(path for number in numbers if not (path := folder.with_name(f"{folder.name}.before-{number}")).exists())
-    return folder.rename(free)
+    """Give a file or folder the first free name of `<name>.before-1`, `<name>.before-2` …; returns it."""
+    return folder.rename(free_name(folder, "before"))
 
 
 def write_checkpoint(path: str | Path, contents: dict[str, Any], *, compress: bool = False) -> None:

@@ -13,6 +13,11 @@ logger = logging.getLogger(__name__)
 class Interrupted(KeyboardInterrupt):
     """The run was asked to stop (Ctrl-C, SIGTERM) and has written last.pt."""
 
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.exit_status = 128 + number
+        """Of the command, as shells give it for a process that the signal ended."""
+
 
 class StopRequest:
     """Remembers the first signal; the second one ends the run at once."""

@@ -92,9 +92,36 @@ class TrainingState:
             self.best_eer_percent, self.best_epoch = best["best_eer_percent"], best["best_epoch"]
             self.best_stage = best["best_stage"]
 
+    def epoch_means(self) -> dict[str, float]:
+        """Loss and accuracy over the good steps of the epoch."""
+        good = max(1, self.epoch_good_steps)
+        return {"loss": self.epoch_loss_sum / good, "accuracy_percent": self.epoch_accuracy_sum / good}
+
     def begin_epoch_sums(self) -> None:
         """Forget the running sums of the epoch before."""
         self.epoch_loss_sum, self.epoch_accuracy_sum, self.epoch_good_steps = 0.0, 0.0, 0
+
+
+def steps_for_schedules(state: TrainingState, accumulation_steps: int, num_batches: int, usual: int) -> float:
+    """How many steps lie behind for the schedules: those of the epochs done and the share of this one.
+
+    The count of steps would lie where the batch size was changed before a resume, or where epochs differ in length.
+
+    Args:
+        state: where the run is.
+        accumulation_steps: batches of a step.
+        num_batches: of the epoch under way.
+        usual: steps of an epoch, as the schedules were told.
+    """
+    in_epoch, all_of_epoch = -(-state.batch // accumulation_steps), -(-num_batches // accumulation_steps)
+    return state.epoch * usual + in_epoch * (usual / all_of_epoch)
+
+
+def steps_left(state: TrainingState, options: TrainerOptions, num_batches: int) -> int:
+    """Steps to the end of the run, its epochs taken to be as long as this one of `num_batches`."""
+    per_epoch = -(-num_batches // options.accumulation_steps)
+    in_epoch = -(-(num_batches - state.batch) // options.accumulation_steps)
+    return in_epoch + per_epoch * max(0, options.max_epochs - state.epoch - 1)
 
 
 def run_summary(state: TrainingState) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The training loop, from the first step (or the last checkpoint) to the summary.
 
 Takes parts that others built: network, loss, optimizer, schedules, loader, a `validate` callable. Knows no model, no
-loss and no audio. Reads from top to bottom: `train`, `_train_epoch`, `_finish_epoch`, `_evaluate`, then what they use.
+loss and no audio. Reads from top to bottom: `train`, `_train_epoch`, `_finish_epoch`, `evaluate`, then what they use.
 """
 
 import functools
@@ -19,9 +19,8 @@ from speakernet import distributed
 from speakernet.performance.tracker import PerformanceTracker
 from speakernet.seeding import capture_random_state, restore_random_state
 from speakernet.training.averaging import WeightAverage, average_weights, recompute_statistics
-from speakernet.training.checkpoint import CheckpointStore, RunLock, load_checkpoint, to_cpu
+from speakernet.training.checkpoint import CheckpointStore, RunLock, describe, load_checkpoint, to_cpu
 from speakernet.training.compiling import NoCompiler
-from speakernet.training.continuity import check_continuity
 from speakernet.training.interfaces import BatchLike, Loader
 from speakernet.training.interrupts import Interrupted, StopRequest
 from speakernet.training.numbers import NonFiniteError, RecentSteps
@@ -29,9 +28,17 @@ from speakernet.training.optimizers import OptimizerState
 from speakernet.training.options import TrainerOptions
 from speakernet.training.precision import Precision, report_activations
 from speakernet.training.progress import Progress, clock
+from speakernet.training.resuming import resume
 from speakernet.training.schedules import LearningRateSchedule, MarginSchedule
-from speakernet.training.snapshot import HasState, restore_training, training_contents
-from speakernet.training.state import Stage, TrainingState, run_summary, say_finished
+from speakernet.training.snapshot import HasState, training_contents
+from speakernet.training.state import (
+    Stage,
+    TrainingState,
+    run_summary,
+    say_finished,
+    steps_for_schedules,
+    steps_left,
+)
 from speakernet.training.step import TrainingStep
 
 __all__ = ["Interrupted", "Loader", "NonFiniteError", "Trainer"]
@@ -100,6 +107,7 @@ class Trainer:
         self.on_start: Callable[[], None] = lambda: None
         """Called on the main process once the run folder is locked, the last checkpoint loaded, and something left."""
         self._last_save_time = time.monotonic()
+        self._saved_step = 0
         self._scheduled = 0.0
 
     def train(self) -> dict[str, Any]:
@@ -115,10 +123,10 @@ class Trainer:
             lock.acquire()
         try:
             self.store.remove_leftovers()
-            is_resumed = self.resume()
+            is_resumed = resume(self)
             if distributed.is_main():
                 if not is_resumed:
-                    self.store.set_aside_epochs()
+                    self.store.set_aside_earlier_run()
                 if not self.is_finished():
                     self.on_start()
             if self.is_finished():
@@ -126,9 +134,10 @@ class Trainer:
                 return self.summary()
             self.progress.open(self.state.step)
             with self.stop.listening():
-                while not self._epochs_done():
+                while not self.epochs_done():
                     self._train_epoch()
                     self._finish_epoch()
+                    self._stop_if_asked()
                 self._average_last()
             self.store.close()
             return self.summary()
@@ -141,31 +150,11 @@ class Trainer:
 
     def is_finished(self) -> bool:
         """Whether nothing is left to do: epochs trained (or stopped early), last checkpoints averaged."""
-        return self._epochs_done() and (self.state.averaged or self.options.average_checkpoints == 0)
+        return self.epochs_done() and (self.state.averaged or self.options.average_checkpoints == 0)
 
-    def _epochs_done(self) -> bool:
+    def epochs_done(self) -> bool:
+        """Whether all epochs are trained, or the run was stopped early."""
         return self.state.epoch >= self.options.max_epochs or self.state.stopped_early
-
-    def resume(self) -> bool:
-        """Take up last.pt where there is one; returns whether there was.
-
-        Raises:
-            CheckpointError: it is broken, or of another model or head.
-        """
-        contents = self.store.load_last()
-        if contents is None:
-            return False
-        self.load_contents(contents)
-        if self.store.best_path.exists():
-            self.state.take_up_best(load_checkpoint(self.store.best_path)["training_summary"], self.stage.name)
-        logger.info(
-            "resumed from %s: %d of %d epochs, step %d",
-            self.store.last_path,
-            self.state.epoch,
-            self.options.max_epochs,
-            self.state.step,
-        )
-        return True
 
     def summary(self) -> dict[str, Any]:
         """What the run came to: plain values for the report."""
@@ -198,14 +187,16 @@ class Trainer:
         begin = time.perf_counter()
         data_seconds = compute_seconds = 0.0
         wanted = min(self.options.accumulation_steps, num_batches - self.state.batch)
-        self._scheduled = self._schedule_step(num_batches)
+        self._scheduled = steps_for_schedules(
+            self.state, self.options.accumulation_steps, num_batches, self.learning_rate.steps_per_epoch
+        )
         if self.margin is not None:
             self.loss.margin = self.margin(self._scheduled)  # type: ignore[assignment]
         taken = 0
         for _ in range(wanted):
             before_data = time.perf_counter()
             with self.profiler.phase("data"):
-                batch = next(batches, None)
+                batch = self._next_batch(batches, taken)
             after_data = time.perf_counter()
             data_seconds += after_data - before_data
             if batch is None:
@@ -235,6 +226,20 @@ class Trainer:
         self.tracker.update(seconds, outcome.num_utterances, parts=parts)
         return True
 
+    def _next_batch(self, batches: Iterator[BatchLike], taken: int) -> BatchLike | None:
+        """The next batch, None where there is none left; what was trained is kept where the loader fails."""
+        try:
+            return next(batches, None)
+        except Exception as error:
+            if self.state.step > self._saved_step:
+                if taken:  # The step under way is dropped whole, with the micro-batches that it had taken.
+                    self.step.forget()
+                    self.state.batch += taken
+                self.save_last()
+                self.store.close()
+                logger.error("%s; last.pt was written after step %d", describe(error), self.state.step)
+            raise
+
     def _after_step(self, num_batches: int) -> None:
         """Numbers, profiler, compilation, saving, and requests to stop, between two steps."""
         state, options = self.state, self.options
@@ -243,22 +248,26 @@ class Trainer:
             self._fetch()
         if state.step % options.log_interval == 0:
             self._report(num_batches)
-        self.compiler.consider(state.step, self._steps_left(num_batches))
+        self.compiler.consider(state.step, steps_left(self.state, self.options, num_batches))
         due = options.save_steps and state.step % options.save_steps == 0
         waited = time.monotonic() - self._last_save_time
         if due or (options.save_minutes and waited > 60 * options.save_minutes):
             self.save_last()
         if self.stop:
             self.save_last()
+        self._stop_if_asked()
+
+    def _stop_if_asked(self) -> None:
+        """End the run, which has been saved, where a signal asked for it."""
+        if self.stop:
             self.store.close()
-            logger.warning("stopped by %s after step %d; the same command goes on there", self.stop.name, state.step)
-            raise Interrupted(self.stop.name)
+            logger.warning("stopped by %s after step %d; the same command goes on", self.stop.name, self.state.step)
+            raise Interrupted(self.stop.number)
 
     def _finish_epoch(self) -> None:
         """Evaluate when it is time, write checkpoints, decide about early stopping."""
         state, options = self.state, self.options
-        good = max(1, state.epoch_good_steps)
-        values = {"loss": state.epoch_loss_sum / good, "accuracy_percent": state.epoch_accuracy_sum / good}
+        values = state.epoch_means()
         state.epoch, state.batch = state.epoch + 1, 0
         report = dict(self.loader.epoch_report())
         self.progress.record("epoch", state.step, state.epoch, {**values, **report, "bad_steps": state.bad_steps})
@@ -266,7 +275,7 @@ class Trainer:
         self._say_advice()
         is_last = state.epoch >= options.max_epochs
         if state.epoch % options.test_interval == 0 or is_last:
-            eer = self._evaluate()
+            eer = self.evaluate()
             self.learning_rate.observe(eer)
             if options.patience and state.evaluations_without_gain >= options.patience:
                 state.stopped_early = True
@@ -276,7 +285,7 @@ class Trainer:
             self._keep_epoch()
         self.save_last()
 
-    def _evaluate(self, note: str = "") -> float:
+    def evaluate(self, note: str = "") -> float:
         """Run `validate` on the weights (their average where one is kept); keep the model when it is the best."""
         begin = time.perf_counter()
         self._free_memory()
@@ -301,8 +310,8 @@ class Trainer:
         restore_random_state(random_state)
         self._free_memory()
         state.evaluated_epoch = state.epoch
-        state.seconds += time.perf_counter() - begin
         seconds = time.perf_counter() - begin
+        state.seconds += seconds
         values = {**metrics, "best_eer_percent": state.best_eer_percent, "evaluation_seconds": seconds, "note": note}
         self.progress.record("evaluation", state.step, state.epoch, values)
         logger.info(
@@ -331,12 +340,12 @@ class Trainer:
         self.net.load_state_dict({**own, **average_weights(load_checkpoint(path)["weights"] for path in paths)})
         self.loader.set_epoch(self.state.epoch)
         with self.precision.autocast(), self.compiler.paused():
-            batches = itertools.islice(iter(self.loader), STATISTICS_BATCHES)
-            num_batches = recompute_statistics(self.net, (batch.waveforms for batch in batches))
+            some = itertools.islice(iter(self.loader), STATISTICS_BATCHES)
+            num_batches = recompute_statistics(self.net, (batch.waveforms for batch in some))
         logger.info("averaged the last %d checkpoints; statistics measured over %d batches", len(paths), num_batches)
         # The moving average must not stand in for these weights.
         kept, self.average = self.average, WeightAverage(self.net, 0.0)
-        self._evaluate(f"average of {len(paths)} checkpoints")
+        self.evaluate(f"average of {len(paths)} checkpoints")
         self.average = kept
         self.net.load_state_dict(own)
         self.state.averaged = True
@@ -350,38 +359,21 @@ class Trainer:
         """Write everything that a resume needs."""
         self._fetch()
         self._last_save_time = time.monotonic()
+        self._saved_step = self.state.step
         if distributed.is_main():
             self.store.save_last(self.contents())
 
     def contents(self) -> dict[str, Any]:
         """The contents of last.pt: the model file's own, and under `training` the state of every part."""
-        training = training_contents(self.state, self._modules(), self._parts(), self.loader)
+        training = training_contents(self.state, self.modules(), self.parts(), self.loader)
         return {**self.model_contents(self._training_summary()), "training": {**training, **self.extra_contents}}
 
-    def load_contents(self, contents: Mapping[str, Any]) -> None:
-        """Take every part's state from what `contents` gave.
-
-        Raises:
-            CheckpointError: the weights are of another model or another number of speakers.
-        """
-        state = self.state
-        check_continuity(contents.get("training", {}), self.extra_contents, self.store.last_path)
-        saved = restore_training(contents, state, self._modules(), self._parts(), self.store.last_path)
-        if self.options.patience == 0 or state.evaluations_without_gain < self.options.patience:
-            state.stopped_early = False
-        state.averaged = state.averaged and self._epochs_done()
-        if state.batch:
-            self.loader.set_epoch(state.epoch)
-            try:
-                self.loader.load_state_dict(saved["loader"])
-            except ValueError as error:
-                logger.warning("epoch %d begins anew: %s", state.epoch + 1, error)
-                state.batch = 0
-
-    def _modules(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
+        """What is trained, by its name in a checkpoint."""
         return {"net": self.net, "loss": self.loss}
 
-    def _parts(self) -> dict[str, HasState]:
+    def parts(self) -> dict[str, HasState]:
+        """Everything else that has state, by its name in a checkpoint."""
         return {
             "optimizer": OptimizerState(self.optimizer),
             "learning_rate": self.learning_rate,
@@ -404,7 +396,7 @@ class Trainer:
     def _report(self, num_batches: int) -> None:
         self._fetch()
         window = self.tracker.take_window()
-        left = self._steps_left(num_batches) * window.get("step_seconds", 0.0)
+        left = steps_left(self.state, self.options, num_batches) * window.get("step_seconds", 0.0)
         values = {
             **window,
             **self.recent.take(),
@@ -414,22 +406,6 @@ class Trainer:
         if self.margin is not None:
             values["margin"] = self.margin(self._scheduled)
         self.progress.record("step", self.state.step, self.state.epoch + 1, values)
-
-    def _schedule_step(self, num_batches: int) -> float:
-        """How many steps lie behind for the schedules: those of the epochs done and the share of this one.
-
-        The count of steps would lie where the batch size was changed before a resume, or where epochs differ in length.
-        """
-        accumulation = self.options.accumulation_steps
-        usual = self.learning_rate.steps_per_epoch
-        in_epoch, all_of_epoch = -(-self.state.batch // accumulation), -(-num_batches // accumulation)
-        return self.state.epoch * usual + in_epoch * (usual / all_of_epoch)
-
-    def _steps_left(self, num_batches: int) -> int:
-        accumulation = self.options.accumulation_steps
-        per_epoch = -(-num_batches // accumulation)
-        in_epoch = -(-(num_batches - self.state.batch) // accumulation)
-        return in_epoch + per_epoch * max(0, self.options.max_epochs - self.state.epoch - 1)
 
     def _say_advice(self) -> None:
         """Once a run: what to change when it waits for data."""

@@ -177,9 +177,6 @@ def test_foreign_checkpoints_are_refused(tmp_path: Path):
     write_checkpoint(tmp_path / "last.pt", {"weights": {}})
     with pytest.raises(CheckpointError, match="no training state"):
         make_trainer(tmp_path).train()
-    (tmp_path / "last.pt").write_bytes(b"PK\x03\x04 cut off")
-    with pytest.raises(CheckpointError, match="not a readable checkpoint"):
-        make_trainer(tmp_path).train()
     make_trainer(tmp_path / "other", max_epochs=1).train()
     other = make_trainer(tmp_path / "other", max_epochs=2)
     other.loss.head = torch.nn.Linear(8, 9)

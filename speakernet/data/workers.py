@@ -1,0 +1,249 @@
+"""The loader's worker processes: the ring of shared memory they write into, and how they live and die.
+
+A signal that asks the run to stop goes to the whole process group, as `scancel`, `timeout` and container stops send it.
+The training process answers it by writing a checkpoint, for which it needs its workers alive; so workers ignore such
+signals, and end when the training process closes them or is gone, however it went.
+"""
+
+import contextlib
+import logging
+import multiprocessing
+import multiprocessing.util
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data._utils import signal_handling
+
+from speakernet.data.audio import AudioError
+from speakernet.data.datasets import BatchMaker, BatchReport, BatchRequest
+from speakernet.data.options import LoadingOptions
+from speakernet.data.sharing import SharedArray
+
+log = logging.getLogger(__name__)
+
+SPARE_SLOTS = 2
+PARENT_CHECK_SECONDS = 1.0
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+LIKELY_REASONS = {
+    "SIGKILL": "most likely the system ran out of memory and killed it: lower data.num_workers or "
+    "data.prefetch_factor, or switch data.ram_corpus off",
+    "SIGBUS": "most likely shared memory is full: in Docker raise --shm-size or use --ipc=host, else lower "
+    "data.prefetch_factor or data.num_workers",
+    "SIGSEGV": "a library crashed, often on a damaged audio file: data.num_workers 0 shows at which one",
+}
+"""What usually ends a worker with a signal, and what to do."""
+
+
+class WorkerDied(ChildProcessError):
+    """A worker process ended by itself: killed from outside, or crashed."""
+
+    exit_status = 75
+    """Of the command (EX_TEMPFAIL of sysexits.h): nothing is wrong with the input, the same command may go on."""
+
+
+class Workers:
+    """Worker processes and the ring they write into; both live as long as the loader.
+
+    Args:
+        maker: makes the batches, in the workers.
+        options: number of processes and of batches ahead, both decided; whether they are kept between epochs.
+        start_method: `fork`, `spawn` or `forkserver`; None is the platform's own.
+    """
+
+    def __init__(self, maker: BatchMaker, options: LoadingOptions, start_method: str | None) -> None:
+        self._maker = maker
+        self._num_workers, self._prefetch_factor = int(options.num_workers), int(options.prefetch_factor)
+        self._is_persistent, self._start_method = options.persistent_workers, start_method
+        self._num_slots = self._num_workers * self._prefetch_factor + SPARE_SLOTS
+        self._requests = _Requests()
+        self._loader: DataLoader | None = None
+        self._iterator: Any = None
+        self._processes: list[Any] = []
+        self._at_exit: multiprocessing.util.Finalize | None = None
+        self._ring = SharedArray(np.empty(0))
+        maker.share()
+
+    def run(self, requests: list[BatchRequest]) -> Iterator[tuple[BatchRequest, torch.Tensor, BatchReport]]:
+        """Each request with its crops (memory that is valid until the next one) and report, in their order.
+
+        Raises:
+            WorkerDied: naming the worker, what ended it and the likely reason.
+        """
+        if not requests:
+            return
+        size = max(len(request.rows) * request.num_samples for request in requests)
+        if self._loader is None or not self._is_persistent or self._ring.array.shape[1] < size:
+            self._prepare(size)
+        for number, request in enumerate(requests):
+            request.slot = number % self._num_slots
+        self._requests.requests = requests
+        self._begin()
+        mine = self._iterator
+        try:
+            for request in requests:
+                with self._deaths_named():
+                    report = next(mine)
+                slot = self._ring.array[report.slot, : len(request.rows) * request.num_samples]
+                yield request, torch.from_numpy(slot.reshape(len(request.rows), request.num_samples)), report
+        finally:
+            # Also where the reader stops early; but not the workers of the epoch after, if that has begun.
+            if not self._is_persistent and self._iterator is mine:
+                self.close()
+
+    def close(self) -> None:
+        """End the processes; those that do not answer are killed."""
+        if self._iterator is not None:
+            self._iterator._shutdown_workers()
+            self._iterator = None
+        kill(self._processes)
+        self._processes = []
+        if self._at_exit is not None:
+            self._at_exit.cancel()
+            self._at_exit = None
+        self._loader = None
+
+    def _prepare(self, size: int) -> None:
+        self.close()
+        self._ring = SharedArray.allocate((self._num_slots, size), self._maker.dtype)
+        self._loader = DataLoader(
+            _RingDataset(self._maker, self._ring),
+            batch_size=None,
+            sampler=self._requests,
+            num_workers=self._num_workers,
+            prefetch_factor=self._prefetch_factor,
+            persistent_workers=self._is_persistent,
+            collate_fn=_as_it_is,
+            worker_init_fn=_settle,
+            multiprocessing_context=self._start_method,
+        )
+
+    def _begin(self) -> None:
+        """Hand the requests to the processes, which are started where there are none."""
+        assert self._loader is not None
+        if self._iterator is not None:
+            with self._deaths_named():
+                iter(self._loader)
+            return
+        with _stop_signals_held():
+            self._iterator = iter(self._loader)
+        self._processes = list(self._iterator._workers)
+        # torch would raise from a signal handler, in the middle of whatever the training process is doing: half a
+        # step, half a checkpoint. Without it the death is found where the next batch is waited for.
+        signal_handling._remove_worker_pids(id(self._iterator))
+        self._iterator._worker_pids_set = False
+        # Before multiprocessing's own end, which asks with the signal that they ignore and waits for ever.
+        self._at_exit = multiprocessing.util.Finalize(None, kill, args=(self._processes,), exitpriority=100)
+
+    @contextlib.contextmanager
+    def _deaths_named(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            ended = {
+                number: process.exitcode
+                for number, process in enumerate(self._processes)
+                if process.exitcode is not None
+            }
+            if not ended:
+                raise
+            number, code = next(iter(ended.items()))
+            more = f" (and {len(ended) - 1} more)" if len(ended) > 1 else ""
+            raise WorkerDied(
+                f"loader worker {number} of {self._num_workers} (process {self._processes[number].pid}) {_ending(code)}"
+                f"{more}; the same command goes on where last.pt was written"
+            ) from error
+
+
+def kill(processes: list[Any]) -> None:
+    """End processes that are still there, at once."""
+    for process in processes:
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+def _ending(code: int) -> str:
+    """How a process ended, and why it probably did."""
+    if code >= 0:
+        return f"ended by itself with status {code}: what it wrote above says why"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"was ended by {name}: {LIKELY_REASONS.get(name, 'something outside this run sent it')}"
+
+
+@contextlib.contextmanager
+def _stop_signals_held() -> Iterator[None]:
+    """Signals that ask to stop wait until the block is over; processes that are started in it hold them too."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _settle(_number: int) -> None:
+    """In a new worker: leave requests to stop to the training process, and end when that is gone."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), name="parent-watch", daemon=True).start()
+
+
+def _end_with_parent(starter: int) -> None:
+    """Wait for the end of the training process, then end this one, whatever it is doing.
+
+    Args:
+        starter: process that this one was started by: the training process, or a fork server that ends with it.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    # The pipe to the parent tells at once, but not while a younger worker, which inherited its other end, lives.
+    while parent.is_alive() and os.getppid() == starter:
+        parent.join(PARENT_CHECK_SECONDS)
+    os._exit(0)
+
+
+class _Requests(Sampler):
+    """Hands torch's loader the requests of the current iteration."""
+
+    def __init__(self) -> None:
+        self.requests: list[BatchRequest] = []
+
+    def __iter__(self) -> Iterator[BatchRequest]:
+        return iter(self.requests)
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+
+class _RingDataset(Dataset):
+    """In a worker: makes a request's batch in its slot of the ring."""
+
+    def __init__(self, maker: BatchMaker, ring: SharedArray) -> None:
+        self.maker = maker
+        self.ring = ring
+
+    def __getitem__(self, request: BatchRequest) -> BatchReport:
+        shape = (len(request.rows), request.num_samples)
+        out = self.ring.array[request.slot, : shape[0] * shape[1]].reshape(shape)
+        try:
+            return self.maker.make(request, out)
+        except AudioError as error:
+            # As a value, so that the message arrives without a worker's traceback around it.
+            return BatchReport(request.rows, error=str(error), slot=request.slot)
+
+
+def _as_it_is(report: Any) -> Any:
+    return report

@@ -1,0 +1,120 @@
+"""What a start finds in the run folder: the last checkpoint, the one before it, a model, or nothing; and what it makes
+of each. Damaged files are set aside under other names, never removed, and a best model that is missing is made again.
+"""
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from speakernet.training.checkpoint import CheckpointError, Found, describe
+from speakernet.training.continuity import check_continuity
+from speakernet.training.snapshot import restore_training
+
+if TYPE_CHECKING:
+    from speakernet.training.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+
+def resume(trainer: "Trainer") -> bool:
+    """Take a run up from what its folder holds; returns whether there was anything. Call it with the folder locked.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read for another reason than damage, or is of another model or head.
+    """
+    store, state = trainer.store, trainer.state
+    found = store.find()
+    if found is None:
+        return False
+    if found.is_model:
+        _begin_with_model(trainer, found)
+    elif found.path:
+        load_contents(trainer, found.contents, found.path)
+    # Only now: a start that was refused has changed nothing.
+    asides = store.heal(found)
+    if asides:
+        logger.warning("%s; %s", "; ".join(asides), _goes_on(found))
+    if found.path is None:
+        return False
+    _take_up_best(trainer)
+    if found.is_model:
+        trainer.save_last()
+    logger.info(
+        "resumed from %s: %d of %d epochs, step %d", found.path, state.epoch, trainer.options.max_epochs, state.step
+    )
+    return True
+
+
+def load_contents(trainer: "Trainer", contents: Mapping[str, Any], source: object) -> None:
+    """Take every part's state from the contents of last.pt.
+
+    Raises:
+        CheckpointError: the weights are of another model or another number of speakers.
+    """
+    state = trainer.state
+    check_continuity(contents.get("training", {}), trainer.extra_contents, source)
+    saved = restore_training(contents, state, trainer.modules(), trainer.parts(), source)
+    if trainer.options.patience == 0 or state.evaluations_without_gain < trainer.options.patience:
+        state.stopped_early = False
+    state.averaged = state.averaged and trainer.epochs_done()
+    if state.batch:
+        trainer.loader.set_epoch(state.epoch)
+        try:
+            trainer.loader.load_state_dict(saved["loader"])
+        except ValueError as error:
+            logger.warning("epoch %d begins anew: %s", state.epoch + 1, error)
+            state.batch = 0
+
+
+def _begin_with_model(trainer: "Trainer", found: Found) -> None:
+    """Weights and place of a model file; optimizer and head, which it does not hold, stay as they were built.
+
+    Raises:
+        CheckpointError: the weights are of another model.
+    """
+    state, summary = trainer.state, found.contents["training_summary"]
+    try:
+        # What is no weight of a model file (the position in keyed draws) stays as it is.
+        trainer.net.load_state_dict({**trainer.net.state_dict(), **found.contents["weights"]})
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"{found.path} is of another model ({describe(error)}); choose another --save_path"
+        ) from error
+    trainer.average.load_state_dict({"steps": 0, "kept": []})
+    # A later stage begins where the epochs of this one are done.
+    is_own = summary.get("stage", "") == trainer.options.stage
+    state.epoch = state.evaluated_epoch = int(summary["epoch"]) if is_own else trainer.options.max_epochs
+    state.step = int(summary["step"])
+    state.best_eer_percent, state.best_epoch = float(summary["best_eer_percent"]), state.epoch
+
+
+def _goes_on(found: Found) -> str:
+    if found.path is None:
+        return "no other checkpoint of this run can be read, so it begins anew"
+    if found.is_model:
+        return (
+            f"the run goes on with the weights of {found.path.name} after epoch "
+            f"{found.contents['training_summary']['epoch']}, with a fresh optimizer and a new head of the loss"
+        )
+    return f"the run goes on from {found.path.name}"
+
+
+def _take_up_best(trainer: "Trainer") -> None:
+    """Let best.pt be the model to beat; made again where it is missing or damaged."""
+    store, state = trainer.store, trainer.state
+    best = store.load_best()
+    if best is not None:
+        state.take_up_best(best["training_summary"], trainer.options.stage)
+        return
+    if not state.evaluated_epoch:
+        return
+    kept = store.restore_best(state.best_epoch, state.best_eer_percent)
+    if kept is not None:
+        logger.warning("best.pt was missing: made again from %s", kept.name)
+        return
+    logger.warning("best.pt, of epoch %d, was missing and is not in checkpoints/: it begins anew", state.best_epoch)
+    state.best_eer_percent, state.evaluations_without_gain, state.best_stage = math.inf, 0, ""
+    if trainer.is_finished():
+        trainer.evaluate("best.pt made again")
+        trainer.save_last()

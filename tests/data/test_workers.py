@@ -1,0 +1,111 @@
+"""Loader workers under real signals: they outlive requests to stop, end with their parent, and their death is named."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from speakernet.build.data import build_training_loader
+from speakernet.config import Config
+from speakernet.data.loaders import TrainingLoader
+from speakernet.data.workers import WorkerDied
+
+OWNER = """
+import sys
+sys.path.insert(0, sys.argv[2])
+from pathlib import Path
+from test_workers import helped
+made = helped(Path(sys.argv[1]))
+batches = iter(made)
+next(batches)
+print("ready", flush=True)
+sys.stdin.readline()
+"""
+
+
+def helped(corpus: Path, num_workers: int = 2) -> TrainingLoader:
+    """A loader over the tiny corpus with workers."""
+    config = Config()
+    config.data.train_list, config.data.num_workers = str(corpus / "train_list.txt"), num_workers
+    config.data.crop_frames, config.data.batch_size, config.loss.name = 50, 4, "softmax"
+    config.augment.enabled = False
+    return build_training_loader(config, torch.device("cpu"))
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPEAKERNET_CACHE", str(tmp_path / "kept"))
+
+
+def children_of(process: int) -> list[psutil.Process]:
+    """The worker processes of a process."""
+    return psutil.Process(process).children()
+
+
+def test_workers_outlive_a_request_to_stop(tiny_corpus: Path) -> None:
+    made = helped(tiny_corpus)
+    batches = iter(made)
+    next(batches)
+    workers = children_of(os.getpid())
+    assert len(workers) >= 2
+    for number in (signal.SIGTERM, signal.SIGINT):
+        for worker in workers:
+            worker.send_signal(number)
+    assert len(list(batches)) == len(made) - 1
+    made.close()
+    assert not any(worker.is_running() for worker in workers)
+
+
+def test_a_killed_worker_is_named_with_what_ended_it(tiny_corpus: Path) -> None:
+    made = helped(tiny_corpus, num_workers=1)
+    batches = iter(made)
+    next(batches)
+    (worker,) = children_of(os.getpid())
+    worker.kill()
+    with pytest.raises(WorkerDied, match=rf"worker 0 of 1 \(process {worker.pid}\) was ended by SIGKILL.*memory"):
+        list(batches)
+    made.close()
+    # It can be started again.
+    made.set_epoch(1)
+    assert len(list(made)) == len(made)
+    made.close()
+
+
+def test_workers_of_one_epoch_are_gone_when_their_reader_stops_early(tiny_corpus: Path) -> None:
+    made = helped(tiny_corpus)
+    made.options = type(made.options)(num_workers=2, persistent_workers=False)
+    batches = iter(made)
+    for _ in range(len(made)):
+        next(batches)
+    workers = children_of(os.getpid())
+    del batches
+    assert workers and not any(worker.is_running() for worker in workers)
+    made.set_epoch(1)
+    assert len(list(made)) == len(made)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["killed", "exits"])
+def test_workers_end_with_their_parent(tiny_corpus: Path, end: str) -> None:
+    command = [sys.executable, "-c", OWNER, str(tiny_corpus), str(Path(__file__).parent)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None and owner.stdin is not None
+        assert owner.stdout.readline() == "ready\n"
+        workers = children_of(owner.pid)
+        if end == "killed":
+            owner.kill()
+        else:
+            # Nothing closed the loader: its workers may not hold up the end.
+            owner.stdin.write("\n")
+            owner.stdin.flush()
+        assert owner.wait(30) == (-signal.SIGKILL if end == "killed" else 0)
+    deadline = time.monotonic() + 20
+    while any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers):
+        assert time.monotonic() < deadline, "orphans"
+        time.sleep(0.05)

@@ -1,0 +1,129 @@
+"""A real run under real signals to its whole process group, and with a worker that is killed: nothing is lost."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from training_fakes import FakeLoader, assert_same_bits, make_trainer
+
+from speakernet.training.checkpoint import load_checkpoint
+from speakernet.training.interrupts import Interrupted
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "killpg"), reason="no process groups on this platform")
+
+RECIPE = """# many short steps
+data:
+  train_list: {root}/train_list.txt
+  train_path: {root}
+  test_list: {root}/trials.txt
+  test_path: {root}
+  batch_size: 2
+  crop_frames: 40
+  num_workers: 2
+model: {{name: ResNetSE34L, embedding_dim: 8}}
+loss: {{name: amsoftmax}}
+training: {{max_epochs: 500, test_interval: 500, save_path: {run}, log_interval: 1, save_minutes: 0}}
+runtime: {{device: cpu, precision: "no", compile: "off"}}
+augment: {{enabled: false}}
+"""
+
+
+@pytest.fixture()
+def recipe(tiny_corpus: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text(RECIPE.format(root=tiny_corpus, run=tmp_path / "run"))
+    return path
+
+
+@pytest.fixture()
+def running(recipe: Path, repository: Path) -> Iterator[subprocess.Popen]:
+    """A run in a process group of its own, in the midst of its steps."""
+    command = [sys.executable, str(repository / "trainSpeakerNet.py"), "--config", str(recipe)]
+    process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True, cwd=repository)
+    metrics = recipe.parent / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not metrics.exists() or '"step": 3,' not in metrics.read_text():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    yield process
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_to_the_group_loses_nothing(
+    running: subprocess.Popen, tmp_path: Path, number: signal.Signals, status: int
+) -> None:
+    os.killpg(running.pid, number)
+    said = running.communicate(timeout=60)[1]
+    assert running.returncode == status
+    assert "Traceback" not in said and f"stopped by {number.name} after step" in said
+    assert load_checkpoint(tmp_path / "run" / "last.pt")["training"]["state"]["step"] >= 3
+    with pytest.raises(ProcessLookupError):
+        os.killpg(running.pid, 0)
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_named_and_a_checkpoint_written(running: subprocess.Popen, tmp_path: Path) -> None:
+    psutil.Process(running.pid).children()[1].kill()
+    said = running.communicate(timeout=60)[1]
+    assert running.returncode == 75
+    assert "Traceback" not in said and "loader worker 1 of 2" in said and "SIGKILL" in said and "out of memory" in said
+    assert load_checkpoint(tmp_path / "run" / "last.pt")["training"]["state"]["step"] >= 3
+    with pytest.raises(ProcessLookupError):
+        os.killpg(running.pid, 0)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_what_was_trained_is_kept_where_the_loader_fails(tmp_path: Path, accumulation: int) -> None:
+    class Failing(FakeLoader):
+        def batch(self, position: int):
+            if self.epoch == 1 and position == 3:
+                self.position -= 1
+                raise ChildProcessError("a worker was killed")
+            return super().batch(position)
+
+    with pytest.raises(ChildProcessError):
+        make_trainer(tmp_path / "run", loader=Failing(), dropout=0.0, accumulation_steps=accumulation).train()
+    saved = load_checkpoint(tmp_path / "run" / "last.pt")["training"]
+    assert (saved["state"]["epoch"], saved["state"]["batch"]) == (1, 3)
+    assert saved["loader"] == {"epoch": 1, "position": 3}
+    resumed = make_trainer(tmp_path / "run", dropout=0.0, accumulation_steps=accumulation, seed=99)
+    resumed.train()
+    assert resumed.state.epoch == 3
+    if accumulation == 1:
+        straight = make_trainer(tmp_path / "straight", dropout=0.0)
+        straight.train()
+        assert_same_bits(straight, resumed)
+
+
+def test_a_loader_that_fails_at_once_leaves_nothing(tmp_path: Path) -> None:
+    class Failing(FakeLoader):
+        def batch(self, position: int):
+            raise ValueError("no file can be read")
+
+    with pytest.raises(ValueError, match="no file"):
+        make_trainer(tmp_path, loader=Failing()).train()
+    assert not (tmp_path / "last.pt").exists()
+
+
+def test_a_signal_while_evaluating_ends_the_run_after_it(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, max_epochs=2)
+
+    def validate() -> dict[str, float]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return {"eer_percent": 9.0}
+
+    trainer.validate = validate
+    with pytest.raises(Interrupted) as caught:
+        trainer.train()
+    assert caught.value.exit_status == 143
+    assert load_checkpoint(tmp_path / "last.pt")["training"]["state"]["evaluated_epoch"] == 1
