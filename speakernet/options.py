@@ -84,9 +84,13 @@ def checked(owner: type, name: str, value: Any) -> Any:
     raise OptionError(f"is {found}; expected {in_words(declared)}")
 
 
-@functools.cache
 def annotations(owner: type) -> dict[str, Any]:
     """The declared type of every field, bounds included."""
+    return _annotations(owner)  # type: ignore[arg-type]  # a class is hashable, whatever its objects are
+
+
+@functools.cache
+def _annotations(owner: type) -> dict[str, Any]:
     hints = typing.get_type_hints(owner, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(owner)}
 
@@ -104,9 +108,13 @@ def default_of(owner: type, name: str) -> Any:
     return field.default
 
 
-@functools.cache
 def documentation(owner: type) -> dict[str, str]:
     """The docstring below each field, in one line; fields of base classes included."""
+    return _documentation(owner)  # type: ignore[arg-type]  # a class is hashable, whatever its objects are
+
+
+@functools.cache
+def _documentation(owner: type) -> dict[str, str]:
     found: dict[str, str] = {}
     for base in reversed(owner.__mro__):
         if dataclasses.is_dataclass(base):
@@ -161,7 +169,7 @@ def _takes(declared: Any, kind: type) -> bool:
 
 
 @functools.cache
-def _adapter(owner: type, name: str) -> TypeAdapter:
+def _adapter(owner: Any, name: str) -> TypeAdapter:
     return TypeAdapter(annotations(owner)[name], config=_LAX)
 
 

@@ -10,7 +10,9 @@ import difflib
 import importlib
 import inspect
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
+
+Row = TypeVar("Row")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +47,7 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return "known: " + ", ".join(known)
 
 
-def lookup(table: Mapping[str, Part], name: str, kind: str = "entry") -> Part:
+def lookup(table: Mapping[str, Row], name: str, kind: str = "entry") -> Row:
     """The table's row of that name.
 
     Raises:

@@ -20,7 +20,7 @@ from speakernet.build.benchmark_data import BenchmarkData
 from speakernet.build.data import build_source, build_training_loader
 from speakernet.build.model import build_loss, build_model
 from speakernet.build.training import build_precision, build_trainer
-from speakernet.config.schema import Config
+from speakernet.config.schema import Config, replaced
 from speakernet.data.loaders import Batch, TrainingLoader
 from speakernet.evaluation.embedding import embed_utterances
 from speakernet.evaluation.scoring import mean_distance_scores
@@ -87,8 +87,7 @@ def benchmark_config(config: Config, data: BenchmarkData, form: str, num_rows: i
         telephone_probability=0.0,
         codec_probability=0.0,
     )
-    loss = dataclasses.replace(config.loss, name="amsoftmax")
-    return dataclasses.replace(config, data=training, augment=augment, loss=loss)
+    return replaced(dataclasses.replace(config, data=training, augment=augment), loss={"name": "amsoftmax"})
 
 
 def our_side(config: Config, num_batches: int) -> tuple[Side, TrainingLoader]:
@@ -238,8 +237,7 @@ def measure_worker_memory(config: Config, data: BenchmarkData, num_rows: int = M
     for method in multiprocessing.get_all_start_methods():
         if method not in ("fork", "spawn"):
             continue
-        loader = build_training_loader(made, CPU)
-        loader.options = dataclasses.replace(loader.options, start_method=method)
+        loader = build_training_loader(made, CPU, start_method=method)
         others = {child.pid for child in multiprocessing.active_children()}
         try:
             _skip(iter(loader), 4 * WARM_BATCHES)

@@ -81,7 +81,7 @@ def loading_facts(loader: TrainingLoader) -> LoadingFacts:
     """What advice about waiting for data needs to know of a loader (`speakernet.performance.data_wait`)."""
     reader = loader.maker.reader
     return LoadingFacts(
-        num_workers=loader.options.num_workers,
+        num_workers=int(loader.options.num_workers),
         cores=usable_cores(),
         is_packed=isinstance(reader, PackedRows),
         is_compressed=not isinstance(reader, PackedRows) and not loader.maker.is_plain,
@@ -91,7 +91,7 @@ def loading_facts(loader: TrainingLoader) -> LoadingFacts:
     )
 
 
-def build_training_loader(config: Config, device: torch.device) -> TrainingLoader:
+def build_training_loader(config: Config, device: torch.device, start_method: str | None = None) -> TrainingLoader:
     """The loader that the sections data and augment describe.
 
     Raises:
@@ -137,6 +137,7 @@ def build_training_loader(config: Config, device: torch.device) -> TrainingLoade
         samples_of=_CropSamples(data.sample_rate),
         augmenter=augmenter if on_device else None,
         options=options,
+        start_method=start_method,
         speakers=training.speakers,
         rank=distributed.rank(),
         world_size=distributed.world_size(),

@@ -5,7 +5,6 @@ reads whole files, augments them one by one, trains the plain network in float32
 trials one by one; ours is what `speakernet train` does between two evaluations.
 """
 
-import dataclasses
 import os
 import random
 import sys
@@ -20,8 +19,9 @@ from speakernet.build.data import build_training_loader
 from speakernet.build.evaluation import build_validation
 from speakernet.build.experiment import with_default_paths
 from speakernet.build.model import build_loss, build_model
+from speakernet.build.step_benchmark import margin_and_scale
 from speakernet.build.training import build_trainer, choose_device, prepare_machine
-from speakernet.config.schema import Config
+from speakernet.config.schema import Config, replaced
 from speakernet.data.lists import read_training_list, read_trials
 from speakernet.evaluation import metrics
 from speakernet.performance import baseline
@@ -66,8 +66,7 @@ def serve_epochs(config: Config, name: str) -> None:
 def our_epoch(config: Config, folder: Path) -> Callable[[], None]:
     """The trainer's next epoch and its evaluation."""
     prepare_machine(config)
-    training = dataclasses.replace(config.training, max_epochs=1 << 20)
-    config = dataclasses.replace(config, training=training)
+    config = replaced(config, training={"max_epochs": 1 << 20})
     device = choose_device(config)
     net = build_model(config)
     loader = build_training_loader(config, device)
@@ -104,8 +103,9 @@ def classic_epoch(config: Config, folder: Path) -> Callable[[], None]:
     trial_labels = trials.labels
     torch.manual_seed(config.runtime.seed)
     dim = config.model.embedding_dim
-    net = plain_model(config.model.name, build_model(config).front_end, dim, config.frontend.num_mels)
-    loss = PlainAMSoftmax(dim, max(labels) + 1, config.loss.margin, config.loss.scale)
+    front_end = build_model(config).front_end
+    net = plain_model(config.model.name, front_end, dim, front_end.num_features)
+    loss = PlainAMSoftmax(dim, max(labels) + 1, *margin_and_scale(config.loss))
     optimizer = torch.optim.Adam([*net.parameters(), *loss.parameters()], lr=config.optimizer.learning_rate)
 
     def run() -> None:

@@ -12,13 +12,14 @@ from torch import nn
 
 from speakernet import distributed
 from speakernet.build.training import Validate, build_trainer, choose_device
-from speakernet.config.schema import Config
+from speakernet.config.schema import Config, replaced
 from speakernet.evaluation.report_data import SECOND_STAGE
 from speakernet.files import atomic_write
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.training.checkpoint import CheckpointStore, load_checkpoint, move_aside
 from speakernet.training.interfaces import Loader
 from speakernet.training.options import ExponentialOptions
+from speakernet.training.state import Stage
 
 logger = logging.getLogger(__name__)
 
@@ -33,31 +34,30 @@ def large_margin_config(config: Config) -> Config:
     """
     training = config.training
     rate, final = training.large_margin_learning_rate, training.large_margin_final_learning_rate
-    stage = {
-        "data": dataclasses.replace(
-            config.data,
-            crop_frames=training.large_margin_crop_frames,
-            crop_frames_max=0,
-            batch_size=training.large_margin_batch_size or config.data.batch_size,
-        ),
-        "augment": dataclasses.replace(config.augment, speed_factors=[1.0]),
-        "loss": dataclasses.replace(config.loss, margin=training.large_margin),
-        "optimizer": dataclasses.replace(config.optimizer, learning_rate=rate),
-        "schedule": ExponentialOptions(
-            final_learning_rate=rate / 4 if final == "auto" else final,
-            warmup_epochs=training.large_margin_warmup_epochs,
-            warmup_overlaps=True,
-        ),
-        "training": dataclasses.replace(
-            training,
-            max_epochs=training.large_margin_epochs,
-            test_interval=min(training.test_interval, training.large_margin_epochs),
-            large_margin_epochs=0,
-            average_checkpoints=0,
-            patience=0,
-        ),
-    }
-    return dataclasses.replace(config, **stage)  # type: ignore[arg-type]
+    schedule = ExponentialOptions(
+        final_learning_rate=rate / 4 if final == "auto" else final,
+        warmup_epochs=training.large_margin_warmup_epochs,
+        warmup_overlaps=True,
+    )
+    return replaced(
+        config,
+        data={
+            "crop_frames": training.large_margin_crop_frames,
+            "crop_frames_max": 0,
+            "batch_size": training.large_margin_batch_size or config.data.batch_size,
+        },
+        augment={"speed_factors": [1.0]},
+        loss={"margin": training.large_margin},
+        optimizer={"learning_rate": rate},
+        schedule=dataclasses.asdict(schedule),
+        training={
+            "max_epochs": training.large_margin_epochs,
+            "test_interval": min(training.test_interval, training.large_margin_epochs),
+            "large_margin_epochs": 0,
+            "average_checkpoints": 0,
+            "patience": 0,
+        },
+    )
 
 
 def train_large_margin_stage(
@@ -81,7 +81,7 @@ def train_large_margin_stage(
         "%s: %d epochs, margin %g, crops of %d frames, learning rate %g",
         STAGE,
         stage.training.max_epochs,
-        stage.loss.margin,
+        config.training.large_margin,
         stage.data.crop_frames,
         stage.optimizer.learning_rate,
     )
@@ -94,9 +94,7 @@ def train_large_margin_stage(
     try:
         trainer = build_trainer(stage, net, loss, loader, validate, folder / SECOND_STAGE)
         trainer.extra_contents["first_stage_steps"] = first_stage_steps
-        trainer.options = dataclasses.replace(
-            trainer.options, stage=STAGE, epochs_option="--training.large_margin_epochs"
-        )
+        trainer.stage = Stage(STAGE, "--training.large_margin_epochs")
         summary = trainer.train()
     finally:
         getattr(loader, "close", lambda: None)()

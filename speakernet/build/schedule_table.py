@@ -53,7 +53,6 @@ def schedule_table(config: Config) -> str:
 def _of_stage(name: str, config: Config) -> Iterable[ScheduledEpoch]:
     # A step of its own for each epoch: the schedules count in fractions of one.
     loss = build_loss(config, _CLASSES)
-    loss.margin = config.loss.margin if hasattr(loss, "margin") else None  # type: ignore[assignment]
     learning_rate, margin = build_schedules(config, loss, steps_per_epoch=1)
     for epoch in _telling_epochs(config):
         yield ScheduledEpoch(

@@ -22,7 +22,7 @@ from speakernet.evaluation import metrics
 from speakernet.evaluation.embedding import embed_utterances
 from speakernet.evaluation.score_norm import cohort_statistics, normalize_scores
 from speakernet.evaluation.scoring import cosine_scores, mean_distance_scores, mean_embeddings
-from speakernet.models import SpeakerNet
+from speakernet.models.speaker_net import SpeakerNet
 from speakernet.performance import baseline
 from speakernet.performance.benchmark import Comparison, Side, compare
 from speakernet.performance.tracker import process_peak_bytes
@@ -170,7 +170,7 @@ def compare_embedding(folder: Path, num_utterances: int, rounds: int, threads: i
         raise ValueError(f"{folder} holds no .wav or .flac files; expected a folder of recordings")
     chosen = found[:: max(1, len(found) // num_utterances)][:num_utterances]
     names = StringTable.from_strings(path.relative_to(folder).as_posix() for path in chosen)
-    net, source = SpeakerNet("ResNetSE34L", embedding_dim=LIST_DIM).eval(), open_source(folder)
+    net, source = SpeakerNet.named("ResNetSE34L", embedding_dim=LIST_DIM).eval(), open_source(folder)
     paths = [str(path) for path in chosen]
     classic = Side(_nothing, lambda _: len(baseline.embed_one_by_one(net, paths, num_frames=400, num_crops=CROPS)))
     ours = Side(_nothing, lambda _: len(embed_utterances(net, source, names, eval_frames=400, num_crops=CROPS)))

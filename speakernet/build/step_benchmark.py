@@ -21,7 +21,8 @@ import torch
 
 from speakernet.build.model import build_loss, build_model
 from speakernet.build.training import build_precision, build_trainer, prepare_machine
-from speakernet.config.schema import Config
+from speakernet.config.schema import Config, replaced
+from speakernet.losses.options import AMSoftmaxOptions, LossOptions
 from speakernet.performance.allocation import HUGE_PAGES
 from speakernet.performance.paired import Timing, time_in_turn
 from speakernet.performance.plain_models import PlainAMSoftmax, plain_model
@@ -118,7 +119,7 @@ def variant_config(config: Config, name: str) -> Config:
     sections = VARIANTS[name]
     for section in {*fixed, *sections}:
         fields = {**fixed.get(section, {}), **sections.get(section, {})}
-        config = dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **fields)})
+        config = replaced(config, **{section: fields})
     return config
 
 
@@ -142,20 +143,32 @@ def trainer_step(config: Config, folder: Path, batch_size: int) -> tuple[Callabl
 
 def classic_config(config: Config, model: str) -> Config:
     """The configuration with voxceleb_trainer's own sizes of a model, and AM-softmax."""
-    return dataclasses.replace(
+    mels = {"num_mels": CLASSIC_MELS[model]} if model in CLASSIC_MELS else {}
+    return replaced(
         config,
-        model=dataclasses.replace(config.model, name=model, embedding_dim=CLASSIC_DIM),
-        frontend=dataclasses.replace(config.frontend, num_mels=CLASSIC_MELS.get(model, config.frontend.num_mels)),
-        loss=dataclasses.replace(config.loss, name="amsoftmax"),
+        model={"name": model, "embedding_dim": CLASSIC_DIM},
+        frontend={"name": "auto", **mels},
+        loss={"name": "amsoftmax"},
     )
+
+
+def margin_and_scale(options: LossOptions) -> tuple[float, float]:
+    """Of AM-softmax, which the plain definitions are trained with.
+
+    Raises:
+        ValueError: another loss.
+    """
+    if not isinstance(options, AMSoftmaxOptions):
+        raise ValueError(f"loss.name is {options.name}; the classic pipeline is compared with amsoftmax")
+    return options.margin, options.scale
 
 
 def plain_step(config: Config, batch_size: int, dtype: torch.dtype = torch.float32) -> Callable[[], None]:
     """The step as one writes it by hand: plain network, plain loss, plain Adam; below float32 under autocast."""
     torch.manual_seed(config.runtime.seed)
     front_end = build_model(config).front_end
-    net = plain_model(config.model.name, front_end, config.model.embedding_dim, config.frontend.num_mels).train()
-    loss = PlainAMSoftmax(config.model.embedding_dim, NUM_SPEAKERS, config.loss.margin, config.loss.scale).train()
+    net = plain_model(config.model.name, front_end, config.model.embedding_dim, front_end.num_features).train()
+    loss = PlainAMSoftmax(config.model.embedding_dim, NUM_SPEAKERS, *margin_and_scale(config.loss)).train()
     optimizer = torch.optim.Adam([*net.parameters(), *loss.parameters()], lr=1e-3)
     return _by_hand(optimizer, lambda batch: loss(net(batch.waveforms), batch.labels), batch_size, dtype)
 

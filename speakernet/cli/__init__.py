@@ -93,10 +93,13 @@ def _parse(module: ModuleType, name: str, rest: Sequence[str]) -> argparse.Names
     if takes_config:
         parser.usage = f"speakernet {name} --config FILE [--config FILE …] [--section.key VALUE …] [options below]"
     module.add_arguments(parser)
-    if takes_config and set(rest) & {"-h", "--help"}:
-        from speakernet.config.loading import help_text
+    asked = [one for one in rest if one in ("-h", "--help")]
+    if takes_config and asked:
+        from speakernet.config.help import help_text
 
-        parser.epilog = help_text() + _exit_statuses()
+        topic = rest[rest.index(asked[0]) + 1 :][:1]
+        options = help_text(topic[0] if topic and not topic[0].startswith("-") else "")
+        parser.epilog = options + _exit_statuses()
     parsed, config_arguments = parser.parse_known_args(rest)
     if config_arguments and not takes_config:
         parser.error(f"unknown option {config_arguments[0]!r}; see `speakernet {name} --help`")

@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 
 from speakernet.losses import LOSSES
-from speakernet.models import MODELS, SpeakerNet
 from speakernet.models.importers import FORMATS, Description
 from speakernet.models.model_file import check_finite, check_fits, model_file_contents, read_checkpoint, save_model_file
+from speakernet.models.options import MODELS
+from speakernet.models.speaker_net import SpeakerNet
 from speakernet.registry import lookup
 
 
@@ -61,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_finite(translated.weights, arguments.file)
     check_fits(translated.weights, net.state_dict(), arguments.file)
     net.load_state_dict(translated.weights)
-    normalizes = lookup(LOSSES, arguments.loss, "loss").normalize_embeddings if arguments.loss else True  # type: ignore[attr-defined]
+    normalizes = lookup(LOSSES, arguments.loss, "loss").options.normalize_embeddings if arguments.loss else True  # type: ignore[attr-defined]
     summary = {"imported_from": arguments.source, "file": Path(arguments.file).name}
     save_model_file(arguments.out, model_file_contents(net, loss_normalizes=normalizes, training_summary=summary))
     not_loaded = [*(f"{name} (weights of the loss)" for name in translated.head_weights), *translated.not_loaded]
@@ -75,12 +76,12 @@ def _network(arguments: argparse.Namespace, described: Description) -> SpeakerNe
         raise ValueError(f"{arguments.file} does not tell its pooling; give --pooling, such as TAP or MAX")
     if described.is_raw:
         options = {"sinc_stride": arguments.sinc_stride}
-        return SpeakerNet(described.model, pooling, described.embedding_dim, options)
+        return SpeakerNet.named(described.model, pooling, described.embedding_dim, options)
     num_mels = arguments.num_mels or described.num_mels
     if not num_mels:
         raise ValueError(f"{arguments.file} does not hold its filterbank; give --num-mels (its n_mels)")
     front_end = {"num_mels": num_mels, "log_input": not arguments.no_log_input}
-    return SpeakerNet(described.model, pooling, described.embedding_dim, front_end_options=front_end)
+    return SpeakerNet.named(described.model, pooling, described.embedding_dim, front_end_options=front_end)
 
 
 def _report(arguments: argparse.Namespace, net: SpeakerNet, described: Description, not_loaded: list[str]) -> list[str]:

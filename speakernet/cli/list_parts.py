@@ -1,12 +1,31 @@
-"""List what a configuration can name: models, poolings, features, losses, optimizers, schedules, recipes."""
+"""List what a configuration can name: models, poolings, features, losses, optimizers, schedules, recipes.
+
+With a kind, every part's own options are listed too. Nothing is built, so the answer takes about a second.
+"""
 
 import argparse
-import inspect
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
 
-KINDS = ("models", "poolings", "features", "losses", "optimizers", "schedules", "recipes")
+from speakernet.config.loading import recipe_folder
+from speakernet.config.schema import SECTIONS
+from speakernet.frontend.options import FEATURES
+from speakernet.losses.options import LOSSES
+from speakernet.models.options import MODELS, POOLINGS
+from speakernet.options import default_of, documentation, field_names, summary
+from speakernet.registry import Part
+from speakernet.training.options import OPTIMIZERS, SCHEDULES
+
+TABLES: dict[str, tuple[Mapping[str, Part], str, str]] = {
+    "models": (MODELS, "model.options", ""),
+    "poolings": (POOLINGS, "model.pooling", ""),
+    "features": (FEATURES, "frontend", "frontend"),
+    "losses": (LOSSES, "loss", "loss"),
+    "optimizers": (OPTIMIZERS, "optimizer", "optimizer"),
+    "schedules": (SCHEDULES, "schedule", "schedule"),
+}
+"""Kind -> table, where its options are given, and the section whose other options are common to all its parts."""
+KINDS = (*TABLES, "recipes")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,43 +34,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print one line a part: its name and what it is."""
+    """Print one line a part, and with a kind a line for each of its own options."""
     for kind in [arguments.kind] if arguments.kind else KINDS:
-        sys.stdout.write(f"{kind}\n")
-        for name, meaning in _parts(kind).items():
-            sys.stdout.write(f"  {name:<24} {meaning}\n")
+        lines = _recipes() if kind == "recipes" else _parts(kind, with_options=bool(arguments.kind))
+        sys.stdout.write("\n".join([kind, *lines]) + "\n")
     return 0
 
 
-def _parts(kind: str) -> dict[str, str]:
-    if kind == "recipes":
-        return _recipes()
-    from speakernet.frontend import FEATURES
-    from speakernet.losses import LOSSES
-    from speakernet.models import MODELS, POOLINGS
-    from speakernet.training import OPTIMIZERS, SCHEDULES
-
-    tables: dict[str, Mapping[str, Callable[..., Any]]] = {
-        "models": MODELS,
-        "poolings": POOLINGS,
-        "features": FEATURES,
-        "losses": LOSSES,
-        "optimizers": OPTIMIZERS,
-        "schedules": SCHEDULES,
-    }
-    return {name: _first_line(part) for name, part in tables[kind].items()}
+def _parts(kind: str, *, with_options: bool) -> Iterator[str]:
+    table, place, section = TABLES[kind]
+    common = field_names(SECTIONS[section]) if section else []
+    for name, part in table.items():
+        yield f"  {name:<24} {summary(part.options)}"
+        for field in field_names(part.options) if with_options else []:
+            if field not in common:
+                meaning = documentation(part.options)[field]
+                yield f"      {place}.{field} = {_shown(default_of(part.options, field))}: {meaning}"
 
 
-def _first_line(part: Callable[..., Any]) -> str:
-    return (inspect.getdoc(part) or "").split("\n", 1)[0]
+def _shown(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _recipes() -> dict[str, str]:
-    from speakernet.config.loading import recipe_folder
-
+def _recipes() -> Iterator[str]:
     folder = recipe_folder()
-    recipes = {}
     for path in sorted(folder.rglob("*.yaml")):
         first = path.read_text(encoding="utf-8").split("\n", 1)[0]
-        recipes[path.relative_to(folder).as_posix()] = first.lstrip("# ").strip()
-    return recipes
+        yield f"  {path.relative_to(folder).as_posix():<24} {first.lstrip('# ').strip()}"

@@ -5,7 +5,7 @@ from textwrap import fill
 
 from speakernet.config.aliases import ALIASES
 from speakernet.config.schema import SECTIONS, TABLES, default_names, owner_of, takers
-from speakernet.options import annotations, default_of, documentation, field_names, in_words
+from speakernet.options import annotations, default_of, documentation, field_names, words_of
 
 EVERYDAY = {
     "what to train on": [
@@ -36,7 +36,10 @@ def help_text(topic: str = "") -> str:
     if not topic:
         lines = ["Options people use (YAML: section, then key; command line: --section.key VALUE):"]
         for title, keys in EVERYDAY.items():
-            lines += ["", f"  {title}:", *(line for key in keys for line in _option(*key.split(".")))]
+            lines += ["", f"  {title}:"]
+            for key in keys:
+                section, _, field = key.partition(".")
+                lines += _option(section, field)
         return "\n".join([*lines, "", f"All options: --help all, or one section: --help {'|'.join(SECTIONS)}"])
     if topic != "all" and topic not in SECTIONS:
         raise ValueError(f"--help {topic}: expected all or one of {', '.join(SECTIONS)}")
@@ -77,5 +80,7 @@ def _option(section: str, field: str, owner: type | None = None) -> Iterator[str
     shown = "empty" if default in ("", None, []) else str(default).lower() if isinstance(default, bool) else default
     if section == "model" and field == "options":
         shown = "those of the model"
-    yield f"  --{section}.{field} ({in_words(annotations(owner)[field])}; default {shown})"
+    words = words_of(annotations(owner)[field])
+    choices = f"{'|'.join(map(str, words))}; " if words else ""
+    yield f"  --{section}.{field} ({choices}default {shown})"
     yield fill(documentation(owner)[field], WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)

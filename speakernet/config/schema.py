@@ -130,6 +130,8 @@ def replaced(config: Config, **sections: Mapping[str, Any]) -> Config:
     """
     values = config_to_dict(config)
     for section, fields in sections.items():
+        if section in TABLES and fields.get("name", values[section]["name"]) != values[section]["name"]:
+            values[section] = {name: values[section][name] for name in field_names(SECTIONS[section])}
         values[section] |= dict(fields)
         if (
             section == "model"

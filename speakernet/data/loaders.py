@@ -221,7 +221,7 @@ class TrainingLoader:
             is_own = crops.dtype == torch.float32 and self.options.num_workers == 0
             return crops if is_own else to_float(crops)
         staged = crops.pin_memory() if self.options.pin_memory else crops
-        moved = staged.to(self.device, non_blocking=self.options.pin_memory)
+        moved = staged.to(self.device, non_blocking=bool(self.options.pin_memory))
         return to_float(moved) if moved.dtype == torch.int16 else moved
 
     def _note(self, report: BatchReport, num_samples: int) -> None:

@@ -381,7 +381,7 @@ class ProfileOptions(Options):
 class RuntimeOptions(MachineOptions, PrecisionOptions, CompileOptions, ProfileOptions):
     """The machine: device, precision, compilation, threads, reproducibility, profiling."""
 
-    seed: CountOrZero = 10
+    seed: Annotated[int, Ge(0), Le(2**48)] = 10
     """Every random choice follows from this number."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes a GPU where there is one."""

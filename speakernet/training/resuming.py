@@ -83,7 +83,7 @@ def _begin_with_model(trainer: "Trainer", found: Found) -> None:
         ) from error
     trainer.average.load_state_dict({"steps": 0, "kept": []})
     # A later stage begins where the epochs of this one are done.
-    is_own = summary.get("stage", "") == trainer.options.stage
+    is_own = summary.get("stage", "") == trainer.stage.name
     state.epoch = state.evaluated_epoch = int(summary["epoch"]) if is_own else trainer.options.max_epochs
     state.step = int(summary["step"])
     state.best_eer_percent, state.best_epoch = float(summary["best_eer_percent"]), state.epoch
@@ -105,7 +105,7 @@ def _take_up_best(trainer: "Trainer") -> None:
     store, state = trainer.store, trainer.state
     best = store.load_best()
     if best is not None:
-        state.take_up_best(best["training_summary"], trainer.options.stage)
+        state.take_up_best(best["training_summary"], trainer.stage.name)
         return
     if not state.evaluated_epoch:
         return
