@@ -8,6 +8,9 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
 from speakernet import distributed
 from speakernet.build.data import build_training_loader, loading_facts, make_synthetic_corpus
 from speakernet.build.evaluation import build_validation, run_evaluation
@@ -15,13 +18,14 @@ from speakernet.build.large_margin import train_large_margin_stage
 from speakernet.build.model import build_loss, build_model
 from speakernet.build.preflight import check_inputs
 from speakernet.build.refusals import refuse_impossible
-from speakernet.build.training import build_trainer, choose_device, prepare_machine
+from speakernet.build.training import Validate, build_trainer, choose_device, prepare_machine
 from speakernet.config import Config, ConfigError, LoadedConfig
 from speakernet.config.loading import save_config
 from speakernet.data.lists import read_trials
 from speakernet.evaluation.evaluate import Evaluation
 from speakernet.losses import LOSSES
 from speakernet.models.model_file import load_initial_weights
+from speakernet.models.speaker_net import SpeakerNet
 from speakernet.performance.data_wait import data_wait_advice
 from speakernet.performance.system import log_performance_info, log_system_info
 from speakernet.registry import lookup
@@ -60,26 +64,8 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
     seed_everything(config.runtime.seed)
     net = build_model(config)
     check_inputs(config, utterances_needed(config))
-    loader = build_training_loader(config, device)
-    try:
-        loss = build_loss(config, loader.num_classes)
-        initial_model = config.training.initial_model
-        found = CheckpointStore(run_folder).find() if initial_model else None
-        if found and found.path:
-            logger.info("initial model %s: not read, the run goes on from %s", initial_model, found.path)
-        elif initial_model:
-            load_initial_weights(net, loss, initial_model)
-        validate = build_validation(config, net, device)
-        facts = loading_facts(loader)
-        trainer = build_trainer(
-            config, net, loss, loader, validate, run_folder, advise=lambda share: data_wait_advice(share, facts)
-        )
-        # Once the folder is this run's and the checkpoint fits: a refused start changes nothing.
-        trainer.on_start = lambda: save_config(config, run_folder / "config.yaml")
-        log_performance_info()
-        summary = trainer.train()
-    finally:
-        loader.close()
+    validate = build_validation(config, net, device)
+    loss, summary = _train_first_stage(config, net, validate, device)
     if config.training.large_margin_epochs:
         steps = int(summary["steps"])
         train_large_margin_stage(config, net, loss, build_training_loader, validate, run_folder, steps)
@@ -91,6 +77,32 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
     if distributed.is_main():
         evaluation.write(run_folder)
     return TrainingOutcome(summary, evaluation, run_folder)
+
+
+def _train_first_stage(
+    config: Config, net: SpeakerNet, validate: Validate, device: torch.device
+) -> tuple[nn.Module, dict[str, Any]]:
+    """Loss and summary; loader, optimizer and averages live no longer than this call, whose memory a stage may need."""
+    run_folder = Path(config.training.save_path)
+    loader = build_training_loader(config, device)
+    try:
+        loss = build_loss(config, loader.num_classes)
+        initial_model = config.training.initial_model
+        found = CheckpointStore(run_folder).find() if initial_model else None
+        if found and found.path:
+            logger.info("initial model %s: not read, the run goes on from %s", initial_model, found.path)
+        elif initial_model:
+            load_initial_weights(net, loss, initial_model)
+        facts = loading_facts(loader)
+        trainer = build_trainer(
+            config, net, loss, loader, validate, run_folder, advise=lambda share: data_wait_advice(share, facts)
+        )
+        # Once the folder is this run's and the checkpoint fits: a refused start changes nothing.
+        trainer.on_start = lambda: save_config(config, run_folder / "config.yaml")
+        log_performance_info()
+        return loss, trainer.train()
+    finally:
+        loader.close()
 
 
 def _is_reported(run_folder: Path, model: Path) -> bool:

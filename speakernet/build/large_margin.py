@@ -1,6 +1,7 @@
 """The second stage of a run: a larger margin and longer crops, in a folder of its own within the run folder."""
 
 import dataclasses
+import gc
 import logging
 import shutil
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from speakernet.config.schema import Config, replaced
 from speakernet.evaluation.report_data import SECOND_STAGE
 from speakernet.files import atomic_write
 from speakernet.models.speaker_net import SpeakerNet
+from speakernet.seeding import derive_seed
 from speakernet.training.checkpoint import CheckpointStore, load_checkpoint, move_aside
 from speakernet.training.interfaces import Loader
 from speakernet.training.options import ExponentialOptions
@@ -24,6 +26,8 @@ from speakernet.training.state import Stage
 logger = logging.getLogger(__name__)
 
 STAGE = "large-margin stage"
+# Key of the stage's own random draws, beside the run's seed.
+STAGE_STREAM = 104
 
 
 def large_margin_config(config: Config) -> Config:
@@ -57,6 +61,8 @@ def large_margin_config(config: Config) -> Config:
             "average_checkpoints": 0,
             "patience": 0,
         },
+        # Its epochs are counted from 0 again: with the run's own seed they would repeat the draws of the first ones.
+        runtime={"seed": derive_seed(config.runtime.seed, STAGE_STREAM)},
     )
 
 
@@ -71,10 +77,16 @@ def train_large_margin_stage(
 ) -> dict[str, Any]:
     """The second stage, in `<run folder>/large_margin`; its best model replaces best.pt where its EER is lower.
 
-    Call it after the first stage with the same network and head. Like the first it resumes by being called again;
-    where the first stage has gone on since (`first_stage_steps`), it begins anew.
+    Call it after the first stage with the same network and head, once nothing else of that stage is held any more: its
+    memory is given back here. It begins with the average of the first stage's checkpoints where there is one. Like the
+    first it resumes by being called again; where the first stage has gone on since (`first_stage_steps`), it begins
+    anew.
     """
     stage = large_margin_config(config)
+    # The first stage's loader, corpus, optimizer and averages hang together in circles, which Python frees at leisure.
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
     usual, loss.margin = loss.margin, config.training.large_margin  # type: ignore[assignment]
     folder = Path(run_folder)
     logger.info(
@@ -90,6 +102,8 @@ def train_large_margin_stage(
     if distributed.is_main():
         _set_aside_older_stage(folder / SECOND_STAGE, first_stage_steps)
     distributed.barrier()
+    if config.training.average_checkpoints and not CheckpointStore(folder / SECOND_STAGE).last_path.exists():
+        _begin_with_average(net, loss, CheckpointStore(folder).average_path)
     loader = build_loader(stage, choose_device(stage))
     try:
         trainer = build_trainer(stage, net, loss, loader, validate, folder / SECOND_STAGE)
@@ -101,6 +115,17 @@ def train_large_margin_stage(
     if distributed.is_main():
         adopt_better(folder / "best.pt", folder / SECOND_STAGE / "best.pt")
     return summary
+
+
+def _begin_with_average(net: nn.Module, loss: nn.Module, path: Path) -> None:
+    if not path.exists():
+        logger.warning("%s: there is no %s; it begins with the weights of the last epoch", STAGE, path)
+        return
+    contents = load_checkpoint(path)
+    # What is no weight of the model file (the position in keyed draws) goes on.
+    net.load_state_dict({**net.state_dict(), **contents["weights"]})
+    loss.load_state_dict(contents["head"])
+    logger.info("%s: begins with the average of the checkpoints of the first stage", STAGE)
 
 
 def _set_aside_older_stage(folder: Path, first_stage_steps: int) -> None:

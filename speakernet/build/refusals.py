@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from speakernet.config.schema import Config
+from speakernet.data.samplers import speed_fractions
 from speakernet.models.layers import is_safe_in_channels_last
 from speakernet.training.compiling import platform_obstacle
 from speakernet.training.memory import blocks_to_checkpoint
@@ -37,6 +38,13 @@ def refuse_impossible(config: Config, net: nn.Module, loss: nn.Module, device: t
         raise ValueError(
             f"training.large_margin_epochs: {training.large_margin_epochs}, but the loss {config.loss.name} "
             "has no margin to enlarge; set it to 0, or take amsoftmax or aamsoftmax"
+        )
+    speeds = config.augment.speed_factors if config.augment.enabled else [1.0]
+    if training.large_margin_epochs and 1 not in speed_fractions(speeds):
+        raise ValueError(
+            f"training.large_margin_epochs: {training.large_margin_epochs} with augment.speed_factors: {speeds}: the "
+            "second stage trains speech at its own speed, of which the head would know no speaker; "
+            "add 1.0 to the speeds, or set large_margin_epochs: 0"
         )
     if runtime.gradient_checkpointing:
         blocks_to_checkpoint(net)

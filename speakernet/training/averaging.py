@@ -5,11 +5,17 @@ measures them anew.
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+
+from speakernet.training.checkpoint import load_checkpoint
+
+logger = logging.getLogger(__name__)
 
 
 class WeightAverage:
@@ -98,6 +104,22 @@ def average_weights(states: Iterable[dict[str, Any]]) -> dict[str, Any]:
     if count == 0:
         raise ValueError("no checkpoint to average: none has been kept in checkpoints/")
     return {key: (total[key] / count).to(value.dtype) if key in total else value for key, value in latest.items()}
+
+
+def average_checkpoints(paths: Sequence[Path], wanted: int) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The mean weights and the mean head of the last `wanted` of `paths`; no head where one of them holds none.
+
+    Raises:
+        ValueError: see `average_weights`.
+    """
+    taken = paths[-wanted:]
+    if len(taken) < wanted:
+        names = ", ".join(path.name for path in taken)
+        logger.warning("%d checkpoints to average, %d there: %s", wanted, len(taken), names)
+    weights = average_weights(load_checkpoint(path)["weights"] for path in taken)
+    if not all("head" in load_checkpoint(path) for path in taken):
+        return weights, None
+    return weights, average_weights(load_checkpoint(path)["head"] for path in taken)
 
 
 @torch.no_grad()

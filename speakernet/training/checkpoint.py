@@ -176,6 +176,11 @@ class CheckpointStore:
         """The model after so many epochs."""
         return self.folder / "checkpoints" / f"epoch_{epoch:04d}.pt"
 
+    @property
+    def average_path(self) -> Path:
+        """The mean of the last epochs' models, with the mean of their heads: what a following stage begins with."""
+        return self.folder / "checkpoints" / "average.pt"
+
     def epoch_paths(self) -> list[Path]:
         """The kept models, oldest first."""
         return sorted((self.folder / "checkpoints").glob("epoch_*.pt"))
@@ -187,6 +192,10 @@ class CheckpointStore:
     def save_best(self, contents: dict[str, Any]) -> None:
         """Write best.pt."""
         self._save({self.best_path: contents})
+
+    def save_average(self, contents: dict[str, Any]) -> None:
+        """Write checkpoints/average.pt."""
+        self._save({self.average_path: contents})
 
     def save_epoch(self, epoch: int, contents: dict[str, Any]) -> None:
         """Write the model of an epoch into checkpoints/ and remove those too many."""

@@ -18,8 +18,8 @@ from torch import nn
 from speakernet import distributed
 from speakernet.performance.tracker import PerformanceTracker
 from speakernet.seeding import capture_random_state, restore_random_state
-from speakernet.training.averaging import WeightAverage, average_weights, recompute_statistics
-from speakernet.training.checkpoint import CheckpointStore, RunLock, describe, load_checkpoint, to_cpu
+from speakernet.training.averaging import WeightAverage, average_checkpoints, recompute_statistics
+from speakernet.training.checkpoint import CheckpointStore, RunLock, describe, to_cpu
 from speakernet.training.compiling import NoCompiler
 from speakernet.training.interfaces import BatchLike, Loader
 from speakernet.training.interrupts import Interrupted, StopRequest
@@ -330,14 +330,10 @@ class Trainer:
             return
         self.store.wait()
         paths = self.store.epoch_paths()[-self.options.average_checkpoints :]
-        if len(paths) < self.options.average_checkpoints:
-            kept_ones = ", ".join(path.name for path in paths)
-            logger.warning(
-                "%d checkpoints to average, %d there: %s", self.options.average_checkpoints, len(paths), kept_ones
-            )
+        weights, head = average_checkpoints(paths, self.options.average_checkpoints)
         own = to_cpu(self.net.state_dict())
         # What is no weight of the model file (the position in keyed draws) stays as it is.
-        self.net.load_state_dict({**own, **average_weights(load_checkpoint(path)["weights"] for path in paths)})
+        self.net.load_state_dict({**own, **weights})
         self.loader.set_epoch(self.state.epoch)
         with self.precision.autocast(), self.compiler.paused():
             some = itertools.islice(iter(self.loader), STATISTICS_BATCHES)
@@ -347,13 +343,18 @@ class Trainer:
         kept, self.average = self.average, WeightAverage(self.net, 0.0)
         self.evaluate(f"average of {len(paths)} checkpoints")
         self.average = kept
+        if distributed.is_main():
+            head = self.loss.state_dict() if head is None else head
+            self.store.save_average({**self.model_contents(self._training_summary()), "head": head})
         self.net.load_state_dict(own)
         self.state.averaged = True
         self.save_last()
 
     def _keep_epoch(self) -> None:
         if distributed.is_main():
-            self.store.save_epoch(self.state.epoch, self.model_contents(self._training_summary()))
+            # The head is averaged too, for a stage that follows.
+            head = {"head": self.loss.state_dict()} if self.options.average_checkpoints else {}
+            self.store.save_epoch(self.state.epoch, {**self.model_contents(self._training_summary()), **head})
 
     def save_last(self) -> None:
         """Write everything that a resume needs."""

@@ -200,7 +200,11 @@ def test_checkpoints_of_an_earlier_run_are_set_aside(tmp_path: Path, caplog: pyt
     make_trainer(tmp_path, max_epochs=2, average_checkpoints=3).train()
     assert "moved to checkpoints.before-1" in caplog.text
     assert "3 checkpoints to average, 2 there: epoch_0001.pt, epoch_0002.pt" in caplog.text
-    assert [path.name for path in sorted((tmp_path / "checkpoints").iterdir())] == ["epoch_0001.pt", "epoch_0002.pt"]
+    assert [path.name for path in sorted((tmp_path / "checkpoints").iterdir())] == [
+        "average.pt",
+        "epoch_0001.pt",
+        "epoch_0002.pt",
+    ]
     assert (tmp_path / "checkpoints.before-1" / "epoch_0006.pt").exists()
 
 
