@@ -132,7 +132,7 @@ _COMMON_NAMES = {
     "cohort_list": "evaluation.cohort_list",
 }
 _SCHEDULE_NAMES = {"steplr": "step"}
-_USE_TORCHRUN = "several devices are used by starting the same command with torchrun"
+_NOT_YET = "several processes: not yet"
 
 
 def _table() -> dict[str, Alias]:
@@ -152,8 +152,8 @@ def _table() -> dict[str, Alias]:
         table[name] = Alias(_precision, "runtime.precision (without a value: auto)", False)
     table["fp16"] = Alias(_switch("runtime.precision", "fp16"), "runtime.precision fp16", False)
     table["bf16"] = Alias(_switch("runtime.precision", "bf16"), "runtime.precision bf16", False)
-    table["distributed"] = Alias(_without_effect("distributed", _USE_TORCHRUN), f"no effect: {_USE_TORCHRUN}", True)
-    table["port"] = Alias(_without_effect("port", "torchrun chooses it"), "no effect: torchrun chooses it", True)
+    for name in ("distributed", "port"):
+        table[name] = Alias(_without_effect(name, _NOT_YET), f"no effect ({_NOT_YET})", True)
     return table
 
 

@@ -183,7 +183,7 @@ class RuntimeSection:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes a GPU where there is one."""
     gpu_id: int | None = None
-    """Which GPU, counted from 0; empty: the first, or the one torchrun assigns."""
+    """Which GPU, counted from 0; empty: the first (several processes: not yet)."""
     precision: Literal["auto", "no", "bf16", "fp16"] = "auto"
     """auto: bf16 where the device computes it natively, else fp16 on a GPU, else float32 (no)."""
     loss_scale: float = 65536.0
