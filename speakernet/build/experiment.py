@@ -49,7 +49,6 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
     Raises:
         ValueError: whatever in lists, audio, configuration or checkpoint the user can mend, before the first step.
     """
-    distributed.refuse_several_processes()
     run_folder = Path(loaded.config.training.save_path)
     log_system_info()
     prepare_machine(loaded.config)
@@ -104,7 +103,6 @@ def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, Path]:
     Raises:
         ValueError: no model to score with, or lists and audio that do not fit.
     """
-    distributed.refuse_several_processes()
     config = loaded.config
     run_folder = Path(config.training.save_path)
     model = Path(config.training.initial_model or run_folder / "best.pt")

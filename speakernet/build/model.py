@@ -11,6 +11,7 @@ from speakernet.config.schema import Config
 from speakernet.frontend import FEATURES, SpecAugment
 from speakernet.losses import LOSSES
 from speakernet.models import MODELS, SpeakerNet
+from speakernet.models.importers import voxceleb_trainer
 from speakernet.models.model_file import (
     ModelFile,
     is_model_file,
@@ -62,6 +63,15 @@ def load_for_scoring(config: Config, path: str | Path) -> ModelFile:
     load_initial_weights(net, None, path)
     normalizes = LOSSES[config.loss.name].normalize_embeddings
     return ModelFile(net.eval(), model_file_contents(net, loss_normalizes=normalizes))
+
+
+def is_classic_checkpoint(path: Path) -> bool:
+    """Whether a file that is there is a checkpoint of voxceleb_trainer; reading it runs no code from it.
+
+    Raises:
+        ValueError: damaged or unsafe.
+    """
+    return path.is_file() and voxceleb_trainer.is_ours_to_read(read_checkpoint(path))
 
 
 def build_loss(config: Config, num_classes: int) -> nn.Module:

@@ -9,6 +9,7 @@ import sys
 
 import yaml
 
+from speakernet.build.model import is_classic_checkpoint
 from speakernet.config import config_to_dict, load_config
 
 TAKES_CONFIG = True
@@ -23,9 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the resolved configuration as YAML."""
-    loaded = load_config(arguments.config_arguments)
+    loaded = load_config(arguments.config_arguments, is_classic_checkpoint)
     logger.info("files: %s", ", ".join(map(str, loaded.files)) or "none")
-    logger.info("defaults: %s", "voxceleb_trainer's" if loaded.is_classic else "speakernet's")
+    logger.info("defaults: %s", loaded.defaults)
     values = config_to_dict(loaded.config)
     if arguments.given:
         values = {

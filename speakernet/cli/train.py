@@ -13,7 +13,8 @@ from typing import Any
 
 from speakernet import distributed
 from speakernet.build.experiment import TrainingOutcome, score_experiment, train_experiment
-from speakernet.config import load_config
+from speakernet.build.model import is_classic_checkpoint
+from speakernet.config import LoadedConfig, load_config
 
 TAKES_CONFIG = True
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
@@ -27,12 +28,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train or score, then say what came of it and what to do next."""
-    loaded = load_config(arguments.config_arguments)
+    distributed.refuse_several_processes()
+    loaded = load_config(arguments.config_arguments, is_classic_checkpoint)
     if loaded.evaluate_only:
+        _say_defaults(loaded)
         evaluation, folder = score_experiment(loaded)
         _say([*_result_lines(evaluation.results), f"written: {folder}/results.json, scores.txt, report.html"])
         return 0
     with _log_file(Path(loaded.config.training.save_path) / "log.txt"):
+        _say_defaults(loaded)
         outcome = train_experiment(loaded)
         _say(_training_lines(outcome))
     return 0
@@ -63,6 +67,10 @@ class _LateFileHandler(logging.FileHandler):
     def _open(self) -> Any:
         Path(self.baseFilename).parent.mkdir(parents=True, exist_ok=True)
         return super()._open()
+
+
+def _say_defaults(loaded: LoadedConfig) -> None:
+    logger.info("defaults: %s", loaded.defaults)
 
 
 def _say(lines: list[str]) -> None:

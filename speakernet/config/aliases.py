@@ -1,4 +1,4 @@
-"""One table from other toolkits' option names to ours, and the defaults that a flat configuration starts from.
+"""One table from other toolkits' option names to ours, and voxceleb_trainer's defaults.
 
 Sources of the names: voxceleb_trainer (commit f51bab8) and its performance-optimised fork, and the switches that
 Hugging Face style trainers have in common. Each row has a test.
@@ -24,7 +24,7 @@ class Alias:
     describes: str
     """For --help and docs/migration.md."""
     is_classic: bool
-    """Whether the name is voxceleb_trainer's or its fork's (then flat use starts from CLASSIC_DEFAULTS)."""
+    """Whether the name is voxceleb_trainer's or its fork's."""
 
 
 def _same(key: str) -> Callable[[Any], dict[str, Any]]:
@@ -202,4 +202,4 @@ CLASSIC_DEFAULTS: dict[str, Any] = {
     "runtime.seed": 10,
     "runtime.precision": "no",
 }
-"""What an omitted option means in voxceleb_trainer; a flat configuration starts here, a sectioned one from ours."""
+"""What an omitted option means in voxceleb_trainer; `config/loading.py` says when."""

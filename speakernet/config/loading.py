@@ -2,7 +2,8 @@
 
 Precedence: default < YAML files in the order given < command line. The parsing of types and the help text are
 jsonargparse's; this file adds what users need around it: old option names (`aliases.py`), errors with file, line and
-nearest key, bare recipe names, and the rule that a flat YAML means voxceleb_trainer's defaults.
+nearest key, bare recipe names, and the one rule of defaults: a flat YAML, `--defaults voxceleb_trainer`, and its
+checkpoint scored without a configuration start from voxceleb_trainer's, everything else from ours.
 """
 
 import dataclasses
@@ -10,7 +11,7 @@ import logging
 import re
 import types
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +28,7 @@ from speakernet.registry import nearest, suggestion
 logger = logging.getLogger(__name__)
 
 COMMAND_LINE = "command line"
+OURS, CLASSIC = "speakernet", "voxceleb_trainer"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,11 +39,13 @@ class LoadedConfig:
     files: tuple[Path, ...]
     """The configuration files, in order."""
     is_classic: bool
-    """Whether the defaults are voxceleb_trainer's (flat YAML, or flat options without a file)."""
+    """Whether the defaults are voxceleb_trainer's."""
     evaluate_only: bool
     """Whether `--eval` (or `eval: true`) was given."""
     given: frozenset[str]
     """The dotted keys that were set by a file or on the command line."""
+    defaults: str
+    """Which defaults hold, and why; for the log."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,22 +55,33 @@ class _Setting:
     where: str
 
 
-def load_config(arguments: Sequence[str]) -> LoadedConfig:
+def load_config(
+    arguments: Sequence[str], is_classic_checkpoint: Callable[[Path], bool] = lambda path: False
+) -> LoadedConfig:
     """Read `--config FILE` (repeatable, later wins) and every other option of the command line.
+
+    Args:
+        arguments: the command line.
+        is_classic_checkpoint: whether a file is a checkpoint of voxceleb_trainer; asked only of the model that is
+            scored without a configuration file.
 
     Raises:
         ConfigError: unknown key, wrong type, value out of range, unreadable file; the message names file and line.
     """
-    config_names, options = _split_command_line(arguments)
+    config_names, options, defaults = _split_command_line(arguments)
     files = tuple(find_config(name) for name in config_names)
     entries_by_file = [read_entries(file) for file in files]
-    is_classic = _is_classic(entries_by_file, options)
     settings: list[_Setting] = []
     for entries in entries_by_file:
         settings += [setting for entry in entries for setting in _translate(entry)]
     settings += [setting for entry in options for setting in _translate(entry)]
     evaluate_only = any(setting.value for setting in settings if setting.key == "eval")
     settings = [_with_its_word(setting) for setting in settings if setting.key not in MODE_FLAGS]
+    models = [str(setting.value) for setting in settings if setting.key == "training.initial_model"]
+    scored = Path(models[-1]) if evaluate_only and models and not files else None
+    is_classic, why = _choose_defaults(defaults, files, entries_by_file, options)
+    if not defaults and scored is not None and is_classic_checkpoint(scored):
+        is_classic, why = True, f"{scored} is its checkpoint"
     config = _build(settings, CLASSIC_DEFAULTS if is_classic else {})
     _check_ranges(config, settings)
     if not config.training.save_path:
@@ -76,7 +91,8 @@ def load_config(arguments: Sequence[str]) -> LoadedConfig:
     if is_classic and "schedule.decay_interval" not in given:
         # voxceleb_trainer's StepLR decays every test_interval epochs
         config.schedule.decay_interval = config.training.test_interval
-    return LoadedConfig(config, files, is_classic, evaluate_only, given)
+    described = f"{CLASSIC if is_classic else OURS}'s ({why})"
+    return LoadedConfig(config, files, is_classic, evaluate_only, given, described)
 
 
 def find_config(name: str) -> Path:
@@ -112,7 +128,14 @@ def help_text() -> str:
     """All options by section with their meaning, type and default, then the old names that are understood."""
     # jsonargparse offers a file for each section, which `load_config` does not take
     options = re.sub(r"\n +--\w+ CONFIG +Path to a configuration file\.", "", _parser().format_help())
-    lines = ["Options (YAML: section, then key; command line: --section.key VALUE):", options]
+    lines = [
+        f"--defaults {OURS} or {CLASSIC}: where omitted options start from; without it a flat YAML means {CLASSIC}'s, "
+        "and so does its",
+        "checkpoint that is scored (--eval --initial_model FILE) without --config; everything else means ours.",
+        "",
+        "Options (YAML: section, then key; command line: --section.key VALUE):",
+        options,
+    ]
     lines.append("Other names that are understood, in flat YAML files and on the command line:")
     for name, alias in sorted(ALIASES.items(), key=lambda item: item[0].casefold()):
         lines.append(f"  --{name:<32} {alias.describes}")
@@ -127,9 +150,10 @@ def _parser() -> jsonargparse.ArgumentParser:
     return parser
 
 
-def _split_command_line(arguments: Sequence[str]) -> tuple[list[str], list[Entry]]:
-    """The `--config` names, and the other options as entries; a flag without a value counts as true."""
+def _split_command_line(arguments: Sequence[str]) -> tuple[list[str], list[Entry], str]:
+    """The `--config` names, the other options as entries (a flag without a value counts as true), and `--defaults`."""
     configs: list[str] = []
+    defaults = ""
     entries: list[Entry] = []
     remaining = list(arguments)
     while remaining:
@@ -145,19 +169,31 @@ def _split_command_line(arguments: Sequence[str]) -> tuple[list[str], list[Entry
                 raise ConfigError("--config needs a file name")
             configs.append(value)
             continue
+        if name == "defaults":
+            if value not in (OURS, CLASSIC):
+                raise ConfigError(f"{COMMAND_LINE}: --defaults is {value!r}; expected {OURS} or {CLASSIC}")
+            defaults = value
+            continue
         name = name if name in ALIASES else name.replace("-", "_")
         parsed = True if value is None else value
         entries.append(Entry(tuple(name.split(".", 1)), parsed, f"{COMMAND_LINE}: --{name}"))
-    return configs, entries
+    return configs, entries, defaults
 
 
-def _is_classic(entries_by_file: Iterable[list[Entry]], options: list[Entry]) -> bool:
-    """Flat files, or flat options without a file, mean voxceleb_trainer's defaults; the first file decides."""
-    for entries in entries_by_file:
+def _choose_defaults(
+    asked: str, files: Sequence[Path], entries_by_file: Iterable[list[Entry]], options: list[Entry]
+) -> tuple[bool, str]:
+    """Whether voxceleb_trainer's defaults hold, and why; among files the first that says something decides."""
+    if asked:
+        return asked == CLASSIC, "--defaults"
+    for file, entries in zip(files, entries_by_file, strict=True):
         if entries:
-            return not any(_is_sectioned(entry) for entry in entries)
-    flat = [entry for entry in options if len(entry.key) == 1 and entry.key[0] in ALIASES]
-    return any(ALIASES[entry.key[0]].is_classic for entry in flat)
+            is_flat = not any(_is_sectioned(entry) for entry in entries)
+            return is_flat, f"{file} is {'flat' if is_flat else 'in sections'}"
+    names = [entry.key[0] for entry in options if len(entry.key) == 1]
+    if any(name in ALIASES and ALIASES[name].is_classic for name in names):
+        return False, f"for that code's: --defaults {CLASSIC}"
+    return False, "nothing says otherwise"
 
 
 def _is_sectioned(entry: Entry) -> bool:
