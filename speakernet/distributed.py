@@ -9,6 +9,20 @@ import torch.distributed as dist
 T = TypeVar("T")
 
 
+def refuse_several_processes() -> None:
+    """Refuse to be one of several processes: each would train on its own, in the same folder.
+
+    Raises:
+        ValueError: WORLD_SIZE, which torchrun and its like set, is above 1.
+    """
+    found = os.environ.get("WORLD_SIZE", "").strip()
+    if found.isdigit() and int(found) > 1:
+        raise ValueError(
+            f"WORLD_SIZE is {found}, but speakernet does not train or score in several processes yet: start one "
+            "(without torchrun; under a job scheduler one task), and choose its GPU with --gpu_id"
+        )
+
+
 def is_distributed() -> bool:
     """Whether a process group of more than one process is running."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1

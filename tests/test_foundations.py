@@ -83,3 +83,21 @@ def test_errors_of_the_user_come_without_a_traceback(capsys: pytest.CaptureFixtu
     message = capsys.readouterr().err
     assert "not_there.yaml" in message
     assert "Traceback" not in message
+
+
+@pytest.mark.parametrize("command", [["train"], ["train", "--eval"], ["evaluate"]])
+def test_several_processes_are_refused_at_once_and_leave_nothing(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main([*command, "--config", "exp01.yaml", "--save_path", "run"]) == 1
+    said = capsys.readouterr().err.strip()
+    assert "WORLD_SIZE is 2" in said and "several processes yet" in said and len(said.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("size", ["", "1", "none"])
+def test_one_process_is_welcome(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", size)
+    distributed.refuse_several_processes()

@@ -9,7 +9,7 @@ import sys
 
 import yaml
 
-from speakernet.build.schedule_table import schedule_table
+from speakernet.cli.defaults import is_classic_checkpoint
 from speakernet.config import config_to_dict, load_config
 
 TAKES_CONFIG = True
@@ -27,10 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the resolved configuration as YAML, or its schedule as a table."""
-    loaded = load_config(arguments.config_arguments)
+    loaded = load_config(arguments.config_arguments, is_classic_checkpoint)
     logger.info("files: %s", ", ".join(map(str, loaded.files)) or "none")
-    logger.info("defaults: %s", "voxceleb_trainer's" if loaded.is_classic else "speakernet's")
+    logger.info("defaults: %s", loaded.defaults)
     if arguments.schedule:
+        # Late: the schedules of a run need its loss, and so torch; printing a configuration does not.
+        from speakernet.build.schedule_table import schedule_table
+
         sys.stdout.write(schedule_table(loaded.config) + "\n")
         return 0
     values = config_to_dict(loaded.config)

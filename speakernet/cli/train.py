@@ -9,11 +9,14 @@ import logging
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from speakernet import distributed
-from speakernet.build.experiment import TrainingOutcome, score_experiment, train_experiment
-from speakernet.config import load_config
+from speakernet.cli.defaults import is_classic_checkpoint
+from speakernet.config import LoadedConfig, load_config
+
+if TYPE_CHECKING:
+    from speakernet.build.experiment import TrainingOutcome
 
 TAKES_CONFIG = True
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
@@ -27,12 +30,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train or score, then say what came of it and what to do next."""
-    loaded = load_config(arguments.config_arguments)
+    distributed.refuse_several_processes()
+    loaded = load_config(arguments.config_arguments, is_classic_checkpoint)
+    # Late: a mistyped option should not wait for torch to be imported.
+    from speakernet.build.experiment import score_experiment, train_experiment
+
     if loaded.evaluate_only:
+        _say_defaults(loaded)
         evaluation, folder = score_experiment(loaded)
         _say([*_result_lines(evaluation.results), f"written: {folder}/results.json, scores.txt, report.html"])
         return 0
     with _log_file(Path(loaded.config.training.save_path) / "log.txt"):
+        _say_defaults(loaded)
         outcome = train_experiment(loaded)
         _say(_training_lines(outcome))
     return 0
@@ -65,13 +74,17 @@ class _LateFileHandler(logging.FileHandler):
         return super()._open()
 
 
+def _say_defaults(loaded: LoadedConfig) -> None:
+    logger.info("defaults: %s", loaded.defaults)
+
+
 def _say(lines: list[str]) -> None:
     """The summary: to the log, and so to the terminal and log.txt."""
     if distributed.is_main():
         logger.info("%s", "\n".join(["", *lines]))
 
 
-def _training_lines(outcome: TrainingOutcome) -> list[str]:
+def _training_lines(outcome: "TrainingOutcome") -> list[str]:
     summary, folder = outcome.summary, outcome.run_folder
     quoted = shlex.quote(str(folder))
     # The run's own copy: it also holds what came from the command line, which the files that were named do not.

@@ -1,4 +1,4 @@
-"""One table from other toolkits' option names to ours, and the defaults that a flat configuration starts from.
+"""One table from other toolkits' option names to ours, and voxceleb_trainer's defaults.
 
 Sources of the names: voxceleb_trainer (commit f51bab8) and its performance-optimised fork, and the switches that
 Hugging Face style trainers have in common. Each row has a test.
@@ -24,7 +24,7 @@ class Alias:
     describes: str
     """For --help and docs/migration.md."""
     is_classic: bool
-    """Whether the name is voxceleb_trainer's or its fork's (then flat use starts from CLASSIC_DEFAULTS)."""
+    """Whether the name is voxceleb_trainer's or its fork's."""
 
 
 def _same(key: str) -> Callable[[Any], dict[str, Any]]:
@@ -132,7 +132,7 @@ _COMMON_NAMES = {
     "cohort_list": "evaluation.cohort_list",
 }
 _SCHEDULE_NAMES = {"steplr": "step"}
-_USE_TORCHRUN = "several devices are used by starting the same command with torchrun"
+_NOT_YET = "several processes: not yet"
 
 
 def _table() -> dict[str, Alias]:
@@ -152,8 +152,8 @@ def _table() -> dict[str, Alias]:
         table[name] = Alias(_precision, "runtime.precision (without a value: auto)", False)
     table["fp16"] = Alias(_switch("runtime.precision", "fp16"), "runtime.precision fp16", False)
     table["bf16"] = Alias(_switch("runtime.precision", "bf16"), "runtime.precision bf16", False)
-    table["distributed"] = Alias(_without_effect("distributed", _USE_TORCHRUN), f"no effect: {_USE_TORCHRUN}", True)
-    table["port"] = Alias(_without_effect("port", "torchrun chooses it"), "no effect: torchrun chooses it", True)
+    for name in ("distributed", "port"):
+        table[name] = Alias(_without_effect(name, _NOT_YET), f"no effect ({_NOT_YET})", True)
     return table
 
 
@@ -202,4 +202,4 @@ CLASSIC_DEFAULTS: dict[str, Any] = {
     "runtime.seed": 10,
     "runtime.precision": "no",
 }
-"""What an omitted option means in voxceleb_trainer; a flat configuration starts here, a sectioned one from ours."""
+"""What an omitted option means in voxceleb_trainer; `config/loading.py` says when."""

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from textwrap import fill
 
 from speakernet.config.aliases import ALIASES
+from speakernet.config.loading import CLASSIC, OURS
 from speakernet.config.schema import SECTIONS, TABLES, default_names, owner_of, takers
 from speakernet.options import annotations, default_of, documentation, field_names, words_of
 
@@ -47,6 +48,11 @@ def help_text(topic: str = "") -> str:
     for section in SECTIONS if topic == "all" else [topic]:
         lines += _section(section)
     if topic == "all":
+        lines += [
+            f"--defaults {OURS}|{CLASSIC}: where omitted options start from; without it a flat YAML means {CLASSIC}'s,",
+            "and so does its checkpoint that is scored (--eval --initial_model FILE) without --config; else ours.",
+            "",
+        ]
         lines.append("Other names that are understood, in flat YAML files and on the command line:")
         lines += [
             f"  --{name:<32} {alias.describes}"

@@ -2,12 +2,13 @@
 
 Precedence: default < YAML files in the order given < command line. Types and bounds stand in the option dataclasses of
 the rooms; this file adds what users need around them: old option names (`aliases.py`), errors with file, line and
-nearest key, bare recipe names, whose defaults hold, and that no option is silently without effect.
+nearest key, bare recipe names, and the one rule of defaults: a flat YAML, `--defaults voxceleb_trainer`, and its
+checkpoint scored without a configuration start from voxceleb_trainer's, everything else from ours.
 """
 
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import yaml
@@ -24,7 +25,7 @@ from speakernet.registry import nearest, suggestion
 logger = logging.getLogger(__name__)
 
 COMMAND_LINE = "command line"
-DEFAULTS = ("speakernet", "voxceleb_trainer")
+OURS, CLASSIC = "speakernet", "voxceleb_trainer"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,15 +36,24 @@ class LoadedConfig:
     files: tuple[Path, ...]
     """The configuration files, in order."""
     is_classic: bool
-    """Whether the defaults are voxceleb_trainer's (a flat YAML file, or `--defaults voxceleb_trainer`)."""
+    """Whether the defaults are voxceleb_trainer's."""
     evaluate_only: bool
     """Whether `--eval` (or `eval: true`) was given."""
     given: frozenset[str]
     """The dotted keys that were set by a file or on the command line."""
+    defaults: str
+    """Which defaults hold, and why; for the log."""
 
 
-def load_config(arguments: Sequence[str]) -> LoadedConfig:
+def load_config(
+    arguments: Sequence[str], is_classic_checkpoint: Callable[[Path], bool] = lambda path: False
+) -> LoadedConfig:
     """Read `--config FILE` (repeatable, later wins), `--defaults NAME` and every other option of the command line.
+
+    Args:
+        arguments: the command line.
+        is_classic_checkpoint: whether a file is a checkpoint of voxceleb_trainer; asked only of the model that is
+            scored without a configuration file.
 
     Raises:
         ConfigError: unknown key, wrong type, value out of bounds, an option that nothing chosen takes, unreadable file;
@@ -52,7 +62,9 @@ def load_config(arguments: Sequence[str]) -> LoadedConfig:
     config_names, defaults, options = _split_command_line(arguments)
     files = tuple(find_config(name) for name in config_names)
     layers = [read_entries(file) for file in files]
-    is_classic = _is_classic(layers, defaults)
+    is_classic, why = _choose_defaults(defaults, files, layers, options)
+    if not defaults and not files and _scores_classic_checkpoint(options, is_classic_checkpoint):
+        is_classic, why = True, "the model is its checkpoint"
     settings: list[Setting] = []
     for number, entries in enumerate([*layers, options]):
         is_flat = is_classic if number == len(layers) else not any(map(_is_sectioned, entries))
@@ -74,7 +86,8 @@ def load_config(arguments: Sequence[str]) -> LoadedConfig:
     if not config.training.save_path:
         stem = files[0].stem if files else "exp1"
         config.training.save_path = str(Path("exps") / stem)
-    return LoadedConfig(config, files, is_classic, evaluate_only, given)
+    described = f"{CLASSIC if is_classic else OURS}'s ({why})"
+    return LoadedConfig(config, files, is_classic, evaluate_only, given, described)
 
 
 def find_config(name: str) -> Path:
@@ -126,8 +139,8 @@ def _split_command_line(arguments: Sequence[str]) -> tuple[list[str], str, list[
             configs.append(value)
             continue
         if name == "defaults":
-            if value not in DEFAULTS:
-                raise ConfigError(f"--defaults is {value!r}; expected {' or '.join(DEFAULTS)}")
+            if value not in (OURS, CLASSIC):
+                raise ConfigError(f"{COMMAND_LINE}: --defaults is {value!r}; expected {OURS} or {CLASSIC}")
             defaults = value
             continue
         name = name if name in ALIASES else name.replace("-", "_")
@@ -136,12 +149,27 @@ def _split_command_line(arguments: Sequence[str]) -> tuple[list[str], str, list[
     return configs, defaults, entries
 
 
-def _is_classic(layers: list[list[Entry]], defaults: str) -> bool:
-    """A flat file means voxceleb_trainer's defaults, the first file decides; `--defaults` beats it."""
-    if defaults:
-        return defaults == "voxceleb_trainer"
-    first = next((entries for entries in layers if entries), None)
-    return first is not None and not any(map(_is_sectioned, first))
+def _choose_defaults(
+    asked: str, files: Sequence[Path], layers: Sequence[list[Entry]], options: Sequence[Entry]
+) -> tuple[bool, str]:
+    """Whether voxceleb_trainer's defaults hold, and why; among files the first that says something decides."""
+    if asked:
+        return asked == CLASSIC, "--defaults"
+    for file, entries in zip(files, layers, strict=True):
+        if entries:
+            is_flat = not any(map(_is_sectioned, entries))
+            return is_flat, f"{file} is {'flat' if is_flat else 'in sections'}"
+    names = [entry.key[0] for entry in options if len(entry.key) == 1]
+    if any(name in ALIASES and ALIASES[name].is_classic for name in names):
+        return False, f"for that code's: --defaults {CLASSIC}"
+    return False, "nothing says otherwise"
+
+
+def _scores_classic_checkpoint(options: Sequence[Entry], is_classic_checkpoint: Callable[[Path], bool]) -> bool:
+    settings = [setting for entry in options for setting in _translate(entry)]
+    models = [str(setting.value) for setting in settings if setting.key == "training.initial_model"]
+    is_scoring = any(setting.value for setting in settings if setting.key == "eval")
+    return is_scoring and bool(models) and is_classic_checkpoint(Path(models[-1]))
 
 
 def _is_sectioned(entry: Entry) -> bool:

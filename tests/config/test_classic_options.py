@@ -183,7 +183,8 @@ def test_option_means_what_it_meant_on_the_command_line_and_in_yaml(name, tmp_pa
 
 
 def test_omitted_options_mean_what_they_meant(tmp_path):
-    for config in (loaded("trainfunc: amsoftmax\n", tmp_path).config, load_config(["--trainfunc", "amsoftmax"]).config):
+    flags = ["--defaults", "voxceleb_trainer", "--trainfunc", "amsoftmax"]
+    for config in (loaded("trainfunc: amsoftmax\n", tmp_path).config, load_config(flags).config):
         assert {key: value_of(config, key) for key in DEFAULTS} == DEFAULTS
 
 
@@ -226,8 +227,10 @@ def test_experiment_file_of_the_fork(tmp_path):
 
 
 def test_evaluation_by_flags_alone():
+    """Its README's command, where the checkpoint says whose it is."""
     flags = "--eval --model ResNetSE34L --log_input --trainfunc angleproto --eval_frames 400 --initial_model FILE"
-    answer = load_config([*flags.split(), "--test_list", "a", "--test_path", "b", "--save_path", "c"])
+    options = [*flags.split(), "--test_list", "a", "--test_path", "b", "--save_path", "c"]
+    answer = load_config(options, lambda path: path == Path("FILE"))
     assert answer.evaluate_only and answer.is_classic
     assert answer.config.evaluation.score == "mean_distance" and answer.config.evaluation.eval_frames == 400
 

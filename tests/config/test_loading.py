@@ -139,9 +139,52 @@ def test_sectioned_yaml_with_an_old_name_on_the_command_line_keeps_our_defaults(
     assert loaded.config.augment.style == "ours"
 
 
-def test_flat_options_without_a_file_are_classic_and_common_switches_are_not() -> None:
-    assert load_config(["--eval", "--model", "ResNetSE34L", "--log_input"]).is_classic
-    assert not load_config(["--bf16"]).is_classic
+@pytest.mark.parametrize(
+    ("short", "dotted"),
+    [("test_list", "data.test_list"), ("batch_size", "data.batch_size"), ("bf16", "runtime.precision")],
+)
+def test_the_spelling_of_an_option_changes_no_default(short: str, dotted: str) -> None:
+    value = {"bf16": "bf16"}.get(short, "7")
+    first = load_config([f"--{short}", *([] if short == "bf16" else [value])])
+    second = load_config([f"--{dotted}", value])
+    assert first.config == second.config and not first.is_classic and not second.is_classic
+
+
+def test_defaults_can_be_asked_for_and_beat_the_shape_of_the_file(tmp_path: Path) -> None:
+    flat = write(tmp_path, "model: ResNetSE34L\n", "flat.yaml")
+    sections = write(tmp_path, "data:\n  batch_size: 7\n", "sections.yaml")
+    assert load_config(["--defaults", "voxceleb_trainer"]).config.data.batch_size == 200
+    assert load_config(["--config", sections, "--defaults=voxceleb_trainer"]).config.augment.style == "classic"
+    assert load_config(["--config", flat, "--defaults", "speakernet"]).config.augment.style == "ours"
+    with pytest.raises(ConfigError, match="--defaults is 'theirs'; expected speakernet or voxceleb_trainer"):
+        load_config(["--defaults", "theirs"])
+    assert "--defaults" in help_text()
+
+
+def test_which_defaults_hold_is_said_with_the_reason(tmp_path: Path) -> None:
+    flat = write(tmp_path, "model: ResNetSE34L\n", "flat.yaml")
+    assert load_config(["--config", flat]).defaults == f"voxceleb_trainer's ({flat} is flat)"
+    assert load_config(["--bf16"]).defaults == "speakernet's (nothing says otherwise)"
+    asked = load_config(["--model", "ResNetSE34L"]).defaults
+    assert asked == "speakernet's (for that code's: --defaults voxceleb_trainer)"
+    assert load_config(["--defaults", "voxceleb_trainer"]).defaults == "voxceleb_trainer's (--defaults)"
+
+
+def test_their_checkpoint_means_their_defaults_only_where_it_is_scored_alone(tmp_path: Path) -> None:
+    asked: list[Path] = []
+
+    def is_theirs(path: Path) -> bool:
+        asked.append(path)
+        return path.name == "their.model"
+
+    scored = load_config(["--eval", "--initial_model", "their.model"], is_theirs)
+    assert scored.is_classic and scored.defaults == "voxceleb_trainer's (their.model is its checkpoint)"
+    assert not load_config(["--eval", "--initial_model", "best.pt"], is_theirs).is_classic
+    assert len(asked) == 2
+    sections = write(tmp_path, "data:\n  batch_size: 7\n")
+    for others in (["--config", sections, "--eval"], ["--defaults", "speakernet", "--eval"], ["--max_epoch", "3"]):
+        assert not load_config([*others, "--initial_model", "their.model"], is_theirs).is_classic
+    assert len(asked) == 2, "a file is read only where its kind decides"
 
 
 def test_eval_is_a_mode_and_takes_python_booleans(tmp_path: Path) -> None:
@@ -228,7 +271,7 @@ def test_old_option_has_its_meaning(name: str) -> None:
 
 def test_option_without_effect_says_so(caplog: pytest.LogCaptureFixture) -> None:
     load_config(["--distributed"])
-    assert "torchrun" in caplog.text
+    assert "distributed has no effect here: several processes: not yet" in caplog.text
 
 
 def test_fields_are_plain_values() -> None:

@@ -42,7 +42,8 @@ def distance_by_loop(net, first, second, normalize):
 
 
 @pytest.mark.parametrize(("loss", "normalize"), [("angleproto", True), ("proto", False)])
-def test_evaluation_by_flags_with_their_checkpoint(loss, normalize, tiny_corpus, tmp_path, monkeypatch):
+def test_evaluation_by_flags_with_their_checkpoint(loss, normalize, tiny_corpus, tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO")
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(3)
     net = SpeakerNet("ResNetSE34L", "SAP", 16, front_end_options={"num_mels": 40, "log_input": True})
@@ -54,9 +55,22 @@ def test_evaluation_by_flags_with_their_checkpoint(loss, normalize, tiny_corpus,
     flags = ["--eval", "--model", "ResNetSE34L", "--log_input", "--trainfunc", loss, "--eval_frames", str(FRAMES)]
     flags += ["--initial_model", "their.model", "--test_list", "list.txt", "--test_path", str(tiny_corpus)]
     assert main(["train", *flags, "--nOut", "16", "--save_path", "check"]) == 0
+    assert "defaults: voxceleb_trainer's (their.model is its checkpoint)" in caplog.text
     lines = [line.split() for line in Path("check/eval/list/scores.txt").read_text().splitlines()]
     assert [line[:2] for line in lines] == [trial.split()[1:] for trial in trials]
     for enrol, test, score in lines[:3]:
         first, second = read_audio(tiny_corpus / enrol), read_audio(tiny_corpus / test)
         expected = distance_by_loop(net, first, second, normalize)
         assert float(score) == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_checkpoint_that_would_run_code_is_refused_while_its_kind_is_asked(tmp_path, monkeypatch, capsys):
+    class Harmful:
+        def __reduce__(self):
+            return Path.touch, (tmp_path / "executed",)
+
+    monkeypatch.chdir(tmp_path)
+    torch.save({"model_state_dict": Harmful()}, "their.model")
+    assert main(["train", "--eval", "--initial_model", "their.model", "--test_list", "list.txt"]) == 1
+    assert "could run code when read" in capsys.readouterr().err
+    assert not (tmp_path / "executed").exists()

@@ -1,0 +1,18 @@
+"""Whether a file that is to be scored says itself whose defaults hold; used by the commands that take a configuration."""
+
+from pathlib import Path
+
+
+def is_classic_checkpoint(path: Path) -> bool:
+    """Whether a file that is there is a checkpoint of voxceleb_trainer; reading it runs no code from it.
+
+    Raises:
+        ValueError: damaged or unsafe.
+    """
+    if not path.is_file():
+        return False
+    # Late: only a command that scores a model without a configuration has to import torch before its options are read.
+    from speakernet.models.importers import voxceleb_trainer
+    from speakernet.models.model_file import read_checkpoint
+
+    return voxceleb_trainer.is_ours_to_read(read_checkpoint(path))
