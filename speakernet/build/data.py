@@ -110,14 +110,15 @@ def build_training_loader(config: Config, device: torch.device) -> TrainingLoade
     reader = _reader(config, source, training, table)
     augmenter = build_augmenter(config, reader, table, eligible)
     on_device = augmenter is not None and augments_on_device(config, device)
-    resident = _resident(config, reader, table, device, has_speeds=len(speeds) > 1)
+    speakers = SpeakerIndex(training.labels, eligible) if data.on_bad_audio == "skip" else None
+    resident = _resident(config, reader, table, device, speakers, has_speeds=len(speeds) > 1)
     if resident is not None and augmenter is not None:
         on_device = True
     maker = BatchMaker(
         reader,
         table.num_samples,
         seed=config.runtime.seed,
-        speakers=SpeakerIndex(training.labels, eligible) if data.on_bad_audio == "skip" else None,
+        speakers=speakers,
         speeds=speeds,
         augmenter=None if on_device else augmenter,
         is_plain=_is_plain(table),
@@ -278,7 +279,13 @@ def _needs_decoding(table: LookupTable) -> np.ndarray:
 
 
 def _resident(
-    config: Config, reader: RowReader, table: LookupTable, device: torch.device, *, has_speeds: bool
+    config: Config,
+    reader: RowReader,
+    table: LookupTable,
+    device: torch.device,
+    speakers: SpeakerIndex | None,
+    *,
+    has_speeds: bool,
 ) -> ResidentMaker | None:
     data = config.data
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
@@ -294,7 +301,7 @@ def _resident(
     if not choice.value:
         return None
     assert isinstance(reader, PackedRows)
-    return ResidentMaker(reader, table.num_samples, seed=config.runtime.seed, device=device)
+    return ResidentMaker(reader, table.num_samples, seed=config.runtime.seed, device=device, speakers=speakers)
 
 
 def _loader_options(
