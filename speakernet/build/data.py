@@ -324,6 +324,7 @@ def _loader_options(
             free_shared_bytes=free_shared,
             processes_on_machine=distributed.world_size(),
             is_spawned=spawns_workers(),
+            changed_share=sum(speed != 1 for speed in maker.speeds) / len(maker.speeds),
         )
         num_workers = choice.value
         logger.info("loader workers: %d (%s)", num_workers, choice.reason)

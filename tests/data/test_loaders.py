@@ -185,6 +185,16 @@ def test_speed_makes_new_speakers(tiny_corpus: Path) -> None:
     assert (labels % 8).tolist() == speakers
 
 
+@pytest.mark.parametrize(("factors", "num_workers"), [([1.0], 0), ([0.9, 1.0, 1.1], 1)])
+def test_speed_factors_are_worth_workers_even_from_memory(
+    tiny_corpus: Path, monkeypatch: pytest.MonkeyPatch, factors: list[float], num_workers: int
+) -> None:
+    monkeypatch.setattr("speakernet.build.data.usable_cores", lambda: 4)
+    made = loader(tiny_corpus, data__num_workers="auto", data__ram_corpus="on", data__batch_size=2,
+                  augment__enabled=True, augment__speed_factors=factors)  # fmt: skip
+    assert made.options.num_workers == num_workers
+
+
 def broken_corpus(tiny_corpus: Path, folder: Path) -> Path:
     """A copy of the tiny corpus to be damaged."""
     root = folder / "broken"
