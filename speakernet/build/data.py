@@ -108,15 +108,16 @@ def build_training_loader(config: Config, device: torch.device, start_method: st
     reader = _reader(config, source, training, table)
     augmenter = build_augmenter(config, reader, table, eligible)
     augments_elsewhere = augmenter is not None and config.augment.device == "cpu" and device.type != "cpu"
+    speakers = SpeakerIndex(training.labels, eligible) if data.on_bad_audio == "skip" else None
     resident = _resident(
-        config, reader, table, device, has_speeds=len(speeds) > 1, augments_elsewhere=augments_elsewhere
+        config, reader, table, device, speakers, has_speeds=len(speeds) > 1, augments_elsewhere=augments_elsewhere
     )
     on_device = augmenter is not None and augments_on_device(config, device, is_resident=resident is not None)
     maker = BatchMaker(
         reader,
         table.num_samples,
         seed=config.runtime.seed,
-        speakers=SpeakerIndex(training.labels, eligible) if data.on_bad_audio == "skip" else None,
+        speakers=speakers,
         speeds=speeds,
         augmenter=None if on_device else augmenter,
         is_plain=_is_plain(table),
@@ -272,6 +273,7 @@ def _resident(
     reader: RowReader,
     table: LookupTable,
     device: torch.device,
+    speakers: SpeakerIndex | None,
     *,
     has_speeds: bool,
     augments_elsewhere: bool,
@@ -291,7 +293,7 @@ def _resident(
     if not choice.value:
         return None
     assert isinstance(reader, PackedRows)
-    return ResidentMaker(reader, table.num_samples, seed=config.runtime.seed, device=device)
+    return ResidentMaker(reader, table.num_samples, seed=config.runtime.seed, device=device, speakers=speakers)
 
 
 def _loader_options(
@@ -314,6 +316,7 @@ def _loader_options(
             free_shared_bytes=free_shared,
             processes_on_machine=distributed.world_size(),
             is_spawned=spawns_workers(),
+            changed_share=sum(speed != 1 for speed in maker.speeds) / len(maker.speeds),
         )
         num_workers = choice.value
         logger.info("loader workers: %d (%s)", num_workers, choice.reason)

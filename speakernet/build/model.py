@@ -5,6 +5,7 @@ from pathlib import Path
 from torch import nn
 
 from speakernet.config.schema import Config
+from speakernet.losses.options import LOSSES
 from speakernet.models.model_file import (
     ModelFile,
     is_model_file,

@@ -1,4 +1,4 @@
-"""Whether a file that is to be scored says itself whose defaults hold; used by the commands that take a configuration."""
+"""Whether a file that is to be scored says itself whose defaults hold, for commands with a configuration."""
 
 from pathlib import Path
 

@@ -7,7 +7,7 @@ keyed by (seed, epoch, row).
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Protocol
@@ -85,6 +85,41 @@ class SpeakerIndex:
             array.share()
 
 
+def read_or_replace(
+    request: BatchRequest,
+    report: BatchReport,
+    read: Callable[[np.ndarray, np.ndarray], dict[int, str]],
+    *,
+    seed: int,
+    speakers: SpeakerIndex | None,
+) -> None:
+    """Read a request's rows; one that cannot be read is replaced by another of its speaker, and both are reported.
+
+    Args:
+        request: what to read.
+        report: its `rows` become those that were read, its `problems` grow.
+        read: (rows, their places in the batch) -> place -> what is wrong.
+        seed: of the run.
+        speakers: where other utterances are found; None makes a row that cannot be read an error.
+
+    Raises:
+        AudioError: it is not to be replaced, or no replacement can be read either.
+    """
+    places = np.arange(len(request.rows))
+    attempt = 0
+    while problems := read(report.rows[places], places):
+        if speakers is None or attempt == MAX_REPLACEMENTS:
+            advice = "" if speakers else " (data.on_bad_audio: skip replaces such utterances and counts them)"
+            raise AudioError(next(iter(problems.values())) + advice)
+        attempt += 1
+        report.problems.extend(problems.values())
+        places = np.array(sorted(problems))
+        uniform = KeyedRandom(seed, request.epoch, request.rows[places]).uniform(_REPLACEMENT, attempt)[:, -1]
+        report.rows[places] = [
+            speakers.another(int(row), float(u)) for row, u in zip(request.rows[places], uniform, strict=True)
+        ]
+
+
 class BatchMaker:
     """Reads and disturbs one batch at a time.
 
@@ -138,22 +173,14 @@ class BatchMaker:
         before = Counter(self._counts())
         report = BatchReport(request.rows.copy(), slot=request.slot)
         begin = time.perf_counter()
-        problems = self._read(request, request.rows, np.arange(len(request.rows)), out)
+        read_or_replace(
+            request,
+            report,
+            lambda rows, places: self._read(request, rows, places, out),
+            seed=self.seed,
+            speakers=self.speakers,
+        )
         report.read_seconds = time.perf_counter() - begin
-        attempt = 0
-        while problems:
-            if self.speakers is None or attempt == MAX_REPLACEMENTS:
-                advice = "" if self.speakers else " (data.on_bad_audio: skip replaces such utterances and counts them)"
-                raise AudioError(next(iter(problems.values())) + advice)
-            attempt += 1
-            report.problems.extend(problems.values())
-            places = np.array(sorted(problems))
-            uniform = KeyedRandom(self.seed, request.epoch, request.rows[places]).uniform(_REPLACEMENT, attempt)[:, -1]
-            found = [
-                self.speakers.another(int(row), float(u)) for row, u in zip(request.rows[places], uniform, strict=True)
-            ]
-            report.rows[places] = found
-            problems = self._read(request, report.rows[places], places, out)
         if self.augmenter is not None:
             made = self.augmenter(torch.from_numpy(out), epoch=request.epoch, rows=request.rows)
             if made.data_ptr() != out.ctypes.data:

@@ -123,11 +123,11 @@ class TrainingLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         requests = [self._request(batch) for batch in range(self._batch, len(self.plan))]
-        # Rows replaced are reported per epoch; what was counted before a resume is not known any more.
-        for batch in _one_ahead(self._batches(requests), self.device):
+        for batch, report in _one_ahead(self._batches(requests), self.device):
+            self._check_bad_share(report)
+            self._note(report, batch.waveforms.numel())
             self._batch += 1
             yield batch
-        self._check_bad_share()
 
     @functools.cached_property
     def identity(self) -> dict[str, int]:
@@ -135,11 +135,20 @@ class TrainingLoader:
         utterances = zlib.crc32(self._labels.numpy().tobytes(), self.names.checksum)
         return {"training_list": utterances} | ({"speakers": self._speakers.checksum} if self._speakers else {})
 
-    def state_dict(self) -> dict[str, int]:
-        """The epoch, the number of batches handed out in it, and by what the epoch's batches are known again."""
-        return {"epoch": self._epoch, "batch": self._batch, "batches": len(self.plan), "checksum": self._checksum()}
+    def state_dict(self) -> dict[str, Any]:
+        """The epoch, the number of batches handed out in it, what could not be read in them, and by what the epoch's
+        batches are known again.
+        """
+        return {
+            "epoch": self._epoch,
+            "batch": self._batch,
+            "batches": len(self.plan),
+            "checksum": self._checksum(),
+            "counts": dict(self._counts),
+            "problems": list(self._problems),
+        }
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on after that many batches of that epoch.
 
         Raises:
@@ -152,6 +161,8 @@ class TrainingLoader:
                 "others; the batch size, the sampler, the seed or the training list was changed"
             )
         self._batch = int(state["batch"])
+        self._counts.update(state.get("counts", {}))
+        self._problems += state.get("problems", [])
 
     def _checksum(self) -> int:
         return self.plan.checksum ^ self.identity["training_list"]
@@ -189,23 +200,22 @@ class TrainingLoader:
         num_samples = int(self._samples_of(int(plan.crop_frames[batch])))
         return BatchRequest(self._epoch, plan.rows[share], plan.speeds[share], num_samples)
 
-    def _batches(self, requests: list[BatchRequest]) -> Iterator[Batch]:
+    def _batches(self, requests: list[BatchRequest]) -> Iterator[tuple[Batch, BatchReport]]:
         for request, crops, report in self._crops(requests):
             if report.error:
                 raise AudioError(report.error)
-            self._note(report, crops.numel())
             waveforms = crops if self.resident is not None else self._to_device(crops)
             if self.augmenter is not None:
                 waveforms = self.augmenter(waveforms, epoch=request.epoch, rows=request.rows)
             rows = torch.from_numpy(report.rows)
             labels = self._labels[rows] + self.num_speakers * torch.from_numpy(request.speeds).long()
-            yield Batch(waveforms, labels.to(self.device, non_blocking=True), rows)
+            yield Batch(waveforms, labels.to(self.device, non_blocking=True), rows), report
 
     def _crops(self, requests: list[BatchRequest]) -> Iterator[tuple[BatchRequest, torch.Tensor, BatchReport]]:
         """Each request with its crops (memory that is valid until the next one) and report."""
         if self.resident is not None:
             for request in requests:
-                yield request, self.resident.make(request), BatchReport(request.rows)
+                yield request, *self.resident.make(request)
         elif self.options.num_workers == 0:
             for request in requests:
                 # New memory for each: float32 crops are handed out without a copy.
@@ -231,38 +241,46 @@ class TrainingLoader:
         if report.problems:
             self._counts["bad_utterances"] += len(report.problems)
             self._problems += report.problems[: SHOWN_PROBLEMS - len(self._problems)]
-            # Said early when it is hopeless: not after hours, and not because of one file in the first batch.
-            if self._counts["bad_utterances"] > max(10, self.options.max_bad_share * len(self.plan.rows)):
-                self._check_bad_share()
 
-    def _check_bad_share(self) -> None:
-        bad, total = self._counts["bad_utterances"], len(self.plan.rows)
-        if bad > self.options.max_bad_share * total:
+    def _check_bad_share(self, report: BatchReport) -> None:
+        """Before a batch is handed out or counted: whether what cannot be read has become too much with it.
+
+        Raises:
+            AudioError: it has, over the whole epoch; a reader that knows how many batches there are asks for no more
+                after the last, so that one is held back.
+        """
+        bad, total = self._counts["bad_utterances"] + len(report.problems), len(self.plan.rows)
+        allowed = self.options.max_bad_share * total
+        # Said early when it is hopeless: not after hours, and not because of one file in the first batch.
+        is_time = self._batch + 1 == len(self.plan) or bad > max(10, allowed)
+        if is_time and bad > allowed:
             raise AudioError(
                 f"{bad} of {total} utterances could not be read, more than data.max_bad_share "
-                f"({self.options.max_bad_share}) allows; the first: {self._problems[0]}"
+                f"({self.options.max_bad_share}) allows; the first: {[*self._problems, *report.problems][0]}"
             )
 
 
-def _one_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+def _one_ahead(
+    batches: Iterator[tuple[Batch, BatchReport]], device: torch.device
+) -> Iterator[tuple[Batch, BatchReport]]:
     """On a GPU: start the next batch's transfer and augmentation on their own stream before handing out this one."""
     if device.type != "cuda":
         yield from batches
         return
     stream = torch.cuda.Stream(device)
 
-    def fetch() -> tuple[Batch | None, torch.cuda.Event]:
+    def fetch() -> tuple[tuple[Batch, BatchReport] | None, torch.cuda.Event]:
         with torch.cuda.stream(stream):
             batch = next(batches, None)
             return batch, stream.record_event()
 
-    batch, ready = fetch()
-    while batch is not None:
+    made, ready = fetch()
+    while made is not None:
         following = fetch()
         current = torch.cuda.current_stream(device)
         current.wait_event(ready)
-        for tensor in (batch.waveforms, batch.labels):
+        for tensor in (made[0].waveforms, made[0].labels):
             # Its memory must not be given away while the training stream still reads it.
             tensor.record_stream(current)
-        yield batch
-        batch, ready = following
+        yield made
+        made, ready = following

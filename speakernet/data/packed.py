@@ -233,6 +233,16 @@ class PackedRows(RowReader):
         self._lengths.share()
         return self
 
+    @property
+    def starts(self) -> np.ndarray:
+        """First sample of each row in `samples`, int64 (rows,)."""
+        return self._starts.array
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Samples of each row, 0 where it is not here; int64 (rows,)."""
+        return self._lengths.array
+
     def span(self, row: int) -> tuple[int, int]:
         """First sample of a row in `samples`, and how many it has.
 

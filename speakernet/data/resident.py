@@ -6,7 +6,8 @@ The CPU only draws where crops begin. The same code runs on a CPU device, which 
 import numpy as np
 import torch
 
-from speakernet.data.datasets import _START, BatchRequest, to_float
+from speakernet.data.audio import AudioError
+from speakernet.data.datasets import _START, BatchReport, BatchRequest, SpeakerIndex, read_or_replace, to_float
 from speakernet.data.keyed import KeyedRandom
 from speakernet.data.packed import PackedRows
 
@@ -17,30 +18,58 @@ class ResidentMaker:
     """Makes batches of crops on a device from a packed or in-memory corpus.
 
     Args:
-        reader: rows over one int16 array.
-        lengths: samples of each row, (rows,).
-        seed: of the run; crops begin where `BatchMaker` would begin them.
+        reader: rows over one int16 array; what it holds of a row counts, not what the file's header said.
+        lengths: samples of each row by its header, (rows,): crops begin where `BatchMaker` would begin them.
+        seed: of the run.
         device: where the corpus goes.
+        speakers: for replacing unreadable utterances; None makes them errors.
     """
 
-    def __init__(self, reader: PackedRows, lengths: np.ndarray, *, seed: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        reader: PackedRows,
+        lengths: np.ndarray,
+        *,
+        seed: int,
+        device: torch.device,
+        speakers: SpeakerIndex | None = None,
+    ) -> None:
         self.seed = seed
         self.device = device
-        self.lengths = lengths
-        self._firsts = np.array([reader.span(row)[0] if lengths[row] else 0 for row in range(len(lengths))])
+        self.speakers = speakers
+        self.reader = reader
+        self._header_lengths = lengths
         samples = np.asarray(reader.samples)
         self.corpus = torch.empty(len(samples), dtype=torch.int16, device=device)
         for first in range(0, len(samples), COPY_SAMPLES):
             part = np.array(samples[first : first + COPY_SAMPLES])
             self.corpus[first : first + len(part)] = torch.from_numpy(part).to(device)
 
-    def make(self, request: BatchRequest) -> torch.Tensor:
-        """The request's crops, float32 (batch, samples), on the device; short utterances are wrapped around."""
+    def make(self, request: BatchRequest) -> tuple[torch.Tensor, BatchReport]:
+        """The request's crops, float32 (batch, samples), on the device; short utterances are wrapped around.
+
+        Raises:
+            AudioError: an utterance could not be read and is not to be replaced, or no replacement was found.
+        """
+        report = BatchReport(request.rows.copy(), slot=request.slot)
+        read_or_replace(request, report, self._problems, seed=self.seed, speakers=self.speakers)
         uniform = KeyedRandom(self.seed, request.epoch, request.rows).uniform(_START)[:, 0]
-        lengths = self.lengths[request.rows]
-        starts = (uniform * np.maximum(lengths - request.num_samples + 1, 1)).astype(np.int64)
-        first = torch.from_numpy(self._firsts[request.rows]).to(self.device, non_blocking=True)
+        expected, lengths = self._header_lengths[report.rows], self.reader.lengths[report.rows]
+        starts = (uniform * np.maximum(expected - request.num_samples + 1, 1)).astype(np.int64)
+        # An utterance that is shorter than its header said may end before the place that was drawn in it.
+        starts[starts >= lengths] = 0
+        first = torch.from_numpy(self.reader.starts[report.rows]).to(self.device, non_blocking=True)
         start = torch.from_numpy(starts).to(self.device, non_blocking=True)
-        period = torch.from_numpy(lengths.astype(np.int64)).to(self.device, non_blocking=True)
+        period = torch.from_numpy(lengths).to(self.device, non_blocking=True)
         place = start[:, None] + torch.arange(request.num_samples, device=self.device)
-        return to_float(self.corpus[first[:, None] + place % period[:, None]])
+        return to_float(self.corpus[first[:, None] + place % period[:, None]]), report
+
+    def _problems(self, rows: np.ndarray, places: np.ndarray) -> dict[int, str]:
+        """Place in the batch -> what is wrong, of rows that the corpus does not hold."""
+        problems = {}
+        for position in np.flatnonzero(self.reader.lengths[rows] <= 0).tolist():
+            try:
+                self.reader.span(int(rows[position]))
+            except AudioError as error:
+                problems[int(places[position])] = str(error)
+        return problems

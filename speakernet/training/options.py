@@ -386,7 +386,7 @@ class RuntimeOptions(MachineOptions, PrecisionOptions, CompileOptions, ProfileOp
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes a GPU where there is one."""
     gpu_id: Annotated[int, Ge(0), Le(1023)] | None = None
-    """Which GPU, counted from 0; empty: the first, or the one torchrun assigns."""
+    """Which GPU, counted from 0; empty: the first (several processes: not yet)."""
     channels_last: Switch = "auto"
     """Memory layout of 2-D convolution weights; auto: on, but for float32 on a GPU (up to a quarter faster on CPUs)."""
     gradient_checkpointing: bool = False

@@ -25,6 +25,8 @@ MACHINE = {
         ({"num_batches": 3}, 0, "3 batches"),
         ({"is_reading_free": True, "augments_in_workers": False}, 0, "one copy"),
         ({"is_reading_free": True}, 12, "more than 12"),
+        ({"is_reading_free": True, "augments_in_workers": False, "changed_share": 2 / 3}, 4, "0.4 ms a crop"),
+        ({"is_reading_free": True, "augments_in_workers": False, "changed_share": 1e-3}, 0, "one copy"),
         ({"trains_on_cpu": True, "cores": 2}, 1, "network"),
         ({"is_spawned": True}, 4, "starts from nothing"),
         ({"free_shared_bytes": 64 << 20}, 2, "--shm-size"),

@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,11 @@ import torch
 from speakernet.build.data import build_training_loader
 from speakernet.config import Config
 from speakernet.data.audio import AudioError, read_audio, write_audio
+from speakernet.data.datasets import BatchMaker, BatchRequest
 from speakernet.data.loaders import Batch, TrainingLoader
+from speakernet.data.ram import RamRows
+from speakernet.data.resident import ResidentMaker
+from speakernet.data.sharing import SharedArray
 
 CPU = torch.device("cpu")
 
@@ -219,6 +224,16 @@ def test_speed_makes_new_speakers(tiny_corpus: Path) -> None:
     assert (labels % 8).tolist() == speakers
 
 
+@pytest.mark.parametrize(("factors", "num_workers"), [([1.0], 0), ([0.9, 1.0, 1.1], 1)])
+def test_speed_factors_are_worth_workers_even_from_memory(
+    tiny_corpus: Path, monkeypatch: pytest.MonkeyPatch, factors: list[float], num_workers: int
+) -> None:
+    monkeypatch.setattr("speakernet.build.data.usable_cores", lambda: 4)
+    made = loader(tiny_corpus, data__num_workers="auto", data__ram_corpus="on", data__batch_size=2,
+                  augment__enabled=True, augment__speed_factors=factors)  # fmt: skip
+    assert made.options.num_workers == num_workers
+
+
 def broken_corpus(tiny_corpus: Path, folder: Path) -> Path:
     """A copy of the tiny corpus to be damaged."""
     root = folder / "broken"
@@ -274,3 +289,90 @@ def test_length_filters_count(tiny_corpus: Path, caplog: pytest.LogCaptureFixtur
     made = loader(tiny_corpus, data__min_seconds=1.1, data__max_seconds=1.4)
     assert len(made.sampler.eligible) == 16
     assert "8 utterances shorter than 1.1 s" in caplog.text and "8 utterances longer than 1.4 s" in caplog.text
+
+
+def rotten_corpus(tiny_corpus: Path, folder: Path, num_bad: int) -> tuple[Path, Callable[[], None]]:
+    """A copy of the tiny corpus, and what spoils its first files once their headers were read."""
+    root = broken_corpus(tiny_corpus, folder)
+
+    def rot() -> None:
+        for number in range(num_bad):
+            (root / f"spk{number:02d}" / "utt1.wav").write_bytes(b"no longer audio")
+
+    return root, rot
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_few_bad_files_over_the_limit_end_the_epoch(tiny_corpus: Path, tmp_path: Path, num_workers: int) -> None:
+    """Fewer than are said at once, and a reader that asks for no more batches than there are, as training does."""
+    root, rot = rotten_corpus(tiny_corpus, tmp_path, 2)
+    options = {"data__num_workers": num_workers, "data__on_bad_audio": "skip"}
+    strict, lenient = (
+        loader(root, **options, data__max_bad_share=0.05),
+        loader(root, **options, data__max_bad_share=0.1),
+    )
+    rot()
+    batches = iter(lenient)
+    assert len([next(batches) for _ in range(len(lenient))]) == 4
+    batches = iter(strict)
+    with pytest.raises(AudioError, match=r"2 of 32 utterances could not be read.*max_bad_share \(0.05\)"):
+        for _ in range(len(strict)):
+            next(batches)
+    strict.close()
+    # The same command again is no way around it.
+    resumed = loader(root, **{**options, "data__max_bad_share": 0.05})
+    resumed.load_state_dict(strict.state_dict())
+    batches = iter(resumed)
+    with pytest.raises(AudioError, match="2 of 32 utterances"):
+        for _ in range(len(resumed) - strict.state_dict()["batch"]):
+            next(batches)
+    for one in (lenient, resumed):
+        one.close()
+
+
+def test_a_resident_corpus_replaces_what_cannot_be_read(tiny_corpus: Path, tmp_path: Path) -> None:
+    """Files that rot between the reading of headers and of samples, as in the corpus in memory on the host."""
+    made = []
+    for number, resident in enumerate(("off", "on")):
+        root, rot = rotten_corpus(tiny_corpus, tmp_path / str(number), 2)
+        options = {"data__ram_corpus": "on", "data__device_resident": resident}
+        kept = loader(root)  # its lookup table is what the next loaders trust
+        rot()
+        assert len(kept) == 4
+        with pytest.raises(AudioError, match=r"utt1\.wav.*on_bad_audio: skip replaces"):
+            epoch(loader(root, **options))
+        strict = loader(root, **options, data__on_bad_audio="skip", data__max_bad_share=0.05)
+        with pytest.raises(AudioError, match="max_bad_share"):
+            epoch(strict)
+        made.append(loader(root, **options, data__on_bad_audio="skip", data__max_bad_share=0.1))
+    assert made[1].resident is not None
+    assert_same(*(epoch(one) for one in made))
+    assert [one.epoch_report()["bad_utterances"] for one in made] == [2, 2]
+
+
+def test_a_resident_corpus_wraps_files_that_became_shorter(tiny_corpus: Path, tmp_path: Path) -> None:
+    made = []
+    for number, resident in enumerate(("off", "on")):
+        root = broken_corpus(tiny_corpus, tmp_path / str(number))
+        loader(root)
+        for path in sorted(root.glob("spk*/utt*.wav")):
+            write_audio(path, read_audio(path)[:5000])
+        made.append(epoch(loader(root, data__ram_corpus="on", data__device_resident=resident)))
+    assert_same(*made)
+    assert all((batch.waveforms == 0).float().mean() < 0.1 for batch in made[1])
+
+
+def test_a_resident_row_shorter_than_its_header_is_cut_as_from_memory() -> None:
+    """A FLAC file that ends early: the header promised five times as many samples as were decoded."""
+    random = np.random.default_rng(0)
+    held = SharedArray(random.integers(1, 1000, 10000).astype(np.int16))
+    starts, lengths, promised = np.array([0, 5000]), np.array([1000, 4000]), np.array([5000, 5000])
+    reader = RamRows(held, starts, lengths, {})
+    request = BatchRequest(0, np.array([0, 1] * 8), np.zeros(16, np.int64), 600)
+    for at in range(4):
+        request.epoch = at
+        expected = np.empty((16, 600), np.float32)
+        BatchMaker(reader, promised, seed=1).make(request, expected)
+        crops, _ = ResidentMaker(reader, promised, seed=1, device=CPU).make(request)
+        np.testing.assert_array_equal(crops.numpy(), expected)
+        assert (crops != 0).all()
