@@ -46,7 +46,18 @@ _LAX = ConfigDict(allow_inf_nan=False, coerce_numbers_to_str=True)
 
 @dataclasses.dataclass(kw_only=True)
 class Options:
-    """The base of every options dataclass."""
+    """The base of every options dataclass.
+
+    Raises:
+        OptionError: a value that its field does not take, whoever gives it: a configuration, a model file, a notebook.
+    """
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            try:
+                setattr(self, field.name, checked(type(self), field.name, getattr(self, field.name)))
+            except OptionError as error:
+                raise OptionError(f"{type(self).__name__}: {field.name} {error}") from None
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """What no single field can tell: values that contradict each other, as (field, found and expected)."""
@@ -71,6 +82,11 @@ def checked(owner: type, name: str, value: Any) -> Any:
         OptionError: not of that type, or out of bounds.
     """
     declared = annotations(owner)[name]
+    if isinstance(declared, type) and issubclass(declared, Options):
+        # Options of a part within those of another; they checked themselves when they were made.
+        if isinstance(value, declared):
+            return value
+        raise OptionError(f"is {value!r}; expected {declared.__name__}")
     is_refused = (isinstance(value, bool) and not _takes(declared, bool)) or (
         # YAML reads 08 and 1_000 as it likes; a number where text is wanted is a name or a path that looks like one.
         value is None and not _takes(declared, type(None))

@@ -20,7 +20,7 @@ from speakernet.models.speaker_net import SpeakerNet
 from speakernet.seeding import derive_seed
 from speakernet.training.checkpoint import CheckpointStore, load_checkpoint, move_aside
 from speakernet.training.interfaces import Loader
-from speakernet.training.options import ExponentialOptions
+from speakernet.training.options import LARGEST_SEED, ExponentialOptions
 from speakernet.training.state import Stage
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ def large_margin_config(config: Config) -> Config:
             "patience": 0,
         },
         # Its epochs are counted from 0 again: with the run's own seed they would repeat the draws of the first ones.
-        runtime={"seed": derive_seed(config.runtime.seed, STAGE_STREAM)},
+        runtime={"seed": derive_seed(config.runtime.seed, STAGE_STREAM) % LARGEST_SEED},
     )
 
 

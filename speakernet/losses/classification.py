@@ -16,12 +16,21 @@ from speakernet.losses.options import AAMSoftmaxOptions, AMSoftmaxOptions, LossO
 SINE_FLOOR = 1e-12
 
 
-class ClassificationLoss(nn.Module):
-    """The abstract loss with a head: the float32 rule and the accuracy."""
+class SpeakerLoss(nn.Module):
+    """The abstract base of all losses: it holds its options, and what training asks of them."""
 
     def __init__(self, options: LossOptions) -> None:
         super().__init__()
         self.options = options
+
+    @property
+    def is_metric(self) -> bool:
+        """Whether it takes (speakers, utterances, dim)."""
+        return self.options.is_metric
+
+
+class ClassificationLoss(SpeakerLoss):
+    """The abstract loss with a head: the float32 rule and the accuracy."""
 
     def logits(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """(batch, dim) and (batch,) to (batch, classes)."""

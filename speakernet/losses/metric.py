@@ -10,23 +10,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from speakernet.losses.classification import Softmax, accuracy_percent
+from speakernet.losses.classification import Softmax, SpeakerLoss, accuracy_percent
 from speakernet.losses.options import (
     GE2EOptions,
     LearnedScaleOptions,
-    LossOptions,
     SoftmaxOptions,
     SoftmaxPrototypicalOptions,
     TripletOptions,
 )
 
 
-class MetricLoss(nn.Module):
+class MetricLoss(SpeakerLoss):
     """The abstract metric loss: the check of its input and the float32 rule."""
-
-    def __init__(self, options: LossOptions) -> None:
-        super().__init__()
-        self.options = options
 
     def compare(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Loss and accuracy of float32 embeddings (speakers, utterances, dim)."""

@@ -28,6 +28,7 @@ from speakernet.registry import Part
 LearningRate = Annotated[float, Gt(0.0), Le(1000.0)]
 Factor = Annotated[float, Gt(0.0), Le(1.0)]
 Interval = Annotated[float, Gt(0.0), Le(1e6)]
+LARGEST_SEED = 2**48
 DECAY_INTERVAL = 10.0
 """Epochs; voxceleb_trainer's, with its default test_interval."""
 
@@ -381,7 +382,7 @@ class ProfileOptions(Options):
 class RuntimeOptions(MachineOptions, PrecisionOptions, CompileOptions, ProfileOptions):
     """The machine: device, precision, compilation, threads, reproducibility, profiling."""
 
-    seed: Annotated[int, Ge(0), Le(2**48)] = 10
+    seed: Annotated[int, Ge(0), Le(LARGEST_SEED)] = 10
     """Every random choice follows from this number."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes a GPU where there is one."""

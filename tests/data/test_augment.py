@@ -8,8 +8,9 @@ import torch
 from scipy.signal import convolve
 
 from speakernet.data.audio import AudioError, write_audio
-from speakernet.data.augment import BABBLE, CLEAN, MUSIC, NOISE, REVERB, Augmenter, AugmentRanges, distinct_choices
+from speakernet.data.augment import BABBLE, CLEAN, MUSIC, NOISE, REVERB, Augmenter, distinct_choices
 from speakernet.data.augment_banks import BlockEnergies, fast_fft_samples, noise_banks, room_bank
+from speakernet.data.augment_options import AugmentOptions
 from speakernet.data.cache import AudioCache
 from speakernet.data.ram import clips_into_ram
 from speakernet.data.sharing import SharedArray
@@ -38,9 +39,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def make(folders: tuple[Path, Path], **options: object) -> Augmenter:
-    is_classic = bool(options.get("is_classic", False))
-    rooms = room_bank(folders[1], 16000, AudioCache(1 << 24), is_aligned=not is_classic)
-    return Augmenter(noise_banks(folders[0], 16000, AudioCache(1 << 24)), rooms, AugmentOptions(**options))  # type: ignore[arg-type]
+    rooms = room_bank(folders[1], 16000, AudioCache(1 << 24), is_aligned=options.get("style") != "classic")
+    banks = noise_banks(folders[0], 16000, AudioCache(1 << 24))
+    return Augmenter(banks, rooms, AugmentOptions(**options))  # type: ignore[arg-type]
 
 
 def speech(random: np.random.Generator, batch: int = BATCH) -> torch.Tensor:
@@ -99,7 +100,7 @@ def test_reverberation_is_direct_convolution_with_the_direct_path_in_place(
 
 def test_classic_style_equals_a_plain_loop(folders: tuple[Path, Path], random: np.random.Generator) -> None:
     clean = speech(random, 60)
-    augmenter = make(folders, is_classic=True)
+    augmenter = make(folders, style="classic")
     result, drawn, ingredients = augment(augmenter, clean)
     for row in range(60):
         audio = clean[row].numpy().astype(np.float64)
@@ -118,7 +119,7 @@ def test_classic_style_equals_a_plain_loop(folders: tuple[Path, Path], random: n
 
 def test_choices_depend_on_row_and_epoch_alone(folders: tuple[Path, Path], random: np.random.Generator) -> None:
     clean = speech(random, 40)
-    augmenter = make(folders, telephone_probability=0.3, volume_db=(-6, 6))
+    augmenter = make(folders, telephone_probability=0.3, volume_db=[-6, 6])
     together, _, _ = augment(augmenter, clean)
     again, _, _ = augment(make(folders, ranges=augmenter.ranges), clean)
     assert torch.equal(together, again)
@@ -162,7 +163,7 @@ def test_telephone_band_and_codec(folders: tuple[Path, Path]) -> None:
 
 def test_volume_is_a_gain_in_decibels() -> None:
     clean = torch.ones(30, 100)
-    augmenter = Augmenter({}, None, AugmentOptions(volume_db=(-6.0, 6.0)))
+    augmenter = Augmenter({}, None, AugmentOptions(volume_db=[-6.0, 6.0]))
     louder, drawn, _ = augment(augmenter, clean)
     assert louder[:, 0].numpy() == pytest.approx(10 ** (drawn.gains_db / 20), rel=1e-5)
     assert drawn.gains_db.min() < -3 and drawn.gains_db.max() > 3

@@ -7,34 +7,36 @@ from hypothesis import strategies as st
 
 from speakernet.data import samplers
 from speakernet.data.keyed import KeyedRandom
-from speakernet.data.samplers import BalancedSampler, CropLengths, ShuffledSampler, rank_share, speed_fractions
-
-FIXED = CropLengths(200)
+from speakernet.data.options import SamplingOptions
+from speakernet.data.samplers import BalancedSampler, ShuffledSampler, rank_share, speed_fractions
 
 
 def test_shuffled_uses_everything_once() -> None:
-    sampler = ShuffledSampler(np.zeros(103, np.int32), batch_size=10, crops=FIXED, seed=1)
+    sampler = ShuffledSampler(np.zeros(103, np.int32), SamplingOptions(batch_size=10), seed=1)
     plan = sampler.epoch(0)
     assert len(plan) == 10 and plan.num_left_out == 3
     assert len(set(plan.rows.tolist())) == 100
     np.testing.assert_array_equal(plan.rows, sampler.epoch(0).rows)
     assert not np.array_equal(plan.rows, sampler.epoch(1).rows)
     with pytest.raises(ValueError, match="103 usable utterances"):
-        ShuffledSampler(np.zeros(103, np.int32), batch_size=104, crops=FIXED, seed=1)
+        ShuffledSampler(np.zeros(103, np.int32), SamplingOptions(batch_size=104), seed=1)
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=12), st.integers(1, 3), st.integers(1, 6), st.booleans())
 def test_balanced_batches_hold_no_speaker_twice(counts: list[int], unit: int, size: int, by_rounds: bool) -> None:
     labels = np.repeat(np.arange(len(counts)), counts).astype(np.int32)
-    options = {"utterances_per_speaker": unit, "batch_size": size, "crops": FIXED, "seed": 3}
+    options = {
+        "utterances_per_speaker": unit,
+        "batch_size": size,
+    }
     if sum(count >= unit for count in counts) < size:
         with pytest.raises(ValueError, match="a batch takes"):
-            BalancedSampler(labels, **options)
+            BalancedSampler(labels, SamplingOptions(**options), seed=3)
         return
     before, samplers.EXACT_WORK = samplers.EXACT_WORK, 0 if by_rounds else samplers.EXACT_WORK
     try:
-        plan = BalancedSampler(labels, **options).epoch(0)
+        plan = BalancedSampler(labels, SamplingOptions(**options), seed=3).epoch(0)
     finally:
         samplers.EXACT_WORK = before
     groups = np.array(counts) // unit
@@ -51,15 +53,21 @@ def test_balanced_batches_hold_no_speaker_twice(counts: list[int], unit: int, si
 
 def test_balanced_bounds_utterances_and_counts_short_speakers(caplog: pytest.LogCaptureFixture) -> None:
     labels = np.repeat(np.arange(4), [1, 10, 10, 10]).astype(np.int32)
-    sampler = BalancedSampler(labels, utterances_per_speaker=2, batch_size=3, max_utterances=5, crops=FIXED, seed=1)
+    sampler = BalancedSampler(
+        labels, SamplingOptions(utterances_per_speaker=2, batch_size=3, max_utterances_per_speaker=5), seed=1
+    )
     assert sampler.num_short_speakers == 1 and "1 speakers have fewer than 2" in caplog.text
     assert np.bincount(labels[sampler.epoch(0).rows]).tolist() == [0, 4, 4, 4]
     with pytest.raises(ValueError, match="max_utterances_per_speaker"):
-        BalancedSampler(labels, utterances_per_speaker=2, batch_size=1, max_utterances=1, crops=FIXED, seed=1)
+        BalancedSampler(
+            labels, SamplingOptions(utterances_per_speaker=2, batch_size=1, max_utterances_per_speaker=1), seed=1
+        )
 
 
 def test_drawn_lengths_keep_the_audio_of_a_batch() -> None:
-    plan = ShuffledSampler(np.zeros(1000, np.int32), batch_size=40, crops=CropLengths(200, 400), seed=1).epoch(0)
+    plan = ShuffledSampler(
+        np.zeros(1000, np.int32), SamplingOptions(batch_size=40, crop_frames=200, crop_frames_max=400), seed=1
+    ).epoch(0)
     sizes = np.diff(plan.bounds)
     assert set(plan.crop_frames.tolist()) <= set(range(200, 401)) and len(set(plan.crop_frames.tolist())) > 5
     audio = sizes * plan.crop_frames
@@ -70,7 +78,7 @@ def test_drawn_lengths_keep_the_audio_of_a_batch() -> None:
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_ranks_share_every_batch(world_size: int) -> None:
     labels = np.repeat(np.arange(8), 6).astype(np.int32)
-    plan = BalancedSampler(labels, utterances_per_speaker=2, batch_size=4, crops=FIXED, seed=1).epoch(2)
+    plan = BalancedSampler(labels, SamplingOptions(utterances_per_speaker=2, batch_size=4), seed=1).epoch(2)
     for batch in range(len(plan)):
         parts = [plan.rows[rank_share(plan, batch, 2, rank, world_size)] for rank in range(world_size)]
         np.testing.assert_array_equal(np.concatenate(parts), plan.rows[plan.bounds[batch] : plan.bounds[batch + 1]])
@@ -78,7 +86,7 @@ def test_ranks_share_every_batch(world_size: int) -> None:
 
 
 def test_speeds() -> None:
-    plan = ShuffledSampler(np.zeros(600, np.int32), batch_size=10, crops=FIXED, seed=1, num_speeds=3).epoch(0)
+    plan = ShuffledSampler(np.zeros(600, np.int32), SamplingOptions(batch_size=10), seed=1, num_speeds=3).epoch(0)
     assert np.bincount(plan.speeds).min() > 150
     assert [str(one) for one in speed_fractions([1.0])] == ["1"]
 

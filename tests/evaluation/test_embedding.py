@@ -15,13 +15,13 @@ from speakernet.data.sources import FolderSource
 from speakernet.evaluation import evaluate as module
 from speakernet.evaluation.embedding import crop_starts, embed_utterances
 from speakernet.evaluation.evaluate import Backend, EmbeddingOptions, evaluate
-from speakernet.models import SpeakerNet
+from speakernet.models.speaker_net import SpeakerNet
 
 
 @pytest.fixture(scope="module")
 def net() -> SpeakerNet:
     torch.manual_seed(3)
-    return SpeakerNet("ResNetSE34L", embedding_dim=16).eval()
+    return SpeakerNet.named("ResNetSE34L", embedding_dim=16).eval()
 
 
 @pytest.fixture()
@@ -66,7 +66,7 @@ def test_crops_of_a_short_utterance() -> None:
 def test_a_network_that_needs_more_gets_short_utterances_repeated(tmp_path: Path) -> None:
     """As training fills up crops, and to the shortest length that the network takes."""
     torch.manual_seed(3)
-    net = SpeakerNet("VGGVox", embedding_dim=8).eval()
+    net = SpeakerNet.named("VGGVox", embedding_dim=8).eval()
     speech = 0.1 * np.random.default_rng(1).standard_normal(9600).astype(np.float32)
     for name, samples in (("short", 4800), ("almost", 9600)):
         write_audio(tmp_path / f"{name}.wav", speech[:samples], 16000)

@@ -7,8 +7,8 @@ import torch
 
 from speakernet.build.evaluation import run_evaluation
 from speakernet.config import Config, load_config
-from speakernet.models import SpeakerNet
 from speakernet.models.model_file import model_file_contents, save_model_file
+from speakernet.models.speaker_net import SpeakerNet
 
 RECIPE = """# an untrained network is enough to see where numbers go
 data:
@@ -26,7 +26,7 @@ runtime: {{device: cpu, precision: "no", compile: "off"}}
 @pytest.fixture()
 def model(tmp_path: Path) -> Path:
     torch.manual_seed(4)
-    net = SpeakerNet("ResNetSE34L", embedding_dim=16)
+    net = SpeakerNet.named("ResNetSE34L", embedding_dim=16)
     save_model_file(tmp_path / "best.pt", model_file_contents(net, loss_normalizes=True))
     return tmp_path / "best.pt"
 

@@ -5,7 +5,8 @@ import torch
 import torchaudio
 from torch import nn
 
-from speakernet.frontend import FEATURES, FrontEnd, KaldiFbank, LogMel
+from speakernet.frontend.features import FrontEnd, KaldiFbank, LogMel
+from speakernet.frontend.options import FEATURES, KaldiFbankOptions, LogMelOptions
 from speakernet.registry import create
 
 LENGTHS = (16000, 9123, 4801)
@@ -31,7 +32,7 @@ def test_log_mel_is_what_torchaudio_and_instance_norm_give(num_mels, log_input):
     )
     energies = reference(waves) + 1e-6
     expected = nn.InstanceNorm1d(num_mels)(energies.log() if log_input else energies)
-    found = LogMel(num_mels, log_input)(waves)
+    found = LogMel(LogMelOptions(num_mels=num_mels, log_input=log_input))(waves)
     assert found.shape == (2, num_mels, 101)
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
 
@@ -43,7 +44,7 @@ def test_hann_window_and_preemphasis_against_torchaudio():
     filtered[:, 0] -= 0.97 * waves[:, 1]
     reference = torchaudio.transforms.MelSpectrogram(16000, n_fft=512, win_length=400, hop_length=160, n_mels=40)
     expected = nn.InstanceNorm1d(40)((reference(filtered) + 1e-6).log())
-    found = LogMel(40, window="hann", preemphasis=0.97)(waves)
+    found = LogMel(LogMelOptions(num_mels=40, window="hann", preemphasis=0.97))(waves)
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
 
 
@@ -51,7 +52,7 @@ def test_hann_window_and_preemphasis_against_torchaudio():
 @pytest.mark.parametrize("scale", [1.0, 32768.0])
 def test_fbank_is_kaldis(window, scale):
     waves, _ = some_speech((16000, 16000))
-    found = KaldiFbank(80, scale=scale, window=window, normalize="none").eval()(waves)
+    found = KaldiFbank(KaldiFbankOptions(num_mels=80, scale=scale, window=window, normalize="none")).eval()(waves)
     for row in range(2):
         expected = torchaudio.compliance.kaldi.fbank(
             waves[row : row + 1] * scale, num_mel_bins=80, window_type=window, dither=0.0, sample_frequency=16000
@@ -61,28 +62,28 @@ def test_fbank_is_kaldis(window, scale):
 
 def test_fbank_removes_the_mean_of_each_band():
     waves, _ = some_speech((16000,))
-    features = KaldiFbank(80)(waves)
+    features = KaldiFbank(KaldiFbankOptions(num_mels=80))(waves)
     assert features.mean(dim=2).abs().max() < 1e-4
     assert (features.std(dim=2) - 1).abs().max() > 0.01  # only the mean
 
 
 def test_dither_is_training_only_and_repeats_with_its_count():
     waves, _ = some_speech((4000,))
-    front_end = KaldiFbank(80, dither=1.0, seed=5)
+    front_end = KaldiFbank(KaldiFbankOptions(num_mels=80, dither=1.0), seed=5)
     plain = front_end.eval()(waves)
     first = front_end.train()(waves)
     second = front_end(waves)
     assert not torch.equal(plain, first) and not torch.equal(first, second)
-    again = KaldiFbank(80, dither=1.0, seed=5)
+    again = KaldiFbank(KaldiFbankOptions(num_mels=80, dither=1.0), seed=5)
     torch.testing.assert_close(again(waves), first, rtol=0, atol=0)
-    resumed = KaldiFbank(80, dither=1.0, seed=5)
+    resumed = KaldiFbank(KaldiFbankOptions(num_mels=80, dither=1.0), seed=5)
     resumed.load_state_dict(again.state_dict())
     torch.testing.assert_close(resumed(waves), second, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", FEATURES)
 def test_a_batch_of_lengths_gives_what_each_alone_gives(name):
-    front_end: FrontEnd = create(FEATURES, name).eval()
+    front_end: FrontEnd = create(FEATURES[name], FEATURES[name].options()).eval()
     waves, lengths = some_speech()
     features = front_end(waves, lengths)
     for row, length in enumerate(LENGTHS):
@@ -95,7 +96,7 @@ def test_a_batch_of_lengths_gives_what_each_alone_gives(name):
 
 @pytest.mark.parametrize("normalize", ["mean", "none"])
 def test_other_normalisations_with_lengths(normalize):
-    front_end = LogMel(normalize=normalize)
+    front_end = LogMel(LogMelOptions(normalize=normalize))
     waves, lengths = some_speech()
     features = front_end(waves, lengths)
     alone = front_end(waves[2:, : LENGTHS[2]])[0]
@@ -104,7 +105,7 @@ def test_other_normalisations_with_lengths(normalize):
 
 @pytest.mark.parametrize("name", FEATURES)
 def test_float32_whatever_the_autocast(name):
-    front_end = create(FEATURES, name).eval()
+    front_end = create(FEATURES[name], FEATURES[name].options()).eval()
     waves, _ = some_speech((8000,))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         inside = front_end(waves.bfloat16())
@@ -115,11 +116,11 @@ def test_float32_whatever_the_autocast(name):
 
 def test_silence_is_finite():
     for name in FEATURES:
-        assert torch.isfinite(create(FEATURES, name).eval()(torch.zeros(1, 8000))).all()
+        assert torch.isfinite(create(FEATURES[name], FEATURES[name].options()).eval()(torch.zeros(1, 8000))).all()
 
 
 def test_other_sample_rates_keep_25_and_10_milliseconds():
-    front_end = LogMel(sample_rate=8000)
+    front_end = LogMel(LogMelOptions(), sample_rate=8000)
     assert (front_end.window_samples, front_end.hop_samples, front_end.fft_samples) == (200, 80, 256)
     assert front_end(torch.randn(1, 8000)).shape == (1, 64, 101)
 
@@ -127,12 +128,15 @@ def test_other_sample_rates_keep_25_and_10_milliseconds():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: LogMel()(torch.zeros(1, 256)), "256 samples is too short for the front end, which needs 257"),
-        (lambda: LogMel()(torch.zeros(2, 9000), torch.tensor([9000, 100])), "100 samples is too short"),
-        (lambda: KaldiFbank()(torch.zeros(1, 399)), "399 samples is shorter than one window of 400"),
-        (lambda: LogMel()(torch.zeros(1, 2, 9000)), "shape .batch, samples."),
-        (lambda: LogMel(window="povey"), "window is 'povey'; expected one of hamming, hann"),
-        (lambda: LogMel(normalize="cmvn"), "normalize is 'cmvn'"),
+        (
+            lambda: LogMel(LogMelOptions())(torch.zeros(1, 256)),
+            "256 samples is too short for the front end, which needs 257",
+        ),
+        (lambda: LogMel(LogMelOptions())(torch.zeros(2, 9000), torch.tensor([9000, 100])), "100 samples is too short"),
+        (lambda: KaldiFbank(KaldiFbankOptions())(torch.zeros(1, 399)), "399 samples is shorter than one window of 400"),
+        (lambda: LogMel(LogMelOptions())(torch.zeros(1, 2, 9000)), "shape .batch, samples."),
+        (lambda: LogMel(LogMelOptions(window="povey")), "window is 'povey'; expected auto or hamming or hann"),
+        (lambda: LogMel(LogMelOptions(normalize="cmvn")), "normalize is 'cmvn'"),
     ],
 )
 def test_what_cannot_be_heard_is_said(make, message):

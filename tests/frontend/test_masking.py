@@ -4,8 +4,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speakernet.frontend import SpecAugment
-from speakernet.frontend.masking import Stretches, apply_masks, draw_stretches
+from speakernet.frontend.masking import SpecAugment, Stretches, apply_masks, draw_stretches
+from speakernet.frontend.options import SpecAugmentOptions
 
 
 def test_masks_by_hand():
@@ -34,7 +34,9 @@ def test_all_widths_and_both_ends_are_reached():
 
 
 def test_every_utterance_has_its_own_masks_in_training_only():
-    augment = SpecAugment(num_mel_masks=2, max_mel_width=10, num_frame_masks=2, max_frame_width=30, seed=1)
+    augment = SpecAugment(
+        SpecAugmentOptions(mel_masks=2, mel_mask_width=10, frame_masks=2, frame_mask_width=30), seed=1
+    )
     features = torch.ones(16, 40, 200)
     masked = augment(features)
     patterns = {tuple(row.flatten().tolist()) for row in masked}
@@ -44,11 +46,11 @@ def test_every_utterance_has_its_own_masks_in_training_only():
 
 def test_same_seed_same_masks_and_a_resume_goes_on():
     features = torch.ones(4, 40, 200)
-    first, second = SpecAugment(seed=7), SpecAugment(seed=7)
+    first, second = SpecAugment(SpecAugmentOptions(), seed=7), SpecAugment(SpecAugmentOptions(), seed=7)
     outputs = [first(features) for _ in range(3)]
     assert torch.equal(second(features), outputs[0])
     assert not torch.equal(outputs[0], outputs[1])
-    resumed = SpecAugment(seed=7)
+    resumed = SpecAugment(SpecAugmentOptions(), seed=7)
     resumed.load_state_dict(second.state_dict())
     assert torch.equal(resumed(features), outputs[1])
-    assert not torch.equal(SpecAugment(seed=8)(features), outputs[0])
+    assert not torch.equal(SpecAugment(SpecAugmentOptions(), seed=8)(features), outputs[0])

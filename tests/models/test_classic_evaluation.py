@@ -8,8 +8,8 @@ import torch
 
 from speakernet.cli import main
 from speakernet.data.audio import read_audio
-from speakernet.models import SpeakerNet
 from speakernet.models.importers import voxceleb_trainer
+from speakernet.models.speaker_net import SpeakerNet
 
 FRAMES = 60
 SAMPLES = FRAMES * 160 + 240
@@ -46,7 +46,7 @@ def test_evaluation_by_flags_with_their_checkpoint(loss, normalize, tiny_corpus,
     caplog.set_level("INFO")
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(3)
-    net = SpeakerNet("ResNetSE34L", "SAP", 16, front_end_options={"num_mels": 40, "log_input": True})
+    net = SpeakerNet.named("ResNetSE34L", "SAP", 16, front_end_options={"num_mels": 40, "log_input": True})
     names = their_names(net)
     state = {f"__S__.{names[name]}": value for name, value in net.state_dict().items()}
     torch.save({"model_state_dict": state, "optimizer_state_dict": {}, "epoch": 1}, "their.model")

@@ -15,9 +15,9 @@ import torch
 from speakernet.data.sources import open_source
 from speakernet.evaluation.embedding import embed_utterances
 from speakernet.evaluation.scoring import mean_distance_scores
-from speakernet.models import SpeakerNet
 from speakernet.models.importers import translate
 from speakernet.models.importers.voxceleb_trainer import RULES
+from speakernet.models.speaker_net import SpeakerNet
 
 HERE = Path(__file__).parent
 GOLDEN = json.loads((HERE / "golden_classic_scores.json").read_text())

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from speakernet.cli import main
-from speakernet.models import SpeakerNet
 from speakernet.models.importers import voxceleb_trainer
 from speakernet.models.model_file import load_model_file
+from speakernet.models.speaker_net import SpeakerNet
 
 CASES = [
     ("ResNetSE34L", "ASP", {"num_mels": 40}, {}),
@@ -60,7 +60,7 @@ def checkpoint(path, net, head=None, with_filterbank=True):
 @pytest.mark.parametrize(("model", "pooling", "front_end", "options"), CASES)
 def test_import_weights_makes_a_model_file(model, pooling, front_end, options, tmp_path, capsys):
     torch.manual_seed(zlib.crc32(model.encode()))
-    net = SpeakerNet(model, pooling, 24, options, front_end_options=front_end)
+    net = SpeakerNet.named(model, pooling, 24, options, front_end_options=front_end)
     source = checkpoint(tmp_path / "their.model", net, {"weight": torch.rand(5994, 24)})
     out = tmp_path / "model.pt"
     assert main(["import-weights", source, "--from", "voxceleb_trainer", "--model", model, "--out", str(out)]) == 0
@@ -79,7 +79,7 @@ def test_import_weights_makes_a_model_file(model, pooling, front_end, options, t
 
 
 def test_what_a_checkpoint_does_not_show_has_options(tmp_path, capsys):
-    net = SpeakerNet("ResNetSE34L", "SAP", 24, front_end_options={"num_mels": 40, "log_input": False})
+    net = SpeakerNet.named("ResNetSE34L", "SAP", 24, front_end_options={"num_mels": 40, "log_input": False})
     source = checkpoint(tmp_path / "their.model", net, with_filterbank=False)
     out = tmp_path / "model.pt"
     base = ["import-weights", source, "--model", "ResNetSE34L", "--out", str(out)]
@@ -92,7 +92,7 @@ def test_what_a_checkpoint_does_not_show_has_options(tmp_path, capsys):
 
 
 def test_pooling_without_weights_must_be_said(tmp_path, capsys):
-    net = SpeakerNet("VGGVox", "MAX", 24)
+    net = SpeakerNet.named("VGGVox", "MAX", 24)
     base = [
         "import-weights",
         checkpoint(tmp_path / "a.model", net),
@@ -114,7 +114,7 @@ def test_pooling_without_weights_must_be_said(tmp_path, capsys):
     ],
 )
 def test_the_wrong_name_is_refused(model, message, tmp_path, capsys):
-    source = checkpoint(tmp_path / "a.model", SpeakerNet("ResNetSE34L", "SAP", 24))
+    source = checkpoint(tmp_path / "a.model", SpeakerNet.named("ResNetSE34L", "SAP", 24))
     assert main(["import-weights", source, "--model", model, "--out", str(tmp_path / "m.pt")]) == 1
     assert message in capsys.readouterr().err
     assert not (tmp_path / "m.pt").exists()

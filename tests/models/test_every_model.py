@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from speakernet.frontend import SpecAugment
-from speakernet.models import MODELS, POOLINGS, SpeakerNet
+from speakernet.frontend.masking import SpecAugment
+from speakernet.frontend.options import SpecAugmentOptions
+from speakernet.models.options import MODELS, POOLINGS
+from speakernet.models.speaker_net import SpeakerNet
 
 SMALL = {"ResNet": {"channels": 8, "blocks": [1, 1, 1]}}
 MELS = {"VGGVox": 40}
@@ -15,8 +17,8 @@ LENGTHS = (18000, 13473, 10122)
 
 def make(name, pooling="auto", **others):
     torch.manual_seed(0)
-    options = {} if MODELS[name].front_end_defaults["name"] == "raw" else {"num_mels": MELS.get(name, 40)}
-    net = SpeakerNet(
+    options = {} if MODELS[name].options.front_end_defaults["name"] == "raw" else {"num_mels": MELS.get(name, 40)}
+    net = SpeakerNet.named(
         name, pooling, embedding_dim=32, model_options=SMALL.get(name), front_end_options=options, **others
     )
     randomize_norms(net)
@@ -47,7 +49,7 @@ def embed(net, batch, lengths=None):
     return net.embed(batch, lengths, sample_rate=net.sample_rate)
 
 
-EVERY = [(name, pooling) for name in MODELS for pooling in MODELS[name].tested_poolings]
+EVERY = [(name, pooling) for name in MODELS for pooling in MODELS[name].options.tested_poolings]
 
 
 @pytest.mark.parametrize(("name", "pooling"), EVERY)
@@ -112,12 +114,13 @@ def test_autocast_stays_close_and_gives_float32(name):
 )
 def test_exact_parameter_counts(name, pooling, num_mels, dim, count):
     options = {"num_mels": num_mels} if num_mels else {}
-    net = SpeakerNet(name, pooling, embedding_dim=dim, front_end_options=options)
+    net = SpeakerNet.named(name, pooling, embedding_dim=dim, front_end_options=options)
     assert sum(parameter.numel() for parameter in net.parameters()) == count
 
 
 def test_spec_augment_works_in_training_only_and_is_no_part_of_the_model():
-    net = make("ResNetSE34L", spec_augment=SpecAugment(num_frame_masks=2, max_frame_width=40, seed=1)).train()
+    net = make("ResNetSE34L").train()
+    net.spec_augment = SpecAugment(SpecAugmentOptions(frame_masks=2, frame_mask_width=40), seed=1)
     for part in net.modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
             part.eval()
@@ -135,14 +138,17 @@ def test_every_pooling_of_the_table_works_on_a_residual_network():
 @pytest.mark.parametrize(
     ("make_net", "message"),
     [
-        (lambda: SpeakerNet("ResNetSE34"), "unknown model 'ResNetSE34'; did you mean 'ResNetSE34L'"),
-        (lambda: SpeakerNet(pooling="SPA"), "unknown pooling 'SPA'"),
-        (lambda: SpeakerNet("ResNet", model_options={"width": 3}), "model 'ResNet' has no option 'width'"),
-        (lambda: SpeakerNet("ResNet", model_options={"channels": 2}), "ResNet got channels 2"),
-        (lambda: SpeakerNet(front_end="raw"), "ResNetSE34L needs the front end log_mel or fbank, found raw"),
-        (lambda: SpeakerNet("RawNet3", front_end="log_mel"), "RawNet3 needs the front end raw"),
+        (lambda: SpeakerNet.named("ResNetSE34"), "unknown model 'ResNetSE34'; did you mean 'ResNetSE34L'"),
+        (lambda: SpeakerNet.named(pooling="SPA"), "unknown pooling 'SPA'"),
+        (lambda: SpeakerNet.named("ResNet", model_options={"width": 3}), "model 'ResNet' has no option 'width'"),
+        (
+            lambda: SpeakerNet.named("ResNet", model_options={"channels": 2}),
+            "channels is 2; expected int from 8 to 4096",
+        ),
+        (lambda: SpeakerNet.named(front_end="raw"), "ResNetSE34L needs the front end log_mel or fbank, found raw"),
+        (lambda: SpeakerNet.named("RawNet3", front_end="log_mel"), "RawNet3 needs the front end raw"),
         (lambda: embed(make("VGGVox"), waves((9000,))), "VGGVox needs 63 frames or more, found an utterance of 57"),
-        (lambda: SpeakerNet("VGGVox", front_end_options={"num_mels": 64}), "VGGVox .* 40 mel bands, found 64"),
+        (lambda: SpeakerNet.named("VGGVox", front_end_options={"num_mels": 64}), "VGGVox .* 40 mel bands, found 64"),
     ],
 )
 def test_parts_that_do_not_fit_are_named(make_net, message):

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from speakernet.losses import AAMSoftmax, AMSoftmax, AngularPrototypical, Softmax, SoftmaxPrototypical
-from speakernet.models import SpeakerNet
+from speakernet.losses.options import LOSSES
 from speakernet.models.importers.voxceleb_trainer import RULES, recognize, rename
 from speakernet.models.model_file import load_initial_weights
+from speakernet.models.speaker_net import SpeakerNet
+from speakernet.registry import create
 
 GOLDEN = json.loads((Path(__file__).parent / "golden_voxceleb_trainer.json").read_text())
 NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
@@ -96,7 +97,7 @@ def network_for(case) -> SpeakerNet:
     options = dict(case["options"])
     model_options = {"sinc_stride": options.pop("sinc_stride")} if "sinc_stride" in options else {}
     front_end = {"num_mels" if name == "n_mels" else name: value for name, value in options.items()}
-    return SpeakerNet(case["model"], case["pooling"], 16, model_options, front_end_options=front_end)
+    return SpeakerNet.named(case["model"], case["pooling"], 16, model_options, front_end_options=front_end)
 
 
 def foreign_state(case, prefix="__S__.") -> dict[str, torch.Tensor]:
@@ -111,6 +112,10 @@ def case_of(model, pooling):
 
 
 LIGHT = case_of("ResNetSE34L", "SAP")
+
+
+def loss_of(name, num_classes=5):
+    return create(LOSSES[name], LOSSES[name].options(), embedding_dim=16, num_classes=num_classes)
 
 
 @pytest.mark.parametrize("case", GOLDEN, ids=lambda case: f"{case['model']}-{case['pooling']}")
@@ -154,12 +159,12 @@ def test_every_shape_of_file_loads_the_same(wrap, tmp_path):
 
 
 HEADS = [
-    (AMSoftmax(16, 5), {"W": torch.rand(16, 5)}),
-    (AAMSoftmax(16, 5), {"weight": torch.rand(5, 16)}),
-    (Softmax(16, 5), {"fc.weight": torch.rand(5, 16), "fc.bias": torch.rand(5)}),
-    (AngularPrototypical(), {"w": torch.tensor(12.0), "b": torch.tensor(-3.0)}),
+    (loss_of("amsoftmax"), {"W": torch.rand(16, 5)}),
+    (loss_of("aamsoftmax"), {"weight": torch.rand(5, 16)}),
+    (loss_of("softmax"), {"fc.weight": torch.rand(5, 16), "fc.bias": torch.rand(5)}),
+    (loss_of("angleproto"), {"w": torch.tensor(12.0), "b": torch.tensor(-3.0)}),
     (
-        SoftmaxPrototypical(16, 5),
+        loss_of("softmaxproto"),
         {
             "softmax.fc.weight": torch.rand(5, 16),
             "softmax.fc.bias": torch.rand(5),
@@ -183,7 +188,7 @@ def test_heads_of_the_same_speakers_come_along(loss, head, tmp_path):
 def test_other_speakers_get_a_new_head_and_it_is_said(tmp_path, caplog):
     state = foreign_state(LIGHT) | {"__L__.weight": torch.rand(5994, 16)}
     torch.save({"model_state_dict": state, "optimizer_state_dict": {}}, tmp_path / "file.model")
-    loss = AAMSoftmax(16, 7)
+    loss = loss_of("aamsoftmax", 7)
     before = loss.weight.clone()
     with caplog.at_level("INFO"):
         report = load_initial_weights(network_for(LIGHT), loss, tmp_path / "file.model")

@@ -6,8 +6,8 @@ import pickle
 import pytest
 import torch
 
-from speakernet.losses import AAMSoftmax
-from speakernet.models import SpeakerNet
+from speakernet.losses.classification import AAMSoftmax
+from speakernet.losses.options import AAMSoftmaxOptions
 from speakernet.models.model_file import (
     ModelFileError,
     load_initial_weights,
@@ -15,6 +15,7 @@ from speakernet.models.model_file import (
     model_file_contents,
     save_model_file,
 )
+from speakernet.models.speaker_net import SpeakerNet
 
 SMALL = {"channels": 8, "blocks": [1, 1]}
 KEYS = {
@@ -34,7 +35,7 @@ KEYS = {
 
 def small_net(**options):
     torch.manual_seed(0)
-    return SpeakerNet("ResNet", "TSTP", 8, SMALL, front_end_options={"num_mels": 16}, **options)
+    return SpeakerNet.named("ResNet", "TSTP", 8, SMALL, front_end_options={"num_mels": 16}, **options)
 
 
 def contents_of(net=None, **options):
@@ -83,10 +84,10 @@ def test_wrappers_leave_no_trace():
 
 
 def test_initial_weights_from_our_file_with_the_head(model_path, tmp_path):
-    loss = AAMSoftmax(8, 5)
+    loss = AAMSoftmax(AAMSoftmaxOptions(), 8, 5)
     contents = contents_of() | {"training": {"loss": dict(loss.state_dict())}}
     save_model_file(tmp_path / "last.pt", contents)
-    same, other = AAMSoftmax(8, 5), AAMSoftmax(8, 6)
+    same, other = AAMSoftmax(AAMSoftmaxOptions(), 8, 5), AAMSoftmax(AAMSoftmaxOptions(), 8, 6)
     assert load_initial_weights(small_net(), same, tmp_path / "last.pt").head == "loaded"
     assert torch.equal(same.weight, loss.weight)
     assert load_initial_weights(small_net(), other, tmp_path / "last.pt").head == "new"
@@ -96,11 +97,11 @@ def test_initial_weights_from_our_file_with_the_head(model_path, tmp_path):
 
 def test_another_model_is_refused_with_both_names(model_path):
     with pytest.raises(ModelFileError, match="is a ResNet, the configuration asks for ResNetSE34L"):
-        load_initial_weights(SpeakerNet(embedding_dim=8), None, model_path)
+        load_initial_weights(SpeakerNet.named(embedding_dim=8), None, model_path)
 
 
 def test_other_options_are_refused_with_both_shapes(model_path, caplog):
-    net = SpeakerNet("ResNet", "TSTP", 8, SMALL, front_end_options={"num_mels": 24})
+    net = SpeakerNet.named("ResNet", "TSTP", 8, SMALL, front_end_options={"num_mels": 24})
     with pytest.raises(ModelFileError, match=r"embedding.weight is \(8, 256\) in the file, \(8, 384\) in the network"):
         load_initial_weights(net, None, model_path)
     assert "front_end" in caplog.text and "24" in caplog.text

@@ -14,8 +14,8 @@ FRAMES = torch.tensor([[[1.0, 2.0, 6.0, 100.0], [0.0, 4.0, 2.0, -100.0]]])  # (1
 
 def test_mean_max_and_deviation_by_hand():
     lengths = torch.tensor([3])
-    assert create(POOLINGS, "TAP", {"channels": 2})(FRAMES, lengths).tolist() == [[3.0, 2.0]]
-    assert create(POOLINGS, "MAX", {"channels": 2})(FRAMES, lengths).tolist() == [[6.0, 4.0]]
+    assert create(POOLINGS["TAP"], POOLINGS["TAP"].options(), channels=2)(FRAMES, lengths).tolist() == [[3.0, 2.0]]
+    assert create(POOLINGS["MAX"], POOLINGS["MAX"].options(), channels=2)(FRAMES, lengths).tolist() == [[6.0, 4.0]]
     # Squared deviations 4 + 1 + 9 and 4 + 4 + 0, over n - 1 = 2.
     expected = torch.tensor([[3.0, 2.0, math.sqrt(7), 2.0]])
     torch.testing.assert_close(StatisticsPooling(2)(FRAMES, lengths), expected)
@@ -44,7 +44,7 @@ def test_deviation_of_equal_frames_is_the_floor():
 @pytest.mark.parametrize("name", POOLINGS)
 def test_one_frame_is_enough_and_padding_does_not_matter(name):
     torch.manual_seed(0)
-    pooling = create(POOLINGS, name, {"channels": 6}).eval()
+    pooling = create(POOLINGS[name], POOLINGS[name].options(), channels=6).eval()
     frames = torch.randn(3, 6, 9)
     lengths = torch.tensor([9, 4, 1])
     together = pooling(frames, lengths)

@@ -15,7 +15,7 @@ PARAMETERS = {"ResNetSE34L": 1_437_078, "ResNetSE34V2": 8_028_492, "VGGVox": 4_0
 def networks(name: str) -> tuple[torch.nn.Module, SpeakerNet]:
     """The plain network and ours with its weights, which come in as those of voxceleb_trainer do."""
     torch.manual_seed(3)
-    ours = SpeakerNet(name, embedding_dim=512, front_end_options={"num_mels": MELS[name]})
+    ours = SpeakerNet.named(name, embedding_dim=512, front_end_options={"num_mels": MELS[name]})
     plain = plain_model(name, ours.front_end, 512, MELS[name])
     named = {f"__S__.{key}": value for key, value in plain.state_dict().items()}
     ours.load_state_dict(translate(named, ours, "plain").weights)

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from speakernet.training.options import CompileOptions
 from speakernet.training.compiled_convolution import WinogradGradient, use_compiled_convolutions
 from speakernet.training.compiling import Compiler
+from speakernet.training.options import CompileOptions
 
 
 def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:

@@ -5,10 +5,10 @@ import torch
 from torch import nn
 from training_fakes import FakeNet, make_trainer
 
-from speakernet.training.options import CompileOptions
 from speakernet.training import compiling
 from speakernet.training.compiling import Compiler, estimate, repeated_blocks
 from speakernet.training.memory import enable_gradient_checkpointing
+from speakernet.training.options import CompileOptions
 
 
 class Block(nn.Module):
@@ -163,7 +163,9 @@ def test_failed_compilation_goes_on_eagerly_with_the_same_numbers(tmp_path, capl
         raise RuntimeError("no C++ compiler was found")
 
     trainer.net.compile = lambda **_options: setattr(trainer.net, "_compiled_call_impl", broken)  # type: ignore
-    trainer.compiler = Compiler(trainer.net, CompileOptions(compile="on", compile_scope="whole"), recover=trainer.step.forget)
+    trainer.compiler = Compiler(
+        trainer.net, CompileOptions(compile="on", compile_scope="whole"), recover=trainer.step.forget
+    )
     trainer._say_once = lambda batch: None  # type: ignore[method-assign]
     trainer.train()
     assert "no C++ compiler was found" in caplog.text
