@@ -19,7 +19,7 @@ from speakernet import distributed
 from speakernet.performance.tracker import PerformanceTracker
 from speakernet.seeding import capture_random_state, restore_random_state
 from speakernet.training.averaging import WeightAverage, average_checkpoints, recompute_statistics
-from speakernet.training.checkpoint import CheckpointStore, RunLock, describe, to_cpu
+from speakernet.training.checkpoint import CheckpointStore, RunLock, to_cpu
 from speakernet.training.compiling import NoCompiler
 from speakernet.training.interfaces import BatchLike, Loader
 from speakernet.training.interrupts import Interrupted, StopRequest
@@ -237,7 +237,7 @@ class Trainer:
                     self.state.batch += taken
                 self.save_last()
                 self.store.close()
-                logger.error("%s; last.pt was written after step %d", describe(error), self.state.step)
+                logger.error("%s: last.pt was written after step %d", type(error).__name__, self.state.step)
             raise
 
     def _after_step(self, num_batches: int) -> None:
@@ -251,9 +251,7 @@ class Trainer:
         self.compiler.consider(state.step, steps_left(self.state, self.options, num_batches))
         due = options.save_steps and state.step % options.save_steps == 0
         waited = time.monotonic() - self._last_save_time
-        if due or (options.save_minutes and waited > 60 * options.save_minutes):
-            self.save_last()
-        if self.stop:
+        if due or self.stop or (options.save_minutes and waited > 60 * options.save_minutes):
             self.save_last()
         self._stop_if_asked()
 

@@ -1,10 +1,10 @@
 """Loader workers under real signals: they outlive requests to stop, end with their parent, and their death is named."""
 
-import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -13,7 +13,7 @@ import torch
 
 from speakernet.build.data import build_training_loader
 from speakernet.config import Config
-from speakernet.data.loaders import TrainingLoader
+from speakernet.data.loaders import Batch, TrainingLoader
 from speakernet.data.workers import WorkerDied
 
 OWNER = """
@@ -43,17 +43,18 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPEAKERNET_CACHE", str(tmp_path / "kept"))
 
 
-def children_of(process: int) -> list[psutil.Process]:
-    """The worker processes of a process."""
-    return psutil.Process(process).children()
+def begun(made: TrainingLoader) -> tuple[Iterator[Batch], list[psutil.Process]]:
+    """An epoch whose first batch was taken, and the processes that were started for it."""
+    before = set(psutil.Process().children())
+    batches = iter(made)
+    next(batches)
+    return batches, sorted(set(psutil.Process().children()) - before, key=lambda process: process.pid)
 
 
 def test_workers_outlive_a_request_to_stop(tiny_corpus: Path) -> None:
     made = helped(tiny_corpus)
-    batches = iter(made)
-    next(batches)
-    workers = children_of(os.getpid())
-    assert len(workers) >= 2
+    batches, workers = begun(made)
+    assert len(workers) == 2
     for number in (signal.SIGTERM, signal.SIGINT):
         for worker in workers:
             worker.send_signal(number)
@@ -64,9 +65,7 @@ def test_workers_outlive_a_request_to_stop(tiny_corpus: Path) -> None:
 
 def test_a_killed_worker_is_named_with_what_ended_it(tiny_corpus: Path) -> None:
     made = helped(tiny_corpus, num_workers=1)
-    batches = iter(made)
-    next(batches)
-    (worker,) = children_of(os.getpid())
+    batches, (worker,) = begun(made)
     worker.kill()
     with pytest.raises(WorkerDied, match=rf"worker 0 of 1 \(process {worker.pid}\) was ended by SIGKILL.*memory"):
         list(batches)
@@ -80,12 +79,11 @@ def test_a_killed_worker_is_named_with_what_ended_it(tiny_corpus: Path) -> None:
 def test_workers_of_one_epoch_are_gone_when_their_reader_stops_early(tiny_corpus: Path) -> None:
     made = helped(tiny_corpus)
     made.options = type(made.options)(num_workers=2, persistent_workers=False)
-    batches = iter(made)
-    for _ in range(len(made)):
+    batches, workers = begun(made)
+    for _ in range(len(made) - 1):
         next(batches)
-    workers = children_of(os.getpid())
     del batches
-    assert workers and not any(worker.is_running() for worker in workers)
+    assert len(workers) == 2 and not any(worker.is_running() for worker in workers)
     made.set_epoch(1)
     assert len(list(made)) == len(made)
 
@@ -97,7 +95,7 @@ def test_workers_end_with_their_parent(tiny_corpus: Path, end: str) -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None and owner.stdin is not None
         assert owner.stdout.readline() == "ready\n"
-        workers = children_of(owner.pid)
+        workers = psutil.Process(owner.pid).children()
         if end == "killed":
             owner.kill()
         else:
