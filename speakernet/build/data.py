@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 
 from speakernet import distributed
@@ -25,7 +24,6 @@ from speakernet.data.choices import (
     choose_ram_corpus,
     free_shared_memory,
     spawns_workers,
-    usable_cores,
 )
 from speakernet.data.datasets import BatchMaker, SpeakerIndex
 from speakernet.data.lists import TrainingList, read_training_list
@@ -38,6 +36,7 @@ from speakernet.data.samplers import BalancedSampler, CropLengths, Sampler, Shuf
 from speakernet.data.sources import PCM_S16, AudioSource, FolderSource, RowReader, list_names, open_source
 from speakernet.data.synthetic import make_corpus
 from speakernet.losses import LOSSES
+from speakernet.machine import usable_cores, usable_memory_bytes
 from speakernet.performance.data_wait import LoadingFacts
 from speakernet.registry import lookup as lookup_name
 
@@ -249,7 +248,7 @@ def _reader(config: Config, source: AudioSource, training: TrainingList, table: 
     """Rows of the list from disk, packed corpus or memory."""
     data = config.data
     is_packed = not isinstance(source, FolderSource)
-    free = psutil.virtual_memory().available * MEMORY_SHARE
+    free = usable_memory_bytes() * MEMORY_SHARE
     budget = int(data.ram_corpus_gigabytes * GIGABYTE) or int(min(free, free_shared_memory() * 0.8))
     choice = choose_ram_corpus(
         switch=data.ram_corpus,
@@ -288,7 +287,7 @@ def _resident(
     augments_elsewhere: bool,
 ) -> ResidentMaker | None:
     data = config.data
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else usable_memory_bytes()
     choice = choose_device_resident(
         switch=data.device_resident,
         device_type=device.type,

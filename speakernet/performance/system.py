@@ -21,6 +21,7 @@ import psutil
 import torch
 
 from speakernet.files import human_bytes
+from speakernet.machine import total_memory_bytes, usable_cores
 from speakernet.performance.allocation import huge_pages, keep_freed_memory, return_freed_memory
 from speakernet.performance.measuring import measuring
 
@@ -59,11 +60,11 @@ def system_info() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in PACKAGES},
         "cpu": _cpu_name(),
-        "cpu_cores": available_cores(),
+        "cpu_cores": usable_cores(),
         "gpus": [],
     }
     with measuring("memory of the machine"):
-        info["memory_bytes"] = int(psutil.virtual_memory().total)
+        info["memory_bytes"] = total_memory_bytes()
     with measuring("name and memory of the GPUs"):
         if torch.cuda.is_available():
             info["cuda"] = torch.version.cuda
@@ -112,7 +113,7 @@ def optimize_torch_settings(
     deterministic: bool = False,
     cudnn_benchmark: bool | Literal["auto"] = "auto",
     tf32: bool = True,
-    threads: int = 0,
+    threads: int | Literal["auto"] = 0,
     interop_threads: int = 0,
     attention: Sequence[str] = (),
     memory_fraction: float = 0.0,
@@ -126,7 +127,8 @@ def optimize_torch_settings(
         deterministic: only operations that repeat bit for bit.
         cudnn_benchmark: let cuDNN time its algorithms; auto: unless deterministic.
         tf32: TensorFloat-32 for float32 products on GPUs that have it.
-        threads: threads inside an operation; 0 leaves torch's choice.
+        threads: threads inside an operation; 0 leaves torch's choice, auto takes no more than the cores that this
+            process may use.
         interop_threads: threads between operations; 0 leaves torch's choice.
         attention: attention kernels allowed on a GPU (flash, efficient, math, cudnn); empty allows all.
         memory_fraction: share of the GPU's memory this process may take; 0 for no bound.
@@ -159,13 +161,6 @@ def optimize_torch_settings(
             AppliedSetting(name, "no effect", "there is no GPU") for name, value in asked.items() if value
         ]
     return applied + _set_gpu(deterministic, cudnn_benchmark, tf32, attention, memory_fraction, device)
-
-
-def available_cores() -> int:
-    """Processor cores that this process may use (containers and taskset can leave it fewer than the machine has)."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def process_memory_bytes() -> int:
@@ -279,9 +274,15 @@ def _set_gpu(
     return applied
 
 
-def _set_threads(threads: int, interop_threads: int) -> list[AppliedSetting]:
+def _set_threads(threads: int | Literal["auto"], interop_threads: int) -> list[AppliedSetting]:
     applied = []
-    cores = available_cores()
+    cores = usable_cores()
+    if threads == "auto":
+        # torch counts the cores of the machine, or those of OMP_NUM_THREADS, but no quota.
+        chosen = min(torch.get_num_threads(), cores)
+        torch.set_num_threads(chosen)
+        applied.append(AppliedSetting("threads", chosen, f"auto, {cores} cores may be used"))
+        threads = 0
     for name, number in (("threads", threads), ("interop_threads", interop_threads)):
         if not 0 <= number <= MOST_THREADS_A_CORE * cores:
             raise ValueError(

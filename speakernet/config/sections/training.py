@@ -202,8 +202,8 @@ class RuntimeSection:
     """Memory layout of 2-D convolution weights; auto: on, but for float32 on a GPU (up to a quarter faster on CPUs)."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, up to twice the time; `keep_memory` is then off."""
-    threads: int = 0
-    """Threads inside one operation; 0 leaves torch's choice (the physical cores, shared between ranks)."""
+    threads: int | Literal["auto"] = "auto"
+    """Threads inside one operation; 0: torch's choice; auto: within quotas, and (not deterministic) fewer if faster."""
     interop_threads: int = 0
     """Threads between operations; 0 leaves torch's choice."""
     tf32: bool = True
@@ -223,7 +223,9 @@ class RuntimeSection:
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Values out of range, as (field, what was found and what is expected)."""
-        yield from at_least(self, 0, "seed", "threads", "interop_threads")
+        yield from at_least(self, 0, "seed", "interop_threads")
+        if self.threads != "auto":
+            yield from at_least(self, 0, "threads")
         yield from at_least(self, 1, "profile_steps", "loss_scale_growth_interval")
         yield from positive(self, "loss_scale")
         yield from between(self, 0.0, 1.0, "memory_fraction")
