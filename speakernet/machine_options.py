@@ -12,8 +12,8 @@ class MachineOptions(Options):
 
     deterministic: bool = False
     """Only operations that give the same bits every time, on the same machine and versions."""
-    threads: Processes = 0
-    """Threads inside one operation; 0 leaves torch's choice (the physical cores, shared between ranks)."""
+    threads: Processes | Literal["auto"] = "auto"
+    """Threads inside one operation; 0: torch's choice; auto: within quotas, and (not deterministic) fewer if faster."""
     interop_threads: Processes = 0
     """Threads between operations; 0 leaves torch's choice."""
     tf32: bool = True

@@ -8,7 +8,6 @@ import logging
 from pathlib import Path
 
 import numpy as np
-import psutil
 import torch
 
 from speakernet import distributed
@@ -24,7 +23,6 @@ from speakernet.data.choices import (
     choose_ram_corpus,
     free_shared_memory,
     spawns_workers,
-    usable_cores,
 )
 from speakernet.data.datasets import BatchMaker, SpeakerIndex
 from speakernet.data.lists import TrainingList, read_training_list
@@ -37,6 +35,7 @@ from speakernet.data.resident import ResidentMaker
 from speakernet.data.samplers import BalancedSampler, Sampler, ShuffledSampler, speed_fractions
 from speakernet.data.sources import PCM_S16, AudioSource, FolderSource, RowReader, list_names, open_source
 from speakernet.data.synthetic import make_corpus
+from speakernet.machine import usable_cores, usable_memory_bytes
 from speakernet.performance.data_wait import LoadingFacts
 
 logger = logging.getLogger(__name__)
@@ -239,7 +238,7 @@ def _reader(config: Config, source: AudioSource, training: TrainingList, table: 
     """Rows of the list from disk, packed corpus or memory."""
     data = config.data
     is_packed = not isinstance(source, FolderSource)
-    free = psutil.virtual_memory().available * MEMORY_SHARE
+    free = usable_memory_bytes() * MEMORY_SHARE
     budget = int(data.ram_corpus_gigabytes * GIGABYTE) or int(min(free, free_shared_memory() * 0.8))
     choice = choose_ram_corpus(
         switch=data.ram_corpus,
@@ -279,7 +278,7 @@ def _resident(
     augments_elsewhere: bool,
 ) -> ResidentMaker | None:
     data = config.data
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else usable_memory_bytes()
     choice = choose_device_resident(
         switch=data.device_resident,
         device_type=device.type,

@@ -24,12 +24,12 @@ from speakernet.build.training import build_trainer, choose_device, prepare_mach
 from speakernet.config.schema import Config, replaced
 from speakernet.data.lists import read_training_list, read_trials
 from speakernet.evaluation import metrics
+from speakernet.machine import usable_cores
 from speakernet.performance import baseline
 from speakernet.performance.allocation import HUGE_PAGES
 from speakernet.performance.paired import Timing, time_in_turn
 from speakernet.performance.plain_models import PlainAMSoftmax, plain_model
 from speakernet.performance.served import ServedProcess, serve
-from speakernet.performance.system import available_cores
 
 CLASSIC, OURS = "classic", "ours"
 
@@ -111,7 +111,7 @@ def classic_epoch(config: Config, folder: Path) -> Callable[[], None]:
     def run() -> None:
         net.train()
         rows = [[row] for row in torch.randperm(len(paths)).tolist()]
-        for crops, speakers in baseline.training_loader(dataset, rows, data.batch_size, available_cores()):
+        for crops, speakers in baseline.training_loader(dataset, rows, data.batch_size, usable_cores()):
             optimizer.zero_grad()
             value = loss(net(crops.squeeze(1)), speakers)
             value.backward()
@@ -123,7 +123,7 @@ def classic_epoch(config: Config, folder: Path) -> Callable[[], None]:
             recordings,
             num_frames=section.eval_frames,
             num_crops=section.num_crops,
-            num_workers=available_cores(),
+            num_workers=usable_cores(),
         )
         metrics.eer(torch.tensor(baseline.score_one_by_one(embeddings, pairs)).numpy(), trial_labels)
 

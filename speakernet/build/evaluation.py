@@ -44,8 +44,9 @@ from speakernet.evaluation.scoring import mean_embeddings
 from speakernet.evaluation.speakers import read_speaker_table
 from speakernet.files import sha256_of
 from speakernet.losses import LOSSES
+from speakernet.machine import usable_cores
 from speakernet.models.model_file import ModelFile, is_model_file, read_checkpoint, save_model_file
-from speakernet.performance.system import available_cores, system_info
+from speakernet.performance.system import system_info
 from speakernet.registry import lookup
 from speakernet.seeding import numpy_generator
 from speakernet.training.precision import DTYPES, choose_precision
@@ -172,7 +173,7 @@ def _embedding_options(config: Config, device: torch.device) -> EmbeddingOptions
     autocast: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
     if precision != "no":
         autocast = lambda: torch.autocast(device.type, DTYPES[precision])  # noqa: E731
-    workers = min(MAX_READERS, available_cores()) if section.num_workers == "auto" else section.num_workers
+    workers = min(MAX_READERS, usable_cores()) if section.num_workers == "auto" else section.num_workers
     return EmbeddingOptions(
         mode, section.eval_frames, section.num_crops, section.batch_size, max(1, workers), device, autocast, precision
     )

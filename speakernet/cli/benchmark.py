@@ -162,13 +162,13 @@ def _compare(config: Any, arguments: argparse.Namespace) -> dict[str, Any]:
 def _scoring(arguments: argparse.Namespace) -> dict[str, Any]:
     from speakernet.build.scoring_benchmark import PARTS, compare_embedding, measure_scoring
     from speakernet.files import human_bytes
+    from speakernet.machine import usable_cores
     from speakernet.performance.benchmark import as_plain, comparison_table
-    from speakernet.performance.system import available_cores
 
     unknown = [part for part in arguments.scoring if part not in PARTS]
     if unknown:
         raise ValueError(f"--scoring: unknown part {unknown[0]!r}; expected some of {', '.join(PARTS)}")
-    threads, rounds = arguments.threads or available_cores(), arguments.rounds
+    threads, rounds = arguments.threads or usable_cores(), arguments.rounds
     done = []
     parts = arguments.scoring or ([] if arguments.recordings else list(PARTS))
     if parts:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from speakernet.build.preflight import check_options
 from speakernet.config import load_config
-from speakernet.data.preparation.parallel import default_jobs
+from speakernet.machine import usable_cores
 from speakernet.preflight.examination import Patient, examine
 from speakernet.preflight.findings import exit_code, table
 from speakernet.preflight.headers import DEFAULT_MIN_SECONDS
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fast", action="store_true", help="read headers only, no samples")
     parser.add_argument("--min_seconds", type=float, default=DEFAULT_MIN_SECONDS, help="shorter files are named")
     parser.add_argument("--png", type=Path, default=Path("doctor_durations.png"), help="histogram of durations")
-    parser.add_argument("--jobs", type=int, default=default_jobs(), help="files read at once")
+    parser.add_argument("--jobs", type=int, default=usable_cores(), help="files read at once")
 
 
 def run(arguments: argparse.Namespace) -> int:

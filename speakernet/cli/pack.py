@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Pack, verify, or both."""
-    from speakernet.data.preparation.parallel import default_jobs
+    from speakernet.machine import usable_cores
 
     if not arguments.source and not arguments.verify:
         raise ValueError("give --source with a folder or archives to pack, or --verify to check a corpus")
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--num-threads: {arguments.num_threads}; expected at least 1")
     if arguments.sample_rate < 1 or (arguments.strip or 0) < 0:
         raise ValueError("--sample-rate is at least 1 and --strip at least 0")
-    num_threads = arguments.num_threads or default_jobs()
+    num_threads = arguments.num_threads or usable_cores()
     if arguments.source:
         _pack(arguments, num_threads)
     return _verify(arguments.corpus, num_threads) if arguments.verify else 0

@@ -4,16 +4,14 @@ Pure functions of facts about machine and corpus; the caller hands them in and l
 """
 
 import math
-import os
 import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-import psutil
-
 from speakernet.files import human_bytes
+from speakernet.machine import usable_memory_bytes
 
 T = TypeVar("T")
 
@@ -36,18 +34,10 @@ class Choice(Generic[T]):
     reason: str
 
 
-def usable_cores() -> int:
-    """Cores that this process may use (containers and job schedulers give fewer than there are)."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def free_shared_memory() -> int:
     """Bytes left for memory that processes share; Docker gives 64 MiB unless told otherwise."""
-    if SHARED_MEMORY.is_dir():
-        return shutil.disk_usage(SHARED_MEMORY).free
-    return int(psutil.virtual_memory().available)
+    free = usable_memory_bytes()
+    return min(free, shutil.disk_usage(SHARED_MEMORY).free) if SHARED_MEMORY.is_dir() else free
 
 
 def spawns_workers(start_method: str | None = None) -> bool:

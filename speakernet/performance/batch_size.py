@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor, nn
 
 from speakernet.files import human_bytes
+from speakernet.machine import usable_memory_bytes
 from speakernet.performance.allocation import release_freed_memory
 from speakernet.performance.system import MemoryMonitor, process_memory_bytes
 
@@ -83,7 +83,7 @@ class BatchSizeOptimizer:
         self.max_batch_size = max_batch_size
         self.step = step or self._forward_and_backward
         self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-        available = int(psutil.virtual_memory().available * DEFAULT_MEMORY_SHARE)
+        available = int(usable_memory_bytes() * DEFAULT_MEMORY_SHARE)
         self.memory_limit_bytes = memory_limit_bytes or available
         self.clock = clock
         self.read_memory = read_memory

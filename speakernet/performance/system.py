@@ -21,6 +21,7 @@ import psutil
 import torch
 
 from speakernet.files import human_bytes
+from speakernet.machine import total_memory_bytes, usable_cores
 from speakernet.machine_options import MachineOptions
 from speakernet.performance.allocation import huge_pages, keep_freed_memory, return_freed_memory
 from speakernet.performance.measuring import measuring
@@ -60,11 +61,11 @@ def system_info() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in PACKAGES},
         "cpu": _cpu_name(),
-        "cpu_cores": available_cores(),
+        "cpu_cores": usable_cores(),
         "gpus": [],
     }
     with measuring("memory of the machine"):
-        info["memory_bytes"] = int(psutil.virtual_memory().total)
+        info["memory_bytes"] = total_memory_bytes()
     with measuring("name and memory of the GPUs"):
         if torch.cuda.is_available():
             info["cuda"] = torch.version.cuda
@@ -136,13 +137,6 @@ def optimize_torch_settings(
         "cudnn_benchmark": options.cudnn_benchmark is True,
     }
     return applied + [AppliedSetting(name, "no effect", "there is no GPU") for name, value in asked.items() if value]
-
-
-def available_cores() -> int:
-    """Processor cores that this process may use (containers and taskset can leave it fewer than the machine has)."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def process_memory_bytes() -> int:
@@ -251,9 +245,15 @@ def _set_gpu(options: MachineOptions, device: torch.device | None) -> list[Appli
     return applied
 
 
-def _set_threads(threads: int, interop_threads: int) -> list[AppliedSetting]:
+def _set_threads(threads: int | Literal["auto"], interop_threads: int) -> list[AppliedSetting]:
     applied = []
-    cores = available_cores()
+    cores = usable_cores()
+    if threads == "auto":
+        # torch counts the cores of the machine, or those of OMP_NUM_THREADS, but no quota.
+        chosen = min(torch.get_num_threads(), cores)
+        torch.set_num_threads(chosen)
+        applied.append(AppliedSetting("threads", chosen, f"auto, {cores} cores may be used"))
+        threads = 0
     for name, number in (("threads", threads), ("interop_threads", interop_threads)):
         if not 0 <= number <= MOST_THREADS_A_CORE * cores:
             raise ValueError(

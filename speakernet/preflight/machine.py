@@ -17,6 +17,7 @@ from speakernet.data.lists import StringTable
 from speakernet.data.preparation.ffmpeg import FfmpegError, ffmpeg_version, find_ffmpeg
 from speakernet.data.sources import AudioSource
 from speakernet.files import human_bytes
+from speakernet.machine import describe_limits, usable_cores
 from speakernet.preflight.findings import Finding
 
 LEAST_FREE_BYTES = 5 << 30
@@ -29,6 +30,7 @@ IMPORT_TIMEOUT_SECONDS = 120
 
 def machine_findings(save_path: Path) -> Iterator[Finding]:
     """Everything about the machine that needs no data."""
+    yield Finding("ok", "limits", describe_limits())
     yield _free_space(save_path)
     yield from _shared_memory()
     yield _ffmpeg()
@@ -125,8 +127,7 @@ def _gpu() -> Finding:
         advice = "the driver is older than this torch's CUDA, or the container was started without GPUs"
         message = f"a driver ({driver}) is there, but torch {torch.__version__} sees no GPU"
         return Finding("warning", "GPU", message, advice)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return Finding("ok", "GPU", f"none; training runs on {cores} CPU cores")
+    return Finding("ok", "GPU", f"none; training runs on {usable_cores()} CPU cores")
 
 
 def _driver_version() -> str:

@@ -7,21 +7,22 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "speakernet"
 
-BASE = {"registry", "files", "seeding", "distributed"}
+BASE = {"registry", "files", "seeding", "distributed", "machine"}
 ALLOWED = {
     "registry": set(),
     "files": set(),
     "seeding": set(),
     "distributed": set(),
+    "machine": {"files"},
     "config": {"registry", "files"},
     "data": BASE,
     "frontend": {"registry", "seeding"},
     "models": {"frontend", "registry", "files"},
     "losses": {"registry", "distributed"},
-    "performance": {"registry", "files", "distributed"},
+    "performance": {"registry", "files", "distributed", "machine"},
     "training": {*BASE, "performance"},
     "evaluation": {*BASE, "data", "performance"},
-    "preflight": {"registry", "files", "data", "performance"},
+    "preflight": {"registry", "files", "machine", "data", "performance"},
     "build": {
         *BASE,
         *("config", "data", "frontend", "models", "losses", "performance", "training", "evaluation", "preflight"),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from speakernet import machine
 from speakernet.performance import measuring, system, tracker
 from speakernet.performance.batch_size import BatchSizeOptimizer
 from speakernet.performance.measuring import measuring as guarded
@@ -74,7 +75,7 @@ def test_facts_of_the_machine_that_cannot_be_read(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(system.psutil, "virtual_memory", refuse)
+    monkeypatch.setattr(machine.psutil, "virtual_memory", refuse)
     monkeypatch.setattr(system.psutil, "Process", refuse)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)

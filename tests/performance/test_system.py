@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import nn
 
+from speakernet.machine import usable_cores
 from speakernet.performance.allocation import HUGE_PAGES, huge_pages
 from speakernet.performance.profiler import NoProfiler, StepProfiler, make_profiler, peak_tensor_bytes
 from speakernet.performance.system import (
     MemoryMonitor,
-    available_cores,
     log_performance_info,
     log_system_info,
     log_time,
@@ -80,7 +80,7 @@ def test_the_memory_bound_goes_to_the_chosen_gpu(
 
 
 def test_more_threads_than_cores_are_called_slow() -> None:
-    many = available_cores() + 1
+    many = usable_cores() + 1
     applied = {setting.name: setting for setting in optimize_torch_settings(threads=many)}
     assert f"there are {many - 1} cores for them" in str(applied["threads"])
 

@@ -5,7 +5,6 @@ Items come from an iterator and results leave one by one, so that memory does no
 """
 
 import collections
-import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
@@ -16,13 +15,6 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 IN_FLIGHT_PER_WORKER = 4
-
-
-def default_jobs() -> int:
-    """As many workers as the process may use cores."""
-    if hasattr(os, "sched_getaffinity"):
-        return max(1, len(os.sched_getaffinity(0)))
-    return max(1, os.cpu_count() or 1)
 
 
 def parallel_map(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from speakernet.data.preparation.download import DownloadOptions
 from speakernet.data.preparation.http_client import Credentials
-from speakernet.data.preparation.parallel import default_jobs
+from speakernet.machine import usable_cores
 
 DEFAULT_SEED = 10
 WRONG_USAGE = 2
@@ -25,7 +25,7 @@ def add_common_arguments(parser: argparse.ArgumentParser, save_path: str | None 
     """Options of every script: where to write, how many workers."""
     if save_path is not None:
         parser.add_argument("--save_path", type=Path, default=Path(save_path), help="target folder")
-    parser.add_argument("--jobs", type=positive_int, default=default_jobs(), help="files worked on at once")
+    parser.add_argument("--jobs", type=positive_int, default=usable_cores(), help="files worked on at once")
 
 
 def add_download_arguments(parser: argparse.ArgumentParser) -> None:

@@ -17,7 +17,6 @@ import itertools
 import json
 import logging
 import multiprocessing
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
@@ -35,6 +34,7 @@ from speakernet.data.synthetic.rooms import ROOM_KINDS, draw_room_response
 from speakernet.data.synthetic.sessions import draw_session, record
 from speakernet.data.synthetic.voices import SAMPLE_RATE, draw_voice, synthesise
 from speakernet.files import atomic_write
+from speakernet.machine import usable_cores
 from speakernet.seeding import numpy_generator
 
 log = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ def make_corpus(
     tasks = _tasks(folder, parameters)
     num_utterances = sum(count for count, _, _ in tasks)
     if num_workers is None:
-        num_workers = _num_cores() if num_utterances >= MIN_UTTERANCES_FOR_PROCESSES else 0
+        num_workers = usable_cores() if num_utterances >= MIN_UTTERANCES_FOR_PROCESSES else 0
     log.info("Making the synthetic corpus in %s: %d files", folder, num_utterances)
     with tqdm(total=num_utterances, desc="synthetic corpus", unit="file", disable=not show_progress) as bar:
         rows = list(itertools.chain.from_iterable(_run(tasks, num_workers, bar.update)))
@@ -342,7 +342,3 @@ def _write_table(path: Path, columns: tuple[str, ...], rows: list[Row]) -> None:
         writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
