@@ -9,22 +9,22 @@ Lists go to data/cnceleb_lists, their paths start from data; cnceleb_trials.txt 
 import argparse
 import sys
 
-from speakernet.data.preparation.cnceleb import (
+from speakernet.corpora.cnceleb import (
     DEFAULT_JOIN_SECONDS,
     cnceleb_rows,
     join_short,
     write_published_trials,
 )
-from speakernet.data.preparation.corpora import prepare_corpus
-from speakernet.data.preparation.corpus_scripts import (
+from speakernet.corpora.corpora import prepare_corpus
+from speakernet.corpora.corpus_scripts import (
     add_corpus_arguments,
     corpus_options,
     download_joined,
     finish_corpus,
 )
-from speakernet.data.preparation.locking import exclusive
-from speakernet.data.preparation.scripts import add_common_arguments, add_download_arguments, new_parser, run_script
-from speakernet.data.preparation.summary import StepSummary
+from speakernet.corpora.locking import exclusive
+from speakernet.corpora.scripts import add_common_arguments, add_download_arguments, new_parser, run_script
+from speakernet.corpora.summary import StepSummary
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -10,10 +10,10 @@ Clips are MP3: pack them (speakernet pack) to train fast. Speakers are known by 
 import argparse
 import sys
 
-from speakernet.data.preparation.corpora import at_least, common_voice_rows, prepare_corpus
-from speakernet.data.preparation.corpus_scripts import add_corpus_arguments, corpus_options, finish_corpus
-from speakernet.data.preparation.locking import exclusive
-from speakernet.data.preparation.scripts import add_common_arguments, new_parser, run_script
+from speakernet.corpora.corpora import at_least, common_voice_rows, prepare_corpus
+from speakernet.corpora.corpus_scripts import add_corpus_arguments, corpus_options, finish_corpus
+from speakernet.corpora.locking import exclusive
+from speakernet.corpora.scripts import add_common_arguments, new_parser, run_script
 
 
 def build_parser() -> argparse.ArgumentParser:

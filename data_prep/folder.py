@@ -14,11 +14,11 @@ import logging
 import sys
 from pathlib import Path
 
-from speakernet.data.preparation.locking import exclusive
-from speakernet.data.preparation.own_folder import FolderOptions, prepare_folder
-from speakernet.data.preparation.recipe import next_command
-from speakernet.data.preparation.scripts import DEFAULT_SEED, add_common_arguments, new_parser, positive_int, run_script
-from speakernet.data.preparation.summary import finish
+from speakernet.corpora.locking import exclusive
+from speakernet.corpora.own_folder import FolderOptions, prepare_folder
+from speakernet.corpora.recipe import next_command
+from speakernet.corpora.scripts import DEFAULT_SEED, add_common_arguments, new_parser, positive_int, run_script
+from speakernet.corpora.summary import finish
 
 
 def build_parser() -> argparse.ArgumentParser:

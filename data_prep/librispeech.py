@@ -9,15 +9,15 @@ Lists go to data/librispeech_lists, their paths start from data. A chapter count
 import argparse
 import sys
 
-from speakernet.data.preparation.corpora import librispeech_part, librispeech_rows, prepare_corpus
-from speakernet.data.preparation.corpus_scripts import (
+from speakernet.corpora.corpora import librispeech_part, librispeech_rows, prepare_corpus
+from speakernet.corpora.corpus_scripts import (
     add_corpus_arguments,
     corpus_options,
     download_corpus,
     finish_corpus,
 )
-from speakernet.data.preparation.locking import exclusive
-from speakernet.data.preparation.scripts import add_common_arguments, add_download_arguments, new_parser, run_script
+from speakernet.corpora.locking import exclusive
+from speakernet.corpora.scripts import add_common_arguments, add_download_arguments, new_parser, run_script
 
 PARTS = (
     "train-clean-100",

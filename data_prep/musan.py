@@ -10,17 +10,17 @@ that voxceleb_trainer made is completed, not made again.
 import argparse
 import sys
 
-from speakernet.data.preparation.augmentation_corpora import ALL_STEPS, prepare_musan
-from speakernet.data.preparation.augmentation_sets import HOP_SECONDS, PIECE_SECONDS
-from speakernet.data.preparation.locking import exclusive
-from speakernet.data.preparation.scripts import (
+from speakernet.corpora.augmentation_corpora import ALL_STEPS, prepare_musan
+from speakernet.corpora.augmentation_sets import HOP_SECONDS, PIECE_SECONDS
+from speakernet.corpora.locking import exclusive
+from speakernet.corpora.scripts import (
     add_common_arguments,
     add_download_arguments,
     download_options,
     new_parser,
     run_script,
 )
-from speakernet.data.preparation.summary import finish
+from speakernet.corpora.summary import finish
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -10,16 +10,16 @@ Give --rir_path data/RIRS_NOISES/simulated_rirs (as the classic tools use them) 
 import argparse
 import sys
 
-from speakernet.data.preparation.augmentation_corpora import ALL_STEPS, prepare_rirs
-from speakernet.data.preparation.locking import exclusive
-from speakernet.data.preparation.scripts import (
+from speakernet.corpora.augmentation_corpora import ALL_STEPS, prepare_rirs
+from speakernet.corpora.locking import exclusive
+from speakernet.corpora.scripts import (
     add_common_arguments,
     add_download_arguments,
     download_options,
     new_parser,
     run_script,
 )
-from speakernet.data.preparation.summary import finish
+from speakernet.corpora.summary import finish
 
 
 def build_parser() -> argparse.ArgumentParser:

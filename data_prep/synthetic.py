@@ -1,6 +1,6 @@
 """Make a corpus of synthetic speakers with lists, noises and room responses: `python data_prep/synthetic.py --help`.
 
-A thin edge: `speakernet.data.synthetic` does the work. A run that was stopped goes on where it was.
+A thin edge: `speakernet.corpora.synthetic` does the work. A run that was stopped goes on where it was.
 """
 
 import argparse
@@ -8,7 +8,7 @@ import json
 import sys
 import time
 
-from speakernet.data.synthetic import CorpusError, make_corpus
+from speakernet.corpora.synthetic import CorpusError, make_corpus
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from speakernet.data.lists import read_training_list
-from speakernet.data.preparation.pairing import (
+from speakernet.corpora.pairing import (
     DEFAULT_NONTARGETS_PER_TARGET,
     DEFAULT_TARGETS_PER_SPEAKER,
     PairRules,
@@ -25,9 +24,9 @@ from speakernet.data.preparation.pairing import (
     hard_pairs,
     random_pairs,
 )
-from speakernet.data.preparation.scripts import DEFAULT_SEED, new_parser, positive_int, run_script
-from speakernet.data.preparation.summary import StepSummary, finish
-from speakernet.data.preparation.trial_lists import (
+from speakernet.corpora.scripts import DEFAULT_SEED, new_parser, positive_int, run_script
+from speakernet.corpora.summary import StepSummary, finish
+from speakernet.corpora.trial_lists import (
     FORMS,
     clean_list,
     genders_known,
@@ -39,7 +38,8 @@ from speakernet.data.preparation.trial_lists import (
     rewrite,
     write_pairs,
 )
-from speakernet.data.preparation.utterances import Utterances
+from speakernet.corpora.utterances import Utterances
+from speakernet.data.lists import read_training_list
 
 logger = logging.getLogger("trials")
 

@@ -10,15 +10,15 @@ Every speaker was recorded in one session, so its error rates are flattered by t
 import argparse
 import sys
 
-from speakernet.data.preparation.corpora import prepare_corpus, vctk_rows
-from speakernet.data.preparation.corpus_scripts import (
+from speakernet.corpora.corpora import prepare_corpus, vctk_rows
+from speakernet.corpora.corpus_scripts import (
     add_corpus_arguments,
     corpus_options,
     download_corpus,
     finish_corpus,
 )
-from speakernet.data.preparation.locking import exclusive
-from speakernet.data.preparation.scripts import add_common_arguments, add_download_arguments, new_parser, run_script
+from speakernet.corpora.locking import exclusive
+from speakernet.corpora.scripts import add_common_arguments, add_download_arguments, new_parser, run_script
 
 
 def build_parser() -> argparse.ArgumentParser:

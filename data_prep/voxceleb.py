@@ -17,20 +17,20 @@ import argparse
 import sys
 from pathlib import Path
 
-from speakernet.data.preparation.augmentation_corpora import prepare_musan, prepare_rirs
-from speakernet.data.preparation.catalogue import load_corpus
-from speakernet.data.preparation.ffmpeg import ENCODINGS, find_ffmpeg
-from speakernet.data.preparation.locking import exclusive
-from speakernet.data.preparation.scripts import (
+from speakernet.corpora.augmentation_corpora import prepare_musan, prepare_rirs
+from speakernet.corpora.catalogue import load_corpus
+from speakernet.corpora.ffmpeg import ENCODINGS, find_ffmpeg
+from speakernet.corpora.locking import exclusive
+from speakernet.corpora.scripts import (
     add_common_arguments,
     add_download_arguments,
     download_options,
     new_parser,
     run_script,
 )
-from speakernet.data.preparation.summary import finish
-from speakernet.data.preparation.voxceleb import SUBSETS, VoxCelebJob
-from speakernet.data.preparation.voxceleb_packing import pack_archives
+from speakernet.corpora.summary import finish
+from speakernet.corpora.voxceleb import SUBSETS, VoxCelebJob
+from speakernet.corpora.voxceleb_packing import pack_archives
 
 STEPS = ("download", "concatenate", "extract", "convert", "lists")
 

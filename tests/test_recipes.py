@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from speakernet.build.large_margin import large_margin_config
-from speakernet.build.schedule_table import ScheduledEpoch, scheduled_epochs
+from speakernet.assembly.large_margin import large_margin_config
+from speakernet.assembly.schedule_table import ScheduledEpoch, scheduled_epochs
 from speakernet.cli import main
 from speakernet.config import Config, load_config
 

@@ -11,13 +11,13 @@ import argparse
 import sys
 from pathlib import Path
 
-from speakernet.build.preflight import check_options
+from speakernet.assembly.checks import check_options
+from speakernet.checks.examination import Patient, examine
+from speakernet.checks.findings import exit_code, table
+from speakernet.checks.headers import DEFAULT_MIN_SECONDS
+from speakernet.checks.histograms import duration_histogram, write_duration_png
 from speakernet.config import load_config
-from speakernet.machine import usable_cores
-from speakernet.preflight.examination import Patient, examine
-from speakernet.preflight.findings import exit_code, table
-from speakernet.preflight.headers import DEFAULT_MIN_SECONDS
-from speakernet.preflight.histograms import duration_histogram, write_duration_png
+from speakernet.machine.limits import usable_cores
 
 TAKES_CONFIG = True
 METRIC_UTTERANCES = 2

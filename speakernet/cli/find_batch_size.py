@@ -8,7 +8,7 @@ import argparse
 import math
 import sys
 
-from speakernet.build.batch_size import find_batch_size
+from speakernet.assembly.batch_size import find_batch_size
 from speakernet.config import load_config
 
 TAKES_CONFIG = True

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Pack, verify, or both."""
-    from speakernet.machine import usable_cores
+    from speakernet.machine.limits import usable_cores
 
     if not arguments.source and not arguments.verify:
         raise ValueError("give --source with a folder or archives to pack, or --verify to check a corpus")
@@ -53,8 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _pack(arguments: argparse.Namespace, num_threads: int) -> None:
-    from speakernet.data.packed_inputs import open_inputs
-    from speakernet.data.packed_writer import SKIPPED, pack
+    from speakernet.data.packed.inputs import open_inputs
+    from speakernet.data.packed.writer import SKIPPED, pack
     from speakernet.files import human_bytes
 
     source = open_inputs(arguments.source, _wanted(arguments), arguments.strip)
@@ -91,7 +91,7 @@ def _wanted(arguments: argparse.Namespace):  # type: ignore[no-untyped-def]
 
 
 def _verify(corpus: str, num_threads: int) -> int:
-    from speakernet.data.packed import verify
+    from speakernet.data.packed.corpus import verify
 
     problems = verify(corpus, num_threads, show_progress=True)
     for problem in problems[:PROBLEMS_SHOWN]:

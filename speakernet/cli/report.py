@@ -10,8 +10,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from speakernet.evaluation.report import write_report
-from speakernet.evaluation.report_comparison import write_comparison
+from speakernet.evaluation.report.comparison import write_comparison
+from speakernet.evaluation.report.report import write_report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -16,7 +16,7 @@ from speakernet.cli.defaults import is_classic_checkpoint
 from speakernet.config import LoadedConfig, load_config
 
 if TYPE_CHECKING:
-    from speakernet.build.experiment import TrainingOutcome
+    from speakernet.assembly.journeys import TrainingOutcome
 
 TAKES_CONFIG = True
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     distributed.refuse_several_processes()
     loaded = load_config(arguments.config_arguments, is_classic_checkpoint)
     # Late: a mistyped option should not wait for torch to be imported.
-    from speakernet.build.experiment import score_experiment, train_experiment
+    from speakernet.assembly.journeys import score_experiment, train_experiment
 
     if loaded.evaluate_only:
         _say_defaults(loaded)

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from speakernet.data.augment_options import AugmentOptions
+from speakernet.data.augment.options import AugmentOptions
 from speakernet.data.options import DataOptions
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.frontend.options import FEATURES, FrontendOptions, LogMelOptions

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from speakernet.files import human_bytes
-from speakernet.machine import usable_memory_bytes
+from speakernet.machine.limits import usable_memory_bytes
 
 T = TypeVar("T")
 

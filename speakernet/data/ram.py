@@ -12,10 +12,10 @@ import numpy as np
 from tqdm import tqdm
 
 from speakernet.data.audio import AudioError
-from speakernet.data.augment_banks import BlockEnergies, ClipBank
+from speakernet.data.augment.banks import BlockEnergies, ClipBank
 from speakernet.data.lists import StringTable
 from speakernet.data.lookup import LookupTable
-from speakernet.data.packed import PackedRows
+from speakernet.data.packed.corpus import PackedRows
 from speakernet.data.sharing import SharedArray
 from speakernet.data.sources import AudioSource
 

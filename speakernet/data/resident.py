@@ -7,9 +7,9 @@ import numpy as np
 import torch
 
 from speakernet.data.audio import AudioError
-from speakernet.data.datasets import _START, BatchReport, BatchRequest, SpeakerIndex, read_or_replace, to_float
+from speakernet.data.batches import _START, BatchReport, BatchRequest, SpeakerIndex, read_or_replace, to_float
 from speakernet.data.keyed import KeyedRandom
-from speakernet.data.packed import PackedRows
+from speakernet.data.packed.corpus import PackedRows
 
 COPY_SAMPLES = 1 << 24  # moved at once, so that no second copy of the corpus is needed
 

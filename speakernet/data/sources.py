@@ -320,7 +320,7 @@ def open_source(root: str | Path, sample_rate: int = SAMPLE_RATE, **options: boo
     Raises:
         AudioError: there is nothing at `root`.
     """
-    from speakernet.data.packed import PackedSource, is_packed, partial_of
+    from speakernet.data.packed.corpus import PackedSource, is_packed, partial_of
 
     if is_packed(root) or (not Path(root).exists() and partial_of(root).exists()):
         return PackedSource(root, sample_rate)

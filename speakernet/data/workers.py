@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data._utils import signal_handling
 
 from speakernet.data.audio import AudioError
-from speakernet.data.datasets import BatchMaker, BatchReport, BatchRequest
+from speakernet.data.batches import BatchMaker, BatchReport, BatchRequest
 from speakernet.data.options import LoadingOptions
 from speakernet.data.sharing import SharedArray
 

@@ -24,7 +24,7 @@ from speakernet.evaluation.embedding import EmbeddingNet, embed_utterances
 from speakernet.evaluation.embedding_store import load_embeddings, save_embeddings, store_key
 from speakernet.evaluation.figures import figures
 from speakernet.evaluation.quality import signal_to_noise_db
-from speakernet.evaluation.report import write_report
+from speakernet.evaluation.report.report import write_report
 from speakernet.evaluation.score_files import write_scores
 from speakernet.evaluation.score_norm import cohort_statistics, normalize_scores
 from speakernet.evaluation.scoring import cosine_scores, mean_distance_scores, mean_embeddings

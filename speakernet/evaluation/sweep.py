@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from speakernet.data.augment import Augmenter, Drawn, mu_law_codec, telephone_band
-from speakernet.data.augment_banks import ClipBank, RoomBank
-from speakernet.data.augment_options import AugmentOptions
+from speakernet.data.augment.augmenter import Augmenter, Drawn, mu_law_codec, telephone_band
+from speakernet.data.augment.banks import ClipBank, RoomBank
+from speakernet.data.augment.options import AugmentOptions
 from speakernet.data.lists import StringTable, TrialList
 from speakernet.data.lookup import LookupTable
 from speakernet.data.sources import AudioSource, RowReader

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from speakernet.models.kernels.convolution import use_compiled_convolutions
+from speakernet.models.kernels.norm import use_compiled_norms
 from speakernet.seeding import capture_random_state, restore_random_state
 from speakernet.training.checkpoint import describe
-from speakernet.training.compiled_convolution import use_compiled_convolutions
-from speakernet.training.compiled_norm import use_compiled_norms
 from speakernet.training.options import CompileOptions
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ class BatchLike(Protocol):
 
 
 class Loader(Protocol):
-    """What the trainer needs of a loader; `speakernet.data.loaders` has the real one."""
+    """What the trainer needs of a loader; `speakernet.data.loader` has the real one."""
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch (from 0) that the next iteration gives."""

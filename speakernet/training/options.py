@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
-from speakernet.machine_options import MachineOptions
+from speakernet.machine.options import MachineOptions
 from speakernet.options import (
     Count,
     CountOrZero,

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from speakernet.performance.profiler import NoProfiler, StepProfiler
 from speakernet.training.interfaces import BatchLike
 from speakernet.training.precision import Precision
+from speakernet.training.profiler import NoProfiler, StepProfiler
 
 
 @dataclasses.dataclass(frozen=True)

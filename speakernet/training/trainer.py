@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from speakernet import distributed
-from speakernet.performance.tracker import PerformanceTracker
 from speakernet.seeding import capture_random_state, restore_random_state
 from speakernet.training.averaging import WeightAverage, average_checkpoints, recompute_statistics
 from speakernet.training.checkpoint import CheckpointStore, RunLock, to_cpu
@@ -40,6 +39,7 @@ from speakernet.training.state import (
     steps_left,
 )
 from speakernet.training.step import TrainingStep
+from speakernet.training.tracker import PerformanceTracker
 
 __all__ = ["Interrupted", "Loader", "NonFiniteError", "Trainer"]
 logger = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from speakernet.build.model import build_loss, build_model
+from speakernet.assembly.model import build_loss, build_model
 from speakernet.config.aliases import ALIASES, MODE_FLAGS
 from speakernet.config.loading import load_config
 

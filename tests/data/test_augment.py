@@ -8,9 +8,9 @@ import torch
 from scipy.signal import convolve
 
 from speakernet.data.audio import AudioError, write_audio
-from speakernet.data.augment import BABBLE, CLEAN, MUSIC, NOISE, REVERB, Augmenter, distinct_choices
-from speakernet.data.augment_banks import BlockEnergies, fast_fft_samples, noise_banks, room_bank
-from speakernet.data.augment_options import AugmentOptions
+from speakernet.data.augment.augmenter import BABBLE, CLEAN, MUSIC, NOISE, REVERB, Augmenter, distinct_choices
+from speakernet.data.augment.banks import BlockEnergies, fast_fft_samples, noise_banks, room_bank
+from speakernet.data.augment.options import AugmentOptions
 from speakernet.data.cache import AudioCache
 from speakernet.data.ram import clips_into_ram
 from speakernet.data.sharing import SharedArray

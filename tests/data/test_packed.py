@@ -10,13 +10,13 @@ import pytest
 import soundfile
 
 from speakernet.cli import main
-from speakernet.data import packed_names
 from speakernet.data.audio import AudioError, write_audio
 from speakernet.data.lists import StringTable
-from speakernet.data.packed import PackedError, PackedSource, is_packed, verify
-from speakernet.data.packed_inputs import FolderInput
-from speakernet.data.packed_names import NameIndex, hash_names
-from speakernet.data.packed_writer import pack
+from speakernet.data.packed import names as packed_names
+from speakernet.data.packed.corpus import PackedError, PackedSource, is_packed, verify
+from speakernet.data.packed.inputs import FolderInput
+from speakernet.data.packed.names import NameIndex, hash_names
+from speakernet.data.packed.writer import pack
 from speakernet.data.sources import FolderSource, RowReader, open_source
 
 NAMES = ["a/plain.wav", "a/b c.flac", "ü/stereo.wav", "short.wav", "wide.wav"]

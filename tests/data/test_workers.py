@@ -11,9 +11,9 @@ import psutil
 import pytest
 import torch
 
-from speakernet.build.data import build_training_loader
+from speakernet.assembly.data import build_training_loader
 from speakernet.config import Config
-from speakernet.data.loaders import Batch, TrainingLoader
+from speakernet.data.loader import Batch, TrainingLoader
 from speakernet.data.workers import WorkerDied
 
 OWNER = """

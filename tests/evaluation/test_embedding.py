@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from speakernet.build.evaluation import subset
+from speakernet.assembly.evaluation import subset
 from speakernet.cli import main
 from speakernet.data.audio import AudioError, write_audio
 from speakernet.data.lists import StringTable, read_trials

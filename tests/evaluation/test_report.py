@@ -13,9 +13,9 @@ import pytest
 
 from speakernet.cli import main
 from speakernet.evaluation.metrics import eer
-from speakernet.evaluation.report import write_report
-from speakernet.evaluation.report_comparison import write_comparison
-from speakernet.evaluation.report_data import embedding_map, read_run
+from speakernet.evaluation.report.comparison import write_comparison
+from speakernet.evaluation.report.data import embedding_map, read_run
+from speakernet.evaluation.report.report import write_report
 
 sys.path.insert(0, str(Path(__file__).parent))
 from report_runs import make_run, make_trials

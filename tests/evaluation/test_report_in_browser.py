@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from speakernet.evaluation.report import write_report
-from speakernet.evaluation.report_comparison import write_comparison
+from speakernet.evaluation.report.comparison import write_comparison
+from speakernet.evaluation.report.report import write_report
 
 sys.path.insert(0, str(Path(__file__).parent))
 from report_runs import make_run, make_trials

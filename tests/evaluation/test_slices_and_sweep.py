@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from speakernet.data.audio import write_audio
-from speakernet.data.augment_banks import noise_banks, room_bank
+from speakernet.data.augment.banks import noise_banks, room_bank
 from speakernet.data.lists import StringTable, TrialList
 from speakernet.data.sources import open_source
 from speakernet.evaluation.metrics import eer, min_dcf

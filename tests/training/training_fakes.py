@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from speakernet.performance.tracker import PerformanceTracker
 from speakernet.training.averaging import WeightAverage
 from speakernet.training.checkpoint import CheckpointStore
 from speakernet.training.optimizers import create_optimizer
@@ -18,6 +17,7 @@ from speakernet.training.progress import Progress
 from speakernet.training.schedules import LearningRateSchedule, MarginSchedule, ScheduleOptions
 from speakernet.training.state import TrainerOptions
 from speakernet.training.step import TrainingStep
+from speakernet.training.tracker import PerformanceTracker
 from speakernet.training.trainer import Trainer
 
 SAMPLES = 12

@@ -1,0 +1,127 @@
+"""The recordings that both pipelines are measured on: those of a configuration, written as WAV, as FLAC and packed.
+
+Utterances are joined and cut to lengths of 4 to 12 seconds, as VoxCeleb's are, so that figures of different corpora can
+be compared; noise and room responses lie as MUSAN's and RIRS_NOISES' do, which the classic pipeline needs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from speakernet.assembly.data import build_source
+from speakernet.config.schema import Config
+from speakernet.data.audio import read_audio, to_int16, write_audio
+from speakernet.data.augment.banks import find_audio_files, noise_banks
+from speakernet.data.lists import read_training_list, write_training_list
+from speakernet.data.packed.inputs import FolderInput
+from speakernet.data.packed.writer import pack
+from speakernet.data.sources import AudioSource
+
+SECONDS_RANGE = (4.0, 12.0)
+CLASSIC_FOLDERS = {"noise": "noise", "music": "music", "babble": "speech"}
+MOST_CLIPS_OF_A_KIND = 60
+MOST_ROOMS = 100
+
+
+@dataclass(frozen=True)
+class BenchmarkData:
+    """Where the benchmark's recordings lie.
+
+    Attributes:
+        root: everything is below it; `wav`, `flac` and `packed` hold the same samples.
+        names: utterances without their suffix.
+        labels: speaker of each.
+        has_noise: whether noise, music, babble and room responses are there.
+    """
+
+    root: Path
+    names: Sequence[str]
+    labels: Sequence[int]
+    has_noise: bool
+
+    @property
+    def noise_path(self) -> Path:
+        """Laid out as MUSAN."""
+        return self.root / "musan"
+
+    @property
+    def rir_path(self) -> Path:
+        """Laid out as RIRS_NOISES/simulated_rirs."""
+        return self.root / "rirs"
+
+    def folder(self, form: str) -> Path:
+        """Of `wav`, `flac` or `packed` recordings; the packed ones have the names of the WAV files."""
+        return self.root / form
+
+    def paths(self, form: str) -> list[str]:
+        """The files, for a reader that takes paths."""
+        return [str(self.root / form / f"{name}.{form}") for name in self.names]
+
+    def write_list(self, form: str, num_rows: int) -> Path:
+        """A training list of `num_rows` rows; utterances come again when there are fewer."""
+        suffix = "flac" if form == "flac" else "wav"
+        path = self.root / f"{form}-{num_rows}.txt"
+        rows = (number % len(self.names) for number in range(num_rows))
+        write_training_list(path, ((f"s{self.labels[row]:04d}", f"{self.names[row]}.{suffix}") for row in rows))
+        return path
+
+
+def prepare_data(config: Config, folder: Path, num_utterances: int) -> BenchmarkData:
+    """Write the benchmark's recordings from those of the configuration.
+
+    Raises:
+        ValueError: the configuration names no training list.
+    """
+    data, sample_rate = config.data, config.data.sample_rate
+    if not data.train_list:
+        raise ValueError("the benchmark needs recordings: give a --config with data.train_list, such as exp01.yaml")
+    training = read_training_list(data.train_list)
+    source = build_source(config, data.train_path or Path(data.train_list).parent)
+    random = np.random.default_rng(config.runtime.seed)
+    names, labels = [], []
+    for number in range(num_utterances):
+        first = number * len(training) // num_utterances
+        num_samples = int(random.uniform(*SECONDS_RANGE) * sample_rate)
+        waveform = _join(source, training.paths, first, num_samples)
+        name = f"{number % 97:02d}/{number:05d}"
+        for form in ("wav", "flac"):
+            path = folder / form / f"{name}.{form}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_audio(path, to_int16(waveform), sample_rate)
+        names.append(name)
+        labels.append(int(training.labels[first]))
+    pack(FolderInput(folder / "wav"), folder / "packed", sample_rate=sample_rate)
+    has_noise = bool(config.augment.noise_path and config.augment.rir_path)
+    if has_noise:
+        write_noise(config, folder)
+    return BenchmarkData(folder, names, labels, has_noise)
+
+
+def _join(source: AudioSource, paths: Sequence[str], first: int, num_samples: int) -> np.ndarray:
+    """Utterances from `first` on, one after the other, cut to the length; (samples,)."""
+    pieces: list[np.ndarray] = []
+    row = first
+    while sum(map(len, pieces)) < num_samples:
+        pieces.append(source.read(paths[row % len(paths)]))
+        row += 1
+    return np.concatenate(pieces)[:num_samples]
+
+
+def write_noise(config: Config, folder: Path) -> None:
+    """Copy the configuration's noise and room responses below `folder`, in one channel, as `musan` and `rirs`."""
+    sample_rate = config.data.sample_rate
+    for kind, bank in noise_banks(config.augment.noise_path, sample_rate, None).items():
+        for clip in range(min(len(bank), MOST_CLIPS_OF_A_KIND)):
+            out = np.empty((1, int(bank.lengths[clip])), dtype=np.float32)
+            bank.fill(np.array([clip]), np.zeros(1), out)
+            path = folder / "musan" / CLASSIC_FOLDERS[kind] / "all" / "some" / f"{clip:04d}.wav"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_audio(path, out[0], sample_rate)
+    names = find_audio_files(config.augment.rir_path)
+    for number, name in enumerate(names[:: max(1, len(names) // MOST_ROOMS)]):
+        path = folder / "rirs" / "rooms" / "some" / f"{number:04d}.wav"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        response = read_audio(Path(config.augment.rir_path) / name, sample_rate=sample_rate)
+        write_audio(path, 0.99 * response / np.abs(response).max(), sample_rate)

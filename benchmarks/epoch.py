@@ -1,0 +1,130 @@
+"""A whole epoch measured: loading with augmentation, training steps, evaluation; ours against the classic pipeline.
+
+Both have the configuration's lists, crops, batch size, trials and evaluation crops, and a process each. The classic one
+reads whole files, augments them one by one, trains the plain network in float32, embeds the recordings and scores the
+trials one by one; ours is what `speakernet train` does between two evaluations.
+"""
+
+import os
+import random
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from benchmarks.data import write_noise
+from benchmarks.paired import Timing, time_in_turn
+from benchmarks.plain_models import PlainAMSoftmax, plain_model
+from benchmarks.served import ServedProcess, serve
+from benchmarks.steps import margin_and_scale
+from speakernet.assembly.data import build_training_loader
+from speakernet.assembly.evaluation import build_validation
+from speakernet.assembly.journeys import with_default_paths
+from speakernet.assembly.model import build_loss, build_model
+from speakernet.assembly.training import build_trainer, choose_device, prepare_machine
+from speakernet.config.schema import Config, replaced
+from speakernet.data.lists import read_training_list, read_trials
+from speakernet.evaluation import metrics
+from speakernet.machine import baseline
+from speakernet.machine.allocation import HUGE_PAGES
+from speakernet.machine.limits import usable_cores
+
+CLASSIC, OURS = "classic", "ours"
+
+
+def measure_epochs(arguments: Sequence[str], rounds: int) -> list[Timing]:
+    """Time a classic epoch and one of ours in turn.
+
+    Args:
+        arguments: the configuration's, as on the command line.
+        rounds: epochs of each, after one that does not count.
+
+    Raises:
+        ValueError: either failed, with what it said.
+    """
+    command = [sys.executable, "-m", "speakernet", "benchmark", *arguments, "--epoch_of"]
+    processes = [
+        ServedProcess(name, [*command, name], {**os.environ, HUGE_PAGES: "1" if name == OURS else "0"})
+        for name in (CLASSIC, OURS)
+    ]
+    try:
+        return time_in_turn({process.name: process.run for process in processes}, rounds=rounds)
+    finally:
+        for process in processes:
+            process.close()
+
+
+def serve_epochs(config: Config, name: str) -> None:
+    """In a process of its own: an epoch of that pipeline for every line that comes in."""
+    config = with_default_paths(config)
+    with tempfile.TemporaryDirectory() as folder:
+        serve((our_epoch if name == OURS else classic_epoch)(config, Path(folder)))
+
+
+def our_epoch(config: Config, folder: Path) -> Callable[[], None]:
+    """The trainer's next epoch and its evaluation."""
+    prepare_machine(config)
+    config = replaced(config, training={"max_epochs": 1 << 20})
+    device = choose_device(config)
+    net = build_model(config)
+    loader = build_training_loader(config, device)
+    loss = build_loss(config, loader.num_classes)
+    trainer = build_trainer(config, net, loss, loader, build_validation(config, net, device), folder)
+
+    def run() -> None:
+        trainer._train_epoch()
+        trainer.state.epoch, trainer.state.batch = trainer.state.epoch + 1, 0
+        trainer.evaluate()
+
+    return run
+
+
+def classic_epoch(config: Config, folder: Path) -> Callable[[], None]:
+    """The same work by the classic pipeline: as many utterances, the same recordings to embed, the same trials."""
+    data, section = config.data, config.evaluation
+    generator = random.Random(config.runtime.seed)
+    augmentation = None
+    if config.augment.enabled:
+        write_noise(config, folder)
+        noise, rooms = str(folder / "musan"), str(folder / "rirs")
+        augmentation = baseline.ClassicAugmentation(noise, rooms, data.crop_frames, generator)
+    training = read_training_list(data.train_list)
+    paths = [str(Path(data.train_path) / name) for name in training.paths]
+    labels = [int(label) for label in training.labels]
+    dataset = baseline.ClassicTrainingSet(paths, labels, data.crop_frames, generator, augmentation)
+    trials = read_trials(data.validation_list)
+    names = list(trials.names)
+    recordings = [str(Path(data.validation_path) / name) for name in names]
+    pairs = [(recordings[one], recordings[other]) for one, other in zip(trials.enrol, trials.test, strict=True)]
+    if trials.labels is None:
+        raise ValueError(f"{data.validation_list} is unlabelled; the benchmark computes the EER of its trials")
+    trial_labels = trials.labels
+    torch.manual_seed(config.runtime.seed)
+    dim = config.model.embedding_dim
+    front_end = build_model(config).front_end
+    net = plain_model(config.model.name, front_end, dim, front_end.num_features)
+    loss = PlainAMSoftmax(dim, max(labels) + 1, *margin_and_scale(config.loss))
+    optimizer = torch.optim.Adam([*net.parameters(), *loss.parameters()], lr=config.optimizer.learning_rate)
+
+    def run() -> None:
+        net.train()
+        rows = [[row] for row in torch.randperm(len(paths)).tolist()]
+        for crops, speakers in baseline.training_loader(dataset, rows, data.batch_size, usable_cores()):
+            optimizer.zero_grad()
+            value = loss(net(crops.squeeze(1)), speakers)
+            value.backward()
+            optimizer.step()
+            value.item()
+        net.eval()
+        embeddings = baseline.embed_one_by_one(
+            net,
+            recordings,
+            num_frames=section.eval_frames,
+            num_crops=section.num_crops,
+            num_workers=usable_cores(),
+        )
+        metrics.eer(torch.tensor(baseline.score_one_by_one(embeddings, pairs)).numpy(), trial_labels)
+
+    return run

@@ -1,0 +1,208 @@
+"""What `speakernet benchmark --scoring` measures: scoring, normalisation, metrics at full size; embedding on request.
+
+Embeddings are random, of the sizes that the field's lists have; each part runs in a process of its own, so that its
+peak memory is its own (interpreter and torch included). The median of several runs after one that does not count.
+"""
+
+import concurrent.futures
+import dataclasses
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.timing import Comparison, Side, compare
+from speakernet.data.lists import StringTable, read_trials
+from speakernet.data.sources import open_source
+from speakernet.evaluation import metrics
+from speakernet.evaluation.embedding import embed_utterances
+from speakernet.evaluation.score_norm import cohort_statistics, normalize_scores
+from speakernet.evaluation.scoring import cosine_scores, mean_distance_scores, mean_embeddings
+from speakernet.machine import baseline
+from speakernet.models.speaker_net import SpeakerNet
+from speakernet.training.tracker import process_peak_bytes
+
+# VoxCeleb1-O: so many utterances, each enrolled in eight trials.
+LIST_UTTERANCES, TRIALS_EACH = 4715, 8
+CROPS, LIST_DIM, LARGE_DIM = 10, 512, 256
+MILLION = 1_000_000
+# The size of VoxCeleb1-E, against as many speakers as VoxCeleb2 has.
+NORM_TRIALS, NORM_UTTERANCES, COHORT, TOP = 580_000, 145_000, 6000, 300
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """One part.
+
+    Attributes:
+        name: what was done.
+        num_items: trials or scores.
+        median_seconds: of the runs, by the clock on the wall.
+        lowest_seconds: of any run.
+        highest_seconds: of any run.
+        cpu_seconds: median of the processor time that all threads took.
+        peak_bytes: most memory that the process held, inputs included.
+        threads: that torch used.
+        load: processes that wanted to run when it ended, mean over a minute.
+    """
+
+    name: str
+    num_items: int
+    median_seconds: float
+    lowest_seconds: float
+    highest_seconds: float
+    cpu_seconds: float
+    peak_bytes: int
+    threads: int
+    load: float
+
+
+Part = Callable[[np.random.Generator, str], tuple[str, int, Callable[[], object]]]
+
+
+def cosine(generator: np.random.Generator, trials: str) -> tuple[str, int, Callable[[], object]]:
+    """A list of VoxCeleb1-O's size by the cosine."""
+    num_utterances, enrol, test = _list(generator, trials)
+    units = mean_embeddings(_normal(generator, num_utterances, LIST_DIM))
+    name = f"cosine, {len(enrol):,} trials over {num_utterances:,} utterances, {LIST_DIM} dimensions"
+    return name, len(enrol), lambda: cosine_scores(units, enrol, test)
+
+
+def mean_distance(generator: np.random.Generator, trials: str) -> tuple[str, int, Callable[[], object]]:
+    """The same list by voxceleb_trainer's score."""
+    num_utterances, enrol, test = _list(generator, trials)
+    crops = _normal(generator, num_utterances, CROPS, LIST_DIM)
+    name = f"mean distance of {CROPS} x {CROPS} crops, the same list"
+    return name, len(enrol), lambda: mean_distance_scores(crops, enrol, test)
+
+
+def large_list(generator: np.random.Generator, _: str) -> tuple[str, int, Callable[[], object]]:
+    """Ten million trials over a million utterances."""
+    units = _normal(generator, MILLION, LARGE_DIM)
+    for start in range(0, MILLION, 10_000):
+        units[start : start + 10_000] = mean_embeddings(units[start : start + 10_000])
+    enrol, test = generator.integers(0, MILLION, (2, 10 * MILLION), dtype=np.int32)
+    name = f"cosine, 10 million trials over 1 million utterances, {LARGE_DIM} dimensions"
+    return name, len(enrol), lambda: cosine_scores(units, enrol, test)
+
+
+def adaptive_norm(generator: np.random.Generator, _: str) -> tuple[str, int, Callable[[], object]]:
+    """Scoring and adaptive s-norm of a list of VoxCeleb1-E's size."""
+    units = mean_embeddings(_normal(generator, NORM_UTTERANCES, LARGE_DIM))
+    cohort = mean_embeddings(_normal(generator, COHORT, LARGE_DIM))
+    enrol, test = generator.integers(0, NORM_UTTERANCES, (2, NORM_TRIALS), dtype=np.int32)
+
+    def run() -> np.ndarray:
+        scores = cosine_scores(units, enrol, test)
+        return normalize_scores(scores, enrol, test, cohort_statistics(units, cohort, TOP), "as")
+
+    name = (
+        f"scoring and adaptive s-norm, {NORM_TRIALS:,} trials, {NORM_UTTERANCES:,} utterances, "
+        f"{COHORT:,} members, {LARGE_DIM} dimensions, K = {TOP}"
+    )
+    return name, NORM_TRIALS, run
+
+
+def all_metrics(generator: np.random.Generator, _: str) -> tuple[str, int, Callable[[], object]]:
+    """Every metric of ten million scores, taken as log-likelihood ratios."""
+    labels = generator.random(10 * MILLION) < 0.1
+    scores = generator.standard_normal(len(labels)) + 3 * labels
+
+    def run() -> tuple[object, ...]:
+        rates = metrics.error_rates(scores, labels)
+        costs = [(metrics.min_dcf_point(rates, p), metrics.act_dcf_of(rates, p)) for p in (0.01, 0.05, 0.001)]
+        return (
+            metrics.equal_error_point(rates),
+            metrics.hull_eer_percent(rates),
+            metrics.voxceleb_trainer_eer_percent(rates),
+            costs,
+            metrics.cllr(scores, labels) - metrics.min_cllr_of(rates),
+            metrics.det_points(rates),
+            metrics.area_under_roc(rates),
+        )
+
+    return "10 million scores through all metrics", len(scores), run
+
+
+PARTS: dict[str, Part] = {
+    "cosine": cosine,
+    "mean_distance": mean_distance,
+    "large_list": large_list,
+    "adaptive_norm": adaptive_norm,
+    "all_metrics": all_metrics,
+}
+
+
+def measure_scoring(part: str, *, rounds: int, threads: int, trials: str = "") -> Measured:
+    """Measure one part in a new process.
+
+    Args:
+        part: a name of `PARTS`.
+        rounds: runs that count.
+        threads: of torch.
+        trials: a list to take the pairs of; empty draws one of VoxCeleb1-O's size.
+    """
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(_measure, part, rounds, threads, trials).result()
+
+
+def compare_embedding(folder: Path, num_utterances: int, rounds: int, threads: int) -> Comparison:
+    """Ten crops of 4 s by ResNetSE34L, one utterance a batch as the classic pipeline does it, and by ours.
+
+    Args:
+        folder: recordings; every so many of them is taken.
+        num_utterances: to take.
+        rounds: of A B A B ….
+        threads: of torch, the same for both.
+
+    Raises:
+        ValueError: the folder holds no recordings.
+    """
+    torch.set_num_threads(threads)
+    found = sorted(path for path in folder.rglob("*") if path.suffix in (".wav", ".flac"))
+    if not found:
+        raise ValueError(f"{folder} holds no .wav or .flac files; expected a folder of recordings")
+    chosen = found[:: max(1, len(found) // num_utterances)][:num_utterances]
+    names = StringTable.from_strings(path.relative_to(folder).as_posix() for path in chosen)
+    net, source = SpeakerNet.named("ResNetSE34L", embedding_dim=LIST_DIM).eval(), open_source(folder)
+    paths = [str(path) for path in chosen]
+    classic = Side(_nothing, lambda _: len(baseline.embed_one_by_one(net, paths, num_frames=400, num_crops=CROPS)))
+    ours = Side(_nothing, lambda _: len(embed_utterances(net, source, names, eval_frames=400, num_crops=CROPS)))
+    return compare("embedding, 10 crops of 4 s", classic, ours, rounds=rounds, wanted=3, unit="utterances")
+
+
+def _measure(part: str, rounds: int, threads: int, trials: str) -> Measured:
+    torch.set_num_threads(threads)
+    name, num_items, work = PARTS[part](np.random.default_rng(0), trials)
+    work()
+    wall, processor = [], []
+    for _ in range(rounds):
+        clock, used = time.perf_counter(), time.process_time()
+        work()
+        wall.append(time.perf_counter() - clock)
+        processor.append(time.process_time() - used)
+    median, used = statistics.median(wall), statistics.median(processor)
+    load = os.getloadavg()[0]
+    return Measured(name, num_items, median, min(wall), max(wall), used, process_peak_bytes(), threads, load)
+
+
+def _list(generator: np.random.Generator, trials: str) -> tuple[int, np.ndarray, np.ndarray]:
+    if trials:
+        read = read_trials(trials)
+        return len(read.names), read.enrol, read.test
+    enrol = np.repeat(np.arange(LIST_UTTERANCES, dtype=np.int32), TRIALS_EACH)
+    return LIST_UTTERANCES, enrol, generator.integers(0, LIST_UTTERANCES, len(enrol), dtype=np.int32)
+
+
+def _normal(generator: np.random.Generator, *shape: int) -> np.ndarray:
+    return generator.standard_normal(shape, dtype=np.float32)
+
+
+def _nothing() -> None:
+    return None

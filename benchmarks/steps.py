@@ -1,0 +1,301 @@
+"""The training step measured: each speed-up on and off, alone and together, in paired runs; and its peak memory.
+
+The reference is the step as one writes it by hand: the plain definition of the network and loss in torch, float32,
+torch's plain Adam, forward, backward, update. Batches are random numbers of the right shape, so no data is needed.
+Every variant has a process of its own, because the setting of memory is one of them, and they run in turn.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.paired import Timing, time_in_turn
+from benchmarks.plain_models import PlainAMSoftmax, plain_model
+from benchmarks.served import ServedProcess, serve
+from speakernet.assembly.model import build_loss, build_model
+from speakernet.assembly.training import build_precision, build_trainer, prepare_machine
+from speakernet.config.schema import Config, replaced
+from speakernet.losses.options import AMSoftmaxOptions, LossOptions
+from speakernet.machine.allocation import HUGE_PAGES
+from speakernet.machine.settings import MemoryMonitor
+from speakernet.training.profiler import peak_tensor_bytes
+from speakernet.training.trainer import Trainer
+
+NUM_SPEAKERS = 150
+# voxceleb_trainer's sizes: mel bands of its definitions, and its embedding.
+CLASSIC_MELS = {"ResNetSE34L": 40, "ResNetSE34V2": 64, "VGGVox": 40}
+CLASSIC_DIM = 512
+CROP_SAMPLES = 32240  # 200 frames of 10 ms with a window of 25 ms
+PLAIN, PLAIN_BF16 = "plain definition", "plain definition, bf16 autocast"
+BY_HAND = "forward, backward, update alone"
+AS_BEFORE: dict[str, dict[str, Any]] = {
+    "runtime": {"precision": "no", "keep_memory": False, "channels_last": "off"},
+    "optimizer": {"fused": "off"},
+}
+# Variants of the trainer by name: what each sets in its sections. First each speed-up alone, then together.
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "none": AS_BEFORE,
+    "fused only": {"runtime": AS_BEFORE["runtime"]},
+    "channels_last only": {**AS_BEFORE, "runtime": {"precision": "no", "keep_memory": False}},
+    "keep_memory only": {**AS_BEFORE, "runtime": {"precision": "no", "channels_last": "off"}},
+    "bf16 only": {**AS_BEFORE, "runtime": {"keep_memory": False, "channels_last": "off"}},
+    "compile only": {**AS_BEFORE, "runtime": {**AS_BEFORE["runtime"], "compile": "on"}},
+    "all but bf16": {"runtime": {"precision": "no"}},
+    "default": {},
+    "default without fused": {"optimizer": {"fused": "off"}},
+    "default without channels_last": {"runtime": {"channels_last": "off"}},
+    "default without keep_memory": {"runtime": {"keep_memory": False}},
+    "default + compile": {"runtime": {"compile": "on"}},
+    "default + compile by block": {"runtime": {"compile": "on", "compile_scope": "regional"}},
+    "default + checkpointing": {"runtime": {"gradient_checkpointing": True}},
+}
+# The allocator's heap grows for some steps before it keeps all that a step needs.
+WARMUP_STEPS = 10
+NAMES = (PLAIN, PLAIN_BF16, BY_HAND, *VARIANTS)
+
+
+@dataclasses.dataclass
+class RandomBatch:
+    """A batch of noise with the labels 0, 1, 2 …"""
+
+    waveforms: torch.Tensor
+    labels: torch.Tensor
+    indices: torch.Tensor
+
+    @classmethod
+    def of(cls, batch_size: int, device: torch.device) -> "RandomBatch":
+        """One batch on the device."""
+        noise = torch.randn(batch_size, CROP_SAMPLES, generator=torch.Generator().manual_seed(0))
+        labels = torch.arange(batch_size) % NUM_SPEAKERS
+        return cls((0.1 * noise).to(device), labels.to(device), torch.arange(batch_size))
+
+
+class OneBatchLoader:
+    """Gives the same batch again and again, without end for any benchmark."""
+
+    utterances_per_speaker = 1
+
+    def __init__(self, batch: RandomBatch) -> None:
+        self.batch = batch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Every epoch is the same."""
+
+    def __len__(self) -> int:
+        return 1 << 20
+
+    def __iter__(self) -> Iterator[RandomBatch]:
+        return itertools.repeat(self.batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing to keep."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing to take up."""
+
+    def file_names(self, indices: torch.Tensor) -> list[str]:
+        """Noise comes from no file."""
+        return []
+
+    def epoch_report(self) -> Mapping[str, Any]:
+        """Nothing happened."""
+        return {}
+
+
+def variant_config(config: Config, name: str) -> Config:
+    """The configuration with a variant's settings; everything else stays."""
+    fixed: dict[str, dict[str, Any]] = {"runtime": {"compile": "off"}}
+    sections = VARIANTS[name]
+    for section in {*fixed, *sections}:
+        fields = {**fixed.get(section, {}), **sections.get(section, {})}
+        config = replaced(config, **{section: fields})
+    return config
+
+
+def trainer_step(config: Config, folder: Path, batch_size: int) -> tuple[Callable[[], None], Trainer]:
+    """One whole step of a real trainer as a callable: what the loop does between two batches, progress line and all."""
+    torch.manual_seed(config.runtime.seed)
+    net, loss = build_model(config), build_loss(config, NUM_SPEAKERS)
+    device = torch.device("cuda" if torch.cuda.is_available() and config.runtime.device != "cpu" else "cpu")
+    loader = OneBatchLoader(RandomBatch.of(batch_size, device))
+    trainer = build_trainer(config, net, loss, loader, lambda: {"eer_percent": 50.0}, folder)
+    net.train()
+    loss.train()
+    batches = iter(loader)
+
+    def run() -> None:
+        trainer._one_step(batches, len(loader))
+        trainer._after_step(len(loader))
+
+    return run, trainer
+
+
+def classic_config(config: Config, model: str) -> Config:
+    """The configuration with voxceleb_trainer's own sizes of a model, and AM-softmax."""
+    mels = {"num_mels": CLASSIC_MELS[model]} if model in CLASSIC_MELS else {}
+    return replaced(
+        config,
+        model={"name": model, "embedding_dim": CLASSIC_DIM},
+        frontend={"name": "auto", **mels},
+        loss={"name": "amsoftmax"},
+    )
+
+
+def margin_and_scale(options: LossOptions) -> tuple[float, float]:
+    """Of AM-softmax, which the plain definitions are trained with.
+
+    Raises:
+        ValueError: another loss.
+    """
+    if not isinstance(options, AMSoftmaxOptions):
+        raise ValueError(f"loss.name is {options.name}; the classic pipeline is compared with amsoftmax")
+    return options.margin, options.scale
+
+
+def plain_step(config: Config, batch_size: int, dtype: torch.dtype = torch.float32) -> Callable[[], None]:
+    """The step as one writes it by hand: plain network, plain loss, plain Adam; below float32 under autocast."""
+    torch.manual_seed(config.runtime.seed)
+    front_end = build_model(config).front_end
+    net = plain_model(config.model.name, front_end, config.model.embedding_dim, front_end.num_features).train()
+    loss = PlainAMSoftmax(config.model.embedding_dim, NUM_SPEAKERS, *margin_and_scale(config.loss)).train()
+    optimizer = torch.optim.Adam([*net.parameters(), *loss.parameters()], lr=1e-3)
+    return _by_hand(optimizer, lambda batch: loss(net(batch.waveforms), batch.labels), batch_size, dtype)
+
+
+def by_hand_step(config: Config, batch_size: int) -> Callable[[], None]:
+    """Forward, backward and fused Adam of our network, nothing else: the trainer's overhead is measured against it."""
+    torch.manual_seed(config.runtime.seed)
+    net, loss = build_model(config).train(), build_loss(config, NUM_SPEAKERS).train()
+    optimizer = torch.optim.Adam([*net.parameters(), *loss.parameters()], lr=1e-3, fused=True)
+    dtype = build_precision(config, torch.device("cpu")).dtype
+    return _by_hand(optimizer, lambda batch: loss(net(batch.waveforms), batch.labels)[0], batch_size, dtype)
+
+
+def _by_hand(
+    optimizer: torch.optim.Optimizer,
+    loss_of: Callable[[RandomBatch], torch.Tensor],
+    batch_size: int,
+    dtype: torch.dtype,
+) -> Callable[[], None]:
+    batch = RandomBatch.of(batch_size, torch.device("cpu"))
+
+    def run() -> None:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+            value = loss_of(batch)
+        value.backward()
+        optimizer.step()
+
+    return run
+
+
+def make_step(config: Config, name: str, folder: Path, batch_size: int) -> Callable[[], None]:
+    """The step of that name, with the settings of the process that belong to it.
+
+    Raises:
+        ValueError: a variant that this machine cannot run.
+    """
+    if name in (PLAIN, PLAIN_BF16):
+        return plain_step(config, batch_size, torch.bfloat16 if name == PLAIN_BF16 else torch.float32)
+    if name == BY_HAND:
+        prepare_machine(config)
+        return by_hand_step(config, batch_size)
+    config = variant_config(config, name)
+    prepare_machine(config)
+    return trainer_step(config, folder, batch_size)[0]
+
+
+def serve_steps(config: Config, name: str, batch_size: int) -> None:
+    """In a process of its own: a step for every line that comes in."""
+    with tempfile.TemporaryDirectory() as folder:
+        step = make_step(config, name, Path(folder), batch_size)
+
+        def run() -> None:
+            step()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+
+        serve(run)
+
+
+def start_steps(model: str, name: str, batch_size: int, arguments: Sequence[str]) -> ServedProcess:
+    """A process that does steps of a variant."""
+    keeps = name == BY_HAND or VARIANTS.get(name, AS_BEFORE).get("runtime", {}).get("keep_memory", True)
+    command = [sys.executable, "-m", "speakernet", "benchmark", *arguments, "--steps", model]
+    command += ["--step_of", name, "--step_batch", str(batch_size)]
+    return ServedProcess(name, command, {**os.environ, HUGE_PAGES: "1" if keeps else "0"})
+
+
+def measure_steps(
+    model: str, names: Sequence[str], *, batch_size: int, rounds: int, arguments: Sequence[str] = ()
+) -> list[Timing]:
+    """Time the plain definition's step and every variant in turn.
+
+    Raises:
+        ValueError: an unknown variant, or one that this machine cannot run.
+    """
+    for name in names:
+        if name not in NAMES:
+            raise ValueError(f"unknown variant {name!r}; known: {', '.join(NAMES)}")
+    with contextlib.ExitStack() as stack:
+        processes = [start_steps(model, name, batch_size, arguments) for name in dict.fromkeys([PLAIN, *names])]
+        for process in processes:
+            stack.callback(process.close)
+        return time_in_turn(
+            {process.name: process.run for process in processes}, rounds=rounds, warmup=WARMUP_STEPS, settle=1
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class StepMemory:
+    """What a step takes at its peak, in bytes."""
+
+    tensor_bytes: int
+    """Tensors made in the step: activations, gradients, temporary ones."""
+    process_bytes: int
+    """What the process grew by, with the kernels' own buffers and what the allocator holds back."""
+
+
+def measure_memory(model: str, variant: str, batch_size: int, arguments: Sequence[str] = ()) -> StepMemory:
+    """The peak memory of a variant's step, in a fresh process.
+
+    A process of its own, because memory that an earlier variant gave back would hide what this one takes.
+    """
+    if variant not in VARIANTS:
+        raise ValueError(f"unknown variant {variant!r}; known: {', '.join(VARIANTS)}")
+    command = [sys.executable, "-m", "speakernet", "benchmark", *arguments, "--memory_of", variant, "--steps", model]
+    command += ["--step_batch", str(batch_size)]
+    # Huge pages are counted whole, however little of one is used.
+    environment = {**os.environ, HUGE_PAGES: "0"}
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if result.returncode:
+        raise ValueError(f"measuring the memory of {variant} failed: {result.stderr.strip()[-500:]}")
+    return StepMemory(**json.loads(result.stdout.splitlines()[-1]))
+
+
+def step_memory(config: Config, variant: str, batch_size: int) -> StepMemory:
+    """The peak memory of a variant's step; call it in a fresh process.
+
+    A step of two crops comes first: it loads the kernels' code, hundreds of megabytes that no batch size changes.
+    """
+    config = variant_config(config, variant)
+    prepare_machine(config)
+    with tempfile.TemporaryDirectory() as folder:
+        warm, _ = trainer_step(config, Path(folder) / "warm", 2)
+        warm()
+        run, _ = trainer_step(config, Path(folder) / "run", batch_size)
+        with MemoryMonitor() as monitor:
+            run()
+            run()
+        return StepMemory(peak_tensor_bytes(run), monitor.added_bytes)

@@ -1,0 +1,70 @@
+"""From the section augment to what disturbs batches, and where it runs. Part of `build/data.py`, which calls it."""
+
+import logging
+
+import numpy as np
+import torch
+
+from speakernet.config.schema import Config
+from speakernet.data.augment.augmenter import Augmenter
+from speakernet.data.augment.banks import ClipBank, RoomBank, describe_banks, noise_banks, room_bank
+from speakernet.data.cache import AudioCache
+from speakernet.data.lookup import LookupTable
+from speakernet.data.ram import clips_into_ram
+from speakernet.data.sources import RowReader
+
+logger = logging.getLogger(__name__)
+
+
+def build_augmenter(config: Config, reader: RowReader, table: LookupTable, eligible: np.ndarray) -> Augmenter | None:
+    """What disturbs batches, None where it is switched off or has nothing to work with."""
+    section, sample_rate = config.augment, config.data.sample_rate
+    if not section.enabled:
+        return None
+    cache = AudioCache(config.data.cache_megabytes << 20)
+    banks = noise_banks(section.noise_path, sample_rate, cache) if section.noise_path else {}
+    if banks:
+        in_memory = clips_into_ram(banks, config.data.cache_megabytes << 20)
+        logger.info("noise clips are %s", "in memory" if in_memory else "read from disk (data.cache_megabytes)")
+        if "babble" not in banks and "babble" in section.categories:
+            # Read like the training crops themselves; not copied into memory, for it is the whole corpus.
+            banks["babble"] = ClipBank(reader, eligible, table.num_samples[eligible])
+            logger.info("no folder 'speech' among the noise: babble is mixed from training utterances")
+    rooms: RoomBank | None = None
+    if section.rir_path:
+        rooms = room_bank(section.rir_path, sample_rate, cache, is_aligned=section.style == "ours")
+    augmenter = Augmenter(banks, rooms, section, sample_rate=sample_rate, seed=config.runtime.seed)
+    if augmenter.missing and (section.noise_path or section.rir_path):
+        logger.warning(
+            "augmentation: nothing found for %s; their part goes to %s",
+            ", ".join(augmenter.missing),
+            ", ".join(dict.fromkeys(augmenter.available)) or "clean speech",
+        )
+    does_more = any(section.volume_db) or section.telephone_probability or section.codec_probability
+    if not augmenter.available and not does_more:
+        logger.warning(
+            "augmentation is on, but neither augment.noise_path nor augment.rir_path is set: nothing is done"
+        )
+        return None
+    logger.info("augmentation: %s", describe_banks(banks, rooms))
+    return augmenter
+
+
+def augments_on_device(config: Config, device: torch.device, *, is_resident: bool) -> bool:
+    """Whether whole batches are augmented on the training device, not crops with the loading; logged with the reason.
+
+    Raises:
+        ValueError: a GPU is asked for and training runs elsewhere.
+    """
+    wanted = config.augment.device
+    if wanted == "cuda" and device.type != "cuda":
+        raise ValueError(f"augment.device is cuda, but training runs on {device.type}; use auto")
+    is_on_gpu = device.type == "cuda" and (is_resident or wanted != "cpu")
+    if is_on_gpu:
+        where, reason = "on the GPU", "asked for" if wanted == "cuda" else "training runs there"
+    elif is_resident:
+        where, reason = "on the CPU, on batches of the resident corpus", "the corpus lies there"
+    else:
+        where, reason = "on the CPU, with the loading", "asked for" if wanted == "cpu" else "no GPU"
+    logger.info("augmentation runs %s (%s)", where, reason)
+    return is_on_gpu or is_resident

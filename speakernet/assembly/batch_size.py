@@ -1,0 +1,89 @@
+"""From a configuration to the batch size that trains fastest: real steps of network and loss on random waveforms."""
+
+from typing import Any
+
+import torch
+
+from speakernet.assembly.model import build_loss, build_model
+from speakernet.assembly.training import (
+    apply_memory_options,
+    build_precision,
+    choose_device,
+    prepare_machine,
+)
+from speakernet.config.schema import Config
+from speakernet.data.audio import crop_samples
+from speakernet.training.batch_size import BatchSizeOptimizer
+from speakernet.training.optimizers import create_optimizer
+from speakernet.training.step import TrainingStep
+
+# Classes of the head where the configuration does not say; the head is a small part of a step.
+DEFAULT_CLASSES = 1000
+
+
+class _Sample:
+    """A batch of noise."""
+
+    def __init__(self, waveforms: torch.Tensor, labels: torch.Tensor) -> None:
+        self.waveforms = waveforms
+        self.labels = labels
+        self.indices = labels
+
+
+def find_batch_size(
+    config: Config, min_batch_size: int, max_batch_size: int, memory_limit_bytes: int | None = None
+) -> tuple[BatchSizeOptimizer, int]:
+    """Try batch sizes (utterances in a batch) with whole training steps.
+
+    Args:
+        config: network, loss, optimizer, precision and crop length.
+        min_batch_size: the smallest size worth having.
+        max_batch_size: the largest size to try.
+        memory_limit_bytes: what a step may add on a CPU; None: 80 % of what is free.
+
+    Returns:
+        The finder with everything it measured, and the best size.
+
+    Raises:
+        ValueError: not even the smallest size fits, sizes without sense, or the configuration makes no trainer.
+    """
+    if not 1 <= min_batch_size <= max_batch_size:
+        raise ValueError(f"batch sizes {min_batch_size} to {max_batch_size}; expected 1 <= smallest <= largest")
+    prepare_machine(config)
+    device = choose_device(config)
+    precision = build_precision(config, device)
+    num_classes = config.data.num_classes or DEFAULT_CLASSES
+    net, loss = build_model(config).to(device).train(), build_loss(config, num_classes).to(device).train()
+    apply_memory_options(config, net, device, precision)
+    per_speaker = config.data.utterances_per_speaker
+    optimizer = create_optimizer(config.optimizer, [net, loss], device, is_float32=precision.name == "no")
+    step = TrainingStep(net, loss, optimizer, precision, utterances_per_speaker=per_speaker)
+    num_samples = crop_samples(config.data.crop_frames, config.data.sample_rate)
+    generator = torch.Generator().manual_seed(config.runtime.seed)
+
+    def sample(batch_size: int) -> _Sample:
+        batch_size = _whole_speakers(batch_size, per_speaker)
+        noise = 0.1 * torch.randn(batch_size, num_samples, generator=generator)
+        labels = (torch.arange(batch_size) // per_speaker) % num_classes
+        return _Sample(noise.to(device), labels.to(device))
+
+    def run(batch: Any) -> None:
+        step.add(batch)
+        # Learning rate 0: the update costs what it costs, and the weights stay.
+        step.finish(learning_rate=0.0)
+
+    # Loads the kernels' code, tens of megabytes that would count for the first size.
+    run(sample(2 * per_speaker))
+    finder = BatchSizeOptimizer(
+        model=net,
+        sample_batch_fn=sample,
+        min_batch_size=_whole_speakers(min_batch_size, per_speaker),
+        max_batch_size=_whole_speakers(max_batch_size, per_speaker),
+        step=run,
+        memory_limit_bytes=memory_limit_bytes,
+    )
+    return finder, finder.find_optimal_batch_size()
+
+
+def _whole_speakers(batch_size: int, per_speaker: int) -> int:
+    return max(1, batch_size // per_speaker) * per_speaker

@@ -1,0 +1,48 @@
+"""From the section `runtime` to the compiler, or to the reason why there is none."""
+
+import dataclasses
+import logging
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from speakernet import distributed
+from speakernet.assembly.refusals import compile_obstacles
+from speakernet.config.schema import Config
+from speakernet.training.compiling import Compiler, NoCompiler
+
+logger = logging.getLogger(__name__)
+
+
+def build_compiler(
+    config: Config, net: nn.Module, loss: nn.Module, device: torch.device, recover: Callable[[], None]
+) -> Compiler | NoCompiler:
+    """The compiler that `runtime.compile` asks for; what cannot work was refused before.
+
+    Args:
+        config: of the run.
+        net: what is compiled.
+        loss: that it is trained with.
+        device: where it is trained.
+        recover: undoes what a failed micro-batch has left behind.
+    """
+    runtime = config.runtime
+    reasons = compile_obstacles(config, net, loss, device)
+    if runtime.deterministic and runtime.compile == "auto":
+        reasons = ["deterministic: the moment of compiling depends on measured times"]
+    if runtime.compile == "off" or reasons:
+        if runtime.compile == "auto":
+            logger.info("compile auto: off (%s)", "; ".join(reasons))
+        if runtime.compile_scope != "auto":
+            logger.warning("runtime.compile_scope: %s has no effect: nothing is compiled", runtime.compile_scope)
+        if runtime.compile_mode != "default":
+            logger.warning("runtime.compile_mode: %s has no effect: nothing is compiled", runtime.compile_mode)
+        return NoCompiler()
+    scope, mode = runtime.compile_scope, runtime.compile_mode
+    if scope == "auto":
+        scope = "regional" if distributed.is_distributed() else "whole"
+    if mode != "default" and device.type == "cpu":
+        logger.warning("runtime.compile_mode: %s has no effect on a CPU", mode)
+        mode = "default"
+    return Compiler(net, dataclasses.replace(runtime, compile_scope=scope, compile_mode=mode), recover)

@@ -1,0 +1,99 @@
+"""What a report shows beyond one figure: slices and the robustness sweep, as the section evaluation asks for them."""
+
+import dataclasses
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from speakernet.config import Config
+from speakernet.data.augment.banks import noise_banks, room_bank
+from speakernet.data.cache import AudioCache
+from speakernet.data.sources import AudioSource
+from speakernet.evaluation.embedding import EmbeddingNet
+from speakernet.evaluation.evaluate import Backend, EmbeddingOptions, Evaluation, score_trials
+from speakernet.evaluation.figures import why_no_error_rate
+from speakernet.evaluation.slices import all_slices, read_metadata
+from speakernet.evaluation.speakers import read_speaker_table, speakers_of
+from speakernet.evaluation.sweep import Step, run_sweep, sweep_steps
+
+logger = logging.getLogger(__name__)
+
+MAX_DRAWS = 200
+"""Draws of speakers for the interval of each slice and step: there are many of them."""
+
+
+def build_sweep(config: Config) -> dict[str, list[Step]]:
+    """The steps that evaluation.sweep names, built before anything slow starts.
+
+    Raises:
+        ValueError: a kind whose noise or impulse responses are not there.
+    """
+    kinds, augment = config.evaluation.sweep, config.augment
+    if not kinds:
+        return {}
+    rate = config.data.sample_rate
+    cache = AudioCache(config.data.cache_megabytes << 20)
+    banks = noise_banks(augment.noise_path, rate, cache) if "noise" in kinds and augment.noise_path else {}
+    wants_rooms = "reverb" in kinds and augment.rir_path
+    # Aligned whatever the style of training: a shift of the speech would not be reverberation.
+    rooms = room_bank(augment.rir_path, rate, cache, is_aligned=True) if wants_rooms else None
+    return sweep_steps(kinds, banks, rooms, sample_rate=rate, seed=config.runtime.seed)
+
+
+def check_slices(config: Config) -> None:
+    """Refuse a metadata file that cannot be read, before anything slow starts.
+
+    Raises:
+        ValueError: no such file, or no column `path`.
+    """
+    metadata = config.evaluation.metadata
+    if not metadata:
+        return
+    if not Path(metadata).is_file():
+        raise ValueError(f"evaluation.metadata: no such file {metadata}; give a CSV with a column 'path'")
+    read_metadata(metadata, ())
+
+
+def add_detail(
+    evaluation: Evaluation,
+    config: Config,
+    source: AudioSource,
+    net: EmbeddingNet,
+    options: EmbeddingOptions,
+    backend: Backend,
+    steps: Mapping[str, Sequence[Step]],
+) -> None:
+    """Put `slices` and `sweep` into the results of a labelled list; every process takes part, for embedding is shared.
+
+    Raises:
+        ValueError: slices by something that the list or its metadata does not have.
+    """
+    trials, section = evaluation.trials, config.evaluation
+    if why_no_error_rate(trials):
+        return
+    table = read_speaker_table(section.speaker_table) if section.speaker_table else None
+    speakers = speakers_of(trials, table)
+    num_draws, seed = min(MAX_DRAWS, section.bootstrap_samples), config.runtime.seed
+    evaluation.results["slices"] = all_slices(
+        trials,
+        evaluation.scores,
+        speakers,
+        source,
+        wanted=section.slices,
+        metadata=section.metadata,
+        num_threads=options.num_workers,
+        num_draws=num_draws,
+        seed=seed,
+    )
+    if not steps:
+        return
+    unkept = dataclasses.replace(options, store=None)
+
+    def score(degraded: AudioSource) -> np.ndarray:
+        return score_trials(net, trials, degraded, unkept, backend).scores
+
+    evaluation.results["sweep"] = run_sweep(
+        steps, source, score, trials, evaluation.scores, speakers, num_draws=num_draws, seed=seed
+    )

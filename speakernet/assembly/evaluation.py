@@ -1,0 +1,354 @@
+"""From the section evaluation and a model file to scored lists: validation while training, and a trial list on its own.
+
+Decides what the scoring needs beside the network (mean embedding, cohort, calibration) and where it comes from: the
+model file first, else the lists of the configuration. What is measured anew is kept in the model file.
+"""
+
+import contextlib
+import dataclasses
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import speakernet
+from speakernet import distributed
+from speakernet.assembly.data import build_source
+from speakernet.assembly.detail import add_detail, build_sweep, check_slices
+from speakernet.assembly.model import load_for_scoring
+from speakernet.assembly.training import choose_device
+from speakernet.config import Config
+from speakernet.config.schema import config_to_dict
+from speakernet.data.lists import TrialList, read_training_list, read_trials
+from speakernet.evaluation import metrics
+from speakernet.evaluation.calibration import AffineCalibration, fit_calibration, named_thresholds
+from speakernet.evaluation.embedding import EmbeddingNet
+from speakernet.evaluation.embedding_store import weights_digest
+from speakernet.evaluation.evaluate import (
+    Backend,
+    EmbeddingOptions,
+    Evaluation,
+    calibration_inputs,
+    embed_mode,
+    evaluate,
+    plain_backend,
+    score_trials,
+)
+from speakernet.evaluation.figures import why_no_error_rate
+from speakernet.evaluation.score_norm import speaker_means
+from speakernet.evaluation.scoring import mean_embeddings
+from speakernet.evaluation.speakers import read_speaker_table
+from speakernet.files import sha256_of
+from speakernet.losses import LOSSES
+from speakernet.machine.limits import usable_cores
+from speakernet.machine.settings import system_info
+from speakernet.models.model_file import ModelFile, is_model_file, read_checkpoint, save_model_file
+from speakernet.registry import lookup
+from speakernet.seeding import numpy_generator
+from speakernet.training.precision import DTYPES, choose_precision
+
+logger = logging.getLogger(__name__)
+
+MAX_READERS = 8
+SUBSET_STREAM, MEAN_STREAM, COHORT_STREAM = 6201, 6202, 6203
+
+
+def build_validation(config: Config, net: EmbeddingNet, device: torch.device) -> Callable[[], dict[str, Any]]:
+    """A callable that evaluates the network, as it is then, on the validation list (or a fixed subset of it)."""
+    trials = subset(read_trials(config.data.validation_list), config.evaluation.max_trials, config.runtime.seed)
+    if trials.labels is not None and len(np.unique(trials.labels)) < 2:
+        raise ValueError(
+            f"{trials.source}: the {len(trials)} trials to choose the best checkpoint by have no error rate, which "
+            "needs targets and non-targets; raise evaluation.max_trials (0: all), or mend the list"
+        )
+    source = build_source(config, config.data.validation_path)
+    options = dataclasses.replace(_embedding_options(config, device), store=None)
+    # The mean and the cohort move with the network: what is watched while training is the plain score.
+    normalizes = lookup(LOSSES, config.loss.name, "loss").normalize_embeddings  # type: ignore[attr-defined]
+    backend = Backend(score=config.evaluation.score, is_normalised=normalizes)
+    measuring = {**_measuring(config), "bootstrap_samples": 0}
+    checksum = trials.checksum
+
+    def validate() -> dict[str, Any]:
+        results = evaluate(net, trials, source, options=options, backend=backend, **measuring).results
+        return {**results, "trials_checksum": checksum}
+
+    return validate
+
+
+def run_evaluation(config: Config, model_path: str | Path, *, after_training: bool = False) -> Evaluation:
+    """Score the test list with a model file; the training data is needed only for what the file lacks.
+
+    Args:
+        config: what to score and how.
+        model_path: a model file, or a foreign checkpoint of the config's architecture.
+        after_training: fit calibration and thresholds on the validation list where no calibration_list is named.
+
+    Raises:
+        ValueError: a list, audio or option that the user can mend.
+    """
+    check_slices(config)
+    sweep = build_sweep(config)
+    device = choose_device(config)
+    model = load_for_scoring(config, model_path)
+    net = model.net.to(device)
+    options = dataclasses.replace(
+        _embedding_options(config, device),
+        store=Path(config.training.save_path) / "embeddings" if config.evaluation.keep_embeddings else None,
+        model_digest=weights_digest(model.contents["weights"]) + str(net.spec()),
+    )
+    trials = read_trials(config.data.test_list)
+    source = build_source(config, config.data.test_path)
+    keep = _ModelKeeper(Path(model_path), model)
+    warnings: list[str] = []
+    if after_training and config.data.validation_list == config.data.test_list:
+        warnings.append("the best checkpoint was chosen on this very list: the error rates flatter")
+    backend = _backend(config, model, options, keep, trials, warnings)
+    calibration = _calibration(config, model, net, options, backend, keep, after_training, warnings)
+    evaluation = evaluate(
+        net, trials, source, options=options, backend=backend, calibration=calibration, **_measuring(config)
+    )
+    add_detail(evaluation, config, source, net, options, backend, sweep)
+    keep.write()
+    _add_facts(evaluation.results, config, model, Path(model_path), warnings)
+    for warning in warnings:
+        logger.warning("%s", warning)
+    return evaluation
+
+
+def subset(trials: TrialList, max_trials: int, seed: int) -> TrialList:
+    """A fixed random subset of a list with about the same share of targets, in the list's order; 0 takes all."""
+    if max_trials == 0 or max_trials >= len(trials):
+        return trials
+    random = numpy_generator(seed, SUBSET_STREAM)
+    if trials.labels is None:
+        rows = np.sort(random.permutation(len(trials))[:max_trials])
+    else:
+        targets, others = np.flatnonzero(trials.labels == 1), np.flatnonzero(trials.labels == 0)
+        num_targets = min(len(targets), max(1, round(max_trials * len(targets) / len(trials)))) if len(targets) else 0
+        chosen = [random.permutation(targets)[:num_targets], random.permutation(others)[: max_trials - num_targets]]
+        rows = np.sort(np.concatenate(chosen))
+    enrol, test = trials.enrol[rows], trials.test[rows]
+    used, numbers = np.unique(np.concatenate([enrol, test]), return_inverse=True)
+    labels = None if trials.labels is None else trials.labels[rows]
+    logger.info("%s: a fixed subset of %d of %d trials", trials.source, len(rows), len(trials))
+    first, second = numbers[: len(rows)].astype(np.int32), numbers[len(rows) :].astype(np.int32)
+    return TrialList(trials.names.take(used), first, second, labels, trials.source)
+
+
+class _ModelKeeper:
+    """Collects what was measured anew and writes it into the model file once, on the main process."""
+
+    def __init__(self, path: Path, model: ModelFile) -> None:
+        self.path = path
+        self.changes: dict[str, Any] = {}
+        self.contents = model.contents
+
+    def put(self, name: str, value: Any) -> None:
+        self.changes[name] = value
+        self.contents[name] = value
+
+    def write(self) -> None:
+        if not self.changes or not distributed.is_main():
+            return
+        contents = read_checkpoint(self.path)
+        if not is_model_file(contents):
+            logger.info("%s is a foreign checkpoint: %s not kept in it", self.path, ", ".join(self.changes))
+            return
+        save_model_file(self.path, {**contents, **self.changes})
+        logger.info("kept in %s: %s", self.path, ", ".join(self.changes))
+
+
+def _embedding_options(config: Config, device: torch.device) -> EmbeddingOptions:
+    section = config.evaluation
+    mode = section.embedding
+    if mode == "auto":
+        mode = "crops" if section.eval_frames else "whole"
+    wanted = config.runtime.precision if section.precision == "auto" else section.precision
+    precision = choose_precision(wanted, device).name
+    autocast: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
+    if precision != "no":
+        autocast = lambda: torch.autocast(device.type, DTYPES[precision])  # noqa: E731
+    workers = min(MAX_READERS, usable_cores()) if section.num_workers == "auto" else section.num_workers
+    return EmbeddingOptions(
+        mode, section.eval_frames, section.num_crops, section.batch_size, max(1, workers), device, autocast, precision
+    )
+
+
+def _measuring(config: Config) -> dict[str, Any]:
+    section = config.evaluation
+    return {
+        "priors": section.dcf_target_priors,
+        "c_miss": section.c_miss,
+        "c_fa": section.c_fa,
+        "bootstrap_samples": section.bootstrap_samples,
+        "speaker_table": read_speaker_table(section.speaker_table) if section.speaker_table else None,
+        "seed": config.runtime.seed,
+    }
+
+
+def _backend(
+    config: Config,
+    model: ModelFile,
+    options: EmbeddingOptions,
+    keep: _ModelKeeper,
+    trials: TrialList,
+    warnings: list[str],
+) -> Backend:
+    section = config.evaluation
+    backend = Backend(score=section.score, is_normalised=bool(model.contents["loss_normalizes"]))
+    if section.subtract_mean:
+        backend = dataclasses.replace(backend, mean=_mean(config, model, options, keep))
+    if section.score_norm == "none":
+        return backend
+    cohort, name, speakers = _cohort(config, model, options, backend.mean)
+    test_speakers = {part for one in trials.names for part in one.replace("\\", "/").split("/")[:-1]}
+    shared = sorted(test_speakers & set(speakers))
+    if shared:
+        shown = ", ".join(shared[: metrics.MAX_NAMED])
+        warnings.append(f"{len(shared)} speakers of the cohort seem to be in the trials too ({shown}): scores flatter")
+    return dataclasses.replace(
+        backend,
+        score_norm=section.score_norm,
+        cohort=cohort,
+        cohort_name=name,
+        cohort_size=min(section.cohort_size, len(cohort)),
+    )
+
+
+def _mean(config: Config, model: ModelFile, options: EmbeddingOptions, keep: _ModelKeeper) -> np.ndarray:
+    """The mean embedding of the training set: the model file's where it was measured this way, else measured anew."""
+    mode = "whole" if options.mode == "whole" else "crops"
+    described = options.describe(mode)
+    kept, kept_of = model.contents.get("embedding_mean"), model.contents.get("embedding_mean_of")
+    if kept is not None and kept_of == described:
+        return np.asarray(kept, dtype=np.float32)
+    data = config.data
+    if not data.train_list or not Path(data.train_list).is_file():
+        found = "no mean embedding" if kept is None else f"the mean embedding of {_in_words(kept_of)}"
+        raise ValueError(
+            f"subtract_mean: the model file holds {found}, this scoring needs that of {_in_words(described)}, and "
+            "there is no training list to measure it on; set --train_list and --train_path, or "
+            "evaluation.subtract_mean: false"
+        )
+    training = read_training_list(data.train_list)
+    random = numpy_generator(config.runtime.seed, MEAN_STREAM)
+    rows = np.sort(random.permutation(len(training))[: config.evaluation.mean_utterances])
+    source = build_source(config, data.train_path or Path(data.train_list).parent)
+    embeddings = embed_mode(model.net, training.paths.take(rows), source, options, mode, "training_mean")
+    mean = embeddings.mean(axis=(0, 1), dtype=np.float64).astype(np.float32)
+    if kept is not None:
+        logger.info("mean embedding measured anew: the kept one is of %s", _in_words(kept_of))
+    keep.put("embedding_mean", torch.from_numpy(mean))
+    keep.put("embedding_mean_of", described)
+    return mean
+
+
+def _in_words(described: Mapping[str, Any] | None) -> str:
+    """A way of embedding, for messages."""
+    if not described:
+        return "an unknown way of embedding"
+    return ", ".join(str(value) if name == "embedding" else f"{name} {value}" for name, value in described.items())
+
+
+def _cohort(
+    config: Config, model: ModelFile, options: EmbeddingOptions, mean: np.ndarray | None
+) -> tuple[np.ndarray, str, list[str]]:
+    """Unit-length speaker means (members, dim), the cohort's name, and its speakers."""
+    section, data = config.evaluation, config.data
+    path = section.cohort_list or data.train_list
+    if not path:
+        raise ValueError(f"score_norm {section.score_norm} needs a cohort: set --cohort_list (`speaker path` a line)")
+    members = read_training_list(path)
+    folder = section.cohort_path or (data.train_path if path == data.train_list else "") or str(Path(path).parent)
+    rows = np.arange(len(members))
+    if section.cohort_utterances:
+        order = numpy_generator(config.runtime.seed, COHORT_STREAM).permutation(len(members))
+        order = order[np.argsort(members.labels[order], kind="stable")]
+        first = np.searchsorted(members.labels[order], members.labels[order])
+        rows = np.sort(order[np.arange(len(order)) - first < section.cohort_utterances])
+    mode = "whole" if options.mode == "whole" else "crops"
+    source = build_source(config, folder)
+    name = f"cohort_{Path(path).stem}"
+    units = mean_embeddings(embed_mode(model.net, members.paths.take(rows), source, options, mode, name), mean)
+    return (
+        speaker_means(units, members.labels[rows]),
+        f"{Path(path).name} {sha256_of(path)[:12]}",
+        list(members.speakers),
+    )
+
+
+def _calibration(
+    config: Config,
+    model: ModelFile,
+    net: EmbeddingNet,
+    options: EmbeddingOptions,
+    backend: Backend,
+    keep: _ModelKeeper,
+    after_training: bool,
+    warnings: list[str],
+) -> AffineCalibration | None:
+    """The calibration for this scoring: fitted on calibration_list where one is named, else the model file's."""
+    section, data = config.evaluation, config.data
+    described = backend.describe(options)
+    path = section.calibration_list or (data.validation_list if after_training else "")
+    folder = section.calibration_path or (data.test_path if section.calibration_list else data.validation_path)
+    if not path:
+        for fit in (model.contents.get("calibration") or {}).get("fits", []):
+            if plain_backend(fit["backend"]) == plain_backend(described):
+                return AffineCalibration.from_dict(fit)
+        return None
+    trials = read_trials(path)
+    reason = why_no_error_rate(trials)
+    if reason:
+        raise ValueError(f"cannot calibrate: {reason}")
+    assert trials.labels is not None
+    source = build_source(config, folder or Path(path).parent)
+    scored = score_trials(net, trials, source, options, backend)
+    inputs = ("score", *section.quality_measures)
+    columns = calibration_inputs(inputs, scored, trials, source)
+    calibration = fit_calibration(columns, trials.labels, section.calibration_prior, inputs)
+    if Path(path).resolve() == Path(data.test_list).resolve():
+        warnings.append("calibration was fitted on the list that is reported: its actual costs and Cllr flatter")
+    thresholds, refused = named_thresholds(metrics.error_rates(scored.scores, trials.labels), described)
+    for sentence in refused:
+        logger.info("%s: %s", path, sentence)
+    origin = {"list": Path(path).name, "list_sha256": sha256_of(path), "backend": described}
+    _keep_fit(keep, {**calibration.to_dict(), **origin}, [{**one, **origin} for one in thresholds])
+    return calibration
+
+
+def _keep_fit(keep: _ModelKeeper, fit: Mapping[str, Any], thresholds: list[dict[str, Any]]) -> None:
+    """Put a fit and its thresholds in the place of those of the same scoring; those of other scorings stay."""
+    same = plain_backend(fit["backend"])
+    fits = (keep.contents.get("calibration") or {}).get("fits", [])
+    others = [one for one in fits if plain_backend(one["backend"]) != same]
+    kept = [one for one in keep.contents.get("thresholds") or [] if plain_backend(one["backend"]) != same]
+    keep.put("calibration", {"fits": [*others, dict(fit)]})
+    keep.put("thresholds", [*kept, *thresholds])
+
+
+def _add_facts(
+    results: dict[str, Any], config: Config, model: ModelFile, model_path: Path, warnings: list[str]
+) -> None:
+    """What a figure needs to be repeated: model, checkpoint, versions, machine, configuration, command."""
+    if config.evaluation.dcf_target_priors and results.get("interval_note"):
+        warnings.append(str(results["interval_note"]))
+    if results.get("num_duplicate_trials"):
+        warnings.append(f"{results['num_duplicate_trials']} trials occur more than once in the list")
+    spec = model.net.spec()
+    results["model"] = spec["model"]
+    results["front_end"] = spec["front_end"]
+    results["checkpoint"] = {"path": str(model_path), "sha256": sha256_of(model_path)}
+    described = plain_backend(results["backend"])
+    thresholds = model.contents.get("thresholds") or []
+    results["thresholds"] = [one for one in thresholds if plain_backend(one["backend"]) == described]
+    results["versions"] = {"speakernet": speakernet.__version__, "torch": torch.__version__, "numpy": np.__version__}
+    results["machine"] = system_info()
+    results["config"] = config_to_dict(config)["evaluation"]
+    results["command"] = " ".join(sys.argv)
+    results["warnings"] = warnings

@@ -1,0 +1,158 @@
+"""The second stage of a run: a larger margin and longer crops, in a folder of its own within the run folder."""
+
+import dataclasses
+import gc
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from speakernet import distributed
+from speakernet.assembly.training import Validate, build_trainer, choose_device
+from speakernet.config.schema import Config, replaced
+from speakernet.evaluation.report.data import SECOND_STAGE
+from speakernet.files import atomic_write
+from speakernet.models.speaker_net import SpeakerNet
+from speakernet.seeding import derive_seed
+from speakernet.training.checkpoint import CheckpointStore, load_checkpoint, move_aside
+from speakernet.training.interfaces import Loader
+from speakernet.training.options import LARGEST_SEED, ExponentialOptions
+from speakernet.training.state import Stage
+
+logger = logging.getLogger(__name__)
+
+STAGE = "large-margin stage"
+# Key of the stage's own random draws, beside the run's seed.
+STAGE_STREAM = 104
+
+
+def large_margin_config(config: Config) -> Config:
+    """The configuration of the second stage: longer crops, larger margin, small learning rate, no speed perturbation.
+
+    Source: Thienpondt et al. 2021, "The IDLab VoxCeleb speaker recognition challenge 2020 system description"; the fall
+    of the learning rate is that of wespeaker's `resnet_lm.yaml`.
+    """
+    training = config.training
+    rate, final = training.large_margin_learning_rate, training.large_margin_final_learning_rate
+    schedule = ExponentialOptions(
+        final_learning_rate=rate / 4 if final == "auto" else final,
+        warmup_epochs=training.large_margin_warmup_epochs,
+        warmup_overlaps=True,
+    )
+    return replaced(
+        config,
+        data={
+            "crop_frames": training.large_margin_crop_frames,
+            "crop_frames_max": 0,
+            "batch_size": training.large_margin_batch_size or config.data.batch_size,
+        },
+        augment={"speed_factors": [1.0]},
+        loss={"margin": training.large_margin},
+        optimizer={"learning_rate": rate},
+        schedule=dataclasses.asdict(schedule),
+        training={
+            "max_epochs": training.large_margin_epochs,
+            "test_interval": min(training.test_interval, training.large_margin_epochs),
+            "large_margin_epochs": 0,
+            "average_checkpoints": 0,
+            "patience": 0,
+        },
+        # Its epochs are counted from 0 again: with the run's own seed they would repeat the draws of the first ones.
+        runtime={"seed": derive_seed(config.runtime.seed, STAGE_STREAM) % LARGEST_SEED},
+    )
+
+
+def train_large_margin_stage(
+    config: Config,
+    net: SpeakerNet,
+    loss: nn.Module,
+    build_loader: Callable[[Config, torch.device], Loader],
+    validate: Validate,
+    run_folder: str | Path,
+    first_stage_steps: int,
+) -> dict[str, Any]:
+    """The second stage, in `<run folder>/large_margin`; its best model replaces best.pt where its EER is lower.
+
+    Call it after the first stage with the same network and head, once nothing else of that stage is held any more: its
+    memory is given back here. It begins with the average of the first stage's checkpoints where there is one. Like the
+    first it resumes by being called again; where the first stage has gone on since (`first_stage_steps`), it begins
+    anew.
+    """
+    stage = large_margin_config(config)
+    # The first stage's loader, corpus, optimizer and averages hang together in circles, which Python frees at leisure.
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    usual, loss.margin = loss.margin, config.training.large_margin  # type: ignore[assignment]
+    folder = Path(run_folder)
+    logger.info(
+        "%s: %d epochs, margin %g, crops of %d frames, learning rate %g",
+        STAGE,
+        stage.training.max_epochs,
+        config.training.large_margin,
+        stage.data.crop_frames,
+        stage.optimizer.learning_rate,
+    )
+    if isinstance(usual, float) and config.training.large_margin < usual:
+        logger.warning("training.large_margin: %g is below the first stage's %g", config.training.large_margin, usual)
+    if distributed.is_main():
+        _set_aside_older_stage(folder / SECOND_STAGE, first_stage_steps)
+    distributed.barrier()
+    if config.training.average_checkpoints and not CheckpointStore(folder / SECOND_STAGE).last_path.exists():
+        _begin_with_average(net, loss, CheckpointStore(folder).average_path)
+    loader = build_loader(stage, choose_device(stage))
+    try:
+        trainer = build_trainer(stage, net, loss, loader, validate, folder / SECOND_STAGE)
+        trainer.extra_contents["first_stage_steps"] = first_stage_steps
+        trainer.stage = Stage(STAGE, "--training.large_margin_epochs")
+        summary = trainer.train()
+    finally:
+        getattr(loader, "close", lambda: None)()
+    if distributed.is_main():
+        adopt_better(folder / "best.pt", folder / SECOND_STAGE / "best.pt")
+    return summary
+
+
+def _begin_with_average(net: nn.Module, loss: nn.Module, path: Path) -> None:
+    if not path.exists():
+        logger.warning("%s: there is no %s; it begins with the weights of the last epoch", STAGE, path)
+        return
+    contents = load_checkpoint(path)
+    # What is no weight of the model file (the position in keyed draws) goes on.
+    net.load_state_dict({**net.state_dict(), **contents["weights"]})
+    loss.load_state_dict(contents["head"])
+    logger.info("%s: begins with the average of the checkpoints of the first stage", STAGE)
+
+
+def _set_aside_older_stage(folder: Path, first_stage_steps: int) -> None:
+    found = CheckpointStore(folder).find()
+    training = found.contents.get("training", {}) if found else {}
+    before = training.get("first_stage_steps", first_stage_steps)
+    if before != first_stage_steps:
+        logger.warning(
+            "the large-margin stage followed step %d of the first stage, which is at step %d now: it begins anew, "
+            "the old one is moved to %s",
+            before,
+            first_stage_steps,
+            move_aside(folder).name,
+        )
+
+
+def adopt_better(best: Path, candidate: Path) -> bool:
+    """Replace the model file `best` by `candidate` where the latter's held-out EER is lower; says which was kept."""
+    before, after = (load_checkpoint(path)["training_summary"] for path in (best, candidate))
+    eer_before, eer_after = before["best_eer_percent"], after["best_eer_percent"]
+    if before == after:
+        logger.info("%s: EER %.2f %%; best.pt is its model already", STAGE, eer_after)
+        return False
+    is_better = bool(eer_after < eer_before)
+    verdict = "kept" if is_better else "not kept"
+    logger.info("%s: EER %.2f %%, best.pt before %.2f %%: %s", STAGE, eer_after, eer_before, verdict)
+    if is_better:
+        with candidate.open("rb") as source, atomic_write(best, "wb") as target:
+            shutil.copyfileobj(source, target)
+    return is_better

@@ -1,0 +1,129 @@
+"""Options that cannot work together are refused; those that do nothing in this run, on this machine, are named.
+
+Both need no data: `refuse_impossible` runs before any is read.
+"""
+
+import logging
+
+import torch
+from torch import nn
+
+from speakernet.config.schema import Config
+from speakernet.data.sampling import speed_fractions
+from speakernet.models.layers import is_safe_in_channels_last
+from speakernet.training.compiling import platform_obstacle
+from speakernet.training.memory import blocks_to_checkpoint
+from speakernet.training.optimizers import should_fuse
+from speakernet.training.precision import choose_precision
+
+logger = logging.getLogger(__name__)
+
+
+def refuse_impossible(config: Config, net: nn.Module, loss: nn.Module, device: torch.device) -> None:
+    """Refuse what cannot be trained.
+
+    Raises:
+        ValueError: a precision that the device lacks, a combination of options that cannot work, each with the remedy.
+    """
+    training, runtime = config.training, config.runtime
+    choose_precision(runtime.precision, device)
+    should_fuse(config.optimizer, device)
+    if needs_gradient_cache(config) and training.gradient_cache == "off":
+        raise ValueError(
+            f"training.accumulation_steps: {training.accumulation_steps} with the metric loss {config.loss.name}: each "
+            "micro-batch would only see its own negatives. Set training.gradient_cache: auto (two passes), "
+            "or accumulation_steps: 1 with a larger data.batch_size"
+        )
+    if training.large_margin_epochs and not has_margin(loss):
+        raise ValueError(
+            f"training.large_margin_epochs: {training.large_margin_epochs}, but the loss {config.loss.name} "
+            "has no margin to enlarge; set it to 0, or take amsoftmax or aamsoftmax"
+        )
+    speeds = config.augment.speed_factors if config.augment.enabled else [1.0]
+    if training.large_margin_epochs and 1 not in speed_fractions(speeds):
+        raise ValueError(
+            f"training.large_margin_epochs: {training.large_margin_epochs} with augment.speed_factors: {speeds}: the "
+            "second stage trains speech at its own speed, of which the head would know no speaker; "
+            "add 1.0 to the speeds, or set large_margin_epochs: 0"
+        )
+    if runtime.gradient_checkpointing:
+        blocks_to_checkpoint(net)
+    if runtime.compile == "on" and (obstacles := compile_obstacles(config, net, loss, device)):
+        raise ValueError(f"runtime.compile: on, but {'; '.join(obstacles)}; or set runtime.compile: off")
+
+
+def compile_obstacles(config: Config, net: nn.Module, loss: nn.Module, device: torch.device) -> list[str]:
+    """Why this network cannot be compiled here, each with what would have to change."""
+    found = [platform_obstacle(device)]
+    if needs_gradient_cache(config):
+        found.append(
+            f"the gradient cache (metric loss {config.loss.name} under accumulation) runs each micro-batch twice, "
+            "first without gradients; set training.accumulation_steps: 1"
+        )
+    if config.data.crop_frames_max > config.data.crop_frames:
+        found.append("crops have many lengths, and every length would be compiled anew; set data.crop_frames_max: 0")
+    if config.runtime.gradient_checkpointing:
+        found.append(
+            "torch's compiler does not take gradient checkpointing that keeps batch-norm statistics; "
+            "set runtime.gradient_checkpointing: false"
+        )
+    # Compiled code is in channels_last whatever the network is in.
+    if device.type == "cpu" and not is_safe_in_channels_last(net):
+        found.append(
+            "strided convolutions of fewer than 16 channels, compiled for a CPU, crash in oneDNN; "
+            "take 16 channels or more"
+        )
+    return [obstacle for obstacle in found if obstacle]
+
+
+def needs_gradient_cache(config: Config) -> bool:
+    """Whether accumulation has to go through the two-pass gradient cache."""
+    return config.loss.is_metric and config.training.accumulation_steps > 1
+
+
+def has_margin(loss: nn.Module) -> bool:
+    """Whether a schedule can move the loss's margin."""
+    return isinstance(getattr(loss, "margin", None), int | float)
+
+
+def say_what_has_no_effect(config: Config, loss: nn.Module, device: torch.device, num_batches: int) -> None:
+    """Warn of options that do nothing, or not what their value says, in a run of `num_batches` an epoch."""
+    training, schedule, runtime = config.training, config.schedule, config.runtime
+    if training.gradient_cache == "on" and not needs_gradient_cache(config):
+        logger.warning(
+            "training.gradient_cache: on has no effect: it needs a metric loss and accumulation_steps above 1"
+        )
+    if training.accumulation_steps > num_batches:
+        logger.warning(
+            "training.accumulation_steps: %d, but an epoch has %d batches: a step takes no more than these",
+            training.accumulation_steps,
+            num_batches,
+        )
+    if training.average_checkpoints > training.max_epochs:
+        logger.warning(
+            "training.average_checkpoints: %d of training.max_epochs: %d: there will be no more than these",
+            training.average_checkpoints,
+            training.max_epochs,
+        )
+    if schedule.warmup_epochs >= training.max_epochs:
+        logger.warning(
+            "schedule.warmup_epochs: %g of training.max_epochs: %d: the learning rate never gets to its top",
+            schedule.warmup_epochs,
+            training.max_epochs,
+        )
+    elif schedule.warmup_epochs and schedule.name == "one_cycle":
+        logger.warning(
+            "schedule.warmup_epochs: %g before one_cycle, which rises by itself: the learning rate rises twice; "
+            "schedule.warmup_epochs: 0 avoids that",
+            schedule.warmup_epochs,
+        )
+    if schedule.margin != "constant" and not has_margin(loss):
+        logger.warning("schedule.margin: %s has no effect: this loss has no margin", schedule.margin)
+    elif schedule.margin != "constant" and schedule.margin_end_epoch > training.max_epochs:
+        logger.warning(
+            "schedule.margin_end_epoch: %g of training.max_epochs: %d: the margin never gets to its full size",
+            schedule.margin_end_epoch,
+            training.max_epochs,
+        )
+    if runtime.gpu_id is not None and device.type == "cpu":
+        logger.warning("runtime.gpu_id: %d has no effect: this run is on the CPU", runtime.gpu_id)

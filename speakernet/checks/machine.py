@@ -1,0 +1,143 @@
+"""What the machine brings: free space, disk speed, shared memory, ffmpeg, torch and torchaudio, GPU and driver."""
+
+import functools
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from speakernet.checks.findings import Finding
+from speakernet.corpora.ffmpeg import FfmpegError, ffmpeg_version, find_ffmpeg
+from speakernet.data.audio import AudioError
+from speakernet.data.lists import StringTable
+from speakernet.data.sources import AudioSource
+from speakernet.files import human_bytes
+from speakernet.machine.limits import describe_limits, usable_cores
+
+LEAST_FREE_BYTES = 5 << 30
+LEAST_SHARED_BYTES = 1 << 30
+NUM_TIMED_FILES = 200
+#: Two-second crops a second and reader below which the disk, not the network, sets the pace.
+SLOW_READS_PER_SECOND = 100
+IMPORT_TIMEOUT_SECONDS = 120
+
+
+def machine_findings(save_path: Path) -> Iterator[Finding]:
+    """Everything about the machine that needs no data."""
+    yield Finding("ok", "limits", describe_limits())
+    yield _free_space(save_path)
+    yield from _shared_memory()
+    yield _ffmpeg()
+    yield _torch_pair()
+    yield _gpu()
+
+
+def disk_finding(source: AudioSource, names: StringTable, check: str) -> Finding:
+    """Time some whole-file reads by one reader, spread over the list so that few of them lie in memory already."""
+    rows = range(0, len(names), max(1, len(names) // NUM_TIMED_FILES))
+    num_read = 0
+    started = time.perf_counter()
+    for row in rows:
+        try:
+            source.read(names[row])
+            num_read += 1
+        except AudioError:
+            continue
+    seconds = time.perf_counter() - started
+    if not num_read:
+        return Finding("warning", check, "no file could be read to time the disk")
+    rate = num_read / max(seconds, 1e-9)
+    message = f"{rate:,.0f} files a second by one reader (files that were read before come from memory)"
+    if rate < SLOW_READS_PER_SECOND:
+        return Finding("warning", check, message, "copy the data to a local SSD, or pack it: speakernet pack")
+    return Finding("ok", check, message)
+
+
+def _free_space(save_path: Path) -> Finding:
+    folder = save_path.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if not os.access(folder, os.W_OK):
+        return Finding("error", "save path", f"{folder} is not writable", "choose another --training.save_path")
+    message = f"{human_bytes(free)} free in {folder}"
+    if free < LEAST_FREE_BYTES:
+        return Finding("warning", "free space", message, "checkpoints of a large model may not fit; free some space")
+    return Finding("ok", "free space", message)
+
+
+def _shared_memory() -> Iterator[Finding]:
+    folder = Path("/dev/shm")
+    if not folder.is_dir():
+        return
+    usage = shutil.disk_usage(folder)
+    message = f"{human_bytes(usage.free)} of {human_bytes(usage.total)} free for worker processes"
+    if usage.free < LEAST_SHARED_BYTES:
+        advice = "workers may die with a bus error: start the container with --shm-size=8g, or use fewer workers"
+        yield Finding("warning", "shared memory", message, advice)
+    else:
+        yield Finding("ok", "shared memory", message)
+
+
+def _ffmpeg() -> Finding:
+    try:
+        path = find_ffmpeg()
+        return Finding("ok", "ffmpeg", f"{ffmpeg_version(path)} ({path})")
+    except FfmpegError as error:
+        advice = "only needed to convert m4a (VoxCeleb2) and other foreign formats"
+        return Finding("warning", "ffmpeg", str(error), advice)
+
+
+@functools.cache
+def _torch_pair() -> Finding:
+    versions = []
+    for package in ("torch", "torchaudio"):
+        try:
+            versions.append(importlib.metadata.version(package))
+        except importlib.metadata.PackageNotFoundError:
+            return Finding("error", "torch", f"{package} is not installed", "pip install -e . in the checkout")
+    message = f"torch {versions[0]}, torchaudio {versions[1]}"
+    # In a process of its own: a pair that does not match may take the process down.
+    outcome = subprocess.run(
+        [sys.executable, "-c", "import torchaudio"], capture_output=True, text=True, timeout=IMPORT_TIMEOUT_SECONDS,
+        check=False,
+    )  # fmt: skip
+    if outcome.returncode != 0:
+        last = (outcome.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+        advice = "install a pair that belongs together: pip install 'torch>=2.9,<2.15' 'torchaudio>=2.9,<2.12'"
+        return Finding("error", "torch", f"{message}: torchaudio does not load ({last})", advice)
+    return Finding("ok", "torch", message)
+
+
+def _gpu() -> Finding:
+    if torch.cuda.is_available():
+        names = ", ".join(
+            f"{torch.cuda.get_device_name(row)} ({human_bytes(torch.cuda.get_device_properties(row).total_memory)})"
+            for row in range(torch.cuda.device_count())
+        )
+        return Finding("ok", "GPU", f"{names}; CUDA {torch.version.cuda}; driver {_driver_version() or 'unknown'}")
+    driver = _driver_version()
+    if driver:
+        advice = "the driver is older than this torch's CUDA, or the container was started without GPUs"
+        message = f"a driver ({driver}) is there, but torch {torch.__version__} sees no GPU"
+        return Finding("warning", "GPU", message, advice)
+    return Finding("ok", "GPU", f"none; training runs on {usable_cores()} CPU cores")
+
+
+def _driver_version() -> str:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ""
+    command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        outcome = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    lines = outcome.stdout.split()
+    return lines[0] if outcome.returncode == 0 and lines else ""

@@ -1,0 +1,266 @@
+"""The quick checks that training runs before its first step: lists, files, headers, speakers. Reads no audio.
+
+Everything that would stop or spoil a run hours later and that a look at names can tell: malformed rows, missing files,
+speakers in both training and trials, speakers with too few utterances, trial lists with one kind of trial.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from speakernet.checks.findings import Finding
+from speakernet.checks.headers import header_findings
+from speakernet.corpora.list_identity import identify_trials
+from speakernet.data.lists import ListError, StringTable, TrainingList, TrialList, read_training_list, read_trials
+from speakernet.data.sources import AudioSource, open_source
+
+logger = logging.getLogger(__name__)
+
+NUM_EXAMPLES = 10
+DEFAULT_MAX_BAD_SHARE = 0.01
+
+ListType = TypeVar("ListType", TrainingList, TrialList)
+
+
+class FileSource(Protocol):
+    """What the checks need of an audio source: which of the names it does not have."""
+
+    def missing(self, names: StringTable) -> Sequence[int] | np.ndarray:
+        """Rows of `names` that are not there."""
+
+
+def quick_check(
+    *,
+    train_list: TrainingList | str | Path | None = None,
+    train_root: FileSource | str | Path | None = None,
+    trials: Iterable[tuple[TrialList | str | Path, FileSource | str | Path | None]] = (),
+    min_utterances: int = 1,
+    max_bad_share: float = DEFAULT_MAX_BAD_SHARE,
+    reads_headers: bool = True,
+) -> list[Finding]:
+    """Check lists against each other and against their files.
+
+    Args:
+        train_list: the training list or its path.
+        train_root: its audio: a folder, a packed corpus or an open source; None leaves the files unchecked.
+        trials: (trial list or path, its audio) pairs.
+        min_utterances: utterances a speaker needs for the loss in use (2 for metric losses).
+        max_bad_share: share of missing files up to which it is a warning only.
+        reads_headers: also look at rates and durations, from the lookup tables that loading needs anyway (they are
+            kept on disk, so only the first start reads the headers).
+
+    Returns:
+        Findings, the good ones too, in the order of the checks. Nothing is raised for what a list holds.
+    """
+    findings: list[Finding] = []
+    training = _read(train_list, read_training_list, "training list", findings)
+    if training is not None:
+        findings += training_findings(training, min_utterances)
+        findings += file_findings(training.paths, train_root, "training files", max_bad_share, reads_headers)
+    for given, root in trials:
+        one = _read(given, read_trials, "trial list", findings)
+        if one is None:
+            continue
+        findings += trial_findings(one)
+        # One missing utterance makes every one of its trials, and so the figure, another.
+        findings += file_findings(one.names, root, "trial files", 0.0, reads_headers)
+        if training is not None:
+            findings += overlap_findings(training, one)
+    return findings
+
+
+def training_findings(training: TrainingList, min_utterances: int) -> list[Finding]:
+    """Size and balance of a training list, and paths that stand in it twice."""
+    counts = np.bincount(training.labels, minlength=len(training.speakers))
+    num_speakers = len(counts)
+    size = (
+        f"{len(training):,} utterances of {num_speakers:,} speakers, {counts.min()} to {counts.max()} each "
+        f"(median {np.median(counts):.0f}) in {training.source}"
+    )
+    if num_speakers < 2:
+        advice = "training tells speakers apart and needs at least two; is the first word of each line the speaker?"
+        return [Finding("error", "speakers", size, advice)]
+    findings = [Finding("ok", "speakers", size)]
+    few = np.flatnonzero(counts < min_utterances)
+    if len(few):
+        findings.append(
+            Finding(
+                "warning",
+                "few utterances",
+                f"{len(few):,} speakers have fewer than the {min_utterances} utterances that a batch takes",
+                "their utterances are repeated within a batch or left out; add recordings or drop the speakers",
+                tuple(f"{training.speakers[row]} ({counts[row]})" for row in few[:NUM_EXAMPLES]),
+            )
+        )
+    if num_speakers > 2 and counts.max() > 100 * np.median(counts):
+        largest = training.speakers[int(counts.argmax())]
+        findings.append(
+            Finding(
+                "warning",
+                "balance",
+                f"speaker {largest} has {counts.max():,} utterances, the median speaker {np.median(counts):.0f}",
+                "is this one person? cap it with data.max_utterances_per_speaker",
+            )
+        )
+    repeated = repeated_rows(training.paths)
+    if len(repeated):
+        findings.append(
+            Finding(
+                "warning",
+                "repeated rows",
+                f"{len(repeated):,} rows name a path that stands in the list before",
+                "the same recording counts twice, perhaps under two speakers; remove the rows",
+                tuple(training.paths[row] for row in repeated[:NUM_EXAMPLES]),
+            )
+        )
+    return findings
+
+
+def trial_findings(trials: TrialList) -> list[Finding]:
+    """Size, kinds of trials and identity of a trial list."""
+    size = f"{len(trials):,} trials over {len(trials.names):,} utterances in {trials.source}"
+    if trials.labels is None:
+        return [Finding("ok", "trials", size + ", unlabelled: scores only, no error rates")]
+    num_targets = int(np.count_nonzero(trials.labels))
+    size += f", {num_targets:,} of them targets"
+    if num_targets in (0, len(trials)):
+        kind = "non-target" if num_targets == 0 else "target"
+        advice = "an error rate needs both kinds; see data_prep/trials.py"
+        return [Finding("error", "trials", f"{size}: all are {kind} trials", advice)]
+    findings = [Finding("ok", "trials", size)]
+    identity = identify_trials(trials)
+    if identity:
+        findings.append(Finding("ok", "trial identity", identity))
+    same = np.flatnonzero(trials.enrol == trials.test)
+    if len(same):
+        findings.append(
+            Finding(
+                "warning",
+                "self trials",
+                f"{len(same):,} trials pair an utterance with itself",
+                "they are trivially right and flatter the figure; remove them",
+                tuple(trials.names[int(trials.enrol[row])] for row in same[:NUM_EXAMPLES]),
+            )
+        )
+    return findings
+
+
+def file_findings(
+    names: StringTable,
+    root: FileSource | str | Path | None,
+    check: str,
+    max_bad_share: float,
+    reads_headers: bool = False,
+) -> list[Finding]:
+    """Which of the named files are not there: how many, and the first ten; and what the others' headers say."""
+    if root is None:
+        return []
+    if isinstance(root, (str, Path)):
+        try:
+            root = open_source(root)
+        except (ValueError, OSError) as error:
+            advice = "give the folder (or packed corpus) that the list's paths start from"
+            return [Finding("error", check, str(error), advice)]
+    missing = np.asarray(root.missing(names))
+    findings = [_missing_finding(names, missing, check, max_bad_share)]
+    if reads_headers and isinstance(root, AudioSource) and len(missing) < len(names):
+        lookup = root.lookup(names)
+        findings += header_findings(names, lookup, check, 0.0, known_missing=missing, max_bad_share=max_bad_share)
+    return findings
+
+
+def _missing_finding(names: StringTable, missing: np.ndarray, check: str, max_bad_share: float) -> Finding:
+    if not len(missing):
+        return Finding("ok", check, f"all {len(names):,} are there")
+    share = len(missing) / len(names)
+    advice = (
+        "is the root right? the list's paths are taken from it"
+        if share == 1
+        else "bring them back, or clean the list: python data_prep/trials.py clean LIST --root ROOT"
+    )
+    examples = tuple(names[int(row)] for row in missing[:NUM_EXAMPLES])
+    message = f"{len(missing):,} of {len(names):,} are missing"
+    return Finding("warning" if share <= max_bad_share else "error", check, message, advice, examples)
+
+
+def overlap_findings(training: TrainingList, trials: TrialList) -> list[Finding]:
+    """Speakers and files that stand in both the training and the trial list.
+
+    A trial list names no speakers; they are told from the folder that holds the speaker's name in the training paths,
+    counted from the front and from the end of the path.
+    """
+    depths = speaker_depths(training)
+    if not depths:
+        shared_files = _shared_names(training.paths, trials.names)
+        if len(shared_files):
+            return [_overlap("files", [trials.names[row] for row in shared_files], trials)]
+        message = f"no file of {trials.source} is in training; speakers cannot be told from these paths"
+        return [Finding("ok", "overlap", message)]
+    known = set(training.speakers)
+    shared = {
+        parts[depth]
+        for parts in (name.split("/") for name in trials.names)
+        for depth in depths
+        if -len(parts) <= depth < len(parts) and parts[depth] in known
+    }
+    if shared:
+        return [_overlap("speakers", sorted(shared), trials)]
+    return [Finding("ok", "overlap", f"no speaker of {trials.source} is in training")]
+
+
+def speaker_depths(training: TrainingList, num_rows: int = 1000) -> list[int]:
+    """Positions in the path (from the front, and negative from the end) where the training paths name the speaker."""
+    rows = np.unique(np.linspace(0, len(training) - 1, min(num_rows, len(training))).astype(np.int64)).tolist()
+    agreed: set[int] | None = None
+    for row in rows:
+        parts = training.paths[row].split("/")
+        speaker = training.speakers[int(training.labels[row])]
+        places = [place for place, part in enumerate(parts[:-1]) if part == speaker]
+        found = set(places) | {place - len(parts) for place in places}
+        agreed = found if agreed is None else agreed & found
+        if not agreed:
+            return []
+    return sorted(agreed or ())
+
+
+def repeated_rows(names: StringTable) -> np.ndarray:
+    """Rows whose name stands in an earlier row, int64, ascending."""
+    hashes = _hashes(names)
+    order = np.argsort(hashes, kind="stable")
+    ordered = hashes[order]
+    return np.sort(order[1:][ordered[1:] == ordered[:-1]])
+
+
+def _hashes(names: StringTable) -> np.ndarray:
+    # 64-bit hashes: a false match among a million names is a one-in-40-million affair, and it would only warn.
+    return np.fromiter((hash(name) for name in names), dtype=np.int64, count=len(names))
+
+
+def _shared_names(left: StringTable, right: StringTable) -> np.ndarray:
+    return np.flatnonzero(np.isin(_hashes(right), _hashes(left)))
+
+
+def _overlap(kind: str, shared: Sequence[str], trials: TrialList) -> Finding:
+    return Finding(
+        "warning",
+        "overlap",
+        f"{len(shared):,} {kind} of {trials.source} are also in the training list",
+        "the error rate is then not that of unknown speakers; use disjoint lists (data_prep/folder.py makes them)",
+        tuple(shared[:NUM_EXAMPLES]),
+    )
+
+
+def _read(
+    given: ListType | str | Path | None, read: Callable[[str | Path], ListType], check: str, findings: list[Finding]
+) -> ListType | None:
+    if given is None or not isinstance(given, (str, Path)):
+        return given
+    try:
+        return read(given)
+    except ListError as error:
+        advice = "speakernet doctor --list shows every bad row" if check == "training list" else "mend the line"
+        findings.append(Finding("error", check, str(error), advice))
+        return None

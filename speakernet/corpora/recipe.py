@@ -1,0 +1,79 @@
+"""Write a configuration that trains on prepared lists as it is, sized to the amount of data."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from speakernet.corpora.listing import ListFiles
+from speakernet.files import atomic_write
+
+#: Utterances seen in a whole run of a small corpus; a few minutes on a GPU, a quarter of an hour on two CPU cores.
+WANTED_UTTERANCES = 50_000
+LEAST_EPOCHS, MOST_EPOCHS = 20, 60
+LARGEST_BATCH, LARGEST_SMALL_BATCH = 64, 32
+#: Up to so many utterances the compact network below is large enough, and trains on a CPU.
+SMALL_CORPUS_UTTERANCES = 20_000
+#: The network and optimizer of configs/speechocean_fast.yaml, which were tuned on 150 speakers of real speech.
+SMALL_CORPUS_SECTIONS: dict[str, dict[str, Any]] = {
+    "frontend": {"num_mels": 56, "spec_augment": True, "mel_mask_width": 6, "frame_mask_width": 20},
+    "model": {
+        "name": "ResNet",
+        "embedding_dim": 192,
+        "options": {"channels": 16, "blocks": [2, 2, 2, 2], "stem_stride": 2},
+    },
+    "loss": {"name": "aamsoftmax", "margin": 0.2, "scale": 30},
+    "optimizer": {"name": "adamw", "learning_rate": 2.0e-3, "weight_decay": 0.02},
+}
+LEAST_STEPS = 8  # in an epoch
+FRAMES_PER_SECOND = 100
+SHORTEST_CROP, LONGEST_CROP = 50, 200
+
+
+def write_recipe(
+    path: Path, root: Path, lists: ListFiles, *, noise_path: Path | None = None, rir_path: Path | None = None
+) -> None:
+    """Write the configuration; every path in it is absolute, so that it works from any folder."""
+    is_small = lists.num_train <= SMALL_CORPUS_UTTERANCES
+    largest = LARGEST_SMALL_BATCH if is_small else LARGEST_BATCH
+    batch_size = max(2, min(largest, lists.num_train // LEAST_STEPS))
+    data: dict[str, Any] = {
+        "train_list": str(lists.train.resolve()),
+        "train_path": str(root.resolve()),
+        "batch_size": batch_size,
+        # Most utterances are at least this long; shorter ones are repeated.
+        "crop_frames": int(min(LONGEST_CROP, max(SHORTEST_CROP, lists.median_seconds * FRAMES_PER_SECOND * 0.8))),
+    }
+    if lists.validation is not None:
+        data |= {"validation_list": str(lists.validation.resolve()), "validation_path": str(root.resolve())}
+    report_on = lists.test or lists.validation
+    if report_on is not None:
+        data |= {"test_list": str(report_on.resolve()), "test_path": str(root.resolve())}
+    augment: dict[str, Any] = {"enabled": noise_path is not None or rir_path is not None}
+    if noise_path is not None:
+        augment["noise_path"] = str(noise_path.resolve())
+    if rir_path is not None:
+        augment["rir_path"] = str(rir_path.resolve())
+    epochs = max(LEAST_EPOCHS, min(MOST_EPOCHS, WANTED_UTTERANCES // max(1, lists.num_train)))
+    sections: dict[str, Any] = {"data": data, "augment": augment}
+    if is_small:
+        sections |= SMALL_CORPUS_SECTIONS
+        # The margin grows as in that recipe, once the speakers are roughly told apart.
+        ramp = {"margin": "linear", "margin_begin_epoch": epochs // 8, "margin_end_epoch": epochs // 2}
+        sections["schedule"] = {"name": "cosine", "warmup_epochs": 2, "final_learning_rate": 1.0e-5, **ramp}
+    sections["training"] = {"max_epochs": epochs}
+    with atomic_write(path) as file:
+        file.write(f"# Trains on {lists.num_train} utterances of {lists.num_speakers} speakers of {root.name}.\n")
+        file.write(
+            "# What is not set here keeps its default; `speakernet show-config --config FILE` shows everything.\n"
+        )
+        yaml.safe_dump(sections, file, sort_keys=False, allow_unicode=True)
+
+
+def next_command(config: Path) -> str:
+    """The command that trains on it, as a shell takes it."""
+    text = str(config)
+    quoted = (
+        text if all(char.isalnum() or char in "/._-+" for char in text) else "'" + text.replace("'", "'\"'\"'") + "'"
+    )
+    return f"python trainSpeakerNet.py --config {quoted}"

@@ -1,0 +1,203 @@
+"""Synthetic voices: what makes one speaker, and the source-filter synthesis of a sentence in that voice.
+
+A glottal pulse train and noise (the source) pass a cascade of formant resonators (the filter) that changes every 8 ms.
+The whole sentence is filtered at once: overlapping windowed frames go to the frequency domain, where the resonators of
+every frame are one division of polynomials. Gives clean close-talk speech; `sessions` puts it into a room.
+
+Source: Klatt & Klatt, "Analysis, synthesis, and perception of voice quality variations among female and male talkers",
+JASA 87 (1990), for the pulse (KLGLOTT88) and the nasal pole-zero pair.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import fft
+from scipy.ndimage import gaussian_filter1d
+
+from speakernet.corpora.synthetic.phones import FRAME_SECONDS, PHONE_NAMES, Tracks
+
+SAMPLE_RATE = 16000
+HOP = round(FRAME_SECONDS * SAMPLE_RATE)
+WINDOW = 2 * HOP
+FFT_SIZE = 512  # window + 16 ms, in which the ringing of the formants dies away
+NUM_FORMANTS = 8  # one a kHz up to the Nyquist frequency
+PULSE_TABLE = 2048
+NASAL_POLE_HZ = 280.0
+
+# How far speakers lie apart. Standard deviations; together with `sessions` they set how hard the corpus is.
+TRACT_SD = 0.05  # share of the vocal tract's length, within a gender
+FORMANT_SD = 0.07  # share, of each formant of a speaker
+PHONE_SD = 0.04  # share, of each formant of each phone of a speaker
+PITCH_SD_OCTAVES = 0.25
+
+
+@dataclass(frozen=True)
+class Voice:
+    """Everything that stays with a speaker. Factors multiply the values of a 17.5-cm vocal tract."""
+
+    gender: str  # "m" | "f"
+    tract_centimetres: float
+    pitch_hz: float
+    pitch_range_octaves: float
+    tempo: float
+    open_quotient: float
+    tilt_hz: float  # where the source begins to fall by another 6 dB an octave
+    breathiness: float
+    jitter: float
+    shimmer: float
+    bandwidth_factor: float
+    coarticulation_frames: float
+    nasal_zero_hz: float
+    frication_factor: float  # scales the bands of fricatives
+    frication_gain: float
+    formant_factors: np.ndarray  # (NUM_FORMANTS,)
+    phone_factors: np.ndarray  # (phones, 3)
+
+
+def draw_voice(generator: np.random.Generator) -> Voice:
+    """A random speaker."""
+    is_male = bool(generator.random() < 0.5)
+    tract = (17.2 if is_male else 15.0) * float(np.exp(generator.normal(0.0, TRACT_SD)))
+    individual = np.exp(generator.normal(0.0, FORMANT_SD, NUM_FORMANTS))
+    return Voice(
+        gender="m" if is_male else "f",
+        tract_centimetres=tract,
+        pitch_hz=(118.0 if is_male else 200.0) * 2.0 ** float(generator.normal(0.0, PITCH_SD_OCTAVES)),
+        pitch_range_octaves=float(generator.uniform(0.12, 0.45)),
+        tempo=float(np.exp(generator.normal(0.0, 0.15))),
+        open_quotient=float(generator.uniform(0.45, 0.75)),
+        tilt_hz=float(np.exp(generator.uniform(np.log(900.0), np.log(4500.0)))),
+        breathiness=float(np.exp(generator.uniform(np.log(0.004), np.log(0.08)))),
+        jitter=float(np.exp(generator.uniform(np.log(0.003), np.log(0.02)))),
+        shimmer=float(generator.uniform(0.02, 0.12)),
+        bandwidth_factor=float(np.exp(generator.normal(0.0, 0.2))),
+        coarticulation_frames=float(generator.uniform(2.8, 4.8)),
+        nasal_zero_hz=float(generator.uniform(550.0, 1100.0)),
+        frication_factor=float(np.exp(generator.normal(0.0, 0.08))),
+        frication_gain=float(np.exp(generator.normal(0.0, 0.3))),
+        formant_factors=17.5 / tract * individual,
+        phone_factors=np.exp(generator.normal(0.0, PHONE_SD, (len(PHONE_NAMES), 3))),
+    )
+
+
+def synthesise(
+    voice: Voice, tracks: Tracks, generator: np.random.Generator, *, pitch_shift_octaves: float = 0.0
+) -> np.ndarray:
+    """Speak one sentence: (samples,) float32, 16 kHz, level as it comes; `tracks` frames of 8 ms, no room, no noise."""
+    pitch_hz = _pitch_contour(voice, tracks, generator, pitch_shift_octaves)
+    num_samples = (len(tracks) + 1) * HOP
+    noise = generator.standard_normal(num_samples, dtype=np.float32)
+    source = _glottal_source(voice, pitch_hz, noise, generator)
+
+    frequencies = np.arange(FFT_SIZE // 2 + 1, dtype=np.float32) * np.float32(SAMPLE_RATE / FFT_SIZE)
+    tilt = 1.0 / (1.0 + 1j * frequencies / np.float32(voice.tilt_hz))
+    voiced = _spectra(source)  # (frames, bins)
+    voiced *= tracks.voicing.astype(np.float32)[:, None] * tilt.astype(np.complex64)
+    unvoiced = _spectra(noise)
+    voiced += unvoiced * (tracks.aspiration.astype(np.float32)[:, None] * np.abs(tilt).astype(np.float32))
+    voiced *= _vocal_tract(voice, tracks)
+
+    # Friction arises in front of the tract: its band is the phone's, moved by the speaker's front cavity.
+    is_rubbing = np.flatnonzero(tracks.frication > 1e-4)
+    centre = (tracks.noise_hz[is_rubbing] * voice.frication_factor).astype(np.float32)[:, None]
+    width = tracks.noise_width_hz[is_rubbing].astype(np.float32)[:, None]
+    band = np.exp(-0.5 * ((frequencies - centre) / width) ** 2)
+    band *= (tracks.frication[is_rubbing] * voice.frication_gain).astype(np.float32)[:, None]
+    voiced[is_rubbing] += unvoiced[is_rubbing] * band
+    return _overlap_add(fft.irfft(voiced, FFT_SIZE, axis=1))
+
+
+def _pitch_contour(voice: Voice, tracks: Tracks, generator: np.random.Generator, shift_octaves: float) -> np.ndarray:
+    """(frames,) Hz: falls over the sentence, rises on stressed syllables, wanders, and trembles."""
+    frames = len(tracks)
+    place = np.linspace(0.5, -0.5, frames)
+    declination = generator.uniform(0.2, 1.0) * place
+    accents = generator.uniform(0.5, 1.2) * tracks.stress
+    wander = gaussian_filter1d(generator.standard_normal(frames), 25.0) * 4.0
+    octaves = shift_octaves + voice.pitch_range_octaves * (declination + accents + 0.5 * wander)
+    tremble = 1.0 + voice.jitter * generator.standard_normal(frames)
+    return np.clip(voice.pitch_hz * 2.0**octaves * tremble, 55.0, 500.0)
+
+
+def _glottal_source(
+    voice: Voice, pitch_hz: np.ndarray, noise: np.ndarray, generator: np.random.Generator
+) -> np.ndarray:
+    """Derivative of the glottal flow plus breath noise while the glottis is open; (samples,) float32."""
+    num_samples = len(noise)
+    at_frame = (np.arange(len(pitch_hz)) + 1.0) * HOP
+    phase = np.cumsum(np.interp(np.arange(num_samples), at_frame, pitch_hz)) * (1.0 / SAMPLE_RATE)
+    period = phase.astype(np.int64)
+    place = ((phase - period) * PULSE_TABLE).astype(np.int64)
+    pulse = _pulse_table(voice.open_quotient, voice.pitch_hz)
+    is_open = (np.arange(PULSE_TABLE) < voice.open_quotient * PULSE_TABLE).astype(np.float32)
+    shimmer = np.exp(voice.shimmer * generator.standard_normal(int(period[-1]) + 1)).astype(np.float32)
+    return pulse[place] * shimmer[period] + np.float32(voice.breathiness) * is_open[place] * noise
+
+
+def _pulse_table(open_quotient: float, pitch_hz: float) -> np.ndarray:
+    """One period of KLGLOTT88's flow derivative, with only as many harmonics as fit below the Nyquist frequency."""
+    place = np.arange(PULSE_TABLE) / (PULSE_TABLE * open_quotient)
+    spectrum = fft.rfft(np.where(place < 1.0, 2.0 * place - 3.0 * place**2, 0.0))
+    spectrum[0] = 0.0
+    spectrum[int(0.95 * SAMPLE_RATE / 2 / pitch_hz) + 1 :] = 0.0
+    return fft.irfft(spectrum, PULSE_TABLE).astype(np.float32)
+
+
+def _spectra(signal: np.ndarray) -> np.ndarray:
+    """(samples,) -> (frames, bins) complex64 of Hann windows that add up to one."""
+    window = (0.5 - 0.5 * np.cos(2.0 * np.pi * np.arange(WINDOW) / WINDOW)).astype(np.float32)
+    frames = np.lib.stride_tricks.sliding_window_view(signal, WINDOW)[::HOP]
+    return fft.rfft(frames * window, FFT_SIZE, axis=1)
+
+
+def _overlap_add(frames: np.ndarray) -> np.ndarray:
+    """(frames, FFT_SIZE) -> (frames * HOP,) float32."""
+    num_frames, size = frames.shape
+    steps = size // HOP
+    output = np.zeros((num_frames + steps - 1, HOP), dtype=np.float32)
+    for step in range(steps):
+        output[step : step + num_frames] += frames[:, step * HOP : (step + 1) * HOP]
+    return output[:num_frames].reshape(-1)
+
+
+def _vocal_tract(voice: Voice, tracks: Tracks) -> np.ndarray:
+    """Transfer function of the tract at every frame, (frames, bins) complex64: resonators of unit gain at 0 Hz."""
+    individual = tracks.formants * voice.phone_factors[tracks.phone]
+    low = gaussian_filter1d(individual, voice.coarticulation_frames, axis=0, mode="nearest")
+    high = np.broadcast_to(500.0 + 1000.0 * np.arange(3, NUM_FORMANTS), (len(tracks), NUM_FORMANTS - 3))
+    hz = np.concatenate([low, high], axis=1) * voice.formant_factors
+    hz = np.minimum(hz, 0.495 * SAMPLE_RATE)
+    # Bandwidths grow with frequency (about 60 Hz at F1, 400 Hz at the top). Poles that a short tract would have above
+    # the Nyquist frequency are flattened: piled up at the edge they would ring louder than the vowel.
+    bandwidth = voice.bandwidth_factor * (50.0 + 0.02 * hz + 4e-6 * hz**2) + 4.0 * np.maximum(hz - 6600.0, 0.0)
+    denominator = _resonator_polynomials(hz, bandwidth)
+
+    # Nasal pole and zero cancel in oral sounds; the zero moves away as the velum opens.
+    zero_hz = NASAL_POLE_HZ + tracks.nasality * (voice.nasal_zero_hz - NASAL_POLE_HZ)
+    pole = _resonator_polynomials(np.full((len(tracks), 1), NASAL_POLE_HZ), np.full((len(tracks), 1), 100.0))
+    zero = _resonator_polynomials(zero_hz[:, None], np.full((len(tracks), 1), 100.0))
+    top = fft.rfft(zero.astype(np.float32), FFT_SIZE, axis=1)
+    # float64: at low frequencies the coefficients of nine resonators cancel to nothing in float32.
+    top /= fft.rfft(_multiply_polynomials(denominator, pole), FFT_SIZE, axis=1)
+    return top
+
+
+def _resonator_polynomials(hz: np.ndarray, bandwidth_hz: np.ndarray) -> np.ndarray:
+    """Product of each frame's second-order sections, (frames, sections) -> (frames, 2 * sections + 1), 1 at DC."""
+    radius = np.exp(-np.pi * bandwidth_hz / SAMPLE_RATE)
+    first = -2.0 * radius * np.cos(2.0 * np.pi * hz / SAMPLE_RATE)
+    second = radius**2
+    sections = np.stack([np.ones_like(first), first, second], axis=2)  # (frames, sections, 3)
+    sections /= sections.sum(axis=2, keepdims=True)
+    product = sections[:, 0]
+    for section in range(1, sections.shape[1]):
+        product = _multiply_polynomials(product, sections[:, section])
+    return product
+
+
+def _multiply_polynomials(long: np.ndarray, short: np.ndarray) -> np.ndarray:
+    """Row by row: (frames, n) x (frames, 3) -> (frames, n + 2)."""
+    product = np.zeros((long.shape[0], long.shape[1] + 2))
+    for power in range(3):
+        product[:, power : power + long.shape[1]] += long * short[:, power : power + 1]
+    return product

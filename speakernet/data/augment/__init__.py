@@ -1,0 +1,1 @@
+"""What disturbs training audio: every choice is drawn first, then applied to the whole batch."""

@@ -1,0 +1,238 @@
+"""Augmentation of whole batches: draw every choice, gather what it needs from the banks, apply it with torch.
+
+`draw` makes every random choice and touches no audio; `gather` reads clips and spectra; `apply` makes no choice and is
+plain torch, so it runs on a GPU after the transfer. On a CPU `augment_cpu` reads and applies in one go, with the same
+result. Choices are keyed by (seed, epoch, row), so they do not depend on workers or ranks.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from speakernet.data.augment.banks import ClipBank, RoomBank
+from speakernet.data.augment.cpu import CLASSIC_POWER_FLOOR, POWER_FLOOR, CpuMixer
+from speakernet.data.augment.draw import (
+    BABBLE,
+    CLEAN,
+    KINDS,
+    MUSIC,
+    NOISE,
+    REVERB,
+    Drawer,
+    Drawn,
+    distinct_choices,
+)
+from speakernet.data.augment.options import AugmentOptions
+
+__all__ = [
+    "BABBLE",
+    "CLEAN",
+    "KINDS",
+    "MUSIC",
+    "NOISE",
+    "REVERB",
+    "Augmenter",
+    "Drawn",
+    "Ingredients",
+    "distinct_choices",
+]
+
+TELEPHONE_BAND_HZ = (300.0, 3400.0)
+TELEPHONE_ORDER = 8
+CODEC_RATE_HZ = 8000
+MU_LAW = 255.0  # ITU-T G.711
+
+
+@dataclass(frozen=True)
+class Ingredients:
+    """The audio that the choices need; moves to a device with the batch.
+
+    Attributes:
+        noises: crops of the sources, float32 (sources, samples).
+        reverberation: by length of transform: utterances int64 (rows,), spectra complex64 (rows, bins), length.
+    """
+
+    noises: Tensor
+    reverberation: tuple[tuple[Tensor, Tensor, int], ...] = ()
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> "Ingredients":
+        """The same on another device."""
+        rooms = tuple(
+            (rows.to(device, non_blocking=non_blocking), spectra.to(device, non_blocking=non_blocking), length)
+            for rows, spectra, length in self.reverberation
+        )
+        return replace(self, noises=self.noises.to(device, non_blocking=non_blocking), reverberation=rooms)
+
+
+class Augmenter:
+    """Draws, gathers and applies; the categories without files are left out and the others share their part.
+
+    Args:
+        banks: clips by kind (noise, music, babble).
+        rooms: impulse responses; None for no reverberation.
+        options: what is drawn from where; `style: classic` is voxceleb_trainer to the letter (power floor, one SNR for
+            each babble talker).
+        sample_rate: Hz.
+        seed: of the run.
+    """
+
+    def __init__(
+        self,
+        banks: Mapping[str, ClipBank],
+        rooms: RoomBank | None,
+        options: AugmentOptions,
+        *,
+        sample_rate: int = 16_000,
+        seed: int = 0,
+    ) -> None:
+        self.banks = dict(banks)
+        self.rooms = rooms
+        self.options = options
+        self.is_classic = options.style == "classic"
+        self.sample_rate = sample_rate
+        has_files = {"reverb": bool(rooms), **{kind: bool(len(bank)) for kind, bank in self.banks.items()}}
+        # In one order, however they are listed; what is listed twice is twice as likely.
+        wanted = sorted(options.categories, key=KINDS.index)
+        self.available = [kind for kind in wanted if has_files.get(kind, False)]
+        self.missing = [kind for kind in dict.fromkeys(wanted) if kind not in self.available]
+        self._drawer = Drawer(
+            self.available,
+            options,
+            num_clips={kind: len(bank) for kind, bank in self.banks.items()},
+            num_rooms=len(rooms) if rooms is not None else 0,
+            seed=seed,
+        )
+        self._mixer = CpuMixer(self.banks, rooms, is_classic=self.is_classic)
+
+    def __call__(self, waveforms: Tensor, *, epoch: int, rows: np.ndarray) -> Tensor:
+        """Disturb a batch in place: (batch, samples) float32, every choice keyed by (epoch, row)."""
+        drawn = self.draw(rows, epoch)
+        if waveforms.device.type == "cpu":
+            self._mixer.reverberate(waveforms, drawn)
+            self._mixer.add_noises(waveforms, drawn)
+            return self._apply_channel(waveforms, drawn)
+        ingredients = self.gather(drawn, waveforms.shape[1])
+        return self.apply(waveforms, drawn, ingredients.to(waveforms.device, non_blocking=True))
+
+    def draw(self, rows: np.ndarray, epoch: int) -> Drawn:
+        """Every choice for the utterances `rows` of the training list (batch,) in an epoch."""
+        return self._drawer.draw(rows, epoch)
+
+    def gather(self, drawn: Drawn, num_samples: int) -> Ingredients:
+        """Read the crops and spectra that the choices need, for utterances of `num_samples`.
+
+        Raises:
+            AudioError: a clip or an impulse response cannot be read.
+        """
+        noises = torch.empty(len(drawn.clips), num_samples)
+        target = noises.numpy()
+        for code in (MUSIC, BABBLE, NOISE):
+            sources = np.flatnonzero(drawn.source_kinds == code)
+            if len(sources) == 0:
+                continue
+            # runs of neighbouring sources are written in place; there are few runs, for kinds alternate rarely
+            for run in np.split(sources, np.flatnonzero(np.diff(sources) > 1) + 1):
+                part = slice(int(run[0]), int(run[-1]) + 1)
+                self.banks[KINDS[code]].fill(drawn.clips[part], drawn.places[part], target[part])
+        return Ingredients(noises, self._gather_rooms(drawn.rooms, num_samples))
+
+    def _gather_rooms(self, rooms: np.ndarray, num_samples: int) -> tuple[tuple[Tensor, Tensor, int], ...]:
+        if self.rooms is None:
+            return ()
+        rows = np.flatnonzero(rooms >= 0)
+        lengths = np.array([self.rooms.fft_samples(int(rooms[row]), num_samples) for row in rows], dtype=np.int64)
+        groups = []
+        for length in np.unique(lengths).tolist():
+            members = rows[lengths == length]
+            spectra = np.stack([self.rooms.spectrum(int(rooms[row]), num_samples, length) for row in members])
+            groups.append((torch.from_numpy(members), torch.from_numpy(spectra), length))
+        return tuple(groups)
+
+    def apply(self, waveforms: Tensor, drawn: Drawn, ingredients: Ingredients) -> Tensor:
+        """Disturb a batch in place; no random choice is made here.
+
+        Args:
+            waveforms: (batch, samples) float32 in -1..1, on the device of the ingredients.
+            drawn: the choices.
+            ingredients: what `gather` read for them.
+
+        Returns:
+            The same tensor.
+        """
+        for rows, spectra, length in ingredients.reverberation:
+            waveforms[rows] = reverberate(waveforms[rows], spectra, length)
+        self._add_noises(waveforms, drawn, ingredients.noises)
+        return self._apply_channel(waveforms, drawn)
+
+    def _apply_channel(self, waveforms: Tensor, drawn: Drawn) -> Tensor:
+        """What the utterance as a whole goes through: telephone, codec, volume."""
+        if drawn.telephone.any():
+            rows = torch.from_numpy(np.flatnonzero(drawn.telephone)).to(waveforms.device)
+            waveforms[rows] = telephone_band(waveforms[rows], self.sample_rate)
+        if drawn.codec.any():
+            rows = torch.from_numpy(np.flatnonzero(drawn.codec)).to(waveforms.device)
+            waveforms[rows] = mu_law_codec(waveforms[rows], self.sample_rate)
+        if drawn.gains_db.any():
+            gains = torch.from_numpy(10 ** (drawn.gains_db / 20)).to(waveforms)
+            waveforms *= gains[:, None]
+        return waveforms
+
+    def _add_noises(self, waveforms: Tensor, drawn: Drawn, noises: Tensor) -> None:
+        """Each utterance's sources are one run of rows, so a mixture is one product of a vector and a matrix."""
+        if len(noises) == 0:
+            return
+        utterances, first = np.unique(drawn.source_rows, return_index=True)
+        last = np.append(first[1:], len(drawn.source_rows))
+        ratios = torch.from_numpy(10 ** (-drawn.snr_db / 10)).to(waveforms)
+        num_samples = waveforms.shape[1]
+        for row, begin, end in zip(utterances.tolist(), first.tolist(), last.tolist(), strict=True):
+            speech, sources = waveforms[row], noises[begin:end]
+            power = torch.dot(speech, speech) / num_samples
+            powers = torch.linalg.vecdot(sources, sources) / num_samples
+            if self.is_classic:
+                floor = CLASSIC_POWER_FLOOR
+                weights = ((power + floor) / (powers + floor) * ratios[begin:end]).sqrt()
+                speech += weights @ sources
+            elif end - begin == 1:
+                # one source: its weight is known before anything is added
+                weight = (power.clamp_min(POWER_FLOOR) / powers[0].clamp_min(POWER_FLOOR) * ratios[begin]).sqrt()
+                torch.addcmul(speech, weight, sources[0], out=speech)
+            else:
+                # talkers equally loud; together they are one noise at one ratio
+                mixture = powers.clamp_min(POWER_FLOOR).rsqrt() @ sources
+                mixed = (torch.dot(mixture, mixture) / num_samples).clamp_min(POWER_FLOOR)
+                weight = (power.clamp_min(POWER_FLOOR) / mixed * ratios[begin]).sqrt()
+                torch.addcmul(speech, weight, mixture, out=speech)
+
+
+def reverberate(waveforms: Tensor, spectra: Tensor, fft_samples: int) -> Tensor:
+    """Convolve each waveform (rows, samples) with its response, given as spectrum (rows, bins); same length."""
+    product = torch.fft.rfft(waveforms, fft_samples)
+    product *= spectra
+    return torch.fft.irfft(product, fft_samples)[:, : waveforms.shape[1]]
+
+
+def telephone_band(waveforms: Tensor, sample_rate: int) -> Tensor:
+    """Keep 300 to 3400 Hz (Butterworth magnitude of order 8, no phase), (rows, samples)."""
+    length = waveforms.shape[1]
+    frequency = torch.fft.rfftfreq(length, 1 / sample_rate, device=waveforms.device).clamp_min(1e-3)
+    low, high = TELEPHONE_BAND_HZ
+    response = (1 + (low / frequency) ** (2 * TELEPHONE_ORDER)) * (1 + (frequency / high) ** (2 * TELEPHONE_ORDER))
+    return torch.fft.irfft(torch.fft.rfft(waveforms) * response.rsqrt(), length)
+
+
+def mu_law_codec(waveforms: Tensor, sample_rate: int) -> Tensor:
+    """To 8 kHz, 8-bit mu-law (G.711) and back, (rows, samples). Each row is coded at its own full scale."""
+    length = waveforms.shape[1]
+    short = max(2, length * CODEC_RATE_HZ // sample_rate // 2 * 2)
+    spectrum = torch.fft.rfft(waveforms)[:, : short // 2 + 1]
+    narrow = torch.fft.irfft(spectrum, short) * (short / length)
+    peak = narrow.abs().amax(1, keepdim=True).clamp_min(1e-9)
+    scaled = narrow / peak
+    coded = torch.sign(scaled) * torch.log1p(MU_LAW * scaled.abs()) / np.log1p(MU_LAW)
+    coded = (coded * 127.5).round() / 127.5
+    decoded = torch.sign(coded) * torch.expm1(coded.abs() * np.log1p(MU_LAW)) / MU_LAW * peak
+    return torch.fft.irfft(torch.fft.rfft(decoded), length) * (length / short)

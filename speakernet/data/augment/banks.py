@@ -1,0 +1,300 @@
+"""What augmentation takes from disk: clips of noise, music and talkers, and room impulse responses with their spectra.
+
+Knows folders and files; makes no random choice and mixes nothing (`augment.py` does).
+"""
+
+import functools
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from speakernet.data.audio import AudioError, read_audio
+from speakernet.data.cache import AudioCache
+from speakernet.data.lists import StringTable
+from speakernet.data.packed.corpus import PackedRows
+from speakernet.data.sharing import SharedArray
+from speakernet.data.sources import INT16_SCALE, FolderSource, RowReader
+
+logger = logging.getLogger(__name__)
+
+AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aif", ".aiff")
+# Folder names of MUSAN -> our names of the kinds of disturbance.
+MUSAN_FOLDERS = {"noise": "noise", "music": "music", "speech": "babble"}
+# What in a path of RIRS_NOISES tells a noise: a folder, and recordings beside the isotropic rooms' responses.
+NOISES_AMONG_ROOMS = ("/pointsource_noises/", "_noise_")
+# Transform lengths are multiples of it: few different ones, which are faster than many, and many factors of two.
+FFT_BLOCK = 512
+ENERGY_BLOCK = 64  # samples that one kept energy stands for
+BLOCKS_AT_ONCE = 1 << 16
+
+
+class BlockEnergies:
+    """Energies of any crop of int16 samples in memory, exact, without reading the crop.
+
+    Args:
+        samples: in shared memory, int16 (samples,).
+    """
+
+    def __init__(self, samples: SharedArray) -> None:
+        self._samples = samples
+        num_blocks = len(samples.array) // ENERGY_BLOCK
+        blocks = samples.array[: num_blocks * ENERGY_BLOCK].reshape(-1, ENERGY_BLOCK)
+        sums = np.zeros(num_blocks + 1, dtype=np.int64)
+        for first in range(0, num_blocks, BLOCKS_AT_ONCE):
+            some = blocks[first : first + BLOCKS_AT_ONCE].astype(np.int64)
+            sums[first + 1 : first + 1 + len(some)] = (some * some).sum(axis=1)
+        # A sum that overflows wraps around, and the difference of two is right all the same.
+        self._sums = SharedArray(np.cumsum(sums)).share()
+
+    def of_crops(self, firsts: np.ndarray, num_samples: int) -> np.ndarray:
+        """Sums of squares of `num_samples` (two blocks or more) from each of `firsts` (crops,) on, int64 (crops,)."""
+        samples, sums = self._samples.array, self._sums.array
+        begins, ends = -(-firsts // ENERGY_BLOCK), (firsts + num_samples) // ENERGY_BLOCK
+        # What lies before the first whole block and after the last one.
+        places = np.arange(ENERGY_BLOCK)
+        heads, tails = firsts[:, None] + places, (ends * ENERGY_BLOCK)[:, None] + places
+        is_inside = np.concatenate(
+            [heads < (begins * ENERGY_BLOCK)[:, None], tails < (firsts + num_samples)[:, None]], axis=1
+        )
+        edges = samples[np.where(is_inside, np.concatenate([heads, tails], axis=1), 0)].astype(np.int64) * is_inside
+        return sums[ends] - sums[begins] + (edges * edges).sum(axis=1)
+
+
+@dataclass
+class ClipBank:
+    """Clips of one kind of disturbance.
+
+    Attributes:
+        reader: reads rows, wrapping short ones.
+        rows: rows of the reader that belong to this kind, int64 (clips,).
+        lengths: samples of each of them, int64 (clips,).
+        energies: of the reader's samples, where they are in memory.
+    """
+
+    reader: RowReader
+    rows: np.ndarray
+    lengths: np.ndarray
+    energies: BlockEnergies | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def fill(self, clips: np.ndarray, places: np.ndarray, out: np.ndarray) -> None:
+        """Write crops into `out` (sources, samples); a place in [0, 1) says where in the clip the crop begins.
+
+        Raises:
+            AudioError: a clip cannot be read.
+        """
+        room = np.maximum(self.lengths[clips] - out.shape[1], 0)
+        problems = self.reader.fill(self.rows[clips], (places * room).astype(np.int64), out)
+        if problems:
+            raise AudioError(f"augmentation: {next(iter(problems.values()))}; remove the file or mend it")
+
+    def crops(self, clips: np.ndarray, places: np.ndarray, is_wanted: np.ndarray, num_samples: int) -> "Crops":
+        """The crops of many sources, to be written one by one.
+
+        Args:
+            clips: of every source, int64 (sources,).
+            places: as for `fill`, (sources,).
+            is_wanted: which sources are this bank's, bool (sources,); the others are not looked at.
+            num_samples: length of each.
+        """
+        clips = np.where(is_wanted, clips, 0)
+        starts = (places * np.maximum(self.lengths[clips] - num_samples, 0)).astype(np.int64)
+        return Crops(self, self.rows[clips], starts, num_samples)
+
+
+class Crops:
+    """Crops of one bank, written where and when they are needed; those in memory at the price of a cast.
+
+    Attributes:
+        powers: mean square of each crop, NaN where it is not known before the crop is read.
+    """
+
+    def __init__(self, bank: ClipBank, rows: np.ndarray, starts: np.ndarray, num_samples: int) -> None:
+        self._reader, self._rows, self._starts = bank.reader, rows, starts
+        self._num_samples = num_samples
+        self._samples: np.ndarray | None = None
+        self._firsts: list[int] = []
+        powers = np.full(len(rows), np.nan)
+        if isinstance(bank.reader, PackedRows):
+            self._samples = bank.reader.samples
+            firsts = bank.reader.whole_crops(rows, starts, num_samples)
+            self._firsts = firsts.tolist()
+            if bank.energies is not None and num_samples >= 2 * ENERGY_BLOCK:
+                whole = np.flatnonzero(firsts >= 0)
+                powers[whole] = bank.energies.of_crops(firsts[whole], num_samples) * (float(INT16_SCALE) ** 2)
+        self.powers: list[float] = (powers / num_samples).tolist()
+
+    def write(self, source: int, out: np.ndarray) -> float:
+        """Write a crop to `out` (samples,) float32; returns the factor that brings it to -1..1.
+
+        Raises:
+            AudioError: the clip cannot be read.
+        """
+        if self._samples is not None and self._firsts[source] >= 0:
+            first = self._firsts[source]
+            out[:] = self._samples[first : first + self._num_samples]
+            return float(INT16_SCALE)
+        some = slice(source, source + 1)
+        problems = self._reader.fill(self._rows[some], self._starts[some], out[None])
+        if problems:
+            raise AudioError(f"augmentation: {next(iter(problems.values()))}; remove the file or mend it")
+        return 1.0
+
+
+def find_audio_files(root: str | Path) -> list[str]:
+    """Names of all audio files below `root`, relative to it, sorted.
+
+    Raises:
+        AudioError: no such folder.
+    """
+    root = Path(root)
+    if not root.is_dir():
+        raise AudioError(
+            f"{root}: no such folder of noise or impulse responses; see data_prep/musan.py, data_prep/rirs.py"
+        )
+    found = (path.relative_to(root).as_posix() for path in root.rglob("*") if path.suffix.lower() in AUDIO_SUFFIXES)
+    return sorted(found)
+
+
+def noise_banks(root: str | Path, sample_rate: int, cache: AudioCache | None) -> dict[str, ClipBank]:
+    """Banks of MUSAN's kinds found below `root`: a folder noise, music or speech somewhere in the path tells the kind.
+
+    Files under none of these folders count as noise, which is said. Empty and unreadable files are left out, and said.
+
+    Raises:
+        AudioError: no such folder, or no usable audio in it.
+    """
+    names = find_audio_files(root)
+    source = FolderSource(root, sample_rate, cache=cache)
+    table = StringTable.from_strings(names)
+    lookup = source.lookup(table)
+    lengths = np.asarray(lookup.num_samples)
+    usable = lengths > 0
+    if not usable.any():
+        raise AudioError(f"{root}: no readable audio in this noise folder ({len(names)} files); is it MUSAN's layout?")
+    if not usable.all():
+        bad = [names[row] for row in np.flatnonzero(~usable)[:10]]
+        logger.warning("%s: %d noise files cannot be read and are left out: %s", root, (~usable).sum(), ", ".join(bad))
+    reader = source.rows(table, lookup)
+    kinds = np.array([_kind_of(name, Path(root)) for name in names], dtype="U8")
+    unnamed = int((kinds == "").sum())
+    if unnamed:
+        logger.warning("%s: %d files lie under no folder noise, music or speech and count as noise", root, unnamed)
+        kinds[kinds == ""] = "noise"
+    banks = {}
+    for kind in MUSAN_FOLDERS.values():
+        rows = np.flatnonzero((kinds == kind) & usable)
+        if len(rows):
+            banks[kind] = ClipBank(reader, rows, lengths[rows].astype(np.int64))
+    return banks
+
+
+def _kind_of(name: str, root: Path) -> str:
+    for part in [*name.split("/")[:-1], root.name]:
+        if part in MUSAN_FOLDERS:
+            return MUSAN_FOLDERS[part]
+    return ""
+
+
+class RoomBank:
+    """Room impulse responses, prepared once, with the spectra of the lengths that are asked for.
+
+    Args:
+        source: where the files are.
+        names: the files.
+        is_aligned: drop what comes before the direct path (the largest sample), so that speech stays where it was.
+        cache: keeps responses and spectra.
+
+    Every response is divided by the square root of its energy, as is usual. Of a response of several channels the first
+    is taken: each is one microphone's, and their mean is the response of no place in the room.
+    """
+
+    def __init__(
+        self, source: FolderSource, names: Sequence[str], *, is_aligned: bool = True, cache: AudioCache | None = None
+    ) -> None:
+        self.source = source
+        self.names = StringTable.from_strings(names)
+        self.is_aligned = is_aligned
+        self.cache = cache or AudioCache(0)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def response(self, room: int, most_samples: int) -> np.ndarray:
+        """The prepared response, float32 (at most `most_samples`,): later samples cannot reach the crop.
+
+        Raises:
+            AudioError: unreadable, empty or silent.
+        """
+        response = self.cache.get(("response", room))
+        if response is None:
+            path = self.source.path_of(self.names[room])
+            response = read_audio(path, sample_rate=self.source.sample_rate, mixes=False)
+            energy = float(np.dot(response, response)) if len(response) else 0.0
+            if not energy > 0:
+                raise AudioError(f"{path}: the impulse response is empty or silent; remove it")
+            response = (response / np.float32(np.sqrt(energy))).astype(np.float32)
+            if self.is_aligned:
+                response = response[int(np.abs(response).argmax()) :].copy()
+            self.cache.put(("response", room), response)
+        return response[:most_samples]
+
+    def fft_samples(self, room: int, num_samples: int) -> int:
+        """Length of the transform in which a crop of `num_samples` and this response do not wrap around.
+
+        Lengths are rounded up to a few good ones, so that many responses share one transform.
+        """
+        reach = len(self.response(room, num_samples))
+        return FFT_BLOCK * fast_fft_samples(-(-(num_samples + reach - 1) // FFT_BLOCK))
+
+    def spectrum(self, room: int, num_samples: int, fft_samples: int) -> np.ndarray:
+        """The response's spectrum, complex64 (fft_samples // 2 + 1,)."""
+        key = ("spectrum", room, num_samples, fft_samples)
+        spectrum = self.cache.get(key)
+        if spectrum is None:
+            spectrum = np.fft.rfft(self.response(room, num_samples), fft_samples).astype(np.complex64)
+            self.cache.put(key, spectrum)
+        return spectrum
+
+
+def room_bank(root: str | Path, sample_rate: int, cache: AudioCache | None, *, is_aligned: bool) -> RoomBank:
+    """All impulse responses below `root` (RIRS_NOISES' layout or any other); its noises are left out, and said.
+
+    Raises:
+        AudioError: no such folder, or no audio in it.
+    """
+    found = find_audio_files(root)
+    names = [name for name in found if not any(part in f"/{name}" for part in NOISES_AMONG_ROOMS)]
+    if not names:
+        raise AudioError(f"{root}: no audio files in this folder of impulse responses")
+    if len(names) < len(found):
+        logger.warning("%s: %d files are noises, no impulse responses, and are left out", root, len(found) - len(names))
+    return RoomBank(FolderSource(root, sample_rate), names, is_aligned=is_aligned, cache=cache)
+
+
+@functools.lru_cache(maxsize=256)
+def fast_fft_samples(least: int) -> int:
+    """The smallest even length of at least `least` whose only prime factors are 2, 3 and 5."""
+    best = 1 << (least - 1).bit_length()
+    fives = 1
+    while fives < best:
+        threes = fives
+        while threes < best:
+            length = threes << max((-(-least // threes) - 1).bit_length(), 1)
+            if least <= length < best:
+                best = length
+            threes *= 3
+        fives *= 5
+    return best
+
+
+def describe_banks(banks: Mapping[str, ClipBank], rooms: RoomBank | None) -> str:
+    """What there is to augment with, for the log."""
+    parts = [f"{len(bank):,} clips of {kind}" for kind, bank in banks.items()]
+    parts += [f"{len(rooms):,} impulse responses"] if rooms else []
+    return ", ".join(parts) or "nothing"

@@ -1,0 +1,145 @@
+"""Every random choice of augmentation, for a whole batch at once; no audio is touched here.
+
+Choices are keyed by (seed, epoch, row), so they do not depend on batches, workers or ranks.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from speakernet.data.augment.options import AugmentOptions
+from speakernet.data.keyed import KeyedRandom
+
+CLEAN, REVERB, MUSIC, BABBLE, NOISE = range(5)
+KINDS = ("clean", "reverb", "music", "babble", "noise")
+# Streams of the keyed random numbers; another number gives unrelated ones.
+KIND_STREAM, ROOM_STREAM, TALKERS_STREAM, CLIP_STREAM, PLACE_STREAM, SNR_STREAM = range(100, 106)
+VOLUME_STREAM, TELEPHONE_STREAM, CODEC_STREAM = range(106, 109)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Every choice for one batch. Sources are the clips that are added, in the order of their utterances.
+
+    Attributes:
+        kinds: index into KINDS, int8 (batch,).
+        rooms: impulse response of each utterance, -1 for none, int64 (batch,).
+        source_rows: utterance that a source is added to, ascending, int64 (sources,).
+        source_kinds: index into KINDS, int8 (sources,).
+        clips: clip of the kind's bank, int64 (sources,).
+        places: where in the clip the crop begins, in [0, 1), float64 (sources,).
+        snr_db: signal-to-noise ratio, float64 (sources,).
+        gains_db: of the whole utterance, float64 (batch,).
+        telephone: whether the utterance is band-limited, bool (batch,).
+        codec: whether it passes the codec, bool (batch,).
+    """
+
+    kinds: np.ndarray
+    rooms: np.ndarray
+    source_rows: np.ndarray
+    source_kinds: np.ndarray
+    clips: np.ndarray
+    places: np.ndarray
+    snr_db: np.ndarray
+    gains_db: np.ndarray
+    telephone: np.ndarray
+    codec: np.ndarray
+
+
+class Drawer:
+    """Draws the choices of batches.
+
+    Args:
+        available: the kinds, of KINDS, that there are files for.
+        options: what is drawn from where; the classic style has one SNR for each babble talker, not one for all.
+        num_clips: clips of each kind.
+        num_rooms: impulse responses.
+        seed: of the run.
+    """
+
+    def __init__(
+        self,
+        available: Sequence[str],
+        options: AugmentOptions,
+        *,
+        num_clips: Mapping[str, int],
+        num_rooms: int,
+        seed: int,
+    ) -> None:
+        self.options = options
+        self.snr_db = {"noise": options.noise_snr_db, "music": options.music_snr_db, "babble": options.babble_snr_db}
+        self._codes = np.array([KINDS.index(kind) for kind in available], dtype=np.int8)
+        self._num_clips, self._num_rooms = dict(num_clips), num_rooms
+        self._seed = seed
+
+    def draw(self, rows: np.ndarray, epoch: int) -> Drawn:
+        """Every choice for the utterances `rows` of the training list (batch,) in an epoch."""
+        random = KeyedRandom(self._seed, epoch, rows)
+        options = self.options
+        streams = (KIND_STREAM, ROOM_STREAM, TALKERS_STREAM, VOLUME_STREAM, TELEPHONE_STREAM, CODEC_STREAM)
+        kind, room, talkers, volume, telephone, codec = random.uniforms(streams)[:, :, 0]
+        kinds = self._kinds(kind)
+        low, high = options.volume_db
+        return Drawn(
+            kinds=kinds,
+            rooms=np.where(kinds == REVERB, (room * self._num_rooms).astype(np.int64), -1),
+            **self._sources(random, kinds, talkers),
+            gains_db=low + (high - low) * volume,
+            telephone=telephone < options.telephone_probability,
+            codec=codec < options.codec_probability,
+        )
+
+    def _kinds(self, number: np.ndarray) -> np.ndarray:
+        codes = self._codes
+        if not len(codes):
+            return np.zeros(len(number), dtype=np.int8)
+        # one number decides both: below `probability` it is divided evenly among the categories
+        number = number / max(self.options.probability, 1e-12)
+        chosen = codes[np.minimum((number * len(codes)).astype(np.int64), len(codes) - 1)]
+        return np.where(number < 1, chosen, CLEAN).astype(np.int8)
+
+    def _sources(self, random: KeyedRandom, kinds: np.ndarray, talkers: np.ndarray) -> dict[str, np.ndarray]:
+        fewest, most = self.options.babble_speakers
+        talkers = fewest + (talkers * (most - fewest + 1)).astype(np.int64)
+        counts = np.where(kinds == BABBLE, talkers, ((kinds == MUSIC) | (kinds == NOISE)).astype(np.int64))
+        width = max(int(counts.max(initial=0)), 1)
+        is_used = np.arange(width) < counts[:, None]
+        source_rows = np.nonzero(is_used)[0]
+        clip, place, snr_db = random.uniforms((CLIP_STREAM, PLACE_STREAM, SNR_STREAM), width)
+        clips = np.zeros((len(kinds), width), dtype=np.int64)
+        if self.options.style != "classic":
+            snr_db[:] = snr_db[:, :1]
+        for code in (MUSIC, BABBLE, NOISE):
+            rows = np.flatnonzero(kinds == code)
+            if len(rows):
+                most_used = width if code == BABBLE else 1
+                clips[rows, :most_used] = distinct_choices(clip[rows, :most_used], self._num_clips[KINDS[code]])
+                low, high = self.snr_db[KINDS[code]]
+                snr_db[rows] = low + (high - low) * snr_db[rows]
+        return {
+            "source_rows": source_rows,
+            "source_kinds": kinds[source_rows],
+            "clips": clips[is_used],
+            "places": place[is_used],
+            "snr_db": snr_db[is_used],
+        }
+
+
+def distinct_choices(numbers: np.ndarray, num_choices: int) -> np.ndarray:
+    """For each row, different members of 0 … num_choices - 1 from uniform numbers (rows, count), int64 (rows, count).
+
+    The k-th number chooses among those that are left. Where there are fewer members than numbers they repeat.
+
+    >>> distinct_choices(np.array([[0.0, 0.0, 0.99]]), 4).tolist()
+    [[0, 1, 3]]
+    """
+    rows, count = numbers.shape
+    chosen = np.zeros((rows, count), dtype=np.int64)
+    for k in range(count):
+        pick = (numbers[:, k] * max(num_choices - k % num_choices, 1)).astype(np.int64)
+        taken = np.sort(chosen[:, k - k % num_choices : k], axis=1)
+        for j in range(taken.shape[1]):
+            pick += pick >= taken[:, j]
+        chosen[:, k] = pick
+    return chosen

@@ -1,0 +1,369 @@
+"""The packed corpus: one memory-mapped int16 array and an index, so that a crop is one copy and opens no file.
+
+A corpus is a folder of three files: in NumPy's own formats `samples.npy` (every utterance, end to end) and `index.npz`
+(names, where each starts, its checksum), and `corpus.json`, which tells the version and the checksum of the index.
+This file reads and verifies; `packed_writer.py` makes them, from what `packed_inputs.py` finds.
+"""
+
+import json
+import math
+import os
+import zipfile
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from speakernet.corpora.parallel import parallel_map
+from speakernet.data.audio import SAMPLE_RATE, AudioError
+from speakernet.data.lists import StringTable
+from speakernet.data.lookup import FORMATS, LookupTable
+from speakernet.data.packed.names import NameIndex
+from speakernet.data.sharing import SharedArray
+from speakernet.data.sources import INT16_SCALE, AudioSource, RowReader
+from speakernet.files import sha256_of
+
+FORMAT_NAME = "speakernet packed corpus"
+FORMAT_VERSION = 1
+SAMPLES, INDEX, DESCRIPTION = "samples.npy", "index.npz", "corpus.json"
+PARTIAL_SUFFIX = ".partial"  # A corpus that is being written lies beside its name, under its name and this.
+NOT_HERE = -1
+INDEX_COLUMNS = {
+    "name_content": np.uint8,
+    "name_offsets": np.int64,
+    "sample_offsets": np.int64,
+    "checksums": np.uint32,
+}
+
+
+class PackedError(AudioError):
+    """A packed corpus that cannot be used; the message says what is wrong with it and what to do."""
+
+
+@dataclass(frozen=True)
+class PackedIndex:
+    """What lies where in a packed corpus.
+
+    Attributes:
+        sample_rate: Hz.
+        names: every utterance, in the order of its samples.
+        sample_offsets: first sample of each utterance and the end of the last, int64 (utterances + 1,).
+        checksums: CRC-32 of each utterance's bytes, uint32 (utterances,).
+    """
+
+    sample_rate: int
+    names: StringTable
+    sample_offsets: np.ndarray
+    checksums: np.ndarray
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of all utterances together."""
+        return int(self.sample_offsets[-1])
+
+
+def is_packed(root: str | Path) -> bool:
+    """Whether `root` is a packed corpus, whole, damaged or half written, and so not a folder of audio files."""
+    root = Path(root)
+    return any((root / name).is_file() for name in (DESCRIPTION, SAMPLES, INDEX)) or (
+        root.name.endswith(PARTIAL_SUFFIX) and root.is_dir()
+    )
+
+
+def partial_of(corpus: str | Path) -> Path:
+    """Where a corpus lies until it is whole."""
+    return Path(corpus).with_name(Path(corpus).name + PARTIAL_SUFFIX)
+
+
+def read_index(root: str | Path) -> PackedIndex:
+    """Open a corpus's index and check that the files fit it and one another.
+
+    Raises:
+        PackedError: not a packed corpus, half written, damaged, or of a newer version.
+    """
+    root = Path(root)
+    half = partial_of(root)
+    if not root.exists() and half.exists():
+        raise PackedError(f"{root}: packing was not finished (found {half.name}); run the same `speakernet pack` again")
+    if root.name.endswith(PARTIAL_SUFFIX):
+        raise PackedError(f"{root}: this corpus is half written; run the same `speakernet pack` again to finish it")
+    description = _read_description(root)
+    if sha256_of(root / INDEX) != description["index_sha256"]:
+        raise PackedError(f"{root / INDEX}: the checksum is not the one in {DESCRIPTION}; {_advice(root)}")
+    try:
+        with np.load(root / INDEX, allow_pickle=False) as stored:
+            columns = {name: stored[name].astype(dtype, copy=False) for name, dtype in INDEX_COLUMNS.items()}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise PackedError(f"{root / INDEX}: cannot read the index ({error}); {_advice(root)}") from error
+    names = StringTable(columns["name_content"], columns["name_offsets"])
+    index = PackedIndex(description["sample_rate"], names, columns["sample_offsets"], columns["checksums"])
+    if not len(index.sample_offsets) - 1 == len(names) == len(index.checksums) == description["num_utterances"]:
+        raise PackedError(f"{root / INDEX}: its parts differ in length; {_advice(root)}")
+    return index
+
+
+def map_samples(root: str | Path, num_samples: int) -> np.ndarray:
+    """The corpus's samples as a read-only memory map, int16 (samples,).
+
+    Raises:
+        PackedError: not the array that the index describes.
+    """
+    path = Path(root) / SAMPLES
+    try:
+        mapped = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        found = f"{path.stat().st_size} bytes" if path.is_file() else "no such file"
+        wanted = f"{num_samples} samples of 2 bytes and a header"
+        raise PackedError(f"{path}: found {found}, expected {wanted} ({error}); {_advice(root)}") from error
+    if mapped.dtype != np.dtype("<i2") or mapped.shape != (num_samples,):
+        found = f"{mapped.dtype} of shape {mapped.shape}"
+        raise PackedError(f"{path}: found {found}, expected int16 of shape ({num_samples},); {_advice(root)}")
+    # A plain view: slicing NumPy's memmap class costs as much as copying a crop.
+    return mapped.view(np.ndarray)
+
+
+class PackedSource(AudioSource):
+    """The utterances of a packed corpus, by name: the same interface as a folder of files."""
+
+    def __init__(self, root: str | Path, sample_rate: int = SAMPLE_RATE) -> None:
+        """Open and check a corpus.
+
+        Raises:
+            PackedError: damaged, half written, or packed at another rate.
+        """
+        super().__init__(root, sample_rate)
+        self.index = read_index(root)
+        if self.index.sample_rate != sample_rate:
+            raise PackedError(
+                f"{root}: packed at {self.index.sample_rate} Hz, but {sample_rate} Hz were asked for; "
+                f"pack it again with --sample-rate {sample_rate}"
+            )
+        self.samples = map_samples(root, self.index.num_samples)
+        self._name_index = NameIndex(self.index.names)
+        # Lookup and row reader of a list ask the same question, which takes a while for a million names.
+        self._last_find: tuple[StringTable, np.ndarray] | None = None
+
+    def __len__(self) -> int:
+        return len(self.index.names)
+
+    def read(self, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
+        """See `AudioSource.read`."""
+        row = int(self.find(StringTable.from_strings([name]))[0])
+        if row == NOT_HERE:
+            raise AudioError(f"{self.root}: holds no utterance {name!r}; pack the list that names it")
+        first, last = (int(offset) for offset in self.index.sample_offsets[row : row + 2])
+        total = last - first
+        stop = total if num_samples is None else min(total, start + num_samples)
+        if start < 0 or stop <= start:
+            raise AudioError(f"{self.root}: {name}: asked for samples {start} to {stop}, but it holds {total}")
+        return self.samples[first + start : first + stop] * INT16_SCALE
+
+    def find(self, names: StringTable) -> np.ndarray:
+        """The row of each name in the corpus, -1 where it is not here; int64 (names,)."""
+        if self._last_find is None or self._last_find[0] is not names:
+            self._last_find = names, self._name_index.find(names)
+        return self._last_find[1]
+
+    def lookup(self, names: StringTable, num_threads: int = 1) -> LookupTable:
+        """See `AudioSource.lookup`; nothing is opened, so threads are not needed."""
+        packed_rows = self.find(names)
+        is_here = packed_rows != NOT_HERE
+        starts = self.index.sample_offsets[packed_rows]
+        lengths = self.index.sample_offsets[packed_rows + 1] - starts
+        table = LookupTable.empty(len(names), self.sample_rate)
+        table.columns["native_samples"].array[:] = np.where(is_here, lengths, 0)
+        table.columns["sample_rates"].array[:] = self.sample_rate
+        table.columns["num_channels"].array[:] = 1
+        table.columns["formats"].array[:] = FORMATS.index("pcm_s16")
+        table.columns["data_offsets"].array[:] = np.where(is_here, starts * 2, NOT_HERE)
+        for row in np.flatnonzero(~is_here).tolist():
+            table.problems[row] = f"{self.root}: holds no utterance {names[row]!r}; pack the list that names it"
+        return table
+
+    def missing(self, names: StringTable) -> np.ndarray:
+        """See `AudioSource.missing`."""
+        return np.flatnonzero(self.find(names) == NOT_HERE)
+
+    def rows(self, names: StringTable, lookup: LookupTable) -> "PackedRows":
+        """See `AudioSource.rows`."""
+        packed_rows = self.find(names)
+        starts = np.where(packed_rows == NOT_HERE, 0, self.index.sample_offsets[packed_rows])
+        lengths = np.where(packed_rows == NOT_HERE, 0, self.index.sample_offsets[packed_rows + 1] - starts)
+        return PackedRows(self.root, self.samples, starts, lengths)
+
+    def read_crops(self, names: Sequence[str], starts: Sequence[int], num_samples: int) -> np.ndarray:
+        """Crops of many utterances as int16 (batch, samples), short utterances wrapped around.
+
+        Raises:
+            AudioError: an utterance that is not here.
+        """
+        table = StringTable.from_strings(names)
+        batch = np.empty((len(names), num_samples), dtype=np.int16)
+        reader = self.rows(table, LookupTable.empty(0, self.sample_rate))
+        problems = reader.fill(np.arange(len(names)), np.asarray(starts, dtype=np.int64), batch)
+        for position, problem in problems.items():
+            raise AudioError(f"{names[position]}: {problem}")
+        return batch
+
+
+class PackedRows(RowReader):
+    """Rows of a list read from a packed corpus: one copy a crop."""
+
+    def __init__(self, root: str, samples: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> None:
+        """A reader of rows.
+
+        Args:
+            root: the corpus, for messages and for opening it again in another process.
+            samples: the memory map, int16 (samples,).
+            starts: first sample of each row in `samples`, int64 (rows,).
+            lengths: samples of each row, 0 where the corpus does not hold it; int64 (rows,).
+        """
+        super().__init__()
+        self.root = root
+        self.samples = samples
+        self._starts = SharedArray(starts)
+        self._lengths = SharedArray(lengths)
+
+    def share(self) -> "PackedRows":
+        """Move the row table into shared memory; returns itself."""
+        self._starts.share()
+        self._lengths.share()
+        return self
+
+    @property
+    def starts(self) -> np.ndarray:
+        """First sample of each row in `samples`, int64 (rows,)."""
+        return self._starts.array
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Samples of each row, 0 where it is not here; int64 (rows,)."""
+        return self._lengths.array
+
+    def span(self, row: int) -> tuple[int, int]:
+        """First sample of a row in `samples`, and how many it has.
+
+        Raises:
+            AudioError: the corpus does not hold this row.
+        """
+        length = int(self._lengths.array[row])
+        if length <= 0:
+            raise AudioError(f"{self.root}: holds no utterance for row {row} of the list; pack the list again")
+        return int(self._starts.array[row]), length
+
+    def read_row(self, row: int, start: int, out: np.ndarray) -> int:
+        """See `RowReader.read_row`."""
+        first, length = self.span(row)
+        count = max(0, min(len(out), length - start))
+        crop = self.samples[first + start : first + start + count]
+        if out.dtype == np.int16:
+            out[:count] = crop
+        else:
+            np.multiply(crop, INT16_SCALE, out=out[:count])
+        return count
+
+    def whole_crops(self, rows: np.ndarray, starts: np.ndarray, num_samples: int) -> np.ndarray:
+        """Where in `samples` crops begin that lie wholly in their rows, -1 for the others; int64 (crops,)."""
+        is_whole = (starts >= 0) & (starts + num_samples <= self._lengths.array[rows])
+        return np.where(is_whole, self._starts.array[rows] + starts, -1)
+
+    def fill(self, rows: np.ndarray, starts: np.ndarray, out: np.ndarray) -> dict[int, str]:
+        """See `RowReader.fill`. Rows that hold the whole crop, nearly all, are copied without a further look."""
+        wanted = out.shape[1]
+        firsts = self.whole_crops(rows, starts, wanted)
+        samples = self.samples
+        is_int16 = out.dtype == np.int16
+        problems = {}
+        for position, first in enumerate(firsts.tolist()):
+            if first < 0:
+                some = slice(position, position + 1)
+                for problem in super().fill(rows[some], starts[some], out[some]).values():
+                    problems[position] = problem
+            elif is_int16:
+                out[position] = samples[first : first + wanted]
+            else:
+                # Casting on assignment and scaling in place is faster than one product that casts.
+                out[position] = samples[first : first + wanted]
+                out[position] *= INT16_SCALE
+        return problems
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The map is opened again by the other process: pickling it would copy the corpus.
+        return {**self.__dict__, "samples": len(self.samples)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.samples = map_samples(self.root, state["samples"])
+
+
+def verify(root: str | Path, num_threads: int = 2, show_progress: bool = False) -> list[str]:
+    """Read a whole corpus and compare every checksum.
+
+    Returns:
+        One sentence for each damaged utterance; empty when the corpus is as it was written.
+
+    Raises:
+        PackedError: the corpus cannot even be opened.
+    """
+    index = read_index(root)
+    samples = map_samples(root, index.num_samples)
+    rows_per_task = max(1, math.ceil(len(index.names) / 4096))
+
+    def check(first_row: int) -> list[str]:
+        problems = []
+        for row in range(first_row, min(first_row + rows_per_task, len(index.names))):
+            first, last = index.sample_offsets[row : row + 2]
+            if zlib.crc32(samples[first:last].data) != index.checksums[row]:
+                problems.append(f"{index.names[row]}: samples {first} to {last} do not match their checksum")
+        return problems
+
+    first_rows = range(0, len(index.names), rows_per_task)
+    description = f"verify {Path(root).name}" if show_progress else ""
+    found = parallel_map(check, first_rows, num_threads, description, total=len(first_rows), unit="block")
+    return [problem for some in found for problem in some]
+
+
+def describe_samples(num_samples: int) -> bytes:
+    """The header of a .npy file of `num_samples` int16, always 128 bytes, so that it can be written last."""
+    text = f"{{'descr': '<i2', 'fortran_order': False, 'shape': ({num_samples},), }}"
+    return b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + text.ljust(117).encode("ascii") + b"\n"
+
+
+def _read_description(root: Path) -> dict[str, Any]:
+    path = root / DESCRIPTION
+    if not path.is_file():
+        if is_packed(root):
+            raise PackedError(f"{root}: {DESCRIPTION} is missing, so the corpus is not whole; {_advice(root)}")
+        raise PackedError(f"{root}: not a packed corpus (it holds no {DESCRIPTION}); make one with `speakernet pack`")
+    try:
+        description = json.loads(path.read_text(encoding="utf-8"))
+        is_ours = description["format"] == FORMAT_NAME
+        version, wanted = int(description["version"]), ("num_utterances", "num_samples", "sample_rate")
+        numbers = {key: int(description[key]) for key in wanted}
+        index_sha256 = str(description["index_sha256"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise PackedError(f"{path}: cannot read the description ({error!r}); {_advice(root)}") from error
+    if not is_ours:
+        raise PackedError(f"{path}: describes {description['format']!r}, expected {FORMAT_NAME!r}")
+    if version > FORMAT_VERSION:
+        raise PackedError(
+            f"{path}: format version {version}, this version reads up to {FORMAT_VERSION}; update speakernet"
+        )
+    for name in (SAMPLES, INDEX):
+        if not (root / name).is_file():
+            raise PackedError(f"{root}: {name} is missing, so the corpus is not whole; {_advice(root)}")
+    wanted_bytes = len(describe_samples(0)) + 2 * numbers["num_samples"]
+    found_bytes = os.stat(root / SAMPLES).st_size  # noqa: PTH116  beside the other stat
+    if found_bytes != wanted_bytes:
+        raise PackedError(
+            f"{root / SAMPLES}: {found_bytes} bytes, expected {wanted_bytes}; the copy is incomplete or damaged; "
+            + _advice(root)
+        )
+    return {**numbers, "index_sha256": index_sha256}
+
+
+def _advice(root: str | Path) -> str:
+    return f"copy it again, or remove {root} and pack it again"

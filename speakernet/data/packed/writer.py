@@ -1,0 +1,308 @@
+"""Write a packed corpus: decode in threads, append in order, keep a journal, take the final name only when whole.
+
+While it is written, a corpus lies beside its name as `<name>.partial`. The journal says which utterances are safely in
+the array; a run that was killed at any moment is finished by starting the same command again.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import time
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+import speakernet
+from speakernet.corpora.locking import LOCK_NAME, exclusive
+from speakernet.corpora.parallel import parallel_map
+from speakernet.data.audio import AudioError
+from speakernet.data.lists import StringTable
+from speakernet.data.packed.corpus import (
+    DESCRIPTION,
+    FORMAT_NAME,
+    FORMAT_VERSION,
+    INDEX,
+    NOT_HERE,
+    SAMPLES,
+    PackedError,
+    describe_samples,
+    is_packed,
+    partial_of,
+    read_index,
+)
+from speakernet.data.packed.inputs import PackInput
+from speakernet.data.packed.names import NameIndex
+from speakernet.files import atomic_write, sha256_of
+
+log = logging.getLogger(__name__)
+
+PLAN, JOURNAL, SKIPPED = "plan.json", "journal.bin", "skipped.txt"
+# A record per utterance, in order: its length (-1: left out) and the CRC-32 of its bytes.
+RECORD = np.dtype([("num_samples", "<i8"), ("checksum", "<u4")])
+HEADER_BYTES = len(describe_samples(0))
+# How much work a kill can cost at most.
+FLUSH_BYTES = 64 << 20
+FLUSH_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class PackSummary:
+    """What a run of `pack` left behind.
+
+    Attributes:
+        num_utterances: in the corpus.
+        num_samples: of all of them together.
+        num_resumed: utterances that an earlier run had written already.
+        num_skipped: utterances that could not be read and were left out; `skipped.txt` in the corpus names them.
+    """
+
+    num_utterances: int
+    num_samples: int
+    num_resumed: int
+    num_skipped: int
+
+
+def pack(
+    source: PackInput,
+    corpus: str | Path,
+    *,
+    sample_rate: int = 16000,
+    num_threads: int = 2,
+    skip_bad: bool = False,
+    show_progress: bool = False,
+) -> PackSummary:
+    """Write (or finish) the packed corpus of `source`.
+
+    Args:
+        source: names and decoded audio.
+        corpus: the folder to make.
+        sample_rate: Hz of the corpus.
+        num_threads: files decoded at a time.
+        skip_bad: leave out what cannot be read (counted and named) instead of stopping.
+        show_progress: show a progress bar.
+
+    Raises:
+        AudioError: an utterance cannot be read; what was packed so far is kept for the next run.
+        PackedError: `corpus` exists and holds something else, or was begun with other names.
+    """
+    corpus = Path(corpus)
+    if not len(source.names):
+        raise PackedError(f"{source.description}: there is nothing to pack; expected at least one audio file")
+    if corpus.exists():
+        return _already_there(source, corpus, sample_rate)
+    partial = partial_of(corpus)
+    with exclusive(partial):
+        with _Writer(partial, source.names, sample_rate) as writer:
+            num_resumed = writer.num_done
+            if num_resumed:
+                log.info("%s: %d of %d utterances are there already", partial, num_resumed, len(source.names))
+            _append_all(source, writer, num_threads, skip_bad, sample_rate, show_progress)
+        summary = _finish(partial, source.names, sample_rate, num_resumed)
+    (partial / LOCK_NAME).unlink(missing_ok=True)
+    partial.rename(corpus)
+    _sync_folder(corpus.parent)
+    return summary
+
+
+def _append_all(
+    source: PackInput, writer: "_Writer", num_threads: int, skip_bad: bool, sample_rate: int, show_progress: bool
+) -> None:
+    num_rows = len(source.names)
+
+    def decode(item: tuple[int, bytes | None]) -> tuple[np.ndarray, int] | AudioError:
+        try:
+            samples = source.decode(*item, sample_rate)
+        except AudioError as error:
+            return error
+        # The checksum here and not by the writer: it runs in the threads.
+        return samples, zlib.crc32(samples.data)
+
+    remaining = range(writer.num_done, num_rows)
+    description = "pack" if show_progress else ""
+    results = parallel_map(decode, source.items(remaining), num_threads, description, total=len(remaining))
+    for row, result in zip(remaining, results, strict=True):
+        if not isinstance(result, AudioError):
+            writer.append(*result)
+        elif skip_bad:
+            writer.skip(f"{source.names[row]}\t{result}")
+        else:
+            raise AudioError(
+                f"{result}; what was packed so far is kept: mend the file and run the same command again, "
+                "or add --skip-bad to leave such files out"
+            ) from result
+
+
+class _Writer:
+    """The growing array and its journal; what the journal names is in the array, whatever happens."""
+
+    def __init__(self, folder: Path, names: StringTable, sample_rate: int) -> None:
+        self._check_plan(folder, names, sample_rate)
+        self._samples = (folder / SAMPLES).open("ab")
+        self._journal = (folder / JOURNAL).open("ab")
+        self._skipped = (folder / SKIPPED).open("a", encoding="utf-8", newline="\n")
+        self._records: list[tuple[int, int]] = []
+        self._unflushed_bytes = 0
+        self._last_flush = time.monotonic()
+        self.num_done = self._cut_to_journal(folder)
+
+    def __enter__(self) -> "_Writer":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            # After an error too: what was decoded before it need not be decoded again. A full disk fails here again.
+            if not isinstance(error, OSError):
+                self.flush()
+        finally:
+            for file in (self._samples, self._journal, self._skipped):
+                file.close()
+
+    def append(self, samples: np.ndarray, checksum: int) -> None:
+        """Add the next utterance, int16 (samples,)."""
+        self._samples.write(samples.data)
+        self._record(len(samples), checksum, samples.nbytes)
+
+    def skip(self, line: str) -> None:
+        """Leave the next utterance out and note why."""
+        self._skipped.write(line.replace("\n", " ") + "\n")
+        self._record(NOT_HERE, 0, 0)
+
+    def flush(self) -> None:
+        """Bring samples to the disk, and only then the records that promise them."""
+        for file in (self._samples, self._skipped):
+            file.flush()
+            os.fsync(file.fileno())
+        self._journal.write(np.array(self._records, dtype=RECORD).tobytes())
+        self._journal.flush()
+        os.fsync(self._journal.fileno())
+        self._records = []
+        self._unflushed_bytes = 0
+        self._last_flush = time.monotonic()
+
+    def _record(self, num_samples: int, checksum: int, num_bytes: int) -> None:
+        self._records.append((num_samples, checksum))
+        self._unflushed_bytes += num_bytes
+        self.num_done += 1
+        if self._unflushed_bytes >= FLUSH_BYTES or time.monotonic() - self._last_flush > FLUSH_SECONDS:
+            self.flush()
+
+    def _cut_to_journal(self, folder: Path) -> int:
+        """Cut away what a killed run wrote after its last journal entry; returns the utterances that are done."""
+        records = _read_journal(folder)
+        os.truncate(folder / JOURNAL, len(records) * RECORD.itemsize)
+        num_skipped = int((records["num_samples"] < 0).sum())
+        lines = (folder / SKIPPED).read_bytes().splitlines(keepends=True)[:num_skipped]
+        os.truncate(folder / SKIPPED, sum(map(len, lines)))
+        wanted = HEADER_BYTES + 2 * int(np.maximum(records["num_samples"], 0).sum())
+        found = os.fstat(self._samples.fileno()).st_size
+        if found == 0:
+            self._samples.write(describe_samples(0))
+            self._samples.flush()
+        elif found < wanted:
+            raise PackedError(
+                f"{folder}: holds {found} bytes of samples where its journal names {wanted}; remove it and pack again"
+            )
+        else:
+            os.truncate(folder / SAMPLES, wanted)
+        return len(records)
+
+    @staticmethod
+    def _check_plan(folder: Path, names: StringTable, sample_rate: int) -> None:
+        """Refuse to go on with what another list or rate began."""
+        digest = hashlib.sha256(names.offsets.tobytes())
+        digest.update(names.content.tobytes())
+        plan = {"version": FORMAT_VERSION, "sample_rate": sample_rate, "names_sha256": digest.hexdigest()}
+        path = folder / PLAN
+        if path.exists():
+            try:
+                begun = json.loads(path.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise PackedError(f"{path}: damaged ({error}); remove {folder} and pack again") from error
+            if begun != plan:
+                raise PackedError(
+                    f"{folder}: was begun with other names or another rate; "
+                    "remove it, or give the list, source and --sample-rate that began it"
+                )
+        else:
+            with atomic_write(path) as file:
+                json.dump(plan, file)
+
+
+def _read_journal(folder: Path) -> np.ndarray:
+    content = (folder / JOURNAL).read_bytes()
+    return np.frombuffer(content[: len(content) // RECORD.itemsize * RECORD.itemsize], dtype=RECORD)
+
+
+def _finish(partial: Path, names: StringTable, sample_rate: int, num_resumed: int) -> PackSummary:
+    """Write header, index and description, and clear the journal away."""
+    records = _read_journal(partial)
+    kept = np.flatnonzero(records["num_samples"] >= 0)
+    if not len(kept):
+        raise PackedError(f"{partial}: not one of {len(names)} utterances could be read; see {SKIPPED} there")
+    offsets = np.zeros(len(kept) + 1, dtype=np.int64)
+    np.cumsum(records["num_samples"][kept], out=offsets[1:])
+    kept_names = names if len(kept) == len(names) else names.take(kept)
+    with (partial / SAMPLES).open("r+b") as file:
+        file.write(describe_samples(int(offsets[-1])))
+        file.flush()
+        os.fsync(file.fileno())
+    with atomic_write(partial / INDEX, "wb") as file:
+        np.savez(
+            file,
+            allow_pickle=False,
+            name_content=kept_names.content,
+            name_offsets=kept_names.offsets,
+            sample_offsets=offsets,
+            checksums=records["checksum"][kept],
+        )
+    description = {
+        "format": FORMAT_NAME,
+        "version": FORMAT_VERSION,
+        "sample_rate": sample_rate,
+        "num_utterances": len(kept),
+        "num_samples": int(offsets[-1]),
+        "num_skipped": len(names) - len(kept),
+        "index_sha256": sha256_of(partial / INDEX),
+        "written_by": f"speakernet {speakernet.__version__}",
+    }
+    with atomic_write(partial / DESCRIPTION) as file:
+        json.dump(description, file, indent=1)
+    for name in (PLAN, JOURNAL):
+        (partial / name).unlink()
+    if len(kept) == len(names):
+        (partial / SKIPPED).unlink()
+    return PackSummary(len(kept), int(offsets[-1]), num_resumed, len(names) - len(kept))
+
+
+def _already_there(source: PackInput, corpus: Path, sample_rate: int) -> PackSummary:
+    """The summary of a corpus that already holds just these names; refuses anything else at its place."""
+    if not is_packed(corpus):
+        raise PackedError(f"{corpus}: exists and is not a packed corpus; give a name that is not taken")
+    index = read_index(corpus)
+    skipped = corpus / SKIPPED
+    num_skipped = len(skipped.read_text(encoding="utf-8").splitlines()) if skipped.exists() else 0
+    found = NameIndex(source.names).find(index.names)
+    if index.sample_rate != sample_rate or (found < 0).any() or len(found) + num_skipped != len(source.names):
+        raise PackedError(
+            f"{corpus}: exists with other utterances or another rate "
+            f"({len(found)} utterances at {index.sample_rate} Hz; asked for {len(source.names)} at {sample_rate} Hz); "
+            "remove it or give another name"
+        )
+    log.info("%s: is packed already", corpus)
+    return PackSummary(len(found), index.num_samples, len(found), num_skipped)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename outlive a power cut, where the system can."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,253 @@
+"""The plots of an evaluation as matplotlib figures: arrays in, a figure out; nothing is read, computed anew or written.
+
+The look and the way into a page or PNG are in `plot_style.py`; what a page shows is chosen in `report.py`.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ParamSpec
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullLocator
+from scipy.special import ndtri
+
+from speakernet.evaluation.metrics import ErrorRates, OperatingPoint, det_points
+from speakernet.evaluation.report.plot_style import (
+    GRID,
+    HEIGHT_INCHES,
+    INK,
+    MUTED,
+    house_style,
+    legend_above,
+    new_figure,
+    series_colour,
+)
+
+DET_TICKS_PERCENT = (0.001, 0.01, 0.1, 0.5, 1, 2, 5, 10, 20, 40, 60, 80, 95)
+DET_MARGIN = 0.25
+HISTOGRAM_BINS = 60
+MARKERS = ("o", "^", "s", "D", "v", "P")
+
+P = ParamSpec("P")
+
+
+def drawn_in_house_style(draw: Callable[P, Figure]) -> Callable[P, Figure]:
+    """Draw under the house's settings, which legends and ticks ask for as they are made."""
+
+    @functools.wraps(draw)
+    def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
+        with house_style():
+            return draw(*args, **kwargs)
+
+    return drawn
+
+
+@drawn_in_house_style
+def det_figure(curves: Mapping[str, ErrorRates], points: Mapping[str, OperatingPoint]) -> Figure:
+    """Detection error trade-off: misses against false accepts, both in normal-deviate scale.
+
+    Args:
+        curves: name -> error rates; one for each system.
+        points: name -> operating point to mark (of the first system).
+
+    Source: Martin et al., The DET curve in assessment of detection task performance, 1997.
+    """
+    figure, axes = new_figure(3.6)
+    shown: list[np.ndarray] = []
+    for number, (name, rates) in enumerate(curves.items()):
+        false_accept, miss = det_points(rates)
+        if len(miss):
+            label = name if len(curves) > 1 else None
+            axes.plot(ndtri(false_accept), ndtri(miss), color=series_colour(number), label=label)
+            shown += [false_accept, miss]
+    for number, (name, point) in enumerate(points.items()):
+        colour, marker = series_colour(number + len(curves)), MARKERS[number % len(MARKERS)]
+        # Without misses or false accepts a point lies infinitely far out.
+        is_inside = 0 < point.miss < 1 and 0 < point.false_accept < 1
+        position = ([ndtri(point.false_accept)], [ndtri(point.miss)]) if is_inside else ([], [])
+        label = name if is_inside else f"{name}: off the plot"
+        axes.plot(*position, marker, color=colour, markersize=5, label=label)
+        if is_inside:
+            shown.append(np.array([point.false_accept, point.miss]))
+    _deviate_axes(axes, np.concatenate(shown) if shown else np.array([0.001, 0.5]))
+    if not shown:
+        axes.text(0.5, 0.5, "no errors at any threshold", transform=axes.transAxes, ha="center", color=MUTED)
+    axes.set_xlabel("false accepts (%)")
+    axes.set_ylabel("misses (%)")
+    legend_above(figure, axes, 3 if len(curves) < 2 else 2)
+    return figure
+
+
+def _deviate_axes(axes: Axes, rates: np.ndarray) -> None:
+    """Ticks at round percentages and the diagonal on which the EER lies."""
+    low, high = float(ndtri(rates.min())) - DET_MARGIN, float(ndtri(rates.max())) + DET_MARGIN
+    ticks = [percent for percent in DET_TICKS_PERCENT if low <= ndtri(percent / 100) <= high]
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(FixedLocator([float(ndtri(percent / 100)) for percent in ticks]))
+        axis.set_major_formatter(FixedFormatter([f"{percent:g}" for percent in ticks]))
+        axis.set_minor_locator(NullLocator())
+    axes.set_xlim(low, high)
+    axes.set_ylim(low, high)
+    axes.plot([low, high], [low, high], color=GRID, linewidth=1, zorder=1)
+
+
+@drawn_in_house_style
+def histogram_figure(scores: np.ndarray, labels: np.ndarray, threshold: float, score_name: str = "score") -> Figure:
+    """Scores of targets and non-targets, each as a density, with the threshold at the EER.
+
+    Args:
+        scores: (trials,).
+        labels: (trials,), 1 for targets.
+        threshold: at the EER.
+        score_name: label of the horizontal axis.
+    """
+    figure, axes = new_figure()
+    finite = np.isfinite(scores)
+    edges = np.histogram_bin_edges(scores[finite], bins=HISTOGRAM_BINS)
+    for number, (name, chosen) in enumerate((("non-targets", labels == 0), ("targets", labels == 1))):
+        density, _ = np.histogram(scores[finite & chosen], bins=edges, density=True)
+        colour = series_colour(1 - number)
+        axes.stairs(density, edges, fill=True, color=colour, alpha=0.3)
+        axes.stairs(density, edges, color=colour, linewidth=1.2, label=name)
+    if np.isfinite(threshold):
+        axes.axvline(threshold, color=INK, linewidth=1, linestyle="--", label=f"at the EER: {threshold:.3f}")
+    axes.set_xlabel(score_name)
+    axes.set_ylabel("density")
+    legend_above(figure, axes)
+    return figure
+
+
+@drawn_in_house_style
+def curve_figure(
+    series: Mapping[str, tuple[np.ndarray, np.ndarray]], x_name: str, y_name: str, *, mark_lowest: bool = False
+) -> Figure:
+    """A quantity over training.
+
+    Args:
+        series: name -> (where, value); the name is shown where there are several.
+        x_name: label of the horizontal axis.
+        y_name: label of the vertical axis, with its unit.
+        mark_lowest: draw a ring round the lowest value of each series and name it.
+    """
+    figure, axes = new_figure(2.5)
+    for number, (name, (x, y)) in enumerate(series.items()):
+        colour = series_colour(number)
+        marker = "o" if len(x) <= 40 else None
+        label = name if len(series) > 1 else ""
+        if mark_lowest and np.isfinite(y).any():
+            best = int(np.nanargmin(y))
+            axes.plot(x[best], y[best], "o", markersize=8, markerfacecolor="none", markeredgecolor=colour)
+            label += f"{': ' if label else ''}lowest {y[best]:.2f}"
+        axes.plot(x, y, color=colour, marker=marker, markersize=2.5, label=label or None)
+    values = np.concatenate([y for _, y in series.values()])
+    values = values[np.isfinite(values)]
+    if len(values) and values.min() >= 0:
+        axes.set_ylim(0, float(values.max()) * 1.12 or 1.0)
+    axes.set_xlabel(x_name)
+    axes.set_ylabel(y_name)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 5), useMathText=False)
+    legend_above(figure, axes, 2)
+    return figure
+
+
+@drawn_in_house_style
+def calibration_figure(x: np.ndarray, best_llrs: np.ndarray, x_name: str, *, is_llr: bool) -> Figure:
+    """What the trials themselves say a score is worth, against the score.
+
+    Args:
+        x: scores or log-likelihood ratios at the edges of the best monotonic mapping, (points,).
+        best_llrs: log-likelihood ratio of that mapping, (points,).
+        x_name: label of the horizontal axis.
+        is_llr: draw the diagonal on which a perfect calibration lies.
+    """
+    figure, axes = new_figure()
+    axes.plot(x, best_llrs, color=series_colour(0), drawstyle="steps-mid", label="best monotonic mapping of this list")
+    axes.axhline(0, color=MUTED, linewidth=0.6)
+    if is_llr:
+        ends = [float(np.min(x)), float(np.max(x))]
+        axes.plot(ends, ends, color=series_colour(1), linestyle="--", label="perfect calibration")
+    axes.set_xlabel(x_name)
+    axes.set_ylabel("log-likelihood ratio (natural)")
+    legend_above(figure, axes, 2)
+    return figure
+
+
+@drawn_in_house_style
+def slices_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """EER of each slice as a point with its 95 % interval.
+
+    Args:
+        rows: `label`, `eer_percent` (None where a slice has none) and `eer_interval_percent` ([low, high] or Nones).
+    """
+    figure, axes = new_figure(max(1.5, 0.75 + 0.34 * len(rows)))
+    for position, row in enumerate(rows):
+        value = row.get("eer_percent")
+        if value is None:
+            axes.text(0, position, " no EER", va="center", color=MUTED, fontsize=8.5)
+            continue
+        low, high = row.get("eer_interval_percent") or (None, None)
+        if low is not None and high is not None:
+            axes.plot([low, high], [position, position], color=series_colour(0), linewidth=2.5, alpha=0.45)
+        axes.plot(value, position, "o", color=series_colour(0), markersize=5)
+    axes.set_yticks(range(len(rows)), [str(row["label"]) for row in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlim(left=0)
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel("EER (%)")
+    return figure
+
+
+@drawn_in_house_style
+def sweep_figure(series: Mapping[str, Sequence[Mapping[str, Any]]], x_name: str) -> Figure:
+    """EER against the amount of a degradation, with 95 % intervals as bands.
+
+    Args:
+        series: system -> rows with `label`, `eer_percent`, `eer_interval_percent`, from none to the most.
+        x_name: what is degraded, with its unit.
+    """
+    figure, axes = new_figure(HEIGHT_INCHES)
+    labels: list[str] = []
+    for number, (name, rows) in enumerate(series.items()):
+        labels = [str(row["label"]) for row in rows]
+        values = _numbers([row.get("eer_percent") for row in rows])
+        intervals = [row.get("eer_interval_percent") or (None, None) for row in rows]
+        low, high = _numbers([one[0] for one in intervals]), _numbers([one[1] for one in intervals])
+        positions = np.arange(len(rows))
+        colour = series_colour(number)
+        axes.fill_between(positions, low, high, color=colour, alpha=0.18, linewidth=0)
+        axes.plot(positions, values, "o-", color=colour, markersize=4, label=name if len(series) > 1 else None)
+    axes.set_xticks(range(len(labels)), labels)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel(x_name)
+    axes.set_ylabel("EER (%)")
+    legend_above(figure, axes, 2)
+    return figure
+
+
+@drawn_in_house_style
+def embedding_figure(points: np.ndarray, speakers: np.ndarray, names: Sequence[str], shares: Sequence[float]) -> Figure:
+    """Utterances of some speakers in the plane of their two main axes.
+
+    Args:
+        points: (utterances, 2).
+        speakers: row of `names` for each utterance, (utterances,).
+        names: of the speakers.
+        shares: of the variance on each axis.
+    """
+    figure, axes = new_figure(3.9)
+    for number, name in enumerate(names):
+        chosen = points[speakers == number]
+        marker = MARKERS[number // 6 % len(MARKERS)]
+        axes.plot(chosen[:, 0], chosen[:, 1], marker, color=series_colour(number), markersize=4, alpha=0.8, label=name)
+    axes.set_aspect("equal", adjustable="datalim")
+    axes.set_xlabel(f"first axis ({100 * shares[0]:.0f} % of the variance)")
+    axes.set_ylabel(f"second axis ({100 * shares[1]:.0f} %)")
+    legend_above(figure, axes, 4)
+    return figure
+
+
+def _numbers(values: Sequence[float | None]) -> np.ndarray:
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)

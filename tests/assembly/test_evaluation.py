@@ -1,0 +1,106 @@
+"""A model file scored as configured: normalisation, mean, calibration and thresholds end up where they belong."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from speakernet.assembly.evaluation import run_evaluation
+from speakernet.config import Config, load_config
+from speakernet.models.model_file import model_file_contents, save_model_file
+from speakernet.models.speaker_net import SpeakerNet
+
+RECIPE = """# an untrained network is enough to see where numbers go
+data:
+  train_list: {root}/train_list.txt
+  train_path: {root}
+  test_list: {root}/trials.txt
+  test_path: {root}
+model: {{name: ResNetSE34L, embedding_dim: 16}}
+training: {{save_path: {run}}}
+evaluation: {{eval_frames: 60, num_crops: 2, bootstrap_samples: 20}}
+runtime: {{device: cpu, precision: "no", compile: "off"}}
+"""
+
+
+@pytest.fixture()
+def model(tmp_path: Path) -> Path:
+    torch.manual_seed(4)
+    net = SpeakerNet.named("ResNetSE34L", embedding_dim=16)
+    save_model_file(tmp_path / "best.pt", model_file_contents(net, loss_normalizes=True))
+    return tmp_path / "best.pt"
+
+
+def configure(root: Path, folder: Path, *options: str) -> Config:
+    path = folder / "tiny.yaml"
+    path.write_text(RECIPE.format(root=root, run=folder / "run"))
+    return load_config(["--config", str(path), *options]).config
+
+
+def test_a_plain_evaluation_leaves_the_model_file_alone(tiny_corpus: Path, tmp_path: Path, model: Path) -> None:
+    before = model.read_bytes()
+    evaluation = run_evaluation(configure(tiny_corpus, tmp_path), model)
+    assert model.read_bytes() == before
+    assert evaluation.results["num_trials"] == len(evaluation.scores)
+    assert evaluation.results["backend"]["score"] == "cosine"
+
+
+def test_what_is_fitted_is_kept_with_its_scoring(tiny_corpus: Path, tmp_path: Path, model: Path) -> None:
+    trials = str(tiny_corpus / "trials.txt")
+    options = ["--evaluation.score_norm", "as", "--evaluation.cohort_size", "5", "--evaluation.subtract_mean", "true"]
+    fitted = run_evaluation(
+        configure(tiny_corpus, tmp_path, *options, "--evaluation.calibration_list", trials), model
+    ).results
+    contents = torch.load(model, weights_only=True)
+    assert contents["embedding_mean"].shape == (16,)
+    assert contents["thresholds"][0]["backend"] == fitted["backend"]
+    assert fitted["backend"]["cohort_members"] == 8
+    assert any("list that is reported" in warning for warning in fitted["warnings"])
+    again = run_evaluation(configure(tiny_corpus, tmp_path, *options), model).results
+    assert again["cllr"] == pytest.approx(fitted["cllr"])
+    # another scoring must not borrow the fit
+    assert "cllr" not in run_evaluation(configure(tiny_corpus, tmp_path), model).results
+
+
+def test_a_cohort_of_the_trials_own_speakers_is_warned_of(tiny_corpus: Path, tmp_path: Path, model: Path) -> None:
+    cohort = tmp_path / "cohort.txt"
+    cohort.write_text("spk08 spk08/utt0.wav\nspk09 spk09/utt0.wav\nspk00 spk00/utt0.wav\n")
+    options = ["--score_norm", "s", "--cohort_list", str(cohort), "--evaluation.cohort_path", str(tiny_corpus)]
+    warnings = run_evaluation(configure(tiny_corpus, tmp_path, *options), model).results["warnings"]
+    assert any("spk08, spk09" in warning for warning in warnings)
+
+
+def test_normalising_a_distance_is_refused(tiny_corpus: Path, tmp_path: Path, model: Path) -> None:
+    options = ["--score_norm", "z", "--evaluation.score", "mean_distance"]
+    with pytest.raises(ValueError, match="normalisation works on the cosine"):
+        run_evaluation(configure(tiny_corpus, tmp_path, *options), model)
+
+
+def test_a_mean_belongs_to_one_way_of_embedding(tiny_corpus: Path, tmp_path: Path, model: Path) -> None:
+    def score(*options: str):
+        options = ("--evaluation.subtract_mean", "true", "--evaluation.keep_embeddings", "false", *options)
+        run_evaluation(configure(tiny_corpus, tmp_path, *options), model)
+        contents = torch.load(model, weights_only=True)
+        return contents["embedding_mean"], contents["embedding_mean_of"]
+
+    crops, of_crops = score()
+    assert of_crops == {"embedding": "crops", "eval_frames": 60, "num_crops": 2}
+    kept = model.read_bytes()
+    assert torch.equal(score()[0], crops) and model.read_bytes() == kept
+    whole, of_whole = score("--eval_frames", "0")
+    assert of_whole == {"embedding": "whole"} and not torch.allclose(whole, crops)
+    longer, of_longer = score("--eval_frames", "80")
+    assert of_longer["eval_frames"] == 80 and not torch.allclose(longer, crops)
+    assert torch.equal(score()[0], crops)
+
+
+def test_a_mean_of_unknown_origin_is_not_used(tiny_corpus: Path, tmp_path: Path, model: Path) -> None:
+    contents = torch.load(model, weights_only=True)
+    contents["embedding_mean"] = torch.full((16,), 100.0)
+    del contents["embedding_mean_of"]
+    torch.save(contents, model)
+    subtract = ["--evaluation.subtract_mean", "true"]
+    with pytest.raises(ValueError, match=r"mean embedding of an unknown way of embedding.*crops.*no training list"):
+        run_evaluation(configure(tiny_corpus, tmp_path, *subtract, "--train_list", "nowhere.txt"), model)
+    run_evaluation(configure(tiny_corpus, tmp_path, *subtract), model)
+    assert torch.load(model, weights_only=True)["embedding_mean"].abs().max() < 100

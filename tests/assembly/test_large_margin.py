@@ -1,0 +1,141 @@
+"""The second stage through the whole journey: what it frees, begins with, draws, and how it resumes."""
+
+import types
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from speakernet.assembly import experiment, large_margin
+from speakernet.assembly.journeys import train_experiment
+from speakernet.config import LoadedConfig, load_config
+from speakernet.training.trainer import Trainer
+
+SPEAKERS = 8
+
+
+def loaded(corpus: Path, run: Path, *options: str) -> LoadedConfig:
+    """Two epochs and a second stage of two, of a network as small as there is, with all that is random."""
+    lists = ["--data.train_list", f"{corpus}/train_list.txt", "--data.test_list", f"{corpus}/trials.txt"]
+    sizes = ["--data.batch_size", "8", "--data.crop_frames", "50", "--training.large_margin_crop_frames", "70"]
+    model = ["--model.name", "ResNet", "--model.embedding_dim", "16", "--frontend.num_mels", "40"]
+    model += ["--model.options", "{channels: 16, blocks: [1, 1], stem_stride: 2}", "--frontend.spec_augment", "true"]
+    more = ["--training.max_epochs", "2", "--training.large_margin_epochs", "2", "--training.test_interval", "2"]
+    more += ["--training.average_checkpoints", "2", "--training.save_steps", "1", "--training.save_path", str(run)]
+    scoring = ["--evaluation.num_crops", "1", "--evaluation.eval_frames", "60", "--evaluation.bootstrap_samples", "0"]
+    machine = ["--runtime.device", "cpu", "--runtime.compile", "off", "--runtime.precision", "no"]
+    machine += ["--data.num_workers", "0", "--data.ram_corpus", "on"]
+    speeds = ["--augment.speed_factors", "[0.9, 1.0, 1.1]", "--loss.name", "aamsoftmax"]
+    return load_config([*lists, *sizes, *model, *more, *scoring, *machine, *speeds, *options])
+
+
+@pytest.fixture(autouse=True)
+def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes after training takes longer than these runs."""
+    evaluation = types.SimpleNamespace(write=lambda folder: None)
+    monkeypatch.setattr(experiment, "run_evaluation", lambda *arguments, **options: evaluation)
+
+
+@pytest.fixture(scope="module")
+def straight(tiny_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that nothing stopped."""
+    run = tmp_path_factory.mktemp("straight") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experiment, "run_evaluation", lambda *arguments, **options: types.SimpleNamespace(write=str))
+        train_experiment(loaded(tiny_corpus, run))
+    return run
+
+
+@pytest.fixture
+def stages(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What each stage is built with, and what is still `alive` of the first when the second begins."""
+    seen: dict[str, Any] = {"plans": [], "starts": [], "classes": [], "parts": [], "alive": None}
+    build_loader = experiment.build_training_loader
+
+    def watch_loader(*arguments: Any) -> Any:
+        if seen["parts"]:
+            seen["alive"] = [name for name, part in seen["parts"] if part() is not None]
+        loader = build_loader(*arguments)
+        seen["parts"] += [("loader", weakref.ref(loader)), ("corpus", weakref.ref(loader.maker.reader))]
+        seen["plans"].append([loader.sampler.epoch(epoch) for epoch in range(2)])
+        seen["classes"].append(loader.num_classes)
+        return loader
+
+    monkeypatch.setattr(experiment, "build_training_loader", watch_loader)
+    for module in (experiment, large_margin):
+        build_trainer = module.build_trainer
+
+        def watch_trainer(*arguments: Any, build: Any = build_trainer, **options: Any) -> Trainer:
+            trainer = build(*arguments, **options)
+            copies = [{k: v.clone() for k, v in one.state_dict().items()} for one in (trainer.net, trainer.loss)]
+            seen["starts"].append(copies)
+            for name in ("optimizer", "average", "step"):
+                seen["parts"].append((name, weakref.ref(getattr(trainer, name))))
+            return trainer
+
+        monkeypatch.setattr(module, "build_trainer", watch_trainer)
+    return seen
+
+
+def test_the_second_stage_begins_with_the_average_alone_and_with_draws_of_its_own(
+    tiny_corpus: Path, tmp_path: Path, stages: dict[str, Any]
+) -> None:
+    run = tmp_path / "run"
+    train_experiment(loaded(tiny_corpus, run, "--training.ema_decay", "0.9"))
+    assert stages["alive"] == []
+    kept = [torch.load(path, weights_only=True) for path in sorted((run / "checkpoints").glob("epoch_*.pt"))]
+    net, head = stages["starts"][1]
+    for part, found in (("weights", net), ("head", head)):
+        for key, value in kept[0][part].items():
+            if value.is_floating_point() and "running" not in key:
+                mean = ((value.double() + kept[1][part][key].double()) / 2).float()
+                assert torch.equal(found[key], mean), key
+    first, second = stages["plans"]
+    assert not any((one.rows == other.rows).all() for one in first for other in second)
+    # Three times the speakers stay in the head; normal speech has the labels that it had.
+    assert stages["classes"] == [3 * SPEAKERS, SPEAKERS]
+    assert next(value for value in head.values() if value.ndim == 2).shape[0] == 3 * SPEAKERS
+    assert not any(plan.speeds.any() for plan in second)
+
+
+def test_speeds_without_normal_speech_have_no_second_stage(tiny_corpus: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(ValueError, match=r"add 1\.0 to the speeds, or set large_margin_epochs: 0"):
+        train_experiment(loaded(tiny_corpus, run, "--augment.speed_factors", "[0.9, 1.1]"))
+    assert not run.exists()
+
+
+@pytest.mark.parametrize("killed_at", [0, 1, 5], ids=["between the stages", "first step", "second epoch"])
+def test_a_killed_second_stage_goes_on_to_the_same_bits(
+    tiny_corpus: Path, straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: int
+) -> None:
+    killed = tmp_path / "killed"
+    after_step, train = Trainer._after_step, Trainer.train
+
+    def stop_after(trainer: Trainer, num_batches: int) -> None:
+        after_step(trainer, num_batches)
+        if trainer.options.stage and trainer.state.step == killed_at:
+            trainer.store.wait()
+            raise InterruptedError
+
+    def stop_before(trainer: Trainer) -> dict[str, Any]:
+        if trainer.options.stage and killed_at == 0:
+            raise InterruptedError
+        return train(trainer)
+
+    with monkeypatch.context() as patch, pytest.raises(InterruptedError):
+        patch.setattr(Trainer, "_after_step", stop_after)
+        patch.setattr(Trainer, "train", stop_before)
+        train_experiment(loaded(tiny_corpus, killed))
+    torch.manual_seed(123)
+    train_experiment(loaded(tiny_corpus, killed))
+    one, other = (
+        torch.load(run / "large_margin" / "last.pt", weights_only=True)["training"] for run in (straight, killed)
+    )
+    assert one["state"]["step"] == other["state"]["step"] == 8
+    for part in ("net", "loss"):
+        for key, value in one[part].items():
+            if isinstance(value, torch.Tensor):
+                assert torch.equal(value, other[part][key]), key

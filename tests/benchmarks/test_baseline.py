@@ -1,0 +1,132 @@
+"""The classic pipeline computes what voxceleb_trainer computes: numbers taken from its own code, and its rules."""
+
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from torch.utils.data import DataLoader
+
+from speakernet.machine import baseline
+
+FRAMES = 20
+SAMPLES = 20 * 160 + 240
+
+
+def triangle(period: int, num_samples: int, height: int) -> np.ndarray:
+    """A wave in whole numbers, the same on every machine, as int16."""
+    phase = np.arange(num_samples) % period
+    return ((2 * np.minimum(phase, period - phase) * height) // period - height // 2).astype(np.int16)
+
+
+def make_corpus(root: Path) -> None:
+    """Six utterances (the second shorter than a crop), MUSAN-like noise and two room responses."""
+    for row, num_samples in enumerate([9000, 2500, 8000, 3440, 5000, 7001]):
+        _write(root / "speech" / f"{row}.wav", triangle(97 + 10 * row, num_samples, 12000))
+    for row in range(7):
+        _write(root / "musan" / "speech" / "x" / "y" / f"{row}.wav", triangle(41 + 6 * row, 6000 + row, 9000))
+    _write(root / "musan" / "music" / "x" / "y" / "m.wav", triangle(29, 6000, 5000))
+    _write(root / "musan" / "noise" / "x" / "y" / "n.wav", triangle(7, 6000, 200))
+    for row in range(2):
+        decay = 16000 // (1 + np.arange(800) * (1 + row))
+        _write(root / "rirs" / "Room" / f"r{row}" / "r.wav", decay.astype(np.int16))
+
+
+def _write(path: Path, samples: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    soundfile.write(path, samples, 16000)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("classic")
+    make_corpus(root)
+    return root
+
+
+def figures(audio: np.ndarray) -> list[float]:
+    return [float(one) for one in (audio[0, 0], audio[0, 1000], audio[0, -1], np.abs(audio).sum())]
+
+
+def speech(corpus: Path) -> list[str]:
+    return [str(path) for path in sorted((corpus / "speech").iterdir())]
+
+
+def test_crops_and_augmentation_give_the_originals_numbers(corpus: Path) -> None:
+    """The expected numbers come from voxceleb_trainer's loader, seeded with 3, on these very files."""
+    generator = random.Random(3)
+    augmentation = baseline.ClassicAugmentation(str(corpus / "musan"), str(corpus / "rirs"), FRAMES, generator)
+    # Folders are listed in any order.
+    for paths in (*augmentation.noises.values(), augmentation.responses):
+        paths.sort()
+    audio = baseline.read_training_crop(speech(corpus)[0], FRAMES, generator)
+    assert audio.dtype == np.float64 and audio.shape == (1, SAMPLES)
+    results = [audio, augmentation.reverberate(audio)]
+    results += [augmentation.add(category, audio) for category in ("music", "speech", "noise")]
+    expected = [
+        [0.08114624, -0.145355225, -0.11517334, 314.952056885],
+        [0.063299412, -0.254581959, -0.363942848, 784.700406761],
+        [0.064991365, -0.122805712, -0.131328215, 342.699856881],
+        [0.106743913, -0.126953431, -0.10406893, 324.379537714],
+        [0.078082401, -0.152480433, -0.110114442, 315.131689016],
+    ]
+    np.testing.assert_allclose([figures(one) for one in results], expected, atol=1e-8)
+
+
+def test_evaluation_crops_are_spread_and_short_files_wrapped(corpus: Path) -> None:
+    short = baseline.read_evaluation_crops(speech(corpus)[1], FRAMES, 4)
+    assert short.shape == (4, SAMPLES)
+    # From the original's loader: the wrapped file is one sample longer than a crop, so the last crop starts at 1.
+    np.testing.assert_allclose(short[:, 100], [-0.135192871, -0.135192871, -0.135192871, -0.142059326], atol=1e-8)
+    whole, _ = soundfile.read(speech(corpus)[0])
+    crops = baseline.read_evaluation_crops(speech(corpus)[0], FRAMES, 3)
+    np.testing.assert_array_equal(crops[1], whole[2780 : 2780 + SAMPLES])
+    np.testing.assert_array_equal(baseline.read_evaluation_crops(speech(corpus)[0], 0, 9), whole[None])
+
+
+def test_the_epoch_is_the_originals() -> None:
+    """Expected: the original's sampler with seed 10 in epoch 1."""
+    labels = [0] * 5 + [1] * 4 + [2] * 6 + [3] * 2
+    groups = baseline.classic_groups(
+        labels, utterances_per_speaker=2, max_utterances_per_speaker=4, batch_size=2, seed=10, epoch=1
+    )
+    assert groups == [[14, 11], [4, 2], [12, 13], [0, 1], [6, 5], [16, 15]]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batches_have_the_originals_form(corpus: Path, num_workers: int) -> None:
+    generator = random.Random(1)
+    augmentation = baseline.ClassicAugmentation(str(corpus / "musan"), str(corpus / "rirs"), FRAMES, generator)
+    dataset = baseline.ClassicTrainingSet(speech(corpus), [0, 0, 1, 1, 2, 2], FRAMES, generator, augmentation)
+    loader = baseline.training_loader(dataset, [[0, 1], [2, 3], [4, 5]] * 2, 3, num_workers)
+    assert isinstance(loader, DataLoader)
+    batches = list(loader)
+    assert len(batches) == 2
+    for waveforms, labels in batches:
+        assert waveforms.shape == (3, 2, SAMPLES) and waveforms.dtype == torch.float32
+        assert labels.tolist() == [0, 1, 2]
+    assert not torch.equal(batches[0][0], batches[1][0])
+
+
+def test_embeddings_and_scores_one_by_one(corpus: Path) -> None:
+    paths = speech(corpus)[:3]
+    embeddings = baseline.embed_one_by_one(lambda crops: crops[:, 100:102], paths, num_frames=FRAMES, num_crops=2)
+    assert list(embeddings) == paths and embeddings[paths[0]].shape == (2, 2)
+    by_hand = {"a": torch.tensor([[3.0, 4.0], [0.0, 2.0]]), "b": torch.tensor([[0.0, 1.0], [0.0, 5.0]])}
+    # Unit vectors (0.6, 0.8) and (0, 1) against (0, 1) twice: distances sqrt(0.4) twice and 0 twice.
+    assert baseline.score_one_by_one(by_hand, [("a", "b")]) == pytest.approx([-(0.4**0.5) / 2], abs=1e-6)
+    # Distances sqrt(18), sqrt(10), 1, 3.
+    plain = baseline.score_one_by_one(by_hand, [("a", "b")], normalize=False)
+    assert plain == pytest.approx([-(18**0.5 + 10**0.5 + 4) / 4], abs=1e-6)
+
+
+def test_a_category_without_files_is_never_drawn(corpus: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "musan"
+    shutil.copytree(corpus / "musan" / "noise", folder / "noise")
+    augmentation = baseline.ClassicAugmentation(str(folder), str(corpus / "rirs"), FRAMES, random.Random(1))
+    crop = baseline.read_training_crop(speech(corpus)[0], FRAMES, random.Random(1))
+    for _ in range(20):
+        assert augmentation(crop).shape == crop.shape

@@ -1,0 +1,139 @@
+"""The benchmark from the command line on a tiny corpus: that it runs and what it writes, never how fast."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.data import prepare_data
+from speakernet.assembly import benchmark
+from speakernet.cli import main
+from speakernet.config import load_config
+from speakernet.data.audio import audio_info, write_audio
+from speakernet.data.sources import open_source
+
+
+@pytest.fixture(scope="module")
+def options(tiny_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Options for the tiny corpus with a little noise and a few rooms."""
+    root = tmp_path_factory.mktemp("disturbances")
+    random = np.random.default_rng(3)
+    for kind in ("noise", "music", "speech"):
+        for clip in range(7):
+            path = root / "musan" / kind / "a" / "b" / f"{clip}.wav"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_audio(path, 0.1 * random.standard_normal(40000))
+    (root / "rirs").mkdir()
+    write_audio(root / "rirs" / "0.wav", random.standard_normal(800) * np.exp(-np.arange(800) / 100) / 4)
+    options = {
+        "data.train_list": tiny_corpus / "train_list.txt",
+        "augment.noise_path": root / "musan",
+        "augment.rir_path": root / "rirs",
+        "data.batch_size": 4,
+        "data.crop_frames": 50,
+        "data.num_workers": 0,
+        "model.name": "ResNet",
+        "model.embedding_dim": 8,
+        "evaluation.eval_frames": 50,
+        "evaluation.num_crops": 2,
+        "runtime.compile": "off",
+        "runtime.device": "cpu",
+    }
+    return [part for name, value in options.items() for part in (f"--{name}", str(value))]
+
+
+def test_the_recordings_are_the_same_in_every_form(options: list[str], tmp_path: Path) -> None:
+    config = load_config(options).config
+    data = prepare_data(config, tmp_path, 5)
+    sources = {form: open_source(data.folder(form), keep_lookup=False) for form in ("wav", "flac", "packed")}
+    for name in data.names:
+        wave = sources["wav"].read(f"{name}.wav")
+        assert 4 * 16000 <= len(wave) <= 12 * 16000
+        np.testing.assert_array_equal(sources["flac"].read(f"{name}.flac"), wave)
+        np.testing.assert_array_equal(sources["packed"].read(f"{name}.wav"), wave)
+    assert [audio_info(path).format for path in data.paths("flac")] == ["flac"] * 5
+    assert len(list(data.noise_path.glob("*/*/*/*.wav"))) == 21 and len(list(data.rir_path.glob("*/*/*.wav"))) == 1
+
+
+@pytest.mark.slow
+def test_compare_measures_everything(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(benchmark, "WARM_BATCHES", 1)
+    monkeypatch.setattr(benchmark.measure_worker_memory, "__defaults__", (2000,))
+    monkeypatch.setattr("benchmarks.command.COMPARED_BATCH_SIZE", 4)
+    monkeypatch.setenv("SPEAKERNET_CACHE", str(tmp_path))
+    file = tmp_path / "figures.json"
+    sizes = ["--num_batches", "2", "--rounds", "1", "--num_utterances", "4", "--compare", "--json", str(file)]
+    assert main(["benchmark", *options, *sizes]) == 0
+    figures = json.loads(file.read_text())
+    measures = [one["measure"] for one in figures["comparisons"]]
+    assert len(measures) == 16 and len(set(measures)) >= 15
+    assert all(one["ratio"] > 0 for one in figures["comparisons"])
+    assert len(figures["worker_memory"]["fork_bytes"]) == 2
+    assert 10e6 < figures["worker_memory"]["bare_interpreter_bytes"] < 2e9
+    assert measures[0] in capsys.readouterr().out
+
+
+def test_measure_tells_loader_and_step(options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "figures.json"
+    assert main(["benchmark", *options, "--num_batches", "2", "--json", str(file)]) == 0
+    figures = json.loads(file.read_text())
+    assert figures["loader"]["num_batches"] == 2 and figures["training"]["steps"] == 2
+    assert figures["training"]["epoch_seconds"] > 0
+    assert "waiting for data" in capsys.readouterr().out
+
+
+def test_wrong_numbers_are_said(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["benchmark", *options, "--num_batches", "0"]) == 1
+    assert "--num_batches" in capsys.readouterr().err
+    assert main(["benchmark", "--compare"]) == 1
+    assert "data.train_list" in capsys.readouterr().err
+
+
+def test_steps_are_timed_against_the_plain_definition(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "figures.json"
+    sizes = ["--step_batch", "2", "--rounds", "1", "--runtime.device", "cpu", "--json", str(file)]
+    names = ["forward, backward, update alone", "default", "default without keep_memory"]
+    assert main(["benchmark", "--steps", "ResNetSE34L", "--variants", *names, *sizes]) == 0
+    timings = json.loads(file.read_text())["steps"]["ResNetSE34L"]
+    assert [one["name"] for one in timings] == ["plain definition", *names]
+    assert timings[0]["ratio"] == 1 and all(one["median_seconds"] > 0 for one in timings)
+    assert "| default | " in capsys.readouterr().out
+
+
+def test_an_unknown_variant_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["benchmark", "--steps", "ResNetSE34L", "--variants", "faster", "--rounds", "1"]) == 1
+    assert "unknown variant 'faster'; known: plain definition" in capsys.readouterr().err
+
+
+def test_an_unknown_network_is_named_before_anything_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["benchmark", "--steps", "ResNetSE34L", "RawNet3", "--rounds", "1"]) == 1
+    output = capsys.readouterr()
+    assert "unknown plain definition 'RawNet3'" in output.err and not output.out
+    assert main(["benchmark", "--steps", "ResNetSE43L", "--memory"]) == 1
+    assert "unknown model 'ResNetSE43L'" in capsys.readouterr().err
+
+
+def test_memory_of_variants(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["benchmark", "--steps", "ResNetSE34L", "--memory", "--step_batch", "8"]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| default")]
+    assert len(rows) == 2 and float(rows[1].split("|")[3]) < 0.5
+
+
+def test_whole_epochs_of_both_pipelines(
+    options: list[str], tiny_corpus: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "figures.json"
+    trials = ["--data.test_list", str(tiny_corpus / "trials.txt"), "--augment.enabled", "true"]
+    network = ["--model.name", "ResNetSE34L", "--frontend.num_mels", "40", "--data.crop_frames", "100"]
+    assert main(["benchmark", "--epoch", "--rounds", "1", *options, *network, *trials, "--json", str(file)]) == 0
+    timings = json.loads(file.read_text())["epochs"]
+    assert [one["name"] for one in timings] == ["classic", "ours"] and timings[0]["ratio"] == 1
+    assert "| ours | " in capsys.readouterr().out
+
+
+def test_sizes_below_one_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["benchmark", "--steps", "--step_batch", "0"]) == 1
+    assert "--step_batch: 0; expected at least 1" in capsys.readouterr().err

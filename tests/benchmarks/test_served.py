@@ -1,0 +1,47 @@
+"""Processes that run something when told to: answers, failures, the end."""
+
+import signal
+import sys
+
+import pytest
+
+from benchmarks.served import ServedProcess
+
+SCRIPT = """
+from benchmarks.served import serve
+left = [3]
+def run():
+    left[0] -= 1
+    if left[0] == 0:
+        raise SystemExit("nothing left")
+serve(run)
+"""
+
+
+def test_it_runs_once_for_every_call_and_says_why_it_ended() -> None:
+    process = ServedProcess("counter", [sys.executable, "-c", SCRIPT])
+    try:
+        process.run()
+        process.run()
+        with pytest.raises(ValueError, match=r"'counter' failed \(status 1\): nothing left"):
+            process.run()
+        with pytest.raises(ValueError, match="'counter' failed"):
+            process.run()
+    finally:
+        process.close()
+
+
+def test_closing_ends_the_process() -> None:
+    process = ServedProcess("counter", [sys.executable, "-c", SCRIPT])
+    process.run()
+    process.close()
+    assert process._process.returncode == 0
+
+
+def test_a_killed_process_is_said_to_be_killed() -> None:
+    process = ServedProcess("counter", [sys.executable, "-c", SCRIPT])
+    process.run()
+    process._process.send_signal(signal.SIGKILL)
+    with pytest.raises(ValueError, match="out of memory"):
+        process.run()
+    process.close()

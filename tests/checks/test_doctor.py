@@ -1,0 +1,159 @@
+"""The doctor: every defect in the audio is found, and the machine is described."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from speakernet.checks import Finding, worst
+from speakernet.checks.examination import Examination, Patient, examine
+from speakernet.checks.histograms import duration_histogram, write_duration_png
+from speakernet.checks.machine import machine_findings
+from speakernet.checks.rows import row_findings, training_row_problem, trial_row_problem
+from speakernet.cli import main
+from speakernet.data.audio import write_audio
+from speakernet.data.lists import StringTable
+
+
+def noise(seed: int, seconds: float = 1.0, level: float = 0.1, rate: int = 16000) -> np.ndarray:
+    return (level * np.random.default_rng(seed).standard_normal(int(seconds * rate))).astype(np.float32)
+
+
+@pytest.fixture()
+def corpus(tmp_path: Path) -> Path:
+    for row, name in enumerate(("a/1", "a/2", "b/1", "b/2", "c/1", "c/2")):
+        write_audio(tmp_path / f"{name}.wav", noise(row), 16000)
+    (tmp_path / "train.txt").write_text("a a/1.wav\na a/2.wav\nb b/1.wav\nb b/2.wav\n")
+    (tmp_path / "trials.txt").write_text("1 c/1.wav c/2.wav\n0 c/1.wav a/9.wav\n")
+    write_audio(tmp_path / "a/9.wav", noise(99), 16000)
+    return tmp_path
+
+
+def look(corpus: Path, *, is_fast: bool = False) -> Examination:
+    patient = Patient(corpus / "train.txt", corpus, ((corpus / "trials.txt", corpus),), corpus / "exps")
+    return examine(patient, is_fast=is_fast, num_jobs=2)
+
+
+def found(result: Examination, check: str) -> Finding:
+    (finding,) = [one for one in result.findings if one.check == check]
+    return finding
+
+
+def test_a_good_corpus_has_no_complaint_about_its_audio(corpus):
+    result = look(corpus)
+    audio = [finding for finding in result.findings if finding.check.startswith(("training audio", "trial audio"))]
+    assert worst(audio) == "ok"
+    assert "all 4 decode" in found(result, "training audio: samples").message
+    assert set(result.durations) == {"training audio", "trial audio (trials.txt)"}
+
+
+def test_silent_clipped_short_wide_and_slow_files_are_found(corpus):
+    write_audio(corpus / "a/1.wav", noise(1, level=1e-5), 16000)
+    write_audio(corpus / "a/2.wav", noise(2, level=2.0), 16000)
+    write_audio(corpus / "b/1.wav", noise(3, seconds=0.2), 16000)
+    write_audio(corpus / "b/2.wav", np.stack([noise(4, rate=8000), noise(5, rate=8000)], axis=1), 8000)
+    result = look(corpus)
+    assert found(result, "training audio: silent").examples == ("a/1.wav",)
+    assert found(result, "training audio: clipped").examples == ("a/2.wav",)
+    assert found(result, "training audio: short").examples == ("b/1.wav (0.20 s)",)
+    assert "8000 Hz (1)" in found(result, "training audio: rate").message
+    assert "1 files have up to 2 channels" in found(result, "training audio: channels").message
+
+
+def test_broken_files_are_errors_by_header_or_by_content(corpus):
+    (corpus / "a/1.wav").write_bytes(b"")
+    (corpus / "a/2.wav").write_bytes((corpus / "a/2.wav").read_bytes()[:44])
+    flac = corpus / "b" / "1.flac"
+    write_audio(flac, noise(7), 16000)
+    content = bytearray(flac.read_bytes())
+    content[len(content) // 2 :] = bytes(len(content) - len(content) // 2)
+    (corpus / "b/1.wav").write_bytes(bytes(content))
+    fast = look(corpus, is_fast=True)
+    assert found(fast, "training audio").level == "error"
+    assert found(fast, "training audio").message == "2 of 4 files cannot be read"
+    assert "b/1.wav" in found(look(corpus), "training audio: damaged").examples[0]
+
+
+def test_the_same_audio_twice_warns_and_under_two_speakers_is_an_error(corpus):
+    (corpus / "b/2.wav").write_bytes((corpus / "a/1.wav").read_bytes())
+    result = look(corpus)
+    assert found(result, "training audio: duplicates").level == "warning"
+    assert found(result, "training audio: two speakers").level == "error"
+    assert found(result, "training audio: two speakers").examples == ("a/1.wav = b/2.wav",)
+
+
+def test_every_malformed_row_is_named_with_its_line(tmp_path):
+    rows = [f"speaker{row} path" if row % 2 else f"lonely{row}" for row in range(40)]
+    (tmp_path / "train.txt").write_text("\n".join(rows))
+    (finding,) = row_findings(tmp_path / "train.txt", training_row_problem, "training rows")
+    assert finding.message.startswith("20 malformed rows")
+    assert [example.split(":")[0] for example in finding.examples] == [f"line {row}" for row in range(1, 21, 2)]
+
+
+@pytest.mark.parametrize(
+    ("line", "is_good"),
+    [
+        ("1 a b", True), ("0 a b", True), ("a b target", True), ("a b nontarget\r\n", True), ("a b", True), ("", True),
+        ("1\ta b\tc d", True), ("2 a b", False), ("a", False), ("a b c d", False), ("1 a", True),
+    ],
+)  # fmt: skip
+def test_rows_of_trials(line, is_good):
+    assert (trial_row_problem(line) is None) == is_good
+
+
+def test_the_machine_is_described(tmp_path):
+    findings = {finding.check: finding for finding in machine_findings(tmp_path / "not" / "made" / "yet")}
+    assert {"free space", "ffmpeg", "torch", "GPU"} <= set(findings)
+    assert findings["torch"].level == "ok"
+    assert not (tmp_path / "not").exists()
+
+
+def test_histograms(tmp_path):
+    seconds = np.array([0.2, 1.5, 1.6, 4.5, 100.0])
+    lines = duration_histogram(seconds).splitlines()
+    assert [int(line.split("s ")[1].replace("and more", "").split()[0]) for line in lines][:4] == [1, 0, 2, 0]
+    assert lines[-1].split()[-2:] == ["1", "#" * 25]
+    write_duration_png(tmp_path / "d.png", {"a": seconds, "b": seconds})
+    assert (tmp_path / "d.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_command_prints_a_table_and_its_exit_code_says_the_worst(corpus, monkeypatch, capsys):
+    monkeypatch.chdir(corpus)
+    options = ["--list", "train.txt", "--root", ".", "--trials", "trials.txt", "--fast"]
+    code = main(["doctor", *options])
+    table = capsys.readouterr().out
+    assert code == 1, table
+    assert table.splitlines()[0].split() == ["level", "check", "found"]
+    assert (corpus / "doctor_durations.png").exists()
+    (corpus / "train.txt").write_text("a a/1.wav\nb\n")
+    assert main(["doctor", *options]) == 2
+
+
+def test_a_config_is_examined_too(corpus, monkeypatch, capsys):
+    monkeypatch.chdir(corpus)
+    data = {"train_list": "train.txt", "train_path": ".", "validation_list": "trials.txt", "validation_path": "."}
+    (corpus / "my.yaml").write_text(json.dumps({"data": data}))
+    code = main(["doctor", "--config", "my.yaml", "--fast"])
+    table = capsys.readouterr().out
+    assert code == 1, table
+    assert "training audio" in table and "can be trained on" in table
+
+
+def test_options_that_cannot_work_together_are_an_error(corpus, monkeypatch, capsys):
+    monkeypatch.chdir(corpus)
+    data = {"train_list": "train.txt", "train_path": ".", "validation_list": "trials.txt", "validation_path": "."}
+    runtime = {"compile": "on", "gradient_checkpointing": True}
+    (corpus / "my.yaml").write_text(json.dumps({"data": data, "runtime": runtime}))
+    assert main(["doctor", "--config", "my.yaml", "--fast"]) == 2
+    assert "does not take gradient checkpointing" in " ".join(capsys.readouterr().out.split())
+
+
+def test_facts_hold_for_names_with_spaces(tmp_path):
+    from speakernet.checks.samples import read_facts
+    from speakernet.data.sources import open_source
+
+    write_audio(tmp_path / "a b/c d.wav", noise(1, level=0.5), 16000)
+    facts = read_facts(open_source(tmp_path), StringTable.from_strings(["a b/c d.wav", "gone.wav"]), 2)
+    assert facts.rms[0] == pytest.approx(0.5, rel=0.1)
+    assert list(facts.problems) == [1]

@@ -1,0 +1,168 @@
+"""The quick checks: each defect is found, named and counted, and a good set gives no complaint."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from speakernet.checks import Finding, quick_check, worst
+from speakernet.checks.findings import exit_code, table
+from speakernet.checks.quick import overlap_findings, repeated_rows, speaker_depths
+from speakernet.data.audio import write_audio
+from speakernet.data.lists import read_training_list, read_trials
+
+
+def by_check(findings: list[Finding]) -> dict[str, Finding]:
+    return {finding.check: finding for finding in findings}
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.fixture()
+def corpus(tmp_path: Path) -> Path:
+    for name in ("a/1", "a/2", "b/1", "b/2", "c/1", "c/2", "d/1", "d/2"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write_audio(tmp_path / f"{name}.wav", np.full(1600, 0.1, dtype=np.float32), 16000)
+    write(tmp_path / "train.txt", "a a/1.wav\na a/2.wav\nb b/1.wav\nb b/2.wav\n")
+    write(tmp_path / "trials.txt", "1 c/1.wav c/2.wav\n0 c/1.wav d/1.wav\n1 d/1.wav d/2.wav\n")
+    return tmp_path
+
+
+def test_a_good_set_is_all_ok(corpus):
+    findings = quick_check(
+        train_list=corpus / "train.txt",
+        train_root=corpus,
+        trials=[(corpus / "trials.txt", corpus)],
+        min_utterances=2,
+    )
+    assert worst(findings) == "ok"
+    assert exit_code(findings) == 0
+    assert {"speakers", "training files", "trials", "trial files", "overlap"} <= set(by_check(findings))
+
+
+def test_lists_that_were_read_already_are_taken_too(corpus):
+    findings = quick_check(
+        train_list=read_training_list(corpus / "train.txt"),
+        trials=[(read_trials(corpus / "trials.txt"), None)],
+    )
+    assert worst(findings) == "ok"
+
+
+def test_a_malformed_row_is_an_error_with_its_line(corpus):
+    write(corpus / "bad.txt", "a a/1.wav\nb\n")
+    findings = quick_check(train_list=corpus / "bad.txt", trials=[(corpus / "none.txt", None)])
+    assert [finding.level for finding in findings] == ["error", "error"]
+    assert "line 2" in findings[0].message
+
+
+def test_missing_files_are_counted_and_the_first_ten_named(corpus):
+    rows = "".join(f"a gone/{row:02}.wav\n" for row in range(25))
+    write(corpus / "train.txt", rows + "b b/1.wav\n")
+    finding = by_check(quick_check(train_list=corpus / "train.txt", train_root=corpus))["training files"]
+    assert finding.level == "error"
+    assert finding.message == "25 of 26 are missing"
+    assert finding.examples == tuple(f"gone/{row:02}.wav" for row in range(10))
+
+
+def test_a_few_missing_training_files_only_warn_but_one_missing_trial_file_is_an_error(corpus):
+    write(corpus / "train.txt", "a a/1.wav\n" * 300 + "b b/1.wav\n" * 300 + "b gone.wav\n")
+    write(corpus / "trials.txt", "1 c/1.wav c/2.wav\n0 c/1.wav gone.wav\n")
+    found = by_check(
+        quick_check(train_list=corpus / "train.txt", train_root=corpus, trials=[(corpus / "trials.txt", corpus)])
+    )
+    assert found["training files"].level == "warning"
+    assert found["trial files"].level == "error"
+
+
+def test_a_root_that_is_not_there_is_an_error_not_a_traceback(corpus):
+    found = by_check(quick_check(train_list=corpus / "train.txt", train_root=corpus / "nowhere"))
+    assert found["training files"].level == "error"
+
+
+def test_one_speaker_cannot_be_trained_on(corpus):
+    write(corpus / "train.txt", "a a/1.wav\na a/2.wav\n")
+    assert by_check(quick_check(train_list=corpus / "train.txt"))["speakers"].level == "error"
+
+
+def test_speakers_with_too_few_utterances_are_named(corpus):
+    write(corpus / "train.txt", "a a/1.wav\nb b/1.wav\nb b/2.wav\n")
+    finding = by_check(quick_check(train_list=corpus / "train.txt", min_utterances=2))["few utterances"]
+    assert finding.level == "warning"
+    assert finding.examples == ("a (1)",)
+
+
+def test_repeated_rows_and_self_trials_are_found(corpus):
+    write(corpus / "train.txt", "a a/1.wav\na a/1.wav\nb b/1.wav\nb a/1.wav\n")
+    write(corpus / "trials.txt", "1 c/1.wav c/1.wav\n0 c/1.wav d/1.wav\n")
+    found = by_check(quick_check(train_list=corpus / "train.txt", trials=[(corpus / "trials.txt", None)]))
+    assert "2 rows" in found["repeated rows"].message
+    assert "1 trials" in found["self trials"].message
+    assert repeated_rows(read_training_list(corpus / "train.txt").paths).tolist() == [1, 3]
+
+
+def test_trials_of_one_kind_give_no_error_rate(corpus):
+    write(corpus / "trials.txt", "0 c/1.wav d/1.wav\n0 c/2.wav d/1.wav\n")
+    assert by_check(quick_check(trials=[(corpus / "trials.txt", None)]))["trials"].level == "error"
+    write(corpus / "trials.txt", "c/1.wav d/1.wav\nc/2.wav d/1.wav\n")
+    assert by_check(quick_check(trials=[(corpus / "trials.txt", None)]))["trials"].level == "ok"
+
+
+@pytest.mark.parametrize(
+    ("train", "trials", "shared"),
+    [
+        ("a a/1.wav\nb b/1.wav\n", "1 b/9.wav b/8.wav\n0 b/9.wav c/1.wav\n", ("b",)),
+        ("a x/a/s/1.wav\nb x/b/s/1.wav\n", "1 b/s/9.wav b/s/8.wav\n0 b/s/9.wav c/s/1.wav\n", ("b",)),
+        ("a a/1/1.wav\n1 1/1/1.wav\n", "1 c/1/9.wav c/1/8.wav\n0 c/1/9.wav d/1/1.wav\n", ()),
+        ("a 0001.wav\nb 0002.wav\n", "1 0002.wav 0003.wav\n0 0002.wav 0004.wav\n", ("0002.wav",)),
+        ("a 0001.wav\nb 0002.wav\n", "1 0005.wav 0003.wav\n0 0005.wav 0004.wav\n", ()),
+    ],
+)
+def test_overlap_is_told_from_the_place_of_the_speaker_in_the_path(tmp_path, train, trials, shared):
+    training = read_training_list(write(tmp_path / "train.txt", train))
+    (finding,) = overlap_findings(training, read_trials(write(tmp_path / "trials.txt", trials)))
+    assert finding.level == ("warning" if shared else "ok")
+    assert finding.examples == shared
+
+
+def test_speaker_depths_counts_from_both_ends(tmp_path):
+    training = read_training_list(write(tmp_path / "train.txt", "a x/a/1.wav\nb x/b/1.wav\n"))
+    assert speaker_depths(training) == [-2, 1]
+
+
+def test_published_trial_lists_are_recognised(shared_data):
+    for name, expected in {"veri_test.txt": "VoxCeleb1-O, original", "veri_test2.txt": "VoxCeleb1-O, cleaned"}.items():
+        found = by_check(quick_check(trials=[(shared_data / "voxceleb_lists" / name, None)]))
+        assert expected in found["trial identity"].message
+
+
+def test_the_real_corpus_is_found_in_order(shared_data):
+    root = shared_data / "speechocean_mini"
+    findings = quick_check(
+        train_list=root / "train_list.txt", train_root=root, trials=[(root / "dev_trials.txt", root)], min_utterances=8
+    )
+    assert worst(findings) == "ok"
+    assert "1,200 utterances of 150 speakers" in by_check(findings)["speakers"].message
+
+
+def test_the_table_says_what_to_do():
+    text = table([Finding("ok", "ffmpeg", "there"), Finding("error", "files", "3 missing", "fetch them", ("a", "b"))])
+    assert text.splitlines()[0].split() == ["level", "check", "found"]
+    assert "-> fetch them" in text
+    assert "- a" in text
+
+
+def test_headers_are_looked_at_too_but_missing_files_are_told_once(corpus):
+    write_audio(corpus / "a/1.wav", np.full(800, 0.1, dtype=np.float32), 8000)
+    (corpus / "b/1.wav").write_bytes(b"RIFF")
+    (corpus / "b/2.wav").unlink()
+    findings = quick_check(train_list=corpus / "train.txt", train_root=corpus)
+    files = [finding for finding in findings if finding.check == "training files"]
+    assert [finding.message for finding in files] == ["1 of 4 are missing", "1 of 4 files cannot be read"]
+    assert "8000 Hz (1)" in by_check(findings)["training files: rate"].message
+    assert not any(
+        finding.check.endswith(": rate")
+        for finding in quick_check(train_list=corpus / "train.txt", train_root=corpus, reads_headers=False)
+    )

@@ -1,0 +1,120 @@
+"""MUSAN pieces and room responses: by hand, as the classic tools leave them, resumed, broken."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from preparation_corpora import catalogue_entry, run_data_prep, tar_tree, write_catalogue, zip_tree
+from preparation_server import played_source
+
+from speakernet.corpora.augmentation_sets import trimmed_response
+from speakernet.data.audio import audio_info, read_audio, write_audio
+
+
+def noise(seconds: float, seed: int = 1, channels: int = 0) -> np.ndarray:
+    shape = (int(16000 * seconds), channels) if channels else int(16000 * seconds)
+    return (0.1 * np.random.default_rng(seed).standard_normal(shape)).astype(np.float32)
+
+
+def make_musan(root: Path) -> None:
+    for row, (kind, seconds) in enumerate({"noise/free": 14.0, "music/jazz": 11.0, "speech/gov": 3.0}.items()):
+        write_audio(root / "musan" / kind / f"{row}.wav", noise(seconds, row), 16000)
+
+
+def make_responses(root: Path) -> None:
+    decay = np.exp(-np.arange(16000 * 3) / 800)
+    single = (noise(3.0) * decay).astype(np.float32)
+    several = (noise(3.0, 2, channels=4) * decay[:, None]).astype(np.float32)
+    write_audio(root / "RIRS_NOISES/simulated_rirs/smallroom/Room001/Room001-00001.wav", single[:8000], 16000)
+    write_audio(root / "RIRS_NOISES/real_rirs_isotropic_noises/RWCP_type1_rir_a.wav", several, 16000)
+    write_audio(root / "RIRS_NOISES/real_rirs_isotropic_noises/RVB2014_type1_noise_a.wav", noise(1.0, 5, 4), 16000)
+
+
+def test_musan_from_the_archive_to_pieces(tmp_path):
+    make_musan(tmp_path / "made")
+    archive = tar_tree(tmp_path / "made")
+    with played_source({"musan.tar.gz": archive}) as source:
+        corpora = {"musan": catalogue_entry({"musan.tar.gz": archive})}
+        table = write_catalogue(tmp_path / "table.yaml", source.address, corpora)
+        assert run_data_prep("musan", "--save_path", tmp_path / "data", "--catalogue", table) == 0
+    split = tmp_path / "data" / "musan_split"
+    pieces = sorted(path.relative_to(split).as_posix() for path in split.rglob("*.wav"))
+    assert pieces == [
+        "music/jazz/1/00000.wav", "music/jazz/1/00003.wav", "music/jazz/1/00006.wav",
+        "noise/free/0/00000.wav", "noise/free/0/00003.wav", "noise/free/0/00006.wav", "noise/free/0/00009.wav",
+        "speech/gov/2/00000.wav",
+    ]  # fmt: skip
+    whole = read_audio(tmp_path / "made/musan/noise/free/0.wav")
+    assert np.array_equal(read_audio(split / "noise/free/0/00003.wav"), whole[48000:128000])
+
+
+def test_a_folder_that_the_classic_tool_left_is_completed(tmp_path):
+    make_musan(tmp_path)
+    assert run_data_prep("musan", "--save_path", tmp_path, "--split") == 0
+    split = tmp_path / "musan_split"
+    first = {path: path.read_bytes() for path in split.rglob("*.wav")}
+    kept = split / "noise/free/0/00000.wav"
+    before = kept.stat().st_mtime_ns
+    (split / "noise/free/0/00003.wav").unlink()
+    (split / "noise/free/0/00006.wav").write_bytes(first[split / "noise/free/0/00006.wav"][:44])
+    shutil.rmtree(split / "music")
+    assert run_data_prep("musan", "--save_path", tmp_path, "--split") == 0
+    assert {path: path.read_bytes() for path in split.rglob("*.wav")} == first
+    assert kept.stat().st_mtime_ns == before
+
+
+def test_a_broken_noise_file_is_listed_and_the_rest_is_cut(tmp_path):
+    make_musan(tmp_path)
+    (tmp_path / "musan/noise/free/bad.wav").write_bytes(b"no audio")
+    assert run_data_prep("musan", "--save_path", tmp_path, "--split") == 1
+    assert "bad.wav" in (tmp_path / "broken_split_musan.txt").read_text()
+    assert len(list((tmp_path / "musan_split").rglob("*.wav"))) == 8
+
+
+def test_responses_become_mono_and_end_where_they_have_decayed(tmp_path):
+    make_responses(tmp_path / "made")
+    archive = zip_tree(tmp_path / "made")
+    with played_source({"rirs_noises.zip": archive}) as source:
+        corpora = {"rirs": catalogue_entry({"rirs_noises.zip": archive})}
+        table = write_catalogue(tmp_path / "table.yaml", source.address, corpora)
+        assert run_data_prep("rirs", "--save_path", tmp_path / "data", "--catalogue", table) == 0
+    mono = sorted((tmp_path / "data/RIRS_NOISES/real_rirs_mono").rglob("*.wav"))
+    assert [path.name for path in mono] == [f"RWCP_type1_rir_a_ch{channel}.wav" for channel in (1, 2, 3, 4)]
+    for path in mono:
+        info = audio_info(path)
+        assert info.num_channels == 1
+        # exp(-t / 800 samples) in amplitude loses 60 dB in 800 ln(1000) = 5526 samples.
+        assert info.num_samples == pytest.approx(5526, rel=0.05)
+    assert run_data_prep("rirs", "--save_path", tmp_path / "data", "--prepare") == 0
+
+
+def test_each_microphone_stays_on_its_own(tmp_path):
+    response = np.zeros((4000, 2), dtype=np.float32)
+    response[10, 0] = 0.5
+    response[700, 1] = 0.5
+    write_audio(tmp_path / "RIRS_NOISES/real_rirs_isotropic_noises/a_rir.wav", response, 16000)
+    assert run_data_prep("rirs", "--save_path", tmp_path, "--prepare") == 0
+    folder = tmp_path / "RIRS_NOISES/real_rirs_mono"
+    assert [int(read_audio(folder / f"a_rir_ch{row}.wav").argmax()) for row in (1, 2)] == [10, 700]
+
+
+def test_the_trimming_follows_schroeder():
+    response = np.zeros(10000, dtype=np.float32)
+    response[100] = 1.0
+    response[5000] = 0.00101
+    response[9000] = 0.0009
+    assert len(trimmed_response(response)) == 5001, "the last echo above -60 dB of the energy to come"
+
+
+def test_a_broken_simulated_response_is_found(tmp_path):
+    make_responses(tmp_path)
+    (tmp_path / "RIRS_NOISES/simulated_rirs/smallroom/Room001/bad.wav").write_bytes(b"RIFF")
+    assert run_data_prep("rirs", "--save_path", tmp_path, "--prepare") == 1
+    assert "bad.wav" in (tmp_path / "broken_prepare_rirs.txt").read_text()
+
+
+def test_nothing_to_prepare_is_explained(tmp_path, caplog):
+    assert run_data_prep("rirs", "--save_path", tmp_path, "--prepare") == 1
+    assert run_data_prep("musan", "--save_path", tmp_path, "--split") == 1
+    assert "--download" in caplog.text

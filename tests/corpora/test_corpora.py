@@ -1,0 +1,176 @@
+"""The public corpora in their published layouts, tiny: rows, parts, sessions, joined utterances, trials."""
+
+from pathlib import Path
+
+import pytest
+from preparation_corpora import (
+    catalogue_entry,
+    parts_of,
+    run_data_prep,
+    tar_tree,
+    voice,
+    write_catalogue,
+    write_voices,
+)
+from preparation_server import played_source
+
+from speakernet.corpora.cnceleb import groups_of_length
+from speakernet.data.audio import audio_info, write_audio
+from speakernet.data.lists import read_training_list, read_trials
+
+
+def speakers_of(path: Path, depth: int) -> set[str]:
+    return {name.split("/")[depth] for name in read_trials(path).names}
+
+
+def make_librispeech(root: Path) -> None:
+    for part, first in (("train-clean-100", 0), ("dev-clean", 10), ("test-clean", 20)):
+        for speaker in range(first, first + 3):
+            for chapter in (1, 2):
+                for row in range(2):
+                    name = f"LibriSpeech/{part}/{speaker}/{chapter}/{speaker}-{chapter}-{row:04}.flac"
+                    write_audio(root / name, voice(speaker, 10 * chapter + row, 0.6), 16000)
+    genders = "\n".join(
+        f"{row}  | {'F' if row % 2 else 'M'} | x | 1.0 | Name" for row in (0, 1, 2, 10, 11, 12, 20, 21, 22)
+    )
+    (root / "LibriSpeech" / "SPEAKERS.TXT").write_text(f"; a comment | x | y\n{genders}\n")
+
+
+def test_librispeech_by_its_own_parts(tmp_path):
+    make_librispeech(tmp_path)
+    assert run_data_prep("librispeech", "--save_path", tmp_path, "--jobs", 2) == 0
+    lists = tmp_path / "librispeech_lists"
+    training = read_training_list(lists / "train_list.txt")
+    assert list(training.speakers) == ["0", "1", "2"]
+    assert speakers_of(lists / "validation_trials.txt", 2) == {"10", "11", "12"}
+    assert speakers_of(lists / "test_trials.txt", 2) == {"20", "21", "22"}
+    trials = read_trials(lists / "test_trials.txt")
+    for enrol, test, label in zip(trials.enrol.tolist(), trials.test.tolist(), trials.labels.tolist(), strict=True):
+        if label:
+            assert trials.names[enrol].split("/")[3] != trials.names[test].split("/")[3], "another chapter"
+
+
+def test_librispeech_is_fetched_and_unpacked(tmp_path):
+    make_librispeech(tmp_path / "made")
+    archive = tar_tree(tmp_path / "made")
+    with played_source({"train-clean-100.tar.gz": archive}) as source:
+        corpora = {"librispeech": catalogue_entry({"train-clean-100.tar.gz": archive})}
+        table = write_catalogue(tmp_path / "table.yaml", source.address, corpora)
+        options = ("--save_path", tmp_path / "data", "--catalogue", table, "--parts", "train-clean-100")
+        assert run_data_prep("librispeech", *options, "--download") == 0
+        assert run_data_prep("librispeech", *options, "--download") == 0
+        assert source.requests["train-clean-100.tar.gz"] <= 2, "the second run asks for nothing"
+
+
+def test_one_part_alone_is_split_anew(tmp_path):
+    for speaker in range(6):
+        for chapter in (1, 2):
+            name = f"LibriSpeech/dev-clean/{speaker}/{chapter}/{speaker}-{chapter}-0000.flac"
+            write_audio(tmp_path / name, voice(speaker, chapter, 0.6), 16000)
+    assert run_data_prep("librispeech", "--save_path", tmp_path) == 0
+    assert len(read_training_list(tmp_path / "librispeech_lists" / "train_list.txt").speakers) == 4
+
+
+def test_vctk_takes_one_microphone_and_knows_genders(tmp_path):
+    root = tmp_path / "VCTK-Corpus-0.92"
+    for microphone in ("mic1", "mic2"):
+        pattern = "wav48_silence_trimmed/p{speaker}/p{speaker}_00{utterance}_" + microphone + ".flac"
+        write_voices(root, 10, 3, pattern, 0.6)
+    genders = "\n".join(f"p{row}  23  {'F' if row % 2 else 'M'}    English" for row in range(10))
+    (root / "speaker-info.txt").write_text("ID  AGE  GENDER  ACCENTS\n" + genders)
+    assert run_data_prep("vctk", "--save_path", tmp_path, "--same_gender", "--test_share", 0) == 0
+    training = read_training_list(tmp_path / "vctk_lists" / "train_list.txt")
+    assert all(name.endswith("_mic1.flac") for name in training.paths)
+    trials = read_trials(tmp_path / "vctk_lists" / "validation_trials.txt")
+    odd = [int(name.split("/")[2][1:]) % 2 for name in trials.names]
+    assert all(odd[a] == odd[b] for a, b in zip(trials.enrol.tolist(), trials.test.tolist(), strict=True))
+
+
+def test_common_voice_by_its_table(tmp_path):
+    lines = ["client_id\tpath\tsentence\tgender"]
+    for speaker in range(8):
+        for row in range(3 if speaker else 1):
+            write_audio(tmp_path / "clips" / f"{speaker}_{row}.wav", voice(speaker, row, 0.6), 16000)
+            lines.append(f"{speaker:0128x}"[::-1] + f'\t{speaker}_{row}.wav\tHe said "no\tmale_masculine')
+    (tmp_path / "validated.tsv").write_text("\n".join(lines) + "\n")
+    assert run_data_prep("common_voice", "--save_path", tmp_path, "--min_utterances", 2, "--test_share", 0) == 0
+    training = read_training_list(tmp_path / "common_voice_lists" / "train_list.txt")
+    assert len(training.speakers) == 5
+    assert all(len(speaker) == 24 for speaker in training.speakers)
+
+
+def make_cnceleb(root: Path) -> None:
+    for speaker in range(8):
+        for session in ("singing-01", "singing-02", "interview-01"):
+            for row in range(4):
+                seconds = 6.0 if row == 3 and session == "singing-01" else 2.0
+                name = f"CN-Celeb_flac/data/id0000{speaker}/{session}-{row:03}.flac"
+                write_audio(root / name, voice(speaker, row, seconds), 16000)
+    evaluation = root / "CN-Celeb_flac" / "eval"
+    write_voices(evaluation, 2, 1, "enroll/id0000{speaker}-enroll.flac", 0.6)
+    write_voices(evaluation, 2, 2, "test/id0000{speaker}-singing-0{utterance}.flac", 0.6)
+    (evaluation / "lists").mkdir()
+    (evaluation / "lists" / "enroll.lst").write_text(
+        "".join(f"id0000{row}-enroll enroll/id0000{row}-enroll.wav\n" for row in range(2))
+    )
+    (evaluation / "lists" / "trials.lst").write_text(
+        "id00000-enroll test/id00000-singing-00.wav 1\nid00000-enroll test/id00001-singing-01.wav 0\n"
+    )
+    (root / "CN-Celeb_flac" / "dev").mkdir()
+    (root / "CN-Celeb_flac" / "dev" / "dev.lst").write_text("".join(f"id0000{row}\n" for row in range(2, 8)))
+
+
+def test_cnceleb_joins_by_session_and_brings_the_published_trials(tmp_path):
+    make_cnceleb(tmp_path)
+    assert run_data_prep("cnceleb", "--save_path", tmp_path, "--join", "--test_share", 0) == 0
+    lists = tmp_path / "cnceleb_lists"
+    training = read_training_list(lists / "train_list.txt")
+    assert set(training.speakers) < {f"id0000{row}" for row in range(2, 8)}, "evaluation speakers are left out"
+    for name in training.paths:
+        assert audio_info(tmp_path / name).seconds >= 5
+    joined = sorted((tmp_path / "CN-Celeb_joined" / "id00002").iterdir())
+    assert [path.name for path in joined] == [
+        "interview-01-joined000.flac", "singing-01-joined000.flac", "singing-02-joined000.flac"
+    ]  # fmt: skip
+    assert [audio_info(path).seconds for path in joined] == [8.0, 6.0, 8.0]
+    trials = read_trials(lists / "cnceleb_trials.txt")
+    assert trials.labels.tolist() == [1, 0]
+    assert all((tmp_path / name).is_file() for name in trials.names)
+    before = {path: path.stat().st_mtime_ns for path in joined}
+    assert run_data_prep("cnceleb", "--save_path", tmp_path, "--join", "--test_share", 0) == 0
+    assert {path: path.stat().st_mtime_ns for path in joined} == before
+
+
+@pytest.mark.parametrize(
+    ("seconds", "groups"),
+    [([], []), ([1, 1], [[0, 1]]), ([5, 1], [[0, 1]]), ([3, 3, 3, 3], [[0, 1], [2, 3]]), ([3, 3, 1], [[0, 1, 2]])],
+)
+def test_groups_of_length(seconds, groups):
+    assert groups_of_length(seconds, 5) == groups
+
+
+@pytest.mark.parametrize("name", ["librispeech", "vctk", "common_voice", "cnceleb"])
+def test_a_folder_without_the_corpus_is_explained(tmp_path, caplog, name):
+    assert run_data_prep(name, "--save_path", tmp_path) == 1
+    assert "holds no" in caplog.text
+
+
+def test_cnceleb_is_fetched_joined_and_unpacked(tmp_path):
+    make_cnceleb(tmp_path / "made")
+    first = tar_tree(tmp_path / "made")
+    write_voices(tmp_path / "second", 3, 3, "CN-Celeb2_flac/data/id1000{speaker}/vlog-01-00{utterance}.flac", 0.6)
+    second = tar_tree(tmp_path / "second")
+    parts = parts_of(second, "cn-celeb2_v2.tar.gz", 3)
+    files = {"cn-celeb_v2.tar.gz": first, **parts}
+    entry = catalogue_entry(files, {"cn-celeb2_v2.tar.gz": (list(parts), second)})
+    entry["joined"]["cn-celeb2_v2.tar.gz"]["md5"] = None
+    with played_source(files) as source:
+        table = write_catalogue(tmp_path / "table.yaml", source.address, {"cnceleb": entry})
+        options = ("--save_path", tmp_path / "data", "--catalogue", table, "--download")
+        assert run_data_prep("cnceleb", *options) == 0
+        asked = sum(source.requests.values())
+        assert run_data_prep("cnceleb", *options) == 0
+        assert sum(source.requests.values()) == asked
+    used = "".join(path.read_text() for path in (tmp_path / "data/cnceleb_lists").glob("*_list.txt"))
+    assert "CN-Celeb2_flac/data/id10000" in used
+    assert "id00000/" not in used, "evaluation speakers are left out"

@@ -1,0 +1,129 @@
+"""Splits and trials: counted by hand, free of overlap, the same for the same seed."""
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from speakernet.corpora.pairing import PairRules, all_pairs, balanced_pairs, hard_pairs, random_pairs
+from speakernet.corpora.splits import split_speakers
+from speakernet.corpora.utterances import Row, Utterances, utterances_from_rows
+
+ANY = PairRules(other_session=False)
+
+
+def corpus(speakers: int, utterances: int, sessions: int = 0) -> Utterances:
+    return utterances_from_rows(
+        Row(f"s{s:03}", f"s{s:03}/{u}.wav", str(u % sessions) if sessions else "", "fm"[s % 2])
+        for s in range(speakers)
+        for u in range(utterances)
+    )
+
+
+def every_row(utterances: Utterances) -> np.ndarray:
+    return np.arange(len(utterances))
+
+
+def test_all_pairs_by_hand():
+    utterances = corpus(2, 2)
+    pairs = all_pairs(utterances, every_row(utterances), ANY)
+    assert [(a, b) for _, a, b in pairs.rows(utterances)] == list(
+        itertools.combinations(["s000/0.wav", "s000/1.wav", "s001/0.wav", "s001/1.wav"], 2)
+    )
+    assert pairs.labels.tolist() == [1, 0, 0, 0, 0, 1]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(2, 8), st.integers(1, 6), st.integers(0, 3), st.booleans(), st.booleans(), st.integers(0, 99))
+def test_every_kind_of_trials_keeps_the_rules(speakers, count, sessions, other_session, same_gender, seed):
+    utterances = corpus(speakers, count, sessions)
+    rows = every_row(utterances)
+    rules = PairRules(other_session=other_session, same_gender=same_gender)
+    embeddings = np.random.default_rng(seed).standard_normal((len(rows), 4))
+    possible = all_pairs(utterances, rows, rules)
+    allowed = {frozenset(pair) for pair in zip(possible.enrol.tolist(), possible.test.tolist(), strict=True)}
+    for pairs in (
+        random_pairs(utterances, rows, 7, rules, seed),
+        balanced_pairs(utterances, rows, rules, seed, 3, 2),
+        hard_pairs(utterances, rows, embeddings, rules, 2, seed),
+    ):
+        found = [frozenset(pair) for pair in zip(pairs.enrol.tolist(), pairs.test.tolist(), strict=True)]
+        assert len(set(found)) == len(found), "no pair twice, in either order"
+        assert set(found) <= allowed
+        assert (pairs.labels == (utterances.labels[pairs.enrol] == utterances.labels[pairs.test])).all()
+
+
+def test_random_trials_have_the_number_asked_for_and_follow_the_seed():
+    utterances = corpus(40, 20)
+    rows = every_row(utterances)
+    first = random_pairs(utterances, rows, 500, ANY, 1)
+    assert len(first) == 500
+    assert np.array_equal(first.enrol, random_pairs(utterances, rows, 500, ANY, 1).enrol)
+    assert not np.array_equal(first.enrol, random_pairs(utterances, rows, 500, ANY, 2).enrol)
+
+
+def test_balanced_trials_give_every_speaker_the_same():
+    utterances = corpus(10, 6)
+    pairs = balanced_pairs(utterances, every_row(utterances), ANY, 1, targets_per_speaker=4, nontargets_per_target=3)
+    targets = Counter(utterances.labels[pairs.enrol[pairs.labels == 1]].tolist())
+    nontargets = Counter(utterances.labels[pairs.enrol[pairs.labels == 0]].tolist())
+    assert targets == dict.fromkeys(range(10), 4)
+    assert nontargets == dict.fromkeys(range(10), 12)
+
+
+def test_target_pairs_come_from_different_sessions_where_they_are_known():
+    utterances = corpus(4, 6, sessions=2)
+    pairs = balanced_pairs(utterances, every_row(utterances), PairRules(), 1)
+    is_target = pairs.labels == 1
+    assert is_target.sum() == 4 * 9, "three by three utterances of the two sessions"
+    assert (utterances.sessions[pairs.enrol[is_target]] != utterances.sessions[pairs.test[is_target]]).all()
+
+
+def test_hard_negatives_are_the_nearest_of_other_speakers():
+    utterances = corpus(3, 2)
+    angles = np.radians([0, 1, 2, 90, 91, 180])
+    embeddings = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    pairs = hard_pairs(utterances, every_row(utterances), embeddings, ANY, nearest=1, seed=1)
+    is_hard = pairs.labels == 0
+    found = {
+        tuple(sorted(pair)) for pair in zip(pairs.enrol[is_hard].tolist(), pairs.test[is_hard].tolist(), strict=True)
+    }
+    assert found == {(0, 2), (1, 2), (3, 4), (3, 5)}
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(2, 60), st.integers(1, 7), st.integers(0, 5))
+def test_a_split_uses_every_utterance_once_and_no_speaker_twice(speakers, count, seed):
+    utterances = corpus(speakers, count)
+    try:
+        split = split_speakers(utterances, seed)
+    except ValueError as error:
+        assert speakers < 4 or count < 2, str(error)
+        return
+    rows = np.concatenate([split.train, split.validation, split.test])
+    assert sorted(rows.tolist()) == list(range(len(utterances)))
+    if split.is_speaker_disjoint:
+        parts = [set(utterances.labels[part].tolist()) for part in (split.train, split.validation, split.test)]
+        assert not (parts[0] & parts[1] or parts[0] & parts[2] or parts[1] & parts[2])
+        assert len(parts[0]) >= 2
+        assert len(parts[1]) >= 2
+
+
+def test_a_split_follows_its_seed_and_spreads_the_genders():
+    utterances = corpus(100, 3)
+    split = split_speakers(utterances, 1)
+    assert np.array_equal(split.validation, split_speakers(utterances, 1).validation)
+    assert not np.array_equal(split.validation, split_speakers(utterances, 2).validation)
+    speakers = np.unique(utterances.labels[split.validation])
+    assert len(speakers) == 10
+    assert abs(int((utterances.genders[speakers] == 0).sum()) - 5) <= 1
+
+
+def test_one_speaker_or_impossible_shares_are_explained():
+    with pytest.raises(ValueError, match="at least two"):
+        split_speakers(corpus(1, 5), 1)
+    with pytest.raises(ValueError, match="add up to less than 1"):
+        split_speakers(corpus(20, 5), 1, 0.5, 0.5)

@@ -1,0 +1,87 @@
+"""What every script has: a help that says all, no secret in it, one run at a time, tidying up after a kill."""
+
+import argparse
+import os
+import subprocess
+import sys
+
+import pytest
+from preparation_corpora import SCRIPTS, run_data_prep, script, write_voices
+
+from speakernet.corpora.locking import LOCK_NAME, exclusive
+from speakernet.corpora.safe_paths import temporary_beside
+from speakernet.corpora.summary import StepSummary, finish
+
+NAMES = ["voxceleb", "musan", "rirs", "librispeech", "cnceleb", "vctk", "common_voice", "folder", "trials"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_option_of_every_script_is_explained(name):
+    parser = script(name).build_parser()
+    parsers = [parser]
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            parsers += action.choices.values()
+    for one in parsers:
+        assert f"data_prep/{name}.py" in (one.format_help() + parser.format_help()) or name == "folder"
+        for action in one._actions:
+            if action.dest not in ("help", "action"):
+                assert len(action.help or "") > 8, f"{name} --{action.dest}"
+
+
+def test_scripts_run_as_the_documentation_says(tmp_path):
+    command = [sys.executable, "data_prep/folder.py", "--help"]
+    outcome = subprocess.run(command, capture_output=True, text=True, cwd=SCRIPTS.parent, check=False)
+    assert outcome.returncode == 0, outcome.stderr
+    assert "--same_gender" in outcome.stdout
+
+
+def test_no_secret_is_shown_in_the_help(monkeypatch):
+    for name in ("KEY", "USER", "PASSWORD"):
+        monkeypatch.setenv(f"SPEAKERNET_{name}", "TOPSECRET")
+    parser = script("voxceleb").build_parser()
+    assert "TOPSECRET" not in parser.format_help()
+    assert parser.parse_args([]).key == "TOPSECRET"
+
+
+def test_two_at_once_in_one_folder_are_refused(tmp_path, caplog):
+    write_voices(tmp_path / "voices", 6, 3, "{speaker}/{utterance}.wav", 0.6)
+    with exclusive(tmp_path / "out"):
+        assert run_data_prep("folder", tmp_path / "voices", "--save_path", tmp_path / "out") == 1
+    assert "another process is preparing" in caplog.text
+    assert run_data_prep("folder", tmp_path / "voices", "--save_path", tmp_path / "out") == 0
+
+
+def test_half_files_of_a_killed_run_are_removed_and_those_of_a_finished_one_are_not_looked_for(tmp_path):
+    program = (
+        "import os, sys\nfrom pathlib import Path\n"
+        "from speakernet.corpora.locking import exclusive\n"
+        "from speakernet.corpora.safe_paths import temporary_beside\n"
+        "with exclusive(sys.argv[1]):\n"
+        "    temporary_beside(Path(sys.argv[1], 'a.wav')).write_bytes(b'half')\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    outcome = subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False, env=dict(os.environ))
+    assert outcome.returncode == -9
+    assert len(list(tmp_path.glob(".*.half"))) == 1
+    with exclusive(tmp_path):
+        assert list(tmp_path.glob(".*.half")) == []
+        kept = temporary_beside(tmp_path / "b.wav")
+        kept.write_bytes(b"half")
+    assert (tmp_path / LOCK_NAME).read_bytes() == b""
+    with exclusive(tmp_path):
+        assert kept.exists()
+
+
+def test_the_summary_counts_and_its_file_of_broken_items_follows_the_last_run(tmp_path):
+    with StepSummary("step", tmp_path) as summary:
+        summary.add_made(3)
+        summary.add_skipped(2)
+        summary.add_broken("bad\nname", "why\tso")
+    assert finish([summary], tmp_path / "summary.txt") == 1
+    assert (tmp_path / "summary.txt").read_text().startswith("step: 6 found, 3 made, 2 skipped, 1 broken")
+    assert (tmp_path / "broken_step.txt").read_text() == "bad\\nname\twhy\\tso\n"
+    with StepSummary("step", tmp_path) as summary:
+        summary.add_skipped(6)
+    assert finish([summary]) == 0
+    assert not (tmp_path / "broken_step.txt").exists()

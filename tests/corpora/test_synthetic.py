@@ -1,0 +1,320 @@
+"""The synthetic corpus: voices that differ, determinism, resuming, what is refused, lists that training reads."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import fft, signal
+
+from speakernet.corpora.synthetic import CorpusError, CorpusPaths, make_corpus
+from speakernet.corpora.synthetic.noises import NOISES, music, talker
+from speakernet.corpora.synthetic.phones import FRAME_SECONDS, PHONE_NAMES, VOWELS, draw_phones, lay_out
+from speakernet.corpora.synthetic.rooms import ROOM_KINDS, draw_room_response, room_response
+from speakernet.corpora.synthetic.sessions import draw_session, record
+from speakernet.corpora.synthetic.voices import (
+    FFT_SIZE,
+    HOP,
+    SAMPLE_RATE,
+    Voice,
+    _multiply_polynomials,
+    _overlap_add,
+    _resonator_polynomials,
+    _spectra,
+    _vocal_tract,
+    draw_voice,
+    synthesise,
+)
+from speakernet.data.audio import audio_info, read_audio
+from speakernet.data.lists import read_training_list, read_trials
+
+SMALL = {
+    "num_speakers": 3,
+    "utterances_per_speaker": 4,
+    "num_trial_speakers": 3,
+    "trial_utterances_per_speaker": 4,
+    "num_noises": 6,
+    "num_rooms": 3,
+    "show_progress": False,
+}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> CorpusPaths:
+    return make_corpus(tmp_path_factory.mktemp("synthetic") / "corpus", seed=5, **SMALL)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def generator(*keys: int) -> np.random.Generator:
+    return np.random.default_rng(keys)
+
+
+def steady_vowel(voice: Voice, vowel: str = "V", seed: int = 0) -> np.ndarray:
+    """The middle of one long vowel."""
+    tracks = lay_out([vowel] * 6, generator(seed))
+    waveform = synthesise(voice, tracks, generator(seed + 1))
+    return waveform[len(waveform) // 4 : 3 * len(waveform) // 4]
+
+
+# --- phones and sentences
+
+
+def test_a_sentence_begins_and_ends_in_silence_and_every_phone_can_be_spoken() -> None:
+    phones = draw_phones(generator(1), 12)
+    assert phones[0] == phones[-1] == "sil"
+    assert sum(phone in VOWELS for phone in phones) == 12
+    assert set(phones) <= set(PHONE_NAMES)
+    everything = synthesise(draw_voice(generator(2)), lay_out(list(PHONE_NAMES), generator(3)), generator(4))
+    assert np.isfinite(everything).all()
+
+
+def test_the_durations_of_segments_are_kept_and_tempo_shortens_them() -> None:
+    phones = draw_phones(generator(1), 14)
+    slow, fast = (lay_out(phones, generator(7), tempo=tempo) for tempo in (0.8, 1.25))
+    assert len(slow) > 1.3 * len(fast)
+    # "a" alone lasts 0.115 s on the mean: 1000 of them in a row, with the chance of exp(N(0, 0.22)), 0.1178 s.
+    many = lay_out(["a"] * 1000, generator(8))
+    assert len(many) * FRAME_SECONDS / 1000 == pytest.approx(0.115 * np.exp(0.22**2 / 2), rel=0.03)
+
+
+def test_aspiration_takes_the_formants_of_the_vowel_that_follows() -> None:
+    tracks = lay_out(["h", "i"], generator(0))
+    assert (tracks.formants[tracks.phone == PHONE_NAMES.index("h")] == VOWELS["i"]).all()
+
+
+# --- the filter
+
+
+def test_frames_and_overlap_add_give_the_signal_back() -> None:
+    noise = generator(3).standard_normal(40 * HOP).astype(np.float32)
+    rebuilt = _overlap_add(fft.irfft(_spectra(noise), FFT_SIZE, axis=1))
+    # The first and last hop have one window only.
+    np.testing.assert_allclose(rebuilt[HOP : 38 * HOP], noise[HOP : 38 * HOP], atol=1e-5)
+
+
+def test_the_cascade_has_its_poles_at_the_formants() -> None:
+    hz, bandwidth = np.array([[500.0, 1500.0, 2500.0]]), np.array([[60.0, 90.0, 150.0]])
+    polynomial = _resonator_polynomials(hz, bandwidth)
+    roots = np.roots(polynomial[0])
+    found = roots[roots.imag > 0]
+    found = found[np.argsort(np.angle(found))]
+    np.testing.assert_allclose(np.angle(found) * SAMPLE_RATE / (2 * np.pi), hz[0], rtol=1e-6)
+    np.testing.assert_allclose(-np.log(np.abs(found)) * SAMPLE_RATE / np.pi, bandwidth[0], rtol=1e-6)
+    assert polynomial.sum() == pytest.approx(1.0)  # unit gain at 0 Hz
+
+
+def test_polynomials_multiply_as_numpy_does() -> None:
+    long, short = generator(1).standard_normal((4, 7)), generator(2).standard_normal((4, 3))
+    expected = [np.convolve(a, b) for a, b in zip(long, short, strict=True)]
+    np.testing.assert_allclose(_multiply_polynomials(long, short), expected, rtol=1e-12)
+
+
+def test_the_filter_is_finite_for_every_voice_and_phone() -> None:
+    # Nine resonators in one polynomial: float32 is not enough for the quotient at 0 Hz.
+    for seed in range(40):
+        voice = draw_voice(generator(seed))
+        response = _vocal_tract(voice, lay_out(list(PHONE_NAMES), generator(seed, 1)))
+        assert np.isfinite(response).all()
+        np.testing.assert_allclose(np.abs(response[:, 0]), 1.0, rtol=1e-3)
+
+
+# --- speakers
+
+
+def test_the_pitch_of_the_waveform_is_the_voices() -> None:
+    for seed in range(6):
+        voice = draw_voice(generator(seed))
+        vowel = steady_vowel(voice).astype(np.float64)
+        autocorrelation = signal.correlate(vowel, vowel, method="fft")[len(vowel) - 1 :]
+        lags = np.arange(len(autocorrelation))
+        candidates = (lags >= SAMPLE_RATE / 450) & (lags <= SAMPLE_RATE / 55)
+        best = lags[candidates][autocorrelation[candidates].argmax()]
+        # Half an octave of intonation around the mean; an octave error would be found.
+        assert abs(np.log2(SAMPLE_RATE / best / voice.pitch_hz)) < 0.7
+
+
+def test_a_shorter_vocal_tract_has_higher_formants() -> None:
+    voices = [draw_voice(generator(seed)) for seed in range(60)]
+    lengths = np.array([voice.tract_centimetres for voice in voices])
+    factors = np.array([voice.formant_factors.mean() for voice in voices])
+    assert np.corrcoef(lengths, factors)[0, 1] < -0.7
+    assert {voice.gender for voice in voices} == {"m", "f"}
+
+
+def test_speakers_differ_more_than_the_sentences_of_one() -> None:
+    def long_term_spectrum(speaker: int, sentence: int) -> np.ndarray:
+        voice = draw_voice(generator(speaker))
+        random = generator(speaker, sentence)
+        waveform = synthesise(voice, lay_out(draw_phones(random, 25), random, tempo=voice.tempo), random)
+        _, power = signal.welch(waveform, SAMPLE_RATE, nperseg=512)
+        decibels = 10 * np.log10(power[3:] + 1e-12)
+        return decibels - decibels.mean()
+
+    spectra = np.array([[long_term_spectrum(speaker, sentence) for sentence in range(3)] for speaker in range(6)])
+    within = spectra.std(axis=1).mean()
+    between = spectra.mean(axis=1).std(axis=0).mean()
+    assert between > 1.5 * within
+
+
+# --- sessions, rooms, noises
+
+
+def test_a_session_colours_and_levels_but_keeps_the_speech() -> None:
+    random = generator(11)
+    speech = synthesise(draw_voice(random), lay_out(draw_phones(random, 10), random), random)
+    session = draw_session(random)
+    first, second = (record(session, speech, generator(12, take)) for take in range(2))
+    assert first.dtype == np.float32 and first.shape == speech.shape
+    assert np.abs(first).max() <= 0.951
+    # Two takes differ by their background noise only, which lies snr_db below.
+    aligned = second * (first @ second) / (second @ second)
+    noise_share = np.sum((first - aligned) ** 2) / np.sum(first**2)
+    assert noise_share == pytest.approx(2 * 10 ** (-session.snr_db / 10), rel=0.4)
+
+
+def test_a_room_decays_by_60_db_in_its_decay_time() -> None:
+    sides, talker_place, microphone = np.array([5.0, 4.0, 3.0]), np.array([1.0, 1.0, 1.5]), np.array([3.0, 2.5, 1.2])
+    response = room_response(sides, talker_place, microphone, 0.5, generator(1)).astype(np.float64)
+    assert response[0] == pytest.approx(1.0)  # nothing comes before the direct path
+    decay_db = 10 * np.log10(np.cumsum(response[::-1] ** 2)[::-1] / np.sum(response**2))
+    fit = slice(int(np.argmax(decay_db < -10)), int(np.argmax(decay_db < -35)))
+    slope_db = np.polyfit(np.arange(len(response))[fit] / SAMPLE_RATE, decay_db[fit], 1)[0]
+    assert -60.0 / slope_db == pytest.approx(0.5, rel=0.2)
+
+
+def test_the_first_echo_comes_from_the_nearest_wall() -> None:
+    # Talker and microphone 2 m apart and 0.5 m above the floor of a vast room: the floor's image is sqrt(4 + 1) m off.
+    response = room_response(
+        np.array([9.0, 9.0, 9.0]), np.array([3.5, 4.5, 0.5]), np.array([5.5, 4.5, 0.5]), 1.0, generator(1)
+    )
+    expected = round((np.sqrt(5.0) - 2.0) / 343.0 * SAMPLE_RATE)
+    assert np.flatnonzero(response)[:2].tolist() == [0, expected]
+    assert 0.5 < response[expected] * np.sqrt(5.0) / 2.0 < 1.0  # 1/r, and what the floor absorbs
+
+
+@pytest.mark.parametrize("kind", ROOM_KINDS)
+def test_every_kind_of_room(kind: str) -> None:
+    response = draw_room_response(generator(3), kind)
+    assert np.isfinite(response).all()
+    assert np.abs(response).argmax() < 0.01 * SAMPLE_RATE
+
+
+@pytest.mark.parametrize("name", [*NOISES, "music", "talker"])
+def test_every_noise_is_sound_of_the_length_asked_for(name: str) -> None:
+    make = {**NOISES, "music": music, "talker": talker}[name]
+    clips = [make(generator(seed), 24001) for seed in (1, 2, 1)]
+    assert clips[0].dtype == np.float32 and clips[0].shape == (24001,)
+    assert 0.005 < clips[0].std() < 0.3 and np.abs(clips[0]).max() <= 0.96
+    np.testing.assert_array_equal(clips[0], clips[2])
+    assert not np.array_equal(clips[0], clips[1])
+
+
+# --- the corpus
+
+
+def test_lists_name_files_that_are_there(corpus: CorpusPaths) -> None:
+    training = read_training_list(corpus.train_list)
+    assert list(training.speakers) == ["syn00000", "syn00001", "syn00002"]
+    assert len(training.paths) == 12
+    trials = read_trials(corpus.test_list)
+    assert trials.labels is not None and set(trials.labels.tolist()) == {0, 1}
+    for root, names in ((corpus.train_path, training.paths), (corpus.test_path, trials.names)):
+        for name in names:
+            info = audio_info(root / name)
+            assert info.sample_rate == 16000 and info.num_channels == 1
+            assert 1.0 < info.num_samples / 16000 < 9.0
+
+
+def test_trials_ask_for_the_voice_and_not_for_the_channel(corpus: CorpusPaths) -> None:
+    trials = read_trials(corpus.test_list)
+    assert trials.labels is not None
+    training_speakers = set(read_training_list(corpus.train_list).speakers)
+    for enrol, test, label in zip(trials.enrol, trials.test, trials.labels, strict=True):
+        speakers = [trials.names[row].split("/")[0] for row in (enrol, test)]
+        sessions = [trials.names[row].split("/")[1] for row in (enrol, test)]
+        assert (speakers[0] == speakers[1]) == bool(label)
+        assert not label or sessions[0] != sessions[1]
+        assert not training_speakers & set(speakers)
+
+
+def test_noises_and_rooms_lie_as_the_classic_tools_leave_them(corpus: CorpusPaths) -> None:
+    clips = [path.relative_to(corpus.noise_path).parts for path in corpus.noise_path.glob("*/*/*/*.wav")]
+    assert {parts[0] for parts in clips} == {"noise", "music", "speech"} and len(clips) == 6
+    assert len(list(corpus.rir_path.glob("*/*/*.wav"))) == 3
+
+
+def test_tables_describe_every_utterance(corpus: CorpusPaths) -> None:
+    lines = corpus.utterances.read_text().splitlines()
+    assert lines[0] == "path,speaker,session,gender,seconds" and len(lines) == 1 + 12 + 12
+    for line in lines[1:]:
+        path, _, _, _, seconds = line.split(",")
+        assert len(read_audio(corpus.utterances.parent / path)) / 16000 == pytest.approx(float(seconds), abs=0.001)
+    assert len(corpus.speakers.read_text().splitlines()) == 1 + 6
+
+
+def test_the_same_corpus_from_processes_and_another_from_another_seed(corpus: CorpusPaths, tmp_path: Path) -> None:
+    make_corpus(tmp_path / "processes", seed=5, num_workers=2, **SMALL)
+    assert contents(tmp_path / "processes") == contents(corpus.train_list.parent)
+    make_corpus(tmp_path / "other", seed=6, **SMALL)
+    name = "train/syn00000/session00/00000.wav"
+    assert contents(tmp_path / "other")[name] != contents(tmp_path / "processes")[name]
+
+
+def test_a_stopped_run_is_finished_and_a_finished_one_left_alone(corpus: CorpusPaths, tmp_path: Path) -> None:
+    whole = contents(corpus.train_list.parent)
+    folder = tmp_path / "stopped"
+    shutil.copytree(corpus.train_list.parent, folder)
+    for name in [*list(whole)[::2], "complete.json", "trials.txt"]:
+        if name != "parameters.json":
+            (folder / name).unlink(missing_ok=True)
+    make_corpus(folder, seed=5, **SMALL)
+    assert contents(folder) == whole
+    (folder / "train/syn00000/session00/00000.wav").unlink()
+    make_corpus(folder, seed=5, **SMALL)  # complete: not looked into again
+    assert not (folder / "train/syn00000/session00/00000.wav").exists()
+
+
+def test_other_parameters_and_other_folders_are_refused(corpus: CorpusPaths, tmp_path: Path) -> None:
+    before = contents(corpus.train_list.parent)
+    with pytest.raises(CorpusError, match=r"seed 5 -> 7.*delete it"):
+        make_corpus(corpus.train_list.parent, seed=7, **SMALL)
+    assert contents(corpus.train_list.parent) == before
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(CorpusError, match="no synthetic corpus"):
+        make_corpus(tmp_path, **SMALL)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "parameters.json").write_text("{")
+    with pytest.raises(CorpusError, match="not a record"):
+        make_corpus(tmp_path / "broken", **SMALL)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"num_speakers": 0}, {"num_trial_speakers": 1}, {"seed": -1}, {"trial_utterances_per_speaker": 2}],
+    ids=str,
+)
+def test_numbers_that_make_no_corpus_are_refused_before_anything_is_written(
+    changes: dict[str, int], tmp_path: Path
+) -> None:
+    with pytest.raises(CorpusError, match="synthetic corpus: "):
+        make_corpus(tmp_path / "corpus", **{**SMALL, **changes})
+    assert not (tmp_path / "corpus").exists()
+
+
+def test_the_script_makes_a_corpus_and_says_so(repository: Path, tmp_path: Path) -> None:
+    command = [sys.executable, str(repository / "data_prep" / "synthetic.py"), "--save_path", str(tmp_path / "corpus")]
+    command += ["--speakers", "2", "--utterances", "2", "--trial_speakers", "2", "--trial_utterances", "3"]
+    command += ["--noises", "0", "--rooms", "0"]
+    for _ in range(2):
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert "10 files" in done.stdout and "--train_list" in done.stdout
+    assert json.loads((tmp_path / "corpus" / "complete.json").read_text())["files"] == 10
+    refused = subprocess.run([*command, "--seed", "2"], capture_output=True, text=True, check=False, timeout=120)
+    assert refused.returncode == 1 and "other parameters" in refused.stderr

@@ -1,0 +1,121 @@
+"""data_prep/trials.py: make, clean, rewrite."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from preparation_corpora import run_data_prep
+
+from speakernet.data.lists import read_training_list, read_trials
+
+
+@pytest.fixture()
+def listed(tmp_path: Path) -> Path:
+    rows = [f"s{speaker} wav/s{speaker}/{row}.wav" for speaker in range(6) for row in range(4)]
+    (tmp_path / "list.txt").write_text("\n".join(rows) + "\n")
+    (tmp_path / "train.txt").write_text("t0 wav/t0/1.wav\nt1 wav/t1/1.wav\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "expected"),
+    [("all", [], 276), ("random", ["--num_trials", 50], 50), ("balanced", ["--targets_per_speaker", 2], 6 * 2 * 6)],
+)
+def test_every_kind_is_made(listed, kind, options, expected):
+    output = listed / "trials.txt"
+    assert run_data_prep("trials", "make", listed / "list.txt", output, "--kind", kind, *options) == 0
+    assert len(read_trials(output)) == expected
+
+
+def test_hard_negatives_from_an_embedding_file(listed):
+    names = list(read_training_list(listed / "list.txt").paths)
+    embeddings = np.random.default_rng(1).standard_normal((24, 8)).astype(np.float32)
+    np.savez(listed / "e.npz", names=np.array(names), embeddings=embeddings)
+    options = ("--kind", "hard", "--embeddings", listed / "e.npz", "--nearest", 1)
+    assert run_data_prep("trials", "make", listed / "list.txt", listed / "trials.txt", *options) == 0
+    trials = read_trials(listed / "trials.txt")
+    assert 12 <= int((trials.labels == 0).sum()) <= 24
+    np.savez(listed / "e.npz", names=np.array(names[1:]), embeddings=embeddings[1:])
+    assert run_data_prep("trials", "make", listed / "list.txt", listed / "trials.txt", *options) == 1
+
+
+def test_hard_negatives_from_the_embeddings_that_scoring_keeps(listed):
+    names = read_training_list(listed / "list.txt").paths
+    embeddings = np.random.default_rng(1).standard_normal((24, 2, 8)).astype(np.float32)
+    np.savez(listed / "plain.npz", names=np.array(list(names)), embeddings=embeddings.mean(axis=1))
+    np.savez(listed / "kept.npz", names=names.content, name_offsets=names.offsets, embeddings=embeddings)
+    made = []
+    for kind in ("plain", "kept"):
+        options = ("--kind", "hard", "--embeddings", listed / f"{kind}.npz", "--nearest", 1)
+        assert run_data_prep("trials", "make", listed / "list.txt", listed / f"{kind}.txt", *options) == 0
+        made.append((listed / f"{kind}.txt").read_text())
+    assert made[0] == made[1]
+
+
+def test_overlap_with_training_is_refused_unless_told(listed, caplog):
+    (listed / "train.txt").write_text("s3 other/1.wav\nt1 wav/t1/1.wav\n")
+    command = ("trials", "make", listed / "list.txt", listed / "trials.txt", "--training", listed / "train.txt")
+    assert run_data_prep(*command) == 1
+    assert "s3" in caplog.text
+    assert not (listed / "trials.txt").exists()
+    assert run_data_prep(*command, "--allow_overlap") == 0
+
+
+def test_cross_gender_trials_need_and_use_a_table(listed, caplog):
+    output = listed / "trials.txt"
+    assert run_data_prep("trials", "make", listed / "list.txt", output, "--same_gender") == 1
+    assert "column gender" in caplog.text
+    rows = [f"wav/s{s}/{u}.wav,s{s},{'fm'[s % 2]}" for s in range(6) for u in range(3)]
+    (listed / "table.csv").write_text("path,speaker,gender\n" + "\n".join(rows))
+    assert run_data_prep("trials", "make", listed / "table.csv", output, "--same_gender", "--kind", "all") == 0
+    trials = read_trials(output)
+    parity = [int(name.split("/")[1][1:]) % 2 for name in trials.names]
+    assert all(parity[a] == parity[b] for a, b in zip(trials.enrol.tolist(), trials.test.tolist(), strict=True))
+    assert len(trials) == 2 * 36
+
+
+@pytest.mark.parametrize("text", ["file,speaker\na.wav,1\n", "speaker\tfilename\n1\ta.wav\n"])
+def test_headings_of_other_tables_are_understood(tmp_path, text):
+    (tmp_path / "t.csv").write_text(text)
+    from speakernet.corpora.utterances import Row, read_table
+
+    assert list(read_table(tmp_path / "t.csv")) == [Row("1", "a.wav")]
+
+
+def test_a_table_without_the_headings_is_explained(tmp_path, caplog):
+    (tmp_path / "t.csv").write_text("pth,spkr\na.wav,1\n")
+    assert run_data_prep("trials", "make", tmp_path / "t.csv", tmp_path / "o.txt") == 1
+    assert "path,speaker[,session,gender]" in caplog.text
+
+
+def test_cleaning_keeps_what_exists_and_writes_down_what_was_dropped(listed):
+    for name in ("wav/s0/0.wav", "wav/s0/1.wav", "wav/s1/0.wav"):
+        (listed / name).parent.mkdir(parents=True, exist_ok=True)
+        (listed / name).write_bytes(b"x")
+    (listed / "trials.txt").write_text(
+        "1 wav/s0/0.wav wav/s0/1.wav\n0 wav/s0/0.wav wav/s1/0.wav\n0 wav/s0/0.wav wav/gone.wav\n"
+    )
+    assert run_data_prep("trials", "clean", listed / "trials.txt", "--root", listed) == 0
+    assert (listed / "trials_clean.txt").read_text().splitlines() == [
+        "1 wav/s0/0.wav wav/s0/1.wav", "0 wav/s0/0.wav wav/s1/0.wav"
+    ]  # fmt: skip
+    assert (listed / "trials_dropped.txt").read_text() == "0 wav/s0/0.wav wav/gone.wav\n"
+    assert run_data_prep("trials", "clean", listed / "list.txt", "--root", listed) == 0
+    assert len(read_training_list(listed / "list_clean.txt")) == 3
+    assert len((listed / "list_dropped.txt").read_text().splitlines()) == 21
+
+
+def test_rewriting_between_layouts_and_forms(listed):
+    (listed / "trials.txt").write_text("1 wav/a/1.wav wav/a/2.wav\n0 wav/a/1.wav wav/b/1.wav\n")
+    options = ("--strip", "wav/", "--prefix", "flac/", "--suffix", ".flac", "--form", "kaldi")
+    assert run_data_prep("trials", "rewrite", listed / "trials.txt", listed / "kaldi.txt", *options) == 0
+    assert (
+        listed / "kaldi.txt"
+    ).read_text() == "flac/a/1.flac flac/a/2.flac target\nflac/a/1.flac flac/b/1.flac nontarget\n"
+    back = ("--strip", "flac/", "--prefix", "wav/", "--suffix", ".wav")
+    assert run_data_prep("trials", "rewrite", listed / "kaldi.txt", listed / "back.txt", *back) == 0
+    assert (listed / "back.txt").read_text() == (listed / "trials.txt").read_text()
+    assert (
+        run_data_prep("trials", "rewrite", listed / "list.txt", listed / "new.txt", "--replace", "wav/", "audio/") == 0
+    )
+    assert read_training_list(listed / "new.txt").paths[0] == "audio/s0/0.wav"

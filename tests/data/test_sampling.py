@@ -1,0 +1,106 @@
+"""Samplers: what a batch may hold, what is counted, and that epochs depend on labels, seed and epoch alone."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from speakernet.data import sampling
+from speakernet.data.keyed import KeyedRandom
+from speakernet.data.options import SamplingOptions
+from speakernet.data.sampling import BalancedSampler, ShuffledSampler, rank_share, speed_fractions
+
+
+def test_shuffled_uses_everything_once() -> None:
+    sampler = ShuffledSampler(np.zeros(103, np.int32), SamplingOptions(batch_size=10), seed=1)
+    plan = sampler.epoch(0)
+    assert len(plan) == 10 and plan.num_left_out == 3
+    assert len(set(plan.rows.tolist())) == 100
+    np.testing.assert_array_equal(plan.rows, sampler.epoch(0).rows)
+    assert not np.array_equal(plan.rows, sampler.epoch(1).rows)
+    with pytest.raises(ValueError, match="103 usable utterances"):
+        ShuffledSampler(np.zeros(103, np.int32), SamplingOptions(batch_size=104), seed=1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=2, max_size=12), st.integers(1, 3), st.integers(1, 6), st.booleans())
+def test_balanced_batches_hold_no_speaker_twice(counts: list[int], unit: int, size: int, by_rounds: bool) -> None:
+    labels = np.repeat(np.arange(len(counts)), counts).astype(np.int32)
+    options = {
+        "utterances_per_speaker": unit,
+        "batch_size": size,
+    }
+    if sum(count >= unit for count in counts) < size:
+        with pytest.raises(ValueError, match="a batch takes"):
+            BalancedSampler(labels, SamplingOptions(**options), seed=3)
+        return
+    before, sampling.EXACT_WORK = sampling.EXACT_WORK, 0 if by_rounds else sampling.EXACT_WORK
+    try:
+        plan = BalancedSampler(labels, SamplingOptions(**options), seed=3).epoch(0)
+    finally:
+        sampling.EXACT_WORK = before
+    groups = np.array(counts) // unit
+    # The most batches there can be: no speaker is used more often than there are batches.
+    best = max(b for b in range(int(groups.sum()) // size + 1) if np.minimum(groups, b).sum() >= b * size)
+    assert len(plan) == best or by_rounds
+    batches = labels[plan.rows].reshape(len(plan), size, unit)
+    for batch in batches:
+        assert (batch == batch[:, :1]).all(), "row = speaker * K + utterance"
+        assert len(set(batch[:, 0].tolist())) == size
+    assert len(set(plan.rows.tolist())) == len(plan.rows)
+    assert plan.num_left_out == len(labels) - len(plan.rows)
+
+
+def test_balanced_bounds_utterances_and_counts_short_speakers(caplog: pytest.LogCaptureFixture) -> None:
+    labels = np.repeat(np.arange(4), [1, 10, 10, 10]).astype(np.int32)
+    sampler = BalancedSampler(
+        labels, SamplingOptions(utterances_per_speaker=2, batch_size=3, max_utterances_per_speaker=5), seed=1
+    )
+    assert sampler.num_short_speakers == 1 and "1 speakers have fewer than 2" in caplog.text
+    assert np.bincount(labels[sampler.epoch(0).rows]).tolist() == [0, 4, 4, 4]
+    with pytest.raises(ValueError, match="max_utterances_per_speaker"):
+        BalancedSampler(
+            labels, SamplingOptions(utterances_per_speaker=2, batch_size=1, max_utterances_per_speaker=1), seed=1
+        )
+
+
+def test_drawn_lengths_keep_the_audio_of_a_batch() -> None:
+    plan = ShuffledSampler(
+        np.zeros(1000, np.int32), SamplingOptions(batch_size=40, crop_frames=200, crop_frames_max=400), seed=1
+    ).epoch(0)
+    sizes = np.diff(plan.bounds)
+    assert set(plan.crop_frames.tolist()) <= set(range(200, 401)) and len(set(plan.crop_frames.tolist())) > 5
+    audio = sizes * plan.crop_frames
+    assert audio.max() <= 40 * 200 and audio.min() > 40 * 200 - 401
+    assert plan.bounds[-1] == len(plan.rows) > 950
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_ranks_share_every_batch(world_size: int) -> None:
+    labels = np.repeat(np.arange(8), 6).astype(np.int32)
+    plan = BalancedSampler(labels, SamplingOptions(utterances_per_speaker=2, batch_size=4), seed=1).epoch(2)
+    for batch in range(len(plan)):
+        parts = [plan.rows[rank_share(plan, batch, 2, rank, world_size)] for rank in range(world_size)]
+        np.testing.assert_array_equal(np.concatenate(parts), plan.rows[plan.bounds[batch] : plan.bounds[batch + 1]])
+        assert all(len(part) % 2 == 0 for part in parts)
+
+
+def test_speeds() -> None:
+    plan = ShuffledSampler(np.zeros(600, np.int32), SamplingOptions(batch_size=10), seed=1, num_speeds=3).epoch(0)
+    assert np.bincount(plan.speeds).min() > 150
+    assert [str(one) for one in speed_fractions([1.0])] == ["1"]
+
+
+def test_keyed_numbers_depend_on_the_row_and_not_on_the_batch() -> None:
+    rows = np.arange(1000)
+    whole = KeyedRandom(1, 2, rows).uniform(5, 3)
+    np.testing.assert_array_equal(whole[[7, 3]], KeyedRandom(1, 2, np.array([7, 3])).uniform(5, 3))
+    others = [
+        KeyedRandom(1, 2, rows).uniform(6, 3),
+        KeyedRandom(1, 3, rows).uniform(5, 3),
+        KeyedRandom(2, 2, rows).uniform(5, 3),
+    ]
+    for other in others:
+        assert abs(np.corrcoef(whole.ravel(), other.ravel())[0, 1]) < 0.08
+    assert whole.min() >= 0 and whole.max() < 1 and abs(whole.mean() - 0.5) < 0.02
+    assert np.histogram(whole, 10, (0, 1))[0].min() > 230
