@@ -76,9 +76,13 @@ def compose(settings: Sequence[Setting], defaults: Mapping[str, Any]) -> Config:
     dropped: list[Setting] = []
     idle: list[Setting] = []
     for setting in settings:
-        if _is_taken(setting.key, names):
+        was_for_another = setting.layer < replaced_in[setting.section]
+        if was_for_another and setting.key.startswith("model.options."):
+            # 32 channels of one network are not 32 channels of another, though both take the option.
+            dropped.append(setting)
+        elif _is_taken(setting.key, names):
             _put(values, setting.key, _checked(setting, names))
-        elif setting.layer < replaced_in[setting.section]:
+        elif was_for_another:
             dropped.append(setting)
         elif setting.is_forgiven:
             idle.append(setting)

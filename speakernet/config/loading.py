@@ -63,12 +63,15 @@ def load_config(
     files = tuple(find_config(name) for name in config_names)
     layers = [read_entries(file) for file in files]
     is_classic, why = _choose_defaults(defaults, files, layers, options)
-    if not defaults and not files and _scores_classic_checkpoint(options, is_classic_checkpoint):
-        is_classic, why = True, "the model is its checkpoint"
+    scored = "" if defaults or files else _scored_model(options)
+    if scored and is_classic_checkpoint(Path(scored)):
+        is_classic, why = True, f"{scored} is its checkpoint"
     settings: list[Setting] = []
     for number, entries in enumerate([*layers, options]):
         is_flat = is_classic if number == len(layers) else not any(map(_is_sectioned, entries))
-        is_old_copy = number < len(layers) and _is_saved_copy(entries)
+        is_old_copy = number < len(layers) and _is_old_copy(entries)
+        if is_old_copy:
+            entries = _without_idle_end(entries)
         settings += [
             dataclasses.replace(setting, layer=number, is_forgiven=is_flat or is_old_copy)
             for entry in entries
@@ -165,11 +168,11 @@ def _choose_defaults(
     return False, "nothing says otherwise"
 
 
-def _scores_classic_checkpoint(options: Sequence[Entry], is_classic_checkpoint: Callable[[Path], bool]) -> bool:
+def _scored_model(options: Sequence[Entry]) -> str:
+    """The file that `--eval --initial_model FILE` scores; empty where nothing is scored."""
     settings = [setting for entry in options for setting in _translate(entry)]
     models = [str(setting.value) for setting in settings if setting.key == "training.initial_model"]
-    is_scoring = any(setting.value for setting in settings if setting.key == "eval")
-    return is_scoring and bool(models) and is_classic_checkpoint(Path(models[-1]))
+    return models[-1] if models and any(setting.value for setting in settings if setting.key == "eval") else ""
 
 
 def _is_sectioned(entry: Entry) -> bool:
@@ -177,12 +180,20 @@ def _is_sectioned(entry: Entry) -> bool:
     return entry.key[0] in SECTIONS and (len(entry.key) == 2 or entry.value in (None, {}))
 
 
-def _is_saved_copy(entries: list[Entry]) -> bool:
-    """Whether a file holds every section, as only the config.yaml of a run does.
+def _is_old_copy(entries: list[Entry]) -> bool:
+    """Whether a file is the config.yaml of a run of before 0.2: it holds the options of all parts, chosen or not.
 
-    One that was saved before 0.2 holds the options of all parts, chosen or not, and has to load again.
+    Every section is there, as nobody writes by hand, and an option is not that was added with 0.2.
     """
-    return {entry.key[0] for entry in entries} >= set(SECTIONS)
+    keys = {entry.key for entry in entries}
+    return {key[0] for key in keys} >= set(SECTIONS) and ("schedule", "warmup_overlaps") not in keys
+
+
+def _without_idle_end(entries: list[Entry]) -> list[Entry]:
+    """Those of an old copy as they acted: `exponential` fell by `decay`, whatever final_learning_rate said."""
+    if any(entry.key == ("schedule", "name") and entry.value == "exponential" for entry in entries):
+        return [entry for entry in entries if entry.key != ("schedule", "final_learning_rate")]
+    return entries
 
 
 def _translate(entry: Entry) -> list[Setting]:
