@@ -32,6 +32,7 @@ from speakernet.training.schedules import LearningRateSchedule, MarginSchedule
 from speakernet.training.snapshot import HasState, restore_training, training_contents
 from speakernet.training.state import TrainerOptions, TrainingState, run_summary, say_finished
 from speakernet.training.step import TrainingStep
+from speakernet.training.threads import ThreadWatch
 
 __all__ = ["Interrupted", "Loader", "NonFiniteError", "Trainer"]
 logger = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ class Trainer:
         average: WeightAverage | None = None,
         progress: Progress | None = None,
         compiler: Any = None,
+        threads: ThreadWatch | None = None,
         extra_contents: Mapping[str, Any] | None = None,
         advise: Callable[[float], str] | None = None,
     ) -> None:
@@ -86,6 +88,7 @@ class Trainer:
         self.tracker = tracker
         self.progress = progress or Progress(None)
         self.compiler = compiler or NoCompiler()
+        self.threads = threads or ThreadWatch(1)
         self.profiler = step.profiler
         self.model_contents = model_contents
         self.extra_contents = dict(extra_contents or {})
@@ -128,6 +131,7 @@ class Trainer:
             return self.summary()
         finally:
             self.compiler.close()
+            self.threads.close()
             self.progress.close()
             self.profiler.close()
             self.store.wait()
@@ -189,7 +193,7 @@ class Trainer:
 
     def _one_step(self, batches: Iterator[BatchLike], num_batches: int) -> bool:
         """One optimizer step; False when the loader had nothing left (it skipped bad files, say)."""
-        begin = time.perf_counter()
+        begin, processor_begin = time.perf_counter(), time.thread_time()
         data_seconds = compute_seconds = 0.0
         wanted = min(self.options.accumulation_steps, num_batches - self.state.batch)
         self._scheduled = self._schedule_step(num_batches)
@@ -227,6 +231,9 @@ class Trainer:
         seconds = time.perf_counter() - begin
         self.state.seconds += seconds
         self.tracker.update(seconds, outcome.num_utterances, parts=parts)
+        ran = time.thread_time() - processor_begin
+        is_compiled = self.compiler.is_compiled
+        self.threads.step(seconds - data_seconds, ran, outcome.num_utterances, is_compiled=is_compiled)
         return True
 
     def _after_step(self, num_batches: int) -> None:
@@ -295,8 +302,8 @@ class Trainer:
         restore_random_state(random_state)
         self._free_memory()
         state.evaluated_epoch = state.epoch
-        state.seconds += time.perf_counter() - begin
         seconds = time.perf_counter() - begin
+        state.seconds += seconds
         values = {**metrics, "best_eer_percent": state.best_eer_percent, "evaluation_seconds": seconds, "note": note}
         self.progress.record("evaluation", state.step, state.epoch, values)
         logger.info(
@@ -316,10 +323,8 @@ class Trainer:
         self.store.wait()
         paths = self.store.epoch_paths()[-self.options.average_checkpoints :]
         if len(paths) < self.options.average_checkpoints:
-            kept_ones = ", ".join(path.name for path in paths)
-            logger.warning(
-                "%d checkpoints to average, %d there: %s", self.options.average_checkpoints, len(paths), kept_ones
-            )
+            there = f"{len(paths)} there: {', '.join(path.name for path in paths)}"
+            logger.warning("%d checkpoints to average, %s", self.options.average_checkpoints, there)
         own = to_cpu(self.net.state_dict())
         # What is no weight of the model file (the position in keyed draws) stays as it is.
         self.net.load_state_dict({**own, **average_weights(load_checkpoint(path)["weights"] for path in paths)})
