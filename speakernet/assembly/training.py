@@ -27,6 +27,7 @@ from speakernet.training.profiler import make_profiler
 from speakernet.training.progress import Progress
 from speakernet.training.schedules import LearningRateSchedule, MarginSchedule
 from speakernet.training.step import TrainingStep
+from speakernet.training.threads import ThreadWatch
 from speakernet.training.tracker import PerformanceTracker
 from speakernet.training.trainer import Trainer
 
@@ -78,6 +79,12 @@ def prepare_machine(config: Config) -> list[AppliedSetting]:
     for setting in applied:
         logger.info("torch setting: %s", setting)
     return applied
+
+
+def watch_threads(config: Config, device: torch.device) -> ThreadWatch:
+    """What looks after the threads of the run; a reproducible one keeps its number, since another gives other bits."""
+    adapts = config.runtime.threads == "auto" and not config.runtime.deterministic
+    return ThreadWatch(torch.get_num_threads() if device.type == "cpu" else 1, adapts=adapts)
 
 
 def build_precision(config: Config, device: torch.device) -> Precision:
@@ -189,6 +196,7 @@ def build_trainer(
         average=WeightAverage(net, training.ema_decay),
         progress=Progress(folder if distributed.is_main() else None),
         compiler=build_compiler(config, net, loss, device, recover=step.forget),
+        threads=watch_threads(config, device),
         advise=advise,
         extra_contents=_origin(config, loader),
     )

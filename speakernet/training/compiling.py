@@ -36,6 +36,8 @@ REQUIRED_GAIN = 2.0
 class NoCompiler:
     """Leaves the network as it is."""
 
+    is_compiled = False
+
     def run(self, forward_backward: Callable[[], None]) -> None:
         """Run a micro-batch."""
         forward_backward()

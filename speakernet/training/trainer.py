@@ -39,6 +39,7 @@ from speakernet.training.state import (
     steps_left,
 )
 from speakernet.training.step import TrainingStep
+from speakernet.training.threads import ThreadWatch
 from speakernet.training.tracker import PerformanceTracker
 
 __all__ = ["Interrupted", "Loader", "NonFiniteError", "Trainer"]
@@ -74,6 +75,7 @@ class Trainer:
         average: WeightAverage | None = None,
         progress: Progress | None = None,
         compiler: Any = None,
+        threads: ThreadWatch | None = None,
         extra_contents: Mapping[str, Any] | None = None,
         advise: Callable[[float], str] | None = None,
     ) -> None:
@@ -99,6 +101,7 @@ class Trainer:
         self.tracker = tracker
         self.progress = progress or Progress(None)
         self.compiler = compiler or NoCompiler()
+        self.threads = threads or ThreadWatch(1)
         self.profiler = step.profiler
         self.model_contents = model_contents
         self.extra_contents = dict(extra_contents or {})
@@ -143,6 +146,7 @@ class Trainer:
             return self.summary()
         finally:
             self.compiler.close()
+            self.threads.close()
             self.progress.close()
             self.profiler.close()
             self.store.wait()
@@ -184,7 +188,7 @@ class Trainer:
 
     def _one_step(self, batches: Iterator[BatchLike], num_batches: int) -> bool:
         """One optimizer step; False when the loader had nothing left (it skipped bad files, say)."""
-        begin = time.perf_counter()
+        begin, processor_begin = time.perf_counter(), time.thread_time()
         data_seconds = compute_seconds = 0.0
         wanted = min(self.options.accumulation_steps, num_batches - self.state.batch)
         self._scheduled = steps_for_schedules(
@@ -224,6 +228,9 @@ class Trainer:
         seconds = time.perf_counter() - begin
         self.state.seconds += seconds
         self.tracker.update(seconds, outcome.num_utterances, parts=parts)
+        ran = time.thread_time() - processor_begin
+        is_compiled = self.compiler.is_compiled
+        self.threads.step(seconds - data_seconds, ran, outcome.num_utterances, is_compiled=is_compiled)
         return True
 
     def _next_batch(self, batches: Iterator[BatchLike], taken: int) -> BatchLike | None:
