@@ -105,7 +105,10 @@ def test_workers_end_with_their_parent(tiny_corpus: Path, end: str) -> None:
             # Nothing closed the loader: its workers may not hold up the end.
             owner.stdin.write("\n")
             owner.stdin.flush()
-        assert owner.wait(30) == (-signal.SIGKILL if end == "killed" else 0)
+        try:
+            assert owner.wait(30) == (-signal.SIGKILL if end == "killed" else 0)
+        finally:
+            owner.kill()
     deadline = time.monotonic() + 20
     while any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers):
         assert time.monotonic() < deadline, "orphans"
