@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from speakernet.build.training import watch_threads
 from training_fakes import make_trainer
 
+from speakernet.assembly.training import watch_threads
 from speakernet.config.schema import config_from_dict
 from speakernet.training.threads import REST_WINDOWS, SKIPPED_STEPS, WINDOW_STEPS, ThreadWatch, Window, decide
 
