@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from speakernet.options import Count, CountOrZero, FramesOrZero, Options, Positive, Probability, Processes
+from speakernet.options import Count, CountOrZero, FramesOrZero, InputPath, Options, Positive, Probability, Processes
 
 ScoreNorm = Literal["none", "z", "t", "s", "as"]
 Sweep = Literal["noise", "reverb", "duration", "telephone"]
@@ -41,7 +41,7 @@ class EvaluationOptions(Options):
     """Cost of a false accept."""
     bootstrap_samples: Annotated[int, Ge(0), Le(1_000_000)] = 1000
     """Draws of speakers for the confidence intervals; 0 gives no intervals."""
-    speaker_table: str = ""
+    speaker_table: InputPath = ""
     """CSV with the columns path and speaker, for lists whose names do not tell the speaker."""
     subtract_mean: bool = False
     """Subtract the mean embedding of the training set (kept in the model file) before scoring."""
@@ -49,23 +49,23 @@ class EvaluationOptions(Options):
     """Training utterances that the mean is measured on, drawn with the seed."""
     score_norm: ScoreNorm = "none"
     """Score normalisation against a cohort: z, t, s (symmetric) or as (adaptive symmetric)."""
-    cohort_list: str = ""
+    cohort_list: InputPath = ""
     """List of the cohort, `speaker path` a line; empty: the training list. A speaker's utterances are averaged."""
-    cohort_path: str = ""
+    cohort_path: InputPath = ""
     """Audio of the cohort; empty: train_path for the training list, else the folder of cohort_list."""
     cohort_size: Count = 300
     """The nearest cohort members that adaptive s-norm takes (all where the cohort is smaller)."""
     cohort_utterances: CountOrZero = 10
     """Utterances of a speaker that are averaged into a cohort member; 0 takes all."""
-    calibration_list: str = ""
+    calibration_list: InputPath = ""
     """Labelled trials to fit calibration and thresholds on; empty leaves scores as they are."""
-    calibration_path: str = ""
+    calibration_path: InputPath = ""
     """Audio of calibration_list; empty: test_path."""
     calibration_prior: Probability = 0.01
     """Target prior that the calibration is tuned for."""
     quality_measures: list[Quality] = field(default_factory=list)
     """Extra inputs of the calibration: duration, magnitude, snr, cohort (mean score against the cohort)."""
-    metadata: str = ""
+    metadata: InputPath = ""
     """CSV with a column path and any others (gender, age, …): results are sliced by them."""
     slices: list[str] = field(default_factory=list)
     """What to slice by: duration, snr, or columns of metadata; empty: duration and every metadata column that fits."""

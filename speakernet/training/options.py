@@ -17,6 +17,7 @@ from speakernet.options import (
     Decay,
     Epochs,
     Frames,
+    InputPath,
     NamedOptions,
     NotNegative,
     Options,
@@ -338,7 +339,7 @@ class TrainingOptions(LargeMarginOptions, StepControl, TrainerOptions):
     """Older models kept in checkpoints/, newest first."""
     compress_checkpoints: bool = False
     """Compress checkpoint files: smaller by about a tenth, slower to write."""
-    initial_model: str = ""
+    initial_model: InputPath = ""
     """Model file or checkpoint whose weights the run starts from (or that --eval scores)."""
     ema_decay: Decay = 0.0
     """Keep an exponential moving average of the weights (0.999, say) and evaluate that; 0 turns it off."""

@@ -219,10 +219,41 @@ def test_model_options_from_yaml_and_command_line_are_merged(tmp_path: Path) -> 
 
 
 def test_saved_copy_loads_to_the_same_configuration(tmp_path: Path) -> None:
-    config = load_config(["--data.batch_size", "9", "--lr", "3e-4"]).config
+    config = load_config(["--data.batch_size", "9", "--lr", "3e-4", "--save_path", str(tmp_path)]).config
     save_config(config, tmp_path / "config.yaml")
     assert load_config(["--config", str(tmp_path / "config.yaml")]).config == config
-    assert config_from_dict(yaml.safe_load((tmp_path / "config.yaml").read_text())) == config
+    assert config_from_dict(config_to_dict(config)) == config
+
+
+def test_a_saved_copy_means_the_same_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "list.txt").write_text("a a.wav\n")
+    monkeypatch.chdir(tmp_path / "work")
+    config = load_config(["--train_list", "list.txt", "--data.synthetic_corpus", "made", "--save_path", "run"]).config
+    save_config(config, Path("run/config.yaml"))
+    monkeypatch.chdir(tmp_path)
+    again = load_config(["--config", "work/run/config.yaml"]).config
+    assert again.data.train_list == str(tmp_path / "work" / "list.txt")
+    assert again.data.synthetic_corpus == str(tmp_path / "work" / "made")
+    assert again.training.save_path == str(Path("work/run"))
+    (tmp_path / "work" / "run").rename(tmp_path / "copy")
+    assert load_config(["--config", "copy/config.yaml"]).config.training.save_path == "copy"
+    assert load_config(["--config", "copy/config.yaml", "--save_path", "new"]).config.training.save_path == "new"
+
+
+def test_inputs_are_looked_for_from_here_and_then_from_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("here", "there"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "both.txt").write_text(folder)
+    (tmp_path / "there" / "only.txt").write_text("there")
+    write(tmp_path / "there", "data:\n  train_list: both.txt\n  test_list: only.txt\ntraining:\n  save_path: out\n")
+    monkeypatch.chdir(tmp_path / "here")
+    config = load_config(["--config", "../there/my.yaml"]).config
+    assert config.data.train_list == "both.txt"
+    assert Path(config.data.test_list).read_text() == "there"
+    assert config.training.save_path == "out", "outputs are always from the working directory"
 
 
 @pytest.mark.parametrize("name", ALIASES)
