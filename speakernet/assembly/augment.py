@@ -1,4 +1,4 @@
-"""From the section augment to what disturbs batches, and where it runs. Part of `build/data.py`, which calls it."""
+"""From the section augment to what disturbs batches, and where it runs. Part of `assembly/data.py`, which calls it."""
 
 import logging
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 import speakernet
+from speakernet.registry import suggestion
 
 COMMANDS = {
     "train": "train",
@@ -61,12 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     name, rest = arguments[0], arguments[1:]
     if name not in COMMANDS:
-        from speakernet.registry import suggestion
-
         sys.stderr.write(f"speakernet: unknown command {name!r}; {suggestion(name, COMMANDS)}\n")
         return 2
     if "torch" not in sys.modules:
-        # Read when torch is imported; speakernet/performance/allocation.py says what it does.
+        # Read when torch is imported; speakernet/machine/allocation.py says what it does.
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     module = importlib.import_module(f"speakernet.cli.{COMMANDS[name]}")
     try:
@@ -95,6 +94,7 @@ def _parse(module: ModuleType, name: str, rest: Sequence[str]) -> argparse.Names
     module.add_arguments(parser)
     asked = [one for one in rest if one in ("-h", "--help")]
     if takes_config and asked:
+        # Late: only a page of help needs the options of every part.
         from speakernet.config.help import help_text
 
         topic = rest[rest.index(asked[0]) + 1 :][:1]
