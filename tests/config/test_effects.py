@@ -21,10 +21,10 @@ def write(folder: Path, text: str, name: str = "my.yaml") -> str:
 IDLE = [
     ("loss: {name: aamsoftmax, hard_rank: 3}", "loss.hard_rank", "triplet would"),
     ("optimizer: {name: adam, momentum: 0.5}", "optimizer.momentum", "sgd would"),
-    ("frontend: {name: log_mel, dither: 1.0}", "frontend.dither", "fbank would"),
+    ("frontend: {name: log_mel, dither: 1.0}", "frontend.dither", "fbank, mfcc would"),
     ("schedule: {name: cosine, power: 3}", "schedule.power", "polynomial would"),
     ("schedule: {name: constant, final_learning_rate: 1e-5}", "schedule.final_learning_rate", "linear, cosine"),
-    ("model: {name: RawNet3}\nfrontend: {num_mels: 40}", "frontend.num_mels", "log_mel, fbank would"),
+    ("model: {name: RawNet3}\nfrontend: {num_mels: 40}", "frontend.num_mels", "log_mel, fbank, mfcc, speechbrain would"),
     ("model: {name: ResNet, options: {sinc_stride: 3}}", "model.options.sinc_stride", "did you mean 'stem_stride'"),
 ]
 
