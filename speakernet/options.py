@@ -39,6 +39,8 @@ Epochs = Annotated[float, Ge(0.0), Le(1e6)]
 Positive = Annotated[float, Gt(0.0), Le(1e9)]
 NotNegative = Annotated[float, Ge(0.0), Le(1e9)]
 Decibels = Annotated[float, Ge(-200.0), Le(200.0)]
+SAMPLE_RATE = 16_000
+"""Samples a second where nobody says otherwise: what speech corpora and published models have."""
 Gigabytes = Annotated[float, Ge(0.0), Le(1e6)]
 INPUT_MARK = "an input file or folder"
 InputPath = Annotated[str, INPUT_MARK]

@@ -6,7 +6,18 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from speakernet.options import Count, Frames, FramesOrZero, Gigabytes, InputPath, Options, Processes, Share, Switch
+from speakernet.options import (
+    SAMPLE_RATE,
+    Count,
+    Frames,
+    FramesOrZero,
+    Gigabytes,
+    InputPath,
+    Options,
+    Processes,
+    Share,
+    Switch,
+)
 
 Seconds = Annotated[float, Ge(0.0), Le(1e6)]
 
@@ -29,7 +40,7 @@ class CorpusOptions(Options):
     """Folder (or packed corpus) of test_list; empty: the folder of the list."""
     synthetic_corpus: InputPath = ""
     """Folder of the synthetic corpus, made there on first use when it is not complete."""
-    sample_rate: Annotated[int, Ge(1000), Le(768_000)] = 16000
+    sample_rate: Annotated[int, Ge(1000), Le(768_000)] = SAMPLE_RATE
     """Samples a second; recordings of another rate are resampled."""
     num_classes: Annotated[int, Ge(0), Le(100_000_000)] = 0
     """Speakers in the classification head; 0: as many as the training list has."""

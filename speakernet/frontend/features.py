@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from speakernet.frontend.options import KaldiFbankOptions, KaldiMfccOptions, LogMelOptions, RawWaveformOptions
 from speakernet.frontend.torchaudio_door import get_mel_banks, melscale_fbanks
+from speakernet.options import SAMPLE_RATE
 from speakernet.seeding import derive_seed
 
 WINDOW_SECONDS = 0.025
@@ -71,7 +72,7 @@ class LogMel(FrontEnd):
     Source: voxceleb_trainer f51bab8, `models/ResNetSE34L.py` (the definition that checkpoints were trained with).
     """
 
-    def __init__(self, options: LogMelOptions, sample_rate: int = 16000) -> None:
+    def __init__(self, options: LogMelOptions, sample_rate: int = SAMPLE_RATE) -> None:
         super().__init__()
         options = options.resolved({})
         self.options = options
@@ -136,7 +137,7 @@ class KaldiFbank(FrontEnd):
     Source: Kaldi's `compute-fbank-feats`, options at their defaults but for the above; snip-edges true.
     """
 
-    def __init__(self, options: KaldiFbankOptions, sample_rate: int = 16000, seed: int = 0) -> None:
+    def __init__(self, options: KaldiFbankOptions, sample_rate: int = SAMPLE_RATE, seed: int = 0) -> None:
         super().__init__()
         options = options.resolved({})
         self.options = options
@@ -191,7 +192,7 @@ class KaldiMfcc(KaldiFbank):
     Source: Kaldi's `compute-mfcc-feats`, `--use-energy=false`, other options as for the filterbank.
     """
 
-    def __init__(self, options: KaldiMfccOptions, sample_rate: int = 16000, seed: int = 0) -> None:
+    def __init__(self, options: KaldiMfccOptions, sample_rate: int = SAMPLE_RATE, seed: int = 0) -> None:
         super().__init__(options, sample_rate, seed)
         self.num_features = options.num_cepstra
         bands, order = torch.arange(options.num_mels), torch.arange(options.num_cepstra)

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from speakernet.frontend.features import HOP_SECONDS, WINDOW_SECONDS, FrontEnd, normalize_features, valid_frames
 from speakernet.frontend.options import SpeechBrainFbankOptions
+from speakernet.options import SAMPLE_RATE
 
 LEAST_ENERGY = 1e-10
 
@@ -27,7 +28,7 @@ class SpeechBrainFbank(FrontEnd):
     Source: speechbrain, `lobes/features.py` and `processing/features.py` at their defaults.
     """
 
-    def __init__(self, options: SpeechBrainFbankOptions, sample_rate: int = 16000) -> None:
+    def __init__(self, options: SpeechBrainFbankOptions, sample_rate: int = SAMPLE_RATE) -> None:
         super().__init__()
         options = options.resolved({})
         self.options = options
