@@ -24,7 +24,11 @@ IDLE = [
     ("frontend: {name: log_mel, dither: 1.0}", "frontend.dither", "fbank, mfcc would"),
     ("schedule: {name: cosine, power: 3}", "schedule.power", "polynomial would"),
     ("schedule: {name: constant, final_learning_rate: 1e-5}", "schedule.final_learning_rate", "linear, cosine"),
-    ("model: {name: RawNet3}\nfrontend: {num_mels: 40}", "frontend.num_mels", "log_mel, fbank, mfcc, speechbrain would"),
+    (
+        "model: {name: RawNet3}\nfrontend: {num_mels: 40}",
+        "frontend.num_mels",
+        "log_mel, fbank, mfcc, speechbrain would",
+    ),
     ("model: {name: ResNet, options: {sinc_stride: 3}}", "model.options.sinc_stride", "did you mean 'stem_stride'"),
 ]
 
