@@ -123,12 +123,17 @@ _TRAINER = {
     "training.max_grad_norm": 0,
     "data.max_utterances_per_speaker": 500,
     "data.sampler": "balanced",
-    "frontend.log_input": True,
     "evaluation.eval_frames": 400,
     "evaluation.num_crops": 10,
     "evaluation.score": "mean_distance",
 }
-_PAIRS = {**_TRAINER, "data.batch_size": 200, "data.utterances_per_speaker": 2, "data.crop_frames": 200}
+_PAIRS = {
+    **_TRAINER,
+    "frontend.log_input": True,
+    "data.batch_size": 200,
+    "data.utterances_per_speaker": 2,
+    "data.crop_frames": 200,
+}
 _PAIRS |= {"optimizer.weight_decay": 0.0, "model.embedding_dim": 512}
 _ROOMS = "data/RIRS_NOISES/simulated_rirs"
 SOURCES = {
