@@ -1,5 +1,6 @@
 """Every recipe trains an epoch on a tiny corpus, and the README's demo keeps its promise (slow)."""
 
+import functools
 import json
 import math
 import os
@@ -215,8 +216,8 @@ SOURCES = {
 def test_values_are_those_of_the_sources(recipe: str) -> None:
     config = recipe_config(recipe)
     for key, value in SOURCES[recipe].items():
-        section, field = key.split(".")
-        assert getattr(getattr(config, section), field) == value, key
+        found = functools.reduce(getattr, key.split("."), config)
+        assert found == value or (isinstance(value, dict) and vars(found) == {**vars(found), **value}), key
 
 
 def test_a_schedule_is_shown_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
