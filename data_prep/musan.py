@@ -12,7 +12,7 @@ import sys
 
 from speakernet.corpora.augmentation_corpora import ALL_STEPS, prepare_musan
 from speakernet.corpora.augmentation_sets import HOP_SECONDS, PIECE_SECONDS
-from speakernet.corpora.locking import exclusive
+from speakernet.files import exclusive
 from speakernet.corpora.scripts import (
     add_common_arguments,
     add_download_arguments,

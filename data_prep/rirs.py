@@ -11,7 +11,7 @@ import argparse
 import sys
 
 from speakernet.corpora.augmentation_corpora import ALL_STEPS, prepare_rirs
-from speakernet.corpora.locking import exclusive
+from speakernet.files import exclusive
 from speakernet.corpora.scripts import (
     add_common_arguments,
     add_download_arguments,

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from speakernet.corpora.augmentation_corpora import prepare_musan, prepare_rirs
 from speakernet.corpora.catalogue import load_corpus
-from speakernet.corpora.ffmpeg import ENCODINGS, find_ffmpeg
-from speakernet.corpora.locking import exclusive
+from speakernet.data.ffmpeg import ENCODINGS, find_ffmpeg
+from speakernet.files import exclusive
 from speakernet.corpora.scripts import (
     add_common_arguments,
     add_download_arguments,

@@ -23,10 +23,9 @@ from tqdm import tqdm
 from speakernet.corpora import verified
 from speakernet.corpora.catalogue import RemoteFile
 from speakernet.corpora.http_client import Credentials, RangeError, Reply, http_get, shown_url
-from speakernet.corpora.parallel import parallel_map
 from speakernet.corpora.safe_paths import Folder
 from speakernet.corpora.summary import StepSummary
-from speakernet.files import human_bytes
+from speakernet.files import human_bytes, md5_of, parallel_map
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +117,7 @@ def download_file(
                 reasons.append(f"{shown_url(url)}: {error}")
                 break
             part = _part_path(root, file.name)
-            found = verified.md5_of(part)
+            found = md5_of(part)
             if file.md5 is None or found == file.md5:
                 part.replace(target)
                 _notes_path(root, file.name).unlink(missing_ok=True)
