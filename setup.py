@@ -18,6 +18,7 @@ CORE = [
     "psutil>=5.9",
     "safetensors>=0.4",
     "pydantic>=2.7,<3",
+    "annotated-types>=0.6",
     "filelock>=3.12,<5",
     "requests>=2.32,<3",
     "jinja2>=3.1,<4",
