@@ -37,10 +37,11 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 
 
 @contextlib.contextmanager
-def atomic_write(path: str | Path, mode: str = "w") -> Iterator[IO]:
+def atomic_write(path: str | Path, mode: str = "w", *, is_flushed: bool = True) -> Iterator[IO]:
     """Open a temporary file beside `path`; on success flush it to the disk and rename it, on failure remove it.
 
-    Whoever reads `path` sees the old content or the whole new one. Text is UTF-8 with Unix line ends.
+    Whoever reads `path` sees the old content or the whole new one. Text is UTF-8 with Unix line ends. Not flushed it is
+    as safe from a kill, but not from a power cut.
 
     Raises:
         OSError: the disk is full or the folder is not writable; the old file is untouched.
@@ -53,16 +54,19 @@ def atomic_write(path: str | Path, mode: str = "w") -> Iterator[IO]:
     try:
         with temporary.open(mode.replace("w", "x"), **text) as file:  # type: ignore[call-overload]
             yield file
-            file.flush()
-            os.fsync(file.fileno())
+            if is_flushed:
+                file.flush()
+                os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
 
 
-def place(source: str | Path, target: str | Path) -> None:
+def place(source: str | Path, target: str | Path, *, is_flushed: bool = True) -> None:
     """Give a file a second name, at once taking the place of what had it; a copy where the disk knows no links.
+
+    A copy is flushed to the disk unless there are so many that the flushes would take hours.
 
     Raises:
         OSError: the folder is not writable, or a copy does not fit; what had the name is untouched.
@@ -72,12 +76,21 @@ def place(source: str | Path, target: str | Path) -> None:
     try:
         temporary.hardlink_to(source)
     except OSError:
-        with Path(source).open("rb") as content, atomic_write(target, "wb") as copy:
-            shutil.copyfileobj(content, copy)
+        copy_whole(source, target, is_flushed=is_flushed)
         return
     temporary.replace(target)
     # Of two names of one file renaming does nothing, and leaves both.
     temporary.unlink(missing_ok=True)
+
+
+def copy_whole(source: str | Path, target: str | Path, *, is_flushed: bool = True) -> None:
+    """Copy a file's content; like `atomic_write`, the target is the old or the whole new one.
+
+    Raises:
+        OSError: the folder is not writable, or the copy does not fit; the target is untouched.
+    """
+    with Path(source).open("rb") as content, atomic_write(target, "wb", is_flushed=is_flushed) as copy:
+        shutil.copyfileobj(content, copy)
 
 
 def temporary_beside(path: Path) -> Path:

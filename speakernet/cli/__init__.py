@@ -18,6 +18,7 @@ COMMANDS = {
     "evaluate": "evaluate",
     "compare": "compare",
     "report": "report",
+    "prepare": "prepare",
     "pack": "pack",
     "doctor": "doctor",
     "list": "list_parts",
@@ -30,7 +31,8 @@ COMMANDS = {
 """Command name -> module in this room, with `add_arguments(parser)` and `run(arguments) -> exit status`.
 
 A module with `TAKES_CONFIG = True` also accepts `--config FILE` and every option of the configuration; they arrive in
-`arguments.config_arguments` for `speakernet.config.load_config`.
+`arguments.config_arguments` for `speakernet.config.load_config`. A command of several parts has `main(arguments)`
+instead and parses what follows its name itself.
 """
 
 INTERRUPTED = 130
@@ -70,6 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     module = importlib.import_module(f"speakernet.cli.{COMMANDS[name]}")
     try:
+        if hasattr(module, "main"):
+            return module.main(rest)
         return module.run(_parse(module, name, rest)) or 0
     except KeyboardInterrupt as interrupt:
         sys.stderr.write("\ninterrupted\n")

@@ -72,7 +72,6 @@ def extract(
     folder: str | Path,
     summary: StepSummary,
     num_jobs: int = 1,
-    wanted: Callable[[str], bool] = lambda name: True,
 ) -> None:
     """Unpack a zip or tar archive into `folder`; members that are already there with the right size are skipped.
 
@@ -81,7 +80,6 @@ def extract(
         folder: nothing outside of it is written.
         summary: counts the members.
         num_jobs: threads for a zip (a compressed tar is one stream and takes one).
-        wanted: names to take; the others are not counted.
 
     Raises:
         ArchiveError: an unsafe name, a link, a bomb, or not an archive; of a zip nothing is then written at all.
@@ -89,9 +87,9 @@ def extract(
     """
     try:
         if zipfile.is_zipfile(archive):
-            _extract_zip(archive, Folder(folder), summary, num_jobs, wanted)
+            _extract_zip(archive, Folder(folder), summary, num_jobs)
         elif tarfile.is_tarfile(archive):
-            _extract_tar(archive, Folder(folder), summary, wanted)
+            _extract_tar(archive, Folder(folder), summary)
         else:
             raise ArchiveError(f"{archive} is neither a zip nor a tar archive, or is damaged; fetch it again")
     except UnsafeNameError as error:
@@ -120,11 +118,9 @@ def zip_members(archive: zipfile.ZipFile, path: Path) -> list[zipfile.ZipInfo]:
     return members
 
 
-def _extract_zip(
-    path: Path, folder: Folder, summary: StepSummary, num_jobs: int, wanted: Callable[[str], bool]
-) -> None:
+def _extract_zip(path: Path, folder: Folder, summary: StepSummary, num_jobs: int) -> None:
     with zipfile.ZipFile(path) as archive:
-        members = [member for member in zip_members(archive, path) if wanted(member.filename)]
+        members = zip_members(archive, path)
         missing = [
             member
             for member in members
@@ -148,7 +144,7 @@ def _extract_zip(
                 summary.add_broken(name, problem)
 
 
-def _extract_tar(path: Path, folder: Folder, summary: StepSummary, wanted: Callable[[str], bool]) -> None:
+def _extract_tar(path: Path, folder: Folder, summary: StepSummary) -> None:
     taken = 0
     bar = tqdm(desc=f"extract {path.name}", unit="file", dynamic_ncols=True)
     # Stream mode keeps no table of members, so that memory stays flat; nothing is read twice.
@@ -162,8 +158,6 @@ def _extract_tar(path: Path, folder: Folder, summary: StepSummary, wanted: Calla
             target = folder.path(member.name)
             taken += member.size
             _refuse_bomb(path, taken)
-            if not wanted(member.name):
-                continue
             if _is_there(target, member.size):
                 summary.add_skipped()
                 continue

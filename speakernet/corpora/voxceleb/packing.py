@@ -10,7 +10,7 @@ from pathlib import Path
 
 from speakernet.corpora import verified
 from speakernet.corpora.summary import StepSummary
-from speakernet.corpora.voxceleb import SUBSETS, TRAINING_SUBSETS, VoxCelebJob
+from speakernet.corpora.voxceleb.steps import SUBSETS, TRAINING_SUBSETS, VoxCelebJob
 from speakernet.data.ffmpeg import FFMPEG_VARIABLE
 from speakernet.data.lists import StringTable, write_training_list
 from speakernet.data.packed.corpus import PackedSource
