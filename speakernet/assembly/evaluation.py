@@ -20,7 +20,6 @@ from speakernet import distributed
 from speakernet.assembly.data import build_source
 from speakernet.assembly.detail import add_detail, build_sweep, check_slices
 from speakernet.assembly.model import load_for_scoring
-from speakernet.assembly.training import choose_device
 from speakernet.config import Config
 from speakernet.config.schema import config_to_dict
 from speakernet.data.lists import TrialList, read_training_list, read_trials
@@ -43,8 +42,9 @@ from speakernet.evaluation.score_norm import speaker_means
 from speakernet.evaluation.scoring import mean_embeddings
 from speakernet.evaluation.speakers import read_speaker_table
 from speakernet.files import sha256_of
+from speakernet.machine.device import choose_device
+from speakernet.machine.facts import system_info
 from speakernet.machine.limits import usable_cores
-from speakernet.machine.settings import system_info
 from speakernet.models.model_file import ModelFile, is_model_file, read_checkpoint, save_model_file
 from speakernet.seeding import numpy_generator
 from speakernet.training.precision import DTYPES, choose_precision
@@ -90,7 +90,7 @@ def run_evaluation(config: Config, model_path: str | Path, *, after_training: bo
     """
     check_slices(config)
     sweep = build_sweep(config)
-    device = choose_device(config)
+    device = choose_device(config.runtime)
     model = load_for_scoring(config, model_path)
     net = model.net.to(device)
     options = dataclasses.replace(
