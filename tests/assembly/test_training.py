@@ -304,7 +304,7 @@ def test_impossible_combinations_are_refused(corpus: Path, tmp_path: Path, monke
         refuse_impossible(metric, build_model(metric), build_loss(metric, SPEAKERS), CPU)
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match="no GPU"):
-            choose_device(tiny_config(corpus, runtime={"device": "cuda"}))
+            choose_device(tiny_config(corpus, runtime={"device": "cuda"}).runtime)
     with pytest.raises(ValueError, match="large_margin_epochs: 2, but the loss softmax has no margin"):
         ready(tiny_config(corpus, loss={"name": "softmax"}, training={"large_margin_epochs": 2}), tmp_path)
     cached = tiny_config(

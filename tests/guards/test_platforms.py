@@ -17,7 +17,7 @@ FILES = [
 
 @pytest.mark.parametrize("name", FILES)
 def test_modules_import_where_there_is_no_posix(name: str) -> None:
-    """At the top of a file such an import would end every command on Windows; in a branch or a function it may stand."""
+    """At the top of a file such an import ends every command on Windows; in a branch or a function it may stand."""
     tree = ast.parse((ROOT / name).read_text(encoding="utf-8"))
     imported = {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
     imported |= {node.module for node in tree.body if isinstance(node, ast.ImportFrom) and node.module}
