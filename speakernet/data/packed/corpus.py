@@ -17,14 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from speakernet.corpora.parallel import parallel_map
 from speakernet.data.audio import SAMPLE_RATE, AudioError
 from speakernet.data.lists import StringTable
 from speakernet.data.lookup import FORMATS, LookupTable
 from speakernet.data.packed.names import NameIndex
 from speakernet.data.sharing import SharedArray
 from speakernet.data.sources import INT16_SCALE, AudioSource, RowReader
-from speakernet.files import sha256_of
+from speakernet.files import parallel_map, sha256_of
 
 FORMAT_NAME = "speakernet packed corpus"
 FORMAT_VERSION = 1
