@@ -43,11 +43,9 @@ from speakernet.evaluation.score_norm import speaker_means
 from speakernet.evaluation.scoring import mean_embeddings
 from speakernet.evaluation.speakers import read_speaker_table
 from speakernet.files import sha256_of
-from speakernet.losses import LOSSES
 from speakernet.machine.limits import usable_cores
 from speakernet.machine.settings import system_info
 from speakernet.models.model_file import ModelFile, is_model_file, read_checkpoint, save_model_file
-from speakernet.registry import lookup
 from speakernet.seeding import numpy_generator
 from speakernet.training.precision import DTYPES, choose_precision
 
@@ -68,8 +66,7 @@ def build_validation(config: Config, net: EmbeddingNet, device: torch.device) ->
     source = build_source(config, config.data.validation_path)
     options = dataclasses.replace(_embedding_options(config, device), store=None)
     # The mean and the cohort move with the network: what is watched while training is the plain score.
-    normalizes = lookup(LOSSES, config.loss.name, "loss").normalize_embeddings  # type: ignore[attr-defined]
-    backend = Backend(score=config.evaluation.score, is_normalised=normalizes)
+    backend = Backend(score=config.evaluation.score, is_normalised=config.loss.normalize_embeddings)
     measuring = {**_measuring(config), "bootstrap_samples": 0}
     checksum = trials.checksum
 
