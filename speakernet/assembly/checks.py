@@ -5,11 +5,11 @@ import logging
 from speakernet.assembly.data import build_source
 from speakernet.assembly.model import build_loss, build_model
 from speakernet.assembly.refusals import refuse_impossible
-from speakernet.assembly.training import choose_device
 from speakernet.checks.findings import Finding, worst
 from speakernet.checks.quick import quick_check
 from speakernet.config import Config
 from speakernet.data.lists import read_training_list, read_trials
+from speakernet.machine.device import choose_device
 
 logger = logging.getLogger(__name__)
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 def check_options(config: Config) -> list[Finding]:
     """Whether this machine can train what the options ask for, as the doctor's line."""
     try:
-        device = choose_device(config)
+        device = choose_device(config.runtime)
         refuse_impossible(config, build_model(config), build_loss(config, 2), device)
     except ValueError as error:
         return [Finding("error", "options", str(error))]

@@ -20,7 +20,6 @@ from speakernet import distributed
 from speakernet.assembly.data import build_source
 from speakernet.assembly.detail import add_detail, build_sweep, check_slices
 from speakernet.assembly.model import load_for_scoring
-from speakernet.assembly.training import choose_device
 from speakernet.config import Config
 from speakernet.config.schema import config_to_dict
 from speakernet.data.lists import TrialList, read_training_list, read_trials
@@ -43,11 +42,10 @@ from speakernet.evaluation.score_norm import speaker_means
 from speakernet.evaluation.scoring import mean_embeddings
 from speakernet.evaluation.speakers import read_speaker_table
 from speakernet.files import sha256_of
-from speakernet.losses import LOSSES
+from speakernet.machine.device import choose_device
+from speakernet.machine.facts import system_info
 from speakernet.machine.limits import usable_cores
-from speakernet.machine.settings import system_info
 from speakernet.models.model_file import ModelFile, is_model_file, read_checkpoint, save_model_file
-from speakernet.registry import lookup
 from speakernet.seeding import numpy_generator
 from speakernet.training.precision import DTYPES, choose_precision
 
@@ -68,8 +66,7 @@ def build_validation(config: Config, net: EmbeddingNet, device: torch.device) ->
     source = build_source(config, config.data.validation_path)
     options = dataclasses.replace(_embedding_options(config, device), store=None)
     # The mean and the cohort move with the network: what is watched while training is the plain score.
-    normalizes = lookup(LOSSES, config.loss.name, "loss").normalize_embeddings  # type: ignore[attr-defined]
-    backend = Backend(score=config.evaluation.score, is_normalised=normalizes)
+    backend = Backend(score=config.evaluation.score, is_normalised=config.loss.normalize_embeddings)
     measuring = {**_measuring(config), "bootstrap_samples": 0}
     checksum = trials.checksum
 
@@ -93,7 +90,7 @@ def run_evaluation(config: Config, model_path: str | Path, *, after_training: bo
     """
     check_slices(config)
     sweep = build_sweep(config)
-    device = choose_device(config)
+    device = choose_device(config.runtime)
     model = load_for_scoring(config, model_path)
     net = model.net.to(device)
     options = dataclasses.replace(

@@ -18,13 +18,15 @@ from speakernet.assembly.evaluation import build_validation, run_evaluation
 from speakernet.assembly.large_margin import train_large_margin_stage
 from speakernet.assembly.model import build_loss, build_model
 from speakernet.assembly.refusals import refuse_impossible
-from speakernet.assembly.training import Validate, build_trainer, choose_device, prepare_machine
+from speakernet.assembly.training import Validate, build_trainer, prepare_machine
 from speakernet.config import Config, ConfigError, LoadedConfig
 from speakernet.config.loading import save_config
 from speakernet.data.lists import read_trials
 from speakernet.evaluation.evaluate import Evaluation
 from speakernet.losses import LOSSES
-from speakernet.machine.settings import log_performance_info, log_system_info
+from speakernet.machine.device import choose_device
+from speakernet.machine.facts import log_system_info
+from speakernet.machine.settings import log_performance_info
 from speakernet.models.model_file import load_initial_weights
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.registry import lookup
@@ -56,7 +58,7 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
     run_folder = Path(loaded.config.training.save_path)
     log_system_info()
     prepare_machine(loaded.config)
-    device = choose_device(loaded.config)
+    device = choose_device(loaded.config.runtime)
     # A misspelt name or an impossible option should not wait for a corpus to be made or decoded.
     refuse_impossible(loaded.config, build_model(loaded.config), build_loss(loaded.config, 2), device)
     config = with_default_paths(make_synthetic_corpus(loaded.config))
@@ -181,5 +183,4 @@ def check_loss(config: Config) -> None:
 
 def utterances_needed(config: Config) -> int:
     """Utterances that the loss needs of each speaker in a batch."""
-    loss = lookup(LOSSES, config.loss.name, "loss")
-    return int(getattr(loss, "min_utterances", 1))
+    return config.loss.min_utterances

@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 from speakernet import distributed
-from speakernet.assembly.training import Validate, build_trainer, choose_device
+from speakernet.assembly.training import Validate, build_trainer
 from speakernet.config.schema import Config, replaced
 from speakernet.evaluation.report.data import SECOND_STAGE
 from speakernet.files import atomic_write
+from speakernet.machine.device import choose_device
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.seeding import derive_seed
 from speakernet.training.checkpoint import CheckpointStore, load_checkpoint, move_aside
@@ -104,7 +105,7 @@ def train_large_margin_stage(
     distributed.barrier()
     if config.training.average_checkpoints and not CheckpointStore(folder / SECOND_STAGE).last_path.exists():
         _begin_with_average(net, loss, CheckpointStore(folder).average_path)
-    loader = build_loader(stage, choose_device(stage))
+    loader = build_loader(stage, choose_device(stage.runtime))
     try:
         trainer = build_trainer(stage, net, loss, loader, validate, folder / SECOND_STAGE)
         trainer.extra_contents["first_stage_steps"] = first_stage_steps

@@ -5,8 +5,6 @@ The trainer hands in the times; the tracker keeps a window since the last summar
 
 import dataclasses
 import logging
-import resource
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +12,7 @@ import torch
 
 from speakernet.files import human_bytes
 from speakernet.machine.measuring import measuring
+from speakernet.machine.memory import process_peak_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -158,12 +157,6 @@ class PerformanceTracker:
             f", device peak {human_bytes(summary['device_peak_bytes'])}" if "device_peak_bytes" in summary else "",
         )
         return summary
-
-
-def process_peak_bytes() -> int:
-    """The most memory this process has held so far."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def memory_summary(device: torch.device) -> dict[str, float]:

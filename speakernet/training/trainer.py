@@ -1,7 +1,7 @@
 """The training loop, from the first step (or the last checkpoint) to the summary.
 
 Takes parts that others built: network, loss, optimizer, schedules, loader, a `validate` callable. Knows no model, no
-loss and no audio. Reads from top to bottom: `train`, `_train_epoch`, `_finish_epoch`, `evaluate`, then what they use.
+loss and no audio. Reads from top to bottom: `train`, `train_epoch`, `_finish_epoch`, `evaluate`, then what they use.
 """
 
 import functools
@@ -135,7 +135,7 @@ class Trainer:
             self.progress.open(self.state.step)
             with self.stop.listening():
                 while not self.epochs_done():
-                    self._train_epoch()
+                    self.train_epoch()
                     self._finish_epoch()
                     self._stop_if_asked()
                 self._average_last()
@@ -166,8 +166,8 @@ class Trainer:
             "performance": self.tracker.summary(),
         }
 
-    def _train_epoch(self) -> None:
-        """All steps of one epoch, from its first batch or from where it was left."""
+    def train_epoch(self) -> None:
+        """All steps of one epoch, from its first batch or from where it was left; public for who measures epochs."""
         state = self.state
         if state.batch == 0:
             state.begin_epoch_sums()
@@ -177,10 +177,18 @@ class Trainer:
         num_batches = len(self.loader)
         self.progress.start_epoch(state.epoch, self.options.max_epochs, num_batches, state.batch)
         batches = iter(self.loader)
-        while state.batch < num_batches and self._one_step(batches, num_batches):
-            self._after_step(num_batches)
+        while state.batch < num_batches and self.run_step(batches):
+            pass
         self._fetch()
         self.progress.end_epoch()
+
+    def run_step(self, batches: Iterator[BatchLike]) -> bool:
+        """One step and what comes between two; False when no batch was left. Public for who measures steps."""
+        num_batches = len(self.loader)
+        if not self._one_step(batches, num_batches):
+            return False
+        self._after_step(num_batches)
+        return True
 
     def _one_step(self, batches: Iterator[BatchLike], num_batches: int) -> bool:
         """One optimizer step; False when the loader had nothing left (it skipped bad files, say)."""

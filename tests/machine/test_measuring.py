@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from speakernet.machine import limits as machine
-from speakernet.machine import measuring, system, tracker
+from speakernet.machine import limits, measuring, memory
+from speakernet.machine.facts import log_system_info
 from speakernet.machine.measuring import measuring as guarded
-from speakernet.machine.settings import MemoryMonitor, log_performance_info, log_system_info
+from speakernet.machine.memory import MemoryMonitor
+from speakernet.machine.settings import log_performance_info
 from speakernet.training.batch_size import BatchSizeOptimizer
 from speakernet.training.profiler import StepProfiler
 from speakernet.training.tracker import PerformanceTracker
@@ -64,7 +65,7 @@ def test_a_process_that_may_not_read_its_own_memory(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(tracker.resource, "getrusage", refuse)
+    monkeypatch.setattr(memory.psutil, "Process", refuse)
     running = PerformanceTracker(1)
     running.update(0.5, batch_size=8)
     assert "process_peak_bytes" not in running.summary()
@@ -75,8 +76,8 @@ def test_facts_of_the_machine_that_cannot_be_read(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(machine.psutil, "virtual_memory", refuse)
-    monkeypatch.setattr(system.psutil, "Process", refuse)
+    monkeypatch.setattr(limits.psutil, "virtual_memory", refuse)
+    monkeypatch.setattr(memory.psutil, "Process", refuse)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", refuse)
