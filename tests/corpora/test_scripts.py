@@ -8,6 +8,8 @@ import sys
 import pytest
 from preparation_corpora import SCRIPTS, run_data_prep, write_voices
 
+from speakernet import files
+from speakernet.cli import main
 from speakernet.cli.prepare import PARTS, build_parser
 from speakernet.corpora.summary import StepSummary, finish
 from speakernet.files import LOCK_NAME, exclusive, temporary_beside
@@ -32,6 +34,33 @@ def test_scripts_run_as_the_documentation_says(tmp_path):
     outcome = subprocess.run(command, capture_output=True, text=True, cwd=SCRIPTS.parent, check=False)
     assert outcome.returncode == 0, outcome.stderr
     assert "--same_gender" in outcome.stdout
+
+
+def test_every_script_has_a_part_and_every_part_a_script(capsys):
+    assert {path.stem for path in SCRIPTS.glob("*.py")} == set(PARTS)
+    assert main(["prepare", "--help"]) == 0
+    overview = capsys.readouterr().out
+    assert all(f"  {name} " in overview for name in PARTS)
+    assert main(["prepare", "musn"]) == 2
+    assert "did you mean 'musan'" in capsys.readouterr().err
+
+
+def test_a_wheel_names_the_commands_that_it_has(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(files, "CHECKOUT", tmp_path / "site-packages")
+    write_voices(tmp_path / "voices", 6, 3, "{speaker}/{utterance}.wav", 0.6)
+    assert run_data_prep("folder", tmp_path / "voices", "--save_path", tmp_path / "out") == 0
+    assert capsys.readouterr().out == f"speakernet train --config {tmp_path}/out/out.yaml\n"
+    assert "speakernet prepare voxceleb --save_path data --all" in build_parser("voxceleb").format_help()
+    assert "data_prep" not in build_parser("voxceleb").format_help()
+
+
+def test_a_checkout_names_its_scripts_also_from_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(SCRIPTS.parent)
+    assert files.own_command("train") == "python trainSpeakerNet.py"
+    assert files.own_command("prepare rirs") == "python data_prep/rirs.py"
+    assert files.own_command("doctor") == "speakernet doctor"
+    monkeypatch.chdir(tmp_path)
+    assert files.own_command("train") == f"python {SCRIPTS.parent / 'trainSpeakerNet.py'}"
 
 
 def test_no_secret_is_shown_in_the_help(monkeypatch):
