@@ -243,9 +243,9 @@ def own_command(command: str) -> str:
 
     A wheel has neither trainSpeakerNet.py nor data_prep/, and a checkout may be used without being installed.
     """
-    scripts = {"train": "trainSpeakerNet.py"}
-    script = scripts.get(command, f"data_prep/{command.removeprefix('prepare ')}.py")
-    if not (CHECKOUT / script).is_file():
+    word, _, part = command.partition(" ")
+    script = {"train": "trainSpeakerNet.py", "prepare": f"data_prep/{part}.py"}.get(word)
+    if script is None or not (CHECKOUT / script).is_file():
         return f"speakernet {command}"
     is_here = Path.cwd() == CHECKOUT
     return f"python {script if is_here else shlex.quote(str(CHECKOUT / script))}"

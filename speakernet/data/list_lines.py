@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from speakernet.files import own_command
+
 BLOCK_BYTES = 8 << 20  # Lines are split by blocks of about this size, so that the masks stay small.
 NEWLINE, TAB, SPACE = 10, 9, 32
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -69,7 +71,10 @@ class ListFile:
             file = Path(self._path).open("rb")  # noqa: SIM115  closed below, outside of the error's reach
         except OSError as error:
             reason = os.strerror(error.errno or 0)
-            raise ListError(f"{self._path}: cannot read the list ({reason}); give the path of a text file") from error
+            raise ListError(
+                f"{self._path}: cannot read the list ({reason}); give the path of a text file. Lists are made by "
+                f"{own_command('prepare folder')} of your own recordings, by {own_command('prepare voxceleb')} of VoxCeleb"
+            ) from error
         with file:
             rest, line = b"", 1
             while True:
