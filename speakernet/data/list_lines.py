@@ -73,7 +73,7 @@ class ListFile:
             reason = os.strerror(error.errno or 0)
             raise ListError(
                 f"{self._path}: cannot read the list ({reason}); give the path of a text file. Lists are made by "
-                f"{own_command('prepare folder')} of your own recordings, by {own_command('prepare voxceleb')} of VoxCeleb"
+                f"{own_command('prepare folder')} of your recordings, by {own_command('prepare voxceleb')} of VoxCeleb"
             ) from error
         with file:
             rest, line = b"", 1
