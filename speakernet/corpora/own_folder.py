@@ -25,8 +25,8 @@ from speakernet.corpora.listing import ListOptions, listable_rows, prepare_lists
 from speakernet.corpora.recipe import write_recipe
 from speakernet.corpora.summary import StepSummary, finish
 from speakernet.corpora.utterances import Row, pattern_rule, read_table, row_by_folder, row_by_pattern
-from speakernet.corpora.walking import CONVERTIBLE_SUFFIXES, READABLE_SUFFIXES, walk_files
-from speakernet.data.ffmpeg import find_ffmpeg
+from speakernet.corpora.walking import READABLE_SUFFIXES, walk_files
+from speakernet.data.ffmpeg import CONVERTIBLE_SUFFIXES, find_ffmpeg
 from speakernet.files import exclusive, own_command
 
 logger = logging.getLogger(__name__)

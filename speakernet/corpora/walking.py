@@ -6,9 +6,6 @@ from pathlib import Path
 
 #: What soundfile reads itself; everything else that holds sound goes through ffmpeg.
 READABLE_SUFFIXES = frozenset({".wav", ".flac", ".ogg", ".opus", ".mp3", ".aif", ".aiff", ".au", ".sph"})
-CONVERTIBLE_SUFFIXES = frozenset(
-    {".m4a", ".aac", ".mp4", ".webm", ".wma", ".3gp", ".amr", ".mka", ".mkv", ".mov", ".caf"}
-)
 
 
 def walk_files(root: str | Path, suffixes: Iterable[str]) -> Iterator[str]:

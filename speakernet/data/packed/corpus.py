@@ -2,7 +2,7 @@
 
 A corpus is a folder of three files: in NumPy's own formats `samples.npy` (every utterance, end to end) and `index.npz`
 (names, where each starts, its checksum), and `corpus.json`, which tells the version and the checksum of the index.
-This file reads and verifies; `packed_writer.py` makes them, from what `packed_inputs.py` finds.
+This file reads and verifies; `writer.py` makes them, from what `speakernet.corpora.pack_inputs` finds.
 """
 
 import json
