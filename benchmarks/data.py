@@ -12,10 +12,10 @@ import numpy as np
 
 from speakernet.assembly.data import build_source
 from speakernet.config.schema import Config
+from speakernet.corpora.pack_inputs import FolderInput
 from speakernet.data.audio import read_audio, to_int16, write_audio
 from speakernet.data.augment.banks import find_audio_files, noise_banks
 from speakernet.data.lists import read_training_list, write_training_list
-from speakernet.data.packed.inputs import FolderInput
 from speakernet.data.packed.writer import pack
 from speakernet.data.sources import AudioSource
 

@@ -183,5 +183,4 @@ def check_loss(config: Config) -> None:
 
 def utterances_needed(config: Config) -> int:
     """Utterances that the loss needs of each speaker in a batch."""
-    loss = lookup(LOSSES, config.loss.name, "loss")
-    return int(getattr(loss, "min_utterances", 1))
+    return config.loss.min_utterances

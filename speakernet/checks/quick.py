@@ -13,7 +13,7 @@ import numpy as np
 
 from speakernet.checks.findings import Finding
 from speakernet.checks.headers import header_findings
-from speakernet.corpora.list_identity import identify_trials
+from speakernet.data.list_identity import identify_trials
 from speakernet.data.lists import ListError, StringTable, TrainingList, TrialList, read_training_list, read_trials
 from speakernet.data.sources import AudioSource, open_source
 

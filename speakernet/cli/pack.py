@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _pack(arguments: argparse.Namespace, num_threads: int) -> None:
-    from speakernet.data.packed.inputs import open_inputs
+    from speakernet.corpora.pack_inputs import open_inputs
     from speakernet.data.packed.writer import SKIPPED, pack
     from speakernet.files import human_bytes
 

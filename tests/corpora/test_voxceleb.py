@@ -140,7 +140,7 @@ def test_what_is_missing_gives_a_non_zero_exit_and_is_listed(tmp_path, published
     assert len(list((folder / "voxceleb2/dev/aac").rglob("*.m4a"))) == 12, "the other archives are done"
 
 
-def test_no_step_and_no_ffmpeg_are_told_at_once(tmp_path, published, monkeypatch, caplog):
+def test_no_step_and_no_ffmpeg_are_told_at_once(tmp_path, published, monkeypatch):
     with played_source(published.files) as source:
         assert prepare(source, published, tmp_path / "data") == 1
         monkeypatch.setenv("SPEAKERNET_FFMPEG", "/nowhere/ffmpeg")

@@ -1,6 +1,5 @@
 """The training loader: workers, ranks, resuming, bad files, speeds; RAM and resident corpora give the same batches."""
 
-import dataclasses
 import logging
 import shutil
 from collections.abc import Callable
@@ -12,6 +11,7 @@ import torch
 
 from speakernet.assembly.data import build_training_loader
 from speakernet.config import Config
+from speakernet.config.schema import replaced
 from speakernet.data.audio import AudioError, read_audio, write_audio
 from speakernet.data.batches import BatchMaker, BatchRequest
 from speakernet.data.loader import Batch, TrainingLoader
@@ -44,20 +44,26 @@ def disturbances(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def loader(corpus: Path, disturbances: Path | None = None, **changes: object) -> TrainingLoader:
-    """A loader over the tiny corpus; `changes` are dotted keys with __ for the dot."""
-    config = Config()
-    config.data = dataclasses.replace(
-        config.data, train_list=str(corpus / "train_list.txt"), crop_frames=50, batch_size=8, num_workers=0
-    )
-    config.loss.name = "softmax"
-    config.augment.enabled = disturbances is not None
+def config_of(corpus: Path, disturbances: Path | None = None, **changes: object) -> Config:
+    """The tiny corpus in small batches; `changes` are dotted keys with __ for the dot."""
+    sections: dict[str, dict[str, object]] = {
+        "data": {"train_list": str(corpus / "train_list.txt"), "crop_frames": 50, "batch_size": 8, "num_workers": 0},
+        "loss": {"name": "softmax"},
+        "augment": {"enabled": disturbances is not None},
+    }
     if disturbances:
-        config.augment.noise_path, config.augment.rir_path = str(disturbances / "musan"), str(disturbances / "rirs")
+        sections["augment"] |= {"noise_path": f"{disturbances}/musan", "rir_path": f"{disturbances}/rirs"}
     for key, value in changes.items():
         section, field = key.split("__")
-        setattr(getattr(config, section), field, value)
-    return build_training_loader(config, CPU)
+        sections[section][field] = value
+    return replaced(Config(), **sections)
+
+
+def loader(
+    corpus: Path, disturbances: Path | None = None, start_method: str | None = None, **changes: object
+) -> TrainingLoader:
+    """A loader over the tiny corpus."""
+    return build_training_loader(config_of(corpus, disturbances, **changes), CPU, start_method)
 
 
 def epoch(made: TrainingLoader, number: int = 0) -> list[Batch]:
@@ -109,8 +115,7 @@ def test_workers_give_the_same_batches(tiny_corpus: Path, disturbances: Path, au
 
 @pytest.mark.slow
 def test_spawned_workers_give_the_same_batches(tiny_corpus: Path, disturbances: Path) -> None:
-    made = loader(tiny_corpus, disturbances, data__num_workers=1, data__on_bad_audio="skip")
-    made.options = dataclasses.replace(made.options, start_method="spawn")
+    made = loader(tiny_corpus, disturbances, "spawn", data__num_workers=1, data__on_bad_audio="skip")
     assert_same(epoch(loader(tiny_corpus, disturbances)), epoch(made))
     made.close()
 
@@ -178,20 +183,14 @@ def test_augmentation_on_the_cpu_and_a_corpus_on_the_gpu_exclude_each_other(
     """The decision comes before anything is moved: no GPU is needed to see it."""
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 34, 1 << 34))
-    config = Config()
-    config.data = dataclasses.replace(
-        config.data, train_list=str(tiny_corpus / "train_list.txt"), crop_frames=50, batch_size=8, num_workers=0
-    )
-    config.data.ram_corpus, config.data.pin_memory = "on", False
-    config.loss.name, config.augment.device = "softmax", "cpu"
-    config.augment.noise_path = str(disturbances / "musan")
-    made = build_training_loader(config, torch.device("cuda"))
+    options = {"data__ram_corpus": "on", "data__pin_memory": False, "augment__device": "cpu"}
+    made = build_training_loader(config_of(tiny_corpus, disturbances, **options), torch.device("cuda"))
     assert made.resident is None and made.maker.augmenter is not None
     assert "corpus on the device: no (augment.device is cpu" in caplog.text
     assert "augmentation runs on the CPU, with the loading (asked for)" in caplog.text
-    config.data.device_resident = "on"
+    resident = config_of(tiny_corpus, disturbances, **options, data__device_resident="on")
     with pytest.raises(ValueError, match=r"data.device_resident: on, but augment.device is cpu"):
-        build_training_loader(config, torch.device("cuda"))
+        build_training_loader(resident, torch.device("cuda"))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

@@ -10,11 +10,11 @@ import pytest
 import soundfile
 
 from speakernet.cli import main
+from speakernet.corpora.pack_inputs import FolderInput
 from speakernet.data.audio import AudioError, write_audio
 from speakernet.data.lists import StringTable
 from speakernet.data.packed import names as packed_names
 from speakernet.data.packed.corpus import PackedError, PackedSource, is_packed, verify
-from speakernet.data.packed.inputs import FolderInput
 from speakernet.data.packed.names import NameIndex, hash_names
 from speakernet.data.packed.writer import pack
 from speakernet.data.sources import FolderSource, RowReader, open_source

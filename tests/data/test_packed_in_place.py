@@ -9,9 +9,9 @@ from speakernet.assembly.data import build_source, build_training_loader
 from speakernet.assembly.model import build_model
 from speakernet.config import load_config
 from speakernet.config.schema import Config
+from speakernet.corpora.pack_inputs import FolderInput
 from speakernet.data.lists import StringTable, read_trials
 from speakernet.data.packed.corpus import PackedSource
-from speakernet.data.packed.inputs import FolderInput
 from speakernet.data.packed.writer import pack
 from speakernet.evaluation.embedding import embed_utterances
 

@@ -1,5 +1,6 @@
 """Loader workers under real signals: they outlive requests to stop, end with their parent, and their death is named."""
 
+import dataclasses
 import signal
 import subprocess
 import sys
@@ -81,7 +82,7 @@ def test_a_killed_worker_is_named_with_what_ended_it(tiny_corpus: Path) -> None:
 
 def test_workers_of_one_epoch_are_gone_when_their_reader_stops_early(tiny_corpus: Path) -> None:
     made = helped(tiny_corpus)
-    made.options = type(made.options)(num_workers=2, persistent_workers=False)
+    made.options = dataclasses.replace(made.options, persistent_workers=False)
     batches, workers = begun(made)
     for _ in range(len(made) - 1):
         next(batches)

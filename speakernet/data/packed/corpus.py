@@ -2,7 +2,7 @@
 
 A corpus is a folder of three files: in NumPy's own formats `samples.npy` (every utterance, end to end) and `index.npz`
 (names, where each starts, its checksum), and `corpus.json`, which tells the version and the checksum of the index.
-This file reads and verifies; `packed_writer.py` makes them, from what `packed_inputs.py` finds.
+This file reads and verifies; `writer.py` makes them, from what `speakernet.corpora.pack_inputs` finds.
 """
 
 import json
@@ -17,14 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from speakernet.corpora.parallel import parallel_map
 from speakernet.data.audio import SAMPLE_RATE, AudioError
 from speakernet.data.lists import StringTable
 from speakernet.data.lookup import FORMATS, LookupTable
 from speakernet.data.packed.names import NameIndex
 from speakernet.data.sharing import SharedArray
 from speakernet.data.sources import INT16_SCALE, AudioSource, RowReader
-from speakernet.files import sha256_of
+from speakernet.files import parallel_map, sha256_of
 
 FORMAT_NAME = "speakernet packed corpus"
 FORMAT_VERSION = 1
