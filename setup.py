@@ -17,6 +17,7 @@ CORE = [
     "matplotlib>=3.7",
     "psutil>=5.9",
     "safetensors>=0.4",
+    "jinja2>=3.1",
     "jsonargparse[signatures]>=4.40,<5",
 ]
 EXTRAS = {
@@ -47,7 +48,10 @@ setup(
     # configs/ becomes the package speakernet.recipes so that bare recipe names work from an installed wheel too.
     packages=[*find_namespace_packages(include=["speakernet", "speakernet.*"]), "speakernet.recipes"],
     package_dir={"speakernet.recipes": "configs"},
-    package_data={"speakernet.recipes": ["*.yaml", "voxceleb/*.yaml"], "speakernet": ["**/*.yaml", "py.typed"]},
+    package_data={
+        "speakernet.recipes": ["*.yaml", "voxceleb/*.yaml"],
+        "speakernet": ["**/*.yaml", "**/*.j2", "py.typed"],
+    },
     install_requires=CORE,
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["speakernet = speakernet.cli:main"]},

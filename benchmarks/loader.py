@@ -196,18 +196,8 @@ def compare_evaluation(config: Config, data: BenchmarkData, num_utterances: int,
         return len(baseline.embed_one_by_one(net.eval(), paths, num_frames=frames, num_crops=num_crops))
 
     def ours(autocast: Callable[[], Any]) -> Callable[[None], int]:
-        return lambda _: len(
-            embed_utterances(
-                net,
-                source,
-                names,
-                eval_frames=frames,
-                num_crops=num_crops,
-                batch_size=section.batch_size,
-                num_workers=2,
-                autocast=autocast,
-            )
-        )
+        options = dataclasses.replace(section, eval_frames=frames, num_crops=num_crops, num_workers=2)
+        return lambda _: len(embed_utterances(net, source, names, options, autocast=autocast))
 
     with on_one_core():
         for precision in dict.fromkeys(("no", config.runtime.precision)):
