@@ -28,6 +28,8 @@ from speakernet.evaluation.results import GroupResult
 
 DET_TICKS_PERCENT = (0.001, 0.01, 0.1, 0.5, 1, 2, 5, 10, 20, 40, 60, 80, 95)
 DET_MARGIN = 0.25
+MIN_TICK_GAP = 0.08
+"""Between two ticks, as a share of the axis: a label of three digits is about that wide."""
 HISTOGRAM_BINS = 60
 MAX_CURVE_POINTS = 600
 MAX_TICKS = 9
@@ -81,14 +83,19 @@ def det_figure(curves: Mapping[str, ErrorRates], points: Mapping[str, OperatingP
         axes.text(0.5, 0.5, "no errors at any threshold", transform=axes.transAxes, ha="center", color=MUTED)
     axes.set_xlabel("false accepts (%)")
     axes.set_ylabel("misses (%)")
-    legend_above(figure, axes, 3 if len(curves) < 2 else 2)
+    legend_above(figure, axes, 2)
     return figure
 
 
 def _deviate_axes(axes: Axes, rates: np.ndarray) -> None:
     """Ticks at round percentages and the diagonal on which the EER lies."""
     low, high = float(ndtri(rates.min())) - DET_MARGIN, float(ndtri(rates.max())) + DET_MARGIN
-    ticks = [percent for percent in DET_TICKS_PERCENT if low <= ndtri(percent / 100) <= high]
+    ticks: list[float] = []
+    for percent in DET_TICKS_PERCENT:
+        place = ndtri(percent / 100)
+        # In a wide plot the small percentages would write over each other.
+        if low <= place <= high and (not ticks or place - ndtri(ticks[-1] / 100) >= MIN_TICK_GAP * (high - low)):
+            ticks.append(percent)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(FixedLocator([float(ndtri(percent / 100)) for percent in ticks]))
         axis.set_major_formatter(FixedFormatter([f"{percent:g}" for percent in ticks]))

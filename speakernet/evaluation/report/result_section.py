@@ -7,7 +7,7 @@ from speakernet.corpora.list_identity import list_identity
 from speakernet.evaluation.headline import HeadlineFigure, headline
 from speakernet.evaluation.report.data import RunData
 from speakernet.evaluation.report.facts import count, duration
-from speakernet.evaluation.report.page import Block, Card, Cards, Notice, Paragraph, Range, Table, Tile, Tiles
+from speakernet.evaluation.report.page import Block, Card, Cards, Facts, Notice, Paragraph, Range, Table, Tile, Tiles
 from speakernet.evaluation.results import Results
 
 TILE_NAMES = {"EER": "Equal error rate"}
@@ -51,7 +51,7 @@ def lead(run: RunData) -> str:
     if results is None or results.eer_percent is None or results.eer_threshold is None:
         return ""
     share = f"{results.eer_percent:.1f} %"
-    return f"At threshold {results.eer_threshold:.2f}, {share} of impostors pass and {share} of true pairs are refused."
+    return f"At threshold {results.eer_threshold:.3g}, {share} of impostors pass and {share} of true pairs are refused."
 
 
 def result_part(run: RunData) -> list[Block]:
@@ -59,7 +59,7 @@ def result_part(run: RunData) -> list[Block]:
     results = run.results
     if results is None:
         return [Paragraph("Not evaluated yet: the curves below are those of the training so far.")]
-    figures = headline(results)
+    figures, known = headline(results), list_sentence(run)
     caveats = _caveats(results)
     blocks: list[Block] = []
     if figures:
@@ -68,14 +68,12 @@ def result_part(run: RunData) -> list[Block]:
         others = [_tile(one) for one in beside]
         main = dataclasses.replace(_tile(first), range=_range(first), caveats=caveats)
         blocks.append(Tiles([main, *others]))
-        blocks.append(Cards([Card("All figures", [_table(results, figures)])], "wide"))
+        cards = [Card("All figures", [_table(results, figures)]), Card("Trial list", [Facts(_counts(results))], known)]
+        blocks.append(Cards(cards, "halves"))
     else:
         why = results.why_no_eer or "the list has no labels of both kinds"
         blocks += [Notice(text) for text in [_as_sentence(f"No error rates: {why}"), *caveats]]
-        blocks.append(Tiles([Tile("Trials", count(results.num_trials), "scored")]))
-    known = list_sentence(run)
-    if known:
-        blocks.append(Paragraph(f"Trial list: {known}."))
+        blocks.append(Cards([Card("Trial list", [Facts(_counts(results))], known)], "halves"))
     return blocks
 
 
@@ -107,13 +105,19 @@ def _table(results: Results, figures: list[HeadlineFigure]) -> Table:
         ("EER as voxceleb_trainer counts it", results.eer_voxceleb_trainer_percent, "{:.2f} %"),
         ("Cllr lost by calibration", results.calibration_loss, "{:.3f} bits"),
         ("area under the ROC", results.area_under_roc, "{:.4f}"),
-        ("trials", results.num_trials, "{:,}"),
-        ("of them targets", results.num_targets, "{:,}"),
-        ("utterances", results.num_utterances, "{:,}"),
-        ("speakers", results.num_speakers, "{:,}"),
     )
     rows += [[name, form.format(value), ""] for name, value, form in more if value is not None]
     return Table(["figure", "value", "95 % interval"], rows, numbers=(1, 2))
+
+
+def _counts(results: Results) -> list[tuple[str, str]]:
+    named = (
+        ("Trials", results.num_trials),
+        ("of them targets", results.num_targets),
+        ("Utterances", results.num_utterances),
+        ("Speakers", results.num_speakers),
+    )
+    return [(name, count(value)) for name, value in named if value is not None]
 
 
 def _caveats(results: Results) -> list[str]:
