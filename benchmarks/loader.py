@@ -1,5 +1,6 @@
 """The suite `--compare`: our loader against the classic one, embedding and scoring too, and what a worker takes."""
 
+import dataclasses
 import itertools
 import multiprocessing
 import random
@@ -192,18 +193,8 @@ def compare_evaluation(config: Config, data: BenchmarkData, num_utterances: int,
         return len(classic.embed_one_by_one(net.eval(), paths, num_frames=frames, num_crops=num_crops))
 
     def ours(autocast: Callable[[], Any]) -> Callable[[None], int]:
-        return lambda _: len(
-            embed_utterances(
-                net,
-                source,
-                names,
-                eval_frames=frames,
-                num_crops=num_crops,
-                batch_size=section.batch_size,
-                num_workers=2,
-                autocast=autocast,
-            )
-        )
+        options = dataclasses.replace(section, eval_frames=frames, num_crops=num_crops, num_workers=2)
+        return lambda _: len(embed_utterances(net, source, names, options, autocast=autocast))
 
     with on_one_core():
         for precision in dict.fromkeys(("no", config.runtime.precision)):

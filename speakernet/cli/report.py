@@ -10,8 +10,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from speakernet.evaluation.report.comparison import write_comparison
 from speakernet.evaluation.report.report import write_report
+from speakernet.evaluation.report.side_by_side import write_side_by_side
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +27,6 @@ def run(arguments: argparse.Namespace) -> int:
             raise ValueError("--output is for several runs; the report of one run lies in its folder, as report.html")
         path = write_report(arguments.runs[0])
     else:
-        path = write_comparison(arguments.runs, arguments.output or Path("comparison.html"))
+        path = write_side_by_side(arguments.runs, arguments.output or Path("comparison.html"))
     sys.stdout.write(f"{path}\n")
     return 0

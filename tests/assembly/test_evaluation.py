@@ -41,8 +41,8 @@ def test_a_plain_evaluation_leaves_the_model_file_alone(tiny_corpus: Path, tmp_p
     before = model.read_bytes()
     evaluation = run_evaluation(configure(tiny_corpus, tmp_path), model)
     assert model.read_bytes() == before
-    assert evaluation.results["num_trials"] == len(evaluation.scores)
-    assert evaluation.results["backend"]["score"] == "cosine"
+    assert evaluation.results.num_trials == len(evaluation.scores)
+    assert evaluation.results.backend["score"] == "cosine"
 
 
 def test_what_is_fitted_is_kept_with_its_scoring(tiny_corpus: Path, tmp_path: Path, model: Path) -> None:
@@ -53,20 +53,20 @@ def test_what_is_fitted_is_kept_with_its_scoring(tiny_corpus: Path, tmp_path: Pa
     ).results
     contents = torch.load(model, weights_only=True)
     assert contents["embedding_mean"].shape == (16,)
-    assert contents["thresholds"][0]["backend"] == fitted["backend"]
-    assert fitted["backend"]["cohort_members"] == 8
-    assert any("list that is reported" in warning for warning in fitted["warnings"])
+    assert contents["thresholds"][0]["backend"] == fitted.backend
+    assert fitted.backend["cohort_members"] == 8
+    assert any("list that is reported" in warning for warning in fitted.warnings)
     again = run_evaluation(configure(tiny_corpus, tmp_path, *options), model).results
-    assert again["cllr"] == pytest.approx(fitted["cllr"])
+    assert again.cllr == pytest.approx(fitted.cllr)
     # another scoring must not borrow the fit
-    assert "cllr" not in run_evaluation(configure(tiny_corpus, tmp_path), model).results
+    assert "cllr" not in run_evaluation(configure(tiny_corpus, tmp_path), model).results.to_dict()
 
 
 def test_a_cohort_of_the_trials_own_speakers_is_warned_of(tiny_corpus: Path, tmp_path: Path, model: Path) -> None:
     cohort = tmp_path / "cohort.txt"
     cohort.write_text("spk08 spk08/utt0.wav\nspk09 spk09/utt0.wav\nspk00 spk00/utt0.wav\n")
     options = ["--score_norm", "s", "--cohort_list", str(cohort), "--evaluation.cohort_path", str(tiny_corpus)]
-    warnings = run_evaluation(configure(tiny_corpus, tmp_path, *options), model).results["warnings"]
+    warnings = run_evaluation(configure(tiny_corpus, tmp_path, *options), model).results.warnings
     assert any("spk08, spk09" in warning for warning in warnings)
 
 

@@ -14,6 +14,7 @@ from speakernet.data.lists import StringTable, read_trials
 from speakernet.data.packed.corpus import PackedSource
 from speakernet.data.packed.writer import pack
 from speakernet.evaluation.embedding import embed_utterances
+from speakernet.evaluation.options import EmbeddingOptions
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +60,7 @@ def test_embeddings(corpus: Path, tiny_corpus: Path) -> None:
     names: StringTable = read_trials(tiny_corpus / "trials.txt").names
     source = build_source(config, corpus)
     assert isinstance(source, PackedSource)
-    found = embed_utterances(net, source, names, eval_frames=80, num_crops=2)
-    expected = embed_utterances(net, build_source(config, tiny_corpus), names, eval_frames=80, num_crops=2)
+    options = EmbeddingOptions(eval_frames=80, num_crops=2)
+    found = embed_utterances(net, source, names, options)
+    expected = embed_utterances(net, build_source(config, tiny_corpus), names, options)
     assert found.shape == (len(names), 2, 8) and (found == expected).all()
