@@ -18,7 +18,7 @@ import torch
 from benchmarks import classic
 from benchmarks.timing import Speedup, Way, compare, run_in_turn
 from speakernet.data.lists import StringTable, read_trials
-from speakernet.data.sources import open_source
+from speakernet.data.opening import open_source
 from speakernet.evaluation import metrics
 from speakernet.evaluation.embedding import embed_utterances
 from speakernet.evaluation.options import EmbeddingOptions

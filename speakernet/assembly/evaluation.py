@@ -17,12 +17,12 @@ import torch
 
 import speakernet
 from speakernet import distributed
-from speakernet.assembly.data import build_source
 from speakernet.assembly.detail import build_sweep, check_slices, with_detail
+from speakernet.assembly.inputs import Inputs
 from speakernet.assembly.model import load_for_scoring
 from speakernet.config import Config
 from speakernet.config.schema import config_to_dict
-from speakernet.data.lists import TrialList, read_training_list, read_trials
+from speakernet.data.lists import TrialList
 from speakernet.evaluation import metrics
 from speakernet.evaluation.backend import Backend, Cohort, plain_backend
 from speakernet.evaluation.calibration import AffineCalibration, fit_calibration, named_thresholds
@@ -37,7 +37,6 @@ from speakernet.evaluation.score_norm import speaker_means
 from speakernet.evaluation.scoring import mean_embeddings
 from speakernet.evaluation.speakers import Speakers, read_speaker_table, speakers_of
 from speakernet.files import sha256_of
-from speakernet.machine.device import choose_device
 from speakernet.machine.facts import system_info
 from speakernet.models.model_file import ModelFile, is_model_file, read_checkpoint, save_model_file
 from speakernet.seeding import numpy_generator
@@ -48,18 +47,18 @@ logger = logging.getLogger(__name__)
 SUBSET_STREAM, MEAN_STREAM, COHORT_STREAM = 6201, 6202, 6203
 
 
-def build_validation(config: Config, net: EmbeddingNet, device: torch.device) -> Callable[[], dict[str, Any]]:
+def build_validation(config: Config, inputs: Inputs, net: EmbeddingNet) -> Callable[[], dict[str, Any]]:
     """A callable that evaluates the network, as it is then, on the validation list (or a fixed subset of it)."""
-    trials = subset(read_trials(config.data.validation_list), config.evaluation.max_trials, config.runtime.seed)
+    trials = subset(inputs.validation.trials, config.evaluation.max_trials, config.runtime.seed)
     if trials.labels is not None and len(np.unique(trials.labels)) < 2:
         raise ValueError(
             f"{trials.source}: the {len(trials)} trials to choose the best checkpoint by have no error rate, which "
             "needs targets and non-targets; raise evaluation.max_trials (0: all), or mend the list"
         )
-    source = build_source(config, config.data.validation_path)
+    source = inputs.validation.source
     # The mean and the cohort move with the network: what is watched while training is the plain score.
     options = dataclasses.replace(config.evaluation, score_norm="none", bootstrap_samples=0)
-    embedder = _embedder(config, net, device)
+    embedder = _embedder(config, net, inputs.device)
     backend = Backend(options, config.loss.normalize_embeddings)
     speakers, checksum = _speakers(config, trials), trials.checksum
 
@@ -70,11 +69,14 @@ def build_validation(config: Config, net: EmbeddingNet, device: torch.device) ->
     return validate
 
 
-def run_evaluation(config: Config, model_path: str | Path, *, after_training: bool = False) -> Evaluation:
+def run_evaluation(
+    config: Config, inputs: Inputs, model_path: str | Path, *, after_training: bool = False
+) -> Evaluation:
     """Score the test list with a model file; the training data is needed only for what the file lacks.
 
     Args:
         config: what to score and how.
+        inputs: of the run; lists that they have are not read again.
         model_path: a model file, or a foreign checkpoint of the config's architecture.
         after_training: fit calibration and thresholds on the validation list where no calibration_list is named.
 
@@ -83,7 +85,7 @@ def run_evaluation(config: Config, model_path: str | Path, *, after_training: bo
     """
     check_slices(config)
     sweep = build_sweep(config)
-    device = choose_device(config.runtime)
+    device = inputs.device
     model = load_for_scoring(config, model_path)
     net = model.net.to(device)
     embedder = dataclasses.replace(
@@ -91,15 +93,14 @@ def run_evaluation(config: Config, model_path: str | Path, *, after_training: bo
         store=Path(config.training.save_path) / "embeddings" if config.evaluation.keep_embeddings else None,
         model_digest=weights_digest(model.contents["weights"]) + str(net.spec()),
     )
-    trials = read_trials(config.data.test_list)
+    trials, source = inputs.test.trials, inputs.test.source
     speakers = _speakers(config, trials)
-    source = build_source(config, config.data.test_path)
     keep = _ModelKeeper(Path(model_path), model)
     warnings: list[str] = []
     if after_training and config.data.validation_list == config.data.test_list:
         warnings.append("the best checkpoint was chosen on this very list: the error rates flatter")
-    backend = _backend(config, model, embedder, keep, trials, warnings)
-    calibration = _calibration(config, model, embedder, backend, keep, after_training, warnings)
+    backend = _backend(config, inputs, model, embedder, keep, trials, warnings)
+    calibration = _calibration(config, inputs, model, embedder, backend, keep, after_training, warnings)
     evaluation = evaluate(
         embedder, backend, trials, source, speakers, config.evaluation, config.runtime.seed, calibration
     )
@@ -107,7 +108,7 @@ def run_evaluation(config: Config, model_path: str | Path, *, after_training: bo
     keep.write()
     results = _with_facts(results, config, model, Path(model_path), warnings)
     if after_training:
-        results = _with_training_data(results, config)
+        results = _with_training_data(results, config, inputs)
     for warning in warnings:
         logger.warning("%s", warning)
     return dataclasses.replace(evaluation, results=results)
@@ -130,7 +131,7 @@ def subset(trials: TrialList, max_trials: int, seed: int) -> TrialList:
     labels = None if trials.labels is None else trials.labels[rows]
     logger.info("%s: a fixed subset of %d of %d trials", trials.source, len(rows), len(trials))
     first, second = numbers[: len(rows)].astype(np.int32), numbers[len(rows) :].astype(np.int32)
-    return TrialList(trials.names.take(used), first, second, labels, trials.source)
+    return TrialList(trials.names.take(used), first, second, labels, trials.source, trials.sha256)
 
 
 class _ModelKeeper:
@@ -172,6 +173,7 @@ def _speakers(config: Config, trials: TrialList) -> Speakers:
 
 def _backend(
     config: Config,
+    inputs: Inputs,
     model: ModelFile,
     embedder: Embedder,
     keep: _ModelKeeper,
@@ -179,11 +181,11 @@ def _backend(
     warnings: list[str],
 ) -> Backend:
     section = config.evaluation
-    mean = _mean(config, model, embedder, keep) if section.subtract_mean else None
+    mean = _mean(config, inputs, model, embedder, keep) if section.subtract_mean else None
     is_normalised = bool(model.contents["loss_normalizes"])
     if section.score_norm == "none":
         return Backend(section, is_normalised, mean)
-    cohort, speakers = _cohort(config, embedder, mean)
+    cohort, speakers = _cohort(config, inputs, embedder, mean)
     test_speakers = {part for one in trials.names for part in one.replace("\\", "/").split("/")[:-1]}
     shared = sorted(test_speakers & set(speakers))
     if shared:
@@ -192,7 +194,7 @@ def _backend(
     return Backend(section, is_normalised, mean, cohort)
 
 
-def _mean(config: Config, model: ModelFile, embedder: Embedder, keep: _ModelKeeper) -> np.ndarray:
+def _mean(config: Config, inputs: Inputs, model: ModelFile, embedder: Embedder, keep: _ModelKeeper) -> np.ndarray:
     """The mean embedding of the training set: the model file's where it was measured this way, else measured anew."""
     mode = embedder.options.modes[0]
     described = embedder.options.in_mode(mode).describe()
@@ -207,10 +209,9 @@ def _mean(config: Config, model: ModelFile, embedder: Embedder, keep: _ModelKeep
             "there is no training list to measure it on; set --train_list and --train_path, or "
             "evaluation.subtract_mean: false"
         )
-    training = read_training_list(data.train_list)
+    training, source = inputs.training.rows, inputs.training.source
     random = numpy_generator(config.runtime.seed, MEAN_STREAM)
     rows = np.sort(random.permutation(len(training))[: config.evaluation.mean_utterances])
-    source = build_source(config, data.train_path or Path(data.train_list).parent)
     embeddings = embedder.embed(training.paths.take(rows), source, mode, "training_mean")
     mean = embeddings.mean(axis=(0, 1), dtype=np.float64).astype(np.float32)
     if kept is not None:
@@ -227,29 +228,29 @@ def _in_words(described: Mapping[str, Any] | None) -> str:
     return ", ".join(str(value) if name == "embedding" else f"{name} {value}" for name, value in described.items())
 
 
-def _cohort(config: Config, embedder: Embedder, mean: np.ndarray | None) -> tuple[Cohort, list[str]]:
+def _cohort(config: Config, inputs: Inputs, embedder: Embedder, mean: np.ndarray | None) -> tuple[Cohort, list[str]]:
     """The cohort, a member for each speaker, and its speakers."""
     section, data = config.evaluation, config.data
     path = section.cohort_list or data.train_list
     if not path:
         raise ValueError(f"score_norm {section.score_norm} needs a cohort: set --cohort_list (`speaker path` a line)")
-    members = read_training_list(path)
-    folder = section.cohort_path or (data.train_path if path == data.train_list else "") or str(Path(path).parent)
+    given = inputs.training_input(path, section.cohort_path or (data.train_path if path == data.train_list else ""))
+    members = given.rows
     rows = np.arange(len(members))
     if section.cohort_utterances:
         order = numpy_generator(config.runtime.seed, COHORT_STREAM).permutation(len(members))
         order = order[np.argsort(members.labels[order], kind="stable")]
         first = np.searchsorted(members.labels[order], members.labels[order])
         rows = np.sort(order[np.arange(len(order)) - first < section.cohort_utterances])
-    source = build_source(config, folder)
     mode: Mode = embedder.options.modes[0]
-    embeddings = embedder.embed(members.paths.take(rows), source, mode, f"cohort_{Path(path).stem}")
+    embeddings = embedder.embed(members.paths.take(rows), given.source, mode, f"cohort_{Path(path).stem}")
     means = speaker_means(mean_embeddings(embeddings, mean), members.labels[rows])
-    return Cohort(means, f"{Path(path).name} {sha256_of(path)[:12]}"), list(members.speakers)
+    return Cohort(means, f"{Path(path).name} {members.sha256[:12]}"), list(members.speakers)
 
 
 def _calibration(
     config: Config,
+    inputs: Inputs,
     model: ModelFile,
     embedder: Embedder,
     backend: Backend,
@@ -267,22 +268,22 @@ def _calibration(
             if plain_backend(fit["backend"]) == plain_backend(described):
                 return AffineCalibration.from_dict(fit)
         return None
-    trials = read_trials(path)
+    given = inputs.trial_input(path, folder)
+    trials, source = given.trials, given.source
     reason = why_no_error_rate(trials)
     if reason:
         raise ValueError(f"cannot calibrate: {reason}")
     assert trials.labels is not None
-    source = build_source(config, folder or Path(path).parent)
     scored = score_trials(embedder, backend, trials, source)
-    inputs = ("score", *section.quality_measures)
-    columns = calibration_inputs(inputs, scored, trials, source)
-    calibration = fit_calibration(columns, trials.labels, section.calibration_prior, inputs)
+    measures = ("score", *section.quality_measures)
+    columns = calibration_inputs(measures, scored, trials, source)
+    calibration = fit_calibration(columns, trials.labels, section.calibration_prior, measures)
     if Path(path).resolve() == Path(data.test_list).resolve():
         warnings.append("calibration was fitted on the list that is reported: its actual costs and Cllr flatter")
     thresholds, refused = named_thresholds(metrics.error_rates(scored.scores, trials.labels), described)
     for sentence in refused:
         logger.info("%s: %s", path, sentence)
-    origin = {"list": Path(path).name, "list_sha256": sha256_of(path), "backend": described}
+    origin = {"list": Path(path).name, "list_sha256": trials.sha256, "backend": described}
     _keep_fit(keep, {**calibration.to_dict(), **origin}, [{**one, **origin} for one in thresholds])
     return calibration
 
@@ -322,12 +323,11 @@ def _with_facts(results: Results, config: Config, model: ModelFile, model_path: 
     )
 
 
-def _with_training_data(results: Results, config: Config) -> Results:
+def _with_training_data(results: Results, config: Config, inputs: Inputs) -> Results:
     """What the model was trained on and chosen by: the lists by name, and how much there was of the first."""
     data = config.data
-    training = read_training_list(data.train_list)
-    # Durations come from the headers that training has read; their table is kept on disk.
-    num_samples = build_source(config, data.train_path).lookup(training.paths).num_samples
+    training = inputs.training.rows
+    num_samples = inputs.training.table.num_samples
     hours = float(np.maximum(num_samples, 0).sum()) / data.sample_rate / 3600
     named = (("training", data.train_list), ("validation", data.validation_list))
     lists = [{"role": role, "name": Path(path).name, "sha256": sha256_of(path)} for role, path in named]

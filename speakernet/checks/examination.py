@@ -12,7 +12,8 @@ from speakernet.checks.quick import quick_check
 from speakernet.checks.rows import row_findings
 from speakernet.checks.samples import read_facts, sample_findings
 from speakernet.data.lists import ListError, StringTable, read_training_list, read_trials
-from speakernet.data.sources import AudioSource, open_source
+from speakernet.data.opening import open_source
+from speakernet.data.sources import AudioSource
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def _examine_audio(
     source = _open(root, patient.sample_rate)
     if source is None:
         return
-    lookup = source.lookup(names, num_threads=4 * num_jobs)
+    lookup = source.lookup_table(names, num_threads=4 * num_jobs)
     result.findings += header_findings(names, lookup, check, patient.min_seconds)
     is_good = np.ones(len(names), dtype=bool)
     is_good[list(lookup.problems)] = False

@@ -63,7 +63,7 @@ class Embedder:
             return self._embed(names, source, options)
         frames = options.eval_frames if mode == "crops" else 0
         settings = {"frames": frames, "crops": options.num_crops if frames else 1, "precision": self.precision}
-        key = store_key(self.model_digest, names, source.lookup(names, reader_threads(options)), settings)
+        key = store_key(self.model_digest, names, source.lookup_table(names, reader_threads(options)), settings)
         path = self.store / f"{list_name}.{mode}.npz"
         # One process looks, so that all take the same way through the collectives that follow.
         kept = distributed.broadcast_object(load_embeddings(path, key) if distributed.is_main() else None)

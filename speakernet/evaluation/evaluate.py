@@ -23,7 +23,7 @@ from speakernet.evaluation.report.report import write_report
 from speakernet.evaluation.results import Results
 from speakernet.evaluation.score_files import write_scores
 from speakernet.evaluation.speakers import Speakers
-from speakernet.files import atomic_write, sha256_of
+from speakernet.files import atomic_write
 
 logger = logging.getLogger(__name__)
 
@@ -117,11 +117,10 @@ def evaluate(
     start = time.perf_counter()
     results = figures(trials, scored.scores, speakers, options, seed, llrs)
     end = time.perf_counter()
-    checksum = sha256_of(trials.source) if Path(trials.source).is_file() else ""
     results = replace(
         results,
         backend=backend.describe(embedder.options),
-        lists=[{"role": "trials", "name": Path(trials.source).name, "sha256": checksum}],
+        lists=[{"role": "trials", "name": Path(trials.source).name, "sha256": trials.sha256}],
         timings_seconds={name: round(value, 3) for name, value in {**scored.seconds, "figures": end - start}.items()},
         seconds=end - begin,
     )
@@ -159,7 +158,7 @@ def calibration_inputs(inputs: tuple[str, ...], scored: Scored, trials: TrialLis
 def _quality(name: str, scored: Scored, trials: TrialList, source: AudioSource) -> np.ndarray:
     """A quality measure of every utterance, (utterances,)."""
     if name == "duration":
-        return np.log(np.maximum(source.lookup(trials.names).num_samples, 1) / source.sample_rate)
+        return np.log(np.maximum(source.lookup_table(trials.names).num_samples, 1) / source.sample_rate)
     if name == "magnitude":
         first = next(iter(scored.embeddings.values()))
         return np.log(np.maximum(np.linalg.norm(first, axis=2).mean(axis=1), 1e-12))

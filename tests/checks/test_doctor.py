@@ -169,7 +169,7 @@ def test_options_that_cannot_work_together_are_an_error(corpus, monkeypatch, cap
 
 def test_facts_hold_for_names_with_spaces(tmp_path):
     from speakernet.checks.samples import read_facts
-    from speakernet.data.sources import open_source
+    from speakernet.data.opening import open_source
 
     write_audio(tmp_path / "a b/c d.wav", noise(1, level=0.5), 16000)
     facts = read_facts(open_source(tmp_path), StringTable.from_strings(["a b/c d.wav", "gone.wav"]), 2)
