@@ -108,7 +108,7 @@ def test_rooms_import_only_what_the_table_allows(path: Path) -> None:
 def test_config_imports_option_modules_only() -> None:
     for path in sorted((PACKAGE / "config").glob("*.py")):
         for module in imported_modules(path) & MODULES.keys():
-            if module.split(".")[1] in OPTIONS and module.count(".") > 1:
+            if module.count(".") > 1 and module.split(".")[1] in OPTIONS:
                 assert module.endswith(".options"), f"{path.name} imports {module}"
 
 
