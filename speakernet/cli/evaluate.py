@@ -11,17 +11,19 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from speakernet.data.lists import TrialList, read_trials
 from speakernet.evaluation.calibration import AffineCalibration, fit_calibration
-from speakernet.evaluation.evaluate import Evaluation
 from speakernet.evaluation.figures import figures
 from speakernet.evaluation.score_files import read_scores, scores_for
 from speakernet.evaluation.speakers import read_speaker_table
 from speakernet.files import sha256_of
+
+if TYPE_CHECKING:
+    from speakernet.evaluation.evaluate import Evaluation
 
 TAKES_CONFIG = True
 
@@ -63,12 +65,15 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def evaluate_scores(arguments: argparse.Namespace) -> Evaluation:
+def evaluate_scores(arguments: argparse.Namespace) -> "Evaluation":
     """Figures of one score file, or of several fused.
 
     Raises:
         ValueError: scores that do not match the list, NaN, or files that are missing for the fit.
     """
+    # Late: --help needs neither torch, which embeds, nor matplotlib, which draws.
+    from speakernet.evaluation.evaluate import Evaluation
+
     trials = read_trials(arguments.trials)
     columns = [_scores(path, trials) for path in arguments.scores]
     fit = _fit(arguments, len(columns))
