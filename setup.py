@@ -17,7 +17,11 @@ CORE = [
     "matplotlib>=3.7",
     "psutil>=5.9",
     "safetensors>=0.4",
-    "jsonargparse[signatures]>=4.40,<5",
+    "pydantic>=2.7,<3",
+    "annotated-types>=0.6",
+    "filelock>=3.12,<5",
+    "requests>=2.32,<3",
+    "jinja2>=3.1,<4",
 ]
 EXTRAS = {
     "export": ["onnx>=1.16", "onnxruntime>=1.18"],
@@ -25,11 +29,13 @@ EXTRAS = {
     "test": [
         "pytest>=8",
         "pytest-timeout>=2.2",
+        "pytest-xdist>=3.5",
         "hypothesis>=6.90",
         "ruff>=0.6",
         "mypy>=1.11",
         "types-PyYAML",
         "types-psutil",
+        "types-requests",
         "types-tqdm",
         "imageio-ffmpeg>=0.5",
         "scikit-learn>=1.3",
@@ -47,7 +53,10 @@ setup(
     # configs/ becomes the package speakernet.recipes so that bare recipe names work from an installed wheel too.
     packages=[*find_namespace_packages(include=["speakernet", "speakernet.*"]), "speakernet.recipes"],
     package_dir={"speakernet.recipes": "configs"},
-    package_data={"speakernet.recipes": ["*.yaml", "voxceleb/*.yaml"], "speakernet": ["**/*.yaml", "py.typed"]},
+    package_data={
+        "speakernet.recipes": ["*.yaml", "voxceleb/*.yaml"],
+        "speakernet": ["**/*.yaml", "**/*.j2", "py.typed"],
+    },
     install_requires=CORE,
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["speakernet = speakernet.cli:main"]},

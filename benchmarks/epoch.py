@@ -20,8 +20,9 @@ from benchmarks.steps import margin_and_scale
 from benchmarks.timing import Timing
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.evaluation import build_validation
-from speakernet.assembly.journeys import with_default_paths
+from speakernet.assembly.inputs import Inputs, with_default_paths
 from speakernet.assembly.model import build_loss, build_model
+from speakernet.assembly.refusals import refuse_impossible
 from speakernet.assembly.training import build_trainer, prepare_machine
 from speakernet.config.schema import Config, replaced
 from speakernet.data.lists import read_training_list, read_trials
@@ -60,11 +61,13 @@ def our_epoch(config: Config, folder: Path) -> Callable[[], None]:
     """The trainer's next epoch and its evaluation."""
     prepare_machine(config)
     config = replaced(config, training={"max_epochs": 1 << 20})
-    device = choose_device(config.runtime)
+    inputs = Inputs(config, choose_device(config.runtime))
     net = build_model(config)
-    loader = build_training_loader(config, device)
+    refuse_impossible(config, net, inputs.device)
+    loader = build_training_loader(config, inputs)
     loss = build_loss(config, loader.num_classes)
-    trainer = build_trainer(config, net, loss, loader, build_validation(config, net, device), folder)
+    validate = build_validation(config, inputs, net)
+    trainer = build_trainer(config, net, loss, loader, validate, folder, inputs.device)
 
     def run() -> None:
         trainer.train_epoch()

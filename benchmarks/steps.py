@@ -20,6 +20,7 @@ from benchmarks.plain_models import PlainAMSoftmax, plain_model
 from benchmarks.served import own_command, own_environment, serve, time_processes
 from benchmarks.timing import Timing
 from speakernet.assembly.model import build_loss, build_model
+from speakernet.assembly.refusals import refuse_impossible
 from speakernet.assembly.training import build_precision, build_trainer, prepare_machine
 from speakernet.config.schema import Config, replaced
 from speakernet.losses.options import AMSoftmaxOptions, LossOptions
@@ -123,8 +124,10 @@ def trainer_step(config: Config, folder: Path, batch_size: int) -> Callable[[], 
     """One whole step of a real trainer as a callable: what the loop does between two batches, progress line and all."""
     torch.manual_seed(config.runtime.seed)
     net, loss = build_model(config), build_loss(config, NUM_SPEAKERS)
-    loader = OneBatchLoader(RandomBatch.of(batch_size, find_device(config.runtime)))
-    trainer = build_trainer(config, net, loss, loader, lambda: {"eer_percent": 50.0}, folder)
+    device = find_device(config.runtime)
+    refuse_impossible(config, net, device)
+    loader = OneBatchLoader(RandomBatch.of(batch_size, device))
+    trainer = build_trainer(config, net, loss, loader, lambda: {"eer_percent": 50.0}, folder, device)
     net.train()
     loss.train()
     batches = iter(loader)

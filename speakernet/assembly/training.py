@@ -11,9 +11,9 @@ from torch import nn
 
 from speakernet import distributed
 from speakernet.assembly.compiling import build_compiler
-from speakernet.assembly.refusals import needs_gradient_cache, refuse_impossible, say_what_has_no_effect
+from speakernet.assembly.refusals import needs_gradient_cache, say_what_has_no_effect
 from speakernet.config.schema import Config, config_to_dict
-from speakernet.machine.device import choose_device, find_device
+from speakernet.machine.device import find_device
 from speakernet.machine.settings import AppliedSetting, optimize_torch_settings
 from speakernet.models.layers import is_safe_in_channels_last
 from speakernet.models.model_file import model_file_contents
@@ -119,19 +119,16 @@ def build_trainer(
     loader: Loader,
     validate: Validate,
     run_folder: str | Path,
+    device: torch.device,
     advise: Callable[[float], str] | None = None,
 ) -> Trainer:
     """A trainer ready to run; `net` and `loss` are moved to the device and changed in place.
 
-    `advise` says what to change when so large a share of the time went into waiting for data.
-
-    Raises:
-        ValueError: a combination that cannot work, said before anything slow starts.
+    What cannot work together was refused before (`refuse_impossible`). `advise` says what to change when so large a
+    share of the time went into waiting for data.
     """
     training = config.training
-    device = choose_device(config.runtime)
-    refuse_impossible(config, net, loss, device)
-    say_what_has_no_effect(config, loss, device, len(loader))
+    say_what_has_no_effect(config, device, len(loader))
     precision = build_precision(config, device)
     net.to(device)
     loss.to(device)
@@ -164,7 +161,7 @@ def build_trainer(
         step=step,
         average=WeightAverage(net, training.ema_decay),
         progress=Progress(folder if distributed.is_main() else None),
-        compiler=build_compiler(config, net, loss, device, recover=step.forget),
+        compiler=build_compiler(config, net, device, recover=step.forget),
         threads=watch_threads(config, device),
         advise=advise,
         extra_contents=_origin(config, loader),

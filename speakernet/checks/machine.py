@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 from speakernet.checks.findings import Finding
-from speakernet.corpora.ffmpeg import FfmpegError, ffmpeg_version, find_ffmpeg
 from speakernet.data.audio import AudioError
+from speakernet.data.ffmpeg import FfmpegError, ffmpeg_version, find_ffmpeg
 from speakernet.data.lists import StringTable
 from speakernet.data.sources import AudioSource
 from speakernet.files import human_bytes

@@ -20,6 +20,7 @@ COMMANDS = {
     "evaluate": "evaluate",
     "compare": "compare",
     "report": "report",
+    "prepare": "prepare",
     "pack": "pack",
     "doctor": "doctor",
     "list": "list_parts",
@@ -32,7 +33,8 @@ COMMANDS = {
 """Command name -> module in this room, with `add_arguments(parser)` and `run(arguments) -> exit status`.
 
 A module with `TAKES_CONFIG = True` also accepts `--config FILE` and every option of the configuration; they arrive in
-`arguments.config_arguments` for `speakernet.config.load_config`.
+`arguments.config_arguments` for `speakernet.config.load_config`. A command of several parts has `main(arguments)`
+instead and parses what follows its name itself.
 """
 
 INTERRUPTED = 130
@@ -84,6 +86,8 @@ def run_command(module_name: str, program: str, arguments: Sequence[str]) -> int
         os.environ.setdefault(HUGE_PAGES, "1")
     module = importlib.import_module(module_name)
     try:
+        if hasattr(module, "main"):
+            return module.main(arguments)
         return module.run(_parse(module, program, arguments)) or 0
     except KeyboardInterrupt as interrupt:
         sys.stderr.write("\ninterrupted\n")

@@ -12,9 +12,9 @@ starting it again.
 import argparse
 import logging
 
+from speakernet.corpora.pack_inputs import open_inputs
 from speakernet.data.lists import StringTable, read_training_list, read_trials
 from speakernet.data.packed.corpus import verify
-from speakernet.data.packed.inputs import open_inputs
 from speakernet.data.packed.writer import SKIPPED, pack
 from speakernet.files import human_bytes
 from speakernet.machine.limits import usable_cores

@@ -1,11 +1,13 @@
-"""Join archive parts and unpack zip and tar archives safely, in parallel, and from where a killed run stopped.
+"""Archives that come in parts, joined or read as if they were; zip and tar unpacked safely and in parallel.
 
 An archive is data from outside: its names are checked, links and devices are refused, and so is one that unpacks to far
 more than its size. Every file is written under a temporary name and renamed, so a final name is a whole file.
 """
 
-import logging
+import bisect
+import io
 import os
+import re
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
@@ -15,12 +17,9 @@ from tqdm import tqdm
 
 from speakernet.corpora import verified
 from speakernet.corpora.download import check_space
-from speakernet.corpora.parallel import parallel_map
-from speakernet.corpora.safe_paths import Folder, UnsafeNameError, checked_relative, temporary_beside
+from speakernet.corpora.safe_paths import Folder, UnsafeNameError, checked_relative
 from speakernet.corpora.summary import StepSummary
-from speakernet.files import human_bytes
-
-logger = logging.getLogger(__name__)
+from speakernet.files import human_bytes, md5_of, parallel_map, temporary_beside
 
 BLOCK_BYTES = 1 << 20
 #: Recorded speech packs to a third at best; silence could reach 1000. An honest corpus stays far below this.
@@ -29,10 +28,81 @@ MAX_RATIO = 100
 ALWAYS_ALLOWED_BYTES = 256 << 20
 ZIP_LINK_MODE = 0o120000
 MODE_MASK = 0o170000
+#: Names of parts: `vox1_dev_wav_partaa`, `corpus.part1`, `corpus.zip.001`.
+PART = re.compile(r"^(?P<stem>.*?)(?:[._-]?part[._-]?[a-z]{1,2}|[._-]?part[._-]?\d+|\.\d{3})$")
 
 
 class ArchiveError(ValueError):
     """An archive that is damaged or that would do what an archive must not."""
+
+
+def group_parts(paths: Sequence[Path]) -> list[list[Path]]:
+    """Paths grouped into archives: the parts of one archive together and in order, in order of first mention.
+
+    >>> [[path.name for path in group] for group in group_parts([Path("a_partab"), Path("b.zip"), Path("a_partaa")])]
+    [['a_partaa', 'a_partab'], ['b.zip']]
+    """
+    groups: dict[tuple[Path, str], list[Path]] = {}
+    for path in paths:
+        match = PART.match(path.name)
+        key = match["stem"] + "/part" if match else path.name
+        groups.setdefault((path.parent, key), []).append(path)
+    return [sorted(group) for group in groups.values()]
+
+
+class JoinedFile(io.RawIOBase):
+    """Several files read as one."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        super().__init__()
+        self._files = [path.open("rb") for path in paths]
+        self._starts = [0]
+        for path in paths:
+            self._starts.append(self._starts[-1] + path.stat().st_size)
+        self._position = 0
+
+    def readable(self) -> bool:
+        """Whether it can be read: yes."""
+        return True
+
+    def seekable(self) -> bool:
+        """Whether it can be read anywhere: yes."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a byte; see `io.IOBase.seek`."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._starts[-1]}[whence]
+        if base + offset < 0:
+            raise OSError(f"cannot seek to byte {base + offset}")
+        self._position = base + offset
+        return self._position
+
+    def tell(self) -> int:
+        """The byte that is read next."""
+        return self._position
+
+    def read(self, size: int | None = -1) -> bytes:
+        """The next `size` bytes, fewer only at the end; all that is left without a size."""
+        left = max(0, self._starts[-1] - self._position)
+        wanted = left if size is None or size < 0 else min(size, left)
+        blocks = []
+        while wanted > 0:
+            number = bisect.bisect_right(self._starts, self._position) - 1
+            file = self._files[number]
+            file.seek(self._position - self._starts[number])
+            block = file.read(min(wanted, self._starts[number + 1] - self._position))
+            if not block:
+                break
+            blocks.append(block)
+            self._position += len(block)
+            wanted -= len(block)
+        return blocks[0] if len(blocks) == 1 else b"".join(blocks)
+
+    def close(self) -> None:
+        """Close every part."""
+        for file in self._files:
+            file.close()
+        super().close()
 
 
 def join_parts(
@@ -55,7 +125,7 @@ def join_parts(
         half = temporary_beside(whole)
         with tqdm(total=num_bytes, desc=f"join {whole.name}", unit="B", unit_scale=True, dynamic_ncols=True) as bar:
             _copy_parts(parts, half, bar.update)
-        found = verified.md5_of(half)
+        found = md5_of(half)
         if md5 is not None and found != md5:
             half.unlink()
             summary.add_broken(whole.name, f"MD5 of the joined parts is {found}, expected {md5}; the parts are kept")
@@ -73,7 +143,6 @@ def extract(
     folder: str | Path,
     summary: StepSummary,
     num_jobs: int = 1,
-    wanted: Callable[[str], bool] = lambda name: True,
 ) -> None:
     """Unpack a zip or tar archive into `folder`; members that are already there with the right size are skipped.
 
@@ -82,7 +151,6 @@ def extract(
         folder: nothing outside of it is written.
         summary: counts the members.
         num_jobs: threads for a zip (a compressed tar is one stream and takes one).
-        wanted: names to take; the others are not counted.
 
     Raises:
         ArchiveError: an unsafe name, a link, a bomb, or not an archive; of a zip nothing is then written at all.
@@ -90,9 +158,9 @@ def extract(
     """
     try:
         if zipfile.is_zipfile(archive):
-            _extract_zip(archive, Folder(folder), summary, num_jobs, wanted)
+            _extract_zip(archive, Folder(folder), summary, num_jobs)
         elif tarfile.is_tarfile(archive):
-            _extract_tar(archive, Folder(folder), summary, wanted)
+            _extract_tar(archive, Folder(folder), summary)
         else:
             raise ArchiveError(f"{archive} is neither a zip nor a tar archive, or is damaged; fetch it again")
     except UnsafeNameError as error:
@@ -121,11 +189,9 @@ def zip_members(archive: zipfile.ZipFile, path: Path) -> list[zipfile.ZipInfo]:
     return members
 
 
-def _extract_zip(
-    path: Path, folder: Folder, summary: StepSummary, num_jobs: int, wanted: Callable[[str], bool]
-) -> None:
+def _extract_zip(path: Path, folder: Folder, summary: StepSummary, num_jobs: int) -> None:
     with zipfile.ZipFile(path) as archive:
-        members = [member for member in zip_members(archive, path) if wanted(member.filename)]
+        members = zip_members(archive, path)
         missing = [
             member
             for member in members
@@ -149,7 +215,7 @@ def _extract_zip(
                 summary.add_broken(name, problem)
 
 
-def _extract_tar(path: Path, folder: Folder, summary: StepSummary, wanted: Callable[[str], bool]) -> None:
+def _extract_tar(path: Path, folder: Folder, summary: StepSummary) -> None:
     taken = 0
     bar = tqdm(desc=f"extract {path.name}", unit="file", dynamic_ncols=True)
     # Stream mode keeps no table of members, so that memory stays flat; nothing is read twice.
@@ -163,8 +229,6 @@ def _extract_tar(path: Path, folder: Folder, summary: StepSummary, wanted: Calla
             target = folder.path(member.name)
             taken += member.size
             _refuse_bomb(path, taken)
-            if not wanted(member.name):
-                continue
             if _is_there(target, member.size):
                 summary.add_skipped()
                 continue

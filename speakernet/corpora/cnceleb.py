@@ -1,9 +1,14 @@
-"""CN-Celeb 1 and 2: training speakers, short utterances of one session joined, and the published trials.
+"""CN-Celeb 1 and 2: download, unpack, join short utterances by session, lists, and the published trials.
 
-A third of CN-Celeb's utterances are shorter than two seconds; as wespeaker does, those of one speaker, genre and
-session can be joined, in order, until they last five. The evaluation's enrolments and tests are taken as published.
+    speakernet prepare cnceleb --save_path data --download --join
+    speakernet prepare cnceleb --save_path data         lists only
+
+Lists go to data/cnceleb_lists, their paths start from data; cnceleb_trials.txt are the published ones (CNC-Eval). A
+third of the utterances are shorter than two seconds; as wespeaker does, those of one speaker, genre and session can be
+joined, in order, until they last five.
 """
 
+import argparse
 import logging
 from collections.abc import Iterable, Iterator
 from itertools import groupby
@@ -11,20 +16,52 @@ from pathlib import Path
 
 import numpy as np
 
+from speakernet.corpora.commands import (
+    add_corpus_arguments,
+    add_download_arguments,
+    fetch_joined,
+    finish_corpus,
+    list_options,
+)
 from speakernet.corpora.conversion import audio_seconds
-from speakernet.corpora.parallel import parallel_map
+from speakernet.corpora.listing import prepare_corpus
 from speakernet.corpora.safe_paths import Folder
 from speakernet.corpora.summary import StepSummary
 from speakernet.corpora.utterances import Row
 from speakernet.corpora.walking import walk_files
 from speakernet.data.audio import SAMPLE_RATE, AudioError, audio_info, read_audio, write_audio
 from speakernet.data.lists import ListError, write_trials
+from speakernet.files import exclusive, parallel_map
 
 logger = logging.getLogger(__name__)
 
 CORPORA = ("CN-Celeb_flac", "CN-Celeb2_flac", "CN-Celeb", "CN-Celeb2")
 JOINED_FOLDER = "CN-Celeb_joined"
 DEFAULT_JOIN_SECONDS = 5.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """All options of this part."""
+    add_corpus_arguments(parser)
+    parser.add_argument("--download", action="store_true", help="fetch and unpack what is not there")
+    parser.add_argument("--join", action="store_true", help="join the short utterances of a session, as wespeaker does")
+    parser.add_argument("--join_seconds", type=float, default=DEFAULT_JOIN_SECONDS, help="shorter ones are joined")
+    add_download_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Fetch what is missing, join, then write the lists."""
+    options = list_options(arguments, "cnceleb")
+    with exclusive(options.root):
+        summaries = fetch_joined("cnceleb", arguments) if arguments.download else []
+        rows = cnceleb_rows(options.root)
+        if arguments.join:
+            with StepSummary("join", options.save_path) as summary:
+                rows = iter(join_short(rows, options.root, options.num_jobs, summary, arguments.join_seconds))
+            summaries.append(summary)
+        lists, summary = prepare_corpus(rows, options)
+        write_published_trials(options.root, options.save_path / "cnceleb_trials.txt")
+        return finish_corpus(lists, [*summaries, summary], options)
 
 
 def cnceleb_rows(root: Path) -> Iterator[Row]:
@@ -57,9 +94,7 @@ def session_of(file_name: str) -> str:
     return file_name.rsplit(".", 1)[0].rpartition("-")[0]
 
 
-def join_short(
-    rows: Iterable[Row], root: Path, num_jobs: int, summary: StepSummary, join_seconds: float = DEFAULT_JOIN_SECONDS
-) -> list[Row]:
+def join_short(rows: Iterable[Row], root: Path, num_jobs: int, summary: StepSummary, join_seconds: float) -> list[Row]:
     """Join utterances shorter than `join_seconds` within a session; the rows afterwards.
 
     Joined files lie below `root`/CN-Celeb_joined and are made once; long utterances stay where they are. What is left

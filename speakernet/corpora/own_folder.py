@@ -1,58 +1,120 @@
-"""One's own voices: a folder of speakers, a table, or a pattern, turned into lists, trials and a configuration."""
+"""Your own voices, ready to train: lists, a speaker-disjoint split, trials, a configuration, and the next command.
 
+One folder a speaker, sessions in folders below it if you have them:
+
+    my_voices/anna/monday/1.wav    my_voices/bert/2.flac
+
+the same below folders named train, dev or test, whose speakers are then kept apart as they are (--layout pooled takes
+them together), or a table with the headings path,speaker[,session,gender] (--csv), or a regular expression over the
+paths with the groups speaker and, optionally, session and gender (--pattern '(?P<speaker>[^_]+)_(?P<session>[^_]+)_').
+WAV, FLAC, OGG and MP3 are used where they lie; m4a, aac, webm and the like are converted first (needs ffmpeg).
+
+    speakernet prepare folder my_voices
+"""
+
+import argparse
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-import numpy as np
-
+from speakernet.corpora.commands import add_common_arguments, add_list_arguments, chosen, say_next
 from speakernet.corpora.conversion import Conversion, ConversionOptions, convert_all
-from speakernet.corpora.ffmpeg import find_ffmpeg
-from speakernet.corpora.listing import listable_rows, usable_utterances, write_lists
-from speakernet.corpora.pairing import PairRules
+from speakernet.corpora.listing import ListOptions, listable_rows, prepare_lists
 from speakernet.corpora.recipe import write_recipe
-from speakernet.corpora.splits import MIN_FOR_SAME_GENDER, MIN_HELD_OUT_SPEAKERS, Split, split_speakers
-from speakernet.corpora.summary import StepSummary
-from speakernet.corpora.utterances import (
-    Row,
-    Utterances,
-    pattern_rule,
-    read_table,
-    row_by_folder,
-    row_by_pattern,
-)
-from speakernet.corpora.walking import CONVERTIBLE_SUFFIXES, READABLE_SUFFIXES, walk_files
+from speakernet.corpora.summary import StepSummary, finish
+from speakernet.corpora.utterances import Row, pattern_rule, read_table, row_by_folder, row_by_pattern
+from speakernet.corpora.walking import READABLE_SUFFIXES, walk_files
+from speakernet.data.ffmpeg import CONVERTIBLE_SUFFIXES, find_ffmpeg
+from speakernet.files import exclusive, own_command
 
 logger = logging.getLogger(__name__)
 
+LAYOUTS = ("auto", "speakers", "parts", "pooled")
 #: Folders of these names hold parts of a corpus, not speakers.
-PART_NAMES = frozenset(
-    {"train", "training", "dev", "development", "test", "testing", "eval", "evaluation", "val", "valid", "validation"}
-    | {"wav", "wavs", "flac", "audio", "data", "speech"}
-)
+PARTS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("dev", "development", "val", "valid", "validation"), "validation"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+}
+#: Folders of these names hold neither: the speakers, or the parts, lie in them.
+CONTAINERS = frozenset({"wav", "wavs", "flac", "audio", "data", "speech"})
+NUM_EXAMPLES = 5
 
 
 @dataclass(frozen=True)
-class FolderOptions:
-    """What the user asked for; see `data_prep/folder.py --help`."""
+class FolderOptions(ListOptions):
+    """What the user asked for.
 
-    root: Path
-    save_path: Path
+    Attributes:
+        table: CSV or TSV that names speakers, in place of the folders.
+        pattern: regular expression over the paths, likewise.
+        layout: one of LAYOUTS; `auto` keeps parts apart where the top folders are named so.
+        speaker_depth: folders above the speakers'; None finds out.
+        ffmpeg: the ffmpeg to use; None takes the one on the PATH.
+        noise_path: noise for augmentation, into the configuration.
+        rir_path: room impulse responses, likewise.
+    """
+
     table: Path | None = None
     pattern: str | None = None
+    layout: str = "auto"
     speaker_depth: int | None = None
-    validation_share: float = 0.1
-    test_share: float = 0.1
-    targets_per_speaker: int = 50
-    allow_same_session: bool = False
-    same_gender: bool = False
-    min_seconds: float = 0.5
-    seed: int = 10
-    num_jobs: int = 1
     ffmpeg: str | None = None
     noise_path: Path | None = None
     rir_path: Path | None = None
+
+
+class Layout(NamedTuple):
+    """How many folders lie above the speakers', and which of them names the part (None: there are no parts)."""
+
+    depth: int
+    part_depth: int | None = None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """All options of this part."""
+    help_text = "the folder that holds the voices; paths in lists are relative to it"
+    parser.add_argument("root", metavar="folder", type=Path, help=help_text)
+    parser.add_argument(
+        "--save_path", type=Path, help="where lists and configuration go (default: data/NAME OF THE FOLDER)"
+    )
+    help_text = "table with the headings path,speaker[,session,gender]"
+    parser.add_argument("--csv", type=Path, dest="table", help=help_text)
+    parser.add_argument("--pattern", help="regular expression over relative paths with a group named speaker")
+    help_text = (
+        "speakers: the top folders are speakers; parts: they are train, dev and test, kept apart; pooled: they are, "
+        "but their speakers are split anew; auto: by their names"
+    )
+    parser.add_argument("--layout", choices=LAYOUTS, default=FolderOptions.layout, help=help_text)
+    parser.add_argument("--speaker_depth", type=int, help="folders above the speakers' folders (default: found out)")
+    add_list_arguments(parser)
+    parser.add_argument("--same_session", action="store_true", help="also make target trials within one session")
+    parser.add_argument("--noise_path", type=Path, help="noise folder (MUSAN's layout) for augmentation")
+    parser.add_argument("--rir_path", type=Path, help="room impulse responses for augmentation")
+    parser.add_argument("--ffmpeg", help="ffmpeg to use (default: the one on the PATH)")
+    add_common_arguments(parser, save_path=None)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prepare the folder and say what to do next."""
+    # Before anything is made for a folder that is a slip of the pen.
+    if arguments.table is None and not arguments.root.is_dir():
+        raise ValueError(f"there is no folder {arguments.root}; give the folder that holds the speakers' folders")
+    save_path = arguments.save_path or Path("data") / arguments.root.resolve().name
+    options = chosen(FolderOptions, arguments, save_path=save_path)
+    with exclusive(save_path):
+        config, summaries = prepare_folder(options)
+        code = finish(summaries, save_path / "summary.txt")
+    if options.noise_path is None or options.rir_path is None:
+        logger.info(
+            "augmentation teaches much where recordings are few: %s and %s bring noise and room responses, then "
+            "--noise_path data/musan_split and --rir_path data/RIRS_NOISES/simulated_rirs here",
+            own_command("prepare musan"), own_command("prepare rirs"),
+        )  # fmt: skip
+    say_next(config)
+    return code
 
 
 def prepare_folder(options: FolderOptions) -> tuple[Path, list[StepSummary]]:
@@ -62,68 +124,90 @@ def prepare_folder(options: FolderOptions) -> tuple[Path, list[StepSummary]]:
         The configuration, and what each step found.
 
     Raises:
-        ValueError: too few speakers or utterances, or a table that cannot be read.
+        ValueError: too few speakers or utterances, parts that share speakers, or a table that cannot be read.
     """
     summaries: list[StepSummary] = []
-    options.save_path.mkdir(parents=True, exist_ok=True)
-    with StepSummary("scan", options.save_path) as scan:
-        rows: Iterator[Row] = _with_conversions(_rows(options, scan), options, summaries)
-        utterances, lookup = usable_utterances(rows, options.root, options.min_seconds, options.num_jobs, scan)
-        if not len(utterances):
-            raise ValueError(
-                f"none of the {scan.broken} files under {options.root} can be used; the first: {scan.first_broken[:1]}"
-            )
+    with StepSummary("scan", options.save_path, made="usable") as scan:
+        rows, part_of = _rows(options, scan)
+        lists = prepare_lists(_with_conversions(rows, options, summaries), options, scan, part_of)
     summaries.append(scan)
-    fewest = MIN_FOR_SAME_GENDER if options.same_gender else MIN_HELD_OUT_SPEAKERS
-    split = split_speakers(utterances, options.seed, options.validation_share, options.test_share, fewest)
-    rules = PairRules(other_session=_avoid_same_session(utterances, split, options), same_gender=options.same_gender)
-    lists = write_lists(
-        options.save_path,
-        utterances,
-        split,
-        seed=options.seed,
-        rules=rules,
-        median_seconds=float(np.median(lookup.seconds)),
-        targets_per_speaker=options.targets_per_speaker,
-    )
     config = options.save_path / f"{options.save_path.resolve().name}.yaml"
     write_recipe(config, options.root, lists, noise_path=options.noise_path, rir_path=options.rir_path)
     logger.info(
-        "%d utterances of %d speakers for training, %.1f hours in all", lists.num_train, lists.num_speakers,
-        float(lookup.seconds.sum()) / 3600,
-    )  # fmt: skip
+        "%d utterances of %d speakers for training, %.1f hours in all",
+        *(lists.num_train, lists.num_speakers, lists.hours),
+    )
     return config, summaries
 
 
-def guess_depth(root: Path) -> int:
-    """How many folders lie above the speakers: one where the top folders are named train, dev, test and the like."""
-    depth = 0
-    folder = root
-    while True:
-        names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-        if not names or not all(name.lower() in PART_NAMES for name in names):
-            return depth
-        depth += 1
-        folder = folder / names[0]
+def find_layout(root: Path, wanted: str = "auto") -> Layout:
+    """Where the speakers' folders lie below `root`, told from the names of the folders.
+
+    Raises:
+        ValueError: folders named as parts beside others, or no parts where parts are wanted.
+    """
+    if wanted == "speakers":
+        return Layout(0)
+    depth, folder = _below_containers(root, 0)
+    names = _folders(folder)
+    parts = [name for name in names if name.lower() in PARTS]
+    if not parts:
+        if wanted != "auto":
+            raise ValueError(f"--layout {wanted}: {folder} holds no folders named train, dev, test or the like")
+        return Layout(depth)
+    if len(parts) < len(names):
+        others = sorted(set(names) - set(parts))
+        raise ValueError(
+            f"{folder} holds folders named as parts of a corpus ({', '.join(parts)}) beside others "
+            f"({', '.join(others[:NUM_EXAMPLES])}): if each is a speaker, say --layout speakers, else give the folder "
+            "that holds either parts or speakers"
+        )
+    depths = {_below_containers(folder / name, depth + 1)[0] for name in parts}
+    if len(depths) > 1:
+        raise ValueError(f"the speakers lie at another depth in each of {', '.join(parts)}; say --speaker_depth")
+    return Layout(depths.pop(), None if wanted == "pooled" else depth)
 
 
-def _rows(options: FolderOptions, summary: StepSummary) -> Iterator[Row]:
-    """Rows of the table, or of the folder by pattern or by its folders."""
+def _below_containers(folder: Path, depth: int) -> tuple[int, Path]:
+    while (names := _folders(folder)) and all(name.lower() in CONTAINERS for name in names):
+        depth, folder = depth + 1, folder / names[0]
+    return depth, folder
+
+
+def _folders(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _rows(options: FolderOptions, scan: StepSummary) -> tuple[Iterator[Row], Callable[[str], str] | None]:
+    """Rows of the table, or of the folder by pattern or by its folders; and what tells the part of a path."""
+    named = [f"--{name}" for name, given in (("csv", options.table), ("pattern", options.pattern)) if given]
+    if options.layout != "auto" and (named or options.speaker_depth is not None):
+        raise ValueError(f"--layout and {', '.join(named or ['--speaker_depth'])} both tell the speakers; give one")
     if options.table is not None:
         table = list(read_table(options.table))
-        return listable_rows(table, (row.name for row in table), summary)
-    if not options.root.is_dir():
-        raise ValueError(f"there is no folder {options.root}; give the folder that holds the speakers' folders")
+        return listable_rows(table, (row.name for row in table), scan), None
     names = list(walk_files(options.root, READABLE_SUFFIXES | CONVERTIBLE_SUFFIXES))
     if options.pattern is not None:
         rule = pattern_rule(options.pattern)
-        return listable_rows((row_by_pattern(rule, name) for name in names), names, summary)
-    depth = guess_depth(options.root) if options.speaker_depth is None else options.speaker_depth
-    if depth and options.speaker_depth is None:
-        logger.info(
-            "the top folders of %s are parts of a corpus; the speakers are taken from %d below", options.root, depth
+        return listable_rows((row_by_pattern(rule, name) for name in names), names, scan), None
+    if names and not any("/" in name for name in names):
+        raise ValueError(
+            f"{options.root} holds {len(names)} recordings and no folder for each speaker. If all are one speaker's, "
+            "give the folder above it, with other speakers' folders beside it; if their names tell the speakers, "
+            "give --pattern or --csv"
         )
-    return listable_rows((row_by_folder(name, depth) for name in names), names, summary)
+    if options.speaker_depth is None:
+        layout = find_layout(options.root, options.layout)
+    else:
+        layout = Layout(options.speaker_depth)
+    if layout.depth and options.speaker_depth is None:
+        kept = "are kept apart as they are" if layout.part_depth is not None else "are split anew"
+        logger.info("the speakers are taken from %d folders below %s and %s", layout.depth, options.root, kept)
+    rows = listable_rows((row_by_folder(name, layout.depth) for name in names), names, scan)
+    if layout.part_depth is None:
+        return rows, None
+    part_depth, converted = layout.part_depth, f"{_converted_folder(options)}/"
+    return rows, lambda name: PARTS[name.removeprefix(converted).split("/")[part_depth].lower()]
 
 
 def _with_conversions(rows: Iterator[Row], options: FolderOptions, summaries: list[StepSummary]) -> Iterator[Row]:
@@ -134,7 +218,7 @@ def _with_conversions(rows: Iterator[Row], options: FolderOptions, summaries: li
         (foreign if Path(row.name).suffix.lower() in CONVERTIBLE_SUFFIXES else plain).append(row)
     if not foreign:
         return iter(plain)
-    folder = (options.save_path / "converted").resolve()
+    folder = _converted_folder(options)
     conversions = [Conversion(options.root / row.name, folder / _converted_name(row.name)) for row in foreign]
     with StepSummary("convert", options.save_path) as summary:
         convert_all(
@@ -151,26 +235,11 @@ def _with_conversions(rows: Iterator[Row], options: FolderOptions, summaries: li
     return iter(plain + made)
 
 
+def _converted_folder(options: FolderOptions) -> Path:
+    return (options.save_path / "converted").resolve()
+
+
 def _converted_name(name: str) -> Path:
     """Where a converted file goes: the same folders below, the old suffix kept so that a.m4a and a.aac stay apart."""
     parts = [part for part in Path(name).parts if part not in (Path(name).anchor, "..")]
     return Path(*parts[:-1], parts[-1] + ".wav")
-
-
-def _avoid_same_session(utterances: Utterances, split: Split, options: FolderOptions) -> bool:
-    """Whether target trials within a session can be left out: only if held-out speakers have several sessions."""
-    if options.allow_same_session:
-        return False
-    for rows in (split.validation, split.test):
-        pairs = np.unique(np.stack([utterances.labels[rows], utterances.sessions[rows]]), axis=1)
-        if (
-            len(rows)
-            and pairs.shape[1] == len(np.unique(utterances.labels[rows]))
-            and (utterances.sessions[rows] >= 0).all()
-        ):
-            logger.warning(
-                "every held-out speaker has one session only: target trials are made within it, so the error rate is "
-                "flattered by room and microphone"
-            )
-            return False
-    return True

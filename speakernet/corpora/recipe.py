@@ -68,12 +68,3 @@ def write_recipe(
             "# What is not set here keeps its default; `speakernet show-config --config FILE` shows everything.\n"
         )
         yaml.safe_dump(sections, file, sort_keys=False, allow_unicode=True)
-
-
-def next_command(config: Path) -> str:
-    """The command that trains on it, as a shell takes it."""
-    text = str(config)
-    quoted = (
-        text if all(char.isalnum() or char in "/._-+" for char in text) else "'" + text.replace("'", "'\"'\"'") + "'"
-    )
-    return f"python trainSpeakerNet.py --config {quoted}"

@@ -1,6 +1,7 @@
 """Divide speakers into training, validation and test, so that no speaker is in two of them."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,8 @@ from speakernet.seeding import numpy_generator
 
 logger = logging.getLogger(__name__)
 
+PARTS = ("train", "validation", "test")
+NUM_EXAMPLES = 5
 DEFAULT_SHARE = 0.1
 MIN_HELD_OUT_SPEAKERS = 2
 #: Least held-out speakers for trials within a gender: two of each.
@@ -75,6 +78,32 @@ def split_speakers(
             f"{num_speakers} speakers leave {len(train)} for training; lower --validation_share or --test_share"
         )
     rows = [utterances.of_speakers(part) for part in (train, validation, test)]
+    return Split(rows[0], rows[1], rows[2], is_speaker_disjoint=True)
+
+
+def split_by_parts(utterances: Utterances, part_of: Callable[[str], str]) -> Split | None:
+    """The corpus's own parts; None (so that a split is drawn) where only one of them is on disk.
+
+    Raises:
+        ValueError: a speaker stands in the training part and in another one.
+    """
+    parts = np.array([PARTS.index(part_of(name)) for name in utterances.names])
+    rows = [np.flatnonzero(parts == part) for part in range(len(PARTS))]
+    if not len(rows[0]) or not (len(rows[1]) or len(rows[2])):
+        logger.warning("only one of the corpus's parts is here: the speakers are split anew")
+        return None
+    if not len(rows[1]):
+        # Without a part to choose the best checkpoint by, the test part serves, and the report says so.
+        rows[1], rows[2] = rows[2], rows[1]
+    train = set(utterances.labels[rows[0]].tolist())
+    shared = train & set(utterances.labels[np.concatenate(rows[1:])].tolist())
+    if shared:
+        names = ", ".join(utterances.speakers[label] for label in sorted(shared)[:NUM_EXAMPLES])
+        raise ValueError(
+            f"{len(shared)} speakers stand in the training and in another part (first: {names}): error rates over them "
+            "say nothing about new speakers. Is the corpus whole? With folders of your own, --layout pooled takes the "
+            "parts together and splits the speakers anew"
+        )
     return Split(rows[0], rows[1], rows[2], is_speaker_disjoint=True)
 
 

@@ -30,12 +30,15 @@ def one_line(text: str) -> str:
 class StepSummary:
     """Counts of one step: found = made + skipped + broken; a context manager that writes the file of broken items.
 
+    `made` and `skipped` name the two in the step's own words: a scan makes nothing, it finds what is usable.
+
     Safe to count into from several threads. The file of broken items appears under its final name only when the step
     ends, and an old one is removed when nothing is broken any more.
     """
 
-    def __init__(self, step: str, folder: str | Path) -> None:
+    def __init__(self, step: str, folder: str | Path, made: str = "made", skipped: str = "skipped") -> None:
         self.step = step
+        self._words = (made, skipped)
         self.broken_path = Path(folder) / f"broken_{step}.txt"
         self.found = 0
         self.made = 0
@@ -83,7 +86,8 @@ class StepSummary:
 
     def text(self) -> str:
         """The counts for people, one line."""
-        counts = f"{self.found} found, {self.made} made, {self.skipped} skipped, {self.broken} broken"
+        made, skipped = self._words
+        counts = f"{self.found} found, {self.made} {made}, {self.skipped} {skipped}, {self.broken} broken"
         return f"{self.step}: {counts}" + (f" (listed in {self.broken_path})" if self.broken else "")
 
     def log(self) -> None:

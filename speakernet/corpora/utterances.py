@@ -124,6 +124,19 @@ def utterances_from_list(path: str | Path) -> Utterances:
     )
 
 
+def take(utterances: Utterances, rows: np.ndarray) -> Utterances:
+    """Only these rows; speakers that lost all of theirs are gone too."""
+    labels = utterances.labels[rows]
+    speakers, new_labels = np.unique(labels, return_inverse=True)
+    return Utterances(
+        names=utterances.names.take(rows),
+        labels=new_labels.astype(np.int32),
+        speakers=utterances.speakers.take(speakers) if len(speakers) else StringTable.from_strings([]),
+        sessions=utterances.sessions[rows],
+        genders=utterances.genders[speakers],
+    )
+
+
 def read_table(path: str | Path) -> Iterator[Row]:
     """Rows of a CSV or TSV table with headings `path,speaker[,session,gender]` (in any order, more are fine).
 

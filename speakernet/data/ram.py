@@ -47,17 +47,17 @@ class RamRows(PackedRows):
 
 
 def load_into_ram(
-    source: AudioSource, names: StringTable, lookup: LookupTable, *, num_threads: int = 4, show_progress: bool = False
+    source: AudioSource, names: StringTable, table: LookupTable, *, num_threads: int = 4, show_progress: bool = False
 ) -> RamRows:
     """Decode all of `names` into shared int16 memory, at the source's rate."""
-    lengths = lookup.num_samples.copy()
+    lengths = table.num_samples.copy()
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]) if len(lengths) else np.zeros(0, np.int64)
     samples = SharedArray.allocate((int(lengths.sum()),), np.int16)
-    problems = dict(lookup.problems)
+    problems = dict(table.problems)
 
     def decode(first_row: int) -> int:
         # A reader holds a scratch buffer: one for each task, not one for all threads.
-        reader = source.rows(names, lookup)
+        reader = source.rows(names, table)
         rows = range(first_row, min(first_row + ROWS_PER_TASK, len(lengths)))
         for row in rows:
             if row in problems:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from speakernet.assembly import experiment, large_margin
+from speakernet.assembly import journeys, large_margin
 from speakernet.assembly.journeys import train_experiment
 from speakernet.config import LoadedConfig, load_config
 from speakernet.training.trainer import Trainer
@@ -35,7 +35,7 @@ def loaded(corpus: Path, run: Path, *options: str) -> LoadedConfig:
 def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes after training takes longer than these runs."""
     evaluation = types.SimpleNamespace(write=lambda folder: None)
-    monkeypatch.setattr(experiment, "run_evaluation", lambda *arguments, **options: evaluation)
+    monkeypatch.setattr(journeys, "run_evaluation", lambda *arguments, **options: evaluation)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def straight(tiny_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     """The folder of a run that nothing stopped."""
     run = tmp_path_factory.mktemp("straight") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(experiment, "run_evaluation", lambda *arguments, **options: types.SimpleNamespace(write=str))
+        patch.setattr(journeys, "run_evaluation", lambda *arguments, **options: types.SimpleNamespace(write=str))
         train_experiment(loaded(tiny_corpus, run))
     return run
 
@@ -52,7 +52,7 @@ def straight(tiny_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def stages(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What each stage is built with, and what is still `alive` of the first when the second begins."""
     seen: dict[str, Any] = {"plans": [], "starts": [], "classes": [], "parts": [], "alive": None}
-    build_loader = experiment.build_training_loader
+    build_loader = journeys.build_training_loader
 
     def watch_loader(*arguments: Any) -> Any:
         if seen["parts"]:
@@ -63,8 +63,8 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         seen["classes"].append(loader.num_classes)
         return loader
 
-    monkeypatch.setattr(experiment, "build_training_loader", watch_loader)
-    for module in (experiment, large_margin):
+    for module in (journeys, large_margin):
+        monkeypatch.setattr(module, "build_training_loader", watch_loader)
         build_trainer = module.build_trainer
 
         def watch_trainer(*arguments: Any, build: Any = build_trainer, **options: Any) -> Trainer:
@@ -116,12 +116,12 @@ def test_a_killed_second_stage_goes_on_to_the_same_bits(
 
     def stop_after(trainer: Trainer, num_batches: int) -> None:
         after_step(trainer, num_batches)
-        if trainer.options.stage and trainer.state.step == killed_at:
+        if trainer.stage.name and trainer.state.step == killed_at:
             trainer.store.wait()
             raise InterruptedError
 
     def stop_before(trainer: Trainer) -> dict[str, Any]:
-        if trainer.options.stage and killed_at == 0:
+        if trainer.stage.name and killed_at == 0:
             raise InterruptedError
         return train(trainer)
 

@@ -10,6 +10,7 @@ from speakernet.frontend.options import LogMelOptions
 from speakernet.losses.options import LOSSES, AMSoftmaxOptions, TripletOptions
 from speakernet.models.model_file import model_file_contents, save_model_file
 from speakernet.models.options import MODELS, ModelOptions
+from speakernet.options import field_names
 
 
 def config_of(*options):
@@ -18,9 +19,12 @@ def config_of(*options):
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_every_loss_from_the_config(name):
-    loss = build_loss(config_of("--loss.name", name, "--loss.margin", "0.35", "--loss.scale", "20"), 7)
-    assert type(loss) is LOSSES[name]
-    if hasattr(loss, "margin"):
+    taken = field_names(LOSSES[name].options)
+    given = {"margin": "0.35", "scale": "20"}
+    options = [text for key, value in given.items() if key in taken for text in (f"--loss.{key}", value)]
+    loss = build_loss(config_of("--loss.name", name, *options), 7)
+    assert type(loss) is LOSSES[name].load()
+    if "margin" in taken:
         assert loss.margin == 0.35
     if name in ("amsoftmax", "aamsoftmax"):
         assert loss.scale == 20 and loss.weight.shape == (7, 16)
@@ -28,8 +32,9 @@ def test_every_loss_from_the_config(name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_from_the_config(name):
-    mels = "40" if name == "VGGVox" else "48"
-    net = build_model(config_of("--model.name", name, "--frontend.num_mels", mels))
+    # RawNet3 takes the waveform itself.
+    mels = {"VGGVox": ["--frontend.num_mels", "40"], "RawNet3": []}.get(name, ["--frontend.num_mels", "48"])
+    net = build_model(config_of("--model.name", name, *mels))
     assert net.model_name == name and net.embedding_dim == 16 and net.spec_augment is None
 
 
@@ -54,7 +59,8 @@ def test_front_end_options_arrive():
 def test_spec_augment_arrives_and_follows_the_seed():
     options = ["--frontend.spec_augment", "true", "--frontend.frame_masks", "2", "--frontend.mel_mask_width", "5"]
     first, other = build_model(config_of(*options)), build_model(config_of(*options, "--runtime.seed", "11"))
-    assert (first.spec_augment.num_frame_masks, first.spec_augment.max_mel_width) == (2, 5)
+    masks = first.spec_augment.options
+    assert (masks.frame_masks, masks.mel_mask_width) == (2, 5)
     assert first.spec_augment.draws.seed != other.spec_augment.draws.seed
 
 

@@ -27,7 +27,7 @@ IDLE = [
     (
         "model: {name: RawNet3}\nfrontend: {num_mels: 40}",
         "frontend.num_mels",
-        "log_mel, fbank, mfcc, speechbrain would",
+        "log_mel, fbank, mfcc",
     ),
     ("model: {name: ResNet, options: {sinc_stride: 3}}", "model.options.sinc_stride", "did you mean 'stem_stride'"),
 ]

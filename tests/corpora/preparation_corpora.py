@@ -1,37 +1,24 @@
 """Tiny corpora in the published layouts, made on the spot, and a way to run the scripts of data_prep/ in process."""
 
 import hashlib
-import importlib.util
 import io
 import subprocess
 import tarfile
 import zipfile
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import yaml
 
-from speakernet.corpora.scripts import run_script
+from speakernet.cli import main
 from speakernet.data.audio import write_audio
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "data_prep"
 
 
-def script(name: str) -> ModuleType:
-    """One of the scripts in data_prep/ as a module."""
-    spec = importlib.util.spec_from_file_location(f"data_prep_{name}", SCRIPTS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def run_data_prep(name: str, *arguments: object) -> int:
-    """Run a script with these arguments; its exit code."""
-    module = script(name)
-    return run_script(module.build_parser(), module.run, [str(argument) for argument in arguments])
+    """Run a part of `speakernet prepare`, as its script in data_prep/ does, with these arguments; its exit code."""
+    return main(["prepare", name, *map(str, arguments)])
 
 
 def voice(speaker: int, utterance: int, seconds: float = 1.0) -> np.ndarray:

@@ -8,7 +8,7 @@ import pytest
 from preparation_corpora import catalogue_entry, run_data_prep, tar_tree, write_catalogue, zip_tree
 from preparation_server import played_source
 
-from speakernet.corpora.augmentation_sets import trimmed_response
+from speakernet.corpora.rirs import trimmed_response
 from speakernet.data.audio import audio_info, read_audio, write_audio
 
 
@@ -114,7 +114,7 @@ def test_a_broken_simulated_response_is_found(tmp_path):
     assert "bad.wav" in (tmp_path / "broken_prepare_rirs.txt").read_text()
 
 
-def test_nothing_to_prepare_is_explained(tmp_path, caplog):
+def test_nothing_to_prepare_is_explained(tmp_path, capsys):
     assert run_data_prep("rirs", "--save_path", tmp_path, "--prepare") == 1
     assert run_data_prep("musan", "--save_path", tmp_path, "--split") == 1
-    assert "--download" in caplog.text
+    assert "--download" in capsys.readouterr().err

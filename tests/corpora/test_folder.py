@@ -82,18 +82,126 @@ def test_a_pattern_tells_speaker_and_session(tmp_path):
     ("arguments", "message"),
     [(["--pattern", "("], "no regular expression"), (["--pattern", "(a)"], "no group named speaker")],
 )
-def test_a_wrong_pattern_is_explained(tmp_path, caplog, arguments, message):
+def test_a_wrong_pattern_is_explained(tmp_path, capsys, arguments, message):
     write_voices(tmp_path / "voices", 2, 2, "{speaker}/{utterance}.wav", 0.6)
     assert prepare(tmp_path / "voices", tmp_path / "out", *arguments) == 1
-    assert message in caplog.text
+    assert message in capsys.readouterr().err
 
 
-def test_parts_of_a_corpus_are_not_taken_for_speakers(tmp_path):
-    root, out = tmp_path / "corpus", tmp_path / "out"
-    write_voices(root / "train", 6, 3, "a{speaker}/{utterance}.wav", 0.6)
-    write_voices(root / "dev", 4, 3, "b{speaker}/{utterance}.wav", 0.6)
-    assert prepare(root, out) == 0
-    assert "train" not in set(read_training_list(out / "train_list.txt").speakers)
+@pytest.fixture()
+def parted(tmp_path) -> Path:
+    """A corpus of six speakers in train and four in dev, whose names tell where they are."""
+    write_voices(tmp_path / "corpus" / "train" / "wav", 6, 3, "a{speaker}/{utterance}.wav", 0.6)
+    write_voices(tmp_path / "corpus" / "dev" / "wav", 4, 3, "b{speaker}/{utterance}.wav", 0.6)
+    return tmp_path / "corpus"
+
+
+def parts_of(out: Path) -> dict[str, set[str]]:
+    """First letters of the speakers of each part that was written."""
+    lists = {name: out / f"{name}_list.txt" for name in ("train", "validation", "test")}
+    return {
+        name: {one[0] for one in read_training_list(path).speakers} for name, path in lists.items() if path.exists()
+    }
+
+
+def test_parts_of_a_corpus_are_kept_apart_and_it_is_said(tmp_path, parted, caplog):
+    assert prepare(parted, tmp_path / "out") == 0
+    assert parts_of(tmp_path / "out") == {"train": {"a"}, "validation": {"b"}}
+    assert "are kept apart as they are" in caplog.text
+
+
+def test_parts_stay_apart_where_their_files_are_converted(tmp_path, parted, ffmpeg):
+    for path in sorted(parted.rglob("*.wav")):
+        to_m4a(ffmpeg, path, path.with_suffix(".m4a"))
+        path.unlink()
+    assert prepare(parted, tmp_path / "out") == 0
+    assert parts_of(tmp_path / "out") == {"train": {"a"}, "validation": {"b"}}
+
+
+def test_pooled_parts_are_split_anew_and_a_single_part_too(tmp_path, parted, caplog):
+    assert prepare(parted, tmp_path / "pooled", "--layout", "pooled") == 0
+    assert parts_of(tmp_path / "pooled")["train"] == {"a", "b"}
+    assert prepare(parted / "train", tmp_path / "one") == 0
+    (parted / "dev").rename(tmp_path / "dev")
+    assert prepare(parted, tmp_path / "single") == 0
+    assert "the speakers are split anew" in caplog.text
+    assert set(parts_of(tmp_path / "single")) == {"train", "validation"}
+
+
+def test_parts_that_share_speakers_are_refused(tmp_path, parted, capsys):
+    (parted / "train" / "wav" / "a0").rename(parted / "dev" / "wav" / "a1")
+    assert prepare(parted, tmp_path / "out") == 1
+    said = capsys.readouterr().err
+    assert "first: a1" in said and "--layout pooled" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_parts_beside_speakers_are_asked_about(tmp_path, parted, capsys):
+    write_voices(parted / "anna", 2, 3, "{speaker}/{utterance}.wav", 0.6)
+    assert prepare(parted, tmp_path / "out") == 1
+    said = capsys.readouterr().err
+    assert "dev, train" in said and "anna" in said and "--layout speakers" in said
+    assert prepare(parted, tmp_path / "out", "--layout", "speakers") == 0
+    with pytest.raises(SystemExit):
+        prepare(parted, tmp_path / "out", "--layout", "mixed")
+    assert prepare(parted, tmp_path / "out", "--layout", "parts", "--speaker_depth", 1) == 1
+    assert "both tell the speakers" in capsys.readouterr().err
+
+
+def test_parts_that_are_asked_for_and_not_there_are_missed(tmp_path, capsys):
+    write_voices(tmp_path / "voices", 6, 3, "spk{speaker}/{utterance}.wav", 0.6)
+    assert prepare(tmp_path / "voices", tmp_path / "out", "--layout", "parts") == 1
+    assert "no folders named train, dev, test" in capsys.readouterr().err
+
+
+def test_one_speakers_own_folder_is_recognised(tmp_path, capsys):
+    write_voices(tmp_path / "anna", 1, 3, "{utterance}.wav", 0.6)
+    assert prepare(tmp_path / "anna", tmp_path / "out") == 1
+    said = capsys.readouterr().err
+    assert "3 recordings and no folder for each speaker" in said and "the folder above" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_is_not_there_leaves_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run_data_prep("folder", "nothing") == 1
+    assert "there is no folder nothing" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("patterns", "said"),
+    [
+        (["spk{speaker}/{utterance}.wav"], "no sessions are known"),
+        (["spk{speaker}/monday/{utterance}.wav"], "every held-out speaker has one session only"),
+        (["spk{speaker}/monday/{utterance}.wav", "spk{speaker}/tuesday/{utterance}.wav"], ""),
+    ],
+)
+def test_what_sessions_do_to_the_error_rate_is_said(tmp_path, caplog, patterns, said):
+    for pattern in patterns:
+        write_voices(tmp_path / "voices", 6, 3, pattern, 0.6)
+    assert prepare(tmp_path / "voices", tmp_path / "out") == 0
+    warnings = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert any(said in one for one in warnings) if said else not any("session" in one for one in warnings)
+
+
+def test_held_out_speakers_of_one_session_among_others_are_named(tmp_path, caplog):
+    for part, speakers in (("train", 4), ("dev", 3)):
+        write_voices(tmp_path / "voices" / part, speakers, 2, part + "{speaker}/monday/{utterance}.wav", 0.6)
+        write_voices(tmp_path / "voices" / part, speakers - 1, 2, part + "{speaker}/tuesday/{utterance}.wav", 0.6)
+    assert prepare(tmp_path / "voices", tmp_path / "out") == 0
+    assert "1 of 3 held-out speakers have one session only (first: dev2)" in caplog.text
+
+
+def test_the_last_words_count_what_is_usable_and_say_where_noise_comes_from(tmp_path, caplog):
+    write_voices(tmp_path / "voices", 6, 3, "spk{speaker}/{utterance}.wav", 0.6)
+    assert prepare(tmp_path / "voices", tmp_path / "out") == 0
+    assert "18 found, 18 usable, 0 skipped, 0 broken" in caplog.text
+    assert "python data_prep/musan.py" in caplog.text
+    caplog.clear()
+    given = ("--noise_path", tmp_path, "--rir_path", tmp_path)
+    assert prepare(tmp_path / "voices", tmp_path / "out", *given) == 0
+    assert "musan.py" not in caplog.text
 
 
 def test_what_cannot_be_used_is_listed_with_its_reason_and_gives_a_non_zero_exit(tmp_path):
@@ -128,12 +236,12 @@ def test_names_with_spaces_quotes_and_unicode_train(tmp_path):
     assert {"Anna_Maria", "O'Neill", "語", "-y", "$HOME;ls"} >= set(training.speakers)
 
 
-def test_speakers_that_would_become_one_are_refused(tmp_path, caplog):
+def test_speakers_that_would_become_one_are_refused(tmp_path, capsys):
     root = tmp_path / "voices"
     for speaker in ("a b", "a_b", "c"):
         write_audio(root / speaker / "1.wav", voice(1, 1, 0.6), 16000)
     assert prepare(root, tmp_path / "out") == 1
-    assert "rename one speaker" in caplog.text
+    assert "rename one speaker" in capsys.readouterr().err
 
 
 def test_foreign_formats_are_converted_first(tmp_path, ffmpeg):
@@ -157,14 +265,15 @@ def test_three_speakers_hold_out_utterances_and_say_so(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("speakers", [0, 1])
-def test_too_little_is_explained_not_a_traceback(tmp_path, caplog, speakers):
+def test_too_little_is_explained_not_a_traceback(tmp_path, capsys, speakers):
     (tmp_path / "voices").mkdir()
     write_voices(tmp_path / "voices", speakers, 3, "spk{speaker}/{utterance}.wav", 0.6)
     assert prepare(tmp_path / "voices", tmp_path / "out") == 1
-    assert "see --help" in caplog.text or "at least two" in caplog.text
+    said = capsys.readouterr().err
+    assert "see --help" in said or "at least two" in said
 
 
 def test_the_real_corpus_goes_through_as_it_is(tmp_path, shared_data):
     out = tmp_path / "speechocean"
     assert prepare(shared_data / "speechocean_mini", out) == 0
-    assert "1440 found, 1440 made, 0 skipped, 0 broken" in (out / "summary.txt").read_text()
+    assert "1440 found, 1440 usable, 0 skipped, 0 broken" in (out / "summary.txt").read_text()

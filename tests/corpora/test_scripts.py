@@ -6,24 +6,24 @@ import subprocess
 import sys
 
 import pytest
-from preparation_corpora import SCRIPTS, run_data_prep, script, write_voices
+from preparation_corpora import SCRIPTS, run_data_prep, write_voices
 
-from speakernet.corpora.locking import LOCK_NAME, exclusive
-from speakernet.corpora.safe_paths import temporary_beside
+from speakernet import files
+from speakernet.cli import main
+from speakernet.cli.prepare import PARTS, build_parser
 from speakernet.corpora.summary import StepSummary, finish
+from speakernet.files import LOCK_NAME, exclusive, temporary_beside
 
-NAMES = ["voxceleb", "musan", "rirs", "librispeech", "cnceleb", "vctk", "common_voice", "folder", "trials"]
 
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PARTS)
 def test_every_option_of_every_script_is_explained(name):
-    parser = script(name).build_parser()
+    parser = build_parser(name)
     parsers = [parser]
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             parsers += action.choices.values()
     for one in parsers:
-        assert f"data_prep/{name}.py" in (one.format_help() + parser.format_help()) or name == "folder"
+        assert f"python data_prep/{name}.py" in one.format_help() + parser.format_help()
         for action in one._actions:
             if action.dest not in ("help", "action"):
                 assert len(action.help or "") > 8, f"{name} --{action.dest}"
@@ -36,36 +36,63 @@ def test_scripts_run_as_the_documentation_says(tmp_path):
     assert "--same_gender" in outcome.stdout
 
 
+def test_every_script_has_a_part_and_every_part_a_script(capsys):
+    assert {path.stem for path in SCRIPTS.glob("*.py")} == set(PARTS)
+    assert main(["prepare", "--help"]) == 0
+    overview = capsys.readouterr().out
+    assert all(f"  {name} " in overview for name in PARTS)
+    assert main(["prepare", "musn"]) == 2
+    assert "did you mean 'musan'" in capsys.readouterr().err
+
+
+def test_a_wheel_names_the_commands_that_it_has(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(files, "CHECKOUT", tmp_path / "site-packages")
+    write_voices(tmp_path / "voices", 6, 3, "{speaker}/{utterance}.wav", 0.6)
+    assert run_data_prep("folder", tmp_path / "voices", "--save_path", tmp_path / "out") == 0
+    assert capsys.readouterr().out == f"speakernet train --config {tmp_path}/out/out.yaml\n"
+    assert "speakernet prepare voxceleb --save_path data --all" in build_parser("voxceleb").format_help()
+    assert "data_prep" not in build_parser("voxceleb").format_help()
+
+
+def test_a_checkout_names_its_scripts_also_from_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(SCRIPTS.parent)
+    assert files.own_command("train") == "python trainSpeakerNet.py"
+    assert files.own_command("prepare rirs") == "python data_prep/rirs.py"
+    assert files.own_command("doctor") == "speakernet doctor"
+    monkeypatch.chdir(tmp_path)
+    assert files.own_command("train") == f"python {SCRIPTS.parent / 'trainSpeakerNet.py'}"
+
+
 def test_no_secret_is_shown_in_the_help(monkeypatch):
     for name in ("KEY", "USER", "PASSWORD"):
         monkeypatch.setenv(f"SPEAKERNET_{name}", "TOPSECRET")
-    parser = script("voxceleb").build_parser()
+    parser = build_parser("voxceleb")
     assert "TOPSECRET" not in parser.format_help()
     assert parser.parse_args([]).key == "TOPSECRET"
 
 
-def test_two_at_once_in_one_folder_are_refused(tmp_path, caplog):
+def test_two_at_once_in_one_folder_are_refused(tmp_path, capsys):
     write_voices(tmp_path / "voices", 6, 3, "{speaker}/{utterance}.wav", 0.6)
     with exclusive(tmp_path / "out"):
         assert run_data_prep("folder", tmp_path / "voices", "--save_path", tmp_path / "out") == 1
-    assert "another process is preparing" in caplog.text
+    assert "another process is preparing" in capsys.readouterr().err
     assert run_data_prep("folder", tmp_path / "voices", "--save_path", tmp_path / "out") == 0
 
 
 def test_half_files_of_a_killed_run_are_removed_and_those_of_a_finished_one_are_not_looked_for(tmp_path):
     program = (
         "import os, sys\nfrom pathlib import Path\n"
-        "from speakernet.corpora.locking import exclusive\n"
-        "from speakernet.corpora.safe_paths import temporary_beside\n"
+        "from speakernet.files import exclusive\n"
+        "from speakernet.files import temporary_beside\n"
         "with exclusive(sys.argv[1]):\n"
         "    temporary_beside(Path(sys.argv[1], 'a.wav')).write_bytes(b'half')\n"
         "    os.kill(os.getpid(), 9)\n"
     )
     outcome = subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False, env=dict(os.environ))
     assert outcome.returncode == -9
-    assert len(list(tmp_path.glob(".*.half"))) == 1
+    assert len(list(tmp_path.glob(".*.tmp"))) == 1
     with exclusive(tmp_path):
-        assert list(tmp_path.glob(".*.half")) == []
+        assert list(tmp_path.glob(".*.tmp")) == []
         kept = temporary_beside(tmp_path / "b.wav")
         kept.write_bytes(b"half")
     assert (tmp_path / LOCK_NAME).read_bytes() == b""

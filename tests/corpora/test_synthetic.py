@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import fft, signal
 
-from speakernet.corpora.synthetic import CorpusError, CorpusPaths, make_corpus
+from speakernet.corpora.synthetic import CorpusError, CorpusParameters, CorpusPaths, make_corpus
 from speakernet.corpora.synthetic.noises import NOISES, music, talker
 from speakernet.corpora.synthetic.phones import FRAME_SECONDS, PHONE_NAMES, VOWELS, draw_phones, lay_out
 from speakernet.corpora.synthetic.rooms import ROOM_KINDS, draw_room_response, room_response
@@ -38,13 +38,14 @@ SMALL = {
     "trial_utterances_per_speaker": 4,
     "num_noises": 6,
     "num_rooms": 3,
-    "show_progress": False,
 }
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> CorpusPaths:
-    return make_corpus(tmp_path_factory.mktemp("synthetic") / "corpus", seed=5, **SMALL)
+    return make_corpus(
+        tmp_path_factory.mktemp("synthetic") / "corpus", CorpusParameters(seed=5, **SMALL), show_progress=False
+    )
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -259,9 +260,9 @@ def test_tables_describe_every_utterance(corpus: CorpusPaths) -> None:
 
 
 def test_the_same_corpus_from_processes_and_another_from_another_seed(corpus: CorpusPaths, tmp_path: Path) -> None:
-    make_corpus(tmp_path / "processes", seed=5, num_workers=2, **SMALL)
+    make_corpus(tmp_path / "processes", CorpusParameters(seed=5, **SMALL), num_workers=2, show_progress=False)
     assert contents(tmp_path / "processes") == contents(corpus.train_list.parent)
-    make_corpus(tmp_path / "other", seed=6, **SMALL)
+    make_corpus(tmp_path / "other", CorpusParameters(seed=6, **SMALL), show_progress=False)
     name = "train/syn00000/session00/00000.wav"
     assert contents(tmp_path / "other")[name] != contents(tmp_path / "processes")[name]
 
@@ -273,25 +274,25 @@ def test_a_stopped_run_is_finished_and_a_finished_one_left_alone(corpus: CorpusP
     for name in [*list(whole)[::2], "complete.json", "trials.txt"]:
         if name != "parameters.json":
             (folder / name).unlink(missing_ok=True)
-    make_corpus(folder, seed=5, **SMALL)
+    make_corpus(folder, CorpusParameters(seed=5, **SMALL), show_progress=False)
     assert contents(folder) == whole
     (folder / "train/syn00000/session00/00000.wav").unlink()
-    make_corpus(folder, seed=5, **SMALL)  # complete: not looked into again
+    make_corpus(folder, CorpusParameters(seed=5, **SMALL), show_progress=False)  # complete: not looked into again
     assert not (folder / "train/syn00000/session00/00000.wav").exists()
 
 
 def test_other_parameters_and_other_folders_are_refused(corpus: CorpusPaths, tmp_path: Path) -> None:
     before = contents(corpus.train_list.parent)
     with pytest.raises(CorpusError, match=r"seed 5 -> 7.*delete it"):
-        make_corpus(corpus.train_list.parent, seed=7, **SMALL)
+        make_corpus(corpus.train_list.parent, CorpusParameters(seed=7, **SMALL), show_progress=False)
     assert contents(corpus.train_list.parent) == before
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(CorpusError, match="no synthetic corpus"):
-        make_corpus(tmp_path, **SMALL)
+        make_corpus(tmp_path, CorpusParameters(**SMALL), show_progress=False)
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "parameters.json").write_text("{")
     with pytest.raises(CorpusError, match="not a record"):
-        make_corpus(tmp_path / "broken", **SMALL)
+        make_corpus(tmp_path / "broken", CorpusParameters(**SMALL), show_progress=False)
 
 
 @pytest.mark.parametrize(
@@ -303,7 +304,7 @@ def test_numbers_that_make_no_corpus_are_refused_before_anything_is_written(
     changes: dict[str, int], tmp_path: Path
 ) -> None:
     with pytest.raises(CorpusError, match="synthetic corpus: "):
-        make_corpus(tmp_path / "corpus", **{**SMALL, **changes})
+        make_corpus(tmp_path / "corpus", CorpusParameters(**{**SMALL, **changes}), show_progress=False)
     assert not (tmp_path / "corpus").exists()
 
 

@@ -17,7 +17,7 @@ from preparation_server import PlayedSource, played_source
 
 from speakernet.data.audio import audio_info
 from speakernet.data.lists import read_training_list, read_trials
-from speakernet.data.sources import open_source
+from speakernet.data.opening import open_source
 
 TRIALS = (
     "1 id10001/video0/00000.wav id10001/video0/00001.wav\n0 id10001/video0/00000.wav id10040/video0/00000.wav\n"
@@ -140,7 +140,7 @@ def test_what_is_missing_gives_a_non_zero_exit_and_is_listed(tmp_path, published
     assert len(list((folder / "voxceleb2/dev/aac").rglob("*.m4a"))) == 12, "the other archives are done"
 
 
-def test_no_step_and_no_ffmpeg_are_told_at_once(tmp_path, published, monkeypatch, caplog):
+def test_no_step_and_no_ffmpeg_are_told_at_once(tmp_path, published, monkeypatch):
     with played_source(published.files) as source:
         assert prepare(source, published, tmp_path / "data") == 1
         monkeypatch.setenv("SPEAKERNET_FFMPEG", "/nowhere/ffmpeg")

@@ -15,14 +15,13 @@ import numpy as np
 import pytest
 
 from speakernet.cli import main
-from speakernet.corpora.archives import ArchiveError
-from speakernet.corpora.ffmpeg import FfmpegError, find_ffmpeg
+from speakernet.corpora.archives import ArchiveError, JoinedFile
+from speakernet.corpora.pack_inputs import FolderInput, PackInput, open_inputs
 from speakernet.data.audio import AudioError, write_audio
+from speakernet.data.ffmpeg import FfmpegError, find_ffmpeg
 from speakernet.data.lists import StringTable
 from speakernet.data.packed import writer as packed_writer
 from speakernet.data.packed.corpus import PackedError, PackedSource, verify
-from speakernet.data.packed.inputs import FolderInput, PackInput, open_inputs
-from speakernet.data.packed.parts import JoinedFile
 from speakernet.data.packed.writer import pack
 
 NAMES = [f"id{row // 4}/v/{row:05d}.wav" for row in range(12)]
@@ -205,7 +204,7 @@ def test_an_archive_is_taken_up_again(kind: str, folder: Path, tmp_path: Path, e
 SLOW_PACK = """
 import sys, time
 from speakernet.data.packed import writer as packed_writer
-from speakernet.data.packed.inputs import FolderInput
+from speakernet.corpora.pack_inputs import FolderInput
 packed_writer.FLUSH_BYTES = 4000
 
 class Slow(FolderInput):

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from speakernet.cli import main
-from speakernet.corpora.list_identity import identify_trials, list_identity
+from speakernet.data.list_identity import identify_trials, list_identity
 from speakernet.data.lists import ListError, StringTable, TrialList, read_trials, write_trials
 from speakernet.evaluation.comparison import compare_scores, short_names
 from speakernet.evaluation.metrics import eer
 from speakernet.evaluation.score_files import read_scores, scores_for, write_scores
+from speakernet.evaluation.speakers import speakers_of
 
 sys.path.insert(0, str(Path(__file__).parent))
 from report_runs import make_trials
@@ -43,10 +44,11 @@ def test_the_command_says_who_is_better_and_whether_that_is_sure(tmp_path, trial
 
 def test_both_systems_meet_the_same_draws(trials, random):
     scores = random.standard_normal(len(trials)) + 2.0 * trials.labels
-    result = compare_scores(trials, scores, 3 * scores + 1, num_draws=50)
-    for comparison in result.comparisons:
-        assert (comparison.difference, comparison.interval.low, comparison.interval.high) == (0, 0, 0)
-        assert not comparison.is_significant
+    result = compare_scores(trials, scores, 3 * scores + 1, speakers_of(trials), num_draws=50, seed=0)
+    assert len(result.differences) == 3
+    for difference in result.differences:
+        assert (difference.value, difference.interval) == (0, (0, 0))
+        assert not difference.is_significant
 
 
 def test_mistakes_are_told(tmp_path, trials, random, capsys):

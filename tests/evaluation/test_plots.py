@@ -10,6 +10,7 @@ from scipy.special import ndtri
 from speakernet.evaluation.metrics import OperatingPoint, equal_error_point, error_rates
 from speakernet.evaluation.report import plots
 from speakernet.evaluation.report.plot_style import PALETTE, figure_svg, save_png
+from speakernet.evaluation.results import GroupResult
 
 
 def overlapping_scores(random, num_trials=400):
@@ -54,8 +55,8 @@ def test_the_lowest_point_of_a_training_curve_is_named():
 
 def test_a_slice_without_an_eer_stays_in_the_plot():
     rows = [
-        {"label": "short", "eer_percent": 9.0, "eer_interval_percent": [7.0, 12.0]},
-        {"label": "long", "eer_percent": None},
+        GroupResult("short", 9.0, (7.0, 12.0)),
+        GroupResult("long"),
     ]
     axes = plots.slices_figure(rows).axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["short", "long"]
@@ -63,7 +64,7 @@ def test_a_slice_without_an_eer_stays_in_the_plot():
 
 
 def test_sweeps_of_two_runs_share_axes_and_bear_missing_intervals():
-    rows = [{"label": "none", "eer_percent": 1.0}, {"label": "10", "eer_percent": 2.0}]
+    rows = [GroupResult("none", 1.0), GroupResult("10", 2.0)]
     axes = plots.sweep_figure({"a": rows, "b": rows}, "noise (dB)").axes[0]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["none", "10"]
     assert len(axes.lines) == 2

@@ -13,9 +13,9 @@ import pytest
 
 from speakernet.cli import main
 from speakernet.evaluation.metrics import eer
-from speakernet.evaluation.report.comparison import write_comparison
 from speakernet.evaluation.report.data import embedding_map, read_run
 from speakernet.evaluation.report.report import write_report
+from speakernet.evaluation.report.side_by_side import write_side_by_side
 
 sys.path.insert(0, str(Path(__file__).parent))
 from report_runs import make_run, make_trials
@@ -175,13 +175,13 @@ def test_runs_on_different_lists_are_not_compared(run, tmp_path):
     trials = make_trials(tmp_path / "short.txt", num_speakers=8)
     make_run(second, trials)
     np.savez(second / "report_arrays.npz", labels=trials.labels)
-    text, _ = checked(write_comparison([run, second], tmp_path / "both.html"))
+    text, _ = checked(write_side_by_side([run, second], tmp_path / "both.html"))
     assert "must not be compared" in text and "better than" not in text
 
 
 def test_a_run_named_twice_is_refused(run, tmp_path):
     with pytest.raises(ValueError, match="the same folder twice"):
-        write_comparison([run, run.parent / "first"], tmp_path / "both.html")
+        write_side_by_side([run, run.parent / "first"], tmp_path / "both.html")
     assert main(["report", str(run), "--output", str(tmp_path / "x.html")]) == 1
 
 

@@ -5,10 +5,11 @@ import copy
 import pytest
 import torch
 from torch import nn
-from training_fakes import CPU, FakeNet
+from training_fakes import CPU, FakeNet, optimizer_options
 
 from speakernet.training.averaging import WeightAverage, average_weights, recompute_statistics
-from speakernet.training.optimizers import OPTIMIZERS, create_optimizer, parameter_groups, should_fuse
+from speakernet.training.optimizers import create_optimizer, parameter_groups, should_fuse
+from speakernet.training.options import OPTIMIZERS, AdamOptions, OptimizerOptions
 
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
@@ -16,7 +17,7 @@ def test_every_optimizer_learns_and_comes_back_from_a_checkpoint(name: str):
     def make() -> tuple[nn.Linear, torch.optim.Optimizer]:
         torch.manual_seed(0)
         layer = nn.Linear(3, 1)
-        return layer, create_optimizer(name, [layer], {"learning_rate": 0.05}, weight_decay=1e-4)
+        return layer, create_optimizer(optimizer_options(name, learning_rate=0.05, weight_decay=1e-4), [layer], CPU)
 
     data = torch.randn(64, 3, generator=torch.Generator().manual_seed(1))
     target = data @ torch.tensor([[1.0], [-2.0], [0.5]])
@@ -51,17 +52,17 @@ def test_norms_and_biases_do_not_decay():
     for parameter in net.parameters():
         parameter.requires_grad_(False)
     with pytest.raises(ValueError, match="every weight"):
-        create_optimizer("adam", [net], {"learning_rate": 1.0})
+        create_optimizer(AdamOptions(learning_rate=1.0), [net], CPU)
 
 
 def test_fused_is_refused_where_torch_has_none():
-    assert should_fuse("adam", CPU)[0]
-    assert not should_fuse("radam", CPU)[0]
-    assert not should_fuse("adam", CPU, "off")[0]
+    assert should_fuse(optimizer_options("adam"), CPU)[0]
+    assert not should_fuse(optimizer_options("radam"), CPU)[0]
+    assert not should_fuse(optimizer_options("adam", fused="off"), CPU)[0]
     with pytest.raises(ValueError, match="no fused nadam"):
-        should_fuse("nadam", CPU, "on")
+        should_fuse(optimizer_options("nadam", fused="on"), CPU)
     with pytest.raises(ValueError, match="did you mean 'adam'"):
-        create_optimizer("adamx", [nn.Linear(1, 1)], {"learning_rate": 1.0})
+        create_optimizer(OptimizerOptions(name="adamx", learning_rate=1.0), [nn.Linear(1, 1)], CPU)
 
 
 def test_moving_average_against_a_loop():

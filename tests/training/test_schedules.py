@@ -4,19 +4,23 @@ import math
 
 import pytest
 
-from speakernet.training.schedules import (
+from speakernet.training.options import (
     SCHEDULES,
-    LearningRateSchedule,
-    MarginSchedule,
-    ScheduleOptions,
-    plateau_drops,
+    ConstantOptions,
+    ExponentialOptions,
+    FloorOptions,
+    MarginOptions,
+    PlateauOptions,
+    StepOptions,
 )
+from speakernet.training.schedules import LearningRateSchedule, MarginSchedule, plateau_drops
 
 
-def rates(name: str, steps: list[int], warmup: float = 0.0, **options) -> list[float]:
-    schedule = LearningRateSchedule(
-        name, ScheduleOptions(**{"top": 1.0, **options}), steps_per_epoch=10, num_epochs=40, warmup_epochs=warmup
-    )
+def rates(name: str, steps: list[int], **options) -> list[float]:
+    """The rates of 40 epochs of 10 steps from a top of 1, down to 0 where nothing else is said."""
+    owner = SCHEDULES[name].options
+    floor = {"final_learning_rate": 0.0} if issubclass(owner, FloorOptions) else {}
+    schedule = LearningRateSchedule(owner(**{**floor, **options}), 1.0, steps_per_epoch=10, num_epochs=40)
     return [schedule(step) for step in steps]
 
 
@@ -27,9 +31,9 @@ def rates(name: str, steps: list[int], warmup: float = 0.0, **options) -> list[f
         # epochs 0, 10, 20, 40
         ("step", {"decay": 0.5, "decay_interval": 10}, [1.0, 0.5, 0.25, 0.0625]),
         ("exponential", {"decay": 0.25, "decay_interval": 20}, [1.0, 0.5, 0.25, 0.0625]),
-        ("exponential", {"decay": None, "floor": 0.0001}, [1.0, 0.1, 0.01, 0.0001]),
-        ("linear", {"floor": 0.2}, [1.0, 0.8, 0.6, 0.2]),
-        ("cosine", {"floor": 0.0}, [1.0, (1 + math.sqrt(0.5)) / 2, 0.5, 0.0]),
+        ("exponential", {"final_learning_rate": 0.0001}, [1.0, 0.1, 0.01, 0.0001]),
+        ("linear", {"final_learning_rate": 0.2}, [1.0, 0.8, 0.6, 0.2]),
+        ("cosine", {}, [1.0, (1 + math.sqrt(0.5)) / 2, 0.5, 0.0]),
         ("polynomial", {"power": 2.0}, [1.0, 0.5625, 0.25, 0.0]),
         # cycles of 10, 20, 40 epochs begin at 0, 10, 30; epoch 20 is half of the second, 40 a quarter of the third
         ("cosine_restarts", {}, [1.0, 1.0, 0.5, (1 + math.sqrt(0.5)) / 2]),
@@ -44,45 +48,43 @@ def test_shapes(name, options, expected):
 
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
 def test_every_schedule_warms_up_linearly(name: str):
-    cold = rates(name, [0, 10, 20, 40], warmup=4.0)
+    cold = rates(name, [0, 10, 20, 40], warmup_epochs=4.0)
     assert cold[0] == pytest.approx(1e-3)
     assert cold[1:3] == pytest.approx([0.25, 0.5])
     assert cold[3] == pytest.approx(0.04 if name == "one_cycle" else 1.0)
 
 
 def test_a_warm_up_that_overlaps_is_a_factor_on_the_whole_fall():
-    options = ScheduleOptions(top=1.0, floor=1e-4, decay=None)
-    schedule = LearningRateSchedule(
-        "exponential", options, steps_per_epoch=10, num_epochs=40, warmup_epochs=20, warmup_overlaps=True
-    )
+    options = ExponentialOptions(final_learning_rate=1e-4, warmup_epochs=20, warmup_overlaps=True)
+    schedule = LearningRateSchedule(options, 1.0, steps_per_epoch=10, num_epochs=40)
     expected = [1e-3, 0.5 * 0.1, 0.01, 1e-4]
     assert [schedule(step) for step in (0, 100, 200, 400)] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("name", "floor"), [("step", 0.1), ("plateau", 0.1), ("exponential", 0.0)])
-def test_what_needs_a_decay_says_so(name: str, floor: float):
-    with pytest.raises(ValueError, match=f"{name} needs a decay"):
-        rates(name, [0], decay=None, floor=floor)
+@pytest.mark.parametrize("owner", [StepOptions, PlateauOptions, ExponentialOptions])
+def test_what_needs_a_decay_says_so(owner: type):
+    with pytest.raises(ValueError, match=f"{owner.__name__}: decay is nothing; expected float above 0, 1 at most"):
+        owner(decay=None)
 
 
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
 def test_every_schedule_stays_in_range_beyond_the_end(name: str):
-    values = rates(name, list(range(0, 1000, 7)), floor=1e-4, warmup=1.5)
+    floor = {"final_learning_rate": 1e-4} if issubclass(SCHEDULES[name].options, FloorOptions) else {}
+    values = rates(name, list(range(0, 1000, 7)), warmup_epochs=1.5, **floor)
     assert all(0.0 < value <= 1.0 for value in values)
 
 
 def test_step_boundary_survives_rounding():
     """Epoch 0.3 in steps of a tenth is 0.30000000000000004 or 0.29999…: the drop comes at step 3 either way."""
-    schedule = LearningRateSchedule(
-        "step", ScheduleOptions(top=1.0, decay=0.5, decay_interval=0.1), steps_per_epoch=10, num_epochs=1
-    )
+    options = StepOptions(decay=0.5, decay_interval=0.1)
+    schedule = LearningRateSchedule(options, 1.0, steps_per_epoch=10, num_epochs=1)
     assert [schedule(step) for step in range(4)] == [1.0, 0.5, 0.25, 0.125]
 
 
 def test_plateau_drops_on_the_eer_and_resumes():
     def make() -> LearningRateSchedule:
-        options = ScheduleOptions(top=1.0, floor=0.2, decay=0.5, plateau_patience=2)
-        return LearningRateSchedule("plateau", options, steps_per_epoch=10, num_epochs=40)
+        options = PlateauOptions(final_learning_rate=0.2, decay=0.5, plateau_patience=2)
+        return LearningRateSchedule(options, 1.0, steps_per_epoch=10, num_epochs=40)
 
     schedule = make()
     seen = []
@@ -97,11 +99,12 @@ def test_plateau_drops_on_the_eer_and_resumes():
 
 
 def test_margin_ramps():
-    linear = MarginSchedule(0.2, kind="linear", initial=0.1, begin_epoch=2, end_epoch=4, steps_per_epoch=10)
+    ramp = MarginOptions(margin="linear", margin_initial=0.1, margin_begin_epoch=2, margin_end_epoch=4)
+    linear = MarginSchedule(ramp, 0.2, steps_per_epoch=10)
     assert [linear(step) for step in (0, 20, 30, 40, 400)] == pytest.approx([0.1, 0.1, 0.15, 0.2, 0.2])
-    steep = MarginSchedule(0.3, kind="exponential", begin_epoch=0, end_epoch=2, steps_per_epoch=10)
+    steep = MarginSchedule(MarginOptions(margin="exponential", margin_end_epoch=2), 0.3, steps_per_epoch=10)
     # half way: 1 - 0.001 ** 0.5 = 0.968377 of 0.999
     assert [steep(step) for step in (0, 10, 20)] == pytest.approx([0.0, 0.3 * 0.968377 / 0.999, 0.3], rel=1e-5)
-    assert MarginSchedule(0.2)(7) == 0.2
+    assert MarginSchedule(ConstantOptions(), 0.2, steps_per_epoch=10)(7) == 0.2
     with pytest.raises(ValueError, match="expected constant"):
-        MarginSchedule(0.2, kind="cubic")
+        MarginOptions(margin="cubic")

@@ -3,16 +3,26 @@
 import pytest
 import torch
 from torch import nn
-from training_fakes import CPU, SAMPLES, FakeBatch, FakeLoader, FakeLoss, FakeMetricLoss, FakeNet
+from training_fakes import (
+    CPU,
+    SAMPLES,
+    FakeBatch,
+    FakeLoader,
+    FakeLoss,
+    FakeMetricLoss,
+    FakeNet,
+    optimizer_options,
+)
 
 from speakernet.training.optimizers import OptimizerState, create_optimizer
+from speakernet.training.options import PrecisionOptions, SgdOptions
 from speakernet.training.precision import Precision
 from speakernet.training.step import TrainingStep
 
 
 def make_step(net: nn.Module, loss: nn.Module, precision: str = "no", **options) -> TrainingStep:
-    optimizer = create_optimizer("sgd", [net, loss], {"learning_rate": 1.0, "momentum": 0.0, "nesterov": False})
-    return TrainingStep(net, loss, optimizer, Precision(precision, CPU), **options)
+    optimizer = create_optimizer(SgdOptions(learning_rate=1.0, momentum=0.0, nesterov=False), [net, loss], CPU)
+    return TrainingStep(net, loss, optimizer, Precision(PrecisionOptions(), precision, CPU), **options)
 
 
 def fresh(metric: bool = False, frozen_norm: bool = True, dropout: float = 0.0) -> tuple[FakeNet, nn.Module]:
@@ -156,7 +166,7 @@ def test_fused_optimizers_skip_where_found_inf_says_so(name: str):
     """What the step relies on for GPUs: torch's fused kernels leave weights and moments alone."""
     weight = nn.Parameter(torch.ones(3))
     holder = nn.ParameterList([weight])
-    optimizer = create_optimizer(name, [holder], {"learning_rate": 0.1, "fused": True})
+    optimizer = create_optimizer(optimizer_options(name, learning_rate=0.1, fused="on"), [holder], CPU)
     weight.grad = torch.full((3,), float("nan"))
     optimizer.found_inf = torch.ones(())  # type: ignore[attr-defined]
     optimizer.step()
@@ -175,9 +185,9 @@ def test_a_skipped_first_step_on_the_device_leaves_no_trace(name: str, monkeypat
     results = []
     for skips in (True, False):
         net, loss = fresh()
-        momentum = {"momentum": 0.9, "nesterov": True} if name == "sgd" else {}
-        moves = create_optimizer(name, [net, loss], {"learning_rate": 0.1, "fused": True, **momentum}, weight_decay=0.1)
-        step = TrainingStep(net, loss, moves, Precision("no", CPU))
+        options = optimizer_options(name, learning_rate=0.1, fused="on", weight_decay=0.1)
+        moves = create_optimizer(options, [net, loss], CPU)
+        step = TrainingStep(net, loss, moves, Precision(PrecisionOptions(), "no", CPU))
         step._skips_on_device = True
         batches = [FakeLoader(poisoned=frozenset({0} if skips else ())).batch(number) for number in range(3)]
         for batch in batches if skips else batches[1:]:
@@ -191,7 +201,7 @@ def test_a_skipped_first_step_on_the_device_leaves_no_trace(name: str, monkeypat
 def test_momentum_that_was_not_saved_begins_at_zero():
     """A checkpoint from before the first good step has none."""
     weight = nn.Parameter(torch.ones(2))
-    moves = create_optimizer("sgd", [nn.ParameterList([weight])], {"learning_rate": 0.1, "fused": True})
+    moves = create_optimizer(SgdOptions(learning_rate=0.1, fused="on"), [nn.ParameterList([weight])], CPU)
     state = OptimizerState(moves)
     state.load_state_dict({**state.state_dict(), "state": {}})
     assert torch.equal(moves.state[weight]["momentum_buffer"], torch.zeros(2))

@@ -12,10 +12,16 @@ from torch import nn
 from speakernet.training.averaging import WeightAverage
 from speakernet.training.checkpoint import CheckpointStore
 from speakernet.training.optimizers import create_optimizer
+from speakernet.training.options import (
+    OPTIMIZERS,
+    CosineOptions,
+    OptimizerOptions,
+    PrecisionOptions,
+    TrainerOptions,
+)
 from speakernet.training.precision import Precision
 from speakernet.training.progress import Progress
-from speakernet.training.schedules import LearningRateSchedule, MarginSchedule, ScheduleOptions
-from speakernet.training.state import TrainerOptions
+from speakernet.training.schedules import LearningRateSchedule, MarginSchedule
 from speakernet.training.step import TrainingStep
 from speakernet.training.tracker import PerformanceTracker
 from speakernet.training.trainer import Trainer
@@ -135,6 +141,11 @@ class FakeLoader:
         return {"skipped_files": 0}
 
 
+def optimizer_options(name: str, **options: Any) -> OptimizerOptions:
+    """The options of the optimizer of that name."""
+    return OPTIMIZERS[name].options(**options)
+
+
 def make_trainer(
     folder: Path,
     *,
@@ -154,8 +165,8 @@ def make_trainer(
     torch.manual_seed(seed)
     net, loss = FakeNet(dropout), loss or FakeLoss()
     loader = loader or FakeLoader()
-    moves = create_optimizer(optimizer, [net, loss], {"learning_rate": 0.01}, weight_decay=1e-4)
-    precise = Precision(precision, CPU, reason="test")
+    moves = create_optimizer(optimizer_options(optimizer, learning_rate=0.01, weight_decay=1e-4), [net, loss], CPU)
+    precise = Precision(PrecisionOptions(), precision, CPU, reason="test")
     numbers = list(eers or [50.0])
 
     def validate() -> dict[str, float]:
@@ -169,23 +180,17 @@ def make_trainer(
             "test_interval": 1,
             "log_interval": 2,
             "save_minutes": 0.0,
-            "statistics_batches": 5,
             **options,
         }
     )
     steps = -(-len(loader) // settings.accumulation_steps)
+    schedule = CosineOptions(final_learning_rate=0.0, warmup_epochs=0.5, margin="linear", margin_end_epoch=2.0)
     return Trainer(
         net=net,
         loss=loss,
         optimizer=moves,
-        learning_rate=LearningRateSchedule(
-            "cosine",
-            ScheduleOptions(top=0.01),
-            steps_per_epoch=steps,
-            num_epochs=settings.max_epochs,
-            warmup_epochs=0.5,
-        ),
-        margin=MarginSchedule(0.2, kind="linear", end_epoch=2.0, steps_per_epoch=steps) if not loss.is_metric else None,
+        learning_rate=LearningRateSchedule(schedule, 0.01, steps_per_epoch=steps, num_epochs=settings.max_epochs),
+        margin=MarginSchedule(schedule, 0.2, steps_per_epoch=steps) if not loss.is_metric else None,
         loader=loader,
         validate=validate,
         precision=precise,

@@ -5,6 +5,6 @@ folder as training reads it. It is for trying the toolkit and for tests that mus
 on it say nothing about real speech.
 """
 
-from speakernet.corpora.synthetic.corpus import CorpusError, CorpusPaths, make_corpus
+from speakernet.corpora.synthetic.corpus import CorpusError, CorpusParameters, CorpusPaths, make_corpus
 
-__all__ = ["CorpusError", "CorpusPaths", "make_corpus"]
+__all__ = ["CorpusError", "CorpusParameters", "CorpusPaths", "make_corpus"]

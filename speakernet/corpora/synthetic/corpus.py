@@ -37,7 +37,7 @@ from speakernet.files import atomic_write
 from speakernet.machine.limits import usable_cores
 from speakernet.seeding import numpy_generator
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 # Part of `parameters.json`: raise it with every change that makes the audio another one.
 SYNTHESISER_VERSION = 1
@@ -70,16 +70,28 @@ class CorpusPaths:
 
 @dataclass(frozen=True)
 class CorpusParameters:
-    """What decides the content of a corpus."""
+    """What decides the content of a corpus.
 
-    num_speakers: int
-    utterances_per_speaker: int
-    num_trial_speakers: int
-    trial_utterances_per_speaker: int
-    utterances_per_session: int
-    num_noises: int
-    num_rooms: int
-    seed: int
+    Attributes:
+        num_speakers: speakers to train on.
+        utterances_per_speaker: of each of them, about 3.5 s each.
+        num_trial_speakers: other speakers, for trials.
+        trial_utterances_per_speaker: of each of those.
+        utterances_per_session: utterances that share room, microphone and noise.
+        num_noises: clips of 5 s for augmentation, over all categories.
+        num_rooms: room responses for augmentation, over all sizes.
+        seed: another seed gives other speakers.
+        synthesiser_version: of this code; a corpus of another version is another one.
+    """
+
+    num_speakers: int = 120
+    utterances_per_speaker: int = 12
+    num_trial_speakers: int = 40
+    trial_utterances_per_speaker: int = 8
+    utterances_per_session: int = 2
+    num_noises: int = 60
+    num_rooms: int = 45
+    seed: int = 1
     synthesiser_version: int = SYNTHESISER_VERSION
 
     def check(self) -> None:
@@ -101,15 +113,8 @@ class CorpusParameters:
 
 def make_corpus(
     folder: str | Path,
+    parameters: CorpusParameters | None = None,
     *,
-    num_speakers: int = 120,
-    utterances_per_speaker: int = 12,
-    num_trial_speakers: int = 40,
-    trial_utterances_per_speaker: int = 8,
-    utterances_per_session: int = 2,
-    num_noises: int = 60,
-    num_rooms: int = 45,
-    seed: int = 1,
     num_workers: int | None = None,
     show_progress: bool = True,
 ) -> CorpusPaths:
@@ -117,14 +122,7 @@ def make_corpus(
 
     Args:
         folder: made when missing.
-        num_speakers: speakers to train on.
-        utterances_per_speaker: of each of them, about 3.5 s each.
-        num_trial_speakers: other speakers, for trials.
-        trial_utterances_per_speaker: of each of those.
-        utterances_per_session: utterances that share room, microphone and noise.
-        num_noises: clips of 5 s for augmentation, over all categories.
-        num_rooms: room responses for augmentation, over all sizes.
-        seed: another seed gives other speakers.
+        parameters: how much of what; None takes the small corpus of exp01.yaml.
         num_workers: processes; None takes one a core, or none at all for a small corpus.
         show_progress: show a progress bar.
 
@@ -133,10 +131,7 @@ def make_corpus(
         OSError: the folder cannot be written, or the disk is full; calling again goes on from there.
     """
     folder = Path(folder)
-    parameters = CorpusParameters(
-        num_speakers, utterances_per_speaker, num_trial_speakers, trial_utterances_per_speaker,
-        utterances_per_session, num_noises, num_rooms, seed,
-    )  # fmt: skip
+    parameters = parameters or CorpusParameters()
     parameters.check()
     paths = corpus_paths(folder)
     if _is_complete(folder, parameters):
@@ -145,7 +140,7 @@ def make_corpus(
     num_utterances = sum(count for count, _, _ in tasks)
     if num_workers is None:
         num_workers = usable_cores() if num_utterances >= MIN_UTTERANCES_FOR_PROCESSES else 0
-    log.info("Making the synthetic corpus in %s: %d files", folder, num_utterances)
+    logger.info("Making the synthetic corpus in %s: %d files", folder, num_utterances)
     with tqdm(total=num_utterances, desc="synthetic corpus", unit="file", disable=not show_progress) as bar:
         rows = list(itertools.chain.from_iterable(_run(tasks, num_workers, bar.update)))
     _write_lists(paths, parameters, rows)
@@ -245,7 +240,7 @@ def _run(tasks: list[Task], num_workers: int, advance: Callable[[int], Any]) -> 
             yield from results
             return
         except BrokenProcessPool:
-            log.warning("The helper processes ended (a script without a main guard?); going on in this process alone")
+            logger.warning("the other processes ended (a script without a main guard?); going on in this one alone")
     for count, function, arguments in tasks:
         yield function(*arguments)
         advance(count)

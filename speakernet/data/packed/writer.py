@@ -10,6 +10,8 @@ import logging
 import os
 import time
 import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -17,8 +19,6 @@ from types import TracebackType
 import numpy as np
 
 import speakernet
-from speakernet.corpora.locking import LOCK_NAME, exclusive
-from speakernet.corpora.parallel import parallel_map
 from speakernet.data.audio import AudioError
 from speakernet.data.lists import StringTable
 from speakernet.data.packed.corpus import (
@@ -34,9 +34,8 @@ from speakernet.data.packed.corpus import (
     partial_of,
     read_index,
 )
-from speakernet.data.packed.inputs import PackInput
 from speakernet.data.packed.names import NameIndex
-from speakernet.files import atomic_write, sha256_of
+from speakernet.files import LOCK_NAME, atomic_write, exclusive, parallel_map, sha256_of
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +46,27 @@ HEADER_BYTES = len(describe_samples(0))
 # How much work a kill can cost at most.
 FLUSH_BYTES = 64 << 20
 FLUSH_SECONDS = 20.0
+
+
+class PackInput(ABC):
+    """Utterances in a fixed order, to be decoded one by one in threads."""
+
+    def __init__(self, names: StringTable, description: str) -> None:
+        self.names = names
+        self.description = description
+
+    def items(self, rows: Iterable[int]) -> Iterator[tuple[int, bytes | None]]:
+        """(row, content) for `decode`, rows ascending; the content is None where `decode` fetches it itself."""
+        for row in rows:
+            yield row, None
+
+    @abstractmethod
+    def decode(self, row: int, content: bytes | None, sample_rate: int) -> np.ndarray:
+        """One utterance as mono int16 (samples,); called from several threads.
+
+        Raises:
+            AudioError: it is not there or cannot be read.
+        """
 
 
 @dataclass(frozen=True)

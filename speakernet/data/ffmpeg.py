@@ -18,6 +18,10 @@ from pathlib import Path
 FFMPEG_VARIABLE = "SPEAKERNET_FFMPEG"
 #: A damaged file may make a decoder spin; an hour of audio decodes in seconds.
 TIMEOUT_SECONDS = 600
+#: What holds sound that soundfile cannot read.
+CONVERTIBLE_SUFFIXES = frozenset(
+    {".m4a", ".aac", ".mp4", ".webm", ".wma", ".3gp", ".amr", ".mka", ".mkv", ".mov", ".caf"}
+)
 ADVICE = (
     "install it (Debian, Ubuntu: apt install ffmpeg; macOS: brew install ffmpeg; anywhere: pip install imageio-ffmpeg) "
     f"or name it with --ffmpeg FILE or the environment variable {FFMPEG_VARIABLE}"

@@ -1,29 +1,35 @@
-"""Noise and room responses for augmentation: MUSAN cut into pieces, RIRS_NOISES made uniform.
+"""RIRS_NOISES: simulated and measured room responses: download, verify, unpack, check, make mono and trim.
 
-MUSAN's long files are cut into five-second pieces with the classic tools' names, so that a random piece is one small
-read. Measured room responses come with many channels and long tails of silence: each channel becomes a mono file that
-ends where the response has decayed by 60 dB. Simulated ones are fine as they are.
+    speakernet prepare rirs --save_path data              everything
+    speakernet prepare rirs --save_path data --prepare    only check and trim what is unpacked
+
+Give --rir_path data/RIRS_NOISES/simulated_rirs (as the classic tools use them) or data/RIRS_NOISES/real_rirs_mono
+(measured, one file a microphone, cut where the response has decayed by 60 dB) to training.
 """
 
-import logging
+import argparse
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from scipy.signal import resample_poly
 
+from speakernet.corpora.commands import (
+    STEPS,
+    add_common_arguments,
+    add_download_arguments,
+    add_step_arguments,
+    fetch,
+    steps_of,
+)
 from speakernet.corpora.conversion import audio_seconds
-from speakernet.corpora.parallel import parallel_map
 from speakernet.corpora.safe_paths import Folder
-from speakernet.corpora.summary import StepSummary
+from speakernet.corpora.summary import StepSummary, finish
 from speakernet.corpora.walking import READABLE_SUFFIXES, walk_files
 from speakernet.data.audio import SAMPLE_BYTES, SAMPLE_RATE, AudioError, audio_info, decode_pcm, read_audio, write_audio
+from speakernet.files import exclusive, parallel_map
 
-logger = logging.getLogger(__name__)
-
-PIECE_SECONDS = 5.0
-HOP_SECONDS = 3.0
 DECAY_DB = 60.0
 SHORTEST_RESPONSE_SAMPLES = 160
 #: Parts of RIRS_NOISES by what is in them.
@@ -32,45 +38,27 @@ MEASURED_FOLDER = "RIRS_NOISES/real_rirs_isotropic_noises"
 PREPARED_FOLDER = "RIRS_NOISES/real_rirs_mono"
 
 
-def split_noise(
-    source_root: Path,
-    target_root: Path,
-    num_jobs: int,
-    summary: StepSummary,
-    piece_seconds: float = PIECE_SECONDS,
-    hop_seconds: float = HOP_SECONDS,
-) -> None:
-    """Cut every file below `source_root` into pieces `NAME/SSSSS.wav`, SSSSS being the second that a piece begins at.
-
-    Pieces overlap as the classic tools cut them; a file shorter than a piece becomes one piece. Pieces that are there,
-    whole, are left alone.
-    """
-    target = Folder(target_root)
-
-    def cut(name: str) -> tuple[str, int, int, str | None]:
-        try:
-            made, skipped = _cut_file(source_root / name, target, name, piece_seconds, hop_seconds)
-        except AudioError as error:
-            return name, 0, 0, str(error)
-        return name, made, skipped, None
-
-    names = walk_files(source_root, READABLE_SUFFIXES)
-    for name, made, skipped, problem in parallel_map(cut, names, num_jobs, "split"):
-        summary.add_made(made)
-        summary.add_skipped(skipped)
-        if problem is not None:
-            summary.add_broken(name, problem)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """All options of this part."""
+    add_common_arguments(parser)
+    add_step_arguments(parser, "prepare", "check the simulated responses, make mono copies of the measured ones")
+    add_download_arguments(parser)
 
 
-def piece_starts(num_samples: int, piece_samples: int, hop_samples: int) -> list[int]:
-    """Where pieces begin; the last one ends within the file.
+def run(arguments: argparse.Namespace) -> int:
+    """The steps asked for, in order."""
+    with exclusive(arguments.save_path):
+        return finish(prepare(arguments, steps_of(arguments)), arguments.save_path / "summary.txt")
 
-    >>> piece_starts(16, 5, 3)
-    [0, 3, 6, 9]
-    >>> piece_starts(3, 5, 3)
-    [0]
-    """
-    return list(range(0, max(1, num_samples - piece_samples + 1), hop_samples))
+
+def prepare(arguments: argparse.Namespace, steps: Sequence[str] = STEPS) -> list[StepSummary]:
+    """`RIRS_NOISES/` below the target folder, checked, its measured responses also as mono files."""
+    summaries = fetch("rirs", arguments, steps)
+    if "prepare" in steps:
+        with StepSummary("prepare_rirs", arguments.save_path) as summary:
+            prepare_responses(arguments.save_path, arguments.num_jobs, summary)
+        summaries.append(summary)
+    return summaries
 
 
 def prepare_responses(save_path: Path, num_jobs: int, summary: StepSummary) -> None:
@@ -113,25 +101,6 @@ def trimmed_response(response: np.ndarray, decay_db: float = DECAY_DB) -> np.nda
         raise AudioError("the response is silent")
     num_samples = int(np.count_nonzero(energy > energy[0] * 10 ** (-decay_db / 10)))
     return response[: max(SHORTEST_RESPONSE_SAMPLES, num_samples)]
-
-
-def _cut_file(path: Path, target: Folder, name: str, piece_seconds: float, hop_seconds: float) -> tuple[int, int]:
-    """(made, skipped) pieces of one file; it is decoded only if a piece is missing."""
-    num_samples = audio_info(path).num_samples_at(SAMPLE_RATE)
-    piece, hop = int(piece_seconds * SAMPLE_RATE), int(hop_seconds * SAMPLE_RATE)
-    stem = name.rsplit(".", 1)[0]
-    wanted = []
-    starts = piece_starts(num_samples, piece, hop)
-    for start in starts:
-        piece_path = target.path(f"{stem}/{start // SAMPLE_RATE:05d}.wav")
-        expected = min(piece, num_samples - start) / SAMPLE_RATE
-        if audio_seconds(piece_path, SAMPLE_RATE) != expected:
-            wanted.append((start, piece_path))
-    if wanted:
-        waveform = read_audio(path, sample_rate=SAMPLE_RATE)
-        for start, piece_path in wanted:
-            write_audio(piece_path, waveform[start : start + piece], SAMPLE_RATE)
-    return len(wanted), len(starts) - len(wanted)
 
 
 def _prepare_measured(measured: Path, target: Folder, num_jobs: int, summary: StepSummary) -> None:

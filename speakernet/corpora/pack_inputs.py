@@ -15,39 +15,18 @@ from pathlib import Path
 
 import numpy as np
 
-from speakernet.corpora.archives import ArchiveError, zip_members
+from speakernet.corpora.archives import ArchiveError, JoinedFile, group_parts, zip_members
 from speakernet.corpora.conversion import TOLERANCE_SECONDS, TOLERANCE_SHARE
-from speakernet.corpora.ffmpeg import FfmpegError, decode_to_bytes, find_ffmpeg
 from speakernet.corpora.safe_paths import UnsafeNameError, checked_relative
-from speakernet.corpora.walking import CONVERTIBLE_SUFFIXES, READABLE_SUFFIXES, walk_files
+from speakernet.corpora.walking import READABLE_SUFFIXES, walk_files
 from speakernet.data.audio import AudioError, read_audio, read_audio_bytes, to_int16
+from speakernet.data.ffmpeg import CONVERTIBLE_SUFFIXES, FfmpegError, decode_to_bytes, find_ffmpeg
 from speakernet.data.lists import StringTable
 from speakernet.data.packed.names import NameIndex
-from speakernet.data.packed.parts import JoinedFile, group_parts
+from speakernet.data.packed.writer import PackInput
 
 AUDIO_SUFFIXES = READABLE_SUFFIXES | CONVERTIBLE_SUFFIXES
 NOT_IN_ANY = -1
-
-
-class PackInput(ABC):
-    """Utterances in a fixed order, to be decoded one by one in threads."""
-
-    def __init__(self, names: StringTable, description: str) -> None:
-        self.names = names
-        self.description = description
-
-    def items(self, rows: Iterable[int]) -> Iterator[tuple[int, bytes | None]]:
-        """(row, content) for `decode`, rows ascending; the content is None where `decode` fetches it itself."""
-        for row in rows:
-            yield row, None
-
-    @abstractmethod
-    def decode(self, row: int, content: bytes | None, sample_rate: int) -> np.ndarray:
-        """One utterance as mono int16 (samples,); called from several threads.
-
-        Raises:
-            AudioError: it is not there or cannot be read.
-        """
 
 
 class FolderInput(PackInput):

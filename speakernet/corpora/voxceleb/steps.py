@@ -6,8 +6,6 @@ into voxceleb1/wav by links that take no space.
 """
 
 import logging
-import os
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,12 +18,13 @@ from speakernet.corpora.catalogue import Corpus, RemoteFile
 from speakernet.corpora.conversion import Conversion, ConversionOptions, convert_all
 from speakernet.corpora.download import DownloadOptions, download_all
 from speakernet.corpora.listing import listable_rows, usable_utterances
-from speakernet.corpora.safe_paths import Folder, temporary_beside
+from speakernet.corpora.safe_paths import Folder
 from speakernet.corpora.summary import StepSummary
 from speakernet.corpora.utterances import row_by_folder
 from speakernet.corpora.walking import walk_files
 from speakernet.data.lists import read_trials, write_training_list
 from speakernet.data.sources import FolderSource
+from speakernet.files import copy_whole, md5_of, place
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +80,7 @@ class VoxCelebJob:
 
     def fetch(self) -> None:
         """Download what is neither there in parts nor as a whole."""
-        with self.step("download") as summary:
+        with self.step("download", made="fetched") as summary:
             wanted: list[RemoteFile] = []
             for whole, parts in self._archives():
                 if self._is_done(whole):
@@ -118,7 +117,7 @@ class VoxCelebJob:
         with self.step("convert") as summary:
             for name in self.subsets:
                 if SUBSETS[name].is_aac:
-                    source_root = self._audio_root(name, "aac")
+                    source_root = self.audio_root(name, "aac")
                     if not source_root.is_dir():
                         summary.add_broken(str(source_root), "is not there; run --extract first")
                         continue
@@ -138,19 +137,23 @@ class VoxCelebJob:
                     if _is_same(source / name, merged):
                         summary.add_skipped()
                     else:
-                        _link_or_copy(source / name, merged)
+                        # A flush for each of 150,000 copies would take hours on a spinning disk.
+                        place(source / name, merged, is_flushed=False)
                         summary.add_made()
 
     def lists(self, lists_from: Path | None) -> dict[str, Path]:
-        """Write the training lists and bring the trial lists; returns the training lists by subset."""
+        """Write the training lists and bring the trial lists; returns the training lists by subset.
+
+        The recipes in configs/voxceleb name these files: a name that changes here changes there.
+        """
         written = {}
         folder = self.save_path / "lists"
         for name in self.subsets:
-            root = self._audio_root(name, self.file_format if SUBSETS[name].is_aac else "wav")
+            root = self.audio_root(name, self.file_format if SUBSETS[name].is_aac else "wav")
             if not root.is_dir():
                 continue
             path = folder / f"{name}_list.txt"
-            with self.step(f"list_{name}") as summary:
+            with self.step(f"list_{name}", made="listed") as summary:
                 self._write_list(name, root, path, summary)
             if name in TRAINING_SUBSETS:
                 written[name] = path
@@ -178,7 +181,7 @@ class VoxCelebJob:
 
         def rows() -> Iterator[tuple[str, str]]:
             for name, one in written.items():
-                prefix = self._audio_root(name, self.file_format if SUBSETS[name].is_aac else "wav")
+                prefix = self.audio_root(name, self.file_format if SUBSETS[name].is_aac else "wav")
                 below = prefix.relative_to(self.save_path).as_posix()
                 with one.open(encoding="utf-8") as file:
                     for line in file:
@@ -217,7 +220,8 @@ class VoxCelebJob:
         md5 = joined.md5 if joined else self.corpus.files[archive].md5
         return verified.has_md5(self.save_path / archive, md5)
 
-    def _audio_root(self, name: str, kind: str) -> Path:
+    def audio_root(self, name: str, kind: str) -> Path:
+        """Where the audio of a subset lies as `kind`: aac, wav or flac."""
         return self.save_path / AUDIO_FOLDERS[name].removesuffix("wav") / kind
 
     def _conversions(self, source_root: Path) -> Iterator[Conversion]:
@@ -226,9 +230,9 @@ class VoxCelebJob:
             target = target_root.root / Path(name).with_suffix(f".{self.file_format}")
             yield Conversion(source_root / name, target)
 
-    def step(self, name: str) -> StepSummary:
+    def step(self, name: str, made: str = "made") -> StepSummary:
         """Begin a step: its counts are kept for the summary."""
-        summary = StepSummary(name, self.save_path)
+        summary = StepSummary(name, self.save_path, made)
         self.summaries.append(summary)
         return summary
 
@@ -239,17 +243,16 @@ def _copy_lists(source: Path, folder: Folder, lists: Corpus, summary: StepSummar
         found = source / name
         if not found.is_file():
             continue
-        md5 = verified.md5_of(found)
+        md5 = md5_of(found)
         if md5 != file.md5:
             summary.add_broken(str(found), f"MD5 is {md5}, published is {file.md5}")
             continue
         target = folder.path(name)
-        if target.is_file() and verified.md5_of(target) == md5:
+        if target.is_file() and md5_of(target) == md5:
             summary.add_skipped()
             continue
-        half = temporary_beside(target)
-        shutil.copyfile(found, half)
-        half.replace(target)
+        # A copy, not a link: what the user does to the own file later must not reach the verified one.
+        copy_whole(found, target)
         summary.add_made()
     if not summary.found:
         raise ValueError(f"{source} holds none of the published lists ({', '.join(lists.files)})")
@@ -261,13 +264,3 @@ def _is_same(source: Path, target: Path) -> bool:
     except FileNotFoundError:
         return False
     return left.st_ino == right.st_ino or left.st_size == right.st_size
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    half = temporary_beside(target)
-    try:
-        os.link(source, half)
-    except OSError:
-        # Another disk, or a file system without links (exFAT): a copy serves as well and only takes space.
-        shutil.copyfile(source, half)
-    half.replace(target)
