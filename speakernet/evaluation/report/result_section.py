@@ -3,7 +3,7 @@
 import dataclasses
 from pathlib import Path
 
-from speakernet.corpora.list_identity import list_identity
+from speakernet.data.list_identity import list_identity
 from speakernet.evaluation.headline import HeadlineFigure, headline
 from speakernet.evaluation.report.data import RunData
 from speakernet.evaluation.report.facts import count, duration
