@@ -10,14 +10,15 @@ Everything is read once; --fast reads headers only.
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from speakernet.assembly.checks import check_options
-from speakernet.checks.examination import Patient, examine
 from speakernet.checks.findings import exit_code, table
 from speakernet.checks.headers import DEFAULT_MIN_SECONDS
-from speakernet.checks.histograms import duration_histogram, write_duration_png
-from speakernet.config import load_config
+from speakernet.config import Config, load_config
 from speakernet.machine.limits import usable_cores
+
+if TYPE_CHECKING:
+    from speakernet.checks.examination import Patient
 
 TAKES_CONFIG = True
 METRIC_UTTERANCES = 2
@@ -37,10 +38,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Examine, print the table and the histograms, and return the worst level."""
-    patient = _patient(arguments)
+    config = load_config(arguments.config_arguments).config if arguments.config_arguments else None
+    # Late: --help and a mistyped option need neither torch nor matplotlib.
+    from speakernet.assembly.checks import check_options
+    from speakernet.checks.examination import examine
+    from speakernet.checks.histograms import duration_histogram, write_duration_png
+
+    patient = _patient(arguments, config)
     result = examine(patient, is_fast=arguments.fast, num_jobs=arguments.jobs)
-    if arguments.config_arguments:
-        result.findings.extend(check_options(load_config(arguments.config_arguments).config))
+    if config:
+        result.findings.extend(check_options(config))
     out = sys.stdout
     out.write(table(result.findings) + "\n")
     for title, seconds in result.durations.items():
@@ -51,8 +58,11 @@ def run(arguments: argparse.Namespace) -> int:
     return exit_code(result.findings)
 
 
-def _patient(arguments: argparse.Namespace) -> Patient:
-    if not arguments.config_arguments:
+def _patient(arguments: argparse.Namespace, config: Config | None) -> "Patient":
+    # Late: as above.
+    from speakernet.checks.examination import Patient
+
+    if config is None:
         root = arguments.trial_root or arguments.root
         return Patient(
             train_list=arguments.list,
@@ -60,7 +70,6 @@ def _patient(arguments: argparse.Namespace) -> Patient:
             trials=tuple((path, root) for path in arguments.trials),
             min_seconds=arguments.min_seconds,
         )
-    config = load_config(arguments.config_arguments).config
     data = config.data
     lists = {
         (Path(path), Path(root) if root else None)

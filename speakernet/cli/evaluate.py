@@ -11,12 +11,12 @@ import argparse
 import dataclasses
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from speakernet.data.lists import read_trials
 from speakernet.evaluation.calibration import AffineCalibration, fit_calibration
-from speakernet.evaluation.evaluate import Evaluation
 from speakernet.evaluation.figures import figures
 from speakernet.evaluation.headline import headline_sentence
 from speakernet.evaluation.options import EvaluationOptions, MeasuringOptions
@@ -25,6 +25,9 @@ from speakernet.evaluation.score_files import read_scores, scores_file, scores_f
 from speakernet.evaluation.speakers import read_speaker_table, speakers_of
 from speakernet.files import sha256_of
 from speakernet.options import default_of
+
+if TYPE_CHECKING:
+    from speakernet.evaluation.evaluate import Evaluation
 
 DRAW_SEED = 0
 DIGITS = 3
@@ -71,12 +74,15 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def evaluate_scores(arguments: argparse.Namespace) -> Evaluation:
+def evaluate_scores(arguments: argparse.Namespace) -> "Evaluation":
     """Figures of one score file, or of several fused.
 
     Raises:
         ValueError: scores that do not match the list, NaN, or files that are missing for the fit.
     """
+    # Late: --help needs neither torch, which embeds, nor matplotlib, which draws.
+    from speakernet.evaluation.evaluate import Evaluation
+
     options = MeasuringOptions(dcf_target_priors=arguments.priors, bootstrap_samples=arguments.draws)
     trials = read_trials(arguments.trials)
     files = [scores_file(path, arguments.trials) for path in arguments.scores]

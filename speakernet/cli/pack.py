@@ -12,6 +12,13 @@ starting it again.
 import argparse
 import logging
 
+from speakernet.corpora.pack_inputs import open_inputs
+from speakernet.data.lists import StringTable, read_training_list, read_trials
+from speakernet.data.packed.corpus import verify
+from speakernet.data.packed.writer import SKIPPED, pack
+from speakernet.files import human_bytes
+from speakernet.machine.limits import usable_cores
+
 logger = logging.getLogger(__name__)
 
 PROBLEMS_SHOWN = 10
@@ -38,8 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Pack, verify, or both."""
-    from speakernet.machine.limits import usable_cores
-
     if not arguments.source and not arguments.verify:
         raise ValueError("give --source with a folder or archives to pack, or --verify to check a corpus")
     if arguments.num_threads is not None and arguments.num_threads < 1:
@@ -53,10 +58,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _pack(arguments: argparse.Namespace, num_threads: int) -> None:
-    from speakernet.corpora.pack_inputs import open_inputs
-    from speakernet.data.packed.writer import SKIPPED, pack
-    from speakernet.files import human_bytes
-
     source = open_inputs(arguments.source, _wanted(arguments), arguments.strip)
     summary = pack(
         source,
@@ -79,10 +80,8 @@ def _pack(arguments: argparse.Namespace, num_threads: int) -> None:
         logger.warning("%d files could not be read; %s/%s names them", summary.num_skipped, arguments.corpus, SKIPPED)
 
 
-def _wanted(arguments: argparse.Namespace):  # type: ignore[no-untyped-def]
+def _wanted(arguments: argparse.Namespace) -> StringTable | None:
     """The names that the lists mention, each once; None without a list."""
-    from speakernet.data.lists import StringTable, read_training_list, read_trials
-
     tables = [read_training_list(path).paths for path in arguments.list]
     tables += [read_trials(path).names for path in arguments.trials]
     if not tables:
@@ -91,8 +90,6 @@ def _wanted(arguments: argparse.Namespace):  # type: ignore[no-untyped-def]
 
 
 def _verify(corpus: str, num_threads: int) -> int:
-    from speakernet.data.packed.corpus import verify
-
     problems = verify(corpus, num_threads, show_progress=True)
     for problem in problems[:PROBLEMS_SHOWN]:
         logger.error("%s", problem)
