@@ -38,7 +38,7 @@ def check_inputs(config: Config, min_utterances: int) -> list[Finding]:
     trial_lists = {(data.validation_list, data.validation_path), (data.test_list, data.test_path)}
     findings = quick_check(
         train_list=read_training_list(data.train_list),
-        train_root=build_source(config, data.train_path),
+        train_source=build_source(config, data.train_path),
         trials=[(read_trials(path), build_source(config, root)) for path, root in sorted(trial_lists) if path],
         min_utterances=min_utterances,
         max_bad_share=data.max_bad_share if data.on_bad_audio == "skip" else 0.0,
