@@ -235,6 +235,7 @@ def _overlap(kind: str, shared: Sequence[str], trials: TrialList) -> Finding:
         "warning",
         "overlap",
         f"{len(shared):,} {kind} of {trials.source} are also in the training list",
-        f"the error rate is not that of unknown speakers; use disjoint lists ({own_command('prepare folder')} makes them)",
+        "the error rate is not that of unknown speakers; use disjoint lists, as these are made: "
+        + own_command("prepare folder"),
         tuple(shared[:NUM_EXAMPLES]),
     )

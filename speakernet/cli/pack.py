@@ -12,6 +12,9 @@ starting it again.
 import argparse
 import logging
 
+from speakernet.files import human_bytes
+from speakernet.machine.limits import usable_cores
+
 logger = logging.getLogger(__name__)
 
 PROBLEMS_SHOWN = 10
@@ -38,8 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Pack, verify, or both."""
-    from speakernet.machine.limits import usable_cores
-
     if not arguments.source and not arguments.verify:
         raise ValueError("give --source with a folder or archives to pack, or --verify to check a corpus")
     if arguments.num_threads is not None and arguments.num_threads < 1:
@@ -53,9 +54,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _pack(arguments: argparse.Namespace, num_threads: int) -> None:
+    # Late, as below: `--help` and a slip of the pen need no torch.
     from speakernet.corpora.pack_inputs import open_inputs
     from speakernet.data.packed.writer import SKIPPED, pack
-    from speakernet.files import human_bytes
 
     source = open_inputs(arguments.source, _wanted(arguments), arguments.strip)
     summary = pack(
@@ -81,6 +82,7 @@ def _pack(arguments: argparse.Namespace, num_threads: int) -> None:
 
 def _wanted(arguments: argparse.Namespace):  # type: ignore[no-untyped-def]
     """The names that the lists mention, each once; None without a list."""
+    # Late: see above.
     from speakernet.data.lists import StringTable, read_training_list, read_trials
 
     tables = [read_training_list(path).paths for path in arguments.list]
@@ -91,6 +93,7 @@ def _wanted(arguments: argparse.Namespace):  # type: ignore[no-untyped-def]
 
 
 def _verify(corpus: str, num_threads: int) -> int:
+    # Late: see above.
     from speakernet.data.packed.corpus import verify
 
     problems = verify(corpus, num_threads, show_progress=True)
