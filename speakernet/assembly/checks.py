@@ -34,7 +34,7 @@ def check_inputs(config: Config, inputs: Inputs) -> list[Finding]:
     trial_lists = {(id(one.trials), id(one.source)): one for one in (inputs.validation, inputs.test)}
     findings = quick_check(
         train_list=inputs.training.rows,
-        train_root=inputs.training.source,
+        train_source=inputs.training.source,
         trials=[(one.trials, one.source) for one in trial_lists.values()],
         min_utterances=config.loss.min_utterances,
         max_bad_share=data.max_bad_share if data.on_bad_audio == "skip" else 0.0,

@@ -12,7 +12,7 @@ TABLE_WIDTH = 118
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the doctor's table.
+    """One thing that a check found.
 
     Attributes:
         level: `ok`, `warning` (works, but look at it) or `error` (will fail, or the result means nothing).
@@ -47,6 +47,19 @@ def worst(findings: Iterable[Finding]) -> Level:
 def exit_code(findings: Iterable[Finding]) -> int:
     """0 when all is well, 1 with warnings only, 2 with an error."""
     return LEVELS.index(worst(findings))
+
+
+def closing_line(findings: Iterable[Finding]) -> str:
+    """What the findings come to.
+
+    >>> closing_line([Finding("warning", "balance", "odd"), Finding("ok", "rate", "16000 Hz")])
+    '1 warning: you can train'
+    """
+    levels = [finding.level for finding in findings]
+    numbers = {level: levels.count(level) for level in ("error", "warning")}
+    counts = [f"{number} {level}{'s' * (number > 1)}" for level, number in numbers.items() if number]
+    stops = "mend the errors first: training would stop, or its result mean nothing"
+    return f"{', '.join(counts) or 'nothing to complain of'}: {stops if numbers['error'] else 'you can train'}"
 
 
 def table(findings: Iterable[Finding]) -> str:

@@ -7,16 +7,16 @@ from speakernet.data.lists import StringTable
 from speakernet.data.lookup import LookupTable
 
 NUM_EXAMPLES = 10
-DEFAULT_MIN_SECONDS = 0.5
 
 
 def header_findings(
     names: StringTable,
     lookup: LookupTable,
     check: str,
-    min_seconds: float = DEFAULT_MIN_SECONDS,
+    *,
+    min_seconds: float,
     known_missing: np.ndarray | None = None,
-    max_bad_share: float = 0.0,
+    tolerated_share: float = 0.0,
 ) -> list[Finding]:
     """Findings about rates, channels and durations of the files of one list.
 
@@ -26,7 +26,7 @@ def header_findings(
         check: what the list is, as "training audio".
         min_seconds: shorter utterances are named.
         known_missing: rows that were reported already.
-        max_bad_share: share of unreadable files up to which they are a warning only.
+        tolerated_share: share of unreadable files up to which they are a warning only.
     """
     findings = []
     reported = set() if known_missing is None else set(known_missing.tolist())
@@ -34,7 +34,7 @@ def header_findings(
     if bad:
         findings.append(
             Finding(
-                "warning" if len(bad) <= max_bad_share * len(names) else "error",
+                "warning" if len(bad) <= tolerated_share * len(names) else "error",
                 check,
                 f"{len(bad):,} of {len(names):,} files cannot be read",
                 "replace them, or take them off the list (speakernet doctor shows more of them); training can "

@@ -28,12 +28,12 @@ SLOW_READS_PER_SECOND = 100
 IMPORT_TIMEOUT_SECONDS = 120
 
 
-def machine_findings(save_path: Path) -> Iterator[Finding]:
-    """Everything about the machine that needs no data."""
+def machine_findings(save_path: Path, *, needs_ffmpeg: bool = False) -> Iterator[Finding]:
+    """Everything about the machine; `needs_ffmpeg` where the lists name files that nothing else can decode."""
     yield Finding("ok", "limits", describe_limits())
     yield _free_space(save_path)
     yield from _shared_memory()
-    yield _ffmpeg()
+    yield _ffmpeg(needs_ffmpeg)
     yield _torch_pair()
     yield _gpu()
 
@@ -85,13 +85,14 @@ def _shared_memory() -> Iterator[Finding]:
         yield Finding("ok", "shared memory", message)
 
 
-def _ffmpeg() -> Finding:
+def _ffmpeg(is_needed: bool) -> Finding:
     try:
         path = find_ffmpeg()
         return Finding("ok", "ffmpeg", f"{ffmpeg_version(path)} ({path})")
     except FfmpegError as error:
-        advice = "only needed to convert m4a (VoxCeleb2) and other foreign formats"
-        return Finding("warning", "ffmpeg", str(error), advice)
+        if is_needed:
+            return Finding("warning", "ffmpeg", str(error), "the lists name files that only ffmpeg can convert")
+        return Finding("ok", "ffmpeg", "not found, and nothing here needs it (it decodes m4a, as VoxCeleb2 comes)")
 
 
 @functools.cache

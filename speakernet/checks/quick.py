@@ -4,26 +4,19 @@ Everything that would stop or spoil a run hours later and that a look at names c
 speakers in both training and trials, speakers with too few utterances, trial lists with one kind of trial.
 """
 
-import logging
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import Protocol, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import numpy as np
 
 from speakernet.checks.findings import Finding
 from speakernet.checks.headers import header_findings
 from speakernet.data.list_identity import identify_trials
-from speakernet.data.lists import ListError, StringTable, TrainingList, TrialList, read_training_list, read_trials
-from speakernet.data.opening import open_source
+from speakernet.data.lists import StringTable, TrainingList, TrialList
 from speakernet.data.sources import AudioSource
-
-logger = logging.getLogger(__name__)
+from speakernet.files import own_command
 
 NUM_EXAMPLES = 10
-DEFAULT_MAX_BAD_SHARE = 0.01
-
-ListType = TypeVar("ListType", TrainingList, TrialList)
 
 
 class FileSource(Protocol):
@@ -35,19 +28,19 @@ class FileSource(Protocol):
 
 def quick_check(
     *,
-    train_list: TrainingList | str | Path | None = None,
-    train_root: FileSource | str | Path | None = None,
-    trials: Iterable[tuple[TrialList | str | Path, FileSource | str | Path | None]] = (),
-    min_utterances: int = 1,
-    max_bad_share: float = DEFAULT_MAX_BAD_SHARE,
+    train_list: TrainingList | None,
+    train_source: FileSource | None,
+    trials: Iterable[tuple[TrialList, FileSource | None]],
+    min_utterances: int,
+    max_bad_share: float,
     reads_headers: bool = True,
 ) -> list[Finding]:
     """Check lists against each other and against their files.
 
     Args:
-        train_list: the training list or its path.
-        train_root: its audio: a folder, a packed corpus or an open source; None leaves the files unchecked.
-        trials: (trial list or path, its audio) pairs.
+        train_list: the training list; None checks trials alone.
+        train_source: its audio; None leaves the files unchecked.
+        trials: (trial list, its audio) pairs.
         min_utterances: utterances a speaker needs for the loss in use (2 for metric losses).
         max_bad_share: share of missing files up to which it is a warning only.
         reads_headers: also look at rates and durations, from the lookup tables that loading needs anyway (they are
@@ -57,19 +50,15 @@ def quick_check(
         Findings, the good ones too, in the order of the checks. Nothing is raised for what a list holds.
     """
     findings: list[Finding] = []
-    training = _read(train_list, read_training_list, "training list", findings)
-    if training is not None:
-        findings += training_findings(training, min_utterances)
-        findings += file_findings(training.paths, train_root, "training files", max_bad_share, reads_headers)
-    for given, root in trials:
-        one = _read(given, read_trials, "trial list", findings)
-        if one is None:
-            continue
+    if train_list is not None:
+        findings += training_findings(train_list, min_utterances)
+        findings += file_findings(train_list.paths, train_source, "training files", max_bad_share, reads_headers)
+    for one, source in trials:
         findings += trial_findings(one)
         # One missing utterance makes every one of its trials, and so the figure, another.
-        findings += file_findings(one.names, root, "trial files", 0.0, reads_headers)
-        if training is not None:
-            findings += overlap_findings(training, one)
+        findings += file_findings(one.names, source, "trial files", 0.0, reads_headers)
+        if train_list is not None:
+            findings += overlap_findings(train_list, one)
     return findings
 
 
@@ -129,7 +118,7 @@ def trial_findings(trials: TrialList) -> list[Finding]:
     size += f", {num_targets:,} of them targets"
     if num_targets in (0, len(trials)):
         kind = "non-target" if num_targets == 0 else "target"
-        advice = "an error rate needs both kinds; see data_prep/trials.py"
+        advice = f"an error rate needs both kinds; {own_command('prepare trials')} makes such lists"
         return [Finding("error", "trials", f"{size}: all are {kind} trials", advice)]
     findings = [Finding("ok", "trials", size)]
     identity = identify_trials(trials)
@@ -151,40 +140,37 @@ def trial_findings(trials: TrialList) -> list[Finding]:
 
 def file_findings(
     names: StringTable,
-    root: FileSource | str | Path | None,
+    source: FileSource | None,
     check: str,
-    max_bad_share: float,
-    reads_headers: bool = False,
+    tolerated_share: float,
+    reads_headers: bool,
 ) -> list[Finding]:
     """Which of the named files are not there: how many, and the first ten; and what the others' headers say."""
-    if root is None:
+    if source is None:
         return []
-    if isinstance(root, (str, Path)):
-        try:
-            root = open_source(root)
-        except (ValueError, OSError) as error:
-            advice = "give the folder (or packed corpus) that the list's paths start from"
-            return [Finding("error", check, str(error), advice)]
-    missing = np.asarray(root.missing(names))
-    findings = [_missing_finding(names, missing, check, max_bad_share)]
-    if reads_headers and isinstance(root, AudioSource) and len(missing) < len(names):
-        lookup = root.lookup_table(names)
-        findings += header_findings(names, lookup, check, 0.0, known_missing=missing, max_bad_share=max_bad_share)
+    missing = np.asarray(source.missing(names))
+    findings = [_missing_finding(names, missing, check, tolerated_share)]
+    if reads_headers and isinstance(source, AudioSource) and len(missing) < len(names):
+        table = source.lookup_table(names)
+        # No length is too short here: what is short is the doctor's to judge.
+        findings += header_findings(
+            names, table, check, min_seconds=0.0, known_missing=missing, tolerated_share=tolerated_share
+        )
     return findings
 
 
-def _missing_finding(names: StringTable, missing: np.ndarray, check: str, max_bad_share: float) -> Finding:
+def _missing_finding(names: StringTable, missing: np.ndarray, check: str, tolerated_share: float) -> Finding:
     if not len(missing):
         return Finding("ok", check, f"all {len(names):,} are there")
     share = len(missing) / len(names)
     advice = (
         "is the root right? the list's paths are taken from it"
         if share == 1
-        else "bring them back, or clean the list: python data_prep/trials.py clean LIST --root ROOT"
+        else f"bring them back, or clean the list: {own_command('prepare trials')} clean LIST --root ROOT"
     )
     examples = tuple(names[int(row)] for row in missing[:NUM_EXAMPLES])
     message = f"{len(missing):,} of {len(names):,} are missing"
-    return Finding("warning" if share <= max_bad_share else "error", check, message, advice, examples)
+    return Finding("warning" if share <= tolerated_share else "error", check, message, advice, examples)
 
 
 def overlap_findings(training: TrainingList, trials: TrialList) -> list[Finding]:
@@ -249,19 +235,7 @@ def _overlap(kind: str, shared: Sequence[str], trials: TrialList) -> Finding:
         "warning",
         "overlap",
         f"{len(shared):,} {kind} of {trials.source} are also in the training list",
-        "the error rate is then not that of unknown speakers; use disjoint lists (data_prep/folder.py makes them)",
+        "the error rate is not that of unknown speakers; use disjoint lists, as these are made: "
+        + own_command("prepare folder"),
         tuple(shared[:NUM_EXAMPLES]),
     )
-
-
-def _read(
-    given: ListType | str | Path | None, read: Callable[[str | Path], ListType], check: str, findings: list[Finding]
-) -> ListType | None:
-    if given is None or not isinstance(given, (str, Path)):
-        return given
-    try:
-        return read(given)
-    except ListError as error:
-        advice = "speakernet doctor --list shows every bad row" if check == "training list" else "mend the line"
-        findings.append(Finding("error", check, str(error), advice))
-        return None

@@ -43,10 +43,14 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         return action.help
 
 
-def add_common_arguments(parser: argparse.ArgumentParser, save_path: str | None = "data") -> None:
-    """Options of every part: where to write, how many workers."""
-    if save_path is not None:
-        parser.add_argument("--save_path", type=Path, default=Path(save_path), help="target folder")
+def add_common_arguments(parser: argparse.ArgumentParser) -> None:
+    """Where to write, and how many workers."""
+    parser.add_argument("--save_path", type=Path, default=Path("data"), help="target folder")
+    add_jobs_argument(parser)
+
+
+def add_jobs_argument(parser: argparse.ArgumentParser) -> None:
+    """How many workers."""
     parser.add_argument(
         "--jobs", type=positive_int, default=usable_cores(), dest="num_jobs", help="files worked on at once"
     )

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from speakernet.corpora.commands import add_common_arguments, add_list_arguments, chosen, say_next
+from speakernet.corpora.commands import add_jobs_argument, add_list_arguments, chosen, say_next
 from speakernet.corpora.conversion import Conversion, ConversionOptions, convert_all
 from speakernet.corpora.listing import ListOptions, listable_rows, prepare_lists
 from speakernet.corpora.recipe import write_recipe
@@ -94,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--noise_path", type=Path, help="noise folder (MUSAN's layout) for augmentation")
     parser.add_argument("--rir_path", type=Path, help="room impulse responses for augmentation")
     parser.add_argument("--ffmpeg", help="ffmpeg to use (default: the one on the PATH)")
-    add_common_arguments(parser, save_path=None)
+    add_jobs_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

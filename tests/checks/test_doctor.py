@@ -6,14 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from speakernet.checks import Finding, worst
-from speakernet.checks.examination import Examination, Patient, examine
+from speakernet.checks import Finding, machine, worst
+from speakernet.checks.findings import closing_line
+from speakernet.checks.full import CheckRequest, CheckResult, full_check
 from speakernet.checks.histograms import duration_histogram, write_duration_png
 from speakernet.checks.machine import machine_findings
-from speakernet.checks.rows import row_findings
+from speakernet.checks.samples import read_facts
 from speakernet.cli import main
 from speakernet.data.audio import write_audio
-from speakernet.data.lists import ListError, StringTable, read_training_list, read_trials
+from speakernet.data.ffmpeg import FfmpegError
+from speakernet.data.lists import ListError, StringTable, read_trials
+from speakernet.data.sources import open_source
 
 
 def noise(seed: int, seconds: float = 1.0, level: float = 0.1, rate: int = 16000) -> np.ndarray:
@@ -30,12 +33,12 @@ def corpus(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def look(corpus: Path, *, is_fast: bool = False) -> Examination:
-    patient = Patient(corpus / "train.txt", corpus, ((corpus / "trials.txt", corpus),), corpus / "exps")
-    return examine(patient, is_fast=is_fast, num_jobs=2)
+def look(corpus: Path, *, is_fast: bool = False) -> CheckResult:
+    trials = ((corpus / "trials.txt", corpus),)
+    return full_check(CheckRequest(corpus / "train.txt", corpus, trials, corpus / "exps", is_fast=is_fast, num_jobs=2))
 
 
-def found(result: Examination, check: str) -> Finding:
+def found(result: CheckResult, check: str) -> Finding:
     (finding,) = [one for one in result.findings if one.check == check]
     return finding
 
@@ -83,12 +86,26 @@ def test_the_same_audio_twice_warns_and_under_two_speakers_is_an_error(corpus):
     assert found(result, "training audio: two speakers").examples == ("a/1.wav = b/2.wav",)
 
 
+def row_findings(**lists) -> list[Finding]:
+    """What the doctor says about the rows of a list."""
+    findings = full_check(CheckRequest(**lists, is_fast=True)).findings
+    return [one for one in findings if "malformed rows" in one.message]
+
+
 def test_every_malformed_row_is_named_with_its_line(tmp_path):
     rows = [f"speaker{row} path" if row % 2 else f"lonely{row}" for row in range(40)]
     (tmp_path / "train.txt").write_text("\n".join(rows))
-    (finding,) = row_findings(tmp_path / "train.txt", read_training_list, "training rows")
+    (finding,) = row_findings(train_list=tmp_path / "train.txt")
+    assert finding.level == "error"
     assert finding.message.startswith("20 malformed rows")
     assert [example.split(":")[0] for example in finding.examples] == [f"line {row}" for row in range(1, 21, 2)]
+
+
+def test_lists_and_roots_that_are_not_there_are_errors_not_a_traceback(corpus):
+    trials = ((corpus / "none.txt", corpus), (corpus / "trials.txt", corpus / "nowhere"))
+    findings = full_check(CheckRequest(corpus / "none.txt", corpus / "nowhere", trials, is_fast=True)).findings
+    errors = [finding.check for finding in findings if finding.level == "error"]
+    assert errors == ["training list", "training files", "trial list", "trial files"]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +120,7 @@ def test_rows_of_trials(line, is_good, tmp_path):
     """The doctor and the reader that training uses judge a row alike."""
     path = tmp_path / "trials.txt"
     path.write_bytes(line.encode("utf-8", "surrogateescape"))
-    assert (row_findings(path, read_trials, "trial rows") == []) == is_good
+    assert (row_findings(trials=((path, None),)) == []) == is_good
     if line:
         try:
             read_trials(path)
@@ -116,7 +133,7 @@ def test_rows_of_trials(line, is_good, tmp_path):
 def test_a_row_of_another_form_than_the_list_is_named_by_the_doctor_too(tmp_path):
     """Training refuses such a list; the doctor once found nothing in it."""
     (tmp_path / "trials.txt").write_text("1 a b\na b target\n0 a c\na b\n")
-    (finding,) = row_findings(tmp_path / "trials.txt", read_trials, "trial rows")
+    (finding,) = row_findings(trials=((tmp_path / "trials.txt", None),))
     assert [example.split(":")[0] for example in finding.examples] == ["line 2", "line 4"]
 
 
@@ -143,7 +160,9 @@ def test_the_command_prints_a_table_and_its_exit_code_says_the_worst(corpus, mon
     table = capsys.readouterr().out
     assert code == 1, table
     assert table.splitlines()[0].split() == ["level", "check", "found"]
-    assert (corpus / "doctor_durations.png").exists()
+    assert not list(corpus.glob("*.png")), "a picture is drawn where it is asked for, and only there"
+    main(["doctor", *options, "--png", "durations.png"])
+    assert (corpus / "durations.png").read_bytes()[:4] == b"\x89PNG"
     (corpus / "train.txt").write_text("a a/1.wav\nb\n")
     assert main(["doctor", *options]) == 2
 
@@ -168,10 +187,60 @@ def test_options_that_cannot_work_together_are_an_error(corpus, monkeypatch, cap
 
 
 def test_facts_hold_for_names_with_spaces(tmp_path):
-    from speakernet.checks.samples import read_facts
-    from speakernet.data.opening import open_source
-
     write_audio(tmp_path / "a b/c d.wav", noise(1, level=0.5), 16000)
     facts = read_facts(open_source(tmp_path), StringTable.from_strings(["a b/c d.wav", "gone.wav"]), 2)
     assert facts.rms[0] == pytest.approx(0.5, rel=0.1)
     assert list(facts.problems) == [1]
+
+
+def without_ffmpeg(monkeypatch) -> None:
+    def nowhere(given=None):
+        raise FfmpegError("ffmpeg was not found")
+
+    monkeypatch.setattr(machine, "find_ffmpeg", nowhere)
+
+
+def test_a_missing_ffmpeg_matters_only_to_lists_that_need_it(corpus, monkeypatch, capsys):
+    without_ffmpeg(monkeypatch)
+    (corpus / "trials.txt").write_text("1 c/1.wav c/2.wav\n0 c/1.wav d/1.wav\n")
+    write_audio(corpus / "d/1.wav", noise(99), 16000)
+    assert found(look(corpus, is_fast=True), "ffmpeg").level == "ok"
+    (corpus / "train.txt").write_text("a a/1.m4a\na a/2.wav\nb b/1.wav\nb b/2.wav\n")
+    assert found(look(corpus, is_fast=True), "ffmpeg").level == "warning"
+    monkeypatch.chdir(corpus)
+    main(["doctor"])
+    assert "nothing here needs it" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("levels", "said"),
+    [
+        ([], "nothing to complain of: you can train"),
+        (["ok", "warning"], "1 warning: you can train"),
+        (["warning", "warning"], "2 warnings: you can train"),
+        (["error", "warning"], "1 error, 1 warning: mend the errors first"),
+    ],
+)
+def test_the_last_line_says_what_it_comes_to(levels, said):
+    assert closing_line([Finding(level, "check", "message") for level in levels]).startswith(said)
+
+
+def test_the_command_ends_with_what_it_comes_to(corpus, monkeypatch, capsys):
+    monkeypatch.chdir(corpus)
+    code = main(["doctor", "--list", "train.txt", "--root", "."])
+    assert code in (0, 1)
+    assert capsys.readouterr().out.splitlines()[-1].endswith(": you can train")
+
+
+def test_the_bar_counts_files_not_bundles(corpus, capsys):
+    names = StringTable.from_strings(["a/1.wav", "a/2.wav"] * 40)
+    read_facts(open_source(corpus), names, 2, "reading")
+    last = capsys.readouterr().err.replace("\r", "\n").strip().splitlines()[-1]
+    assert "80/80" in last and "file/s" in last
+
+
+def test_a_corpus_that_is_made_on_first_use_is_not_missed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["doctor", "--config", "exp01.yaml", "--fast"]) < 2
+    assert "made in data/synthetic on first use" in " ".join(capsys.readouterr().out.split())
+    assert list(tmp_path.iterdir()) == []

@@ -9,6 +9,8 @@ Eyring's formula.
 
 import numpy as np
 
+from speakernet.corpora.synthetic.voices import SAMPLE_RATE
+
 SPEED_OF_SOUND = 343.0  # m/s
 EARLY_SECONDS = 0.05  # images up to here; later there are so many that noise is as good
 IMAGE_ORDER = 5  # reflections along one axis; reaches EARLY_SECONDS in rooms from about 3 m
@@ -26,7 +28,6 @@ def draw_room_response(
     kind: str = "smallroom",
     *,
     distance_metres: tuple[float, float] = (0.3, 2.5),
-    sample_rate: int = 16000,
 ) -> np.ndarray:
     """A random room of this kind with talker and microphone in it; (samples,) float32, direct path of height one."""
     (shortest, longest), (dry, wet) = ROOM_KINDS[kind]
@@ -37,7 +38,7 @@ def draw_room_response(
     direction = generator.standard_normal(3)
     direction *= generator.uniform(*distance_metres) / np.linalg.norm(direction)
     talker = np.clip(microphone + direction, 0.05 * sides, 0.95 * sides)
-    return room_response(sides, talker, microphone, decay_seconds, generator, sample_rate=sample_rate)
+    return room_response(sides, talker, microphone, decay_seconds, generator)
 
 
 def room_response(
@@ -46,8 +47,6 @@ def room_response(
     microphone: np.ndarray,
     decay_seconds: float,
     generator: np.random.Generator,
-    *,
-    sample_rate: int = 16000,
 ) -> np.ndarray:
     """Impulse response from `talker` to `microphone`, (3,) metres each, in a box of `sides`; starts at the direct path.
 
@@ -68,16 +67,16 @@ def room_response(
     direct = float(np.linalg.norm(talker - microphone))
     is_early = squared < (direct + SPEED_OF_SOUND * EARLY_SECONDS) ** 2
     distance = np.sqrt(squared[is_early])
-    delay = np.round((distance - direct) * (sample_rate / SPEED_OF_SOUND)).astype(np.int64)
+    delay = np.round((distance - direct) * (SAMPLE_RATE / SPEED_OF_SOUND)).astype(np.int64)
     height = reflection ** total[is_early] * (direct / np.maximum(distance, 1e-3))
 
-    num_early = round(EARLY_SECONDS * sample_rate)
-    response = np.zeros(num_early + round(decay_seconds * sample_rate), dtype=np.float32)
+    num_early = round(EARLY_SECONDS * SAMPLE_RATE)
+    response = np.zeros(num_early + round(decay_seconds * SAMPLE_RATE), dtype=np.float32)
     response[: num_early + 1] = np.bincount(np.maximum(delay, 0), height, num_early + 1)[: num_early + 1]
 
     # The tail goes on at the level of the last fifth of the early part and falls 60 dB in `decay_seconds`.
     level = float(np.sqrt(np.mean(response[num_early * 4 // 5 : num_early] ** 2)))
     tail = generator.standard_normal(len(response) - num_early)
-    tail *= level * 10.0 ** (-3.0 * np.arange(len(tail)) / (decay_seconds * sample_rate))
+    tail *= level * 10.0 ** (-3.0 * np.arange(len(tail)) / (decay_seconds * SAMPLE_RATE))
     response[num_early:] = tail
     return response

@@ -1,0 +1,160 @@
+"""Everything that can be said about lists, audio and machine before a run, in order; `speakernet doctor` shows it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import TypeVar
+
+import numpy as np
+
+from speakernet.checks.findings import Finding
+from speakernet.checks.headers import header_findings
+from speakernet.checks.machine import disk_finding, machine_findings
+from speakernet.checks.quick import quick_check
+from speakernet.checks.samples import read_facts, sample_findings
+from speakernet.data.audio import SAMPLE_RATE
+from speakernet.data.ffmpeg import CONVERTIBLE_SUFFIXES
+from speakernet.data.lists import (
+    ListError,
+    MalformedRows,
+    StringTable,
+    TrainingList,
+    TrialList,
+    read_training_list,
+    read_trials,
+)
+from speakernet.data.opening import open_source
+from speakernet.data.options import LoadingOptions
+from speakernet.data.sources import AudioSource
+
+ListType = TypeVar("ListType", TrainingList, TrialList)
+
+NUM_EXAMPLES = 10
+
+
+@dataclass(frozen=True)
+class CheckRequest:
+    """What to check, and how thoroughly.
+
+    Attributes:
+        train_list: the training list.
+        train_root: its folder or packed corpus; None leaves the files unchecked.
+        trials: (trial list, root) pairs.
+        save_path: where a run would write.
+        min_utterances: utterances a speaker needs for the loss in use.
+        min_seconds: shorter files are named.
+        max_bad_share: share of missing training files up to which they are a warning only.
+        sample_rate: Hz that training takes.
+        is_fast: read headers only, no samples.
+        num_jobs: files read at once.
+    """
+
+    train_list: Path | None = None
+    train_root: Path | None = None
+    trials: tuple[tuple[Path, Path | None], ...] = ()
+    save_path: Path = Path("exps")
+    min_utterances: int = 1
+    min_seconds: float = 0.5
+    max_bad_share: float = LoadingOptions.max_bad_share
+    sample_rate: int = SAMPLE_RATE
+    is_fast: bool = False
+    num_jobs: int = 1
+
+
+@dataclass
+class CheckResult:
+    """The findings, and the durations in seconds of every list whose audio was looked at."""
+
+    findings: list[Finding] = field(default_factory=list)
+    durations: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+def full_check(request: CheckRequest) -> CheckResult:
+    """Run every check that the request allows; what lists and files hold becomes findings, never an error."""
+    result = CheckResult()
+    findings = result.findings
+    training = _read(request.train_list, read_training_list, "training list", findings)
+    source = _open(request.train_root, request.sample_rate, "training files", findings)
+    trials = []
+    for path, root in request.trials:
+        one = _read(path, read_trials, "trial list", findings)
+        if one is not None:
+            trials.append((one, _open(root, request.sample_rate, "trial files", findings)))
+    findings += quick_check(
+        train_list=training,
+        train_source=source,
+        trials=trials,
+        min_utterances=request.min_utterances,
+        max_bad_share=request.max_bad_share,
+        # Looked at below, with more to say.
+        reads_headers=False,
+    )
+    tables = []
+    if training is not None:
+        tables.append(training.paths)
+        _check_audio(result, request, training.paths, source, "training audio", training.labels)
+    for one, trial_source in trials:
+        tables.append(one.names)
+        _check_audio(result, request, one.names, trial_source, f"trial audio ({Path(one.source).name})", None)
+    findings += machine_findings(request.save_path, needs_ffmpeg=any(map(_names_foreign_files, tables)))
+    return result
+
+
+def _read(
+    path: Path | None, read: Callable[[Path, MalformedRows], ListType], check: str, findings: list[Finding]
+) -> ListType | None:
+    """The list without the rows that training would refuse, which are named all at once."""
+    if path is None:
+        return None
+    malformed = MalformedRows(NUM_EXAMPLES)
+    found, problem = None, ""
+    try:
+        found = read(path, malformed)
+    except ListError as error:
+        problem = str(error)
+    if malformed.count:
+        message = f"{malformed.count:,} malformed rows in {path}"
+        findings.append(Finding("error", check, message, "mend or remove them", tuple(malformed.first)))
+    elif problem:
+        findings.append(Finding("error", check, problem))
+    return found
+
+
+def _open(root: Path | None, sample_rate: int, check: str, findings: list[Finding]) -> AudioSource | None:
+    if root is None:
+        return None
+    try:
+        return open_source(root, sample_rate, show_progress=True)
+    except (ValueError, OSError) as error:
+        advice = "give the folder (or packed corpus) that the list's paths start from"
+        findings.append(Finding("error", check, str(error), advice))
+        return None
+
+
+def _check_audio(
+    result: CheckResult,
+    request: CheckRequest,
+    names: StringTable,
+    source: AudioSource | None,
+    check: str,
+    labels: np.ndarray | None,
+) -> None:
+    if source is None:
+        return
+    lookup = source.lookup_table(names, num_threads=4 * request.num_jobs)
+    result.findings += header_findings(names, lookup, check, min_seconds=request.min_seconds)
+    is_good = np.ones(len(names), dtype=bool)
+    is_good[list(lookup.problems)] = False
+    rows = np.flatnonzero(is_good)
+    if not len(rows):
+        return
+    result.durations[check] = lookup.seconds[rows]
+    good = names if len(rows) == len(names) else names.take(rows)
+    result.findings.append(disk_finding(source, good, f"{check}: disk"))
+    if not request.is_fast:
+        facts = read_facts(source, good, request.num_jobs, check)
+        result.findings += sample_findings(good, facts, check, None if labels is None else labels[rows])
+
+
+def _names_foreign_files(names: StringTable) -> bool:
+    return any(PurePath(name).suffix.lower() in CONVERTIBLE_SUFFIXES for name in names)
