@@ -10,17 +10,15 @@ import logging
 import os
 import zipfile
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from speakernet.data.audio import SAMPLE_BYTES, AudioError, AudioInfo, audio_info
 from speakernet.data.lists import StringTable
 from speakernet.data.sharing import SharedArray
-from speakernet.files import atomic_write
+from speakernet.files import atomic_write, parallel_map
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +26,7 @@ FORMATS = ("other", *SAMPLE_BYTES)  # Names of the codes in `LookupTable.formats
 PCM_S16 = FORMATS.index("pcm_s16")
 CACHE_VERSION = 1
 ROWS_PER_TASK = 256
+FEWEST_FOR_A_BAR = 5000  # read before a bar could be looked at
 COLUMNS = {
     "native_samples": np.int64,
     "sample_rates": np.int32,
@@ -216,12 +215,10 @@ def _scan(
                 table.problems.pop(row, None)
         return len(some)
 
-    tasks = [rows[first : first + ROWS_PER_TASK] for first in range(0, len(rows), ROWS_PER_TASK)]
-    bar = tqdm(total=len(rows), unit="file", desc="reading headers", disable=not show_progress or len(rows) < 5000)
-    with bar, ThreadPoolExecutor(max(1, num_threads), thread_name_prefix="headers") as pool:
-        for done in pool.map(read_rows, tasks):
-            bar.update(done)
-    return len(rows)
+    # Several files a task: handing a task to a thread costs as much as reading a header.
+    tasks = (rows[first : first + ROWS_PER_TASK] for first in range(0, len(rows), ROWS_PER_TASK))
+    description = "reading headers" if show_progress and len(rows) >= FEWEST_FOR_A_BAR else ""
+    return sum(parallel_map(read_rows, tasks, num_threads, description, total=len(rows), units_of=int))
 
 
 def _save(path: Path, table: LookupTable) -> None:

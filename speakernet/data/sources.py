@@ -9,7 +9,6 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +25,8 @@ from speakernet.data.audio import (
 )
 from speakernet.data.cache import AudioCache
 from speakernet.data.lists import StringTable
-from speakernet.data.lookup import LookupTable, build_lookup_table, default_cache_folder
+from speakernet.data.lookup import ROWS_PER_TASK, LookupTable, build_lookup_table, default_cache_folder
+from speakernet.files import parallel_map
 
 INT16_SCALE = np.float32(1 / 32768)
 # Windows says text mode unless told; elsewhere there is no such flag.
@@ -179,9 +179,13 @@ class FolderSource(AudioSource):
 
     def missing(self, names: StringTable, num_threads: int = 8) -> np.ndarray:
         """See `AudioSource.missing`."""
-        with ThreadPoolExecutor(num_threads) as pool:
-            present = list(pool.map(lambda name: Path(self.path_of(name)).is_file(), names, chunksize=256))
-        return np.flatnonzero(~np.array(present, dtype=bool))
+
+        def absent(first: int) -> list[int]:
+            rows = range(first, min(first + ROWS_PER_TASK, len(names)))
+            return [row for row in rows if not os.path.isfile(self.path_of(names[row]))]  # noqa: PTH113  a million times
+
+        found = parallel_map(absent, range(0, len(names), ROWS_PER_TASK), num_threads)
+        return np.array([row for rows in found for row in rows], dtype=np.int64)
 
     def rows(self, names: StringTable, table: LookupTable, cache: AudioCache | None = None) -> "FolderRows":
         """See `AudioSource.rows`."""

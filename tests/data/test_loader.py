@@ -164,6 +164,13 @@ def test_memory_and_resident_corpora_give_the_same_batches(tiny_corpus: Path, di
         loader(tiny_corpus, data__device_resident="on")
 
 
+def test_a_resident_corpus_is_not_for_one_other_speed_either(tiny_corpus: Path, disturbances: Path) -> None:
+    """Crops are gathered at the speed of the recording: one factor but 1.0 would be left out in silence."""
+    resident = {"data__ram_corpus": "on", "data__device_resident": "on"}
+    with pytest.raises(ValueError, match="speed factors are applied while reading"):
+        loader(tiny_corpus, disturbances, augment__speed_factors=[0.9], **resident)
+
+
 @pytest.mark.parametrize(
     ("resident", "where"),
     [
