@@ -1,5 +1,6 @@
 """`speakernet compare`, the score files it reads, and published trial lists known again."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -39,6 +40,24 @@ def test_the_command_says_who_is_better_and_whether_that_is_sure(tmp_path, trial
     difference = eer(bad, trials.labels) - eer(good, trials.labels)
     assert f"EER (%): A is better than B by {difference:.3f}, interval " in out and ": significant" in out
     assert main(["compare", files[1], files[1], "--trials", trials.source]) == 0
+    assert "A and B are equal" in capsys.readouterr().out
+
+
+def test_a_run_that_was_scored_on_its_own_is_found_in_its_eval_folder(tmp_path, trials, random, capsys):
+    write_pair(tmp_path, trials, random)
+    command = ["compare", str(tmp_path / "run"), str(tmp_path / "b"), "--trials", trials.source, "--draws", "20"]
+    (tmp_path / "run").mkdir()
+    assert main(command) == 1
+    assert "no scores.txt, nor one in" in capsys.readouterr().err
+    (tmp_path / "run" / "eval").mkdir()
+    (tmp_path / "a").rename(tmp_path / "run" / "eval" / "other")
+    assert main(command) == 0
+    assert f"({tmp_path / 'run' / 'eval' / 'other' / 'scores.txt'})" in capsys.readouterr().out
+    shutil.copytree(tmp_path / "b", tmp_path / "run" / "eval" / "third")
+    assert main(command) == 1
+    assert "holds scores of other, third, none of trials" in capsys.readouterr().err
+    shutil.copytree(tmp_path / "b", tmp_path / "run" / "eval" / "trials")
+    assert main(command) == 0
     assert "A and B are equal" in capsys.readouterr().out
 
 

@@ -6,7 +6,7 @@ import torch
 
 from speakernet.data.lists import StringTable, TrialList
 from speakernet.evaluation import bootstrap as boot
-from speakernet.evaluation.calibration import AffineCalibration, fit_calibration, fuse, named_thresholds
+from speakernet.evaluation.calibration import AffineCalibration, fit_calibration, named_thresholds
 from speakernet.evaluation.figures import figures
 from speakernet.evaluation.metrics import cllr, eer, error_rates, min_cllr, min_dcf
 from speakernet.evaluation.options import MeasuringOptions
@@ -98,7 +98,8 @@ def test_calibration_finds_the_true_ratio(random: np.random.Generator) -> None:
 def test_fusion_and_quality_help_where_they_carry_information(random: np.random.Generator) -> None:
     labels = random.random(20_000) < 0.5
     first, second = (random.normal(size=20_000) + 1.5 * labels for _ in range(2))
-    fused = fuse(fit_calibration(np.stack([first, second], 1), labels, 0.5, ["a", "b"]), [first, second])
+    both = np.stack([first, second], 1)
+    fused = fit_calibration(both, labels, 0.5, ["a", "b"]).apply(both)
     assert eer(fused, labels) < min(eer(first, labels), eer(second, labels)) - 3
     shift = random.normal(size=20_000)
     with_quality = fit_calibration(np.stack([first + 2 * shift, shift], 1), labels, 0.5, ["score", "duration"])
