@@ -11,7 +11,7 @@ import numpy as np
 from speakernet.data.lists import TrialList
 from speakernet.evaluation import metrics
 from speakernet.evaluation.bootstrap import SpeakerBootstrap, measure
-from speakernet.evaluation.options import MeasuringOptions
+from speakernet.evaluation.options import UNIT_COST, MeasuringOptions
 from speakernet.evaluation.results import Results
 from speakernet.evaluation.speakers import Speakers
 
@@ -92,7 +92,7 @@ def _with_costs_of_llrs(
 
 
 def operating_points(
-    priors: Iterable[float], c_miss: float = 1.0, c_fa: float = 1.0
+    priors: Iterable[float], c_miss: float = UNIT_COST, c_fa: float = UNIT_COST
 ) -> dict[str, tuple[float, float, float]]:
     """Operating points by name: the prior, as it is written in `results.json`."""
     return {f"{prior:g}": (float(prior), c_miss, c_fa) for prior in priors}

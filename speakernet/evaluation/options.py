@@ -8,6 +8,8 @@ from annotated_types import Ge, Le
 
 from speakernet.options import Count, CountOrZero, FramesOrZero, InputPath, Options, Positive, Probability, Processes
 
+UNIT_COST = 1.0
+"""The field's usual cost of a miss and of a false accept alike."""
 Mode = Literal["crops", "whole"]
 ScoreNorm = Literal["none", "z", "t", "s", "as"]
 Sweep = Literal["noise", "reverb", "duration", "telephone"]
@@ -74,9 +76,9 @@ class MeasuringOptions(Options):
 
     dcf_target_priors: list[Probability] = field(default_factory=lambda: [0.01, 0.05, 0.001])
     """Prior probabilities of a target for the detection cost; 0.01 and 0.05 are always reported."""
-    c_miss: Positive = 1.0
+    c_miss: Positive = UNIT_COST
     """Cost of a missed target."""
-    c_fa: Positive = 1.0
+    c_fa: Positive = UNIT_COST
     """Cost of a false accept."""
     bootstrap_samples: Annotated[int, Ge(0), Le(1_000_000)] = 1000
     """Draws of speakers for the confidence intervals; 0 gives no intervals."""

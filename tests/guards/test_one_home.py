@@ -45,9 +45,9 @@ def defaults_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[tuple[
     return [(one.arg, value) for one, value in [*named, *only]]
 
 
-def says_nothing(value: ast.expr) -> bool:
-    """Whether a default stands for "not given": None, or an empty name."""
-    return isinstance(value, ast.Constant) and value.value in (None, "")
+def is_a_second_default(value: ast.expr) -> bool:
+    """Whether a default is written out: neither a constant by its name nor a "not given" (None, an empty name)."""
+    return isinstance(value, ast.Constant) and value.value not in (None, "")
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
@@ -57,7 +57,7 @@ def test_no_default_of_an_option_is_written_twice(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             for name, value in defaults_of(node):
-                is_second = name in OPTION_NAMES - COMMON_WORDS and not says_nothing(value)
+                is_second = name in OPTION_NAMES - COMMON_WORDS and is_a_second_default(value)
                 assert not is_second, f"{node.name} line {node.lineno}: {name} has its default in an options class"
 
 

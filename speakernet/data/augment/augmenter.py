@@ -26,6 +26,7 @@ from speakernet.data.augment.draw import (
     distinct_choices,
 )
 from speakernet.data.augment.options import AugmentOptions
+from speakernet.options import SAMPLE_RATE
 
 __all__ = [
     "BABBLE",
@@ -85,7 +86,7 @@ class Augmenter:
         rirs: RirBank | None,
         options: AugmentOptions,
         *,
-        sample_rate: int = 16_000,
+        sample_rate: int = SAMPLE_RATE,
         seed: int = 0,
     ) -> None:
         self.banks = dict(banks)
