@@ -27,7 +27,7 @@ from speakernet.assembly.training import build_trainer, prepare_machine
 from speakernet.config.schema import Config, replaced
 from speakernet.data.lists import read_training_list, read_trials
 from speakernet.evaluation import metrics
-from speakernet.machine.device import choose_device
+from speakernet.machine.device import choose_device, find_device
 from speakernet.machine.limits import usable_cores
 
 CLASSIC, OURS = "classic", "ours"
@@ -100,8 +100,9 @@ def classic_epoch(config: Config, folder: Path) -> Callable[[], None]:
     torch.manual_seed(config.runtime.seed)
     dim = config.model.embedding_dim
     front_end = build_model(config).front_end
-    net = plain_model(config.model.name, front_end, dim, front_end.num_features)
-    loss = PlainAMSoftmax(dim, max(labels) + 1, *margin_and_scale(config.loss))
+    device = find_device(config.runtime)
+    net = plain_model(config.model.name, front_end, dim, front_end.num_features).to(device)
+    loss = PlainAMSoftmax(dim, max(labels) + 1, *margin_and_scale(config.loss)).to(device)
     optimizer = torch.optim.Adam([*net.parameters(), *loss.parameters()], lr=config.optimizer.learning_rate)
 
     def run() -> None:
@@ -109,13 +110,13 @@ def classic_epoch(config: Config, folder: Path) -> Callable[[], None]:
         rows = [[row] for row in torch.randperm(len(paths)).tolist()]
         for crops, speakers in classic.training_loader(dataset, rows, data.batch_size, usable_cores()):
             optimizer.zero_grad()
-            value = loss(net(crops.squeeze(1)), speakers)
+            value = loss(net(crops.squeeze(1).to(device)), speakers.to(device))
             value.backward()
             optimizer.step()
             value.item()
         net.eval()
         embeddings = classic.embed_one_by_one(
-            net,
+            lambda crops: net(crops.to(device)),
             recordings,
             num_frames=section.eval_frames,
             num_crops=section.num_crops,
