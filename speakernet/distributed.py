@@ -3,7 +3,6 @@
 import os
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 
 T = TypeVar("T")
@@ -70,10 +69,3 @@ def gather_objects(value: T) -> list[T]:
     gathered: list[Any] = [None] * world_size()
     dist.all_gather_object(gathered, value)
     return gathered
-
-
-def sum_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """The sum of `tensor` over ranks (in place where there are several)."""
-    if is_distributed():
-        dist.all_reduce(tensor)
-    return tensor

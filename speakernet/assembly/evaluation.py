@@ -21,6 +21,7 @@ from speakernet.assembly.data import build_source
 from speakernet.assembly.detail import add_detail, build_sweep, check_slices
 from speakernet.assembly.model import load_for_scoring
 from speakernet.assembly.training import choose_device
+from speakernet.checkpoint import read_checkpoint, write_checkpoint
 from speakernet.config import Config
 from speakernet.config.schema import config_to_dict
 from speakernet.data.lists import TrialList, read_training_list, read_trials
@@ -45,7 +46,7 @@ from speakernet.evaluation.speakers import read_speaker_table
 from speakernet.files import sha256_of
 from speakernet.machine.limits import usable_cores
 from speakernet.machine.settings import system_info
-from speakernet.models.model_file import ModelFile, is_model_file, read_checkpoint, save_model_file
+from speakernet.models.model_file import ModelFile, is_model_file
 from speakernet.seeding import numpy_generator
 from speakernet.training.precision import DTYPES, choose_precision
 
@@ -156,7 +157,7 @@ class _ModelKeeper:
         if not is_model_file(contents):
             logger.info("%s is a foreign checkpoint: %s not kept in it", self.path, ", ".join(self.changes))
             return
-        save_model_file(self.path, {**contents, **self.changes})
+        write_checkpoint(self.path, {**contents, **self.changes})
         logger.info("kept in %s: %s", self.path, ", ".join(self.changes))
 
 

@@ -9,9 +9,10 @@ import argparse
 import sys
 from pathlib import Path
 
+from speakernet.checkpoint import read_checkpoint, write_checkpoint
 from speakernet.losses import LOSSES
 from speakernet.models.importers import FORMATS, Description
-from speakernet.models.model_file import check_finite, check_fits, model_file_contents, read_checkpoint, save_model_file
+from speakernet.models.model_file import check_finite, check_fits, model_file_contents
 from speakernet.models.options import MODELS
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.registry import lookup
@@ -64,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     net.load_state_dict(translated.weights)
     normalizes = lookup(LOSSES, arguments.loss, "loss").options.normalize_embeddings if arguments.loss else True  # type: ignore[attr-defined]
     summary = {"imported_from": arguments.source, "file": Path(arguments.file).name}
-    save_model_file(arguments.out, model_file_contents(net, loss_normalizes=normalizes, training_summary=summary))
+    write_checkpoint(arguments.out, model_file_contents(net, loss_normalizes=normalizes, training_summary=summary))
     not_loaded = [*(f"{name} (weights of the loss)" for name in translated.head_weights), *translated.not_loaded]
     sys.stdout.write("\n".join(_report(arguments, net, described, not_loaded)) + "\n")
     return 0
