@@ -83,7 +83,6 @@ def test_collectives_do_nothing_alone() -> None:
     assert (distributed.rank(), distributed.world_size(), distributed.is_main()) == (0, 1, True)
     assert distributed.gather_objects(3) == [3]
     assert distributed.broadcast_object("x") == "x"
-    assert distributed.sum_tensor(torch.ones(2)).tolist() == [1, 1]
     distributed.barrier()
 
 

@@ -20,6 +20,7 @@ from speakernet import distributed
 from speakernet.assembly.detail import build_sweep, check_slices, with_detail
 from speakernet.assembly.inputs import Inputs
 from speakernet.assembly.model import load_for_scoring
+from speakernet.checkpoint import read_checkpoint, write_checkpoint
 from speakernet.config import Config
 from speakernet.config.schema import config_to_dict
 from speakernet.data.lists import TrialList
@@ -38,7 +39,7 @@ from speakernet.evaluation.scoring import mean_embeddings
 from speakernet.evaluation.speakers import Speakers, read_speaker_table, speakers_of
 from speakernet.files import sha256_of
 from speakernet.machine.facts import system_info
-from speakernet.models.model_file import ModelFile, is_model_file, read_checkpoint, save_model_file
+from speakernet.models.model_file import ModelFile, is_model_file
 from speakernet.seeding import numpy_generator
 from speakernet.training.precision import DTYPES, choose_precision
 
@@ -153,7 +154,7 @@ class _ModelKeeper:
         if not is_model_file(contents):
             logger.info("%s is a foreign checkpoint: %s not kept in it", self.path, ", ".join(self.changes))
             return
-        save_model_file(self.path, {**contents, **self.changes})
+        write_checkpoint(self.path, {**contents, **self.changes})
         logger.info("kept in %s: %s", self.path, ", ".join(self.changes))
 
 

@@ -59,7 +59,6 @@ def run(arguments: argparse.Namespace) -> int:
         check_fits,
         model_file_contents,
         read_checkpoint,
-        save_model_file,
     )
 
     importer = lookup(FORMATS, arguments.source, "toolkit")
@@ -76,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     net.load_state_dict(translated.weights)
     normalizes = lookup(LOSSES, arguments.loss, "loss").options.normalize_embeddings if arguments.loss else True  # type: ignore[attr-defined]
     summary = {"imported_from": arguments.source, "file": Path(arguments.file).name}
-    save_model_file(arguments.out, model_file_contents(net, loss_normalizes=normalizes, training_summary=summary))
+    write_checkpoint(arguments.out, model_file_contents(net, loss_normalizes=normalizes, training_summary=summary))
     not_loaded = [*(f"{name} (weights of the loss)" for name in translated.head_weights), *translated.not_loaded]
     sys.stdout.write("\n".join(_report(arguments, net, described, not_loaded)) + "\n")
     return 0

@@ -7,9 +7,10 @@ import torch
 
 from speakernet.assembly.evaluation import run_evaluation
 from speakernet.assembly.inputs import Inputs
+from speakernet.checkpoint import write_checkpoint
 from speakernet.config import Config, load_config
 from speakernet.evaluation.evaluate import Evaluation
-from speakernet.models.model_file import model_file_contents, save_model_file
+from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
 
 RECIPE = """# an untrained network is enough to see where numbers go
@@ -29,7 +30,7 @@ runtime: {{device: cpu, precision: "no", compile: "off"}}
 def model(tmp_path: Path) -> Path:
     torch.manual_seed(4)
     net = SpeakerNet.named("ResNetSE34L", embedding_dim=16)
-    save_model_file(tmp_path / "best.pt", model_file_contents(net, loss_normalizes=True))
+    write_checkpoint(tmp_path / "best.pt", model_file_contents(net, loss_normalizes=True))
     return tmp_path / "best.pt"
 
 
