@@ -12,14 +12,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from speakernet.frontend.features import preemphasize, valid_frames
-from speakernet.models.layers import mask_frames, mean_over_frames, valid_length
+from speakernet.models.layers import FrameConvolution, mask_frames, mean_over_frames, valid_length
+from speakernet.models.multi_scale import multi_scale, relu_then_norm
+from speakernet.models.trunk import Trunk
 
 PREEMPHASIS = 0.97
 INPUT_NORM_EPSILON = 1e-4
 LOG_OFFSET = 1e-6
 
 
-class RawNet3(nn.Module):
+class RawNet3(Trunk):
     """Raw-waveform network with analytic sinc filters; 16,280,322 parameters with ECA at 256 dimensions.
 
     Args:
@@ -37,7 +39,7 @@ class RawNet3(nn.Module):
     default_pooling: ClassVar[str] = "ECA"
     pooling_names: ClassVar[dict[str, str]] = {"ASP": "ContextASP"}
     tested_poolings: ClassVar[Sequence[str]] = ("ECA", "ASP")
-    has_norm_after_pooling: ClassVar[bool] = True
+    has_norm_after_pooling = True
 
     def __init__(
         self,
@@ -167,11 +169,10 @@ class MultiScaleBlock(nn.Module):
         super().__init__()
         self.width = channels // scale
         widened = self.width * scale
-        padding = kernel // 2 * dilation
         self.conv_in = nn.Conv1d(channels_in, widened, 1)
         self.norm_in = nn.BatchNorm1d(widened)
         self.convs = nn.ModuleList(
-            nn.Conv1d(self.width, self.width, kernel, dilation=dilation, padding=padding) for _ in range(scale - 1)
+            FrameConvolution(self.width, self.width, kernel, dilation=dilation) for _ in range(scale - 1)
         )
         self.norms = nn.ModuleList(nn.BatchNorm1d(self.width) for _ in range(scale - 1))
         self.conv_out = nn.Conv1d(widened, channels, 1)
@@ -184,13 +185,9 @@ class MultiScaleBlock(nn.Module):
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(batch, channels, frames) and valid frames, in and out; `pool` times fewer frames."""
-        groups = self.norm_in(self.conv_in(features).relu_()).split(self.width, dim=1)
-        outputs: list[Tensor] = []
-        for group, conv, norm in zip(groups, self.convs, self.norms, strict=False):
-            # The first group has nothing before it to add.
-            entering = group + outputs[-1] if outputs else group
-            outputs.append(norm(conv(mask_frames(entering, lengths)).relu_()))
-        hidden = self.norm_out(self.conv_out(torch.cat((*outputs, groups[-1]), dim=1)).relu_())
+        hidden = self.norm_in(self.conv_in(features).relu_())
+        hidden = multi_scale(hidden, lengths, self.convs, self.norms, relu_then_norm, passed="last")
+        hidden = self.norm_out(self.conv_out(hidden).relu_())
         hidden = self.pool(hidden + self.shortcut(features))
         lengths = valid_length(lengths, self.pool_frames, self.pool_frames)
         return self.scaling(mask_frames(hidden, lengths), lengths), lengths

@@ -1,14 +1,16 @@
-"""ResNet: a residual network of any width and depth, for fast training on small machines as well as for large ones."""
+"""ResNet: a residual network of any width and depth, and the ones of published depth."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from torch import Tensor, nn
+from speakernet.models.layers import initialize_convolutions
+from speakernet.models.residual import Bottleneck, MakeBlock, ResidualBlock, ResidualTrunk, gated_block
+from speakernet.models.trunk import sized
 
-from speakernet.models.layers import ResidualStage, initialize_convolutions, mask_frames, relu
+LEAST_CHANNELS = 8
 
 
-class ResNet(nn.Module):
+class ResNet(ResidualTrunk):
     """Residual network whose size is set by options; the defaults make a small one that trains fast on CPUs.
 
     Args:
@@ -22,10 +24,8 @@ class ResNet(nn.Module):
     """
 
     front_end_defaults: ClassVar[dict[str, Any]] = {"name": "log_mel"}
-    default_pooling: ClassVar[str] = "TSTP"
-    pooling_names: ClassVar[dict[str, str]] = {}
     tested_poolings: ClassVar[Sequence[str]] = ("TSTP", "ASP", "ChannelASP")
-    has_norm_after_pooling: ClassVar[bool] = False
+    paper = "He et al. 2016"
 
     def __init__(
         self,
@@ -35,27 +35,45 @@ class ResNet(nn.Module):
         stem_stride: int = 1,
         gated: bool = False,
     ) -> None:
-        super().__init__()
-        if not blocks or min(blocks) < 1 or channels < 8 or stem_stride < 1:
+        if not blocks or min(blocks) < 1 or channels < LEAST_CHANNELS or stem_stride < 1:
             raise ValueError(
                 f"ResNet got channels {channels}, blocks {list(blocks)}, stem_stride {stem_stride}; "
                 "expected at least 8 channels, a list of block counts of at least 1, and a stride of at least 1"
             )
-        self.conv1 = nn.Conv2d(1, channels, 3, stride=(stem_stride, 1), padding=1, bias=False)
-        self.norm1 = nn.BatchNorm2d(channels)
-        stages = []
-        width_in, num_mels = channels, -(-num_features // stem_stride)
-        for index, num_blocks in enumerate(blocks):
-            width, stride = channels * 2**index, 1 if index == 0 else 2
-            stages.append(ResidualStage(width_in, width, num_blocks, stride, gated))
-            width_in, num_mels = width, -(-num_mels // stride)
-        self.stages = nn.ModuleList(stages)
-        self.out_channels = width_in * num_mels
+        super().__init__(num_features, channels, blocks, gated_block if gated else ResidualBlock, stem_stride)
         initialize_convolutions(self)
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """(batch, mels, frames) to (batch, channels x remaining mels, frames / 8), and the valid frames of each."""
-        hidden = mask_frames(relu(self.norm1(self.conv1(features.unsqueeze(1)))), lengths)
-        for stage in self.stages:
-            hidden, lengths = stage(hidden, lengths)
-        return hidden.flatten(1, 2), lengths
+
+class DeepResNet(ResidualTrunk):
+    """Residual network of a published depth, as wespeaker trains it on VoxCeleb, from torch's own initial weights.
+
+    Args:
+        num_features: mel bands of the front end.
+        channels: of the first stage.
+        two_layers: two embedding layers (`two_emb_layer` in wespeaker).
+
+    Source: He et al. 2016; the depths from 152 on by wespeaker (Wang et al. 2023) and its entries to VoxSRC.
+    """
+
+    paper = "He et al. 2016"
+    blocks: ClassVar[Sequence[int]]
+    make_block: ClassVar[MakeBlock]
+
+    def __init__(self, num_features: int, channels: int = 32, two_layers: bool = False) -> None:
+        super().__init__(num_features, channels, self.blocks, type(self).make_block)
+        if two_layers:
+            self.embedding_layer = "two_linear"
+
+
+RESNETS = sized(
+    DeepResNet,
+    {
+        "ResNet18": {"blocks": (2, 2, 2, 2), "make_block": ResidualBlock},
+        "ResNet34": {"blocks": (3, 4, 6, 3), "make_block": ResidualBlock},
+        "ResNet50": {"blocks": (3, 4, 6, 3), "make_block": Bottleneck},
+        "ResNet101": {"blocks": (3, 4, 23, 3), "make_block": Bottleneck},
+        "ResNet152": {"blocks": (3, 8, 36, 3), "make_block": Bottleneck},
+        "ResNet221": {"blocks": (6, 16, 48, 3), "make_block": Bottleneck},
+        "ResNet293": {"blocks": (10, 20, 64, 3), "make_block": Bottleneck},
+    },
+)

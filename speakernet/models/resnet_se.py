@@ -5,12 +5,14 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from speakernet.models.layers import ResidualStage, initialize_convolutions, mask_frames, relu
+from speakernet.models.layers import SqueezeExcitation, initialize_convolutions, mask_frames, relu
+from speakernet.models.residual import ResidualBlock, ResidualStage, Stride
+from speakernet.models.trunk import Trunk
 
 BLOCKS = (3, 4, 6, 3)
 
 
-class ResNetSE34L(nn.Module):
+class ResNetSE34L(Trunk):
     """Light ResNet-34 with squeeze-and-excitation, 16 to 128 channels; 1,437,078 parameters with SAP at 512 dimensions.
 
     Source: Chung et al. 2020, "In defence of metric learning for speaker recognition"; voxceleb_trainer f51bab8.
@@ -18,9 +20,7 @@ class ResNetSE34L(nn.Module):
 
     front_end_defaults: ClassVar[dict[str, Any]] = {"name": "log_mel"}
     default_pooling: ClassVar[str] = "SAP"
-    pooling_names: ClassVar[dict[str, str]] = {}
     tested_poolings: ClassVar[Sequence[str]] = ("SAP", "ASP")
-    has_norm_after_pooling: ClassVar[bool] = False
 
     def __init__(self, num_features: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class ResNetSE34L(nn.Module):
         return hidden.mean(dim=2), lengths
 
 
-class ResNetSE34V2(nn.Module):
+class ResNetSE34V2(Trunk):
     """ResNet-34 with squeeze-and-excitation, 32 to 256 channels.
 
     8,028,492 parameters with ASP, 64 mels and 512 dimensions.
@@ -52,7 +52,6 @@ class ResNetSE34V2(nn.Module):
     default_pooling: ClassVar[str] = "ASP"
     pooling_names: ClassVar[dict[str, str]] = {"SAP": "ChannelSAP", "ASP": "ChannelASP"}
     tested_poolings: ClassVar[Sequence[str]] = ("SAP", "ASP")
-    has_norm_after_pooling: ClassVar[bool] = False
 
     def __init__(self, num_features: int) -> None:
         super().__init__()
@@ -72,9 +71,13 @@ class ResNetSE34V2(nn.Module):
         return hidden.flatten(1, 2), lengths
 
 
+def _block(channels_in: int, channels: int, stride: Stride) -> ResidualBlock:
+    return ResidualBlock(channels_in, channels, stride, SqueezeExcitation(channels), relu_first=True)
+
+
 def _stages(channels: tuple[int, ...], strides: tuple[int, ...]) -> nn.ModuleList:
     widths = zip((channels[0], *channels), channels, BLOCKS, strides, strict=False)
     return nn.ModuleList(
-        ResidualStage(channels_in, width, blocks, stride, relu_first=True)
+        ResidualStage(_block, channels_in, width, blocks, (stride, stride))
         for channels_in, width, blocks, stride in widths
     )

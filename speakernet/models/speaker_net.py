@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from speakernet.frontend import FEATURES, SpecAugment
-from speakernet.models.layers import is_safe_in_channels_last
+from speakernet.models.embedding import EMBEDDING_LAYERS
+from speakernet.models.layers import is_safe_in_channels_last, mask_frames
+from speakernet.models.pooling import Pooling
 from speakernet.models.tables import MODELS, POOLINGS
 from speakernet.registry import create, lookup
 
@@ -82,10 +84,17 @@ class SpeakerNet(nn.Module):
         if is_safe_in_channels_last(self.trunk):
             self.trunk.to(memory_format=torch.channels_last)
         pooling_name = trunk_class.pooling_names.get(pooling, pooling)
-        self.pooling = create(POOLINGS, pooling_name, {"channels": self.trunk.out_channels}, "pooling")
-        has_norm = trunk_class.has_norm_after_pooling
+        self.pooling = self._make_pooling(pooling_name)
+        has_norm = self.trunk.has_norm_after_pooling
         self.norm: nn.Module = nn.BatchNorm1d(self.pooling.dim) if has_norm else nn.Identity()
-        self.embedding = nn.Linear(self.pooling.dim, embedding_dim)
+        self.embedding = EMBEDDING_LAYERS[self.trunk.embedding_layer](self.pooling.dim, embedding_dim)
+
+    def _make_pooling(self, name: str) -> Pooling:
+        """The pooling of that name, with what the trunk says of it where it has such an option."""
+        declared = inspect.signature(lookup(POOLINGS, name, "pooling")).parameters
+        own = {key: value for key, value in self.trunk.pooling_options.items() if key in declared}
+        made: Pooling = create(POOLINGS, name, {"channels": self.trunk.out_channels, **own}, "pooling")
+        return made
 
     @property
     def model_name(self) -> str:
@@ -110,10 +119,22 @@ class SpeakerNet(nn.Module):
         features = self.front_end(waveforms, lengths)  # (batch, mels, frames)
         if self.spec_augment is not None:
             features = self.spec_augment(features)
-        hidden, frame_lengths = self.trunk(features, frame_lengths)  # (batch, channels, frames)
+        return self.from_features(features, frame_lengths)
+
+    def from_features(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Embeddings of what a front end gave, in float32.
+
+        Args:
+            features: (batch, mels, frames).
+            lengths: (batch,) valid frames where they differ, None when all are full.
+
+        Returns:
+            (batch, dim), not normalised.
+        """
+        hidden, lengths = self.trunk(mask_frames(features, lengths), lengths)  # (batch, channels, frames)
         # Sums over hundreds of frames and the last projection lose too much in 16 bits.
-        with torch.autocast(waveforms.device.type, enabled=False):
-            return self.embedding(self.norm(self.pooling(hidden.float(), frame_lengths)))
+        with torch.autocast(features.device.type, enabled=False):
+            return self.embedding(self.norm(self.pooling(hidden.float(), lengths)))  # type: ignore[no-any-return]
 
     def embed(self, waveforms: Tensor, lengths: Tensor | None = None) -> Tensor:
         """`forward` in evaluation mode and without gradients; the mode of training is put back afterwards."""

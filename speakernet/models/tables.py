@@ -1,32 +1,53 @@
 """The tables of trunks and poolings by name; `speakernet.models` shows them to the other rooms."""
 
-from typing import Any
-
+from speakernet.models.campplus import CAMPPlus
+from speakernet.models.ecapa import ECAPAS
+from speakernet.models.eres2net import ERES2NETS, ERES2NETV2S
+from speakernet.models.gemini import GEMINIS
 from speakernet.models.pooling import (
     AttentiveStatisticsPooling,
     ChannelAttentivePooling,
     ChannelSelfAttentivePooling,
     ContextAttentivePooling,
     ContextFramePooling,
+    GlobalAttentivePooling,
     MaxPooling,
     MeanPooling,
+    MultiQueryPooling,
+    NormedAttentivePooling,
     Pooling,
     SelfAttentivePooling,
     StatisticsPooling,
+    TanhAttentivePooling,
 )
 from speakernet.models.rawnet3 import RawNet3
-from speakernet.models.resnet import ResNet
+from speakernet.models.res2net import Res2Net
+from speakernet.models.resnet import RESNETS, ResNet
 from speakernet.models.resnet_se import ResNetSE34L, ResNetSE34V2
+from speakernet.models.simam_resnet import SIMAM_RESNETS
+from speakernet.models.trunk import Trunk
 from speakernet.models.vggvox import VGGVox
+from speakernet.models.xvector import XVector
 
-# Any: the classes share class attributes (front_end_defaults, …) that no common base declares.
-MODELS: dict[str, Any] = {
-    "ResNetSE34L": ResNetSE34L,
-    "ResNetSE34V2": ResNetSE34V2,
-    "ResNet": ResNet,
-    "VGGVox": VGGVox,
-    "RawNet3": RawNet3,
+FAMILIES: dict[str, dict[str, type[Trunk]]] = {
+    "ResNetSE34L": {"ResNetSE34L": ResNetSE34L},
+    "ResNetSE34V2": {"ResNetSE34V2": ResNetSE34V2},
+    "ResNet": {"ResNet": ResNet},
+    "VGGVox": {"VGGVox": VGGVox},
+    "RawNet3": {"RawNet3": RawNet3},
+    "x-vector": {"XVector": XVector},
+    "ECAPA-TDNN": ECAPAS,
+    "ResNet of published depth": RESNETS,
+    "SimAM-ResNet": SIMAM_RESNETS,
+    "Gemini DF-ResNet": GEMINIS,
+    "Res2Net": {"Res2Net34": Res2Net},
+    "CAM++": {"CAMPPlus": CAMPPlus},
+    "ERes2Net": ERES2NETS,
+    "ERes2NetV2": ERES2NETV2S,
 }
+"""Sizes of each family by name, smallest first."""
+
+MODELS: dict[str, type[Trunk]] = {name: size for sizes in FAMILIES.values() for name, size in sizes.items()}
 
 POOLINGS: dict[str, type[Pooling]] = {
     "TAP": MeanPooling,
@@ -38,4 +59,8 @@ POOLINGS: dict[str, type[Pooling]] = {
     "ChannelASP": ChannelAttentivePooling,
     "ECA": ContextAttentivePooling,
     "ContextASP": ContextFramePooling,
+    "ASTP": TanhAttentivePooling,
+    "GlobalASTP": GlobalAttentivePooling,
+    "NormASTP": NormedAttentivePooling,
+    "MQMHASTP": MultiQueryPooling,
 }

@@ -5,14 +5,15 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from speakernet.models.layers import mask_frames, relu, valid_length
+from speakernet.models.layers import check_frames, mask_frames, relu, valid_length
+from speakernet.models.trunk import Trunk
 
 NUM_MELS = 40
 # Fewer frames leave nothing for the last pooling.
 MIN_FRAMES = 63
 
 
-class VGGVox(nn.Module):
+class VGGVox(Trunk):
     """VGG-M on 40 log-mel bands; 4,032,448 parameters with SAP at 512 dimensions.
 
     Source: Nagrani et al. 2017, "VoxCeleb", in voxceleb_trainer's form (f51bab8).
@@ -23,9 +24,7 @@ class VGGVox(nn.Module):
 
     front_end_defaults: ClassVar[dict[str, Any]] = {"name": "log_mel", "window": "hann", "num_mels": NUM_MELS}
     default_pooling: ClassVar[str] = "SAP"
-    pooling_names: ClassVar[dict[str, str]] = {}
     tested_poolings: ClassVar[Sequence[str]] = ("SAP", "TAP", "MAX")
-    has_norm_after_pooling: ClassVar[bool] = False
 
     def __init__(self, num_features: int) -> None:
         super().__init__()
@@ -45,9 +44,7 @@ class VGGVox(nn.Module):
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(batch, 40, frames) to (batch, 512, about frames / 16), and the valid frames of each."""
-        shortest = features.shape[2] if lengths is None else int(lengths.min())
-        if shortest < MIN_FRAMES:
-            raise ValueError(f"VGGVox needs {MIN_FRAMES} frames or more, found an utterance of {shortest}")
+        check_frames(features, lengths, MIN_FRAMES, "VGGVox")
         hidden = features.unsqueeze(1)
         for layer in self.layers:
             hidden, lengths = layer(hidden, lengths)

@@ -44,8 +44,8 @@ def test_deviation_of_equal_frames_is_the_floor():
 @pytest.mark.parametrize("name", POOLINGS)
 def test_one_frame_is_enough_and_padding_does_not_matter(name):
     torch.manual_seed(0)
-    pooling = create(POOLINGS, name, {"channels": 6}).eval()
-    frames = torch.randn(3, 6, 9)
+    pooling = create(POOLINGS, name, {"channels": 16}).eval()
+    frames = torch.randn(3, 16, 9)
     lengths = torch.tensor([9, 4, 1])
     together = pooling(frames, lengths)
     assert together.shape == (3, pooling.dim)

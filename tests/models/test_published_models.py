@@ -1,0 +1,151 @@
+"""Every family against golden embeddings of the original code, with weights drawn from the names of its tensors.
+
+The golden file holds, for each original, the names and shapes of its state dictionary and what it gave for two
+utterances; the weights are drawn here again by the rule below, so that the importers are tested on checkpoints that
+they did not make. Originals: wespeaker dfa7419, 3D-Speaker 09e7806, SpeechBrain 9c826ef, ReDimNet dd9f519, ReDimNet2
+ffe8f27.
+"""
+
+import json
+import lzma
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from speakernet.models.importers import PUBLISHED
+from speakernet.models.importers.published import import_network
+
+GOLDEN = json.loads(lzma.decompress((Path(__file__).parent / "golden_families.json.xz").read_bytes()))
+LENGTHS = (208, 123)
+# One original of each shape of code; the others differ from them in size only.
+QUICK = {
+    *("XVEC", "ECAPA_TDNN_c512", "ECAPA_TDNN_GLOB_c512", "ResNet18", "ResNet50", "Gemini_DF_ResNet60"),
+    *("Res2Net34_Base", "CAMPPlus", "ERes2Net34_Base", "ReDimNetB0", "ReDimNetB1", "ReDimNet2B0", "ReDimNet"),
+}
+LARGEST_QUICK = 7_000_000
+
+
+def draw(name: str, shape: tuple[int, ...], gain: float) -> torch.Tensor:
+    """A tensor's value from its name; the rule that the golden embeddings were made with."""
+    if name.endswith("num_batches_tracked"):
+        return torch.tensor(7)
+    # The legacy generator: its streams are frozen for ever.
+    value = np.random.RandomState(zlib.crc32(name.encode())).standard_normal(shape)
+    if name.endswith("running_var"):
+        value = 1 + 0.2 * np.abs(value)
+    elif len(shape) == 1 and name.endswith("weight"):
+        value = 1 + 0.1 * value
+    elif name.endswith(("bias", "running_mean")):
+        value = 0.1 * value
+    elif len(shape) != 4 or shape[0] != 1:
+        value = value * np.sqrt(gain / np.prod(shape[1:]))
+    return torch.from_numpy(np.asarray(value, dtype=np.float32))
+
+
+def golden_features(frames: int, mels: int) -> torch.Tensor:
+    """Noise that wanders, mean removed, (1, frames, mels)."""
+    random = np.random.RandomState(frames)
+    values = random.standard_normal((frames, mels)) + 0.3 * np.cumsum(random.standard_normal((frames, mels)), axis=0)
+    return torch.from_numpy((values - values.mean(0)).astype(np.float32)).unsqueeze(0)
+
+
+def foreign_state(case) -> dict[str, torch.Tensor]:
+    """A state dictionary as the original would have saved it."""
+    gain = case.get("gain", 1.0)
+    return {name: draw(name, tuple(shape), gain) for name, shape in case["tensors"].items()}
+
+
+def contents_of(case):
+    """What the file holds: the state dictionary, and the configuration beside it where the format has one."""
+    state = foreign_state(case)
+    return {"model_config": case["config"], "state_dict": state} if "config" in case else state
+
+
+def identity(case):
+    return f"{case['toolkit']}-{case['model']}" + (f"-{case['note']}" if "note" in case else "")
+
+
+def parameters(cases):
+    for case in cases:
+        is_quick = case["num_parameters"] < LARGEST_QUICK and (case["model"] in QUICK or case["toolkit"] != "wespeaker")
+        yield pytest.param(case, id=identity(case), marks=[] if is_quick else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("case", parameters(GOLDEN))
+def test_embeddings_are_those_of_the_original_code(case):
+    imported = import_network(PUBLISHED[case["toolkit"]], case["model"], contents_of(case), "file.pt")
+    assert imported.not_loaded == []
+    assert sum(parameter.numel() for parameter in imported.net.parameters()) == case["num_parameters"]
+    for frames, expected in zip(LENGTHS, case["embeddings"], strict=True):
+        features = golden_features(frames, case["num_mels"])
+        with torch.inference_mode():
+            found = imported.net.from_features(features.transpose(1, 2))[0]
+        wanted = torch.tensor(expected)
+        assert (found - wanted).norm() / wanted.norm() < 1e-4
+
+
+def test_a_golden_embedding_moves_with_its_input():
+    for case in GOLDEN:
+        first, second = (torch.tensor(values) for values in case["embeddings"])
+        assert (first - second).norm() / first.norm() > 0.05, identity(case)
+
+
+@pytest.fixture
+def reference(shared_data):
+    """A real checkpoint with what its own toolkit makes of it."""
+    folder = shared_data.parent / "reference"
+    if not (folder / "campplus_3dspeaker_192.pt").is_file():
+        pytest.skip("the real CAM++ of ../shared/reference is not here")
+    return folder
+
+
+def test_a_real_checkpoint_embeds_as_its_own_toolkit_does(reference):
+    state = torch.load(reference / "campplus_3dspeaker_192.pt", map_location="cpu", weights_only=True)
+    net = import_network(PUBLISHED["3dspeaker"], "CAMPPlus", state, "campplus_3dspeaker_192.pt").net
+    outputs = np.load(reference / "campplus_3dspeaker_outputs.npz")
+    for index in range(2):
+        features = torch.from_numpy(outputs[f"features_{index}"]).float().unsqueeze(0)
+        with torch.inference_mode():
+            found = net.from_features(features.transpose(1, 2))[0]
+        wanted = torch.from_numpy(outputs[f"embedding_{index}"]).float().flatten()
+        assert (found - wanted).norm() / wanted.norm() < 1e-4
+
+
+def case_of(toolkit, model):
+    return next(case for case in GOLDEN if (case["toolkit"], case["model"]) == (toolkit, model))
+
+
+def test_our_own_names_work_too():
+    state = foreign_state(case_of("wespeaker", "XVEC"))
+    assert import_network(PUBLISHED["wespeaker"], "XVector", state, "file.pt").net.model_name == "XVector"
+
+
+def test_another_size_is_refused_and_the_right_one_named():
+    state = foreign_state(case_of("wespeaker", "ECAPA_TDNN_GLOB_c512"))
+    with pytest.raises(ValueError, match=r"is no ECAPA_TDNN_GLOB_c1024 of .* looks like ECAPA_TDNN_GLOB_c512:"):
+        import_network(PUBLISHED["wespeaker"], "ECAPA_TDNN_GLOB_c1024", state, "file.pt")
+
+
+def test_a_missing_tensor_is_named():
+    state = foreign_state(case_of("wespeaker", "XVEC"))
+    del state["frame_3.conv_1d.weight"]
+    with pytest.raises(ValueError, match=r"is no XVEC of wespeaker: .*missing trunk.convs.2.weight"):
+        import_network(PUBLISHED["wespeaker"], "XVEC", state, "file.pt")
+
+
+def test_a_tensor_that_no_model_has_is_refused_and_a_training_head_is_named():
+    state = foreign_state(case_of("wespeaker", "XVEC"))
+    with_head = state | {"projection.weight": torch.zeros(7, 16)}
+    imported = import_network(PUBLISHED["wespeaker"], "XVEC", with_head, "file.pt")
+    assert imported.not_loaded == ["projection.weight (the training head)"]
+    with pytest.raises(ValueError, match=r"unknown frame_level\.weight"):
+        import_network(PUBLISHED["wespeaker"], "XVEC", state | {"frame_level.weight": torch.zeros(1)}, "file.pt")
+
+
+def test_unknown_names_are_told_the_nearest():
+    state = foreign_state(case_of("wespeaker", "XVEC"))
+    with pytest.raises(ValueError, match="unknown wespeaker model 'ECAPA_TDNN_GLOB_512'; did you mean"):
+        import_network(PUBLISHED["wespeaker"], "ECAPA_TDNN_GLOB_512", state, "file.pt")
