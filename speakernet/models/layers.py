@@ -110,10 +110,13 @@ class FrameConvolution(nn.Conv1d):
 
 
 class MaskedConvolution(nn.Conv2d):
-    """A 3 x 3 convolution over mels and frames that finds zeros past each utterance's end."""
+    """A convolution over mels and frames that finds zeros past each utterance's end and keeps mels and frames."""
 
-    def __init__(self, channels_in: int, channels: int) -> None:
-        super().__init__(channels_in, channels, 3, padding=1, bias=False)
+    def __init__(
+        self, channels_in: int, channels: int, kernel: tuple[int, int] = (3, 3), groups: int = 1, bias: bool = False
+    ) -> None:
+        padding = (kernel[0] // 2, kernel[1] // 2)
+        super().__init__(channels_in, channels, kernel, padding=padding, groups=groups, bias=bias)
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:  # type: ignore[override]
         """(batch, channels, mels, frames) in and out, and (batch,) valid frames."""

@@ -21,6 +21,8 @@ from speakernet.models.pooling import (
     TanhAttentivePooling,
 )
 from speakernet.models.rawnet3 import RawNet3
+from speakernet.models.redimnet import REDIMNETS
+from speakernet.models.redimnet2 import REDIMNET2S
 from speakernet.models.res2net import Res2Net
 from speakernet.models.resnet import RESNETS, ResNet
 from speakernet.models.resnet_se import ResNetSE34L, ResNetSE34V2
@@ -44,6 +46,8 @@ FAMILIES: dict[str, dict[str, type[Trunk]]] = {
     "CAM++": {"CAMPPlus": CAMPPlus},
     "ERes2Net": ERES2NETS,
     "ERes2NetV2": ERES2NETV2S,
+    "ReDimNet": REDIMNETS,
+    "ReDimNet2": REDIMNET2S,
 }
 """Sizes of each family by name, smallest first."""
 

@@ -23,8 +23,20 @@ SMALL = {
     "ERes2NetV2": {"channels": 16},
 }
 # Further options that change how a network works, beside its size.
-FORMS = {"ECAPA_TDNN": [{"channels": 64, "aggregate_channels": 96, "speechbrain": True}]}
-MELS = {"VGGVox": 40, "ReDimNetB0": 60, "ReDimNet2B0": 72}
+REDIM_STAGES = [[1, 1, 1, 2, 3, 3, 36], [2, 2, 1, 1, 3, 3, 0], [2, 2, 1, 0.5, 3, 3, 18]]
+FORMS = {
+    "ECAPA_TDNN": [{"channels": 64, "aggregate_channels": 96, "speechbrain": True}],
+    "ReDimNetB0": [
+        {"block": "basic_resnet_fwse", "aggregate_channels": 24, "two_layers": True},
+        {"block": "convnext_like", "group_channels": 2, "context": "att"},
+        {"block": "convnext_like_relu", "context": "conv", "embedding_norm": True, "pooled_norm": False},
+    ],
+    "ReDimNet2B0": [
+        {"stages": REDIM_STAGES, "joins_both": True, "map_norm": True, "keeps_mels": True, "aggregate_channels": 8},
+        {"stages": REDIM_STAGES, "block": "convnext_like", "aggregate_channels": -1, "grouped_strides": False},
+    ],
+}
+MELS = {"VGGVox": 40, "ReDimNetB0": 72, "ReDimNet2B0": 72}
 # Long enough for three strides; unlike each other in every stride's remainder.
 LENGTHS = (18000, 13473, 10122)
 NO_BLOCKS = {"XVector"}
@@ -121,6 +133,15 @@ def test_autocast_stays_close_and_gives_float32(name):
 
 
 @pytest.mark.parametrize("name", SMALLEST)
+def test_a_step_in_bfloat16_has_finite_gradients(name):
+    net = make(name).train()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        embeddings = net(waves((12000, 12000)))
+    embeddings.square().sum().backward()
+    assert all(torch.isfinite(value.grad).all() for value in net.parameters() if value.grad is not None)
+
+
+@pytest.mark.parametrize("name", SMALLEST)
 def test_gradient_checkpointing_changes_no_gradient(name):
     gradients = []
     for is_checkpointed in (False, True):
@@ -164,6 +185,21 @@ def test_gradient_checkpointing_changes_no_gradient(name):
         ("ERes2NetBase", "TSTP", 80, 192, 6_610_688),
         ("ERes2NetLarge", "TSTP", 80, 192, 22_462_784),
         ("ERes2NetV2", "TSTP", 80, 192, 17_859_632),
+        # 1.25 and 4.89 million in wespeaker's form, which sees the context and has no norm behind the pooling.
+        ("ReDimNetB0", "ASTP", 72, 192, 1_068_271),
+        ("ReDimNetB1", "ASTP", 72, 192, 1_905_753),
+        ("ReDimNetB2", "ASTP", 72, 192, 4_597_937),
+        ("ReDimNetB3", "ASTP", 72, 192, 2_930_109),
+        ("ReDimNetB4", "ASTP", 72, 192, 5_851_697),
+        ("ReDimNetB5", "ASTP", 72, 192, 7_069_937),
+        ("ReDimNetB6", "ASTP", 72, 192, 14_425_649),
+        ("ReDimNet2B0", "GlobalASTP", 72, 192, 703_060),
+        ("ReDimNet2B1", "GlobalASTP", 72, 192, 1_254_992),
+        ("ReDimNet2B2", "GlobalASTP", 72, 192, 2_530_208),
+        ("ReDimNet2B3", "GlobalASTP", 72, 192, 2_364_712),
+        ("ReDimNet2B4", "GlobalASTP", 72, 192, 6_659_744),
+        ("ReDimNet2B5", "GlobalASTP", 72, 192, 7_900_456),
+        ("ReDimNet2B6", "GlobalASTP", 72, 192, 12_394_784),
     ],
 )
 def test_exact_parameter_counts(name, pooling, num_mels, dim, count):
@@ -202,6 +238,20 @@ def test_every_pooling_of_the_table_works_on_a_residual_network():
         (lambda: SpeakerNet("RawNet3", front_end="log_mel"), "RawNet3 needs the front end raw"),
         (lambda: make("VGGVox").embed(waves((9000,))), "VGGVox needs 63 frames or more, found an utterance of 57"),
         (lambda: SpeakerNet("VGGVox", front_end_options={"num_mels": 64}), "VGGVox .* 40 mel bands, found 64"),
+        (lambda: make("XVector").embed(waves((2000,))), "XVector needs 15 frames or more, found an utterance of 11"),
+        (lambda: make("ReDimNet2B0").embed(waves((800,))), "ReDimNet2 needs 4 frames or more, found an utterance of 3"),
+        (
+            lambda: make("ECAPA_TDNN", model_options=FORMS["ECAPA_TDNN"][0]).embed(waves((900,))),
+            "ECAPA-TDNN with mirrored edges needs 5 frames or more, found an utterance of 4",
+        ),
+        (
+            lambda: SpeakerNet("ReDimNetB1", front_end_options={"num_mels": 80}),
+            "stride of 3 does not divide 40 mel bands",
+        ),
+        (lambda: SpeakerNet("ReDimNetB0", model_options={"block": "resnet"}), "unknown ReDimNet block 'resnet'"),
+        (lambda: SpeakerNet("ReDimNetB0", model_options={"context": "gru"}), "unknown ReDimNet context 'gru'"),
+        (lambda: SpeakerNet("ReDimNet2B0", front_end_options={"num_mels": 40}), "4 heads among its channels, found 13"),
+        (lambda: SpeakerNet("XVector", "MQMHASTP"), "MQMHASTP shares 8 heads among channels, found 1500"),
     ],
 )
 def test_parts_that_do_not_fit_are_named(make_net, message):

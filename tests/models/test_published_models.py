@@ -23,9 +23,10 @@ LENGTHS = (208, 123)
 # One original of each shape of code; the others differ from them in size only.
 QUICK = {
     *("XVEC", "ECAPA_TDNN_c512", "ECAPA_TDNN_GLOB_c512", "ResNet18", "ResNet50", "Gemini_DF_ResNet60"),
-    *("Res2Net34_Base", "CAMPPlus", "ERes2Net34_Base", "ReDimNetB0", "ReDimNetB1", "ReDimNet2B0", "ReDimNet"),
+    *("Res2Net34_Base", "CAMPPlus", "ERes2Net34_Base", "ERes2Net", "ERes2NetV2", "ECAPA_TDNN"),
+    *("ReDimNet", "ReDimNetB0", "ReDimNetB1", "ReDimNet2B0", "ReDimNet2B6"),
 }
-LARGEST_QUICK = 7_000_000
+LARGEST_QUICK = 15_000_000
 
 
 def draw(name: str, shape: tuple[int, ...], gain: float) -> torch.Tensor:
@@ -70,7 +71,7 @@ def identity(case):
 
 def parameters(cases):
     for case in cases:
-        is_quick = case["num_parameters"] < LARGEST_QUICK and (case["model"] in QUICK or case["toolkit"] != "wespeaker")
+        is_quick = case["model"] in QUICK and case["num_parameters"] < LARGEST_QUICK
         yield pytest.param(case, id=identity(case), marks=[] if is_quick else pytest.mark.slow)
 
 
@@ -149,3 +150,29 @@ def test_unknown_names_are_told_the_nearest():
     state = foreign_state(case_of("wespeaker", "XVEC"))
     with pytest.raises(ValueError, match="unknown wespeaker model 'ECAPA_TDNN_GLOB_512'; did you mean"):
         import_network(PUBLISHED["wespeaker"], "ECAPA_TDNN_GLOB_512", state, "file.pt")
+
+
+def test_a_file_of_another_size_or_version_of_redimnet_is_told():
+    contents = contents_of(case_of("redimnet", "ReDimNetB1"))
+    with pytest.raises(
+        ValueError, match=r"is no ReDimNetB0 of redimnet but looks like .*ReDimNetB1.* that of ReDimNetB1"
+    ):
+        import_network(PUBLISHED["redimnet"], "ReDimNetB0", contents, "b1.pt")
+    with pytest.raises(ValueError, match=r"is no ReDimNet2B0 of redimnet .* that of a ReDimNet$"):
+        import_network(PUBLISHED["redimnet"], "ReDimNet2B0", contents, "b1.pt")
+
+
+def test_options_of_redimnet_that_are_not_known_here_are_named():
+    contents = contents_of(case_of("redimnet", "ReDimNet2B0"))
+    contents["model_config"] = contents["model_config"] | {"causal": "full"}
+    with pytest.raises(ValueError, match="its model_config has causal: full, known here: none"):
+        import_network(PUBLISHED["redimnet"], "ReDimNet2B0", contents, "b0.pt")
+    with pytest.raises(ValueError, match="holds no model_config beside its state_dict"):
+        import_network(PUBLISHED["redimnet"], "ReDimNet2B0", contents["state_dict"], "b0.pt")
+
+
+def test_constants_of_a_front_end_are_no_weights():
+    contents = contents_of(case_of("redimnet", "ReDimNet"))
+    contents["state_dict"]["spec.torchfbank.2.mel_scale.fb"] = torch.zeros(257, 72)
+    left = import_network(PUBLISHED["redimnet"], "ReDimNet", contents, "file.pt").not_loaded
+    assert left == ["spec.torchfbank.2.mel_scale.fb (constants of its front end)"]

@@ -21,8 +21,9 @@ class Format(Protocol):
     """Name and options of the front end that its models hear through."""
     UNUSED: dict[str, str]
     """Patterns of tensors that are not of the network, each with the reason."""
-    MODELS: dict[str, Describe]
-    """The toolkit's names of its models."""
+
+    def models(self, contents: Mapping[str, Any]) -> dict[str, Describe]:
+        """How each of the toolkit's models is read out of a file, by the toolkit's name."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,8 @@ def import_network(format: Format, name: str, contents: Mapping[str, Any], path:
     """
     weights = bare(contents, path)
     check_finite(weights, path)
-    known = {**_by_our_names(format, weights), **format.MODELS}
+    models = format.models(contents)
+    known = {**_by_our_names(models, weights), **models}
     lookup(known, name, f"{format.SOURCE} model")
     try:
         described = known[name](weights)
@@ -55,7 +57,7 @@ def import_network(format: Format, name: str, contents: Mapping[str, Any], path:
         renamed, left = _fitted(format, described, weights, net, path)
     except ValueError as error:
         raise ModelFileError(
-            f"{path} is no {name} of {format.SOURCE}{_likeness(format, weights, path)}: {error}"
+            f"{path} is no {name} of {format.SOURCE}{_likeness(format, models, weights, path)}: {error}"
         ) from error
     net.load_state_dict(renamed)
     return Imported(net.eval(), left)
@@ -90,10 +92,10 @@ def _fitted(
     return complete, left
 
 
-def _by_our_names(format: Format, weights: Weights) -> dict[str, Describe]:
+def _by_our_names(models: Mapping[str, Describe], weights: Weights) -> dict[str, Describe]:
     """The format's models under the names they have here, as far as the file can be one."""
     found: dict[str, Describe] = {}
-    for describe in format.MODELS.values():
+    for describe in models.values():
         try:
             found.setdefault(describe(weights).model, describe)
         except ValueError:
@@ -101,10 +103,10 @@ def _by_our_names(format: Format, weights: Weights) -> dict[str, Describe]:
     return found
 
 
-def _likeness(format: Format, weights: Weights, path: str | Path) -> str:
+def _likeness(format: Format, models: Mapping[str, Describe], weights: Weights, path: str | Path) -> str:
     """The models of the format that the weights fit, in words; nothing where they fit none."""
     fitting = []
-    for name, describe in format.MODELS.items():
+    for name, describe in models.items():
         try:
             described = describe(weights)
             with torch.device("meta"):

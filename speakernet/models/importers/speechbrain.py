@@ -1,5 +1,8 @@
 """ECAPA-TDNN of SpeechBrain (github speechbrain/speechbrain, commit 9c826ef): the bare `embedding_model.ckpt`."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from speakernet.models.importers.renaming import Describe, Described, Rule, Weights, first_shape, last_dim
 
 SOURCE = "speechbrain"
@@ -37,3 +40,8 @@ def ecapa(weights: Weights) -> Described:
 
 
 MODELS: dict[str, Describe] = {"ECAPA_TDNN": ecapa}
+
+
+def models(contents: Mapping[str, Any]) -> dict[str, Describe]:
+    """The models of SpeechBrain by the names of its classes."""
+    return MODELS

@@ -1,6 +1,8 @@
 """Checkpoints of 3D-Speaker (github modelscope/3D-Speaker, commit 09e7806): bare state dictionaries of the network."""
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 from speakernet.models.importers.renaming import Describe, Described, Rule, Weights, first_shape, last_dim
 from speakernet.models.importers.speechbrain import ecapa
@@ -61,3 +63,8 @@ MODELS: dict[str, Describe] = {
     "ERes2NetV2": _eres2net_v2,
     "ECAPA_TDNN": ecapa,
 }
+
+
+def models(contents: Mapping[str, Any]) -> dict[str, Describe]:
+    """The models of 3D-Speaker by the names of its classes."""
+    return MODELS

@@ -4,8 +4,11 @@ Its models share their skeletons, so a few sets of rules serve all of them. What
 (mel bands, pooling, embedding layer) is read from its shapes.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
+from speakernet.models.importers.redimnet import RULES as REDIMNET2_RULES
+from speakernet.models.importers.redimnet import stage_rules
 from speakernet.models.importers.renaming import Describe, Described, Rule, Weights, first_shape, last_dim
 
 SOURCE = "wespeaker"
@@ -194,6 +197,40 @@ def campplus(weights: Weights) -> Described:
     return Described("CAMPPlus", CAMPPLUS, dim, num_mels, "TSTP")
 
 
+def _redimnet(model: str) -> Describe:
+    def describe(weights: Weights) -> Described:
+        ends, options = _ends(weights)
+        last = max(int(name.rpartition(".")[2]) for name in weights if name.startswith("backbone.inputs_weights."))
+        rules = (
+            (rf"^backbone\.inputs_weights\.{last}$", "trunk.aggregate.weight"),
+            (r"^backbone\.inputs_weights\.(\d+)$", r"trunk.stages.\1.aggregate.weight"),
+            *stage_rules(parts_before_blocks=1),
+            *ends,
+        )
+        size = first_shape(weights, "backbone.inputs_weights.1")[2]
+        options["pooled_norm"] = False
+        return Described(
+            model, rules, last_dim(weights, "seg_1"), size // _stem_channels(weights), pooling_of(weights), options
+        )
+
+    return describe
+
+
+def _redimnet2(model: str) -> Describe:
+    def describe(weights: Weights) -> Described:
+        is_normed = "bn2.weight" in weights
+        rules = REDIMNET2_RULES + POOLING + (NORMED_TWICE if is_normed else NORMED)
+        options = {"embedding_norm": True} if is_normed else {}
+        num_mels = first_shape(weights, "backbone.stage0.0.w")[2] // _stem_channels(weights)
+        return Described(model, rules, last_dim(weights, "linear"), num_mels, pooling_of(weights), options)
+
+    return describe
+
+
+def _stem_channels(weights: Weights) -> int:
+    return first_shape(weights, "backbone.stem.0.weight")[0]
+
+
 MODELS: dict[str, Describe] = {
     "XVEC": _xvector,
     "ECAPA_TDNN_c512": _ecapa("ECAPA_TDNN", "ASTP"),
@@ -209,4 +246,11 @@ MODELS: dict[str, Describe] = {
     "CAMPPlus": campplus,
     "ERes2Net34_Base": _residual("ERes2NetBase", _ERES2),
     "ERes2Net34_Large": _residual("ERes2NetLarge", _ERES2),
+    **{f"ReDimNetB{size}": _redimnet(f"ReDimNetB{size}") for size in range(7)},
+    **{f"ReDimNet2B{size}": _redimnet2(f"ReDimNet2B{size}") for size in range(7)},
 }
+
+
+def models(contents: Mapping[str, Any]) -> dict[str, Describe]:
+    """The models of wespeaker by the names of its classes and functions."""
+    return MODELS
