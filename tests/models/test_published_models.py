@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 import torch
 
+from speakernet.cli import main
 from speakernet.models.importers import PUBLISHED
 from speakernet.models.importers.published import import_network
+from speakernet.models.model_file import load_model_file
 
 GOLDEN = json.loads(lzma.decompress((Path(__file__).parent / "golden_families.json.xz").read_bytes()))
 LENGTHS = (208, 123)
@@ -176,3 +178,47 @@ def test_constants_of_a_front_end_are_no_weights():
     contents["state_dict"]["spec.torchfbank.2.mel_scale.fb"] = torch.zeros(257, 72)
     left = import_network(PUBLISHED["redimnet"], "ReDimNet", contents, "file.pt").not_loaded
     assert left == ["spec.torchfbank.2.mel_scale.fb (constants of its front end)"]
+
+
+def save(contents, folder):
+    torch.save(contents, folder / "avg_model.pt")
+    return str(folder / "avg_model.pt")
+
+
+@pytest.mark.parametrize(
+    ("toolkit", "model", "window", "scale"),
+    [("wespeaker", "XVEC", "hamming", 32768.0), ("3dspeaker", "CAMPPlus", "povey", 1.0)],
+)
+def test_the_command_makes_a_model_file_that_says_where_it_came_from(toolkit, model, window, scale, tmp_path, capsys):
+    case = case_of(toolkit, model)
+    source, out = save(foreign_state(case), tmp_path), str(tmp_path / "model.pt")
+    base = ["import-weights", source, "--from", toolkit, "--model", model, "--out", out]
+    assert main([*base, "--licence", "Apache-2.0", "--trained-on", "VoxCeleb2"]) == 0
+    loaded = load_model_file(out)
+    with torch.inference_mode():
+        found = loaded.net.from_features(golden_features(LENGTHS[0], 80).transpose(1, 2))[0]
+    torch.testing.assert_close(found, torch.tensor(case["embeddings"][0]), atol=1e-5, rtol=1e-4)
+    options = loaded.contents["front_end"]["options"]
+    assert (options["window"], options["scale"], options["num_mels"]) == (window, scale, 80)
+    capsys.readouterr()
+    assert main(["info", out]) == 0
+    facts = capsys.readouterr().out
+    assert all(one in facts for one in ("Apache-2.0", "VoxCeleb2", toolkit, loaded.net.model_name))
+
+
+def test_the_command_refuses_what_is_not_for_that_toolkit_and_writes_nothing(tmp_path, capsys):
+    source = save(foreign_state(case_of("wespeaker", "XVEC")), tmp_path)
+    base = ["import-weights", source, "--from", "wespeaker", "--out", str(tmp_path / "model.pt")]
+    assert main([*base, "--model", "XVEC", "--pooling", "TAP"]) == 1
+    assert "--pooling: only for voxceleb_trainer" in capsys.readouterr().err
+    assert main([*base, "--model", "ResNet34"]) == 1
+    assert "is no ResNet34 of wespeaker but looks like XVEC" in capsys.readouterr().err
+    assert not (tmp_path / "model.pt").exists()
+
+
+def test_the_command_refuses_models_whose_front_end_is_not_here(tmp_path, capsys):
+    source = save(contents_of(case_of("redimnet", "ReDimNet2B0")), tmp_path)
+    base = ["import-weights", source, "--from", "redimnet", "--out", str(tmp_path / "model.pt")]
+    assert main([*base, "--model", "ReDimNet2B0"]) == 1
+    assert "hears through features of its own" in capsys.readouterr().err
+    assert not (tmp_path / "model.pt").exists()

@@ -18,7 +18,7 @@ class Format(Protocol):
 
     SOURCE: str
     FRONT_END: dict[str, Any]
-    """Name and options of the front end that its models hear through."""
+    """Name and options of the front end that its models hear through; empty where this version has none like it."""
     UNUSED: dict[str, str]
     """Patterns of tensors that are not of the network, each with the reason."""
 
@@ -32,6 +32,8 @@ class Imported:
 
     net: SpeakerNet
     not_loaded: list[str]
+    has_front_end: bool
+    """Whether the network hears as it was trained; else it is for features alone."""
 
 
 def import_network(format: Format, name: str, contents: Mapping[str, Any], path: str | Path) -> Imported:
@@ -60,12 +62,16 @@ def import_network(format: Format, name: str, contents: Mapping[str, Any], path:
             f"{path} is no {name} of {format.SOURCE}{_likeness(format, models, weights, path)}: {error}"
         ) from error
     net.load_state_dict(renamed)
-    return Imported(net.eval(), left)
+    return Imported(net.eval(), left, bool(_front_end(format, described)))
+
+
+def _front_end(format: Format, described: Described) -> dict[str, Any]:
+    return dict(format.FRONT_END if described.front_end is None else described.front_end)
 
 
 def _network(format: Format, described: Described) -> SpeakerNet:
-    options = dict(format.FRONT_END)
-    front_end = options.pop("name")
+    options = _front_end(format, described)
+    front_end = options.pop("name", "auto")
     return SpeakerNet(
         described.model,
         described.pooling,

@@ -13,7 +13,8 @@ from speakernet.models.redimnet import REDIMNETS
 from speakernet.models.redimnet2 import REDIMNET2S
 
 SOURCE = "redimnet"
-FRONT_END = {"name": "fbank", "normalize": "mean"}
+# Its own kind of mel features, which no front end here computes.
+FRONT_END: dict[str, Any] = {}
 UNUSED = {r"^spec\.": "constants of its front end", r"^cls_head\.": "the training head"}
 
 # What stands before the blocks in a stage: sum, unfolding and striding convolution.

@@ -33,6 +33,8 @@ class Described:
     num_mels: int
     pooling: str = "auto"
     options: Mapping[str, Any] = field(default_factory=dict)
+    front_end: Mapping[str, Any] | None = None
+    """Name and options of what it hears through; None for its toolkit's, empty where this version has none like it."""
 
 
 Describe = Callable[[Weights], Described]

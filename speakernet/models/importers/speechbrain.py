@@ -6,7 +6,8 @@ from typing import Any
 from speakernet.models.importers.renaming import Describe, Described, Rule, Weights, first_shape, last_dim
 
 SOURCE = "speechbrain"
-FRONT_END = {"name": "fbank", "normalize": "mean"}
+# Its own kind of mel features, which no front end here computes.
+FRONT_END: dict[str, Any] = {}
 UNUSED: dict[str, str] = {}
 
 _BLOCK = r"^blocks\.([123])\."

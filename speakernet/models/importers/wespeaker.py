@@ -222,7 +222,10 @@ def _redimnet2(model: str) -> Describe:
         rules = REDIMNET2_RULES + POOLING + (NORMED_TWICE if is_normed else NORMED)
         options = {"embedding_norm": True} if is_normed else {}
         num_mels = first_shape(weights, "backbone.stage0.0.w")[2] // _stem_channels(weights)
-        return Described(model, rules, last_dim(weights, "linear"), num_mels, pooling_of(weights), options)
+        # Its recipe does not hear through Kaldi's features, but through the authors' own.
+        return Described(
+            model, rules, last_dim(weights, "linear"), num_mels, pooling_of(weights), options, front_end={}
+        )
 
     return describe
 
