@@ -39,6 +39,7 @@ class CAMPPlus(Trunk):
 
     tested_poolings = ("TSTP",)
     paper = "Wang et al. 2023"
+    published_dim = 512
     embedding_layer = "plain_normed_linear"
     front_end_defaults: ClassVar[dict[str, Any]] = {"name": "fbank"}
 

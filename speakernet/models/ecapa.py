@@ -36,6 +36,7 @@ class ECAPA(Trunk):
     pooling_names: ClassVar[Mapping[str, str]] = {"ASP": "GlobalASTP"}
     tested_poolings: ClassVar[Sequence[str]] = ("GlobalASTP", "ASTP", "NormASTP")
     paper = "Desplanques et al. 2020"
+    published_dim = 192
     has_norm_after_pooling = True
     default_channels: ClassVar[int] = 512
 

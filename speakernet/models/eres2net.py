@@ -58,6 +58,7 @@ class ERes2Net(ResidualTrunk):
     """
 
     paper = "Chen et al. 2023"
+    published_dim = 192
     default_channels: ClassVar[int]
     default_base_width: ClassVar[int] = 32
     first_joined_stage: ClassVar[int] = 0

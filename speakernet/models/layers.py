@@ -7,6 +7,7 @@ leaves frames past an utterance's end at zero, which is what a convolution finds
 Without `lengths` (training on crops) nothing is masked and nothing is paid for it.
 """
 
+import contextlib
 from typing import Any
 
 import torch
@@ -19,6 +20,14 @@ from speakernet.frontend import valid_frames
 ONEDNN_BLOCK = 16
 # Channels to hidden channels of a gate.
 REDUCTION = 8
+
+
+def full_precision(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """No autocast within, on the tensor's device; nothing to switch off where a device has none (meta)."""
+    device = tensor.device.type
+    if not torch.amp.is_autocast_available(device):
+        return contextlib.nullcontext()
+    return torch.autocast(device, enabled=False)
 
 
 def mask_frames(features: Tensor, lengths: Tensor | None) -> Tensor:
@@ -271,7 +280,7 @@ class TrainingGate(torch.autograd.Function):
             excite: (channels, hidden).
             excite_bias: (channels,).
         """
-        with torch.autocast(features.device.type, enabled=False):
+        with full_precision(features):
             means = _sums(features, squeeze.dtype) / features[0, 0].numel()
             hidden = torch.addmm(squeeze_bias, means, squeeze.t()).relu()
             gate = torch.addmm(excite_bias, hidden, excite.t()).sigmoid()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from speakernet.frontend.features import preemphasize, valid_frames
-from speakernet.models.layers import FrameConvolution, mask_frames, mean_over_frames, valid_length
+from speakernet.models.layers import FrameConvolution, full_precision, mask_frames, mean_over_frames, valid_length
 from speakernet.models.multi_scale import multi_scale, relu_then_norm
 from speakernet.models.trunk import Trunk
 
@@ -37,6 +37,8 @@ class RawNet3(Trunk):
 
     front_end_defaults: ClassVar[dict[str, Any]] = {"name": "raw"}
     default_pooling: ClassVar[str] = "ECA"
+    paper = "Jung et al. 2022"
+    published_mels = 0
     pooling_names: ClassVar[dict[str, str]] = {"ASP": "ContextASP"}
     tested_poolings: ClassVar[Sequence[str]] = ("ECA", "ASP")
     has_norm_after_pooling = True
@@ -67,7 +69,7 @@ class RawNet3(Trunk):
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(batch, 1, samples) to (batch, 1536, samples / stride / 15), and the valid frames of each."""
-        with torch.autocast(features.device.type, enabled=False):
+        with full_precision(features):
             hidden, lengths = self._filter(features.float().squeeze(1), lengths)
         first, lengths = self.block1(hidden, lengths)
         second, pooled_lengths = self.block2(first, lengths)

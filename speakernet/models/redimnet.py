@@ -60,6 +60,8 @@ class ReDimNet(Trunk):
     default_pooling = "ASTP"
     tested_poolings: ClassVar[Sequence[str]] = ("ASTP", "GlobalASTP")
     paper = "Yakovlev et al. 2024"
+    published_dim = 192
+    published_mels = 72
     default_channels: ClassVar[int]
     default_stages: ClassVar[Sequence[StageSize]]
     default_block: ClassVar[str]

@@ -46,7 +46,9 @@ class ReDimNet2(Trunk):
     front_end_defaults: ClassVar[dict[str, Any]] = {"name": "fbank", "num_mels": 72}
     default_pooling = "GlobalASTP"
     tested_poolings: ClassVar[Sequence[str]] = ("GlobalASTP",)
-    paper = "Palabra 2026"
+    paper = "ReDimNet2 2026"
+    published_dim = 192
+    published_mels = 72
     has_norm_after_pooling = True
     default_channels: ClassVar[int]
     default_stages: ClassVar[Sequence[StageSize]]

@@ -20,6 +20,9 @@ class ResNetSE34L(Trunk):
 
     front_end_defaults: ClassVar[dict[str, Any]] = {"name": "log_mel"}
     default_pooling: ClassVar[str] = "SAP"
+    paper = "Chung et al. 2020"
+    published_dim = 512
+    published_mels = 40
     tested_poolings: ClassVar[Sequence[str]] = ("SAP", "ASP")
 
     def __init__(self, num_features: int) -> None:
@@ -50,6 +53,9 @@ class ResNetSE34V2(Trunk):
 
     front_end_defaults: ClassVar[dict[str, Any]] = {"name": "log_mel", "preemphasis": 0.97}
     default_pooling: ClassVar[str] = "ASP"
+    paper = "Heo et al. 2020"
+    published_dim = 512
+    published_mels = 64
     pooling_names: ClassVar[dict[str, str]] = {"SAP": "ChannelSAP", "ASP": "ChannelASP"}
     tested_poolings: ClassVar[Sequence[str]] = ("SAP", "ASP")
 

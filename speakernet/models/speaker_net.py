@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from speakernet.frontend import FEATURES, SpecAugment
 from speakernet.models.embedding import EMBEDDING_LAYERS
-from speakernet.models.layers import is_safe_in_channels_last, mask_frames
+from speakernet.models.layers import full_precision, is_safe_in_channels_last, mask_frames
 from speakernet.models.pooling import Pooling
 from speakernet.models.tables import MODELS, POOLINGS
 from speakernet.registry import create, lookup
@@ -133,7 +133,7 @@ class SpeakerNet(nn.Module):
         """
         hidden, lengths = self.trunk(mask_frames(features, lengths), lengths)  # (batch, channels, frames)
         # Sums over hundreds of frames and the last projection lose too much in 16 bits.
-        with torch.autocast(features.device.type, enabled=False):
+        with full_precision(features):
             return self.embedding(self.norm(self.pooling(hidden.float(), lengths)))  # type: ignore[no-any-return]
 
     def embed(self, waveforms: Tensor, lengths: Tensor | None = None) -> Tensor:

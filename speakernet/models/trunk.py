@@ -23,6 +23,10 @@ class Trunk(nn.Module):
     """Poolings that the tests run over; any other works as well."""
     paper: ClassVar[str] = ""
     """Who published it."""
+    published_dim: ClassVar[int] = 256
+    """Numbers in the embeddings of its published models."""
+    published_mels: ClassVar[int] = 80
+    """Mel bands that its published models hear; 0 where they hear samples."""
 
     has_norm_after_pooling: bool = False
     """Batch norm between pooling and embedding layer."""

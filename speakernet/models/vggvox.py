@@ -24,6 +24,9 @@ class VGGVox(Trunk):
 
     front_end_defaults: ClassVar[dict[str, Any]] = {"name": "log_mel", "window": "hann", "num_mels": NUM_MELS}
     default_pooling: ClassVar[str] = "SAP"
+    paper = "Nagrani et al. 2017"
+    published_dim = 512
+    published_mels = NUM_MELS
     tested_poolings: ClassVar[Sequence[str]] = ("SAP", "TAP", "MAX")
 
     def __init__(self, num_features: int) -> None:

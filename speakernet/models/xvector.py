@@ -25,6 +25,7 @@ class XVector(Trunk):
 
     tested_poolings = ("TSTP", "GlobalASTP")
     paper = "Snyder et al. 2018"
+    published_dim = 512
     embedding_layer = "two_linear"
 
     def __init__(self, num_features: int, channels: int = 512, statistics_channels: int = 1500) -> None:
