@@ -30,7 +30,7 @@ class CAMPPlus(Trunk):
 
     Args:
         num_features: mel bands of the front end.
-        deviation_floor: added to the variance in TSTP; 1e-7 in wespeaker, none in 3D-Speaker (1e-12 here, since the
+        variance_floor: added to the variance in TSTP; 1e-7 in wespeaker, none in 3D-Speaker (1e-12 here, since the
             gradient of a root ends at zero).
 
     Source: Wang et al. 2023, "CAM++: a fast and efficient network for speaker verification using context-aware
@@ -43,9 +43,9 @@ class CAMPPlus(Trunk):
     embedding_layer = "plain_normed_linear"
     front_end_defaults: ClassVar[dict[str, Any]] = {"name": "fbank"}
 
-    def __init__(self, num_features: int, deviation_floor: float = 1e-7) -> None:
+    def __init__(self, num_features: int, variance_floor: float = 1e-7) -> None:
         super().__init__()
-        self.pooling_options = {"floor": deviation_floor}
+        self.pooling_options = {"variance_floor": variance_floor}
         self.conv1 = nn.Conv2d(1, HEAD_CHANNELS, 3, padding=1, bias=False)
         self.norm1 = nn.BatchNorm2d(HEAD_CHANNELS)
         self.stages = nn.ModuleList(

@@ -50,7 +50,7 @@ class ERes2Net(ResidualTrunk):
         scale: groups.
         expansion: channels of a block's output, in the stage's.
         two_layers: two embedding layers (`two_emb_layer`).
-        deviation_floor: added to the variance in TSTP; 1e-7 in wespeaker, 1e-8 in 3D-Speaker.
+        variance_floor: added to the variance in TSTP; 1e-7 in wespeaker, 1e-8 in 3D-Speaker.
 
     Source: Chen et al. 2023, "An enhanced Res2Net with local and global feature fusion for speaker verification"; V2:
     Chen et al. 2024, "ERes2NetV2: boosting short-duration speaker verification performance with computational
@@ -72,7 +72,7 @@ class ERes2Net(ResidualTrunk):
         scale: int = 2,
         expansion: int = 2,
         two_layers: bool = False,
-        deviation_floor: float = 1e-7,
+        variance_floor: float = 1e-7,
     ) -> None:
         channels = channels or self.default_channels
         plain = partial(
@@ -87,7 +87,7 @@ class ERes2Net(ResidualTrunk):
         super().__init__(num_features, channels, BLOCKS, kinds)
         if two_layers:
             self.embedding_layer = "two_linear"
-        self.pooling_options = {"floor": deviation_floor}
+        self.pooling_options = {"variance_floor": variance_floor}
         widths = [channels * expansion * 2**index for index in range(self.first_joined_stage, len(BLOCKS))]
         self.downsamples = nn.ModuleList(
             nn.Conv2d(width, 2 * width, 3, stride=2, padding=1, bias=False) for width in widths[:-1]

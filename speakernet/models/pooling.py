@@ -61,21 +61,21 @@ class StatisticsPooling(Pooling):
 
     Args:
         channels: of the input.
-        floor: added to the variance; 1e-7 in wespeaker.
+        variance_floor: added to the variance; 1e-7 in wespeaker.
 
     >>> StatisticsPooling(1)(torch.tensor([[[1.0, 3.0]]]))
     tensor([[2.0000, 1.4142]])
     """
 
-    def __init__(self, channels: int, floor: float = 1e-7) -> None:
+    def __init__(self, channels: int, variance_floor: float = 1e-7) -> None:
         super().__init__()
         self.dim = 2 * channels
-        self.floor = floor
+        self.variance_floor = variance_floor
 
     def forward(self, frames: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Means, then standard deviations with n - 1 below, (batch, 2 channels)."""
         mean, variance = mean_and_variance(frames, lengths)
-        return torch.cat((mean, (variance + self.floor).sqrt()), dim=1)
+        return torch.cat((mean, (variance + self.variance_floor).sqrt()), dim=1)
 
 
 class SelfAttentivePooling(Pooling):

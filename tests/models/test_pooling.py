@@ -6,7 +6,12 @@ import pytest
 import torch
 
 from speakernet.models import POOLINGS
-from speakernet.models.pooling import AttentiveStatisticsPooling, SelfAttentivePooling, StatisticsPooling
+from speakernet.models.pooling import (
+    AttentiveStatisticsPooling,
+    MultiQueryPooling,
+    SelfAttentivePooling,
+    StatisticsPooling,
+)
 from speakernet.registry import create
 
 FRAMES = torch.tensor([[[1.0, 2.0, 6.0, 100.0], [0.0, 4.0, 2.0, -100.0]]])  # (1, 2 channels, 4 frames)
@@ -39,6 +44,23 @@ def test_deviation_of_equal_frames_is_the_floor():
     pooling = AttentiveStatisticsPooling(2)
     found = pooling(torch.full((1, 2, 5), 3.0))
     assert found[0, 2:].tolist() == pytest.approx([math.sqrt(1e-5)] * 2, rel=0.2)
+
+
+def test_the_floor_of_tstp_is_an_option():
+    still = torch.full((1, 2, 5), 3.0)
+    assert StatisticsPooling(2)(still)[0, 2:].tolist() == pytest.approx([math.sqrt(1e-7)] * 2)
+    assert StatisticsPooling(2, variance_floor=1e-12)(still)[0, 2:].tolist() == pytest.approx([1e-6] * 2)
+
+
+def test_queries_and_heads_by_hand():
+    pooling = MultiQueryPooling(4, queries=1, heads=2, bottleneck=3)
+    for head in pooling.queries[0]:
+        torch.nn.init.zeros_(head.expand.weight)
+        torch.nn.init.zeros_(head.expand.bias)
+    # Equal weights: the plain mean and deviation (over n) of each head's channels, head after head.
+    frames = torch.tensor([[[0.0, 2.0], [1.0, 3.0], [5.0, 5.0], [-4.0, 4.0]]])
+    floor = math.sqrt(1e-7)
+    assert pooling(frames)[0].tolist() == pytest.approx([1.0, 2.0, 1.0, 1.0, 5.0, 0.0, floor, 4.0], abs=1e-6)
 
 
 @pytest.mark.parametrize("name", POOLINGS)

@@ -1,5 +1,8 @@
 """What models cost: against published counts, and in `speakernet list models`."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from speakernet.cli import list_parts, main
@@ -37,3 +40,22 @@ def test_the_list_shows_what_models_cost(capsys, monkeypatch):
     assert row.split() == ["CAMPPlus", "7,176,224", "1.07", "G", "512", "80", "Wang", "et", "al.", "2023"]
     assert "raw" in next(line for line in printed.splitlines() if "RawNet3" in line)
     assert list_parts.KINDS[0] == "models"
+
+
+ROWS = re.findall(
+    r"^\| `(\w+)` \|[^|]*\|[^|]*\| ([\d.]+) M \| ([\d.]+) G \|",
+    (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8"),
+    flags=re.MULTILINE,
+)
+
+
+def test_the_documentation_has_a_row_for_every_published_size():
+    others = {"ResNetSE34L", "ResNetSE34V2", "ResNet", "VGGVox", "RawNet3"}
+    assert {name for name, _, _ in ROWS} == set(MODELS) - others
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "parameters", "macs"), ROWS)
+def test_the_documented_sizes_are_counted(name, parameters, macs):
+    size = size_of(name)
+    assert (parameters, macs) == (f"{size.parameters / 1e6:.2f}", f"{size.macs / 1e9:.2f}")

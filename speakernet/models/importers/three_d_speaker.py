@@ -12,7 +12,7 @@ SOURCE = "3dspeaker"
 FRONT_END = {"name": "fbank", "scale": 1.0, "window": "povey", "normalize": "mean"}
 UNUSED: dict[str, str] = {}
 # Added to the variance in its statistics; CAM++ adds nothing, which a gradient cannot bear.
-DEVIATION_FLOOR = 1e-8
+VARIANCE_FLOOR = 1e-8
 LEAST_FLOOR = 1e-12
 # Channels of a group are counted in these parts of the stage's.
 WIDTH_UNIT = 64
@@ -28,7 +28,7 @@ _RULES: tuple[Rule, ...] = (
 
 
 def _campplus(weights: Weights) -> Described:
-    return dataclasses.replace(campplus(weights), options={"deviation_floor": LEAST_FLOOR})
+    return dataclasses.replace(campplus(weights), options={"variance_floor": LEAST_FLOOR})
 
 
 def _eres2net(weights: Weights) -> Described:
@@ -50,7 +50,7 @@ def _fused(model: str, weights: Weights) -> Described:
         "base_width": width * WIDTH_UNIT // channels,
         "scale": first_shape(weights, "layer1.0.conv1.weight")[0] // width,
         "expansion": first_shape(weights, "layer1.0.conv3.weight")[0] // channels,
-        "deviation_floor": DEVIATION_FLOOR,
+        "variance_floor": VARIANCE_FLOOR,
     }
     wide = first_shape(weights, "layer4.0.shortcut.0.weight")[0]
     num_mels = 8 * first_shape(weights, "seg_1.weight")[1] // (2 * wide)
