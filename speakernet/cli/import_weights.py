@@ -1,6 +1,7 @@
 """Make a speakernet model file of another toolkit's checkpoint.
 
-What the checkpoint shows (embedding size, mel bands, pooling) is taken from it; what it cannot show has an option:
+For wespeaker, 3D-Speaker, SpeechBrain and ReDimNet the toolkit and the model's name are enough. For voxceleb_trainer,
+what the checkpoint shows (embedding size, mel bands, pooling) is taken from it; what it cannot show has an option:
 whether mel energies went through the logarithm, the sinc stride of RawNet3, the pooling of a VGGVox without attention,
 and the loss where its weights do not tell.
 """
@@ -10,37 +11,43 @@ import sys
 from pathlib import Path
 
 from speakernet.losses import LOSSES
-from speakernet.models.importers import FORMATS, Description
+from speakernet.models.importers import FORMATS, PUBLISHED, Description
+from speakernet.models.importers.published import import_network
 from speakernet.models.model_file import check_finite, check_fits, model_file_contents, read_checkpoint, save_model_file
 from speakernet.models.options import MODELS
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.registry import lookup
 
+# Options by their default, which the files of other toolkits have no use for.
+VOXCELEB_TRAINER_ONLY = {"no_log_input": False, "pooling": "", "num_mels": 0, "sinc_stride": 10, "loss": ""}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """File in, file out, and what the checkpoint cannot say of itself."""
     parser.add_argument("file", help="the checkpoint")
-    parser.add_argument("--from", dest="source", choices=list(FORMATS), default="voxceleb_trainer", help="its toolkit")
+    sources = [*FORMATS, *PUBLISHED]
+    parser.add_argument("--from", dest="source", choices=sources, default="voxceleb_trainer", help="its toolkit")
     parser.add_argument(
-        "--model", required=True, help="its architecture, such as ResNetSE34L; checked against the file"
+        "--model",
+        required=True,
+        help="its architecture by the toolkit's name or ours, such as CAMPPlus; checked against the file",
     )
+    parser.add_argument("--licence", default="", help="the licence of the weights, kept in the model file")
+    parser.add_argument("--trained-on", default="", help="what they were trained on, kept in the model file")
     parser.add_argument("--out", required=True, help="the model file to write")
-    parser.add_argument(
+    only = parser.add_argument_group("voxceleb_trainer", "what its checkpoints do not show")
+    only.add_argument(
         "--no-log-input",
         "--no_log_input",
         action="store_true",
         help="it was trained on mel energies without logarithm (no log_input in its configuration)",
     )
-    parser.add_argument(
-        "--pooling", "--encoder_type", default="", help="its encoder_type, where its weights do not tell"
-    )
-    parser.add_argument(
+    only.add_argument("--pooling", "--encoder_type", default="", help="its encoder_type, where its weights do not tell")
+    only.add_argument(
         "--num-mels", "--n_mels", type=int, default=0, help="its n_mels, where its filterbank was not saved"
     )
-    parser.add_argument("--sinc-stride", "--sinc_stride", type=int, default=10, help="RawNet3: its sinc_stride")
-    parser.add_argument(
-        "--loss", "--trainfunc", default="", help="its trainfunc; proto is scored without normalisation"
-    )
+    only.add_argument("--sinc-stride", "--sinc_stride", type=int, default=10, help="RawNet3: its sinc_stride")
+    only.add_argument("--loss", "--trainfunc", default="", help="its trainfunc; proto is scored without normalisation")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -49,6 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         ValueError: another architecture, an option that is needed and missing, a damaged or unsafe file.
     """
+    if arguments.source in PUBLISHED:
+        return _import_published(arguments)
     lookup(MODELS, arguments.model, "model")
     importer = FORMATS[arguments.source]
     contents = read_checkpoint(arguments.file)
@@ -63,11 +72,55 @@ def run(arguments: argparse.Namespace) -> int:
     check_fits(translated.weights, net.state_dict(), arguments.file)
     net.load_state_dict(translated.weights)
     normalizes = lookup(LOSSES, arguments.loss, "loss").options.normalize_embeddings if arguments.loss else True  # type: ignore[attr-defined]
-    summary = {"imported_from": arguments.source, "file": Path(arguments.file).name}
-    save_model_file(arguments.out, model_file_contents(net, loss_normalizes=normalizes, training_summary=summary))
+    _save(arguments, net, normalizes)
     not_loaded = [*(f"{name} (weights of the loss)" for name in translated.head_weights), *translated.not_loaded]
     sys.stdout.write("\n".join(_report(arguments, net, described, not_loaded)) + "\n")
     return 0
+
+
+def _import_published(arguments: argparse.Namespace) -> int:
+    """As `run`, from a toolkit whose files say enough of themselves.
+
+    Raises:
+        ValueError: an option that only voxceleb_trainer has, another model, or one that hears through a front end that
+            is not here.
+    """
+    given = [option for option, value in VOXCELEB_TRAINER_ONLY.items() if getattr(arguments, option) != value]
+    if given:
+        names = ", ".join(f"--{option.replace('_', '-')}" for option in given)
+        raise ValueError(f"{names}: only for voxceleb_trainer; a file of {arguments.source} shows it, leave it out")
+    contents = read_checkpoint(arguments.file)
+    if not isinstance(contents, dict):
+        raise ValueError(f"{arguments.file} holds a {type(contents).__name__}, expected tensors by name")
+    imported = import_network(PUBLISHED[arguments.source], arguments.model, contents, arguments.file)
+    if not imported.has_front_end:
+        raise ValueError(
+            f"{arguments.file} is a {arguments.model} of {arguments.source}, which hears through features of its own "
+            "that this version does not compute"
+        )
+    _save(arguments, imported.net, normalizes=True)
+    lines = [_summary(arguments, imported.net), *(f"not loaded: {entry}" for entry in imported.not_loaded)]
+    sys.stdout.write("\n".join([*lines, f"next: speakernet info {arguments.out}"]) + "\n")
+    return 0
+
+
+def _save(arguments: argparse.Namespace, net: SpeakerNet, normalizes: bool) -> None:
+    """Write the model file, with where its weights came from."""
+    summary = {
+        "imported_from": arguments.source,
+        "file": Path(arguments.file).name,
+        "licence": arguments.licence or "not given",
+        "trained_on": arguments.trained_on or "not given",
+    }
+    save_model_file(arguments.out, model_file_contents(net, loss_normalizes=normalizes, training_summary=summary))
+
+
+def _summary(arguments: argparse.Namespace, net: SpeakerNet) -> str:
+    spec = net.spec()
+    return (
+        f"{arguments.out}: {net.model_name}, {sum(one.numel() for one in net.parameters()):,} parameters, "
+        f"model {spec['model']['options']}, front end {spec['front_end']}"
+    )
 
 
 def _network(arguments: argparse.Namespace, described: Description) -> SpeakerNet:
@@ -85,10 +138,8 @@ def _network(arguments: argparse.Namespace, described: Description) -> SpeakerNe
 
 
 def _report(arguments: argparse.Namespace, net: SpeakerNet, described: Description, not_loaded: list[str]) -> list[str]:
-    spec = net.spec()
     lines = [
-        f"{arguments.out}: {net.model_name}, {sum(one.numel() for one in net.parameters()):,} parameters, "
-        f"model {spec['model']['options']}, front end {spec['front_end']}",
+        _summary(arguments, net),
         *(f"not loaded: {entry}" for entry in not_loaded),
     ]
     if not described.is_raw:
