@@ -117,6 +117,7 @@ def evaluate(
     start = time.perf_counter()
     results = figures(trials, scored.scores, speakers, options, seed, llrs)
     end = time.perf_counter()
+    # A subset of a list and a list made in memory have no file.
     checksum = sha256_of(trials.source) if Path(trials.source).is_file() else ""
     results = replace(
         results,
@@ -134,6 +135,7 @@ def score_trials(embedder: Embedder, backend: Backend, trials: TrialList, source
     Raises:
         ValueError: audio that is missing or broken, or options that do not go together.
     """
+    # Before hours of embedding, not after.
     backend.check()
     start = time.perf_counter()
     list_name = Path(trials.source).stem
