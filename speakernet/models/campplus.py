@@ -134,9 +134,11 @@ def context(features: Tensor, lengths: Tensor | None) -> Tensor:
     num_frames = features.shape[2]
     num_segments = -(-num_frames // SEGMENT_FRAMES)
     padded = nn.functional.pad(features, (0, num_segments * SEGMENT_FRAMES - num_frames))
-    sums = padded.unflatten(2, (num_segments, SEGMENT_FRAMES)).sum(dim=3)
+    segments = padded.unflatten(2, (num_segments, SEGMENT_FRAMES))
+    sums = segments.sum(dim=3, dtype=torch.promote_types(features.dtype, torch.float32))
     starts = SEGMENT_FRAMES * torch.arange(num_segments, device=features.device)
     ends = torch.tensor([num_frames], device=features.device) if lengths is None else lengths
     # The last segment is as long as what is left of the utterance; past its end nothing is heard.
     counts = (ends.unsqueeze(1) - starts).clamp(1, SEGMENT_FRAMES).unsqueeze(1)
-    return sums / counts.to(features.dtype) + mean_over_frames(features, lengths).unsqueeze(2)
+    means = (sums / counts).to(features.dtype)
+    return means + mean_over_frames(features, lengths).unsqueeze(2)

@@ -48,7 +48,9 @@ def mean_over_frames(features: Tensor, lengths: Tensor | None) -> Tensor:
     """Mean over the valid frames of (batch, channels, frames), (batch, channels); past the end must be zeros."""
     if lengths is None:
         return features.mean(dim=-1)
-    return features.sum(dim=-1) / lengths.to(features.dtype).unsqueeze(1)
+    # A sum over hundreds of frames may be past what 16 bits can say, though the mean is not.
+    sums = features.sum(dim=-1, dtype=torch.promote_types(features.dtype, torch.float32))
+    return (sums / lengths.unsqueeze(1)).to(features.dtype)
 
 
 def strided_length(lengths: Tensor | None, stride: int) -> Tensor | None:
@@ -250,13 +252,16 @@ class SimilarityAttention(nn.Module):
         """(batch, channels, mels, frames) in and out; past an utterance's end must be zeros."""
         num_mels = features.shape[2]
         mean = mean_over_frames(features.mean(dim=2), lengths)[:, :, None, None]
-        distance = mask_frames((features - mean).square(), lengths)
+        # Squares of float16 end at 255.
+        wide = torch.promote_types(features.dtype, torch.float32)
+        distance = mask_frames((features - mean).to(wide).square(), lengths)
         if lengths is None:
             count: Tensor | int = num_mels * features.shape[3]
         else:
             count = (num_mels * lengths).view(-1, 1, 1, 1)
         variance = distance.sum(dim=(2, 3), keepdim=True) / (count - 1)
-        return features * (distance / (4 * (variance + self.REGULARIZER)) + 0.5).sigmoid()
+        gate = (distance / (4 * (variance + self.REGULARIZER)) + 0.5).sigmoid()
+        return features * gate.to(features.dtype)
 
 
 class TrainingGate(torch.autograd.Function):

@@ -149,6 +149,21 @@ def test_a_step_in_bfloat16_has_finite_gradients(name):
     assert all(torch.isfinite(value.grad).all() for value in net.parameters() if value.grad is not None)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALLEST)
+def test_a_training_step_is_traced_whole(name):
+    net, batch = make(name).train(), waves((16000, 16000))
+    features = net.front_end(batch)
+    torch._dynamo.reset()
+    compiled = torch.compile(net.from_features, backend="aot_eager", fullgraph=True)
+    state = {key: value.clone() for key, value in net.state_dict().items()}
+    expected = net.from_features(features)
+    net.load_state_dict(state)
+    found = compiled(features)
+    found.square().sum().backward()
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("name", SMALLEST)
 def test_gradient_checkpointing_changes_no_gradient(name):
     gradients = []

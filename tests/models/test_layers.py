@@ -11,6 +11,7 @@ from speakernet.models.layers import (
     SimilarityAttention,
     SqueezeExcitation,
     TrainingGate,
+    mean_over_frames,
     reflect_frames,
     relu,
 )
@@ -123,3 +124,10 @@ def test_group_norm_of_valid_frames_is_that_of_torch_alone() -> None:
 def _gated_by_autograd(gate: SqueezeExcitation, features: Tensor) -> Tensor:
     means = features.mean((2, 3))
     return features * gate.excite(gate.squeeze(means).relu()).sigmoid()[:, :, None, None]
+
+
+def test_attention_and_means_of_float16_features_do_not_overflow() -> None:
+    features = torch.full((1, 2, 4, 100), -300.0, dtype=torch.float16)
+    features[..., 50:] = 2000.0
+    assert SimilarityAttention()(features).isfinite().all()
+    assert mean_over_frames(features[:, 0], torch.tensor([100])).tolist() == [[850.0] * 4]

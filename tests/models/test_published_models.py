@@ -124,6 +124,10 @@ def case_of(toolkit, model):
 def test_our_own_names_work_too():
     state = foreign_state(case_of("wespeaker", "XVEC"))
     assert import_network(PUBLISHED["wespeaker"], "XVector", state, "file.pt").net.model_name == "XVector"
+    for theirs, pooling in (("ECAPA_TDNN_c512", "ASTP"), ("ECAPA_TDNN_GLOB_c512", "GlobalASTP")):
+        state = foreign_state(case_of("wespeaker", theirs))
+        net = import_network(PUBLISHED["wespeaker"], "ECAPA_TDNN", state, "file.pt").net
+        assert net.spec()["model"]["options"]["pooling"] == pooling
 
 
 def test_another_size_is_refused_and_the_right_one_named():

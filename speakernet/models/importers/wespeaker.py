@@ -13,7 +13,7 @@ from speakernet.models.importers.renaming import Describe, Described, Rule, Weig
 
 SOURCE = "wespeaker"
 FRONT_END = {"name": "fbank", "scale": 32768.0, "window": "hamming", "normalize": "mean"}
-UNUSED = {r"^projection\.": "the training head", r"^frontend\.": "constants of its front end"}
+UNUSED = {r"^projection\.": "the training head", r"^(?:frontend|spec)\.": "constants of its front end"}
 
 POOLING: tuple[Rule, ...] = (
     (r"^pool\.linear1\.", "pooling.squeeze."),
@@ -152,6 +152,8 @@ def _xvector(weights: Weights) -> Described:
 
 def _ecapa(model: str, pooling: str) -> Describe:
     def describe(weights: Weights) -> Described:
+        if pooling_of(weights) != pooling:
+            raise ValueError(f"its pooling is {pooling_of(weights)}, that of the model with this name {pooling}")
         is_normed = "bn2.weight" in weights
         rules = _ECAPA + POOLING + (NORMED_TWICE if is_normed else NORMED)
         num_mels = first_shape(weights, "layer1.conv.weight")[1]
