@@ -41,8 +41,8 @@ def configure(root: Path, folder: Path, *options: str) -> Config:
     return load_config(["--config", str(path), *options]).config
 
 
-def evaluated(config: Config, model: Path) -> Evaluation:
-    return run_evaluation(config, Inputs(config, torch.device("cpu")), model)
+def evaluated(config: Config, model: Path, **how: bool) -> Evaluation:
+    return run_evaluation(config, Inputs(config, torch.device("cpu")), model, **how)
 
 
 def test_a_plain_evaluation_leaves_the_model_file_alone(tiny_corpus: Path, tmp_path: Path, model: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_plain_evaluation_leaves_the_model_file_alone(tiny_corpus: Path, tmp_p
 
 def test_after_training_the_result_says_what_was_trained_on(tiny_corpus: Path, tmp_path: Path, model: Path) -> None:
     options = ["--validation_list", str(tiny_corpus / "trials.txt"), "--data.validation_path", str(tiny_corpus)]
-    results = run_evaluation(configure(tiny_corpus, tmp_path, *options), model, after_training=True).results
+    results = evaluated(configure(tiny_corpus, tmp_path, *options), model, after_training=True).results
     rows = [line.split() for line in (tiny_corpus / "train_list.txt").read_text().splitlines()]
     seconds = sum(len(read_audio(tiny_corpus / path)) for _, path in rows) / 16000
     assert results.training == {
@@ -68,7 +68,7 @@ def test_after_training_the_result_says_what_was_trained_on(tiny_corpus: Path, t
     ]
     net = SpeakerNet.named("ResNetSE34L", embedding_dim=16)
     assert results.num_parameters == sum(weight.numel() for weight in net.parameters())
-    assert run_evaluation(configure(tiny_corpus, tmp_path), model).results.training is None
+    assert evaluated(configure(tiny_corpus, tmp_path), model).results.training is None
 
 
 def test_what_is_fitted_is_kept_with_its_scoring(tiny_corpus: Path, tmp_path: Path, model: Path) -> None:
