@@ -10,6 +10,7 @@ from torch import nn
 from speakernet import distributed
 from speakernet.assembly.refusals import compile_obstacles
 from speakernet.config.schema import Config
+from speakernet.models.kernels import use_compiled_kernels
 from speakernet.training.compiling import Compiler, NoCompiler
 
 logger = logging.getLogger(__name__)
@@ -44,4 +45,5 @@ def build_compiler(
     if mode != "default" and device.type == "cpu":
         logger.warning("runtime.compile_mode: %s has no effect on a CPU", mode)
         mode = "default"
-    return Compiler(net, dataclasses.replace(runtime, compile_scope=scope, compile_mode=mode), recover)
+    options = dataclasses.replace(runtime, compile_scope=scope, compile_mode=mode)
+    return Compiler(net, options, recover=recover, prepare=use_compiled_kernels)

@@ -19,6 +19,7 @@ from speakernet.assembly.large_margin import train_large_margin_stage
 from speakernet.assembly.model import build_loss, build_model
 from speakernet.assembly.refusals import refuse_impossible
 from speakernet.assembly.training import Validate, build_trainer, prepare_machine
+from speakernet.checkpoint import read_own_checkpoint
 from speakernet.config import Config, ConfigError, LoadedConfig
 from speakernet.config.loading import save_config
 from speakernet.evaluation.evaluate import Evaluation
@@ -27,10 +28,11 @@ from speakernet.machine.facts import log_system_info
 from speakernet.machine.settings import log_performance_info
 from speakernet.models.model_file import load_initial_weights
 from speakernet.models.speaker_net import SpeakerNet
+from speakernet.run_folder import BEST, CONFIG, EVALUATION_FILES, evaluation_folder
 from speakernet.seeding import seed_everything
-from speakernet.training.checkpoint import CheckpointStore, load_checkpoint
 from speakernet.training.data_wait import data_wait_advice
 from speakernet.training.state import best_of_run
+from speakernet.training.store import find_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +71,7 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
     if config.training.large_margin_epochs:
         train_large_margin_stage(config, net, loss, inputs, validate, run_folder, int(summary["steps"]))
     distributed.barrier()
-    summary |= best_of_run(load_checkpoint(summary["best_path"])["training_summary"])
+    summary |= best_of_run(read_own_checkpoint(summary["best_path"])["training_summary"])
     if not summary["performance"]["steps"] and _is_reported(run_folder, Path(summary["best_path"])):
         return TrainingOutcome(summary, None, run_folder)
     evaluation = run_evaluation(config, inputs, summary["best_path"], after_training=True)
@@ -87,7 +89,7 @@ def _train_first_stage(
     try:
         loss = build_loss(config, loader.num_classes)
         initial_model = config.training.initial_model
-        found = CheckpointStore(run_folder).find() if initial_model else None
+        found = find_checkpoint(run_folder) if initial_model else None
         if found and found.path:
             logger.info("initial model %s: not read, the run goes on from %s", initial_model, found.path)
         elif initial_model:
@@ -101,10 +103,9 @@ def _train_first_stage(
             validate,
             run_folder,
             inputs.device,
+            on_start=lambda: save_config(config, run_folder / CONFIG),
             advise=lambda share: data_wait_advice(share, facts),
         )
-        # Once the folder is this run's and the checkpoint fits: a refused start changes nothing.
-        trainer.on_start = lambda: save_config(config, run_folder / "config.yaml")
         log_performance_info()
         return loss, trainer.train()
     finally:
@@ -113,7 +114,7 @@ def _train_first_stage(
 
 def _is_reported(run_folder: Path, model: Path) -> bool:
     """Whether there are results, scores and a report, and the model was not replaced after them."""
-    written = [run_folder / name for name in ("results.json", "scores.txt", "report.html")]
+    written = [run_folder / name for name in EVALUATION_FILES]
     return all(file.exists() and file.stat().st_mtime_ns >= model.stat().st_mtime_ns for file in written)
 
 
@@ -125,7 +126,7 @@ def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, Path]:
     """
     config = loaded.config
     run_folder = Path(config.training.save_path)
-    model = Path(config.training.initial_model or run_folder / "best.pt")
+    model = Path(config.training.initial_model or run_folder / BEST)
     if not model.is_file():
         raise ConfigError(
             f"no model file at {model}; name one with --initial_model FILE (training writes one to <save_path>/best.pt)"
@@ -134,7 +135,7 @@ def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, Path]:
     prepare_machine(config)
     config = with_default_paths(make_synthetic_corpus(config))
     evaluation = run_evaluation(config, Inputs(config, choose_device(config.runtime)), model)
-    folder = run_folder / "eval" / Path(config.data.test_list).stem
+    folder = evaluation_folder(run_folder, config.data.test_list)
     if distributed.is_main():
         evaluation.write(folder)
     return evaluation, folder

@@ -71,6 +71,7 @@ def table(findings: Iterable[Finding]) -> str:
     for finding in findings:
         head = f"{finding.level:<8} {finding.check:<{width}} "
         lines += _wrapped(finding.message, head, indent)
+        # A line each: paths are long, and a list of ten in a row cannot be read.
         for example in finding.examples:
             lines += _wrapped(example, indent + "- ", indent + "  ")
         if finding.advice:

@@ -141,6 +141,7 @@ def _check_audio(
 ) -> None:
     if source is None:
         return
+    # Headers wait for the disk: four reads a core keep it busy.
     lookup = source.lookup_table(names, num_threads=4 * request.num_jobs)
     result.findings += header_findings(names, lookup, check, min_seconds=request.min_seconds)
     is_good = np.ones(len(names), dtype=bool)
@@ -149,6 +150,7 @@ def _check_audio(
     if not len(rows):
         return
     result.durations[check] = lookup.seconds[rows]
+    # What cannot be read was said by the header check; the samples are those of the rest.
     good = names if len(rows) == len(names) else names.take(rows)
     result.findings.append(disk_finding(source, good, f"{check}: disk"))
     if not request.is_fast:

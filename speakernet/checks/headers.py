@@ -29,6 +29,7 @@ def header_findings(
         tolerated_share: share of unreadable files up to which they are a warning only.
     """
     findings = []
+    # A file that is not there has no header either: it is told once, as missing.
     reported = set() if known_missing is None else set(known_missing.tolist())
     bad = sorted(set(lookup.problems) - reported)
     if bad:
@@ -78,9 +79,11 @@ def _format_findings(lookup: LookupTable, is_good: np.ndarray, check: str) -> li
     else:
         low = rates.min() < lookup.sample_rate
         advice = "they are resampled on every read, which is slow: convert or pack them once (speakernet pack)"
+        # Telephone and studio differ above 4 kHz: a network takes the microphone for the voice.
         if low:
             advice += "; lower rates lack the upper band, and a network learns to tell speakers by that"
         findings.append(Finding("warning", f"{check}: rate", shown, advice))
+    # A conversation may have a speaker on each side, whose mixture is neither.
     num_wide = int(np.count_nonzero(lookup.num_channels[is_good] > 1))
     if num_wide:
         message = f"{num_wide:,} files have up to {lookup.num_channels[is_good].max()} channels; they are mixed down"

@@ -85,6 +85,7 @@ def training_findings(training: TrainingList, min_utterances: int) -> list[Findi
                 tuple(f"{training.speakers[row]} ({counts[row]})" for row in few[:NUM_EXAMPLES]),
             )
         )
+    # Hardly one person: rather a folder of everybody who was not named.
     if num_speakers > 2 and counts.max() > 100 * np.median(counts):
         largest = training.speakers[int(counts.argmax())]
         findings.append(

@@ -49,6 +49,7 @@ def read_facts(source: AudioSource, names: StringTable, num_jobs: int, descripti
                 continue
             facts.rms[row] = float(np.sqrt(np.mean(np.square(waveform, dtype=np.float64))))
             facts.clipped[row] = float(np.mean(np.abs(waveform) >= FULL_SCALE))
+            # Of the samples, not of the file: the same recording under another header is the same audio.
             digest = hashlib.blake2b(to_int16(waveform).tobytes(), digest_size=8).digest()
             facts.hashes[row] = int.from_bytes(digest, "little")
         return len(rows)

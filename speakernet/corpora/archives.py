@@ -121,6 +121,7 @@ def join_parts(
             summary.add_broken(whole.name, f"parts are missing: {', '.join(missing)}; run --download first")
             return
         num_bytes = sum(part.stat().st_size for part in parts)
+        # The parts are kept until the sum is right: for a moment both are on the disk.
         check_space(whole.parent, num_bytes)
         half = temporary_beside(whole)
         with tqdm(total=num_bytes, desc=f"join {whole.name}", unit="B", unit_scale=True, dynamic_ncols=True) as bar:

@@ -80,6 +80,7 @@ def load_corpus(
     templates = [one if "{name}" in one else one.rstrip("/") + "/{name}" for one in templates]
     files = {}
     for file_name, facts in entry["files"].items():
+        # Names and keys become part of an address: a `&` or `#` in one would change what is asked for.
         quoted = urllib.parse.quote(file_name, safe="")
         urls = tuple(
             one.replace("{name}", quoted).replace("{key}", urllib.parse.quote(key, safe="")) for one in templates
@@ -91,6 +92,7 @@ def load_corpus(
             md5=facts.get("md5"),
             num_bytes=None if size is None else int(size * BYTES_PER_GIGABYTE),
             access=entry.get("access", ""),
+            # A mirror has rules of its own: whether it wants a key is not for this table to say.
             needs_key=bool(entry.get("needs_key")) and base_url is None,
         )
     joined = {

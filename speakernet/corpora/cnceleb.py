@@ -35,6 +35,7 @@ from speakernet.files import exclusive, parallel_map
 
 logger = logging.getLogger(__name__)
 
+# The releases in FLAC first: of the published trials those of the first folder that is here are taken.
 CORPORA = ("CN-Celeb_flac", "CN-Celeb2_flac", "CN-Celeb", "CN-Celeb2")
 JOINED_FOLDER = "CN-Celeb_joined"
 DEFAULT_JOIN_SECONDS = 5.0
@@ -101,6 +102,7 @@ def join_short(rows: Iterable[Row], root: Path, num_jobs: int, summary: StepSumm
     over at a session's end joins the file before it, or stands alone.
     """
     target = Folder(root / JOINED_FOLDER)
+    # Rows come sorted by name, so that the files of a session lie side by side; a dictionary of them is not needed.
     sessions = (list(group) for _, group in groupby(rows, key=lambda row: (row.speaker, row.session)))
 
     def join(session: list[Row]) -> tuple[list[Row], int, int, list[tuple[str, str]]]:
@@ -121,8 +123,10 @@ def join_short(rows: Iterable[Row], root: Path, num_jobs: int, summary: StepSumm
         for number, group in enumerate(groups_of_length([seconds for _, seconds in short], join_seconds)):
             first = short[group[0]][0]
             path = target.path(f"{first.speaker}/{first.session}-joined{number:03d}.flac")
+            # Made once: a second run compares lengths and decodes nothing.
             wanted = sum(short[member][1] for member in group)
             found = audio_seconds(path, SAMPLE_RATE)
+            # A millisecond a file is rounding by resampling; more is a file that another tool left.
             if found is None or abs(found - wanted) > 1e-3 * len(group):
                 waveforms = [read_audio(root / short[member][0].name) for member in group]
                 write_audio(path, np.concatenate(waveforms), SAMPLE_RATE)
@@ -157,6 +161,7 @@ def groups_of_length(seconds: list[float], wanted_seconds: float) -> list[list[i
         if total >= wanted_seconds:
             groups.append(current)
             current, total = [], 0.0
+    # As wespeaker does: a rest of a second or two alone would teach nothing.
     if current and groups:
         groups[-1] += current
     elif current:

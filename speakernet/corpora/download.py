@@ -84,6 +84,7 @@ def download_all(
             missing.append(file)
     if not missing:
         return
+    # Asked for beforehand: 115 GB that do not fit should not be noticed after a night.
     sizes = dict(zip((file.name for file in missing), _sizes(missing, num_jobs, options), strict=True))
     check_space(root.root, sum(max(0, size - _bytes_there(root, name)) for name, size in sizes.items()))
     known_total = sum(sizes.values()) if all(sizes.values()) else None
@@ -235,6 +236,7 @@ def _fetch_part(
         except ValueError as error:
             raise DownloadError(str(error)) from error
         is_first = False
+        # A line that drops every minute still finishes; one that gives nothing does not go on for ever.
         failures = 1 if _bytes_there(root, file.name) > before else failures + 1
         if failures > options.num_retries:
             raise DownloadError(f"given up after {options.num_retries} attempts in a row ({reason})")
@@ -270,6 +272,7 @@ def _fetch_once(
         if reply.start != there:
             # No ranges here, or another file by now: what is there is of no use.
             on_bytes(-there)
+        # Other files arrive at the same time: what was free at the beginning may be taken by now.
         check_space(root.root, (reply.total or 0) - reply.start)
         _write_notes(root, file.name, {"url": shown_url(url), "validator": reply.validator})
         return _append_body(reply, part, on_bytes)

@@ -72,11 +72,13 @@ def librispeech_rows(root: Path) -> Iterator[Row]:
     facts = corpus / "SPEAKERS.TXT"
     if facts.is_file():
         for line in facts.read_text(encoding="utf-8", errors="replace").splitlines():
+            # ID | SEX | SUBSET | MINUTES | NAME; comments begin with a semicolon.
             fields = [field.strip() for field in line.split("|")]
             if len(fields) > 2 and not line.startswith(";"):
                 genders[fields[0]] = fields[1]
     for name in walk_files(corpus, {".flac", ".wav"}):
         parts = name.split("/")
+        # PART/SPEAKER/CHAPTER/FILE; READMEs and transcripts lie elsewhere.
         if len(parts) == 4:
             yield Row(parts[1], f"LibriSpeech/{name}", parts[2], genders.get(parts[1], ""))
 

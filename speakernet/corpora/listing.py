@@ -118,6 +118,7 @@ def can_join_sessions(utterances: Utterances, split: Split) -> bool:
 
     Within one session the room and the microphone tell the answer, so error rates come out too low.
     """
+    # Training may mix sessions as it likes: only trials are answered by the room.
     held_out = np.concatenate([split.validation, split.test])
     if (utterances.sessions[held_out] == UNKNOWN).all():
         logger.warning(
@@ -170,6 +171,7 @@ def listable_rows(rows: Iterable[Row | None], names: Iterable[str], summary: Ste
         if problem is not None:
             summary.add_broken(row.name, problem)
             continue
+        # A list ends the speaker at white space, so two people must not meet in one word.
         if originals.setdefault(speaker, row.speaker) != row.speaker:
             raise ValueError(
                 f"{originals[speaker]!r} and {row.speaker!r} would both be listed as {speaker!r}; rename one speaker"
@@ -189,6 +191,7 @@ def usable_utterances(
     if not len(found):
         raise ValueError(f"{root}: no utterances were found; see --help for the layouts that are understood")
     source = FolderSource(root, keep_lookup=False, show_progress=True)
+    # Header reads wait for the disk, not for a core: four at once help on one core too.
     lookup = source.lookup_table(found.names, num_threads=max(4, num_jobs))
     seconds = lookup.seconds
     for row, problem in sorted(lookup.problems.items()):
@@ -197,6 +200,7 @@ def usable_utterances(
     is_short[list(lookup.problems)] = False
     for row in np.flatnonzero(is_short).tolist():
         summary.add_broken(found.names[row], f"lasts {seconds[row]:.2f} s, shorter than {min_seconds:g} s")
+    # A header without samples is broken whatever the shortest length asked for.
     keep = np.flatnonzero(seconds >= max(min_seconds, 1e-9))
     summary.add_made(len(keep))
     return take(found, keep), take_lookup(lookup, keep)

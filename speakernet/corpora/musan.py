@@ -121,9 +121,11 @@ def _cut_file(path: Path, target: Folder, name: str, piece_seconds: float, hop_s
     for start in starts:
         piece_path = target.path(f"{stem}/{start // SAMPLE_RATE:05d}.wav")
         expected = min(piece, num_samples - start) / SAMPLE_RATE
+        # Exact, since WAV headers count samples: a piece that was cut short is made again.
         if audio_seconds(piece_path, SAMPLE_RATE) != expected:
             wanted.append((start, piece_path))
     if wanted:
+        # Decoded once for all its pieces; a minute of music is 4 MB.
         waveform = read_audio(path, sample_rate=SAMPLE_RATE)
         for start, piece_path in wanted:
             write_audio(piece_path, waveform[start : start + piece], SAMPLE_RATE)

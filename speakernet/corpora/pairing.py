@@ -68,6 +68,7 @@ def all_pairs(utterances: Utterances, rows: np.ndarray, rules: PairRules) -> Pai
     for start in range(0, len(rows), BLOCK_ROWS):
         left = np.arange(start, min(start + BLOCK_ROWS, len(rows)))[:, None]
         right = np.arange(len(rows))[None, :]
+        # By blocks: all pairs of 100,000 utterances at once would take 10 GB a mask.
         keep = (left < right) & allowed(utterances, rows[left], rows[right], rules)
         found = np.nonzero(keep)
         enrol.append(rows[start + found[0]])
@@ -78,6 +79,7 @@ def all_pairs(utterances: Utterances, rows: np.ndarray, rules: PairRules) -> Pai
 def random_pairs(utterances: Utterances, rows: np.ndarray, num_trials: int, rules: PairRules, seed: int) -> Pairs:
     """`num_trials` different pairs, drawn evenly from all allowed ones; fewer where there are no more."""
     possible = len(rows) * (len(rows) - 1) // 2
+    # Near the end of what there is, drawing again and again would find little that is new.
     if num_trials * 4 >= possible:
         every = all_pairs(utterances, rows, rules)
         chosen = numpy_generator(seed).permutation(len(every))[:num_trials]
@@ -115,6 +117,7 @@ def balanced_pairs(
     seen: set[tuple[int, int]] = set()
     for speaker in speakers.tolist():
         own = members[speaker]
+        # A generator for each speaker: one more speaker leaves the others' draws as they were.
         random = numpy_generator(seed, speaker)
         targets = _target_pairs(utterances, own, rules, targets_per_speaker, random)
         enrol += [targets[0]]
@@ -144,6 +147,7 @@ def hard_pairs(
         seed: for the targets.
     """
     unit = embeddings / np.maximum(np.linalg.norm(embeddings, axis=1, keepdims=True), 1e-12)
+    # Half the memory of the scores; the ranks of neighbours do not need more digits.
     unit = unit.astype(np.float32)
     codes = []
     nearest = min(nearest, len(rows) - 1)
@@ -195,6 +199,7 @@ def _nontarget_pairs(
             candidates = members[int(others[random.integers(len(others))])]
             right = int(candidates[random.integers(len(candidates))])
             pair = (min(left, right), max(left, right))
+            # Two speakers may draw the same pair, each from their own side.
             if pair not in seen:
                 seen.add(pair)
                 pairs.append((left, right))

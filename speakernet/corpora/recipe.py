@@ -36,6 +36,7 @@ def write_recipe(
     """Write the configuration; every path in it is absolute, so that it works from any folder."""
     is_small = lists.num_train <= SMALL_CORPUS_UTTERANCES
     largest = LARGEST_SMALL_BATCH if is_small else LARGEST_BATCH
+    # Batches of 64 had learned next to nothing after 8 epochs of 1,440 utterances; 32 with a ramped margin had.
     batch_size = max(2, min(largest, lists.num_train // LEAST_STEPS))
     data: dict[str, Any] = {
         "train_list": str(lists.train.resolve()),

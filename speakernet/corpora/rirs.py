@@ -99,6 +99,7 @@ def trimmed_response(response: np.ndarray, decay_db: float = DECAY_DB) -> np.nda
     energy = np.cumsum(np.square(response[::-1], dtype=np.float64))[::-1]
     if not len(energy) or energy[0] <= 0:
         raise AudioError("the response is silent")
+    # Integrated backwards the energy only falls, so that counting finds where it crosses.
     num_samples = int(np.count_nonzero(energy > energy[0] * 10 ** (-decay_db / 10)))
     return response[: max(SHORTEST_RESPONSE_SAMPLES, num_samples)]
 
@@ -106,6 +107,7 @@ def trimmed_response(response: np.ndarray, decay_db: float = DECAY_DB) -> np.nda
 def _prepare_measured(measured: Path, target: Folder, num_jobs: int, summary: StepSummary) -> None:
     def names() -> Iterator[str]:
         for name in walk_files(measured, READABLE_SUFFIXES):
+            # The folder's own naming: RVB2014_type1_noise_… are recordings, …_rir_… responses.
             if "noise" not in name.rsplit("/", 1)[-1].lower():
                 yield name
 

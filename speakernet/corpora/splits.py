@@ -64,6 +64,7 @@ def split_speakers(
     usable = np.flatnonzero(counts >= 2)
     if num_speakers < MIN_SPEAKERS_FOR_VALIDATION or len(usable) < MIN_HELD_OUT_SPEAKERS:
         return _split_utterances(utterances, seed)
+    # Genders spread evenly: a held-out part of one gender has harder trials than the next.
     order = _interleaved(usable, utterances.genders[usable], seed)
     wants_test = num_speakers >= MIN_SPEAKERS_FOR_TEST and test_share > 0
     num_validation = _held_out(num_speakers, validation_share, len(order), min_held_out)
@@ -137,6 +138,7 @@ def _split_utterances(utterances: Utterances, seed: int) -> Split:
         rows = np.flatnonzero(utterances.labels == speaker)
         if len(rows) < 4:
             continue
+        # A draw for each speaker, so that one more recording of another changes nothing here.
         order = numpy_generator(seed, speaker).permutation(rows)
         sessions = utterances.sessions[order]
         if (sessions != UNKNOWN).all() and len(np.unique(sessions)) > 1:

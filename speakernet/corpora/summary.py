@@ -55,6 +55,7 @@ class StepSummary:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # Also where the step failed: what was broken so far may be why.
         if self.broken:
             self._partial.replace(self.broken_path)
         else:
@@ -78,6 +79,7 @@ class StepSummary:
         with self._lock:
             self.found += 1
             self.broken += 1
+            # The rest stands in the file alone: a million of them must not be kept in memory.
             if len(self.first_broken) < NUM_SHOWN_BROKEN:
                 self.first_broken.append(line)
             self._partial.parent.mkdir(parents=True, exist_ok=True)

@@ -174,6 +174,7 @@ def refuse_overlap(utterances: Utterances, training: TrainingList) -> None:
         ListError: the first few are named.
     """
     speakers = sorted(set(utterances.speakers) & set(training.speakers))
+    # Two lists may call the same people differently: then shared files give them away.
     files = [] if speakers else sorted(set(utterances.names) & set(training.paths))
     if speakers or files:
         kind, shared = ("speakers", speakers) if speakers else ("files", files)
@@ -204,6 +205,7 @@ def load_embeddings(path: Path, names: StringTable) -> np.ndarray:
     if missing:
         raise ValueError(f"{path} has no embedding of {len(missing)} utterances, the first: {missing[0]}")
     if embeddings.ndim == 3:
+        # Crops of one utterance point to the same voice: their mean is its embedding.
         embeddings = embeddings.mean(axis=1)  # (utterances, crops, dim) -> (utterances, dim)
     return embeddings[[row_of[name] for name in names]].astype(np.float32)
 

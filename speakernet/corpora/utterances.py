@@ -91,7 +91,9 @@ def utterances_from_rows(rows: Iterable[Row]) -> Utterances:
             gender_of[label] = genders.setdefault(row.gender.strip().lower()[:1], len(genders))
         labels.append(label)
         session_of.append(sessions.setdefault((label, row.session), len(sessions)) if row.session else UNKNOWN)
+    # One buffer, never a Python string a row, as in lists.
     names = StringTable(np.frombuffer(bytes(content), dtype=np.uint8), np.array(ends, dtype=np.int64))
+    # Sorted, so that a label means the same on every machine whatever order the disk gives.
     by_name = sorted(speakers)
     new_label = np.empty(len(by_name), dtype=np.int32)
     new_genders = np.empty(len(by_name), dtype=np.int32)
@@ -144,6 +146,7 @@ def read_table(path: str | Path) -> Iterator[Row]:
         ListError: no such headings, or a row without path or speaker (named with its line).
     """
     path = Path(path)
+    # Excel writes a byte-order mark, which would become part of the first heading.
     with path.open(encoding="utf-8-sig", newline="") as file:
         first = file.readline()
         file.seek(0)

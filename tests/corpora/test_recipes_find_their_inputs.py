@@ -19,7 +19,8 @@ from preparation_server import played_source
 from speakernet.checks import quick_check
 from speakernet.config import load_config
 from speakernet.corpora.voxceleb.command import RECIPE, RECIPE_INPUTS
-from speakernet.data.lists import ListError, read_training_list
+from speakernet.data.lists import ListError, read_training_list, read_trials
+from speakernet.data.sources import open_source
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 TRIALS = (
@@ -80,9 +81,9 @@ def test_every_recipe_finds_what_the_preparation_makes(prepared, monkeypatch, re
     monkeypatch.chdir(prepared)
     data = load_config(["--config", recipe]).config.data
     findings = quick_check(
-        train_list=data.train_list,
-        train_root=data.train_path,
-        trials=[(data.test_list, data.test_path)],
+        train_list=read_training_list(data.train_list),
+        train_source=open_source(data.train_path),
+        trials=[(read_trials(data.test_list), open_source(data.test_path))],
         min_utterances=1,
         max_bad_share=0.0,
     )

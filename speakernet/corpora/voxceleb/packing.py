@@ -72,6 +72,7 @@ def _pack_corpus(job: VoxCelebJob, corpus: str, subsets: list[str], summary: Ste
     for name in subsets:
         path = job.save_path / "lists" / f"{name}_packed_list.txt"
         if name in TRAINING_SUBSETS:
+            # What could not be decoded was left out of the corpus, so it must not stand in the list.
             rows = sorted(one for one in names[name] if one in packed_names)
             write_training_list(path, ((one.split("/", 1)[0], one) for one in rows))
             logger.info("%s: its paths start from %s", path, folder)

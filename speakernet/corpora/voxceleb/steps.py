@@ -153,6 +153,7 @@ class VoxCelebJob:
             if not root.is_dir():
                 continue
             path = folder / f"{name}_list.txt"
+            # Headers are read for the list, so that a file of a header alone never reaches training.
             with self.step(f"list_{name}", made="listed") as summary:
                 self._write_list(name, root, path, summary)
             if name in TRAINING_SUBSETS:
@@ -169,6 +170,7 @@ class VoxCelebJob:
         write_training_list(path, utterances.pairs(np.arange(len(utterances))))
         subset = SUBSETS[name]
         found = (len(utterances.speakers), len(utterances))
+        # Said, not refused: part of a corpus trains, but its figures are not the published ones'.
         if found != (subset.num_speakers, subset.num_utterances):
             logger.warning(
                 "%s: %d speakers and %d utterances, published are %d and %d",
@@ -201,6 +203,7 @@ class VoxCelebJob:
         root = self.save_path / MERGED_FOLDER
         if not root.is_dir():
             return
+        # No table is kept: only the names are looked for, once.
         source = FolderSource(root, keep_lookup=False)
         for name in self.trial_lists.files:
             if (folder / name).is_file():
@@ -225,6 +228,7 @@ class VoxCelebJob:
         return self.save_path / AUDIO_FOLDERS[name].removesuffix("wav") / kind
 
     def _conversions(self, source_root: Path) -> Iterator[Conversion]:
+        # Beside the m4a, not in their place: voxceleb_trainer's layout.
         target_root = Folder(source_root.parent / self.file_format)
         for name in walk_files(source_root, {".m4a", ".aac", ".mp4"}):
             target = target_root.root / Path(name).with_suffix(f".{self.file_format}")
