@@ -2,7 +2,7 @@
 
 import sys
 
-from speakernet.cli import main
+from speakernet.cli import run_command
 
 if __name__ == "__main__":
-    sys.exit(main(["benchmark", *sys.argv[1:]]))
+    sys.exit(run_command("benchmarks.command", "benchmark_performance.py", sys.argv[1:]))

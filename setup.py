@@ -17,7 +17,12 @@ CORE = [
     "matplotlib>=3.7",
     "psutil>=5.9",
     "safetensors>=0.4",
-    "jsonargparse[signatures]>=4.40,<5",
+    "pydantic>=2.7,<3",
+    "annotated-types>=0.6",
+    # Earlier ones empty the file that they wait for, and with it the name of the run that holds a folder.
+    "filelock>=4.1,<5",
+    "requests>=2.32,<3",
+    "jinja2>=3.1,<4",
 ]
 EXTRAS = {
     "export": ["onnx>=1.16", "onnxruntime>=1.18"],
@@ -25,11 +30,13 @@ EXTRAS = {
     "test": [
         "pytest>=8",
         "pytest-timeout>=2.2",
+        "pytest-xdist>=3.5",
         "hypothesis>=6.90",
         "ruff>=0.6",
         "mypy>=1.11",
         "types-PyYAML",
         "types-psutil",
+        "types-requests",
         "types-tqdm",
         "imageio-ffmpeg>=0.5",
         "scikit-learn>=1.3",

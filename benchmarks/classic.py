@@ -152,43 +152,6 @@ class ClassicEvaluationSet(Dataset):
         return torch.FloatTensor(read_evaluation_crops(path, self.num_frames, self.num_crops)), path
 
 
-def classic_groups(
-    labels: Sequence[int],
-    *,
-    utterances_per_speaker: int,
-    max_utterances_per_speaker: int,
-    batch_size: int,
-    seed: int,
-    epoch: int,
-) -> list[list[int]]:
-    """An epoch's items: rows of one speaker each, ordered so that no speaker is twice in a batch.
-
-    What does not fill a group, what comes when its speaker is in the batch already, and the last batch that is not full
-    are dropped, as in the original.
-    """
-    generator = torch.Generator()
-    generator.manual_seed(seed + epoch)
-    rows_of_speaker: dict[int, list[int]] = {}
-    for row in torch.randperm(len(labels), generator=generator).tolist():
-        rows_of_speaker.setdefault(labels[row], []).append(row)
-    groups, speakers = [], []
-    for speaker in sorted(rows_of_speaker):
-        rows = rows_of_speaker[speaker]
-        usable = min(len(rows), max_utterances_per_speaker)
-        usable -= usable % utterances_per_speaker
-        for first in range(0, usable, utterances_per_speaker):
-            groups.append(rows[first : first + utterances_per_speaker])
-            speakers.append(speaker)
-    ordered: list[list[int]] = []
-    ordered_speakers: list[int] = []
-    for number in torch.randperm(len(groups), generator=generator).tolist():
-        batch_start = len(ordered) - len(ordered) % batch_size
-        if speakers[number] not in ordered_speakers[batch_start:]:
-            ordered.append(groups[number])
-            ordered_speakers.append(speakers[number])
-    return ordered[: len(ordered) - len(ordered) % batch_size]
-
-
 def training_loader(
     dataset: ClassicTrainingSet, groups: list[list[int]], batch_size: int, num_workers: int
 ) -> DataLoader:

@@ -1,34 +1,33 @@
-"""A whole epoch measured: loading with augmentation, training steps, evaluation; ours against the classic pipeline.
+"""The suite `--epoch`: loading with augmentation, training steps, evaluation; ours against the classic pipeline.
 
 Both have the configuration's lists, crops, batch size, trials and evaluation crops, and a process each. The classic one
 reads whole files, augments them one by one, trains the plain network in float32, embeds the recordings and scores the
 trials one by one; ours is what `speakernet train` does between two evaluations.
 """
 
-import os
 import random
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
+from benchmarks import classic
 from benchmarks.data import write_noise
-from benchmarks.paired import Timing, time_in_turn
 from benchmarks.plain_models import PlainAMSoftmax, plain_model
-from benchmarks.served import ServedProcess, serve
+from benchmarks.served import own_command, own_environment, serve, time_processes
 from benchmarks.steps import margin_and_scale
+from benchmarks.timing import Timing
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.evaluation import build_validation
-from speakernet.assembly.journeys import with_default_paths
+from speakernet.assembly.inputs import Inputs, with_default_paths
 from speakernet.assembly.model import build_loss, build_model
-from speakernet.assembly.training import build_trainer, choose_device, prepare_machine
+from speakernet.assembly.refusals import refuse_impossible
+from speakernet.assembly.training import build_trainer, prepare_machine
 from speakernet.config.schema import Config, replaced
 from speakernet.data.lists import read_training_list, read_trials
 from speakernet.evaluation import metrics
-from speakernet.machine import baseline
-from speakernet.machine.allocation import HUGE_PAGES
+from speakernet.machine.device import choose_device
 from speakernet.machine.limits import usable_cores
 
 CLASSIC, OURS = "classic", "ours"
@@ -44,16 +43,11 @@ def measure_epochs(arguments: Sequence[str], rounds: int) -> list[Timing]:
     Raises:
         ValueError: either failed, with what it said.
     """
-    command = [sys.executable, "-m", "speakernet", "benchmark", *arguments, "--epoch_of"]
-    processes = [
-        ServedProcess(name, [*command, name], {**os.environ, HUGE_PAGES: "1" if name == OURS else "0"})
+    commands = {
+        name: (own_command(*arguments, "--epoch_of", name), own_environment(huge_pages=name == OURS))
         for name in (CLASSIC, OURS)
-    ]
-    try:
-        return time_in_turn({process.name: process.run for process in processes}, rounds=rounds)
-    finally:
-        for process in processes:
-            process.close()
+    }
+    return time_processes(commands, rounds=rounds)
 
 
 def serve_epochs(config: Config, name: str) -> None:
@@ -67,14 +61,16 @@ def our_epoch(config: Config, folder: Path) -> Callable[[], None]:
     """The trainer's next epoch and its evaluation."""
     prepare_machine(config)
     config = replaced(config, training={"max_epochs": 1 << 20})
-    device = choose_device(config)
+    inputs = Inputs(config, choose_device(config.runtime))
     net = build_model(config)
-    loader = build_training_loader(config, device)
+    refuse_impossible(config, net, inputs.device)
+    loader = build_training_loader(config, inputs)
     loss = build_loss(config, loader.num_classes)
-    trainer = build_trainer(config, net, loss, loader, build_validation(config, net, device), folder)
+    validate = build_validation(config, inputs, net)
+    trainer = build_trainer(config, net, loss, loader, validate, folder, inputs.device)
 
     def run() -> None:
-        trainer._train_epoch()
+        trainer.train_epoch()
         trainer.state.epoch, trainer.state.batch = trainer.state.epoch + 1, 0
         trainer.evaluate()
 
@@ -89,11 +85,11 @@ def classic_epoch(config: Config, folder: Path) -> Callable[[], None]:
     if config.augment.enabled:
         write_noise(config, folder)
         noise, rooms = str(folder / "musan"), str(folder / "rirs")
-        augmentation = baseline.ClassicAugmentation(noise, rooms, data.crop_frames, generator)
+        augmentation = classic.ClassicAugmentation(noise, rooms, data.crop_frames, generator)
     training = read_training_list(data.train_list)
     paths = [str(Path(data.train_path) / name) for name in training.paths]
     labels = [int(label) for label in training.labels]
-    dataset = baseline.ClassicTrainingSet(paths, labels, data.crop_frames, generator, augmentation)
+    dataset = classic.ClassicTrainingSet(paths, labels, data.crop_frames, generator, augmentation)
     trials = read_trials(data.validation_list)
     names = list(trials.names)
     recordings = [str(Path(data.validation_path) / name) for name in names]
@@ -111,20 +107,20 @@ def classic_epoch(config: Config, folder: Path) -> Callable[[], None]:
     def run() -> None:
         net.train()
         rows = [[row] for row in torch.randperm(len(paths)).tolist()]
-        for crops, speakers in baseline.training_loader(dataset, rows, data.batch_size, usable_cores()):
+        for crops, speakers in classic.training_loader(dataset, rows, data.batch_size, usable_cores()):
             optimizer.zero_grad()
             value = loss(net(crops.squeeze(1)), speakers)
             value.backward()
             optimizer.step()
             value.item()
         net.eval()
-        embeddings = baseline.embed_one_by_one(
+        embeddings = classic.embed_one_by_one(
             net,
             recordings,
             num_frames=section.eval_frames,
             num_crops=section.num_crops,
             num_workers=usable_cores(),
         )
-        metrics.eer(torch.tensor(baseline.score_one_by_one(embeddings, pairs)).numpy(), trial_labels)
+        metrics.eer(torch.tensor(classic.score_one_by_one(embeddings, pairs)).numpy(), trial_labels)
 
     return run

@@ -1,4 +1,4 @@
-"""What `speakernet benchmark --scoring` measures: scoring, normalisation, metrics at full size; embedding on request.
+"""The suite `--scoring`: scoring, normalisation, metrics at full size; embedding on request.
 
 Embeddings are random, of the sizes that the field's lists have; each part runs in a process of its own, so that its
 peak memory is its own (interpreter and torch included). The median of several runs after one that does not count.
@@ -7,25 +7,24 @@ peak memory is its own (interpreter and torch included). The median of several r
 import concurrent.futures
 import dataclasses
 import multiprocessing
-import os
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
 
-from benchmarks.timing import Comparison, Side, compare
+from benchmarks import classic
+from benchmarks.timing import Speedup, Way, compare, run_in_turn
 from speakernet.data.lists import StringTable, read_trials
-from speakernet.data.sources import open_source
+from speakernet.data.opening import open_source
 from speakernet.evaluation import metrics
 from speakernet.evaluation.embedding import embed_utterances
 from speakernet.evaluation.score_norm import cohort_statistics, normalize_scores
 from speakernet.evaluation.scoring import cosine_scores, mean_distance_scores, mean_embeddings
-from speakernet.machine import baseline
+from speakernet.machine.memory import process_peak_bytes
 from speakernet.models.speaker_net import SpeakerNet
-from speakernet.training.tracker import process_peak_bytes
 
 # VoxCeleb1-O: so many utterances, each enrolled in eight trials.
 LIST_UTTERANCES, TRIALS_EACH = 4715, 8
@@ -152,7 +151,7 @@ def measure_scoring(part: str, *, rounds: int, threads: int, trials: str = "") -
         return pool.submit(_measure, part, rounds, threads, trials).result()
 
 
-def compare_embedding(folder: Path, num_utterances: int, rounds: int, threads: int) -> Comparison:
+def compare_embedding(folder: Path, num_utterances: int, rounds: int, threads: int) -> Speedup:
     """Ten crops of 4 s by ResNetSE34L, one utterance a batch as the classic pipeline does it, and by ours.
 
     Args:
@@ -172,24 +171,31 @@ def compare_embedding(folder: Path, num_utterances: int, rounds: int, threads: i
     names = StringTable.from_strings(path.relative_to(folder).as_posix() for path in chosen)
     net, source = SpeakerNet.named("ResNetSE34L", embedding_dim=LIST_DIM).eval(), open_source(folder)
     paths = [str(path) for path in chosen]
-    classic = Side(_nothing, lambda _: len(baseline.embed_one_by_one(net, paths, num_frames=400, num_crops=CROPS)))
-    ours = Side(_nothing, lambda _: len(embed_utterances(net, source, names, eval_frames=400, num_crops=CROPS)))
-    return compare("embedding, 10 crops of 4 s", classic, ours, rounds=rounds, wanted=3, unit="utterances")
+    theirs = Way(lambda _: len(classic.embed_one_by_one(net, paths, num_frames=400, num_crops=CROPS)))
+    ours = Way(lambda _: len(embed_utterances(net, source, names, eval_frames=400, num_crops=CROPS)))
+    return compare("embedding, 10 crops of 4 s", theirs, ours, rounds=rounds, wanted=3, unit="utterances")
 
 
 def _measure(part: str, rounds: int, threads: int, trials: str) -> Measured:
     torch.set_num_threads(threads)
     name, num_items, work = PARTS[part](np.random.default_rng(0), trials)
-    work()
-    wall, processor = [], []
-    for _ in range(rounds):
-        clock, used = time.perf_counter(), time.process_time()
+
+    def run(_: None) -> int:
         work()
-        wall.append(time.perf_counter() - clock)
-        processor.append(time.process_time() - used)
-    median, used = statistics.median(wall), statistics.median(processor)
-    load = os.getloadavg()[0]
-    return Measured(name, num_items, median, min(wall), max(wall), used, process_peak_bytes(), threads, load)
+        return num_items
+
+    samples = run_in_turn({part: Way(run)}, rounds=rounds)[part]
+    return Measured(
+        name=name,
+        num_items=num_items,
+        median_seconds=statistics.median(samples.seconds),
+        lowest_seconds=min(samples.seconds),
+        highest_seconds=max(samples.seconds),
+        cpu_seconds=statistics.median(samples.processor_seconds),
+        peak_bytes=process_peak_bytes(),
+        threads=threads,
+        load=psutil.getloadavg()[0],
+    )
 
 
 def _list(generator: np.random.Generator, trials: str) -> tuple[int, np.ndarray, np.ndarray]:
@@ -202,7 +208,3 @@ def _list(generator: np.random.Generator, trials: str) -> tuple[int, np.ndarray,
 
 def _normal(generator: np.random.Generator, *shape: int) -> np.ndarray:
     return generator.standard_normal(shape, dtype=np.float32)
-
-
-def _nothing() -> None:
-    return None

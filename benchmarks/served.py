@@ -4,19 +4,36 @@ The two ends talk in lines: every line that comes in means "once more", and is a
 """
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.timing import Timing, Way, finish_device, run_in_turn, timings
+from speakernet.machine.allocation import HUGE_PAGES
 
 DONE = "done\n"
+SCRIPT = Path(__file__).resolve().parents[1] / "benchmark_performance.py"
+
+
+def own_command(*arguments: str) -> list[str]:
+    """This very benchmark with other arguments, as a command to start."""
+    return [sys.executable, str(SCRIPT), *arguments]
+
+
+def own_environment(*, huge_pages: bool) -> dict[str, str]:
+    """This process's environment, with torch's huge pages on or off: torch reads it once, when it is imported."""
+    return {**os.environ, HUGE_PAGES: "1" if huge_pages else "0"}
 
 
 def serve(run: Callable[[], None]) -> None:
     """In the process: call `run` for every line that comes in, until no more come."""
     for _ in sys.stdin:
         run()
+        finish_device()
         sys.stdout.write(DONE)
         sys.stdout.flush()
 
@@ -32,6 +49,7 @@ class ServedProcess:
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
         self.name = name
+        # A file, not a pipe: nobody reads it while the process runs, and a full pipe would block it.
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
             command,
@@ -42,8 +60,8 @@ class ServedProcess:
             env=None if environment is None else dict(environment),
         )
 
-    def run(self) -> None:
-        """Once more.
+    def run(self, prepared: None = None) -> int:
+        """Once more; the run that was done counts as one item.
 
         Raises:
             ValueError: the process ended, with the last that it said.
@@ -56,9 +74,11 @@ class ServedProcess:
             status = self._process.wait()
             self._errors.seek(0)
             said = self._errors.read().strip()[-500:]
-            if status == -signal.SIGKILL:
+            # Windows has no such signal, and no negative status.
+            if status < 0 and status == -getattr(signal, "SIGKILL", 0):
                 said += "\nThe system killed the process: out of memory? Compare fewer at once, or smaller batches."
             raise ValueError(f"{self.name!r} failed (status {status}): {said}")
+        return 1
 
     def close(self) -> None:
         """End the process: it sees the end of its input, and is killed where that is not enough."""
@@ -68,3 +88,25 @@ class ServedProcess:
             self._process.kill()
             self._process.communicate()
         self._errors.close()
+
+
+def time_processes(
+    commands: Mapping[str, tuple[Sequence[str], Mapping[str, str]]], *, rounds: int, warmup: int = 1, settle: int = 0
+) -> list[Timing]:
+    """Start all processes and time a run of each in turn; the first is the reference.
+
+    Args:
+        commands: name -> what to start, and its environment.
+        rounds: as `run_in_turn` takes it, and so the rest.
+        warmup: runs of each before anything counts.
+        settle: runs before each one that counts.
+
+    Raises:
+        ValueError: a process failed, with the last that it said.
+    """
+    with contextlib.ExitStack() as stack:
+        ways = {}
+        for name, (command, environment) in commands.items():
+            process = stack.enter_context(contextlib.closing(ServedProcess(name, command, environment)))
+            ways[name] = Way(process.run)
+        return timings(run_in_turn(ways, rounds=rounds, warmup=warmup, settle=settle))

@@ -1,17 +1,14 @@
-"""The training step measured: each speed-up on and off, alone and together, in paired runs; and its peak memory.
+"""The suites `--steps` and `--memory`: each speed-up on and off, alone and together, in paired runs; peak memory.
 
 The reference is the step as one writes it by hand: the plain definition of the network and loss in torch, float32,
 torch's plain Adam, forward, backward, update. Batches are random numbers of the right shape, so no data is needed.
 Every variant has a process of its own, because the setting of memory is one of them, and they run in turn.
 """
 
-import contextlib
 import dataclasses
 import itertools
 import json
-import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,17 +16,17 @@ from typing import Any
 
 import torch
 
-from benchmarks.paired import Timing, time_in_turn
 from benchmarks.plain_models import PlainAMSoftmax, plain_model
-from benchmarks.served import ServedProcess, serve
+from benchmarks.served import own_command, own_environment, serve, time_processes
+from benchmarks.timing import Timing
 from speakernet.assembly.model import build_loss, build_model
+from speakernet.assembly.refusals import refuse_impossible
 from speakernet.assembly.training import build_precision, build_trainer, prepare_machine
 from speakernet.config.schema import Config, replaced
 from speakernet.losses.options import AMSoftmaxOptions, LossOptions
-from speakernet.machine.allocation import HUGE_PAGES
-from speakernet.machine.settings import MemoryMonitor
+from speakernet.machine.device import find_device
+from speakernet.machine.memory import MemoryMonitor
 from speakernet.training.profiler import peak_tensor_bytes
-from speakernet.training.trainer import Trainer
 
 NUM_SPEAKERS = 150
 # voxceleb_trainer's sizes: mel bands of its definitions, and its embedding.
@@ -123,22 +120,22 @@ def variant_config(config: Config, name: str) -> Config:
     return config
 
 
-def trainer_step(config: Config, folder: Path, batch_size: int) -> tuple[Callable[[], None], Trainer]:
+def trainer_step(config: Config, folder: Path, batch_size: int) -> Callable[[], None]:
     """One whole step of a real trainer as a callable: what the loop does between two batches, progress line and all."""
     torch.manual_seed(config.runtime.seed)
     net, loss = build_model(config), build_loss(config, NUM_SPEAKERS)
-    device = torch.device("cuda" if torch.cuda.is_available() and config.runtime.device != "cpu" else "cpu")
+    device = find_device(config.runtime)
+    refuse_impossible(config, net, device)
     loader = OneBatchLoader(RandomBatch.of(batch_size, device))
-    trainer = build_trainer(config, net, loss, loader, lambda: {"eer_percent": 50.0}, folder)
+    trainer = build_trainer(config, net, loss, loader, lambda: {"eer_percent": 50.0}, folder, device)
     net.train()
     loss.train()
     batches = iter(loader)
 
     def run() -> None:
-        trainer._one_step(batches, len(loader))
-        trainer._after_step(len(loader))
+        trainer.run_step(batches)
 
-    return run, trainer
+    return run
 
 
 def classic_config(config: Config, model: str) -> Config:
@@ -213,28 +210,13 @@ def make_step(config: Config, name: str, folder: Path, batch_size: int) -> Calla
         return by_hand_step(config, batch_size)
     config = variant_config(config, name)
     prepare_machine(config)
-    return trainer_step(config, folder, batch_size)[0]
+    return trainer_step(config, folder, batch_size)
 
 
 def serve_steps(config: Config, name: str, batch_size: int) -> None:
     """In a process of its own: a step for every line that comes in."""
     with tempfile.TemporaryDirectory() as folder:
-        step = make_step(config, name, Path(folder), batch_size)
-
-        def run() -> None:
-            step()
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-
-        serve(run)
-
-
-def start_steps(model: str, name: str, batch_size: int, arguments: Sequence[str]) -> ServedProcess:
-    """A process that does steps of a variant."""
-    keeps = name == BY_HAND or VARIANTS.get(name, AS_BEFORE).get("runtime", {}).get("keep_memory", True)
-    command = [sys.executable, "-m", "speakernet", "benchmark", *arguments, "--steps", model]
-    command += ["--step_of", name, "--step_batch", str(batch_size)]
-    return ServedProcess(name, command, {**os.environ, HUGE_PAGES: "1" if keeps else "0"})
+        serve(make_step(config, name, Path(folder), batch_size))
 
 
 def measure_steps(
@@ -248,13 +230,12 @@ def measure_steps(
     for name in names:
         if name not in NAMES:
             raise ValueError(f"unknown variant {name!r}; known: {', '.join(NAMES)}")
-    with contextlib.ExitStack() as stack:
-        processes = [start_steps(model, name, batch_size, arguments) for name in dict.fromkeys([PLAIN, *names])]
-        for process in processes:
-            stack.callback(process.close)
-        return time_in_turn(
-            {process.name: process.run for process in processes}, rounds=rounds, warmup=WARMUP_STEPS, settle=1
-        )
+    commands = {}
+    for name in dict.fromkeys([PLAIN, *names]):
+        keeps = name == BY_HAND or VARIANTS.get(name, AS_BEFORE).get("runtime", {}).get("keep_memory", True)
+        measured = ["--steps", model, "--step_of", name, "--step_batch", str(batch_size)]
+        commands[name] = own_command(*arguments, *measured), own_environment(huge_pages=keeps)
+    return time_processes(commands, rounds=rounds, warmup=WARMUP_STEPS, settle=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,10 +255,9 @@ def measure_memory(model: str, variant: str, batch_size: int, arguments: Sequenc
     """
     if variant not in VARIANTS:
         raise ValueError(f"unknown variant {variant!r}; known: {', '.join(VARIANTS)}")
-    command = [sys.executable, "-m", "speakernet", "benchmark", *arguments, "--memory_of", variant, "--steps", model]
-    command += ["--step_batch", str(batch_size)]
+    command = own_command(*arguments, "--memory_of", variant, "--steps", model, "--step_batch", str(batch_size))
     # Huge pages are counted whole, however little of one is used.
-    environment = {**os.environ, HUGE_PAGES: "0"}
+    environment = own_environment(huge_pages=False)
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if result.returncode:
         raise ValueError(f"measuring the memory of {variant} failed: {result.stderr.strip()[-500:]}")
@@ -292,9 +272,9 @@ def step_memory(config: Config, variant: str, batch_size: int) -> StepMemory:
     config = variant_config(config, variant)
     prepare_machine(config)
     with tempfile.TemporaryDirectory() as folder:
-        warm, _ = trainer_step(config, Path(folder) / "warm", 2)
+        warm = trainer_step(config, Path(folder) / "warm", 2)
         warm()
-        run, _ = trainer_step(config, Path(folder) / "run", batch_size)
+        run = trainer_step(config, Path(folder) / "run", batch_size)
         with MemoryMonitor() as monitor:
             run()
             run()

@@ -1,47 +1,122 @@
-"""Two ways of doing the same thing, run in turn on one machine, and a table of how much faster the second one is.
+"""Ways of doing the same thing, run in turn on one machine: A B C A B C …, so that a slow moment hits them all.
 
-Measures callables that it is given: it knows no data, no model and no configuration.
+Times callables that it is given: it knows no data, no model and no configuration. Two views of what came of it: seconds
+and their ratio to the first way (`timings`), or items a second of two ways (`compare`).
 """
 
 import contextlib
 import dataclasses
 import os
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import psutil
 
-# What an interpreter with torch costs before anything of ours is imported.
-BARE_INTERPRETER = "import psutil, torch; print(psutil.Process().memory_full_info().uss)"
+def nothing() -> None:
+    """What a way prepares that needs nothing."""
 
 
 @dataclass(frozen=True)
-class Side:
-    """One of two ways.
+class Way:
+    """One way of doing it."""
 
-    Attributes:
-        prepare: makes ready what a round needs (workers started, queues full); not timed.
-        run: does the work on what `prepare` gave and returns the number of items done; timed.
-    """
-
-    prepare: Callable[[], Any]
     run: Callable[[Any], int]
+    """Does the work on what `prepare` gave and returns the number of items done; timed."""
+    prepare: Callable[[], Any] = nothing
+    """Makes ready what a run needs (workers started, queues full); not timed."""
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """What came of running two sides in turn.
+class Samples:
+    """What was read of the runs that count, in order."""
+
+    seconds: list[float] = dataclasses.field(default_factory=list)
+    """By the clock on the wall."""
+    processor_seconds: list[float] = dataclasses.field(default_factory=list)
+    """Of all threads of this process."""
+    items: list[int] = dataclasses.field(default_factory=list)
+
+    @property
+    def rates(self) -> list[float]:
+        """Items a second."""
+        return [items / max(seconds, 1e-9) for items, seconds in zip(self.items, self.seconds, strict=True)]
+
+
+def run_in_turn(
+    ways: Mapping[str, Way],
+    *,
+    rounds: int,
+    warmup: int = 1,
+    settle: int = 0,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, Samples]:
+    """Run every way once a round.
+
+    Args:
+        ways: name -> way.
+        rounds: rounds that count.
+        warmup: runs of each way before anything counts.
+        settle: runs before each one that counts: what is measured comes right after its like (as a training step does)
+            and not after another way, which had caches and cores for itself.
+        clock: seconds; replaceable for tests.
+
+    Raises:
+        ValueError: no way or no round, or a way that does nothing.
+    """
+    if not ways or rounds < 1:
+        raise ValueError(f"{len(ways)} ways and {rounds} rounds; expected one or more of each")
+    for way in ways.values():
+        for _ in range(warmup):
+            way.run(way.prepare())
+    samples = {name: Samples() for name in ways}
+    for _ in range(rounds):
+        for name, way in ways.items():
+            for _ in range(settle):
+                way.run(way.prepare())
+            ready = way.prepare()
+            finish_device()
+            start, used = clock(), time.process_time()
+            items = way.run(ready)
+            finish_device()
+            samples[name].seconds.append(clock() - start)
+            samples[name].processor_seconds.append(time.process_time() - used)
+            samples[name].items.append(items)
+            if items < 1:
+                raise ValueError(f"{name} did nothing; is the corpus empty?")
+    return samples
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One way: median seconds, the spread between quartiles, and the median ratio to the first way by round."""
+
+    name: str
+    median_seconds: float
+    quartile_spread_seconds: float
+    ratio: float
+
+
+def timings(samples: Mapping[str, Samples]) -> list[Timing]:
+    """One timing a way, in order. Ratios are taken inside a round, and their median over the rounds."""
+    reference = next(iter(samples.values())).seconds
+    made = []
+    for name, one in samples.items():
+        ratios = [value / base for value, base in zip(one.seconds, reference, strict=True)]
+        made.append(Timing(name, statistics.median(one.seconds), _spread(one.seconds), statistics.median(ratios)))
+    return made
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """How much faster the second of two ways is.
 
     Attributes:
         measure: what was measured.
-        first_per_second: median items per second of the first side.
-        second_per_second: the same of the second side.
+        first_per_second: median items per second of the first way.
+        second_per_second: the same of the second way.
         ratio: median over the rounds of second / first, each taken within its round.
         lowest_ratio: of any round.
         highest_ratio: of any round.
@@ -63,51 +138,31 @@ class Comparison:
 
 def compare(
     measure: str,
-    first: Side,
-    second: Side,
+    first: Way,
+    second: Way,
     *,
     rounds: int,
     wanted: float = 0.0,
     unit: str = "crops",
     sides: tuple[str, str] = ("classic", "ours"),
     clock: Callable[[], float] = time.perf_counter,
-) -> Comparison:
+) -> Speedup:
     """Run A B A B …, `rounds` times each after one round that does not count.
 
     Raises:
-        ValueError: no round asked for, or a side that does nothing.
+        ValueError: as `run_in_turn`.
     """
-    if rounds < 1:
-        raise ValueError(f"{rounds} rounds; expected one or more")
-    rates: tuple[list[float], list[float]] = ([], [])
-    for number in range(rounds + 1):
-        for side, values in zip((first, second), rates, strict=True):
-            ready = side.prepare()
-            start = clock()
-            items = side.run(ready)
-            seconds = clock() - start
-            if items < 1:
-                raise ValueError(f"{measure}: a side did nothing; is the corpus empty?")
-            if number:
-                values.append(items / max(seconds, 1e-9))
-    ratios = [two / one for one, two in zip(*rates, strict=True)]
-    return Comparison(
-        measure,
-        statistics.median(rates[0]),
-        statistics.median(rates[1]),
-        statistics.median(ratios),
-        min(ratios),
-        max(ratios),
-        wanted,
-        unit,
-        sides,
-    )
+    samples = run_in_turn(dict(zip(sides, (first, second), strict=True)), rounds=rounds, clock=clock)
+    slow, fast = (samples[name].rates for name in sides)
+    ratios = [two / one for one, two in zip(slow, fast, strict=True)]
+    rates = statistics.median(slow), statistics.median(fast)
+    return Speedup(measure, *rates, statistics.median(ratios), min(ratios), max(ratios), wanted, unit, sides)
 
 
-def comparison_table(comparisons: Sequence[Comparison]) -> str:
-    """A Markdown table, one row a comparison; a ratio below the one wanted is marked."""
+def speedup_table(speedups: Sequence[Speedup]) -> str:
+    """A Markdown table, one row a measure; a ratio below the one wanted is marked."""
     lines = ["| measure | classic /s | ours /s | ratio (lowest to highest) | wanted |", "|---|---|---|---|---|"]
-    for one in comparisons:
+    for one in speedups:
         spread = f"{one.ratio:.1f} ({one.lowest_ratio:.1f} to {one.highest_ratio:.1f})"
         wanted = f"{one.wanted:g}{' **not reached**' if one.ratio < one.wanted else ''}" if one.wanted else ""
         names = "" if one.sides == ("classic", "ours") else f" ({one.sides[1]} against {one.sides[0]})"
@@ -118,59 +173,21 @@ def comparison_table(comparisons: Sequence[Comparison]) -> str:
     return "\n".join(lines)
 
 
-def as_plain(comparison: Comparison) -> dict[str, Any]:
-    """A comparison for a JSON file."""
-    plain = dataclasses.asdict(comparison)
-    return {**plain, "sides": list(comparison.sides), "is_reached": comparison.ratio >= comparison.wanted}
-
-
-@dataclass(frozen=True)
-class BatchTimes:
-    """How long batches took to arrive."""
-
-    num_batches: int
-    utterances_per_second: float
-    median_seconds: float
-    p95_seconds: float
-    slowest_seconds: float
-
-
-def time_batches(batches: Iterator[Any], num_batches: int, size_of: Callable[[Any], int]) -> BatchTimes:
-    """Fetch batches as fast as they come.
-
-    Args:
-        batches: gives them; may end early.
-        num_batches: fetched at most.
-        size_of: utterances in a batch.
-
-    Raises:
-        ValueError: there was not one batch.
-    """
-    seconds, utterances = [], 0
-    last = time.perf_counter()
-    for _, batch in zip(range(num_batches), batches, strict=False):
-        now = time.perf_counter()
-        seconds.append(now - last)
-        last = now
-        utterances += size_of(batch)
-    if not seconds:
-        raise ValueError("the loader gave no batch; is data.batch_size larger than the list?")
-    return BatchTimes(
-        len(seconds),
-        utterances / sum(seconds),
-        statistics.median(seconds),
-        float(np.percentile(seconds, 95)),
-        max(seconds),
-    )
+def as_plain(speedup: Speedup) -> dict[str, Any]:
+    """A speed-up for a JSON file."""
+    plain = dataclasses.asdict(speedup)
+    return {**plain, "sides": list(speedup.sides), "is_reached": speedup.ratio >= speedup.wanted}
 
 
 @contextlib.contextmanager
 def on_one_core() -> Iterator[None]:
     """Keep this process on one core, where the system can; what it starts inside stays there too."""
     if not hasattr(os, "sched_setaffinity"):
+        # Windows and macOS: the scheduler's business alone.
         yield
         return
     before = os.sched_getaffinity(0)
+    # The last one: interrupts and most services run on the first.
     os.sched_setaffinity(0, {max(before)})
     try:
         yield
@@ -178,12 +195,16 @@ def on_one_core() -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def unique_bytes(process_id: int) -> int:
-    """Memory of a process that no other process shares."""
-    return int(psutil.Process(process_id).memory_full_info().uss)
+def finish_device() -> None:
+    """Wait for the GPU, which works behind the host's back: a clock would stop when work is queued, not when done."""
+    # Looked up, not imported: who has not imported torch has no work on a GPU, and a served process starts at once.
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
-def bare_interpreter_bytes() -> int:
-    """Unique memory of a new interpreter that has imported torch and nothing else."""
-    result = subprocess.run([sys.executable, "-c", BARE_INTERPRETER], capture_output=True, text=True, check=True)
-    return int(result.stdout)
+def _spread(values: list[float]) -> float:
+    if len(values) < 2:
+        return 0.0
+    low, _, high = statistics.quantiles(values, n=4)
+    return high - low

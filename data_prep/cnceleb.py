@@ -22,9 +22,9 @@ from speakernet.corpora.corpus_scripts import (
     download_joined,
     finish_corpus,
 )
-from speakernet.corpora.locking import exclusive
 from speakernet.corpora.scripts import add_common_arguments, add_download_arguments, new_parser, run_script
 from speakernet.corpora.summary import StepSummary
+from speakernet.files import exclusive
 
 
 def build_parser() -> argparse.ArgumentParser:

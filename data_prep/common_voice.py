@@ -12,8 +12,8 @@ import sys
 
 from speakernet.corpora.corpora import at_least, common_voice_rows, prepare_corpus
 from speakernet.corpora.corpus_scripts import add_corpus_arguments, corpus_options, finish_corpus
-from speakernet.corpora.locking import exclusive
 from speakernet.corpora.scripts import add_common_arguments, new_parser, run_script
+from speakernet.files import exclusive
 
 
 def build_parser() -> argparse.ArgumentParser:

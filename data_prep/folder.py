@@ -14,11 +14,11 @@ import logging
 import sys
 from pathlib import Path
 
-from speakernet.corpora.locking import exclusive
 from speakernet.corpora.own_folder import FolderOptions, prepare_folder
 from speakernet.corpora.recipe import next_command
 from speakernet.corpora.scripts import DEFAULT_SEED, add_common_arguments, new_parser, positive_int, run_script
 from speakernet.corpora.summary import finish
+from speakernet.files import exclusive
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -11,7 +11,6 @@ import argparse
 import sys
 
 from speakernet.corpora.augmentation_corpora import ALL_STEPS, prepare_rirs
-from speakernet.corpora.locking import exclusive
 from speakernet.corpora.scripts import (
     add_common_arguments,
     add_download_arguments,
@@ -20,6 +19,7 @@ from speakernet.corpora.scripts import (
     run_script,
 )
 from speakernet.corpora.summary import finish
+from speakernet.files import exclusive
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -17,8 +17,8 @@ from speakernet.corpora.corpus_scripts import (
     download_corpus,
     finish_corpus,
 )
-from speakernet.corpora.locking import exclusive
 from speakernet.corpora.scripts import add_common_arguments, add_download_arguments, new_parser, run_script
+from speakernet.files import exclusive
 
 
 def build_parser() -> argparse.ArgumentParser:

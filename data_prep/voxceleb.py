@@ -19,8 +19,6 @@ from pathlib import Path
 
 from speakernet.corpora.augmentation_corpora import prepare_musan, prepare_rirs
 from speakernet.corpora.catalogue import load_corpus
-from speakernet.corpora.ffmpeg import ENCODINGS, find_ffmpeg
-from speakernet.corpora.locking import exclusive
 from speakernet.corpora.scripts import (
     add_common_arguments,
     add_download_arguments,
@@ -31,6 +29,8 @@ from speakernet.corpora.scripts import (
 from speakernet.corpora.summary import finish
 from speakernet.corpora.voxceleb import SUBSETS, VoxCelebJob
 from speakernet.corpora.voxceleb_packing import pack_archives
+from speakernet.data.ffmpeg import ENCODINGS, find_ffmpeg
+from speakernet.files import exclusive
 
 STEPS = ("download", "concatenate", "extract", "convert", "lists")
 

@@ -1,14 +1,39 @@
-"""Small facts about files: atomic writes, hashes, sizes and errors in words. Knows no audio, lists or checkpoints."""
+"""What every room does with files: whole or not at all, one process at a time, many at once, words for people.
 
+Knows nothing of audio, lists or checkpoints.
+"""
+
+import collections
 import contextlib
 import hashlib
 import itertools
+import logging
 import os
 import secrets
+import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
+
+from filelock import FileLock, Timeout
+from tqdm import tqdm
+
+logger = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+LOCK_NAME = ".preparing.lock"
+RUNNING_NAME = ".preparing.running"
+LONGEST_NAME_BYTES = 255  # of every file system in use
+IN_FLIGHT_PER_WORKER = 4
+BLOCK_BYTES = 1 << 20
+#: A file that is summed in less than a second or so needs no progress bar.
+SHOWN_BYTES = 512 << 20
+#: The folder that holds trainSpeakerNet.py and data_prep/ where the package is used from a checkout.
+CHECKOUT = Path(__file__).resolve().parents[1]
 
 
 @contextlib.contextmanager
@@ -23,7 +48,7 @@ def atomic_write(path: str | Path, mode: str = "w") -> Iterator[IO]:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Not tempfile: its files are private to their owner, and a run folder is often shared.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    temporary = temporary_beside(path)
     text = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
     try:
         with temporary.open(mode.replace("w", "x"), **text) as file:  # type: ignore[call-overload]
@@ -43,7 +68,7 @@ def place(source: str | Path, target: str | Path) -> None:
         OSError: the folder is not writable, or a copy does not fit; what had the name is untouched.
     """
     target = Path(target)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    temporary = temporary_beside(target)
     try:
         temporary.hardlink_to(source)
     except OSError:
@@ -55,6 +80,122 @@ def place(source: str | Path, target: str | Path) -> None:
     temporary.unlink(missing_ok=True)
 
 
+def temporary_beside(path: Path) -> Path:
+    """A name in the same folder for a half-written file; `remove_leftovers` finds such names after a kill."""
+    number = f"{os.getpid()}-{secrets.token_hex(4)}"
+    name = f".{path.name}.{number}.tmp"
+    # A name that already has the longest length cannot be made longer.
+    return path.with_name(name if len(os.fsencode(name)) <= LONGEST_NAME_BYTES else f".{number}.tmp")
+
+
+def remove_leftovers(root: Path) -> int:
+    """Remove half-written files that a killed run left under `root`; the number removed.
+
+    Only for a folder that no other process works in at this moment (`exclusive` calls it).
+    """
+    removed = 0
+    for folder, _, names in os.walk(root):
+        for name in names:
+            if name.startswith(".") and name.endswith(".tmp"):
+                Path(folder, name).unlink(missing_ok=True)
+                removed += 1
+    return removed
+
+
+@contextlib.contextmanager
+def hold_lock(path: str | Path, refusal: str) -> Iterator[None]:
+    """Hold the lock file `path` while the block runs; the system drops it when the process dies.
+
+    Raises:
+        ValueError: another process holds it; `refusal` is the sentence that says what to do.
+    """
+    try:
+        lock = FileLock(path, timeout=0).acquire()
+    except Timeout as error:
+        raise ValueError(refusal) from error
+    with lock:
+        yield
+
+
+@contextlib.contextmanager
+def exclusive(folder: str | Path) -> Iterator[None]:
+    """Prepare a folder as the only process that does: made if missing, half-written files of a killed run removed.
+
+    A block that fails before it has written anything leaves no folder behind.
+
+    Raises:
+        ValueError: another process prepares data in the same folder now.
+    """
+    folder = Path(folder)
+    made = [one for one in (folder, *folder.parents) if not one.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    # A file of its own: versions of filelock differ in whether they empty the lock file.
+    running = folder / RUNNING_NAME
+    refusal = f"another process is preparing data in {folder}; wait for it or end it, then run this again"
+    try:
+        with hold_lock(folder / LOCK_NAME, refusal):
+            if running.exists():
+                logger.info("the last run was killed; removed %d half-written files", remove_leftovers(folder))
+            running.touch()
+            try:
+                yield
+            finally:
+                running.unlink(missing_ok=True)
+    except BaseException:
+        if made:
+            (folder / LOCK_NAME).unlink(missing_ok=True)
+        for one in made:
+            try:
+                one.rmdir()
+            except OSError:
+                # Something was written, which the next run goes on from.
+                break
+        raise
+
+
+def parallel_map(
+    function: Callable[[Item], Result],
+    items: Iterable[Item],
+    num_jobs: int,
+    description: str = "",
+    *,
+    total: int | None = None,
+    unit: str = "file",
+    units_of: Callable[[Result], int] = lambda result: 1,
+) -> Iterator[Result]:
+    """The results of `function` over `items` by `num_jobs` threads, in order; an error is raised at its item's place.
+
+    Threads, because the work is files, decompression and other processes (ffmpeg), which leave the interpreter free.
+    At most `IN_FLIGHT_PER_WORKER` items a thread are drawn ahead, so that memory does not grow with their number.
+
+    Args:
+        function: called from several threads.
+        items: drawn one by one; may be an endless or slow iterator.
+        num_jobs: threads.
+        description: of the progress bar; empty shows none.
+        total: units in all, where known.
+        unit: what the bar counts.
+        units_of: how many of these a result stands for.
+    """
+    waiting: collections.deque[Future[Result]] = collections.deque()
+    limit = max(1, num_jobs) * IN_FLIGHT_PER_WORKER
+    bar = tqdm(total=total, desc=description, unit=unit, disable=not description, dynamic_ncols=True, mininterval=0.5)
+    with ThreadPoolExecutor(max_workers=max(1, num_jobs)) as pool, bar:
+        try:
+            for item in items:
+                waiting.append(pool.submit(function, item))
+                if len(waiting) >= limit:
+                    bar.update(units_of(result := waiting.popleft().result()))
+                    yield result
+            while waiting:
+                bar.update(units_of(result := waiting.popleft().result()))
+                yield result
+        finally:
+            # Also reached when the caller stops early or an item failed: what has not begun is not begun.
+            for future in waiting:
+                future.cancel()
+
+
 def free_name(path: Path, word: str) -> Path:
     """The first free one of `<name>.<word>-1`, `<name>.<word>-2` … beside `path`."""
     numbers = itertools.count(1)
@@ -62,12 +203,39 @@ def free_name(path: Path, word: str) -> Path:
 
 
 def sha256_of(path: str | Path) -> str:
-    """SHA-256 of a file's content, read in blocks, as lower-case hex."""
-    digest = hashlib.sha256()
-    with Path(path).open("rb") as file:
-        while block := file.read(1 << 20):
+    """SHA-256 of a file's content as lower-case hex: what our own results and files are known by."""
+    return _hex_of(Path(path), hashlib.sha256())
+
+
+def md5_of(path: str | Path) -> str:
+    """MD5 of a file's content as lower-case hex: what corpora publish of their archives and lists."""
+    return _hex_of(Path(path), hashlib.md5(usedforsecurity=False))
+
+
+def _hex_of(path: Path, digest: "hashlib._Hash") -> str:
+    num_bytes = path.stat().st_size
+    bar = tqdm(
+        total=num_bytes, desc=f"verify {path.name}", unit="B", unit_scale=True, dynamic_ncols=True, leave=False,
+        disable=num_bytes < SHOWN_BYTES,
+    )  # fmt: skip
+    with path.open("rb") as file, bar:
+        while block := file.read(BLOCK_BYTES):
             digest.update(block)
+            bar.update(len(block))
     return digest.hexdigest()
+
+
+def own_command(command: str) -> str:
+    """What the user types for `speakernet COMMAND`: the script that does the same, where this is a checkout.
+
+    A wheel has neither trainSpeakerNet.py nor data_prep/, and a checkout may be used without being installed.
+    """
+    scripts = {"train": "trainSpeakerNet.py"}
+    script = scripts.get(command, f"data_prep/{command.removeprefix('prepare ')}.py")
+    if not (CHECKOUT / script).is_file():
+        return f"speakernet {command}"
+    is_here = Path.cwd() == CHECKOUT
+    return f"python {script if is_here else shlex.quote(str(CHECKOUT / script))}"
 
 
 def human_bytes(num_bytes: float) -> str:

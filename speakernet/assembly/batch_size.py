@@ -8,11 +8,11 @@ from speakernet.assembly.model import build_loss, build_model
 from speakernet.assembly.training import (
     apply_memory_options,
     build_precision,
-    choose_device,
     prepare_machine,
 )
 from speakernet.config.schema import Config
 from speakernet.data.audio import crop_samples
+from speakernet.machine.device import choose_device
 from speakernet.training.batch_size import BatchSizeOptimizer
 from speakernet.training.optimizers import create_optimizer
 from speakernet.training.profiler import NoProfiler
@@ -51,7 +51,7 @@ def find_batch_size(
     if not 1 <= min_batch_size <= max_batch_size:
         raise ValueError(f"batch sizes {min_batch_size} to {max_batch_size}; expected 1 <= smallest <= largest")
     prepare_machine(config)
-    device = choose_device(config)
+    device = choose_device(config.runtime)
     precision = build_precision(config, device)
     num_classes = config.data.num_classes or DEFAULT_CLASSES
     net, loss = build_model(config).to(device).train(), build_loss(config, num_classes).to(device).train()

@@ -17,19 +17,18 @@ logger = logging.getLogger(__name__)
 
 
 def build_compiler(
-    config: Config, net: nn.Module, loss: nn.Module, device: torch.device, recover: Callable[[], None]
+    config: Config, net: nn.Module, device: torch.device, recover: Callable[[], None]
 ) -> Compiler | NoCompiler:
     """The compiler that `runtime.compile` asks for; what cannot work was refused before.
 
     Args:
         config: of the run.
         net: what is compiled.
-        loss: that it is trained with.
         device: where it is trained.
         recover: undoes what a failed micro-batch has left behind.
     """
     runtime = config.runtime
-    reasons = compile_obstacles(config, net, loss, device)
+    reasons = compile_obstacles(config, net, device)
     if runtime.deterministic and runtime.compile == "auto":
         reasons = ["deterministic: the moment of compiling depends on measured times"]
     if runtime.compile == "off" or reasons:

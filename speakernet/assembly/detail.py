@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from speakernet.config import Config
-from speakernet.data.augment.banks import noise_banks, room_bank
+from speakernet.data.augment.banks import noise_banks, rir_bank
 from speakernet.data.cache import AudioCache
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation.embedding import EmbeddingNet
@@ -28,7 +28,7 @@ def build_sweep(config: Config) -> dict[str, list[Step]]:
     """The steps that evaluation.sweep names, built before anything slow starts.
 
     Raises:
-        ValueError: a kind whose noise or impulse responses are not there.
+        ValueError: a kind whose noise or RIRs are not there.
     """
     kinds, augment = config.evaluation.sweep, config.augment
     if not kinds:
@@ -36,10 +36,10 @@ def build_sweep(config: Config) -> dict[str, list[Step]]:
     rate = config.data.sample_rate
     cache = AudioCache(config.data.cache_megabytes << 20)
     banks = noise_banks(augment.noise_path, rate, cache) if "noise" in kinds and augment.noise_path else {}
-    wants_rooms = "reverb" in kinds and augment.rir_path
+    wants_rirs = "reverb" in kinds and augment.rir_path
     # Aligned whatever the style of training: a shift of the speech would not be reverberation.
-    rooms = room_bank(augment.rir_path, rate, cache, is_aligned=True) if wants_rooms else None
-    return sweep_steps(kinds, banks, rooms, sample_rate=rate, seed=config.runtime.seed)
+    rirs = rir_bank(augment.rir_path, rate, cache, is_aligned=True) if wants_rirs else None
+    return sweep_steps(kinds, banks, rirs, sample_rate=rate, seed=config.runtime.seed)
 
 
 def check_slices(config: Config) -> None:

@@ -17,14 +17,13 @@ import torch
 
 import speakernet
 from speakernet import distributed
-from speakernet.assembly.data import build_source
 from speakernet.assembly.detail import add_detail, build_sweep, check_slices
+from speakernet.assembly.inputs import Inputs
 from speakernet.assembly.model import load_for_scoring
-from speakernet.assembly.training import choose_device
 from speakernet.checkpoint import read_checkpoint, write_checkpoint
 from speakernet.config import Config
 from speakernet.config.schema import config_to_dict
-from speakernet.data.lists import TrialList, read_training_list, read_trials
+from speakernet.data.lists import TrialList
 from speakernet.evaluation import metrics
 from speakernet.evaluation.calibration import AffineCalibration, fit_calibration, named_thresholds
 from speakernet.evaluation.embedding import EmbeddingNet
@@ -44,8 +43,8 @@ from speakernet.evaluation.score_norm import speaker_means
 from speakernet.evaluation.scoring import mean_embeddings
 from speakernet.evaluation.speakers import read_speaker_table
 from speakernet.files import sha256_of
+from speakernet.machine.facts import system_info
 from speakernet.machine.limits import usable_cores
-from speakernet.machine.settings import system_info
 from speakernet.models.model_file import ModelFile, is_model_file
 from speakernet.seeding import numpy_generator
 from speakernet.training.precision import DTYPES, choose_precision
@@ -56,16 +55,16 @@ MAX_READERS = 8
 SUBSET_STREAM, MEAN_STREAM, COHORT_STREAM = 6201, 6202, 6203
 
 
-def build_validation(config: Config, net: EmbeddingNet, device: torch.device) -> Callable[[], dict[str, Any]]:
+def build_validation(config: Config, inputs: Inputs, net: EmbeddingNet) -> Callable[[], dict[str, Any]]:
     """A callable that evaluates the network, as it is then, on the validation list (or a fixed subset of it)."""
-    trials = subset(read_trials(config.data.validation_list), config.evaluation.max_trials, config.runtime.seed)
+    trials = subset(inputs.validation.trials, config.evaluation.max_trials, config.runtime.seed)
     if trials.labels is not None and len(np.unique(trials.labels)) < 2:
         raise ValueError(
             f"{trials.source}: the {len(trials)} trials to choose the best checkpoint by have no error rate, which "
             "needs targets and non-targets; raise evaluation.max_trials (0: all), or mend the list"
         )
-    source = build_source(config, config.data.validation_path)
-    options = dataclasses.replace(_embedding_options(config, device), store=None)
+    source = inputs.validation.source
+    options = dataclasses.replace(_embedding_options(config, inputs.device), store=None)
     # The mean and the cohort move with the network: what is watched while training is the plain score.
     backend = Backend(score=config.evaluation.score, is_normalised=config.loss.normalize_embeddings)
     measuring = {**_measuring(config), "bootstrap_samples": 0}
@@ -78,11 +77,14 @@ def build_validation(config: Config, net: EmbeddingNet, device: torch.device) ->
     return validate
 
 
-def run_evaluation(config: Config, model_path: str | Path, *, after_training: bool = False) -> Evaluation:
+def run_evaluation(
+    config: Config, inputs: Inputs, model_path: str | Path, *, after_training: bool = False
+) -> Evaluation:
     """Score the test list with a model file; the training data is needed only for what the file lacks.
 
     Args:
         config: what to score and how.
+        inputs: of the run; lists that they have are not read again.
         model_path: a model file, or a foreign checkpoint of the config's architecture.
         after_training: fit calibration and thresholds on the validation list where no calibration_list is named.
 
@@ -91,7 +93,7 @@ def run_evaluation(config: Config, model_path: str | Path, *, after_training: bo
     """
     check_slices(config)
     sweep = build_sweep(config)
-    device = choose_device(config)
+    device = inputs.device
     model = load_for_scoring(config, model_path)
     net = model.net.to(device)
     options = dataclasses.replace(
@@ -99,14 +101,13 @@ def run_evaluation(config: Config, model_path: str | Path, *, after_training: bo
         store=Path(config.training.save_path) / "embeddings" if config.evaluation.keep_embeddings else None,
         model_digest=weights_digest(model.contents["weights"]) + str(net.spec()),
     )
-    trials = read_trials(config.data.test_list)
-    source = build_source(config, config.data.test_path)
+    trials, source = inputs.test.trials, inputs.test.source
     keep = _ModelKeeper(Path(model_path), model)
     warnings: list[str] = []
     if after_training and config.data.validation_list == config.data.test_list:
         warnings.append("the best checkpoint was chosen on this very list: the error rates flatter")
-    backend = _backend(config, model, options, keep, trials, warnings)
-    calibration = _calibration(config, model, net, options, backend, keep, after_training, warnings)
+    backend = _backend(config, inputs, model, options, keep, trials, warnings)
+    calibration = _calibration(config, inputs, model, net, options, backend, keep, after_training, warnings)
     evaluation = evaluate(
         net, trials, source, options=options, backend=backend, calibration=calibration, **_measuring(config)
     )
@@ -135,7 +136,7 @@ def subset(trials: TrialList, max_trials: int, seed: int) -> TrialList:
     labels = None if trials.labels is None else trials.labels[rows]
     logger.info("%s: a fixed subset of %d of %d trials", trials.source, len(rows), len(trials))
     first, second = numbers[: len(rows)].astype(np.int32), numbers[len(rows) :].astype(np.int32)
-    return TrialList(trials.names.take(used), first, second, labels, trials.source)
+    return TrialList(trials.names.take(used), first, second, labels, trials.source, trials.sha256)
 
 
 class _ModelKeeper:
@@ -191,6 +192,7 @@ def _measuring(config: Config) -> dict[str, Any]:
 
 def _backend(
     config: Config,
+    inputs: Inputs,
     model: ModelFile,
     options: EmbeddingOptions,
     keep: _ModelKeeper,
@@ -200,10 +202,10 @@ def _backend(
     section = config.evaluation
     backend = Backend(score=section.score, is_normalised=bool(model.contents["loss_normalizes"]))
     if section.subtract_mean:
-        backend = dataclasses.replace(backend, mean=_mean(config, model, options, keep))
+        backend = dataclasses.replace(backend, mean=_mean(config, inputs, model, options, keep))
     if section.score_norm == "none":
         return backend
-    cohort, name, speakers = _cohort(config, model, options, backend.mean)
+    cohort, name, speakers = _cohort(config, inputs, model, options, backend.mean)
     test_speakers = {part for one in trials.names for part in one.replace("\\", "/").split("/")[:-1]}
     shared = sorted(test_speakers & set(speakers))
     if shared:
@@ -218,7 +220,9 @@ def _backend(
     )
 
 
-def _mean(config: Config, model: ModelFile, options: EmbeddingOptions, keep: _ModelKeeper) -> np.ndarray:
+def _mean(
+    config: Config, inputs: Inputs, model: ModelFile, options: EmbeddingOptions, keep: _ModelKeeper
+) -> np.ndarray:
     """The mean embedding of the training set: the model file's where it was measured this way, else measured anew."""
     mode = "whole" if options.mode == "whole" else "crops"
     described = options.describe(mode)
@@ -233,10 +237,9 @@ def _mean(config: Config, model: ModelFile, options: EmbeddingOptions, keep: _Mo
             "there is no training list to measure it on; set --train_list and --train_path, or "
             "evaluation.subtract_mean: false"
         )
-    training = read_training_list(data.train_list)
+    training, source = inputs.training.rows, inputs.training.source
     random = numpy_generator(config.runtime.seed, MEAN_STREAM)
     rows = np.sort(random.permutation(len(training))[: config.evaluation.mean_utterances])
-    source = build_source(config, data.train_path or Path(data.train_list).parent)
     embeddings = embed_mode(model.net, training.paths.take(rows), source, options, mode, "training_mean")
     mean = embeddings.mean(axis=(0, 1), dtype=np.float64).astype(np.float32)
     if kept is not None:
@@ -254,15 +257,15 @@ def _in_words(described: Mapping[str, Any] | None) -> str:
 
 
 def _cohort(
-    config: Config, model: ModelFile, options: EmbeddingOptions, mean: np.ndarray | None
+    config: Config, inputs: Inputs, model: ModelFile, options: EmbeddingOptions, mean: np.ndarray | None
 ) -> tuple[np.ndarray, str, list[str]]:
     """Unit-length speaker means (members, dim), the cohort's name, and its speakers."""
     section, data = config.evaluation, config.data
     path = section.cohort_list or data.train_list
     if not path:
         raise ValueError(f"score_norm {section.score_norm} needs a cohort: set --cohort_list (`speaker path` a line)")
-    members = read_training_list(path)
-    folder = section.cohort_path or (data.train_path if path == data.train_list else "") or str(Path(path).parent)
+    given = inputs.training_input(path, section.cohort_path or (data.train_path if path == data.train_list else ""))
+    members = given.rows
     rows = np.arange(len(members))
     if section.cohort_utterances:
         order = numpy_generator(config.runtime.seed, COHORT_STREAM).permutation(len(members))
@@ -270,18 +273,18 @@ def _cohort(
         first = np.searchsorted(members.labels[order], members.labels[order])
         rows = np.sort(order[np.arange(len(order)) - first < section.cohort_utterances])
     mode = "whole" if options.mode == "whole" else "crops"
-    source = build_source(config, folder)
     name = f"cohort_{Path(path).stem}"
-    units = mean_embeddings(embed_mode(model.net, members.paths.take(rows), source, options, mode, name), mean)
+    units = mean_embeddings(embed_mode(model.net, members.paths.take(rows), given.source, options, mode, name), mean)
     return (
         speaker_means(units, members.labels[rows]),
-        f"{Path(path).name} {sha256_of(path)[:12]}",
+        f"{Path(path).name} {members.sha256[:12]}",
         list(members.speakers),
     )
 
 
 def _calibration(
     config: Config,
+    inputs: Inputs,
     model: ModelFile,
     net: EmbeddingNet,
     options: EmbeddingOptions,
@@ -300,22 +303,22 @@ def _calibration(
             if plain_backend(fit["backend"]) == plain_backend(described):
                 return AffineCalibration.from_dict(fit)
         return None
-    trials = read_trials(path)
+    given = inputs.trial_input(path, folder)
+    trials, source = given.trials, given.source
     reason = why_no_error_rate(trials)
     if reason:
         raise ValueError(f"cannot calibrate: {reason}")
     assert trials.labels is not None
-    source = build_source(config, folder or Path(path).parent)
     scored = score_trials(net, trials, source, options, backend)
-    inputs = ("score", *section.quality_measures)
-    columns = calibration_inputs(inputs, scored, trials, source)
-    calibration = fit_calibration(columns, trials.labels, section.calibration_prior, inputs)
+    measures = ("score", *section.quality_measures)
+    columns = calibration_inputs(measures, scored, trials, source)
+    calibration = fit_calibration(columns, trials.labels, section.calibration_prior, measures)
     if Path(path).resolve() == Path(data.test_list).resolve():
         warnings.append("calibration was fitted on the list that is reported: its actual costs and Cllr flatter")
     thresholds, refused = named_thresholds(metrics.error_rates(scored.scores, trials.labels), described)
     for sentence in refused:
         logger.info("%s: %s", path, sentence)
-    origin = {"list": Path(path).name, "list_sha256": sha256_of(path), "backend": described}
+    origin = {"list": Path(path).name, "list_sha256": trials.sha256, "backend": described}
     _keep_fit(keep, {**calibration.to_dict(), **origin}, [{**one, **origin} for one in thresholds])
     return calibration
 

@@ -3,7 +3,6 @@
 import dataclasses
 import gc
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,15 @@ import torch
 from torch import nn
 
 from speakernet import distributed
-from speakernet.assembly.training import Validate, build_trainer, choose_device
+from speakernet.assembly.data import build_training_loader
+from speakernet.assembly.inputs import Inputs
+from speakernet.assembly.training import Validate, build_trainer
 from speakernet.checkpoint import read_own_checkpoint
 from speakernet.config.schema import Config, replaced
 from speakernet.files import place
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.run_folder import AVERAGE, BEST, CHECKPOINTS, LAST, SECOND_STAGE, move_aside
 from speakernet.seeding import derive_seed
-from speakernet.training.interfaces import Loader
 from speakernet.training.options import LARGEST_SEED, ExponentialOptions
 from speakernet.training.state import Stage
 from speakernet.training.store import find_checkpoint
@@ -70,7 +70,7 @@ def train_large_margin_stage(
     config: Config,
     net: SpeakerNet,
     loss: nn.Module,
-    build_loader: Callable[[Config, torch.device], Loader],
+    inputs: Inputs,
     validate: Validate,
     run_folder: str | Path,
     first_stage_steps: int,
@@ -78,9 +78,9 @@ def train_large_margin_stage(
     """The second stage, in `<run folder>/large_margin`; its best model replaces best.pt where its EER is lower.
 
     Call it after the first stage with the same network and head, once nothing else of that stage is held any more: its
-    memory is given back here. It begins with the average of the first stage's checkpoints where there is one. Like the
-    first it resumes by being called again; where the first stage has gone on since (`first_stage_steps`), it begins
-    anew.
+    memory is given back here. List, audio and lookup table are the first stage's (`inputs`). It begins with the average
+    of the first stage's checkpoints where there is one. Like the first it resumes by being called again; where the
+    first stage has gone on since (`first_stage_steps`), it begins anew.
     """
     stage = large_margin_config(config)
     # The first stage's loader, corpus, optimizer and averages hang together in circles, which Python frees at leisure.
@@ -104,12 +104,13 @@ def train_large_margin_stage(
     distributed.barrier()
     if config.training.average_checkpoints and not (folder / SECOND_STAGE / LAST).exists():
         _begin_with_average(net, loss, folder / CHECKPOINTS / AVERAGE)
-    loader = build_loader(stage, choose_device(stage))
+    loader = build_training_loader(stage, inputs)
     try:
         place = Stage(STAGE, "--training.large_margin_epochs", first_stage_steps)
-        summary = build_trainer(stage, net, loss, loader, validate, folder / SECOND_STAGE, stage=place).train()
+        own_folder = folder / SECOND_STAGE
+        summary = build_trainer(stage, net, loss, loader, validate, own_folder, inputs.device, stage=place).train()
     finally:
-        getattr(loader, "close", lambda: None)()
+        loader.close()
     if distributed.is_main():
         adopt_better(folder / BEST, folder / SECOND_STAGE / BEST)
     return summary

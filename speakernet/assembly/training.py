@@ -11,8 +11,9 @@ from torch import nn
 
 from speakernet import distributed
 from speakernet.assembly.compiling import build_compiler
-from speakernet.assembly.refusals import needs_gradient_cache, refuse_impossible, say_what_has_no_effect
+from speakernet.assembly.refusals import needs_gradient_cache, say_what_has_no_effect
 from speakernet.config.schema import Config, config_to_dict
+from speakernet.machine.device import find_device
 from speakernet.machine.settings import AppliedSetting, optimize_torch_settings
 from speakernet.models.layers import is_safe_in_channels_last
 from speakernet.models.model_file import model_file_contents
@@ -38,38 +39,6 @@ logger = logging.getLogger(__name__)
 Validate = Callable[[], Mapping[str, Any]]
 
 
-def choose_device(config: Config) -> torch.device:
-    """The device that the configuration asks for, logged with its reason.
-
-    Raises:
-        ValueError: a GPU was asked for and there is none, or none of that number.
-    """
-    device = _device(config)
-    if device.type == "cpu":
-        why = "asked for" if config.runtime.device == "cpu" else "no GPU that torch can use"
-        logger.info("device: cpu (%s)", why)
-        return device
-    torch.cuda.set_device(device)
-    logger.info("device: %s (%s)", device, torch.cuda.get_device_name(device))
-    return device
-
-
-def _device(config: Config) -> torch.device:
-    runtime = config.runtime
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if runtime.device == "cpu" or (runtime.device == "auto" and count == 0):
-        return torch.device("cpu")
-    if count == 0:
-        raise ValueError(
-            "runtime.device: cuda, but torch finds no GPU here; use --runtime.device auto or cpu, "
-            "or install the driver that this torch needs"
-        )
-    number = distributed.local_rank() if runtime.gpu_id is None else runtime.gpu_id
-    if number >= count:
-        raise ValueError(f"runtime.gpu_id: {number}, but there are {count} GPUs, numbered from 0")
-    return torch.device("cuda", number)
-
-
 def prepare_machine(config: Config) -> list[AppliedSetting]:
     """Apply the machine switches of `runtime` to torch, and log each with its reason.
 
@@ -77,7 +46,7 @@ def prepare_machine(config: Config) -> list[AppliedSetting]:
         ValueError: a GPU was asked for and is not there, or a switch without sense.
     """
     runtime = config.runtime
-    applied = optimize_torch_settings(runtime, _device(config), save_memory=runtime.gradient_checkpointing)
+    applied = optimize_torch_settings(runtime, find_device(runtime), save_memory=runtime.gradient_checkpointing)
     for setting in applied:
         logger.info("torch setting: %s", setting)
     return applied
@@ -146,30 +115,27 @@ def build_trainer(
     loader: Loader,
     validate: Validate,
     run_folder: str | Path,
+    device: torch.device,
     *,
     stage: Stage = WHOLE_RUN,
     on_start: Callable[[], None] = lambda: None,
     advise: Callable[[float], str] = lambda data_wait_share: "",
 ) -> Trainer:
-    """A trainer ready to run; `net` and `loss` are moved to the device and changed in place.
+    """A trainer ready to run; what cannot work together was refused before (`refuse_impossible`).
 
     Args:
         config: the options of all its parts.
-        net: what is trained.
-        loss: what it is trained by.
+        net: what is trained; moved to the device, and changed in place.
+        loss: what it is trained by; likewise.
         loader: the batches.
         validate: evaluates `net` as it is then.
         run_folder: where everything is written.
+        device: that the run was given.
         stage: which stage of a larger run this is.
         on_start: called once the folder is this run's, and its checkpoint fits: a refused start changes nothing.
         advise: says what to change where so large a share of the time went into waiting for data.
-
-    Raises:
-        ValueError: a combination that cannot work, said before anything slow starts.
     """
-    device = choose_device(config)
-    refuse_impossible(config, net, loss, device)
-    say_what_has_no_effect(config, loss, device, len(loader))
+    say_what_has_no_effect(config, device, len(loader))
     precision = build_precision(config, device)
     # Before the optimizer and the average are made: they keep tensors beside the weights, on the same device.
     net.to(device)
@@ -179,7 +145,7 @@ def build_trainer(
     learner = Learner(
         step=step,
         average=WeightAverage(net, config.training.ema_decay),
-        compiler=build_compiler(config, net, loss, device, recover=step.forget),
+        compiler=build_compiler(config, net, device, recover=step.forget),
     )
     learning_rate, margin = build_schedules(config, loss, -(-len(loader) // config.training.accumulation_steps))
     course = Course(loader=loader, validate=validate, learning_rate=learning_rate, margin=margin)

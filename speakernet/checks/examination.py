@@ -9,10 +9,11 @@ from speakernet.checks.findings import Finding
 from speakernet.checks.headers import DEFAULT_MIN_SECONDS, header_findings
 from speakernet.checks.machine import disk_finding, machine_findings
 from speakernet.checks.quick import quick_check
-from speakernet.checks.rows import row_findings, training_row_problem, trial_row_problem
+from speakernet.checks.rows import row_findings
 from speakernet.checks.samples import read_facts, sample_findings
 from speakernet.data.lists import ListError, StringTable, read_training_list, read_trials
-from speakernet.data.sources import AudioSource, open_source
+from speakernet.data.opening import open_source
+from speakernet.data.sources import AudioSource
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,9 @@ def examine(patient: Patient, *, is_fast: bool, num_jobs: int) -> Examination:
     result = Examination()
     findings = result.findings
     if patient.train_list is not None:
-        findings += row_findings(patient.train_list, training_row_problem, "training rows")
+        findings += row_findings(patient.train_list, read_training_list, "training rows")
     for path, _ in patient.trials:
-        findings += row_findings(path, trial_row_problem, "trial rows")
+        findings += row_findings(path, read_trials, "trial rows")
     findings += quick_check(
         train_list=patient.train_list,
         train_root=patient.train_root,
@@ -98,7 +99,7 @@ def _examine_audio(
     source = _open(root, patient.sample_rate)
     if source is None:
         return
-    lookup = source.lookup(names, num_threads=4 * num_jobs)
+    lookup = source.lookup_table(names, num_threads=4 * num_jobs)
     result.findings += header_findings(names, lookup, check, patient.min_seconds)
     is_good = np.ones(len(names), dtype=bool)
     is_good[list(lookup.problems)] = False

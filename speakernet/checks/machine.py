@@ -1,7 +1,6 @@
 """What the machine brings: free space, disk speed, shared memory, ffmpeg, torch and torchaudio, GPU and driver."""
 
 import functools
-import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -13,11 +12,12 @@ from pathlib import Path
 import torch
 
 from speakernet.checks.findings import Finding
-from speakernet.corpora.ffmpeg import FfmpegError, ffmpeg_version, find_ffmpeg
 from speakernet.data.audio import AudioError
+from speakernet.data.ffmpeg import FfmpegError, ffmpeg_version, find_ffmpeg
 from speakernet.data.lists import StringTable
 from speakernet.data.sources import AudioSource
 from speakernet.files import human_bytes
+from speakernet.machine.facts import gpus, version_of
 from speakernet.machine.limits import describe_limits, usable_cores
 
 LEAST_FREE_BYTES = 5 << 30
@@ -96,13 +96,11 @@ def _ffmpeg() -> Finding:
 
 @functools.cache
 def _torch_pair() -> Finding:
-    versions = []
-    for package in ("torch", "torchaudio"):
-        try:
-            versions.append(importlib.metadata.version(package))
-        except importlib.metadata.PackageNotFoundError:
+    versions = {package: version_of(package) for package in ("torch", "torchaudio")}
+    for package, version in versions.items():
+        if version is None:
             return Finding("error", "torch", f"{package} is not installed", "pip install -e . in the checkout")
-    message = f"torch {versions[0]}, torchaudio {versions[1]}"
+    message = ", ".join(f"{package} {version}" for package, version in versions.items())
     # In a process of its own: a pair that does not match may take the process down.
     outcome = subprocess.run(
         [sys.executable, "-c", "import torchaudio"], capture_output=True, text=True, timeout=IMPORT_TIMEOUT_SECONDS,
@@ -117,10 +115,7 @@ def _torch_pair() -> Finding:
 
 def _gpu() -> Finding:
     if torch.cuda.is_available():
-        names = ", ".join(
-            f"{torch.cuda.get_device_name(row)} ({human_bytes(torch.cuda.get_device_properties(row).total_memory)})"
-            for row in range(torch.cuda.device_count())
-        )
+        names = ", ".join(f"{gpu['name']} ({human_bytes(gpu['memory_bytes'])})" for gpu in gpus())
         return Finding("ok", "GPU", f"{names}; CUDA {torch.version.cuda}; driver {_driver_version() or 'unknown'}")
     driver = _driver_version()
     if driver:

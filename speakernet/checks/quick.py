@@ -13,9 +13,10 @@ import numpy as np
 
 from speakernet.checks.findings import Finding
 from speakernet.checks.headers import header_findings
-from speakernet.corpora.list_identity import identify_trials
+from speakernet.data.list_identity import identify_trials
 from speakernet.data.lists import ListError, StringTable, TrainingList, TrialList, read_training_list, read_trials
-from speakernet.data.sources import AudioSource, open_source
+from speakernet.data.opening import open_source
+from speakernet.data.sources import AudioSource
 
 logger = logging.getLogger(__name__)
 
@@ -167,7 +168,7 @@ def file_findings(
     missing = np.asarray(root.missing(names))
     findings = [_missing_finding(names, missing, check, max_bad_share)]
     if reads_headers and isinstance(root, AudioSource) and len(missing) < len(names):
-        lookup = root.lookup(names)
+        lookup = root.lookup_table(names)
         findings += header_findings(names, lookup, check, 0.0, known_missing=missing, max_bad_share=max_bad_share)
     return findings
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from speakernet.checks.findings import Finding
-from speakernet.corpora.parallel import parallel_map
 from speakernet.data.audio import AudioError, to_int16
 from speakernet.data.lists import StringTable
 from speakernet.data.sources import AudioSource
+from speakernet.files import parallel_map
 
 NUM_EXAMPLES = 10
 ROWS_PER_TASK = 32
@@ -40,7 +40,7 @@ def read_facts(source: AudioSource, names: StringTable, num_jobs: int, descripti
         np.zeros(len(names), np.float32), np.zeros(len(names), np.float32), np.zeros(len(names), np.uint64), {}
     )
 
-    def look(rows: Sequence[int]) -> None:
+    def look(rows: Sequence[int]) -> int:
         for row in rows:
             try:
                 waveform = source.read(names[row])
@@ -51,9 +51,9 @@ def read_facts(source: AudioSource, names: StringTable, num_jobs: int, descripti
             facts.clipped[row] = float(np.mean(np.abs(waveform) >= FULL_SCALE))
             digest = hashlib.blake2b(to_int16(waveform).tobytes(), digest_size=8).digest()
             facts.hashes[row] = int.from_bytes(digest, "little")
+        return len(rows)
 
-    num_tasks = -(-len(names) // ROWS_PER_TASK)
-    for _ in parallel_map(look, _tasks(len(names)), num_jobs, description, num_tasks, f"{ROWS_PER_TASK} files"):
+    for _ in parallel_map(look, _tasks(len(names)), num_jobs, description, total=len(names), units_of=int):
         pass
     return facts
 

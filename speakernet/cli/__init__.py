@@ -12,6 +12,8 @@ from pathlib import Path
 from types import ModuleType
 
 import speakernet
+from speakernet.machine.allocation import HUGE_PAGES
+from speakernet.registry import suggestion
 
 COMMANDS = {
     "train": "train",
@@ -52,7 +54,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: one of `EXIT_STATUSES`.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    _log_to_the_terminal()
     if not arguments or arguments[0] in ("-h", "--help"):
         sys.stdout.write(_overview())
         return 0 if arguments else 2
@@ -61,37 +62,50 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     name, rest = arguments[0], arguments[1:]
     if name not in COMMANDS:
-        from speakernet.registry import suggestion
-
         sys.stderr.write(f"speakernet: unknown command {name!r}; {suggestion(name, COMMANDS)}\n")
         return 2
+    return run_command(f"speakernet.cli.{COMMANDS[name]}", f"speakernet {name}", rest)
+
+
+def run_command(module_name: str, program: str, arguments: Sequence[str]) -> int:
+    """Run the command that a module holds, as `main` does; the door for scripts of the checkout beside the package.
+
+    Args:
+        module_name: as `import` takes it; `COMMANDS` says what such a module has.
+        program: what the command is called, for its help and its messages.
+        arguments: what follows that name on the command line.
+
+    Returns:
+        The exit status: one of `EXIT_STATUSES`.
+    """
+    _log_to_the_terminal(module_name.partition(".")[0])
     if "torch" not in sys.modules:
-        # Read when torch is imported; speakernet/performance/allocation.py says what it does.
-        os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    module = importlib.import_module(f"speakernet.cli.{COMMANDS[name]}")
+        # torch reads it once, when it is imported.
+        os.environ.setdefault(HUGE_PAGES, "1")
+    module = importlib.import_module(module_name)
     try:
-        return module.run(_parse(module, name, rest)) or 0
+        return module.run(_parse(module, program, arguments)) or 0
     except KeyboardInterrupt as interrupt:
         sys.stderr.write("\ninterrupted\n")
         return getattr(interrupt, "exit_status", INTERRUPTED)
     except (ValueError, OSError) as error:
-        if "--debug" in rest:
+        if "--debug" in arguments:
             raise
-        sys.stderr.write(f"\nspeakernet {name}: {_message(error)}\n")
+        sys.stderr.write(f"\n{program}: {_message(error)}\n")
         return getattr(error, "exit_status", 1)
 
 
-def _parse(module: ModuleType, name: str, rest: Sequence[str]) -> argparse.Namespace:
+def _parse(module: ModuleType, program: str, rest: Sequence[str]) -> argparse.Namespace:
     takes_config = getattr(module, "TAKES_CONFIG", False)
     parser = argparse.ArgumentParser(
-        prog=f"speakernet {name}",
+        prog=program,
         description=module.__doc__,
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     if takes_config:
-        parser.usage = f"speakernet {name} --config FILE [--config FILE …] [--section.key VALUE …] [options below]"
+        parser.usage = f"{program} --config FILE [--config FILE …] [--section.key VALUE …] [options below]"
     module.add_arguments(parser)
     asked = [one for one in rest if one in ("-h", "--help")]
     if takes_config and asked:
@@ -102,7 +116,7 @@ def _parse(module: ModuleType, name: str, rest: Sequence[str]) -> argparse.Names
         parser.epilog = options + _exit_statuses()
     parsed, config_arguments = parser.parse_known_args(rest)
     if config_arguments and not takes_config:
-        parser.error(f"unknown option {config_arguments[0]!r}; see `speakernet {name} --help`")
+        parser.error(f"unknown option {config_arguments[0]!r}; see `{program} --help`")
     parsed.config_arguments = config_arguments
     return parsed
 
@@ -132,7 +146,8 @@ def _first_line(module_name: str) -> str:
     return (ast.get_docstring(tree) or "").split("\n", 1)[0]
 
 
-def _log_to_the_terminal() -> None:
+def _log_to_the_terminal(*packages: str) -> None:
     # Does nothing where a host program (a notebook, pytest) has set up logging already.
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
-    logging.getLogger("speakernet").setLevel(logging.INFO)
+    for package in {"speakernet", *packages}:
+        logging.getLogger(package).setLevel(logging.INFO)

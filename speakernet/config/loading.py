@@ -63,8 +63,9 @@ def load_config(
     files = tuple(find_config(name) for name in config_names)
     layers = [read_entries(file) for file in files]
     is_classic, why = _choose_defaults(defaults, files, layers, options)
-    if not defaults and not files and _scores_classic_checkpoint(options, is_classic_checkpoint):
-        is_classic, why = True, "the model is its checkpoint"
+    scored = "" if defaults or files else _scored_model(options)
+    if scored and is_classic_checkpoint(Path(scored)):
+        is_classic, why = True, f"{scored} is its checkpoint"
     settings: list[Setting] = []
     for number, entries in enumerate([*layers, options]):
         is_flat = is_classic if number == len(layers) else not any(map(_is_sectioned, entries))
@@ -165,11 +166,12 @@ def _choose_defaults(
     return False, "nothing says otherwise"
 
 
-def _scores_classic_checkpoint(options: Sequence[Entry], is_classic_checkpoint: Callable[[Path], bool]) -> bool:
+def _scored_model(options: Sequence[Entry]) -> str:
+    """The model that the command line scores and does not train; empty where there is none."""
     settings = [setting for entry in options for setting in _translate(entry)]
     models = [str(setting.value) for setting in settings if setting.key == "training.initial_model"]
     is_scoring = any(setting.value for setting in settings if setting.key == "eval")
-    return is_scoring and bool(models) and is_classic_checkpoint(Path(models[-1]))
+    return models[-1] if is_scoring and models else ""
 
 
 def _is_sectioned(entry: Entry) -> bool:

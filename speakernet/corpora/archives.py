@@ -15,10 +15,9 @@ from tqdm import tqdm
 
 from speakernet.corpora import verified
 from speakernet.corpora.download import check_space
-from speakernet.corpora.parallel import parallel_map
-from speakernet.corpora.safe_paths import Folder, UnsafeNameError, checked_relative, temporary_beside
+from speakernet.corpora.safe_paths import Folder, UnsafeNameError, checked_relative
 from speakernet.corpora.summary import StepSummary
-from speakernet.files import human_bytes
+from speakernet.files import human_bytes, md5_of, parallel_map, temporary_beside
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +54,7 @@ def join_parts(
         half = temporary_beside(whole)
         with tqdm(total=num_bytes, desc=f"join {whole.name}", unit="B", unit_scale=True, dynamic_ncols=True) as bar:
             _copy_parts(parts, half, bar.update)
-        found = verified.md5_of(half)
+        found = md5_of(half)
         if md5 is not None and found != md5:
             half.unlink()
             summary.add_broken(whole.name, f"MD5 of the joined parts is {found}, expected {md5}; the parts are kept")

@@ -14,11 +14,11 @@ import numpy as np
 from scipy.signal import resample_poly
 
 from speakernet.corpora.conversion import audio_seconds
-from speakernet.corpora.parallel import parallel_map
 from speakernet.corpora.safe_paths import Folder
 from speakernet.corpora.summary import StepSummary
 from speakernet.corpora.walking import READABLE_SUFFIXES, walk_files
 from speakernet.data.audio import SAMPLE_BYTES, SAMPLE_RATE, AudioError, audio_info, decode_pcm, read_audio, write_audio
+from speakernet.files import parallel_map
 
 logger = logging.getLogger(__name__)
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from speakernet.corpora.conversion import audio_seconds
-from speakernet.corpora.parallel import parallel_map
 from speakernet.corpora.safe_paths import Folder
 from speakernet.corpora.summary import StepSummary
 from speakernet.corpora.utterances import Row
 from speakernet.corpora.walking import walk_files
 from speakernet.data.audio import SAMPLE_RATE, AudioError, audio_info, read_audio, write_audio
 from speakernet.data.lists import ListError, write_trials
+from speakernet.files import parallel_map
 
 logger = logging.getLogger(__name__)
 

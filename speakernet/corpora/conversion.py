@@ -5,20 +5,17 @@ audio. Targets that other tools left (header only, cut short) are found by their
 """
 
 import itertools
-import logging
+import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from speakernet.corpora.download import check_space
-from speakernet.corpora.ffmpeg import Decoded, FfmpegError, decode_batch
-from speakernet.corpora.mp4 import mp4_seconds
-from speakernet.corpora.parallel import parallel_map
-from speakernet.corpora.safe_paths import temporary_beside
 from speakernet.corpora.summary import StepSummary
 from speakernet.data.audio import AudioError, audio_info
-
-logger = logging.getLogger(__name__)
+from speakernet.data.ffmpeg import Decoded, FfmpegError, decode_batch
+from speakernet.files import parallel_map, temporary_beside
 
 BATCH_FILES = 16
 #: A codec pads a frame or two (1024 samples each) at either end; what is missing beyond this is missing audio.
@@ -27,6 +24,8 @@ TOLERANCE_SHARE = 0.01
 #: Where the container does not tell the duration, ffmpeg's guess from the bit rate may be far off.
 ESTIMATE_SHARE = 0.5
 MPEG4_SUFFIXES = {".m4a", ".mp4", ".m4b", ".mov"}
+#: A damaged header may describe boxes without end; an honest file has a few dozen.
+MAX_BOXES = 10_000
 LEAST_FREE_BYTES = 64 << 20
 
 
@@ -64,9 +63,13 @@ def convert_all(
         DiskFullError: the disk cannot hold more; what was made stays for the next run.
     """
     batches = _batches(conversions)
-    num_batches = None if total is None else -(-total // BATCH_FILES)
     results = parallel_map(
-        lambda batch: _convert_batch(batch, options), batches, num_jobs, description, num_batches, "batch"
+        lambda batch: _convert_batch(batch, options),
+        batches,
+        num_jobs,
+        description,
+        total=total,
+        units_of=lambda result: result[0] + result[1] + len(result[2]),
     )
     for made, skipped, broken in results:
         summary.add_made(made)
@@ -107,6 +110,26 @@ def source_seconds(path: Path) -> float | None:
         except OSError:
             return None
     return audio_seconds(path)
+
+
+def mp4_seconds(path: str | Path) -> float | None:
+    """Duration in seconds from the movie header (`moov`/`mvhd`), or None where there is no whole header.
+
+    Source: ISO/IEC 14496-12, 8.2.2.
+    """
+    with Path(path).open("rb") as file:
+        num_bytes = file.seek(0, 2)
+        movie = _find(file, b"moov", 0, num_bytes)
+        header = _find(file, b"mvhd", *movie) if movie is not None else None
+        if header is None:
+            return None
+        file.seek(header[0])
+        content = file.read(32)
+        if len(content) < 32:
+            return None
+        # Version 1 has 64-bit times; after the two times come the clock rate and the duration.
+        timescale, duration = struct.unpack(">IQ", content[20:32]) if content[0] == 1 else _short(content)
+        return duration / timescale if timescale else None
 
 
 def is_converted(conversion: Conversion, sample_rate: int) -> bool:
@@ -177,3 +200,31 @@ def _decode(batch: list[Conversion], options: ConversionOptions) -> list[tuple[P
         for half in halves:
             half.unlink(missing_ok=True)
     return broken
+
+
+def _short(content: bytes) -> tuple[int, int]:
+    timescale, duration = struct.unpack(">II", content[12:20])
+    return timescale, duration
+
+
+def _find(file: BinaryIO, kind: bytes, start: int, end: int) -> tuple[int, int] | None:
+    """Where the content of the first box of that kind begins and ends, among the boxes between `start` and `end`."""
+    position = start
+    for _ in range(MAX_BOXES):
+        file.seek(position)
+        header = file.read(16)
+        if len(header) < 8 or position >= end:
+            return None
+        size, name = struct.unpack(">I4s", header[:8])
+        content = position + 8
+        if size == 1 and len(header) == 16:
+            (size,) = struct.unpack(">Q", header[8:])
+            content = position + 16
+        elif size == 0:
+            size = end - position
+        if size < content - position or position + size > end:
+            return None
+        if name == kind:
+            return content, position + size
+        position += size
+    return None

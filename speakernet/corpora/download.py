@@ -6,13 +6,12 @@ the next run goes on where the bytes end. Several files are fetched at once. Wha
 
 import contextlib
 import errno
-import http.client
 import json
 import logging
 import shutil
+import socket
 import threading
 import time
-import urllib.error
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,11 +21,19 @@ from tqdm import tqdm
 
 from speakernet.corpora import verified
 from speakernet.corpora.catalogue import RemoteFile
-from speakernet.corpora.http_client import Credentials, RangeError, Reply, http_get, shown_url
-from speakernet.corpora.parallel import parallel_map
+from speakernet.corpora.http_client import (
+    NETWORK_ERRORS,
+    Credentials,
+    RangeError,
+    RefusedError,
+    Reply,
+    http_get,
+    root_of,
+    shown_url,
+)
 from speakernet.corpora.safe_paths import Folder
 from speakernet.corpora.summary import StepSummary
-from speakernet.files import human_bytes
+from speakernet.files import human_bytes, md5_of, parallel_map
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +41,8 @@ BLOCK_BYTES = 1 << 20
 #: Codes after which asking again is useless: the user has to do something.
 FINAL_CODES = {400: "the request was refused", 401: "no or wrong credentials", 403: "access denied", 404: "not there",
                410: "gone"}  # fmt: skip
+#: What a machine without a network answers, where a server would have refused or gone silent.
+UNREACHABLE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
 
 
 class DownloadError(ValueError):
@@ -118,7 +127,7 @@ def download_file(
                 reasons.append(f"{shown_url(url)}: {error}")
                 break
             part = _part_path(root, file.name)
-            found = verified.md5_of(part)
+            found = md5_of(part)
             if file.md5 is None or found == file.md5:
                 part.replace(target)
                 _notes_path(root, file.name).unlink(missing_ok=True)
@@ -174,7 +183,7 @@ def _sizes(files: Sequence[RemoteFile], num_jobs: int, options: DownloadOptions)
         if file.num_bytes is not None:
             return file.num_bytes
         for url in file.urls:
-            with contextlib.suppress(OSError, RangeError, ValueError, http.client.HTTPException):
+            with contextlib.suppress(*NETWORK_ERRORS, OSError, RangeError, RefusedError, ValueError):
                 reply = http_get(url, credentials=options.credentials, timeout_seconds=options.timeout_seconds)
                 with reply.body:
                     return reply.total or 0
@@ -191,6 +200,7 @@ def _fetch_part(
     The count of failures begins anew whenever bytes arrived: a line that drops every minute still finishes.
     """
     failures = 0
+    is_first = True
     while True:
         before = _bytes_there(root, file.name)
         wait: float | None = None
@@ -200,23 +210,31 @@ def _fetch_part(
             reason = "the connection was cut"
         except DownloadError:
             raise
-        except urllib.error.HTTPError as error:
+        except RefusedError as error:
             if error.code in FINAL_CODES:
-                raise DownloadError(f"the server answered {error.code} ({FINAL_CODES[error.code]})") from error
-            reason = f"the server answered {error.code}"
-            retry_after = error.headers.get("Retry-After", "")
-            wait = float(retry_after) if retry_after.isdigit() else None
-        except (http.client.HTTPException, OSError) as error:
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise DownloadError(f"{error} ({FINAL_CODES[error.code]})") from error
+            reason = str(error)
+            wait = error.wait_seconds
+        except NETWORK_ERRORS as error:
+            cause = root_of(error)
+            reason = f"{type(cause).__name__}: {cause}"
+            if is_first and (isinstance(cause, socket.gaierror) or getattr(cause, "errno", None) in UNREACHABLE):
+                # Minutes of asking again help a line that drops, not a machine without one.
+                raise DownloadError(
+                    f"no way to the server ({reason}); is there a network, or a proxy to set?"
+                ) from error
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise DiskFullError(
                     f"the disk of {root.root} is full while fetching {file.name}; what was fetched is kept: "
                     "free some space and run this again"
                 ) from error
             if isinstance(error, PermissionError):
                 raise DownloadError(f"{root.root} is not writable: {error.strerror}") from error
-            reason = f"{type(error).__name__}: {getattr(error, 'reason', error)}"
+            reason = f"{type(error).__name__}: {error}"
         except ValueError as error:
             raise DownloadError(str(error)) from error
+        is_first = False
         failures = 1 if _bytes_there(root, file.name) > before else failures + 1
         if failures > options.num_retries:
             raise DownloadError(f"given up after {options.num_retries} attempts in a row ({reason})")

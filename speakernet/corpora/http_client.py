@@ -1,19 +1,21 @@
 """One HTTP GET with an optional start offset, credentials and safe redirects; the loop around it is in download.py.
 
-Credentials never leave for another host: they are sent to the server that the user named and dropped on a redirect
-elsewhere. No address is logged whole, since a query may hold an access key.
+Credentials never leave for another host: requests sends them to the server that the user named and drops them on a
+redirect elsewhere. No address is logged whole, since a query may hold an access key.
 """
 
-import base64
-import http.client
+import logging
 import re
-import urllib.error
 import urllib.parse
-import urllib.request
 from dataclasses import dataclass
 
+import requests
+import urllib3
+from urllib3.util.retry import Retry
+
 USER_AGENT = "speakernet-data-preparation"
-DEFAULT_PORTS = {"http": 80, "https": 443}
+#: What goes wrong on the way; an address that nobody can ask (`InvalidSchema` …) is a ValueError and not among them.
+NETWORK_ERRORS = (requests.ConnectionError, requests.Timeout, requests.TooManyRedirects, urllib3.exceptions.HTTPError)
 
 
 @dataclass(frozen=True)
@@ -26,22 +28,24 @@ class Credentials:
     def __repr__(self) -> str:
         return "Credentials(hidden)"
 
-    def header(self) -> str | None:
-        """The value of the Authorization header, or None."""
-        if not self.user and not self.password:
-            return None
-        return "Basic " + base64.b64encode(f"{self.user}:{self.password}".encode()).decode("ascii")
-
 
 @dataclass(frozen=True)
 class Reply:
     """A successful reply, its body not yet read. `start` is where the body begins; `total` the whole file's bytes."""
 
-    body: http.client.HTTPResponse
+    body: urllib3.response.BaseHTTPResponse
     start: int
     total: int | None
     validator: str | None
-    content_type: str
+
+
+class RefusedError(Exception):
+    """The server answered, with a code that is no success."""
+
+    def __init__(self, code: int, wait_seconds: float | None) -> None:
+        super().__init__(f"the server answered {code}")
+        self.code = code
+        self.wait_seconds = wait_seconds
 
 
 class RangeError(Exception):
@@ -62,6 +66,13 @@ def shown_url(url: str) -> str:
     return urllib.parse.urlunsplit((parts.scheme, parts.netloc.rsplit("@", 1)[-1], parts.path, "", ""))
 
 
+def root_of(error: BaseException) -> BaseException:
+    """The error of the system below those of the libraries, whose texts hold the whole address."""
+    while (below := error.__cause__ or error.__context__) is not None:
+        error = below
+    return error
+
+
 def http_get(
     url: str, *, start: int = 0, validator: str | None = None, credentials: Credentials, timeout_seconds: float
 ) -> Reply:
@@ -75,36 +86,37 @@ def http_get(
         timeout_seconds: longest silence of the server.
 
     Raises:
-        urllib.error.HTTPError: the server's refusal, with its code.
+        RefusedError: the server's refusal, with its code.
         RangeError: nothing from `start` on.
-        OSError: no connection, or cut.
+        NETWORK_ERRORS: no connection, or cut.
         ValueError: neither http nor https.
     """
     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
         raise ValueError(f"the address {shown_url(url)} is neither http nor https")
-    request = urllib.request.Request(url, headers={"User-Agent": USER_AGENT, "Accept-Encoding": "identity"})
-    authorization = credentials.header()
-    if authorization is not None:
-        request.add_unredirected_header("Authorization", authorization)
+    # Not unpacked on the way: offsets and sums are those of the file as it is published.
+    headers = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity"}
     if start:
-        request.add_header("Range", f"bytes={start}-")
+        headers["Range"] = f"bytes={start}-"
         if validator:
-            request.add_header("If-Range", validator)
-    opener = urllib.request.build_opener(_SafeRedirects)
+            headers["If-Range"] = validator
+    auth = (credentials.user, credentials.password) if credentials.user or credentials.password else None
     try:
-        body = opener.open(request, timeout=timeout_seconds)
-    except urllib.error.HTTPError as error:
-        if error.code == 416:
-            raise RangeError(_total_of(error.headers.get("Content-Range", ""))) from error
-        raise
-    return _reply(body)
+        reply = requests.get(url, headers=headers, auth=auth, stream=True, timeout=timeout_seconds)
+    except (requests.exceptions.InvalidSchema, requests.exceptions.InvalidURL) as error:
+        raise ValueError(f"the address {shown_url(url)} leads to one that is neither http nor https") from error
+    if reply.ok:
+        return _reply(reply)
+    reply.close()
+    if reply.status_code == 416:
+        raise RangeError(_total_of(reply.headers.get("Content-Range", "")))
+    raise RefusedError(reply.status_code, _wanted_wait(reply.headers.get("Retry-After", "")))
 
 
-def _reply(body: http.client.HTTPResponse) -> Reply:
-    headers = body.headers
+def _reply(reply: requests.Response) -> Reply:
+    headers = reply.headers
     start = 0
     total: int | None = None
-    if body.status == 206:
+    if reply.status_code == 206:
         match = re.match(r"bytes (\d+)-", headers.get("Content-Range", ""))
         start = int(match.group(1)) if match else 0
         total = _total_of(headers.get("Content-Range", ""))
@@ -113,7 +125,8 @@ def _reply(body: http.client.HTTPResponse) -> Reply:
     etag = headers.get("ETag", "")
     # A weak ETag may not be used with If-Range (RFC 9110, 13.1.5).
     validator = etag if etag and not etag.startswith("W/") else headers.get("Last-Modified")
-    return Reply(body, start, total, validator, headers.get_content_type())
+    # The raw body: requests would unpack what a server calls gzip, as some call every .tar.gz.
+    return Reply(reply.raw, start, total, validator)
 
 
 def _total_of(content_range: str) -> int | None:
@@ -121,26 +134,19 @@ def _total_of(content_range: str) -> int | None:
     return int(match.group(1)) if match else None
 
 
-class _SafeRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects (308 too, which Python 3.10 does not) and keeps credentials on the same host only."""
-
-    def http_error_308(self, req, fp, code, msg, headers):  # type: ignore[no-untyped-def]
-        return self.http_error_302(req, fp, 302, msg, headers)
-
-    def redirect_request(self, req, fp, code, msg, headers, newurl):  # type: ignore[no-untyped-def]
-        following = super().redirect_request(req, fp, code, msg, headers, newurl)
-        authorization = req.unredirected_hdrs.get("Authorization")
-        if following is not None and authorization and _same_server(req.full_url, newurl):
-            following.add_unredirected_header("Authorization", authorization)
-        return following
+def _wanted_wait(retry_after: str) -> float | None:
+    """Seconds that the server asks to be left alone, which it gives as a number or as a date."""
+    try:
+        return Retry().parse_retry_after(retry_after)
+    except urllib3.exceptions.InvalidHeader:
+        return None
 
 
-def _same_server(left: str, right: str) -> bool:
-    left_parts, right_parts = urllib.parse.urlsplit(left), urllib.parse.urlsplit(right)
-    if left_parts.hostname != right_parts.hostname:
-        return False
-    left_port, right_port = (parts.port or DEFAULT_PORTS.get(parts.scheme) for parts in (left_parts, right_parts))
-    if left_parts.scheme == right_parts.scheme:
-        return left_port == right_port
-    # http to https on the same host is an upgrade and keeps the credentials safe; the other way round it does not.
-    return (left_port, right_port) == (DEFAULT_PORTS["http"], DEFAULT_PORTS["https"])
+def _without_query(record: logging.LogRecord) -> bool:
+    if isinstance(record.args, tuple):
+        record.args = tuple(one.split("?")[0] if isinstance(one, str) else one for one in record.args)
+    return True
+
+
+# urllib3 logs each request with its query, where the access key stands.
+logging.getLogger("urllib3.connectionpool").addFilter(_without_query)

@@ -70,7 +70,7 @@ def usable_utterances(
     if not len(found):
         raise ValueError(f"{root}: no utterances were found; see --help for the layouts that are understood")
     source = FolderSource(root, keep_lookup=False, show_progress=True)
-    lookup = source.lookup(found.names, num_threads=max(4, num_jobs))
+    lookup = source.lookup_table(found.names, num_threads=max(4, num_jobs))
     seconds = lookup.seconds
     for row, problem in sorted(lookup.problems.items()):
         summary.add_broken(found.names[row], problem)

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 
 from speakernet.corpora.conversion import Conversion, ConversionOptions, convert_all
-from speakernet.corpora.ffmpeg import find_ffmpeg
 from speakernet.corpora.listing import listable_rows, usable_utterances, write_lists
 from speakernet.corpora.pairing import PairRules
 from speakernet.corpora.recipe import write_recipe
@@ -23,6 +22,7 @@ from speakernet.corpora.utterances import (
     row_by_pattern,
 )
 from speakernet.corpora.walking import CONVERTIBLE_SUFFIXES, READABLE_SUFFIXES, walk_files
+from speakernet.data.ffmpeg import find_ffmpeg
 
 logger = logging.getLogger(__name__)
 

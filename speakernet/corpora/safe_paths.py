@@ -4,8 +4,6 @@ A name is data. It is never handed to a shell, never followed through a link, an
 named.
 """
 
-import os
-import secrets
 from pathlib import Path, PurePosixPath
 
 
@@ -67,23 +65,3 @@ class Folder:
             )
         folder.mkdir(parents=True, exist_ok=True)
         self._known.add(folder)
-
-
-def temporary_beside(path: Path) -> Path:
-    """A name in the same folder for a half-written file; `remove_leftovers` finds such names after a kill."""
-    # Random rather than made from the name, which may already have the longest length that a file system takes.
-    return path.with_name(f".{secrets.token_hex(8)}.half")
-
-
-def remove_leftovers(root: Path) -> int:
-    """Remove half-written files that a killed run left under `root`; the number removed.
-
-    Only for a folder that no other process prepares at this moment (`locking.exclusive` calls it).
-    """
-    removed = 0
-    for folder, _, names in os.walk(root):
-        for name in names:
-            if name.startswith(".") and name.endswith((".half", ".tmp")):
-                Path(folder, name).unlink(missing_ok=True)
-                removed += 1
-    return removed

@@ -4,34 +4,12 @@ A verified file `vox1.zip` has a small note `.prepared/vox1.zip.json` beside it.
 the file is read and summed again.
 """
 
-import hashlib
 import json
 from pathlib import Path
 
-from tqdm import tqdm
-
-from speakernet.files import atomic_write
+from speakernet.files import atomic_write, md5_of
 
 NOTES_FOLDER = ".prepared"
-BLOCK_BYTES = 1 << 20
-#: A file that is summed in less than a second or so needs no progress bar.
-SHOWN_BYTES = 512 << 20
-
-
-def md5_of(path: str | Path) -> str:
-    """MD5 of a file's content as lower-case hex, read in blocks, with a progress bar where it takes a while."""
-    path = Path(path)
-    digest = hashlib.md5(usedforsecurity=False)
-    num_bytes = path.stat().st_size
-    bar = tqdm(
-        total=num_bytes, desc=f"verify {path.name}", unit="B", unit_scale=True, dynamic_ncols=True, leave=False,
-        disable=num_bytes < SHOWN_BYTES,
-    )  # fmt: skip
-    with path.open("rb") as file, bar:
-        while block := file.read(BLOCK_BYTES):
-            digest.update(block)
-            bar.update(len(block))
-    return digest.hexdigest()
 
 
 def remember(path: Path, md5: str) -> None:

@@ -20,12 +20,13 @@ from speakernet.corpora.catalogue import Corpus, RemoteFile
 from speakernet.corpora.conversion import Conversion, ConversionOptions, convert_all
 from speakernet.corpora.download import DownloadOptions, download_all
 from speakernet.corpora.listing import listable_rows, usable_utterances
-from speakernet.corpora.safe_paths import Folder, temporary_beside
+from speakernet.corpora.safe_paths import Folder
 from speakernet.corpora.summary import StepSummary
 from speakernet.corpora.utterances import row_by_folder
 from speakernet.corpora.walking import walk_files
 from speakernet.data.lists import read_trials, write_training_list
 from speakernet.data.sources import FolderSource
+from speakernet.files import md5_of, temporary_beside
 
 logger = logging.getLogger(__name__)
 
@@ -239,12 +240,12 @@ def _copy_lists(source: Path, folder: Folder, lists: Corpus, summary: StepSummar
         found = source / name
         if not found.is_file():
             continue
-        md5 = verified.md5_of(found)
+        md5 = md5_of(found)
         if md5 != file.md5:
             summary.add_broken(str(found), f"MD5 is {md5}, published is {file.md5}")
             continue
         target = folder.path(name)
-        if target.is_file() and verified.md5_of(target) == md5:
+        if target.is_file() and md5_of(target) == md5:
             summary.add_skipped()
             continue
         half = temporary_beside(target)

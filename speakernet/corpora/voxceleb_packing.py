@@ -9,9 +9,9 @@ import os
 from pathlib import Path
 
 from speakernet.corpora import verified
-from speakernet.corpora.ffmpeg import FFMPEG_VARIABLE
 from speakernet.corpora.summary import StepSummary
 from speakernet.corpora.voxceleb import SUBSETS, TRAINING_SUBSETS, VoxCelebJob
+from speakernet.data.ffmpeg import FFMPEG_VARIABLE
 from speakernet.data.lists import StringTable, write_training_list
 from speakernet.data.packed.corpus import PackedSource
 from speakernet.data.packed.inputs import open_inputs

@@ -6,7 +6,6 @@ them for nothing. Nothing here opens audio.
 
 import functools
 import itertools
-import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,20 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
+from speakernet.data.list_lines import Lines, ListError, ListFile, MalformedRows
 from speakernet.data.sharing import SharedArray
 from speakernet.files import atomic_write
 
-BLOCK_BYTES = 8 << 20  # Lines are parsed by blocks of about this size, so that the masks stay small.
 MAX_SPEAKER_BYTES = 255
-NEWLINE, TAB, SPACE = 10, 9, 32
-_WHITESPACE = np.zeros(256, dtype=bool)
-_WHITESPACE[[9, 10, 11, 12, 13, 32]] = True
 KALDI_LABELS = {b"nontarget": 0, b"target": 1}
 TRIAL_FORMS = "'1 enrol test' or '0 enrol test', 'enrol test target|nontarget', or 'enrol test' for unlabelled pairs"
-
-
-class ListError(ValueError):
-    """A list that cannot be used; the message names the file, the line and what was expected."""
 
 
 class StringTable(Sequence[str]):
@@ -127,12 +119,14 @@ class TrainingList:
         labels: index into `speakers` for each utterance, int32 (utterances,).
         speakers: the speakers' names, sorted, so that a label means the same on every machine.
         source: the file it came from, for messages.
+        sha256: of that file; empty for a list that came from none.
     """
 
     paths: StringTable
     labels: np.ndarray
     speakers: StringTable
     source: str
+    sha256: str = ""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -148,6 +142,7 @@ class TrialList:
         test: row of the test utterance of each trial, int32 (trials,).
         labels: 1 target, 0 non-target, int8 (trials,); None for unlabelled pairs.
         source: the file it came from, for messages.
+        sha256: of that file; empty for a list that came from none.
     """
 
     names: StringTable
@@ -155,6 +150,7 @@ class TrialList:
     test: np.ndarray
     labels: np.ndarray | None
     source: str
+    sha256: str = ""
 
     def __len__(self) -> int:
         return len(self.enrol)
@@ -168,29 +164,30 @@ class TrialList:
         return total
 
 
-def read_training_list(path: str | Path) -> TrainingList:
+def read_training_list(path: str | Path, malformed: MalformedRows | None = None) -> TrainingList:
     """Read `speaker path` lines; the path is all after the first white space. Blank lines are skipped.
+
+    Args:
+        path: of the list.
+        malformed: where malformed rows are noted and left out; without it the first one is an error.
 
     Raises:
         ListError: missing, empty, not UTF-8, or a malformed line (named with its number).
     """
+    file = ListFile(path, malformed)
     names: dict[bytes, int] = {}
     labels, contents, lengths = [], [], []
-    for block, first_line in _blocks(path):
-        starts, ends, first, count = _tokens(block, tabs_only_where_present=False)
-        bad = np.flatnonzero(count == 1)
-        if len(bad):
-            text = _line_text(block, bad[0])
-            raise ListError(f"{path}, line {first_line + int(bad[0])}: expected 'speaker path', found {text!r}")
-        first, count = first[count > 0], count[count > 0]
+    for lines in file.blocks(tabs_only_where_present=False):
+        kept = _well_formed(lines, file)
+        first, count = lines.first[kept], lines.count[kept]
         if not len(first):
             continue
-        labels.append(_speaker_labels(block, starts[first], ends[first], names, path))
-        path_starts, path_ends = starts[first + 1], ends[first + count - 1]
-        mark = np.zeros(len(block) + 1, dtype=np.int8)
+        labels.append(_speaker_labels(lines.content, lines.starts[first], lines.ends[first], names))
+        path_starts, path_ends = lines.starts[first + 1], lines.ends[first + count - 1]
+        mark = np.zeros(len(lines.content) + 1, dtype=np.int8)
         mark[path_starts] = 1
         mark[path_ends] = -1
-        contents.append(block[np.cumsum(mark[:-1], dtype=np.int8).view(bool)])
+        contents.append(lines.content[np.cumsum(mark[:-1], dtype=np.int8).view(bool)])
         lengths.append(path_ends - path_starts)
     if not labels:
         raise ListError(f"{path}: the list is empty; expected one 'speaker path' a line")
@@ -202,34 +199,38 @@ def read_training_list(path: str | Path) -> TrainingList:
     np.cumsum(np.concatenate(lengths), out=offsets[1:])
     paths = StringTable(np.concatenate(contents), offsets)
     speakers = StringTable.from_strings(name.decode("utf-8") for name in by_name)
-    return TrainingList(paths, new_label[np.concatenate(labels)], speakers, str(path))
+    return TrainingList(paths, new_label[np.concatenate(labels)], speakers, str(path), file.sha256)
 
 
-def read_trials(path: str | Path) -> TrialList:
+def read_trials(path: str | Path, malformed: MalformedRows | None = None) -> TrialList:
     """Read trials: label first (`1 enrol test`), Kaldi's (`enrol test target`) or unlabelled pairs; one form a file.
 
     A line with tabs is split at tabs only, so that names may hold spaces.
 
+    Args:
+        path: of the list.
+        malformed: where malformed rows are noted and left out; without it the first one is an error.
+
     Raises:
         ListError: missing, empty, not UTF-8, or a malformed line (named with its number).
     """
+    file = ListFile(path, malformed)
     rows: dict[bytes, int] = {}
     pairs: list[int] = []
     labels: list[int] = []
     form = ""
-    for block, first_line in _blocks(path):
-        starts, ends, first, count = _tokens(block, tabs_only_where_present=True)
-        content = block.tobytes()
-        start_list, end_list = starts.tolist(), ends.tolist()
-        for line, (token, num_tokens) in enumerate(zip(first.tolist(), count.tolist(), strict=True)):
+    for lines in file.blocks(tabs_only_where_present=True):
+        content = lines.content.tobytes()
+        starts, ends = lines.starts.tolist(), lines.ends.tolist()
+        for line, (token, num_tokens) in enumerate(zip(lines.first.tolist(), lines.count.tolist(), strict=True)):
             if num_tokens == 0:
                 continue
-            fields = [content[start_list[t] : end_list[t]].strip() for t in range(token, token + min(num_tokens, 4))]
+            fields = [content[starts[t] : ends[t]].strip() for t in range(token, token + min(num_tokens, 4))]
             form = form or _trial_form(fields)
             label, enrol, test = _split_trial(fields, form)
             if enrol is None or test is None:
-                found = _line_text(block, line)
-                raise ListError(f"{path}, line {first_line + line}: expected {form or TRIAL_FORMS}, found {found!r}")
+                file.refuse(lines.number(line), f"expected {form or TRIAL_FORMS}, found {lines.text(line)!r}")
+                continue
             pairs.append(rows.setdefault(enrol, len(rows)))
             pairs.append(rows.setdefault(test, len(rows)))
             labels.append(label)
@@ -238,7 +239,7 @@ def read_trials(path: str | Path) -> TrialList:
     both = np.array(pairs, dtype=np.int32).reshape(-1, 2)
     names = StringTable.from_strings(name.decode("utf-8") for name in rows)
     known = None if labels[0] < 0 else np.array(labels, dtype=np.int8)
-    return TrialList(names, both[:, 0].copy(), both[:, 1].copy(), known, str(path))
+    return TrialList(names, both[:, 0].copy(), both[:, 1].copy(), known, str(path), file.sha256)
 
 
 def write_training_list(path: str | Path, pairs: Iterable[tuple[str, str]]) -> None:
@@ -270,75 +271,25 @@ def write_trials(path: str | Path, rows: Iterable[tuple[int | None, str, str]]) 
             file.write(("\t" if any(" " in field for field in fields) else " ").join(fields) + "\n")
 
 
-def _blocks(path: str | Path) -> Iterator[tuple[np.ndarray, int]]:
-    """Whole-line blocks of the file as uint8 arrays, each with the number of its first line."""
-    try:
-        file = Path(path).open("rb")  # noqa: SIM115  closed below, outside of the error's reach
-    except OSError as error:
-        reason = os.strerror(error.errno or 0)
-        raise ListError(f"{path}: cannot read the list ({reason}); give the path of a text file") from error
-    with file:
-        rest, line = b"", 1
-        while True:
-            data = file.read(BLOCK_BYTES)
-            if line == 1 and not rest and data.startswith(b"\xef\xbb\xbf"):
-                data = data[3:]
-            block = rest + data
-            cut = block.rfind(b"\n") + 1 if data else len(block)
-            block, rest = block[:cut], block[cut:]
-            if block:
-                _check_text(block, path, line)
-                yield np.frombuffer(block, dtype=np.uint8), line
-                line += block.count(b"\n")
-            if not data:
-                return
+def _well_formed(lines: Lines, file: ListFile) -> np.ndarray:
+    """Which lines are rows of a training list, bool (lines,): neither blank nor malformed."""
+    kept = lines.count > 1
+    for line in np.flatnonzero(lines.count == 1).tolist():
+        file.refuse(lines.number(line), f"expected 'speaker path', found {lines.text(line)!r}")
+    first = lines.first[kept]
+    lengths = lines.ends[first] - lines.starts[first]
+    for line in np.flatnonzero(kept)[lengths > MAX_SPEAKER_BYTES].tolist():
+        found = int(lines.ends[lines.first[line]] - lines.starts[lines.first[line]])
+        problem = f"a speaker name of {found} bytes ({lines.text(line)[:40]!r}…); at most {MAX_SPEAKER_BYTES} are taken"
+        file.refuse(lines.number(line), problem)
+        kept[line] = False
+    return kept
 
 
-def _check_text(block: bytes, path: str | Path, first_line: int) -> None:
-    """Refuse what is not UTF-8 text."""
-    position = block.find(b"\0")
-    if position < 0:
-        try:
-            block.decode("utf-8")
-            return
-        except UnicodeDecodeError as error:
-            position = error.start
-    line = first_line + block.count(b"\n", 0, position)
-    raise ListError(f"{path}, line {line}: not UTF-8 text; save the list as UTF-8")
-
-
-def _tokens(
-    block: np.ndarray, *, tabs_only_where_present: bool
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Split a block: starts and ends of its words (words,), first word and number of words of each line (lines,)."""
-    is_gap = _WHITESPACE[block]
-    line_ends = np.flatnonzero(block == NEWLINE)
-    if not len(line_ends) or line_ends[-1] != len(block) - 1:
-        line_ends = np.append(line_ends, len(block))
-    line_starts = np.concatenate([[0], line_ends[:-1] + 1])
-    if tabs_only_where_present:
-        tabs = np.flatnonzero(block == TAB)
-        has_tab = np.searchsorted(tabs, line_ends) > np.searchsorted(tabs, line_starts)
-        if has_tab.any():
-            lengths = np.diff(np.append(line_starts, len(block)))
-            is_gap &= ~(np.repeat(has_tab, lengths) & (block == SPACE))
-    padded = np.ones(len(block) + 2, dtype=bool)
-    padded[1:-1] = is_gap
-    starts = np.flatnonzero(padded[:-1] & ~padded[1:])[: len(block)]
-    ends = np.flatnonzero(~padded[:-1] & padded[1:])
-    first = np.searchsorted(starts, line_starts)
-    return starts, ends, first, np.searchsorted(starts, line_ends) - first
-
-
-def _speaker_labels(
-    block: np.ndarray, starts: np.ndarray, ends: np.ndarray, names: dict[bytes, int], path: str | Path
-) -> np.ndarray:
+def _speaker_labels(block: np.ndarray, starts: np.ndarray, ends: np.ndarray, names: dict[bytes, int]) -> np.ndarray:
     """Number of each line's speaker in order of first mention, int32 (lines,); grows `names`."""
     lengths = ends - starts
     width = int(lengths.max())
-    if width > MAX_SPEAKER_BYTES:
-        text = block[starts[lengths.argmax()] : ends[lengths.argmax()]][:40].tobytes().decode("utf-8", "replace")
-        raise ListError(f"{path}: a speaker name of {width} bytes ({text!r}…); at most {MAX_SPEAKER_BYTES} are taken")
     columns = np.arange(width)
     # Zero-padded rows of equal width compare as NumPy byte strings; the text was checked to hold no zero byte.
     positions = np.minimum(starts[:, None] + columns, len(block) - 1)
@@ -351,18 +302,14 @@ def _speaker_labels(
     return heads[np.cumsum(is_head) - 1]
 
 
-def _line_text(block: np.ndarray, line: int) -> str:
-    return block.tobytes().split(b"\n")[line].decode("utf-8", "replace").strip()[:120]
-
-
 def _trial_form(fields: list[bytes]) -> str:
     """Which form a file has, by its first line; empty when it has none of them."""
     if len(fields) == 2:
-        return "'enrol test' (as on the first line)"
+        return "'enrol test' (as the lines before it)"
     if len(fields) == 3 and fields[0] in (b"0", b"1"):
-        return "'1 enrol test' or '0 enrol test' (as on the first line)"
+        return "'1 enrol test' or '0 enrol test' (as the lines before it)"
     if len(fields) == 3 and fields[2] in KALDI_LABELS:
-        return "'enrol test target' or 'enrol test nontarget' (as on the first line)"
+        return "'enrol test target' or 'enrol test nontarget' (as the lines before it)"
     return ""
 
 

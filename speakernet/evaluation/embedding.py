@@ -161,7 +161,7 @@ def checked_lengths(source: AudioSource, names: StringTable, num_threads: int) -
     Raises:
         AudioError: utterances that are missing or cannot be read, the first ten by name, and how many there are.
     """
-    lookup = source.lookup(names, num_threads)
+    lookup = source.lookup_table(names, num_threads)
     if lookup.problems:
         rows = sorted(lookup.problems)
         shown = "; ".join(f"{names[row]}: {lookup.problems[row]}" for row in rows[:MAX_NAMED])

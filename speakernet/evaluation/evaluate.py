@@ -29,7 +29,7 @@ from speakernet.evaluation.score_files import write_scores
 from speakernet.evaluation.score_norm import cohort_statistics, normalize_scores
 from speakernet.evaluation.scoring import cosine_scores, mean_distance_scores, mean_embeddings
 from speakernet.evaluation.speakers import speakers_of
-from speakernet.files import atomic_write, sha256_of
+from speakernet.files import atomic_write
 
 logger = logging.getLogger(__name__)
 
@@ -170,7 +170,7 @@ def evaluate(
     results = figures(trials, scored.scores, llrs=llrs, **measuring)
     scored.seconds["figures"] = time.perf_counter() - start
     results["backend"] = backend.describe(options)
-    results["lists"] = [{"role": "trials", "name": Path(trials.source).name, "sha256": _sha256(trials.source)}]
+    results["lists"] = [{"role": "trials", "name": Path(trials.source).name, "sha256": trials.sha256}]
     results["timings_seconds"] = {name: round(value, 3) for name, value in scored.seconds.items()}
     results["seconds"] = time.perf_counter() - begin
     speakers = speakers_of(trials, measuring.get("speaker_table"))
@@ -216,7 +216,7 @@ def embed_mode(
     if options.store is None or not options.model_digest:
         return embed_utterances(net, source, names, **embed)  # type: ignore[arg-type]
     settings = {"frames": frames, "crops": options.num_crops if frames else 1, "precision": options.precision}
-    key = store_key(options.model_digest, names, source.lookup(names, options.num_workers), settings)
+    key = store_key(options.model_digest, names, source.lookup_table(names, options.num_workers), settings)
     path = options.store / f"{list_name}.{mode}.npz"
     kept = distributed.broadcast_object(load_embeddings(path, key) if distributed.is_main() else None)
     if kept is not None:
@@ -242,7 +242,7 @@ def calibration_inputs(inputs: tuple[str, ...], scored: Scored, trials: TrialLis
 def _quality(name: str, scored: Scored, trials: TrialList, source: AudioSource) -> np.ndarray:
     """A quality measure of every utterance, (utterances,)."""
     if name == "duration":
-        return np.log(np.maximum(source.lookup(trials.names).num_samples, 1) / source.sample_rate)
+        return np.log(np.maximum(source.lookup_table(trials.names).num_samples, 1) / source.sample_rate)
     if name == "magnitude":
         first = next(iter(scored.embeddings.values()))
         return np.log(np.maximum(np.linalg.norm(first, axis=2).mean(axis=1), 1e-12))
@@ -271,10 +271,6 @@ def _score_mode(
     statistics = cohort_statistics(units, backend.cohort, top)
     scores = normalize_scores(scores, trials.enrol, trials.test, statistics, backend.score_norm)
     return scores, units, statistics.mean
-
-
-def _sha256(path: str) -> str:
-    return sha256_of(path) if Path(path).is_file() else ""
 
 
 def plain_backend(values: Mapping[str, Any]) -> str:

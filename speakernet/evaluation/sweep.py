@@ -14,8 +14,9 @@ import numpy as np
 import torch
 
 from speakernet.data.augment.augmenter import Augmenter, Drawn, mu_law_codec, telephone_band
-from speakernet.data.augment.banks import ClipBank, RoomBank
+from speakernet.data.augment.banks import ClipBank, RirBank
 from speakernet.data.augment.options import AugmentOptions
+from speakernet.data.cache import AudioCache
 from speakernet.data.lists import StringTable, TrialList
 from speakernet.data.lookup import LookupTable
 from speakernet.data.sources import AudioSource, RowReader
@@ -70,15 +71,15 @@ class DegradedSource(AudioSource):
         waveform = self._transform(self._source.read(name), self._row_of[name])
         return waveform[start:] if num_samples is None else waveform[start : start + num_samples]
 
-    def lookup(self, names: StringTable, num_threads: int = 8) -> LookupTable:
-        """Of the audio as it is."""
-        return self._source.lookup(names, num_threads)
+    def _look_up(self, names: StringTable, num_threads: int) -> LookupTable:
+        # A degraded utterance is as long as the one it was made of.
+        return self._source.lookup_table(names, num_threads)
 
     def missing(self, names: StringTable) -> np.ndarray:
         """Of the audio as it is."""
         return self._source.missing(names)
 
-    def rows(self, names: StringTable, lookup: LookupTable) -> RowReader:
+    def rows(self, names: StringTable, table: LookupTable, cache: AudioCache | None = None) -> RowReader:
         """Refused: crops read from within a file cannot be degraded as the whole is.
 
         Raises:
@@ -88,7 +89,7 @@ class DegradedSource(AudioSource):
 
 
 def sweep_steps(
-    kinds: Sequence[str], banks: Mapping[str, ClipBank], rooms: RoomBank | None, *, sample_rate: int, seed: int = 0
+    kinds: Sequence[str], banks: Mapping[str, ClipBank], rooms: RirBank | None, *, sample_rate: int, seed: int = 0
 ) -> dict[str, list[Step]]:
     """The steps of each kind, from the least to the most.
 
@@ -183,7 +184,7 @@ def _noise_steps(banks: Mapping[str, ClipBank], sample_rate: int, seed: int) -> 
     return steps
 
 
-def _reverb_steps(rooms: RoomBank | None, sample_rate: int, seed: int) -> list[Step]:
+def _reverb_steps(rooms: RirBank | None, sample_rate: int, seed: int) -> list[Step]:
     assert rooms is not None
     only_rooms = AugmentOptions(probability=1.0, categories=["reverb"])
     wet = _augmenting(Augmenter({}, rooms, only_rooms, sample_rate=sample_rate, seed=seed), threading.Lock())

@@ -2,7 +2,7 @@
 
 The C library gives the memory of a large tensor back to the system as soon as it is freed, and the next step gets it
 again zeroed in pages of 4 KiB; for large networks that takes longer than their arithmetic (docs/performance.md).
-`speakernet.cli` switches huge pages on before torch is imported, which is when torch looks.
+`speakernet.cli` switches huge pages on before torch is imported, which is when torch looks; no torch is imported here.
 """
 
 import ctypes

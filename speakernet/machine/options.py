@@ -1,15 +1,21 @@
-"""The options of `speakernet.machine.limits`: how torch is set on this machine. No torch is imported here."""
+"""The options of this room: which device, and how torch is set on this machine. No torch is imported here."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
 
 from speakernet.options import Options, Processes, Share
 
 
 @dataclass(kw_only=True)
 class MachineOptions(Options):
-    """Threads, memory and the switches of torch's libraries."""
+    """Device, threads, memory and the switches of torch's libraries."""
 
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto takes a GPU where there is one (of CUDA or ROCm; a Mac trains on its CPU, mps is not supported)."""
+    gpu_id: Annotated[int, Ge(0), Le(1023)] | None = None
+    """Which GPU, counted from 0; empty: the first (several processes: not yet)."""
     deterministic: bool = False
     """Only operations that give the same bits every time, on the same machine and versions."""
     threads: Processes | Literal["auto"] = "auto"

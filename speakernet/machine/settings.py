@@ -1,45 +1,31 @@
-"""What this machine is and how torch is set on it: facts for the log and the results, settings with their reasons.
+"""How torch is set on this machine: each switch applied once, with the reason why it is what it is.
 
-Knows nothing of models or data. Settings are process-wide, so they are applied once, by whoever starts the run.
+Knows nothing of models or data. Settings are process-wide, so they are applied by whoever starts the run.
 """
 
-import contextlib
-import functools
-import importlib.metadata
 import logging
 import os
-import platform
-import threading
-import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal
 
-import psutil
 import torch
 
 from speakernet.files import human_bytes
 from speakernet.machine.allocation import huge_pages, keep_freed_memory, return_freed_memory
-from speakernet.machine.limits import total_memory_bytes, usable_cores
+from speakernet.machine.limits import usable_cores
 from speakernet.machine.measuring import measuring
+from speakernet.machine.memory import process_memory_bytes
 from speakernet.machine.options import MachineOptions
 
 logger = logging.getLogger(__name__)
 
-PACKAGES = ("speakernet", "torch", "torchaudio", "numpy", "scipy", "soundfile")
 ATTENTION_SWITCHES = {
     "flash": "enable_flash_sdp",
     "efficient": "enable_mem_efficient_sdp",
     "math": "enable_math_sdp",
     "cudnn": "enable_cudnn_sdp",
 }
-SAMPLE_SECONDS = 0.01
 MOST_THREADS_A_CORE = 4
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -52,39 +38,6 @@ class AppliedSetting:
 
     def __str__(self) -> str:
         return f"{self.name} = {self.value} ({self.reason})"
-
-
-def system_info() -> dict[str, Any]:
-    """Versions, processor, memory and GPUs as plain values, as `results.json` and the report keep them."""
-    info: dict[str, Any] = {
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        "versions": {name: _version(name) for name in PACKAGES},
-        "cpu": _cpu_name(),
-        "cpu_cores": usable_cores(),
-        "gpus": [],
-    }
-    with measuring("memory of the machine"):
-        info["memory_bytes"] = total_memory_bytes()
-    with measuring("name and memory of the GPUs"):
-        if torch.cuda.is_available():
-            info["cuda"] = torch.version.cuda
-            info["gpus"] = [
-                {"name": properties.name, "memory_bytes": int(properties.total_memory)}
-                for properties in map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
-            ]
-    return info
-
-
-def log_system_info() -> dict[str, Any]:
-    """Write the machine's facts to the log in two lines and return them."""
-    info = system_info()
-    versions = ", ".join(f"{name} {version}" for name, version in info["versions"].items() if version)
-    gpus = ", ".join(f"{gpu['name']} ({human_bytes(gpu['memory_bytes'])})" for gpu in info["gpus"]) or "no GPU"
-    logger.info("python %s, %s", info["python"], versions)
-    memory = human_bytes(info["memory_bytes"]) if "memory_bytes" in info else "an unknown amount"
-    logger.info("%s, %d cores, %s of memory; %s", info["cpu"], info["cpu_cores"], memory, gpus)
-    return info
 
 
 def performance_info() -> dict[str, Any]:
@@ -137,80 +90,6 @@ def optimize_torch_settings(
         "cudnn_benchmark": options.cudnn_benchmark is True,
     }
     return applied + [AppliedSetting(name, "no effect", "there is no GPU") for name, value in asked.items() if value]
-
-
-def process_memory_bytes() -> int:
-    """Memory of this process in RAM now (resident set size)."""
-    return int(psutil.Process().memory_info().rss)
-
-
-@contextlib.contextmanager
-def timed(name: str) -> Iterator[None]:
-    """Log how long the block took.
-
-    >>> with timed("adding"):
-    ...     total = 1 + 1
-    """
-    start = time.perf_counter()
-    try:
-        yield
-    finally:
-        logger.info("%s took %.2f s", name, time.perf_counter() - start)
-
-
-def log_time(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator: log how long each call took, by the function's name."""
-
-    @functools.wraps(function)
-    def wrapper(*arguments: P.args, **options: P.kwargs) -> R:
-        with timed(function.__qualname__):
-            return function(*arguments, **options)
-
-    return wrapper
-
-
-class MemoryMonitor:
-    """Samples this process's memory in a thread while the block runs.
-
-    Attributes:
-        start_bytes: resident memory at the beginning.
-        peak_bytes: the most that was seen.
-    """
-
-    def __init__(self, sample_seconds: float = SAMPLE_SECONDS, read: Callable[[], int] = process_memory_bytes) -> None:
-        self._sample_seconds = sample_seconds
-        self._read = read
-        self._stop = threading.Event()
-        self.start_bytes = self.peak_bytes = 0
-
-    def __enter__(self) -> "MemoryMonitor":
-        self._stop.clear()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self.start_bytes = self.peak_bytes = 0
-        self._sample()
-        self.start_bytes = self.peak_bytes
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._thread.join()
-        self._sample()
-
-    @property
-    def added_bytes(self) -> int:
-        """How much the peak lies above the beginning."""
-        return self.peak_bytes - self.start_bytes
-
-    def _watch(self) -> None:
-        while not self._stop.wait(self._sample_seconds):
-            self._sample()
-
-    def _sample(self) -> None:
-        with measuring("memory of the process"):
-            self.peak_bytes = max(self.peak_bytes, self._read())
 
 
 def _set_determinism(deterministic: bool) -> AppliedSetting:
@@ -273,20 +152,3 @@ def _set_threads(threads: int | Literal["auto"], interop_threads: int) -> list[A
                 AppliedSetting("interop_threads", now, "torch takes it once, before its first parallel operation")
             )
     return applied
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from speakernet.files import human_bytes
 from speakernet.machine.allocation import release_freed_memory
 from speakernet.machine.limits import usable_memory_bytes
-from speakernet.machine.settings import MemoryMonitor, process_memory_bytes
+from speakernet.machine.memory import MemoryMonitor, process_memory_bytes
 
 logger = logging.getLogger(__name__)
 

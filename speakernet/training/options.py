@@ -390,10 +390,6 @@ class RuntimeOptions(MachineOptions, PrecisionOptions, CompileOptions, ProfileOp
 
     seed: Annotated[int, Ge(0), Le(LARGEST_SEED)] = 10
     """Every random choice follows from this number."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto takes a GPU where there is one."""
-    gpu_id: Annotated[int, Ge(0), Le(1023)] | None = None
-    """Which GPU, counted from 0; empty: the first (several processes: not yet)."""
     channels_last: Switch = "auto"
     """Memory layout of 2-D convolution weights; auto: on, but for float32 on a GPU (up to a quarter faster on CPUs)."""
     gradient_checkpointing: bool = False

@@ -9,13 +9,12 @@ import dataclasses
 import logging
 import platform
 from collections.abc import Callable
-from functools import lru_cache
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
+from speakernet.machine.facts import cpu_flags
 from speakernet.seeding import capture_random_state, restore_random_state
 from speakernet.training.options import PrecisionOptions
 
@@ -23,23 +22,9 @@ logger = logging.getLogger(__name__)
 
 PRECISIONS = ("no", "bf16", "fp16")
 DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# /proc/cpuinfo's names: x86 AVX512-BF16 and AMX, Arm's BF16 extension.
+# Linux's names of x86 AVX512-BF16 and AMX, Arm's BF16 extension.
 _BF16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
 _FP16_FLAGS = ("amx_fp16", "avx512_fp16", "asimdhp", "fphp")
-
-
-@lru_cache(maxsize=1)
-def cpu_flags() -> frozenset[str]:
-    """The processor's instruction-set flags as Linux names them; empty where there is no /proc/cpuinfo."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return frozenset()
-    for line in text.splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() in ("flags", "Features"):
-            return frozenset(value.split())
-    return frozenset()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,14 +4,13 @@ The trainer hands in the times; the tracker keeps a window since the last summar
 """
 
 import dataclasses
-import resource
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from speakernet.machine.measuring import measuring
+from speakernet.machine.memory import process_peak_bytes
 
 PARTS = ("data", "forward_backward", "optimizer")
 
@@ -101,12 +100,6 @@ class PerformanceTracker:
             "accumulation_share": (self.accumulation_steps - 1) / self.accumulation_steps,
             **memory_summary(self.device),
         }
-
-
-def process_peak_bytes() -> int:
-    """The most memory this process has held so far."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def memory_summary(device: torch.device) -> dict[str, float]:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from speakernet.assembly.data import build_training_loader
+from speakernet.assembly.inputs import Inputs
 from speakernet.assembly.large_margin import large_margin_config, train_large_margin_stage
 from speakernet.assembly.model import build_loss, build_model
 from speakernet.assembly.refusals import refuse_impossible
@@ -15,13 +16,13 @@ from speakernet.assembly.training import (
     build_precision,
     build_schedules,
     build_trainer,
-    choose_device,
     prepare_machine,
 )
 from speakernet.checkpoint import CheckpointError
 from speakernet.config import ConfigError, load_config
 from speakernet.config.schema import Config, config_from_dict, problems, replaced
 from speakernet.data.audio import write_audio
+from speakernet.machine.device import choose_device
 from speakernet.models.model_file import load_model_file
 from speakernet.training.compiling import NoCompiler
 from speakernet.training.interrupts import Interrupted
@@ -72,9 +73,10 @@ def tiny_config(corpus: Path, **sections) -> Config:
 
 def ready(config: Config, folder: Path, validate=lambda net: {"eer_percent": 10.0}, **options):
     torch.manual_seed(0)
-    loader = build_training_loader(config, CPU)
+    loader = build_training_loader(config, Inputs(config, CPU))
     net, loss = build_model(config), build_loss(config, loader.num_classes)
-    return build_trainer(config, net, loss, loader, lambda: validate(net), folder, **options), net, loss
+    refuse_impossible(config, net, CPU)
+    return build_trainer(config, net, loss, loader, lambda: validate(net), folder, CPU, **options), net, loss
 
 
 def test_real_parts_train_and_leave_a_model_file(corpus: Path, tmp_path: Path):
@@ -218,7 +220,7 @@ def test_large_margin_stage_goes_on_with_the_same_weights(corpus: Path, tmp_path
     )
     trainer, net, loss = ready(config, tmp_path)
     trainer.train()
-    parts = (config, net, loss, build_training_loader)
+    parts = (config, net, loss, Inputs(config, CPU))
     summary = train_large_margin_stage(*parts, lambda: {"eer_percent": 5.0}, tmp_path, 3)
     assert summary["epochs"] == 1 and loss.margin == 0.4
     better = (tmp_path / "large_margin" / "best.pt").read_bytes()
@@ -241,7 +243,7 @@ def test_the_better_model_of_a_margin_stage_is_the_one_to_beat(
     config = tiny_config(corpus, training={"max_epochs": 1, **more})
     trainer, net, loss = ready(config, tmp_path)  # its EER is 10 %
     trainer.train()
-    parts = (config, net, loss, build_training_loader)
+    parts = (config, net, loss, Inputs(config, CPU))
     train_large_margin_stage(*parts, lambda: {"eer_percent": 5.0}, tmp_path, 3)
     assert "epoch 1 of the large-margin stage: loss" in caplog.text and "best.pt before 10.00 %: kept" in caplog.text
     better = (tmp_path / "best.pt").read_bytes()
@@ -290,7 +292,7 @@ def test_compiled_training_leaves_an_eager_network_to_averages_and_stages(
     compiled = torch._dynamo.utils.counters["frames"]["ok"]
     assert "compiled (whole, default) in" in caplog.text and "averaged the last 2 checkpoints" in caplog.text
     stage = replaced(config, runtime={"compile": "off"})
-    parts = (stage, net, loss, build_training_loader)
+    parts = (stage, net, loss, Inputs(stage, CPU))
     train_large_margin_stage(*parts, lambda: validate(net), tmp_path, trainer.state.step)
     assert torch._dynamo.utils.counters["frames"]["ok"] == compiled
     assert len(evaluated) == 2 + 1 + 1 and "compilation failed" not in caplog.text
@@ -301,10 +303,10 @@ def test_impossible_combinations_are_refused(corpus: Path, tmp_path: Path, monke
         corpus, loss={"name": "angleproto"}, training={"accumulation_steps": 2, "gradient_cache": "off"}
     )
     with pytest.raises(ValueError, match="own negatives"):
-        refuse_impossible(metric, build_model(metric), build_loss(metric, SPEAKERS), CPU)
+        refuse_impossible(metric, build_model(metric), CPU)
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match="no GPU"):
-            choose_device(tiny_config(corpus, runtime={"device": "cuda"}))
+            choose_device(tiny_config(corpus, runtime={"device": "cuda"}).runtime)
     with pytest.raises(ValueError, match="large_margin_epochs: 2, but the loss softmax has no margin"):
         ready(tiny_config(corpus, loss={"name": "softmax"}, training={"large_margin_epochs": 2}), tmp_path)
     cached = tiny_config(

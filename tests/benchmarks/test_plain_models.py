@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from benchmarks.plain_models import PLAIN_MODELS, PlainAMSoftmax, plain_model
-from speakernet.losses import AMSoftmax
+from speakernet.losses.classification import AMSoftmax
+from speakernet.losses.options import AMSoftmaxOptions
 from speakernet.models.importers import translate
 from speakernet.models.speaker_net import SpeakerNet
 
@@ -41,7 +42,8 @@ def test_same_parameters_outputs_and_gradients(name: str) -> None:
 
 
 def test_same_loss() -> None:
-    plain, ours = PlainAMSoftmax(8, 5, margin=0.2, scale=30.0), AMSoftmax(8, 5, margin=0.2, scale=30.0)
+    options = AMSoftmaxOptions(margin=0.2, scale=30.0)
+    plain, ours = PlainAMSoftmax(8, 5, margin=0.2, scale=30.0), AMSoftmax(options, 8, 5)
     ours.weight.data.copy_(plain.W.data.T)
     random = torch.Generator().manual_seed(1)
     embeddings, labels = torch.randn(6, 8, generator=random), torch.randint(5, (6,), generator=random)

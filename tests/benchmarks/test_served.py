@@ -1,11 +1,12 @@
 """Processes that run something when told to: answers, failures, the end."""
 
+import os
 import signal
 import sys
 
 import pytest
 
-from benchmarks.served import ServedProcess
+from benchmarks.served import ServedProcess, time_processes
 
 SCRIPT = """
 from benchmarks.served import serve
@@ -45,3 +46,12 @@ def test_a_killed_process_is_said_to_be_killed() -> None:
     with pytest.raises(ValueError, match="out of memory"):
         process.run()
     process.close()
+
+
+def test_processes_are_timed_and_ended() -> None:
+    script = "from benchmarks.served import serve\nserve(lambda: None)\n"
+    command = [sys.executable, "-c", script]
+    plain, fast = time_processes({"plain": (command, os.environ), "fast": (command, os.environ)}, rounds=2)
+    assert (plain.name, fast.name, plain.ratio) == ("plain", "fast", 1.0) and fast.median_seconds > 0
+    with pytest.raises(ValueError, match="'broken' failed"):
+        time_processes({"plain": (command, os.environ), "broken": ([sys.executable, "-c", "1 / 0"], {})}, rounds=1)

@@ -10,10 +10,10 @@ from speakernet.checks import Finding, worst
 from speakernet.checks.examination import Examination, Patient, examine
 from speakernet.checks.histograms import duration_histogram, write_duration_png
 from speakernet.checks.machine import machine_findings
-from speakernet.checks.rows import row_findings, training_row_problem, trial_row_problem
+from speakernet.checks.rows import row_findings
 from speakernet.cli import main
 from speakernet.data.audio import write_audio
-from speakernet.data.lists import StringTable
+from speakernet.data.lists import ListError, StringTable, read_training_list, read_trials
 
 
 def noise(seed: int, seconds: float = 1.0, level: float = 0.1, rate: int = 16000) -> np.ndarray:
@@ -86,7 +86,7 @@ def test_the_same_audio_twice_warns_and_under_two_speakers_is_an_error(corpus):
 def test_every_malformed_row_is_named_with_its_line(tmp_path):
     rows = [f"speaker{row} path" if row % 2 else f"lonely{row}" for row in range(40)]
     (tmp_path / "train.txt").write_text("\n".join(rows))
-    (finding,) = row_findings(tmp_path / "train.txt", training_row_problem, "training rows")
+    (finding,) = row_findings(tmp_path / "train.txt", read_training_list, "training rows")
     assert finding.message.startswith("20 malformed rows")
     assert [example.split(":")[0] for example in finding.examples] == [f"line {row}" for row in range(1, 21, 2)]
 
@@ -95,11 +95,29 @@ def test_every_malformed_row_is_named_with_its_line(tmp_path):
     ("line", "is_good"),
     [
         ("1 a b", True), ("0 a b", True), ("a b target", True), ("a b nontarget\r\n", True), ("a b", True), ("", True),
-        ("1\ta b\tc d", True), ("2 a b", False), ("a", False), ("a b c d", False), ("1 a", True),
+        ("1\ta b\tc d", True), ("2 a b", False), ("a", False), ("a b c d", False), ("1 a", True), ("1 a ", True),
+        ("a b\tc", True), ("1\ta b", True), ("\tb", False), ("1 a \udcff", False),
     ],
 )  # fmt: skip
-def test_rows_of_trials(line, is_good):
-    assert (trial_row_problem(line) is None) == is_good
+def test_rows_of_trials(line, is_good, tmp_path):
+    """The doctor and the reader that training uses judge a row alike."""
+    path = tmp_path / "trials.txt"
+    path.write_bytes(line.encode("utf-8", "surrogateescape"))
+    assert (row_findings(path, read_trials, "trial rows") == []) == is_good
+    if line:
+        try:
+            read_trials(path)
+        except ListError:
+            assert not is_good
+        else:
+            assert is_good
+
+
+def test_a_row_of_another_form_than_the_list_is_named_by_the_doctor_too(tmp_path):
+    """Training refuses such a list; the doctor once found nothing in it."""
+    (tmp_path / "trials.txt").write_text("1 a b\na b target\n0 a c\na b\n")
+    (finding,) = row_findings(tmp_path / "trials.txt", read_trials, "trial rows")
+    assert [example.split(":")[0] for example in finding.examples] == ["line 2", "line 4"]
 
 
 def test_the_machine_is_described(tmp_path):
@@ -151,7 +169,7 @@ def test_options_that_cannot_work_together_are_an_error(corpus, monkeypatch, cap
 
 def test_facts_hold_for_names_with_spaces(tmp_path):
     from speakernet.checks.samples import read_facts
-    from speakernet.data.sources import open_source
+    from speakernet.data.opening import open_source
 
     write_audio(tmp_path / "a b/c d.wav", noise(1, level=0.5), 16000)
     facts = read_facts(open_source(tmp_path), StringTable.from_strings(["a b/c d.wav", "gone.wav"]), 2)

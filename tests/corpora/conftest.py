@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 @pytest.fixture(scope="session")
 def ffmpeg() -> str:
     """The user's ffmpeg, or the one of imageio-ffmpeg."""
-    from speakernet.corpora.ffmpeg import FfmpegError, find_ffmpeg
+    from speakernet.data.ffmpeg import FfmpegError, find_ffmpeg
 
     try:
         return find_ffmpeg()

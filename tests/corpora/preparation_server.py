@@ -76,6 +76,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_response(200)
         self.send_header("Content-Length", str(len(content) - start))
         self.send_header("ETag", '"1"')
+        if source.behaviour == "calls it gzip":
+            self.send_header("Content-Encoding", "gzip")
         self.end_headers()
         body = content[start:]
         with contextlib.suppress(ConnectionError):

@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from speakernet.corpora.conversion import Conversion, ConversionOptions, convert_all, is_converted
+from speakernet.corpora.conversion import Conversion, ConversionOptions, convert_all, is_converted, mp4_seconds
 from speakernet.corpora.download import DiskFullError
-from speakernet.corpora.ffmpeg import FfmpegError, find_ffmpeg
-from speakernet.corpora.mp4 import mp4_seconds
 from speakernet.corpora.summary import StepSummary
 from speakernet.data.audio import audio_info, read_audio, write_audio
+from speakernet.data.ffmpeg import FfmpegError, find_ffmpeg
 
 
 def make_m4a(ffmpeg: str, path: Path, seconds: float = 1.0, rate: int = 16000) -> Path:

@@ -2,9 +2,11 @@
 
 import base64
 import errno
+import gzip
 import hashlib
 import logging
 import shutil
+import socket
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,7 @@ from preparation_server import PlayedSource, played_source
 from speakernet.corpora import download as download_module
 from speakernet.corpora.catalogue import RemoteFile, load_catalogue, load_corpus
 from speakernet.corpora.download import DiskFullError, DownloadOptions, download_all
-from speakernet.corpora.http_client import Credentials
+from speakernet.corpora.http_client import Credentials, _wanted_wait
 from speakernet.corpora.summary import StepSummary
 
 CONTENT = np.random.default_rng(7).bytes(200_000)
@@ -182,6 +184,41 @@ def test_a_server_that_never_recovers_is_given_up_with_growing_waits(tmp_path):
     summary = fetch([file], tmp_path, num_retries=4, first_wait_seconds=1.0, sleep=waits.append)
     assert waits == [1.0, 2.0, 4.0, 8.0]
     assert summary.broken == 1
+
+
+def test_a_machine_without_a_network_is_told_so_at_once(tmp_path, monkeypatch):
+    def no_name(*arguments, **options):
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", no_name)
+    waits: list[float] = []
+    file = RemoteFile("a.zip", ("https://example.org/a.zip",), "0" * 32, 1000, ACCESS)
+    summary = fetch([file], tmp_path, sleep=waits.append)
+    assert waits == []
+    assert "is there a network" in summary.broken_path.read_text()
+
+
+def test_an_archive_that_the_server_calls_compressed_is_kept_as_it_is(tmp_path):
+    content = gzip.compress(CONTENT)
+    with played_source({"a.tar.gz": content}, behaviour="calls it gzip") as source:
+        assert fetch([remote(source, "a.tar.gz", content)], tmp_path).made == 1
+    assert (tmp_path / "a.tar.gz").read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("retry_after", "seconds"), [("7", 7.0), ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0), ("soon", None)]
+)
+def test_the_servers_own_wait_is_understood(retry_after, seconds):
+    assert _wanted_wait(retry_after) == seconds
+
+
+def test_a_redirect_to_another_scheme_is_refused_at_once(tmp_path):
+    waits: list[float] = []
+    with played_source({}, redirect_to="file:///etc") as source:
+        summary = fetch([remote(source, query="?key=TOPSECRET")], tmp_path, sleep=waits.append)
+    assert (summary.broken, waits) == (1, [])
+    assert "neither http nor https" in summary.broken_path.read_text()
+    assert "TOPSECRET" not in summary.broken_path.read_text()
 
 
 def test_other_schemes_are_refused(tmp_path):

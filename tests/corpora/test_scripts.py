@@ -8,9 +8,8 @@ import sys
 import pytest
 from preparation_corpora import SCRIPTS, run_data_prep, script, write_voices
 
-from speakernet.corpora.locking import LOCK_NAME, exclusive
-from speakernet.corpora.safe_paths import temporary_beside
 from speakernet.corpora.summary import StepSummary, finish
+from speakernet.files import LOCK_NAME, exclusive, temporary_beside
 
 NAMES = ["voxceleb", "musan", "rirs", "librispeech", "cnceleb", "vctk", "common_voice", "folder", "trials"]
 
@@ -55,17 +54,17 @@ def test_two_at_once_in_one_folder_are_refused(tmp_path, caplog):
 def test_half_files_of_a_killed_run_are_removed_and_those_of_a_finished_one_are_not_looked_for(tmp_path):
     program = (
         "import os, sys\nfrom pathlib import Path\n"
-        "from speakernet.corpora.locking import exclusive\n"
-        "from speakernet.corpora.safe_paths import temporary_beside\n"
+        "from speakernet.files import exclusive\n"
+        "from speakernet.files import temporary_beside\n"
         "with exclusive(sys.argv[1]):\n"
         "    temporary_beside(Path(sys.argv[1], 'a.wav')).write_bytes(b'half')\n"
         "    os.kill(os.getpid(), 9)\n"
     )
     outcome = subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False, env=dict(os.environ))
     assert outcome.returncode == -9
-    assert len(list(tmp_path.glob(".*.half"))) == 1
+    assert len(list(tmp_path.glob(".*.tmp"))) == 1
     with exclusive(tmp_path):
-        assert list(tmp_path.glob(".*.half")) == []
+        assert list(tmp_path.glob(".*.tmp")) == []
         kept = temporary_beside(tmp_path / "b.wav")
         kept.write_bytes(b"half")
     assert (tmp_path / LOCK_NAME).read_bytes() == b""

@@ -7,15 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speakernet.data import lists
+from speakernet.data import list_lines
 from speakernet.data.lists import (
+    TRIAL_FORMS,
     ListError,
+    MalformedRows,
     StringTable,
     read_training_list,
     read_trials,
     write_training_list,
     write_trials,
 )
+from speakernet.files import sha256_of
 
 
 def write(folder: Path, content: str | bytes) -> Path:
@@ -38,7 +41,7 @@ def test_block_size_does_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     lines = [f"id{i % 7:03d} folder/{i}.wav" for i in range(100)]
     path = write(tmp_path, "\n".join(lines))
     whole = read_training_list(path)
-    monkeypatch.setattr(lists, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(list_lines, "BLOCK_BYTES", block_bytes)
     pieces = read_training_list(path)
     assert pieces.paths == whole.paths
     assert list(pieces.speakers) == list(whole.speakers)
@@ -59,6 +62,26 @@ def test_block_size_does_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_bad_training_lists(tmp_path: Path, content: str | bytes, message: str) -> None:
     with pytest.raises(ListError, match=message):
         read_training_list(write(tmp_path, content))
+
+
+def test_malformed_rows_are_noted_and_left_out_where_somebody_takes_notes(tmp_path: Path) -> None:
+    rows = b"a 1.wav\nlonely\n\nb \xff.wav\n" + b"x" * 300 + b" 2.wav\nb 2.wav"
+    malformed = MalformedRows(limit=2)
+    found = read_training_list(write(tmp_path, rows), malformed)
+    assert list(found.paths) == ["1.wav", "2.wav"] and found.labels.tolist() == [0, 1]
+    assert malformed.count == 3
+    assert [sentence.split(":")[0] for sentence in malformed.first] == ["line 4", "line 2"]
+    trials = read_trials(write(tmp_path, "a\n1 a b\nb c\n0 b c\n"), malformed := MalformedRows())
+    assert len(trials) == 2
+    assert malformed.first == [
+        f"line 1: expected {TRIAL_FORMS}, found 'a'",
+        "line 3: expected '1 enrol test' or '0 enrol test' (as the lines before it), found 'b c'",
+    ]
+
+
+def test_a_list_knows_the_checksum_of_its_file(tmp_path: Path) -> None:
+    path = write(tmp_path, "\ufeff1 a b\n0 a c")
+    assert read_trials(path).sha256 == sha256_of(path)
 
 
 def test_missing_list(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """The training loader: workers, ranks, resuming, bad files, speeds; RAM and resident corpora give the same batches."""
 
-import dataclasses
 import logging
 import shutil
 from collections.abc import Callable
@@ -11,11 +10,14 @@ import pytest
 import torch
 
 from speakernet.assembly.data import build_training_loader
+from speakernet.assembly.inputs import Inputs
 from speakernet.config import Config
+from speakernet.config.schema import replaced
 from speakernet.data.audio import AudioError, read_audio, write_audio
-from speakernet.data.batches import BatchMaker, BatchRequest
-from speakernet.data.loader import Batch, TrainingLoader
+from speakernet.data.batches import Batch, BatchMaker
+from speakernet.data.loader import TrainingLoader
 from speakernet.data.ram import RamRows
+from speakernet.data.requests import BatchRequest
 from speakernet.data.resident import ResidentMaker
 from speakernet.data.sharing import SharedArray
 
@@ -44,20 +46,27 @@ def disturbances(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def loader(corpus: Path, disturbances: Path | None = None, **changes: object) -> TrainingLoader:
-    """A loader over the tiny corpus; `changes` are dotted keys with __ for the dot."""
-    config = Config()
-    config.data = dataclasses.replace(
-        config.data, train_list=str(corpus / "train_list.txt"), crop_frames=50, batch_size=8, num_workers=0
-    )
-    config.loss.name = "softmax"
-    config.augment.enabled = disturbances is not None
+def config_of(corpus: Path, disturbances: Path | None = None, **changes: object) -> Config:
+    """The tiny corpus in small batches; `changes` are dotted keys with __ for the dot."""
+    sections: dict[str, dict[str, object]] = {
+        "data": {"train_list": str(corpus / "train_list.txt"), "crop_frames": 50, "batch_size": 8, "num_workers": 0},
+        "loss": {"name": "softmax"},
+        "augment": {"enabled": disturbances is not None},
+    }
     if disturbances:
-        config.augment.noise_path, config.augment.rir_path = str(disturbances / "musan"), str(disturbances / "rirs")
+        sections["augment"] |= {"noise_path": f"{disturbances}/musan", "rir_path": f"{disturbances}/rirs"}
     for key, value in changes.items():
         section, field = key.split("__")
-        setattr(getattr(config, section), field, value)
-    return build_training_loader(config, CPU)
+        sections[section][field] = value
+    return replaced(Config(), **sections)
+
+
+def loader(
+    corpus: Path, disturbances: Path | None = None, start_method: str | None = None, **changes: object
+) -> TrainingLoader:
+    """A loader over the tiny corpus."""
+    config = config_of(corpus, disturbances, **changes)
+    return build_training_loader(config, Inputs(config, CPU), start_method)
 
 
 def epoch(made: TrainingLoader, number: int = 0) -> list[Batch]:
@@ -109,8 +118,7 @@ def test_workers_give_the_same_batches(tiny_corpus: Path, disturbances: Path, au
 
 @pytest.mark.slow
 def test_spawned_workers_give_the_same_batches(tiny_corpus: Path, disturbances: Path) -> None:
-    made = loader(tiny_corpus, disturbances, data__num_workers=1, data__on_bad_audio="skip")
-    made.options = dataclasses.replace(made.options, start_method="spawn")
+    made = loader(tiny_corpus, disturbances, "spawn", data__num_workers=1, data__on_bad_audio="skip")
     assert_same(epoch(loader(tiny_corpus, disturbances)), epoch(made))
     made.close()
 
@@ -150,10 +158,17 @@ def test_memory_and_resident_corpora_give_the_same_batches(tiny_corpus: Path, di
         plain = epoch(loader(tiny_corpus, noise))
         assert_same(plain, epoch(loader(tiny_corpus, noise, data__ram_corpus="on")))
         resident = loader(tiny_corpus, noise, data__ram_corpus="on", data__device_resident="on")
-        assert resident.resident is not None
+        assert isinstance(resident.maker, ResidentMaker)
         assert_same(plain, epoch(resident))
     with pytest.raises(ValueError, match="neither packed"):
         loader(tiny_corpus, data__device_resident="on")
+
+
+def test_a_resident_corpus_is_not_for_one_other_speed_either(tiny_corpus: Path, disturbances: Path) -> None:
+    """Crops are gathered at the speed of the recording: one factor but 1.0 would be left out in silence."""
+    resident = {"data__ram_corpus": "on", "data__device_resident": "on"}
+    with pytest.raises(ValueError, match="speed factors are applied while reading"):
+        loader(tiny_corpus, disturbances, augment__speed_factors=[0.9], **resident)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +184,7 @@ def test_the_log_says_where_augmentation_runs(
     caplog.set_level(logging.INFO)
     made = loader(tiny_corpus, disturbances, data__ram_corpus="on", data__device_resident=resident)
     assert [line for line in caplog.messages if line.startswith("augmentation runs")] == [where]
-    assert (made.maker.augmenter is None) is (resident == "on")
+    assert made.maker.augments is (resident == "off") and (made.augmenter is not None) is (resident == "on")
 
 
 def test_augmentation_on_the_cpu_and_a_corpus_on_the_gpu_exclude_each_other(
@@ -178,20 +193,16 @@ def test_augmentation_on_the_cpu_and_a_corpus_on_the_gpu_exclude_each_other(
     """The decision comes before anything is moved: no GPU is needed to see it."""
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 34, 1 << 34))
-    config = Config()
-    config.data = dataclasses.replace(
-        config.data, train_list=str(tiny_corpus / "train_list.txt"), crop_frames=50, batch_size=8, num_workers=0
-    )
-    config.data.ram_corpus, config.data.pin_memory = "on", False
-    config.loss.name, config.augment.device = "softmax", "cpu"
-    config.augment.noise_path = str(disturbances / "musan")
-    made = build_training_loader(config, torch.device("cuda"))
-    assert made.resident is None and made.maker.augmenter is not None
+    options = {"data__ram_corpus": "on", "data__pin_memory": False, "augment__device": "cpu"}
+    gpu = torch.device("cuda")
+    config = config_of(tiny_corpus, disturbances, **options)
+    made = build_training_loader(config, Inputs(config, gpu))
+    assert isinstance(made.maker, BatchMaker) and made.maker.augments
     assert "corpus on the device: no (augment.device is cpu" in caplog.text
     assert "augmentation runs on the CPU, with the loading (asked for)" in caplog.text
-    config.data.device_resident = "on"
+    resident = config_of(tiny_corpus, disturbances, **options, data__device_resident="on")
     with pytest.raises(ValueError, match=r"data.device_resident: on, but augment.device is cpu"):
-        build_training_loader(config, torch.device("cuda"))
+        build_training_loader(resident, Inputs(resident, gpu))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -345,7 +356,7 @@ def test_a_resident_corpus_replaces_what_cannot_be_read(tiny_corpus: Path, tmp_p
         with pytest.raises(AudioError, match="max_bad_share"):
             epoch(strict)
         made.append(loader(root, **options, data__on_bad_audio="skip", data__max_bad_share=0.1))
-    assert made[1].resident is not None
+    assert isinstance(made[1].maker, ResidentMaker)
     assert_same(*(epoch(one) for one in made))
     assert [one.epoch_report()["bad_utterances"] for one in made] == [2, 2]
 

@@ -16,8 +16,8 @@ import pytest
 
 from speakernet.cli import main
 from speakernet.corpora.archives import ArchiveError
-from speakernet.corpora.ffmpeg import FfmpegError, find_ffmpeg
 from speakernet.data.audio import AudioError, write_audio
+from speakernet.data.ffmpeg import FfmpegError, find_ffmpeg
 from speakernet.data.lists import StringTable
 from speakernet.data.packed import writer as packed_writer
 from speakernet.data.packed.corpus import PackedError, PackedSource, verify

@@ -12,8 +12,11 @@ import pytest
 import torch
 
 from speakernet.assembly.data import build_training_loader
+from speakernet.assembly.inputs import Inputs
 from speakernet.config import Config
-from speakernet.data.loader import Batch, TrainingLoader
+from speakernet.config.schema import replaced
+from speakernet.data.batches import Batch
+from speakernet.data.loader import TrainingLoader
 from speakernet.data.workers import WorkerDied
 
 OWNER = """
@@ -29,13 +32,11 @@ sys.stdin.readline()
 """
 
 
-def helped(corpus: Path, num_workers: int = 2) -> TrainingLoader:
+def helped(corpus: Path, num_workers: int = 2, **data: object) -> TrainingLoader:
     """A loader over the tiny corpus with workers."""
-    config = Config()
-    config.data.train_list, config.data.num_workers = str(corpus / "train_list.txt"), num_workers
-    config.data.crop_frames, config.data.batch_size, config.loss.name = 50, 4, "softmax"
-    config.augment.enabled = False
-    return build_training_loader(config, torch.device("cpu"))
+    data |= {"train_list": str(corpus / "train_list.txt"), "num_workers": num_workers}
+    config = replaced(Config(), data={"crop_frames": 50, "batch_size": 4, **data}, augment={"enabled": False})
+    return build_training_loader(config, Inputs(config, torch.device("cpu")))
 
 
 @pytest.fixture(autouse=True)
@@ -77,8 +78,7 @@ def test_a_killed_worker_is_named_with_what_ended_it(tiny_corpus: Path) -> None:
 
 
 def test_workers_of_one_epoch_are_gone_when_their_reader_stops_early(tiny_corpus: Path) -> None:
-    made = helped(tiny_corpus)
-    made.options = type(made.options)(num_workers=2, persistent_workers=False)
+    made = helped(tiny_corpus, persistent_workers=False)
     batches, workers = begun(made)
     for _ in range(len(made) - 1):
         next(batches)

@@ -95,7 +95,9 @@ def test_everything_that_counts_cores_and_memory_asks_here(container: Path) -> N
 
     from speakernet.checks.machine import machine_findings
     from speakernet.data.choices import free_shared_memory
-    from speakernet.machine.settings import optimize_torch_settings, system_info
+    from speakernet.machine.facts import system_info
+    from speakernet.machine.options import MachineOptions
+    from speakernet.machine.settings import optimize_torch_settings
     from speakernet.training.batch_size import DEFAULT_MEMORY_SHARE, BatchSizeOptimizer
 
     assert free_shared_memory() <= 2 << 20
@@ -108,7 +110,8 @@ def test_everything_that_counts_cores_and_memory_asks_here(container: Path) -> N
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(8)
-        applied = {setting.name: setting for setting in optimize_torch_settings(threads="auto", keep_memory=False)}
+        options = MachineOptions(threads="auto", keep_memory=False)
+        applied = {setting.name: setting for setting in optimize_torch_settings(options)}
         assert torch.get_num_threads() == 1 == applied["threads"].value
     finally:
         torch.set_num_threads(before)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from speakernet.data.sources import open_source
+from speakernet.data.opening import open_source
 from speakernet.evaluation.embedding import embed_utterances
 from speakernet.evaluation.scoring import mean_distance_scores
 from speakernet.models.importers import translate

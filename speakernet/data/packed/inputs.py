@@ -17,10 +17,10 @@ import numpy as np
 
 from speakernet.corpora.archives import ArchiveError, zip_members
 from speakernet.corpora.conversion import TOLERANCE_SECONDS, TOLERANCE_SHARE
-from speakernet.corpora.ffmpeg import FfmpegError, decode_to_bytes, find_ffmpeg
 from speakernet.corpora.safe_paths import UnsafeNameError, checked_relative
 from speakernet.corpora.walking import CONVERTIBLE_SUFFIXES, READABLE_SUFFIXES, walk_files
 from speakernet.data.audio import AudioError, read_audio, read_audio_bytes, to_int16
+from speakernet.data.ffmpeg import FfmpegError, decode_to_bytes, find_ffmpeg
 from speakernet.data.lists import StringTable
 from speakernet.data.packed.names import NameIndex
 from speakernet.data.packed.parts import JoinedFile, group_parts

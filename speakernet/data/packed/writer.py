@@ -17,8 +17,6 @@ from types import TracebackType
 import numpy as np
 
 import speakernet
-from speakernet.corpora.locking import LOCK_NAME, exclusive
-from speakernet.corpora.parallel import parallel_map
 from speakernet.data.audio import AudioError
 from speakernet.data.lists import StringTable
 from speakernet.data.packed.corpus import (
@@ -36,7 +34,7 @@ from speakernet.data.packed.corpus import (
 )
 from speakernet.data.packed.inputs import PackInput
 from speakernet.data.packed.names import NameIndex
-from speakernet.files import atomic_write, sha256_of
+from speakernet.files import LOCK_NAME, atomic_write, exclusive, parallel_map, sha256_of
 
 log = logging.getLogger(__name__)
 

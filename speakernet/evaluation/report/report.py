@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from speakernet.corpora.list_identity import list_identity
+from speakernet.data.list_identity import list_identity
 from speakernet.data.lists import TrialList
 from speakernet.evaluation.report import page, sections
 from speakernet.evaluation.report.data import RunData, embedding_map, keep_arrays, read_run

@@ -6,12 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks import loader
 from benchmarks.data import prepare_data
-from speakernet.assembly import benchmark
-from speakernet.cli import main
+from speakernet.cli import run_command
 from speakernet.config import load_config
 from speakernet.data.audio import audio_info, write_audio
-from speakernet.data.sources import open_source
+from speakernet.data.opening import open_source
+
+
+def benchmark(arguments: list[str]) -> int:
+    """As `python benchmark_performance.py` runs it."""
+    return run_command("benchmarks.command", "benchmark_performance.py", arguments)
 
 
 @pytest.fixture(scope="module")
@@ -60,13 +65,13 @@ def test_the_recordings_are_the_same_in_every_form(options: list[str], tmp_path:
 def test_compare_measures_everything(
     options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(benchmark, "WARM_BATCHES", 1)
-    monkeypatch.setattr(benchmark.measure_worker_memory, "__defaults__", (2000,))
-    monkeypatch.setattr("benchmarks.command.COMPARED_BATCH_SIZE", 4)
+    monkeypatch.setattr(loader, "WARM_BATCHES", 1)
+    monkeypatch.setattr(loader.measure_worker_memory, "__defaults__", (2000,))
+    monkeypatch.setattr("benchmarks.suites.COMPARED_BATCH_SIZE", 4)
     monkeypatch.setenv("SPEAKERNET_CACHE", str(tmp_path))
     file = tmp_path / "figures.json"
     sizes = ["--num_batches", "2", "--rounds", "1", "--num_utterances", "4", "--compare", "--json", str(file)]
-    assert main(["benchmark", *options, *sizes]) == 0
+    assert benchmark([*options, *sizes]) == 0
     figures = json.loads(file.read_text())
     measures = [one["measure"] for one in figures["comparisons"]]
     assert len(measures) == 16 and len(set(measures)) >= 15
@@ -76,9 +81,11 @@ def test_compare_measures_everything(
     assert measures[0] in capsys.readouterr().out
 
 
-def test_measure_tells_loader_and_step(options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_suite_loader_and_step_are_measured(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "figures.json"
-    assert main(["benchmark", *options, "--num_batches", "2", "--json", str(file)]) == 0
+    assert benchmark([*options, "--num_batches", "2", "--json", str(file)]) == 0
     figures = json.loads(file.read_text())
     assert figures["loader"]["num_batches"] == 2 and figures["training"]["steps"] == 2
     assert figures["training"]["epoch_seconds"] > 0
@@ -86,17 +93,18 @@ def test_measure_tells_loader_and_step(options: list[str], tmp_path: Path, capsy
 
 
 def test_wrong_numbers_are_said(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["benchmark", *options, "--num_batches", "0"]) == 1
+    assert benchmark([*options, "--num_batches", "0"]) == 1
     assert "--num_batches" in capsys.readouterr().err
-    assert main(["benchmark", "--compare"]) == 1
+    assert benchmark(["--compare"]) == 1
     assert "data.train_list" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_steps_are_timed_against_the_plain_definition(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "figures.json"
     sizes = ["--step_batch", "2", "--rounds", "1", "--runtime.device", "cpu", "--json", str(file)]
     names = ["forward, backward, update alone", "default", "default without keep_memory"]
-    assert main(["benchmark", "--steps", "ResNetSE34L", "--variants", *names, *sizes]) == 0
+    assert benchmark(["--steps", "ResNetSE34L", "--variants", *names, *sizes]) == 0
     timings = json.loads(file.read_text())["steps"]["ResNetSE34L"]
     assert [one["name"] for one in timings] == ["plain definition", *names]
     assert timings[0]["ratio"] == 1 and all(one["median_seconds"] > 0 for one in timings)
@@ -104,36 +112,38 @@ def test_steps_are_timed_against_the_plain_definition(tmp_path: Path, capsys: py
 
 
 def test_an_unknown_variant_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["benchmark", "--steps", "ResNetSE34L", "--variants", "faster", "--rounds", "1"]) == 1
+    assert benchmark(["--steps", "ResNetSE34L", "--variants", "faster", "--rounds", "1"]) == 1
     assert "unknown variant 'faster'; known: plain definition" in capsys.readouterr().err
 
 
 def test_an_unknown_network_is_named_before_anything_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["benchmark", "--steps", "ResNetSE34L", "RawNet3", "--rounds", "1"]) == 1
+    assert benchmark(["--steps", "ResNetSE34L", "RawNet3", "--rounds", "1"]) == 1
     output = capsys.readouterr()
     assert "unknown plain definition 'RawNet3'" in output.err and not output.out
-    assert main(["benchmark", "--steps", "ResNetSE43L", "--memory"]) == 1
+    assert benchmark(["--steps", "ResNetSE43L", "--memory"]) == 1
     assert "unknown model 'ResNetSE43L'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_memory_of_variants(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["benchmark", "--steps", "ResNetSE34L", "--memory", "--step_batch", "8"]) == 0
+    assert benchmark(["--steps", "ResNetSE34L", "--memory", "--step_batch", "8"]) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| default")]
     assert len(rows) == 2 and float(rows[1].split("|")[3]) < 0.5
 
 
+@pytest.mark.slow
 def test_whole_epochs_of_both_pipelines(
     options: list[str], tiny_corpus: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "figures.json"
     trials = ["--data.test_list", str(tiny_corpus / "trials.txt"), "--augment.enabled", "true"]
     network = ["--model.name", "ResNetSE34L", "--frontend.num_mels", "40", "--data.crop_frames", "100"]
-    assert main(["benchmark", "--epoch", "--rounds", "1", *options, *network, *trials, "--json", str(file)]) == 0
+    assert benchmark(["--epoch", "--rounds", "1", *options, *network, *trials, "--json", str(file)]) == 0
     timings = json.loads(file.read_text())["epochs"]
     assert [one["name"] for one in timings] == ["classic", "ours"] and timings[0]["ratio"] == 1
     assert "| ours | " in capsys.readouterr().out
 
 
 def test_sizes_below_one_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["benchmark", "--steps", "--step_batch", "0"]) == 1
+    assert benchmark(["--steps", "--step_batch", "0"]) == 1
     assert "--step_batch: 0; expected at least 1" in capsys.readouterr().err

@@ -10,7 +10,7 @@ import soundfile
 import torch
 from torch.utils.data import DataLoader
 
-from speakernet.machine import baseline
+from benchmarks import classic
 
 FRAMES = 20
 SAMPLES = 20 * 160 + 240
@@ -58,11 +58,11 @@ def speech(corpus: Path) -> list[str]:
 def test_crops_and_augmentation_give_the_originals_numbers(corpus: Path) -> None:
     """The expected numbers come from voxceleb_trainer's loader, seeded with 3, on these very files."""
     generator = random.Random(3)
-    augmentation = baseline.ClassicAugmentation(str(corpus / "musan"), str(corpus / "rirs"), FRAMES, generator)
+    augmentation = classic.ClassicAugmentation(str(corpus / "musan"), str(corpus / "rirs"), FRAMES, generator)
     # Folders are listed in any order.
     for paths in (*augmentation.noises.values(), augmentation.responses):
         paths.sort()
-    audio = baseline.read_training_crop(speech(corpus)[0], FRAMES, generator)
+    audio = classic.read_training_crop(speech(corpus)[0], FRAMES, generator)
     assert audio.dtype == np.float64 and audio.shape == (1, SAMPLES)
     results = [audio, augmentation.reverberate(audio)]
     results += [augmentation.add(category, audio) for category in ("music", "speech", "noise")]
@@ -77,31 +77,22 @@ def test_crops_and_augmentation_give_the_originals_numbers(corpus: Path) -> None
 
 
 def test_evaluation_crops_are_spread_and_short_files_wrapped(corpus: Path) -> None:
-    short = baseline.read_evaluation_crops(speech(corpus)[1], FRAMES, 4)
+    short = classic.read_evaluation_crops(speech(corpus)[1], FRAMES, 4)
     assert short.shape == (4, SAMPLES)
     # From the original's loader: the wrapped file is one sample longer than a crop, so the last crop starts at 1.
     np.testing.assert_allclose(short[:, 100], [-0.135192871, -0.135192871, -0.135192871, -0.142059326], atol=1e-8)
     whole, _ = soundfile.read(speech(corpus)[0])
-    crops = baseline.read_evaluation_crops(speech(corpus)[0], FRAMES, 3)
+    crops = classic.read_evaluation_crops(speech(corpus)[0], FRAMES, 3)
     np.testing.assert_array_equal(crops[1], whole[2780 : 2780 + SAMPLES])
-    np.testing.assert_array_equal(baseline.read_evaluation_crops(speech(corpus)[0], 0, 9), whole[None])
-
-
-def test_the_epoch_is_the_originals() -> None:
-    """Expected: the original's sampler with seed 10 in epoch 1."""
-    labels = [0] * 5 + [1] * 4 + [2] * 6 + [3] * 2
-    groups = baseline.classic_groups(
-        labels, utterances_per_speaker=2, max_utterances_per_speaker=4, batch_size=2, seed=10, epoch=1
-    )
-    assert groups == [[14, 11], [4, 2], [12, 13], [0, 1], [6, 5], [16, 15]]
+    np.testing.assert_array_equal(classic.read_evaluation_crops(speech(corpus)[0], 0, 9), whole[None])
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_batches_have_the_originals_form(corpus: Path, num_workers: int) -> None:
     generator = random.Random(1)
-    augmentation = baseline.ClassicAugmentation(str(corpus / "musan"), str(corpus / "rirs"), FRAMES, generator)
-    dataset = baseline.ClassicTrainingSet(speech(corpus), [0, 0, 1, 1, 2, 2], FRAMES, generator, augmentation)
-    loader = baseline.training_loader(dataset, [[0, 1], [2, 3], [4, 5]] * 2, 3, num_workers)
+    augmentation = classic.ClassicAugmentation(str(corpus / "musan"), str(corpus / "rirs"), FRAMES, generator)
+    dataset = classic.ClassicTrainingSet(speech(corpus), [0, 0, 1, 1, 2, 2], FRAMES, generator, augmentation)
+    loader = classic.training_loader(dataset, [[0, 1], [2, 3], [4, 5]] * 2, 3, num_workers)
     assert isinstance(loader, DataLoader)
     batches = list(loader)
     assert len(batches) == 2
@@ -113,20 +104,20 @@ def test_batches_have_the_originals_form(corpus: Path, num_workers: int) -> None
 
 def test_embeddings_and_scores_one_by_one(corpus: Path) -> None:
     paths = speech(corpus)[:3]
-    embeddings = baseline.embed_one_by_one(lambda crops: crops[:, 100:102], paths, num_frames=FRAMES, num_crops=2)
+    embeddings = classic.embed_one_by_one(lambda crops: crops[:, 100:102], paths, num_frames=FRAMES, num_crops=2)
     assert list(embeddings) == paths and embeddings[paths[0]].shape == (2, 2)
     by_hand = {"a": torch.tensor([[3.0, 4.0], [0.0, 2.0]]), "b": torch.tensor([[0.0, 1.0], [0.0, 5.0]])}
     # Unit vectors (0.6, 0.8) and (0, 1) against (0, 1) twice: distances sqrt(0.4) twice and 0 twice.
-    assert baseline.score_one_by_one(by_hand, [("a", "b")]) == pytest.approx([-(0.4**0.5) / 2], abs=1e-6)
+    assert classic.score_one_by_one(by_hand, [("a", "b")]) == pytest.approx([-(0.4**0.5) / 2], abs=1e-6)
     # Distances sqrt(18), sqrt(10), 1, 3.
-    plain = baseline.score_one_by_one(by_hand, [("a", "b")], normalize=False)
+    plain = classic.score_one_by_one(by_hand, [("a", "b")], normalize=False)
     assert plain == pytest.approx([-(18**0.5 + 10**0.5 + 4) / 4], abs=1e-6)
 
 
 def test_a_category_without_files_is_never_drawn(corpus: Path, tmp_path: Path) -> None:
     folder = tmp_path / "musan"
     shutil.copytree(corpus / "musan" / "noise", folder / "noise")
-    augmentation = baseline.ClassicAugmentation(str(folder), str(corpus / "rirs"), FRAMES, random.Random(1))
-    crop = baseline.read_training_crop(speech(corpus)[0], FRAMES, random.Random(1))
+    augmentation = classic.ClassicAugmentation(str(folder), str(corpus / "rirs"), FRAMES, random.Random(1))
+    crop = classic.read_training_crop(speech(corpus)[0], FRAMES, random.Random(1))
     for _ in range(20):
         assert augmentation(crop).shape == crop.shape

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from speakernet.corpora.verified import md5_of
 from speakernet.data.lists import TrialList
+from speakernet.files import md5_of
 
 
 @dataclass(frozen=True)

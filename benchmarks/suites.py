@@ -1,0 +1,189 @@
+"""What the suites print and give back: command-line arguments in, a table on standard output, plain figures out."""
+
+import argparse
+import dataclasses
+import json
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.data import prepare_data
+from benchmarks.epoch import measure_epochs, serve_epochs
+from benchmarks.loader import compare_evaluation, compare_loading, measure_worker_memory
+from benchmarks.plain_models import PLAIN_MODELS
+from benchmarks.scoring import PARTS, compare_embedding, measure_scoring
+from benchmarks.steps import (
+    BY_HAND,
+    PLAIN_BF16,
+    VARIANTS,
+    classic_config,
+    measure_memory,
+    measure_steps,
+    serve_steps,
+    step_memory,
+)
+from benchmarks.timing import Timing, as_plain, speedup_table
+from speakernet.assembly.inputs import make_synthetic_corpus
+from speakernet.config import load_config
+from speakernet.config.schema import replaced
+from speakernet.files import human_bytes
+from speakernet.machine.limits import usable_cores
+from speakernet.models.options import MODELS
+from speakernet.registry import lookup
+
+logger = logging.getLogger(__name__)
+
+COMPARED_BATCH_SIZE = 64
+MOST_EMBEDDED = 12
+"""Recordings that `--compare` embeds: a second or so each, one by one."""
+DEFAULT_MODEL = "ResNetSE34L"
+DEFAULT_VARIANTS = (PLAIN_BF16, BY_HAND, "default")
+DEFAULT_MEMORY_VARIANTS = ("default", "default + checkpointing")
+
+
+def pipelines(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Loader, embedding and scoring of both pipelines on the configuration's recordings."""
+    config = make_synthetic_corpus(load_config(arguments.config_arguments).config)
+    config = replaced(config, data={"batch_size": COMPARED_BATCH_SIZE})
+    # A core is a core: more threads in one pipeline than in the other would compare something else.
+    torch.set_num_threads(1)
+    done = []
+    with tempfile.TemporaryDirectory(prefix="speakernet-benchmark-") as folder:
+        # Lookup tables of recordings that are gone in a minute are not worth keeping.
+        os.environ["SPEAKERNET_CACHE"] = str(Path(folder) / "cache")
+        data = prepare_data(config, Path(folder), arguments.num_utterances)
+        for one in compare_loading(config, data, arguments.num_batches, arguments.rounds):
+            done.append(one)
+            logger.info("%s: %.1f times (%g wanted)", one.measure, one.ratio, one.wanted)
+        done += compare_evaluation(config, data, min(MOST_EMBEDDED, arguments.num_utterances), arguments.rounds)
+        workers = measure_worker_memory(config, data)
+    sys.stdout.write("\n" + speedup_table(done) + "\n\n" + _memory_line(workers) + "\n")
+    return {"comparisons": [as_plain(one) for one in done], "worker_memory": workers}
+
+
+def scoring(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Scoring, score normalisation and metrics at full size, row by row as they are done; embedding on request."""
+    for part in arguments.scoring:
+        lookup(PARTS, part, "part of --scoring")
+    threads, rounds = arguments.threads or usable_cores(), arguments.rounds
+    parts = arguments.scoring or ([] if arguments.recordings else list(PARTS))
+    done = []
+    if parts:
+        _begin_table("operation", "rate", "seconds (lowest to highest)", "CPU seconds", "peak memory", "load")
+    for part in parts:
+        one = measure_scoring(part, rounds=rounds, threads=threads, trials=arguments.scoring_trials)
+        _row(
+            one.name,
+            f"{one.num_items / one.median_seconds:,.0f}/s",
+            f"{one.median_seconds:.3g} ({one.lowest_seconds:.3g} to {one.highest_seconds:.3g})",
+            f"{one.cpu_seconds:.3g}",
+            human_bytes(one.peak_bytes),
+            f"{one.load:.1f}",
+        )
+        done.append(dataclasses.asdict(one))
+    figures: dict[str, Any] = {"scoring": done}
+    if arguments.recordings:
+        embedding = compare_embedding(arguments.recordings, arguments.num_utterances, rounds, threads)
+        sys.stdout.write("\n" + speedup_table([embedding]) + "\n")
+        figures["embedding"] = as_plain(embedding)
+    return figures
+
+
+def steps(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Seconds of a training step against the plain definition's, one table a model."""
+    models = arguments.steps or [DEFAULT_MODEL]
+    for model in models:
+        lookup(PLAIN_MODELS, model, "plain definition")
+    names = list(VARIANTS) if arguments.variants == ["all"] else arguments.variants or DEFAULT_VARIANTS
+    figures = {}
+    for model in models:
+        timings = measure_steps(
+            model, names, batch_size=arguments.step_batch, rounds=arguments.rounds, arguments=arguments.config_arguments
+        )
+        sys.stdout.write(f"\n{model}, {arguments.step_batch} crops of 2 s, {arguments.rounds} rounds\n\n")
+        _timing_table("step", "of the plain definition", timings)
+        figures[model] = [dataclasses.asdict(one) for one in timings]
+    return {"steps": figures}
+
+
+def memory(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Peak memory of a training step, one table a model."""
+    models = arguments.steps or [DEFAULT_MODEL]
+    for model in models:
+        lookup(MODELS, model, "model")
+    figures = {}
+    for model in models:
+        sys.stdout.write(f"\n{model}, {arguments.step_batch} crops of 2 s, each variant in a process of its own\n\n")
+        found = {
+            variant: measure_memory(model, variant, arguments.step_batch, arguments.config_arguments)
+            for variant in arguments.memory or DEFAULT_MEMORY_VARIANTS
+        }
+        _begin_table("step", "tensors at the peak", "of the first", "the process grew by", "of the first")
+        first = next(iter(found.values()))
+        for variant, one in found.items():
+            _row(
+                variant,
+                human_bytes(one.tensor_bytes),
+                f"{one.tensor_bytes / first.tensor_bytes:.2f}",
+                human_bytes(one.process_bytes),
+                f"{one.process_bytes / first.process_bytes:.2f}",
+            )
+        figures[model] = {variant: dataclasses.asdict(one) for variant, one in found.items()}
+    return {"steps": figures}
+
+
+def epochs(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Seconds of a whole epoch with its evaluation, classic and ours."""
+    timings = measure_epochs(arguments.config_arguments, arguments.rounds)
+    sys.stdout.write("\n")
+    _timing_table("epoch with evaluation", "of the classic one", timings)
+    return {"epochs": [dataclasses.asdict(one) for one in timings]}
+
+
+def be_measured(arguments: argparse.Namespace) -> None:
+    """What runs in a process that one of the suites above has started."""
+    config = load_config(arguments.config_arguments).config
+    if arguments.epoch_of:
+        serve_epochs(make_synthetic_corpus(config), arguments.epoch_of)
+        return
+    config = classic_config(config, arguments.steps[0])
+    if arguments.step_of:
+        serve_steps(config, arguments.step_of, arguments.step_batch)
+    else:
+        taken = step_memory(config, arguments.memory_of, arguments.step_batch)
+        sys.stdout.write(json.dumps(dataclasses.asdict(taken)) + "\n")
+
+
+def _timing_table(what: str, reference: str, timings: Sequence[Timing]) -> None:
+    _begin_table(what, "median seconds", "quartile spread", reference)
+    for one in timings:
+        _row(one.name, f"{one.median_seconds:.3f}", f"{one.quartile_spread_seconds:.3f}", f"{one.ratio:.3f}")
+
+
+def _begin_table(*columns: str) -> None:
+    _row(*columns)
+    sys.stdout.write("|" + "---|" * len(columns) + "\n")
+
+
+def _row(*cells: str) -> None:
+    sys.stdout.write(f"| {' | '.join(cells)} |\n")
+    # A suite takes minutes; who watches a file or a pipe sees each row when it is there.
+    sys.stdout.flush()
+
+
+def _memory_line(memory: Mapping[str, Any]) -> str:
+    bare = memory["bare_interpreter_bytes"]
+    parts = [f"an interpreter with torch: {human_bytes(bare)}"]
+    if "fork_bytes" in memory:
+        # A forked worker shares the interpreter itself, so all that it has alone was added.
+        parts.append(f"forked worker: {human_bytes(max(memory['fork_bytes']))} in all")
+    if "spawn_bytes" in memory:
+        most = max(memory["spawn_bytes"])
+        parts.append(f"spawned worker: {human_bytes(most)}, {human_bytes(max(0, most - bare))} beyond the interpreter")
+    return f"Unique memory of a worker, list of {memory['num_rows']:,} rows: " + "; ".join(parts)

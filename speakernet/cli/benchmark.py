@@ -1,0 +1,64 @@
+"""Measure loader and training step of a configuration: how fast batches come, how long steps take, what waits for what.
+
+    speakernet benchmark --config exp01.yaml --num_batches 100 [--json figures.json]
+
+Comparisons with other pipelines are in the checkout: `python benchmark_performance.py --help`.
+"""
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from speakernet.config import load_config
+from speakernet.files import atomic_write
+
+TAKES_CONFIG = True
+
+logger = logging.getLogger(__name__)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """How much to measure, and where to write it."""
+    parser.add_argument(
+        "--num_batches", type=int, default=100, help="batches (and steps) a measure (default %(default)s)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to a file")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print, write."""
+    refuse_below_one("num_batches", arguments.num_batches)
+    config = load_config(arguments.config_arguments).config
+    # Late: options are read, and refused, without torch.
+    from speakernet.assembly.benchmark import measure, table
+
+    figures = measure(config, arguments.num_batches)
+    sys.stdout.write("\n" + table(figures) + "\n")
+    write_figures(arguments.json, figures)
+    return 0
+
+
+def refuse_below_one(name: str, value: int) -> None:
+    """Refuse a count that measures nothing.
+
+    Raises:
+        ValueError: it is below 1.
+    """
+    if value < 1:
+        raise ValueError(f"--{name}: {value}; expected at least 1")
+
+
+def write_figures(path: Path | None, figures: Mapping[str, Any]) -> None:
+    """Write figures with the facts of the machine that they hold for; without a path nothing."""
+    if path is None:
+        return
+    # Late: as above.
+    from speakernet.machine.facts import system_info
+
+    with atomic_write(path) as file:
+        json.dump({"system": system_info(), **figures}, file, indent=1)
+    logger.info("figures written to %s", path)

@@ -1,0 +1,160 @@
+"""A list file as blocks of lines, split into words; what becomes of lines that no list may hold.
+
+What training and trial lists have in common below their grammar, which is in `lists.py`.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+BLOCK_BYTES = 8 << 20  # Lines are split by blocks of about this size, so that the masks stay small.
+NEWLINE, TAB, SPACE = 10, 9, 32
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+SHOWN_CHARACTERS = 120  # of a malformed line
+_WHITESPACE = np.zeros(256, dtype=bool)
+_WHITESPACE[[9, 10, 11, 12, 13, 32]] = True
+
+
+class ListError(ValueError):
+    """A list that cannot be used; the message names the file, the line and what was expected."""
+
+
+@dataclass
+class MalformedRows:
+    """Rows that a list of their kind may not hold, found by the list's own reader.
+
+    Attributes:
+        limit: rows that are kept in words.
+        count: how many there are.
+        first: the first of them, as "line 7: expected 'speaker path', found 'b'".
+    """
+
+    limit: int = 10
+    count: int = 0
+    first: list[str] = field(default_factory=list)
+
+    def add(self, sentence: str) -> None:
+        """Count one, and keep it if it is among the first."""
+        self.count += 1
+        if len(self.first) < self.limit:
+            self.first.append(sentence)
+
+
+class ListFile:
+    """A list that is being read: its lines, its checksum, and what becomes of malformed ones."""
+
+    def __init__(self, path: str | Path, malformed: MalformedRows | None) -> None:
+        self._path = path
+        self._malformed = malformed
+        self._digest = hashlib.sha256()
+
+    @property
+    def sha256(self) -> str:
+        """Of what was read so far."""
+        return self._digest.hexdigest()
+
+    def refuse(self, line: int, problem: str) -> None:
+        """Note a malformed line, which is then left out; where nobody takes notes it ends the reading."""
+        if self._malformed is None:
+            raise ListError(f"{self._path}, line {line}: {problem}")
+        self._malformed.add(f"line {line}: {problem}")
+
+    def blocks(self, *, tabs_only_where_present: bool) -> Iterator["Lines"]:
+        """The lines of the file, many at a time; those that are no text are blank."""
+        try:
+            file = Path(self._path).open("rb")  # noqa: SIM115  closed below, outside of the error's reach
+        except OSError as error:
+            reason = os.strerror(error.errno or 0)
+            raise ListError(f"{self._path}: cannot read the list ({reason}); give the path of a text file") from error
+        with file:
+            rest, line = b"", 1
+            while True:
+                data = file.read(BLOCK_BYTES)
+                self._digest.update(data)
+                block = rest + data
+                cut = block.rfind(b"\n") + 1 if data else len(block)
+                block, rest = block[:cut], block[cut:]
+                # A byte-order mark, as Windows' editors write it, would become part of the first name.
+                block = block.removeprefix(BYTE_ORDER_MARK) if line == 1 else block
+                if block:
+                    yield _split_lines(self._text_only(block, line), line, tabs_only_where_present)
+                    line += block.count(b"\n")
+                if not data:
+                    return
+
+    def _text_only(self, block: bytes, first_line: int) -> bytes:
+        if _is_text(block):
+            return block
+        lines = block.split(b"\n")
+        for number, content in enumerate(lines):
+            if not _is_text(content):
+                self.refuse(first_line + number, "not UTF-8 text; save the list as UTF-8")
+                lines[number] = b""
+        return b"\n".join(lines)
+
+
+def _is_text(content: bytes) -> bool:
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return b"\0" not in content
+
+
+@dataclass
+class Lines:
+    """Whole lines, split into words.
+
+    Attributes:
+        content: their bytes, uint8 (bytes,).
+        first_line: number of the first line in the file.
+        line_starts: first byte of each line, (lines,).
+        starts: first byte of each word, (words,).
+        ends: byte after each word, (words,).
+        first: first word of each line, (lines,).
+        count: number of words of each line, (lines,).
+    """
+
+    content: np.ndarray
+    first_line: int
+    line_starts: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+    first: np.ndarray
+    count: np.ndarray
+
+    def number(self, line: int) -> int:
+        """A line's number in the file."""
+        return self.first_line + line
+
+    def text(self, line: int) -> str:
+        """A line for a message."""
+        start = int(self.line_starts[line])
+        stop = int(self.line_starts[line + 1]) if line + 1 < len(self.line_starts) else len(self.content)
+        return self.content[start:stop].tobytes().decode("utf-8", "replace").strip()[:SHOWN_CHARACTERS]
+
+
+def _split_lines(block: bytes, first_line: int, tabs_only_where_present: bool) -> Lines:
+    content = np.frombuffer(block, dtype=np.uint8)
+    is_gap = _WHITESPACE[content]
+    line_ends = np.flatnonzero(content == NEWLINE)
+    if not len(line_ends) or line_ends[-1] != len(content) - 1:
+        line_ends = np.append(line_ends, len(content))
+    line_starts = np.concatenate([[0], line_ends[:-1] + 1])
+    if tabs_only_where_present:
+        tabs = np.flatnonzero(content == TAB)
+        has_tab = np.searchsorted(tabs, line_ends) > np.searchsorted(tabs, line_starts)
+        if has_tab.any():
+            lengths = np.diff(np.append(line_starts, len(content)))
+            is_gap &= ~(np.repeat(has_tab, lengths) & (content == SPACE))
+    padded = np.ones(len(content) + 2, dtype=bool)
+    padded[1:-1] = is_gap
+    starts = np.flatnonzero(padded[:-1] & ~padded[1:])[: len(content)]
+    ends = np.flatnonzero(~padded[:-1] & padded[1:])
+    first = np.searchsorted(starts, line_starts)
+    count = np.searchsorted(starts, line_ends) - first
+    return Lines(content, first_line, line_starts, starts, ends, first, count)

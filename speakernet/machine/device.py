@@ -1,0 +1,47 @@
+"""The device of a run: what `runtime.device` and `runtime.gpu_id` mean on this machine."""
+
+import logging
+
+import torch
+
+from speakernet import distributed
+from speakernet.machine.options import MachineOptions
+
+logger = logging.getLogger(__name__)
+
+
+def choose_device(options: MachineOptions) -> torch.device:
+    """The device that the options ask for, made torch's current one and logged with its reason.
+
+    Raises:
+        ValueError: a GPU was asked for and there is none, or none of that number.
+    """
+    device = find_device(options)
+    if device.type == "cpu":
+        why = "asked for" if options.device == "cpu" else "no GPU that torch can use"
+        logger.info("device: cpu (%s)", why)
+        return device
+    # What names no device (pinned memory, the profiler, a library) then uses this GPU too, and leaves the first alone.
+    torch.cuda.set_device(device)
+    logger.info("device: %s (%s)", device, torch.cuda.get_device_name(device))
+    return device
+
+
+def find_device(options: MachineOptions) -> torch.device:
+    """The same without a word or an effect.
+
+    Raises:
+        ValueError: as `choose_device`.
+    """
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if options.device == "cpu" or (options.device == "auto" and count == 0):
+        return torch.device("cpu")
+    if count == 0:
+        raise ValueError(
+            "runtime.device: cuda, but torch finds no GPU here; use --runtime.device auto or cpu, "
+            "or install the driver that this torch needs"
+        )
+    number = distributed.local_rank() if options.gpu_id is None else options.gpu_id
+    if number >= count:
+        raise ValueError(f"runtime.gpu_id: {number}, but there are {count} GPUs, numbered from 0")
+    return torch.device("cuda", number)

@@ -1,0 +1,105 @@
+"""Ways run in turn, with a clock of our own."""
+
+import os
+
+import pytest
+
+from benchmarks.timing import Way, as_plain, compare, on_one_core, run_in_turn, speedup_table, timings
+
+
+class Clock:
+    """A clock that moves only when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_two_ways_take_turns_and_medians_are_of_the_counted_rounds() -> None:
+    clock, order = Clock(), []
+    # The first round of each is the warm-up; 10 items in so many seconds.
+    seconds = {"a": iter([99.0, 1.0, 2.0, 4.0]), "b": iter([99.0, 0.5, 0.5, 0.1])}
+
+    def way(name: str) -> Way:
+        def prepare() -> str:
+            clock.now += 1000  # not counted
+            return name
+
+        def run(ready: str) -> int:
+            assert ready == name
+            order.append(name)
+            clock.now += next(seconds[name])
+            return 10
+
+        return Way(run, prepare)
+
+    result = compare("x", way("a"), way("b"), rounds=3, wanted=5, clock=clock)
+    assert order == ["a", "b"] * 4
+    assert result.first_per_second == pytest.approx(5) and result.second_per_second == pytest.approx(20)
+    assert (result.ratio, result.lowest_ratio, result.highest_ratio) == pytest.approx((4, 2, 40))
+    assert as_plain(result)["is_reached"] is False
+    assert "**not reached**" in speedup_table([result]) and "| x [crops] | 5 | 20 |" in speedup_table([result])
+
+
+def test_a_way_that_does_nothing_is_an_error() -> None:
+    idle = Way(lambda _: 0)
+    with pytest.raises(ValueError, match="classic did nothing"):
+        compare("x", idle, idle, rounds=1)
+    with pytest.raises(ValueError, match="0 rounds"):
+        compare("x", idle, idle, rounds=0)
+    with pytest.raises(ValueError, match="0 ways"):
+        run_in_turn({}, rounds=1)
+
+
+def test_ratios_are_taken_inside_a_round() -> None:
+    """The machine slows down from round to round; the ratio stays what it is."""
+    now = 0.0
+    order: list[str] = []
+    slowness = iter([1.0] * 2 + [1.0, 1.0, 4.0, 4.0, 10.0, 10.0])
+
+    def work(name: str, seconds: float) -> Way:
+        def run(_: None) -> int:
+            nonlocal now
+            order.append(name)
+            now += seconds * next(slowness)
+            return 1
+
+        return Way(run)
+
+    ways = {"plain": work("plain", 2.0), "fast": work("fast", 1.0)}
+    plain, fast = timings(run_in_turn(ways, rounds=3, clock=lambda: now))
+    assert (plain.ratio, fast.ratio) == (1.0, 0.5)
+    assert (plain.median_seconds, fast.median_seconds) == (8.0, 4.0)
+    assert order == ["plain", "fast"] * 4
+
+
+def test_runs_to_settle_are_not_counted() -> None:
+    now = 0.0
+    order: list[str] = []
+    # The first run after the other variant is slow.
+    seconds = {"plain": iter([9.0, 2.0] * 3), "fast": iter([9.0, 1.0] * 3)}
+
+    def work(name: str) -> Way:
+        def run(_: None) -> int:
+            nonlocal now
+            order.append(name)
+            now += next(seconds[name])
+            return 1
+
+        return Way(run)
+
+    ways = {name: work(name) for name in seconds}
+    plain, fast = timings(run_in_turn(ways, rounds=3, warmup=0, settle=1, clock=lambda: now))
+    assert (plain.median_seconds, fast.median_seconds, fast.ratio) == (2.0, 1.0, 0.5)
+    assert order == ["plain", "plain", "fast", "fast"] * 3
+
+
+def test_one_core_is_given_back() -> None:
+    if not hasattr(os, "sched_getaffinity"):
+        pytest.skip("this system does not let a process choose its cores")
+    before = os.sched_getaffinity(0)
+    with on_one_core():
+        assert len(os.sched_getaffinity(0)) == 1
+    assert os.sched_getaffinity(0) == before
