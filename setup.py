@@ -53,7 +53,10 @@ setup(
     # configs/ becomes the package speakernet.recipes so that bare recipe names work from an installed wheel too.
     packages=[*find_namespace_packages(include=["speakernet", "speakernet.*"]), "speakernet.recipes"],
     package_dir={"speakernet.recipes": "configs"},
-    package_data={"speakernet.recipes": ["*.yaml", "voxceleb/*.yaml"], "speakernet": ["**/*.yaml", "py.typed"]},
+    package_data={
+        "speakernet.recipes": ["*.yaml", "voxceleb/*.yaml"],
+        "speakernet": ["**/*.yaml", "**/*.j2", "py.typed"],
+    },
     install_requires=CORE,
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["speakernet = speakernet.cli:main"]},

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from speakernet.assembly.data import build_source
 from speakernet.config.schema import Config
 from speakernet.corpora.pack_inputs import FolderInput
 from speakernet.data.audio import read_audio, to_int16, write_audio
 from speakernet.data.augment.banks import find_audio_files, noise_banks
 from speakernet.data.lists import read_training_list, write_training_list
+from speakernet.data.opening import open_source
 from speakernet.data.packed.writer import pack
 from speakernet.data.sources import AudioSource
 
@@ -78,7 +78,7 @@ def prepare_data(config: Config, folder: Path, num_utterances: int) -> Benchmark
     if not data.train_list:
         raise ValueError("the benchmark needs recordings: give a --config with data.train_list, such as exp01.yaml")
     training = read_training_list(data.train_list)
-    source = build_source(config, data.train_path or Path(data.train_list).parent)
+    source = open_source(data.train_path or Path(data.train_list).parent, sample_rate)
     random = np.random.default_rng(config.runtime.seed)
     names, labels = [], []
     for number in range(num_utterances):

@@ -20,13 +20,14 @@ from benchmarks.steps import margin_and_scale
 from benchmarks.timing import Timing
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.evaluation import build_validation
-from speakernet.assembly.journeys import with_default_paths
+from speakernet.assembly.inputs import Inputs, with_default_paths
 from speakernet.assembly.model import build_loss, build_model
+from speakernet.assembly.refusals import refuse_impossible
 from speakernet.assembly.training import build_trainer, prepare_machine
 from speakernet.config.schema import Config, replaced
 from speakernet.data.lists import read_training_list, read_trials
 from speakernet.evaluation import metrics
-from speakernet.machine.device import choose_device
+from speakernet.machine.device import choose_device, find_device
 from speakernet.machine.limits import usable_cores
 
 CLASSIC, OURS = "classic", "ours"
@@ -60,11 +61,13 @@ def our_epoch(config: Config, folder: Path) -> Callable[[], None]:
     """The trainer's next epoch and its evaluation."""
     prepare_machine(config)
     config = replaced(config, training={"max_epochs": 1 << 20})
-    device = choose_device(config.runtime)
+    inputs = Inputs(config, choose_device(config.runtime))
     net = build_model(config)
-    loader = build_training_loader(config, device)
+    refuse_impossible(config, net, inputs.device)
+    loader = build_training_loader(config, inputs)
     loss = build_loss(config, loader.num_classes)
-    trainer = build_trainer(config, net, loss, loader, build_validation(config, net, device), folder)
+    validate = build_validation(config, inputs, net)
+    trainer = build_trainer(config, net, loss, loader, validate, folder, inputs.device)
 
     def run() -> None:
         trainer.train_epoch()
@@ -97,8 +100,9 @@ def classic_epoch(config: Config, folder: Path) -> Callable[[], None]:
     torch.manual_seed(config.runtime.seed)
     dim = config.model.embedding_dim
     front_end = build_model(config).front_end
-    net = plain_model(config.model.name, front_end, dim, front_end.num_features)
-    loss = PlainAMSoftmax(dim, max(labels) + 1, *margin_and_scale(config.loss))
+    device = find_device(config.runtime)
+    net = plain_model(config.model.name, front_end, dim, front_end.num_features).to(device)
+    loss = PlainAMSoftmax(dim, max(labels) + 1, *margin_and_scale(config.loss)).to(device)
     optimizer = torch.optim.Adam([*net.parameters(), *loss.parameters()], lr=config.optimizer.learning_rate)
 
     def run() -> None:
@@ -106,13 +110,13 @@ def classic_epoch(config: Config, folder: Path) -> Callable[[], None]:
         rows = [[row] for row in torch.randperm(len(paths)).tolist()]
         for crops, speakers in classic.training_loader(dataset, rows, data.batch_size, usable_cores()):
             optimizer.zero_grad()
-            value = loss(net(crops.squeeze(1)), speakers)
+            value = loss(net(crops.squeeze(1).to(device)), speakers.to(device))
             value.backward()
             optimizer.step()
             value.item()
         net.eval()
         embeddings = classic.embed_one_by_one(
-            net,
+            lambda crops: net(crops.to(device)),
             recordings,
             num_frames=section.eval_frames,
             num_crops=section.num_crops,

@@ -1,5 +1,6 @@
 """The suite `--compare`: our loader against the classic one, embedding and scoring too, and what a worker takes."""
 
+import dataclasses
 import itertools
 import multiprocessing
 import random
@@ -15,11 +16,14 @@ import torch
 from benchmarks import classic
 from benchmarks.data import BenchmarkData
 from benchmarks.timing import Speedup, Way, compare, on_one_core
-from speakernet.assembly.data import build_source, build_training_loader
+from speakernet.assembly.data import build_training_loader
+from speakernet.assembly.inputs import Inputs
 from speakernet.assembly.model import build_model
 from speakernet.assembly.training import build_precision
 from speakernet.config.schema import Config, replaced
-from speakernet.data.loader import Batch, TrainingLoader
+from speakernet.data.batches import Batch
+from speakernet.data.loader import TrainingLoader
+from speakernet.data.opening import open_source
 from speakernet.evaluation.embedding import embed_utterances
 from speakernet.evaluation.scoring import mean_distance_scores
 
@@ -88,7 +92,7 @@ def benchmark_config(
 
 def our_side(config: Config, num_batches: int) -> tuple[Way, TrainingLoader]:
     """Batches of our loader on the CPU; every round is an epoch of `num_batches` and those that warm up."""
-    loader = build_training_loader(config, CPU)
+    loader = build_training_loader(config, Inputs(config, CPU))
     epochs = itertools.count()
     running: list[Iterator[Batch]] = []
 
@@ -184,7 +188,7 @@ def compare_evaluation(config: Config, data: BenchmarkData, num_utterances: int,
     net = build_model(config)
     names = [f"{name}.wav" for name in data.names[:num_utterances]]
     paths = data.paths("wav")[:num_utterances]
-    source = build_source(config, data.folder("wav"))
+    source = open_source(data.folder("wav"), config.data.sample_rate)
     section = config.evaluation
     num_crops, frames = max(2, section.num_crops), section.eval_frames or 300
 
@@ -192,18 +196,8 @@ def compare_evaluation(config: Config, data: BenchmarkData, num_utterances: int,
         return len(classic.embed_one_by_one(net.eval(), paths, num_frames=frames, num_crops=num_crops))
 
     def ours(autocast: Callable[[], Any]) -> Callable[[None], int]:
-        return lambda _: len(
-            embed_utterances(
-                net,
-                source,
-                names,
-                eval_frames=frames,
-                num_crops=num_crops,
-                batch_size=section.batch_size,
-                num_workers=2,
-                autocast=autocast,
-            )
-        )
+        options = dataclasses.replace(section, eval_frames=frames, num_crops=num_crops, num_workers=2)
+        return lambda _: len(embed_utterances(net, source, names, options, autocast=autocast))
 
     with on_one_core():
         for precision in dict.fromkeys(("no", config.runtime.precision)):
@@ -231,7 +225,7 @@ def measure_worker_memory(config: Config, data: BenchmarkData, num_rows: int = M
     for method in multiprocessing.get_all_start_methods():
         if method not in ("fork", "spawn"):
             continue
-        loader = build_training_loader(made, CPU, start_method=method)
+        loader = build_training_loader(made, Inputs(made, CPU), start_method=method)
         others = {child.pid for child in multiprocessing.active_children()}
         try:
             _skip(iter(loader), 4 * WARM_BATCHES)

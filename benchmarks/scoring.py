@@ -18,9 +18,10 @@ import torch
 from benchmarks import classic
 from benchmarks.timing import Speedup, Way, compare, run_in_turn
 from speakernet.data.lists import StringTable, read_trials
-from speakernet.data.sources import open_source
+from speakernet.data.opening import open_source
 from speakernet.evaluation import metrics
 from speakernet.evaluation.embedding import embed_utterances
+from speakernet.evaluation.options import EmbeddingOptions
 from speakernet.evaluation.score_norm import cohort_statistics, normalize_scores
 from speakernet.evaluation.scoring import cosine_scores, mean_distance_scores, mean_embeddings
 from speakernet.machine.memory import process_peak_bytes
@@ -170,9 +171,9 @@ def compare_embedding(folder: Path, num_utterances: int, rounds: int, threads: i
     chosen = found[:: max(1, len(found) // num_utterances)][:num_utterances]
     names = StringTable.from_strings(path.relative_to(folder).as_posix() for path in chosen)
     net, source = SpeakerNet.named("ResNetSE34L", embedding_dim=LIST_DIM).eval(), open_source(folder)
-    paths = [str(path) for path in chosen]
+    paths, options = [str(path) for path in chosen], EmbeddingOptions(num_crops=CROPS)
     theirs = Way(lambda _: len(classic.embed_one_by_one(net, paths, num_frames=400, num_crops=CROPS)))
-    ours = Way(lambda _: len(embed_utterances(net, source, names, eval_frames=400, num_crops=CROPS)))
+    ours = Way(lambda _: len(embed_utterances(net, source, names, options)))
     return compare("embedding, 10 crops of 4 s", theirs, ours, rounds=rounds, wanted=3, unit="utterances")
 
 

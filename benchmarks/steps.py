@@ -20,6 +20,7 @@ from benchmarks.plain_models import PlainAMSoftmax, plain_model
 from benchmarks.served import own_command, own_environment, serve, time_processes
 from benchmarks.timing import Timing
 from speakernet.assembly.model import build_loss, build_model
+from speakernet.assembly.refusals import refuse_impossible
 from speakernet.assembly.training import build_precision, build_trainer, prepare_machine
 from speakernet.config.schema import Config, replaced
 from speakernet.losses.options import AMSoftmaxOptions, LossOptions
@@ -123,8 +124,10 @@ def trainer_step(config: Config, folder: Path, batch_size: int) -> Callable[[], 
     """One whole step of a real trainer as a callable: what the loop does between two batches, progress line and all."""
     torch.manual_seed(config.runtime.seed)
     net, loss = build_model(config), build_loss(config, NUM_SPEAKERS)
-    loader = OneBatchLoader(RandomBatch.of(batch_size, find_device(config.runtime)))
-    trainer = build_trainer(config, net, loss, loader, lambda: {"eer_percent": 50.0}, folder)
+    device = find_device(config.runtime)
+    refuse_impossible(config, net, device)
+    loader = OneBatchLoader(RandomBatch.of(batch_size, device))
+    trainer = build_trainer(config, net, loss, loader, lambda: {"eer_percent": 50.0}, folder, device)
     net.train()
     loss.train()
     batches = iter(loader)
@@ -161,33 +164,36 @@ def plain_step(config: Config, batch_size: int, dtype: torch.dtype = torch.float
     """The step as one writes it by hand: plain network, plain loss, plain Adam; below float32 under autocast."""
     torch.manual_seed(config.runtime.seed)
     front_end = build_model(config).front_end
-    net = plain_model(config.model.name, front_end, config.model.embedding_dim, front_end.num_features).train()
-    loss = PlainAMSoftmax(config.model.embedding_dim, NUM_SPEAKERS, *margin_and_scale(config.loss)).train()
+    device = find_device(config.runtime)
+    dim = config.model.embedding_dim
+    net = plain_model(config.model.name, front_end, dim, front_end.num_features).train().to(device)
+    loss = PlainAMSoftmax(dim, NUM_SPEAKERS, *margin_and_scale(config.loss)).train().to(device)
     optimizer = torch.optim.Adam([*net.parameters(), *loss.parameters()], lr=1e-3)
-    return _by_hand(optimizer, lambda batch: loss(net(batch.waveforms), batch.labels), batch_size, dtype)
+    batch = RandomBatch.of(batch_size, device)
+    return _by_hand(optimizer, lambda: loss(net(batch.waveforms), batch.labels), device, dtype)
 
 
 def by_hand_step(config: Config, batch_size: int) -> Callable[[], None]:
     """Forward, backward and fused Adam of our network, nothing else: the trainer's overhead is measured against it."""
     torch.manual_seed(config.runtime.seed)
-    net, loss = build_model(config).train(), build_loss(config, NUM_SPEAKERS).train()
+    device = find_device(config.runtime)
+    net, loss = build_model(config).train().to(device), build_loss(config, NUM_SPEAKERS).train().to(device)
     optimizer = torch.optim.Adam([*net.parameters(), *loss.parameters()], lr=1e-3, fused=True)
-    dtype = build_precision(config, torch.device("cpu")).dtype
-    return _by_hand(optimizer, lambda batch: loss(net(batch.waveforms), batch.labels)[0], batch_size, dtype)
+    batch = RandomBatch.of(batch_size, device)
+    dtype = build_precision(config, device).dtype
+    return _by_hand(optimizer, lambda: loss(net(batch.waveforms), batch.labels)[0], device, dtype)
 
 
 def _by_hand(
     optimizer: torch.optim.Optimizer,
-    loss_of: Callable[[RandomBatch], torch.Tensor],
-    batch_size: int,
+    loss: Callable[[], torch.Tensor],
+    device: torch.device,
     dtype: torch.dtype,
 ) -> Callable[[], None]:
-    batch = RandomBatch.of(batch_size, torch.device("cpu"))
-
     def run() -> None:
         optimizer.zero_grad()
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
-            value = loss_of(batch)
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+            value = loss()
         value.backward()
         optimizer.step()
 

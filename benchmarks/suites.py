@@ -29,7 +29,7 @@ from benchmarks.steps import (
     step_memory,
 )
 from benchmarks.timing import Timing, as_plain, speedup_table
-from speakernet.assembly.data import make_synthetic_corpus
+from speakernet.assembly.inputs import make_synthetic_corpus
 from speakernet.config import load_config
 from speakernet.config.schema import replaced
 from speakernet.files import human_bytes

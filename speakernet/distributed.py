@@ -1,10 +1,12 @@
-"""Rank facts and collectives that do nothing in one process, so that no caller asks whether it is distributed."""
+"""Rank facts and collectives that do nothing in one process, so that no caller asks whether it is distributed.
+
+torch.distributed is looked up, not imported: a process group runs only where somebody has imported it, and a command
+that is mistyped is told so without waiting for torch.
+"""
 
 import os
+import sys
 from typing import Any, TypeVar
-
-import torch
-import torch.distributed as dist
 
 T = TypeVar("T")
 
@@ -25,17 +27,19 @@ def refuse_several_processes() -> None:
 
 def is_distributed() -> bool:
     """Whether a process group of more than one process is running."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return _group() is not None
 
 
 def rank() -> int:
     """This process's number, 0 when alone."""
-    return dist.get_rank() if is_distributed() else 0
+    group = _group()
+    return int(group.get_rank()) if group else 0
 
 
 def world_size() -> int:
     """Number of processes, 1 when alone."""
-    return dist.get_world_size() if is_distributed() else 1
+    group = _group()
+    return int(group.get_world_size()) if group else 1
 
 
 def local_rank() -> int:
@@ -50,30 +54,33 @@ def is_main() -> bool:
 
 def barrier() -> None:
     """Wait until every process is here."""
-    if is_distributed():
-        dist.barrier()
+    group = _group()
+    if group:
+        group.barrier()
 
 
 def broadcast_object(value: T) -> T:
     """Rank 0's value, on every rank."""
-    if not is_distributed():
+    group = _group()
+    if not group:
         return value
     box = [value]
-    dist.broadcast_object_list(box, src=0)
+    group.broadcast_object_list(box, src=0)
     return box[0]
 
 
 def gather_objects(value: T) -> list[T]:
     """Every rank's value, in rank order, on every rank."""
-    if not is_distributed():
+    group = _group()
+    if not group:
         return [value]
     gathered: list[Any] = [None] * world_size()
-    dist.all_gather_object(gathered, value)
+    group.all_gather_object(gathered, value)
     return gathered
 
 
-def sum_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """The sum of `tensor` over ranks (in place where there are several)."""
-    if is_distributed():
-        dist.all_reduce(tensor)
-    return tensor
+def _group() -> Any:
+    """torch.distributed where it runs a group of several processes, else None."""
+    group = sys.modules.get("torch.distributed")
+    is_running = group is not None and group.is_available() and group.is_initialized()
+    return group if is_running and group.get_world_size() > 1 else None  # type: ignore[union-attr]

@@ -262,3 +262,9 @@ def human_bytes(num_bytes: float) -> str:
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
         num_bytes /= 1024
     return f"{num_bytes:.1f} TiB"
+
+
+def error_line(error: BaseException) -> str:
+    """An error in one line: its type and the beginning of its message, which may be empty."""
+    line = " ".join(str(error).split())[:200]
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__

@@ -39,7 +39,12 @@ Epochs = Annotated[float, Ge(0.0), Le(1e6)]
 Positive = Annotated[float, Gt(0.0), Le(1e9)]
 NotNegative = Annotated[float, Ge(0.0), Le(1e9)]
 Decibels = Annotated[float, Ge(-200.0), Le(200.0)]
+SAMPLE_RATE = 16_000
+"""Samples a second where nobody says otherwise: what speech corpora and published models have."""
 Gigabytes = Annotated[float, Ge(0.0), Le(1e6)]
+INPUT_MARK = "an input file or folder"
+InputPath = Annotated[str, INPUT_MARK]
+"""A file or folder that is read: named from the working directory or from the configuration file, kept absolute."""
 
 _LAX = ConfigDict(allow_inf_nan=False, coerce_numbers_to_str=True)
 
@@ -165,6 +170,11 @@ def in_words(declared: Any) -> str:
     if declared is str:
         return "text"
     return declared.__name__ if isinstance(declared, type) else str(declared)
+
+
+def is_input(owner: type, name: str) -> bool:
+    """Whether an option names a file or folder that is read."""
+    return INPUT_MARK in typing.get_args(annotations(owner)[name])
 
 
 def words_of(declared: Any) -> tuple[Any, ...]:

@@ -5,17 +5,19 @@ the number of workers or ranks. Nothing below this file touches the global rando
 """
 
 import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 
 def seed_everything(seed: int) -> None:
     """Seed Python's, NumPy's and torch's global generators (dropout and weight initialisation draw from torch's)."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
+    _torch().manual_seed(seed)
 
 
 def derive_seed(seed: int, *keys: int) -> int:
@@ -24,9 +26,9 @@ def derive_seed(seed: int, *keys: int) -> int:
     return int(words[0] >> np.uint64(1))
 
 
-def torch_generator(seed: int, *keys: int) -> torch.Generator:
+def torch_generator(seed: int, *keys: int) -> "torch.Generator":
     """A CPU generator keyed by (seed, keys…)."""
-    return torch.Generator().manual_seed(derive_seed(seed, *keys))
+    return _torch().Generator().manual_seed(derive_seed(seed, *keys))  # type: ignore[no-any-return]
 
 
 def numpy_generator(seed: int, *keys: int) -> np.random.Generator:
@@ -36,6 +38,7 @@ def numpy_generator(seed: int, *keys: int) -> np.random.Generator:
 
 def capture_random_state() -> dict[str, Any]:
     """All global random state as tensors and plain values, so that it loads with `weights_only=True`."""
+    torch = _torch()
     version, internal, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # type: ignore[misc]
     return {
@@ -54,6 +57,7 @@ def capture_random_state() -> dict[str, Any]:
 
 def restore_random_state(state: dict[str, Any]) -> None:
     """Put back what `capture_random_state` took; CUDA states only where the device count is the same."""
+    torch = _torch()
     python = state["python"]
     random.setstate((python["version"], tuple(python["internal"].tolist()), python["gauss"]))
     saved = state["numpy"]
@@ -62,3 +66,10 @@ def restore_random_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def _torch() -> Any:
+    # Late: who draws with NumPy alone (score intervals, the preparation of corpora) does not wait for torch.
+    import torch
+
+    return torch

@@ -1,4 +1,4 @@
-"""From the section augment to what disturbs batches, and where it runs. Part of `build/data.py`, which calls it."""
+"""From the section augment to what disturbs batches, and where it runs. `data.py` calls it."""
 
 import logging
 
@@ -7,7 +7,7 @@ import torch
 
 from speakernet.config.schema import Config
 from speakernet.data.augment.augmenter import Augmenter
-from speakernet.data.augment.banks import ClipBank, RoomBank, describe_banks, noise_banks, room_bank
+from speakernet.data.augment.banks import ClipBank, RirBank, describe_banks, noise_banks, rir_bank
 from speakernet.data.cache import AudioCache
 from speakernet.data.lookup import LookupTable
 from speakernet.data.ram import clips_into_ram
@@ -30,10 +30,10 @@ def build_augmenter(config: Config, reader: RowReader, table: LookupTable, eligi
             # Read like the training crops themselves; not copied into memory, for it is the whole corpus.
             banks["babble"] = ClipBank(reader, eligible, table.num_samples[eligible])
             logger.info("no folder 'speech' among the noise: babble is mixed from training utterances")
-    rooms: RoomBank | None = None
+    rirs: RirBank | None = None
     if section.rir_path:
-        rooms = room_bank(section.rir_path, sample_rate, cache, is_aligned=section.style == "ours")
-    augmenter = Augmenter(banks, rooms, section, sample_rate=sample_rate, seed=config.runtime.seed)
+        rirs = rir_bank(section.rir_path, sample_rate, cache, is_aligned=section.style == "ours")
+    augmenter = Augmenter(banks, rirs, section, sample_rate=sample_rate, seed=config.runtime.seed)
     if augmenter.missing and (section.noise_path or section.rir_path):
         logger.warning(
             "augmentation: nothing found for %s; their part goes to %s",
@@ -46,7 +46,7 @@ def build_augmenter(config: Config, reader: RowReader, table: LookupTable, eligi
             "augmentation is on, but neither augment.noise_path nor augment.rir_path is set: nothing is done"
         )
         return None
-    logger.info("augmentation: %s", describe_banks(banks, rooms))
+    logger.info("augmentation: %s", describe_banks(banks, rirs))
     return augmenter
 
 

@@ -15,6 +15,7 @@ from speakernet.data.audio import crop_samples
 from speakernet.machine.device import choose_device
 from speakernet.training.batch_size import BatchSizeOptimizer
 from speakernet.training.optimizers import create_optimizer
+from speakernet.training.profiler import NoProfiler
 from speakernet.training.step import TrainingStep
 
 # Classes of the head where the configuration does not say; the head is a small part of a step.
@@ -56,8 +57,17 @@ def find_batch_size(
     net, loss = build_model(config).to(device).train(), build_loss(config, num_classes).to(device).train()
     apply_memory_options(config, net, device, precision)
     per_speaker = config.data.utterances_per_speaker
-    optimizer = create_optimizer(config.optimizer, [net, loss], device, is_float32=precision.name == "no")
-    step = TrainingStep(net, loss, optimizer, precision, utterances_per_speaker=per_speaker)
+    step = TrainingStep(
+        net,
+        loss,
+        create_optimizer(config.optimizer, [net, loss], device, is_float32=precision.name == "no"),
+        precision,
+        config.training,
+        profiler=NoProfiler(),
+        utterances_per_speaker=per_speaker,
+        # Each size is tried as a whole batch.
+        gradient_cache=False,
+    )
     num_samples = crop_samples(config.data.crop_frames, config.data.sample_rate)
     generator = torch.Generator().manual_seed(config.runtime.seed)
 

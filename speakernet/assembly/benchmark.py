@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from speakernet.assembly.data import build_training_loader, make_synthetic_corpus
+from speakernet.assembly.data import build_training_loader
+from speakernet.assembly.inputs import Inputs, make_synthetic_corpus
 from speakernet.assembly.model import build_loss, build_model
+from speakernet.assembly.refusals import refuse_impossible
 from speakernet.assembly.training import build_trainer, prepare_machine
 from speakernet.config.schema import Config, replaced
 from speakernet.data.loader import Batch, TrainingLoader
@@ -43,7 +45,7 @@ def measure(config: Config, num_batches: int) -> dict[str, Any]:
     """
     config = make_synthetic_corpus(config)
     prepare_machine(config)
-    loader = build_training_loader(config, choose_device(config.runtime))
+    loader = build_training_loader(config, Inputs(config, choose_device(config.runtime)))
     try:
         batches = _endless(loader)
         for _ in itertools.islice(batches, WARM_STEPS):
@@ -113,9 +115,10 @@ def _measure_training(config: Config, loader: TrainingLoader, num_steps: int) ->
     compiling = "off" if config.runtime.compile == "auto" else config.runtime.compile
     config = replaced(config, training=steady, runtime={"compile": compiling})
     net, loss = build_model(config), build_loss(config, loader.num_classes)
+    refuse_impossible(config, net, loader.device)
     num_batches = len(loader)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = build_trainer(config, net, loss, loader, dict, Path(folder))
+        trainer = build_trainer(config, net, loss, loader, dict, Path(folder), loader.device)
         net.train()
         loss.train()
         batches = _endless(loader)

@@ -10,25 +10,25 @@ from torch import nn
 from speakernet import distributed
 from speakernet.assembly.refusals import compile_obstacles
 from speakernet.config.schema import Config
+from speakernet.models.kernels import use_compiled_kernels
 from speakernet.training.compiling import Compiler, NoCompiler
 
 logger = logging.getLogger(__name__)
 
 
 def build_compiler(
-    config: Config, net: nn.Module, loss: nn.Module, device: torch.device, recover: Callable[[], None]
+    config: Config, net: nn.Module, device: torch.device, recover: Callable[[], None]
 ) -> Compiler | NoCompiler:
     """The compiler that `runtime.compile` asks for; what cannot work was refused before.
 
     Args:
         config: of the run.
         net: what is compiled.
-        loss: that it is trained with.
         device: where it is trained.
         recover: undoes what a failed micro-batch has left behind.
     """
     runtime = config.runtime
-    reasons = compile_obstacles(config, net, loss, device)
+    reasons = compile_obstacles(config, net, device)
     if runtime.deterministic and runtime.compile == "auto":
         reasons = ["deterministic: the moment of compiling depends on measured times"]
     if runtime.compile == "off" or reasons:
@@ -45,4 +45,5 @@ def build_compiler(
     if mode != "default" and device.type == "cpu":
         logger.warning("runtime.compile_mode: %s has no effect on a CPU", mode)
         mode = "default"
-    return Compiler(net, dataclasses.replace(runtime, compile_scope=scope, compile_mode=mode), recover)
+    options = dataclasses.replace(runtime, compile_scope=scope, compile_mode=mode)
+    return Compiler(net, options, recover=recover, prepare=use_compiled_kernels)

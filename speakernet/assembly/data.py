@@ -1,21 +1,23 @@
-"""From the sections data and augment to the training loader and to sources: the only file that knows both.
+"""From the sections data and augment to the training loader: the only file that knows both.
 
 Every automatic choice made here is logged with its reason.
 """
 
 import dataclasses
 import logging
-from pathlib import Path
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Literal
 
 import numpy as np
 import torch
 
 from speakernet import distributed
 from speakernet.assembly.augment import augments_on_device, build_augmenter
+from speakernet.assembly.inputs import Inputs, TrainingInput
 from speakernet.config.schema import Config
-from speakernet.corpora.synthetic import make_corpus
 from speakernet.data.audio import AudioError, crop_samples
-from speakernet.data.batches import BatchMaker, SpeakerIndex
+from speakernet.data.batches import BatchMaker
 from speakernet.data.cache import AudioCache
 from speakernet.data.choices import (
     MEMORY_SHARE,
@@ -24,56 +26,95 @@ from speakernet.data.choices import (
     choose_prefetch,
     choose_ram_corpus,
     free_shared_memory,
-    spawns_workers,
 )
-from speakernet.data.lists import TrainingList, read_training_list
 from speakernet.data.loader import TrainingLoader
 from speakernet.data.lookup import LookupTable
-from speakernet.data.options import LoadingOptions
+from speakernet.data.options import DataOptions
 from speakernet.data.packed.corpus import PackedRows
 from speakernet.data.ram import load_into_ram
+from speakernet.data.replacing import SpeakerIndex
+from speakernet.data.requests import CropMaker
 from speakernet.data.resident import ResidentMaker
-from speakernet.data.sampling import BalancedSampler, Sampler, ShuffledSampler, speed_fractions
-from speakernet.data.sources import PCM_S16, AudioSource, FolderSource, RowReader, list_names, open_source
+from speakernet.data.sampling import BalancedSampler, Sampler, ShuffledSampler
+from speakernet.data.sources import FolderRows, FolderSource, RowReader, list_names
+from speakernet.data.speeds import speed_fractions
+from speakernet.data.workers import Workers, starts_from_nothing
 from speakernet.machine.limits import usable_cores, usable_memory_bytes
 from speakernet.training.data_wait import LoadingFacts
 
 logger = logging.getLogger(__name__)
 
 GIGABYTE = 1 << 30
-HEADER_THREADS = 16
+SHARED_MEMORY_SHARE = 0.8  # of what is free there, for the corpus; the workers' ring lies there too
 
 
-def make_synthetic_corpus(config: Config) -> Config:
-    """Make the synthetic corpus where the config names one and it is not there; lists left empty are taken from it."""
-    folder = config.data.synthetic_corpus
-    if not folder:
-        return config
-    if distributed.is_main():
-        made = make_corpus(folder, show_progress=True)
-    distributed.barrier()
-    if not distributed.is_main():
-        made = make_corpus(folder, show_progress=False)
-    data, augment = config.data, config.augment
-    data = dataclasses.replace(
+def build_training_loader(config: Config, inputs: Inputs, start_method: str | None = None) -> TrainingLoader:
+    """The loader that the sections data and augment describe.
+
+    Args:
+        config: of the run, or of one of its stages; list, audio and device are those of `inputs`.
+        inputs: of the run.
+        start_method: of worker processes (`fork`, `spawn`, `forkserver`); None is the platform's own.
+
+    Raises:
+        ValueError: lists, audio or numbers that make no epoch; see each part.
+    """
+    data, given, device = config.data, inputs.training, inputs.device
+    if distributed.world_size() > data.batch_size:
+        raise ValueError(f"data.batch_size is {data.batch_size}, fewer than the {distributed.world_size()} processes")
+    _check_num_classes(config, len(given.rows.speakers))
+    _refuse_bad_files(config, given)
+    eligible = _eligible(config, given.table)
+    speeds = speed_fractions(config.augment.speed_factors if config.augment.enabled else [1.0])
+    sampler = _sampler(config, given.rows.labels, eligible, len(speeds))
+    reader = _reader(data, given)
+    augmenter = build_augmenter(config, reader, given.table, eligible)
+    is_resident = _is_resident(config, reader, inputs, speeds, has_augmenter=augmenter is not None)
+    on_device = augmenter is not None and augments_on_device(config, device, is_resident=is_resident)
+    with_reading = None if on_device else augmenter
+    # Disturbed crops are no 16-bit samples any more; others travel as such, at half the size.
+    is_int16 = with_reading is None and (isinstance(reader, PackedRows) or given.table.all_plain)
+    options = _decided(
         data,
-        train_list=data.train_list or str(made.train_list),
-        train_path=data.train_path or ("" if data.train_list else str(made.train_path)),
-        test_list=data.test_list or str(made.test_list),
-        test_path=data.test_path or ("" if data.test_list else str(made.test_path)),
+        sampler,
+        device,
+        num_workers=0 if is_resident else data.num_workers,
+        sample_bytes=2 if is_int16 else 4,
+        is_reading_free=isinstance(reader, PackedRows),
+        augments_in_workers=with_reading is not None,
+        changed_share=sum(speed != 1 for speed in speeds) / len(speeds),
+        is_spawned=starts_from_nothing(start_method),
     )
-    augment = dataclasses.replace(
-        augment, noise_path=augment.noise_path or str(made.noise_path), rir_path=augment.rir_path or str(made.rir_path)
+    maker = BatchMaker(
+        reader,
+        given.table.num_samples,
+        seed=config.runtime.seed,
+        speakers=SpeakerIndex(given.rows.labels, eligible) if data.on_bad_audio == "skip" else None,
+        speeds=speeds,
+        augmenter=with_reading,
+        # Where nothing is handed over, crops are made at once as the network wants them.
+        is_int16=is_int16 and (device.type != "cpu" or options.num_workers != 0),
     )
-    return dataclasses.replace(config, data=data, augment=augment)
+    return TrainingLoader(
+        _where_it_runs(maker, options, device, start_method, is_resident=is_resident),
+        sampler,
+        given.rows,
+        options,
+        device=device,
+        augmenter=augmenter if on_device else None,
+        rank=distributed.rank(),
+        world_size=distributed.world_size(),
+    )
 
 
-def build_source(config: Config, root: str | Path) -> AudioSource:
-    """The source of audio at `root` (a folder or a packed corpus), at the config's rate."""
-    source = open_source(root, config.data.sample_rate)
-    if isinstance(source, FolderSource):
-        source.show_progress = distributed.is_main()
-    return source
+def _where_it_runs(
+    maker: BatchMaker, options: DataOptions, device: torch.device, start_method: str | None, *, is_resident: bool
+) -> CropMaker:
+    """Crops are made on the device, in worker processes, or here."""
+    if is_resident:
+        assert isinstance(maker.reader, PackedRows)
+        return ResidentMaker(maker.reader, maker.lengths, seed=maker.seed, device=device, speakers=maker.speakers)
+    return Workers(maker, options, start_method) if options.num_workers else maker
 
 
 def loading_facts(loader: TrainingLoader) -> LoadingFacts:
@@ -83,103 +124,37 @@ def loading_facts(loader: TrainingLoader) -> LoadingFacts:
         num_workers=int(loader.options.num_workers),
         cores=usable_cores(),
         is_packed=isinstance(reader, PackedRows),
-        is_compressed=not isinstance(reader, PackedRows) and not loader.maker.is_plain,
-        augments_on_cpu=loader.maker.augmenter is not None,
+        is_compressed=isinstance(reader, FolderRows) and reader.needs_decoding,
+        augments_on_cpu=loader.maker.augments,
         has_gpu=loader.device.type == "cuda",
         read_bytes_a_second=loader.read_bytes_a_second(),
     )
 
 
-def build_training_loader(config: Config, device: torch.device, start_method: str | None = None) -> TrainingLoader:
-    """The loader that the sections data and augment describe.
-
-    Raises:
-        ValueError: lists, audio or numbers that make no epoch; see each part.
-    """
-    data = config.data
-    training = read_training_list(data.train_list)
-    source = build_source(config, data.train_path or Path(data.train_list).parent)
-    table = source.lookup(training.paths, HEADER_THREADS)
-    _refuse_bad_files(config, training, table)
-    eligible = _eligible(config, table)
-    speeds = speed_fractions(config.augment.speed_factors if config.augment.enabled else [1.0])
-    sampler = _sampler(config, training, eligible, len(speeds))
-    reader = _reader(config, source, training, table)
-    augmenter = build_augmenter(config, reader, table, eligible)
-    augments_elsewhere = augmenter is not None and config.augment.device == "cpu" and device.type != "cpu"
-    speakers = SpeakerIndex(training.labels, eligible) if data.on_bad_audio == "skip" else None
-    resident = _resident(
-        config, reader, table, device, speakers, has_speeds=len(speeds) > 1, augments_elsewhere=augments_elsewhere
-    )
-    on_device = augmenter is not None and augments_on_device(config, device, is_resident=resident is not None)
-    maker = BatchMaker(
-        reader,
-        table.num_samples,
-        seed=config.runtime.seed,
-        speakers=speakers,
-        speeds=speeds,
-        augmenter=None if on_device else augmenter,
-        is_plain=_is_plain(table),
-        is_int16=(augmenter is None or on_device) and (isinstance(reader, PackedRows) or _is_plain(table)),
-    )
-    options = _loader_options(config, maker, sampler, reader, device, is_resident=resident is not None)
-    if options.num_workers == 0 and device.type == "cpu":
-        # Nothing is handed over: crops are made as the network wants them at once.
-        maker.dtype = np.float32
-    if distributed.world_size() > data.batch_size:
-        raise ValueError(f"data.batch_size is {data.batch_size}, fewer than the {distributed.world_size()} processes")
-    return TrainingLoader(
-        maker,
-        sampler,
-        training.paths,
-        num_speakers=_num_speakers(config, len(training.speakers)),
-        device=device,
-        samples_of=_CropSamples(data.sample_rate),
-        augmenter=augmenter if on_device else None,
-        options=options,
-        start_method=start_method,
-        speakers=training.speakers,
-        rank=distributed.rank(),
-        world_size=distributed.world_size(),
-        resident=resident,
-    )
-
-
-class _CropSamples:
-    """`crop_samples` at one rate."""
-
-    def __init__(self, sample_rate: int) -> None:
-        self.sample_rate = sample_rate
-
-    def __call__(self, frames: int) -> int:
-        return crop_samples(frames, self.sample_rate)
-
-
-def _num_speakers(config: Config, in_list: int) -> int:
-    """Classes before speed perturbation: what the list has, or the larger number that was asked for."""
+def _check_num_classes(config: Config, num_speakers: int) -> None:
+    """Refuse fewer classes than the list has speakers; more are said."""
     wanted = config.data.num_classes
-    if wanted and wanted < in_list:
+    if wanted and wanted < num_speakers:
         raise ValueError(
-            f"data.num_classes is {wanted}, but {config.data.train_list} has {in_list} speakers; leave it at 0"
+            f"data.num_classes is {wanted}, but {config.data.train_list} has {num_speakers} speakers; leave it at 0"
         )
-    if wanted > in_list:
+    if wanted > num_speakers:
         logger.warning(
-            "data.num_classes is %d, the list has %d speakers: some outputs will never train", wanted, in_list
+            "data.num_classes is %d, the list has %d speakers: some outputs will never train", wanted, num_speakers
         )
-    return max(wanted, in_list)
 
 
-def _refuse_bad_files(config: Config, training: TrainingList, table: LookupTable) -> None:
+def _refuse_bad_files(config: Config, given: TrainingInput) -> None:
     """With on_bad_audio: error, unreadable files are an error before anything is trained."""
-    data = config.data
+    data, table = config.data, given.table
     if table.problems:
         rows = np.array(sorted(table.problems))
-        share = len(rows) / len(training)
+        share = len(rows) / len(given.rows)
         first = "; ".join(table.problems[int(row)] for row in rows[:3])
-        message = f"{len(rows)} of {len(training)} training files cannot be read: {first}"
+        message = f"{len(rows)} of {len(given.rows)} training files cannot be read: {first}"
         if data.on_bad_audio == "error":
             raise AudioError(
-                f"{message} (files: {list_names(training.paths, rows)}). Mend the list or the files, or set "
+                f"{message} (files: {list_names(given.rows.paths, rows)}). Mend the list or the files, or set "
                 "data.on_bad_audio: skip"
             )
         if share > data.max_bad_share:
@@ -213,7 +188,7 @@ def _eligible(config: Config, table: LookupTable) -> np.ndarray:
     return kept
 
 
-def _sampler(config: Config, training: TrainingList, eligible: np.ndarray, num_speeds: int) -> Sampler:
+def _sampler(config: Config, labels: np.ndarray, eligible: np.ndarray, num_speeds: int) -> Sampler:
     data = config.data
     loss = config.loss
     needed = loss.min_utterances
@@ -225,107 +200,89 @@ def _sampler(config: Config, training: TrainingList, eligible: np.ndarray, num_s
     is_balanced = data.sampler == "balanced" or (
         data.sampler == "auto" and (data.utterances_per_speaker > 1 or loss.is_metric)
     )
-    if not is_balanced:
-        if data.utterances_per_speaker > 1:
-            raise ValueError("data.utterances_per_speaker above 1 needs data.sampler: balanced")
-        return ShuffledSampler(
-            training.labels, data, seed=config.runtime.seed, eligible=eligible, num_speeds=num_speeds
-        )
-    return BalancedSampler(training.labels, data, seed=config.runtime.seed, eligible=eligible, num_speeds=num_speeds)
+    if not is_balanced and data.utterances_per_speaker > 1:
+        raise ValueError("data.utterances_per_speaker above 1 needs data.sampler: balanced")
+    kind = BalancedSampler if is_balanced else ShuffledSampler
+    return kind(labels, data, seed=config.runtime.seed, eligible=eligible, num_speeds=num_speeds)
 
 
-def _reader(config: Config, source: AudioSource, training: TrainingList, table: LookupTable) -> RowReader:
+def _reader(data: DataOptions, given: TrainingInput) -> RowReader:
     """Rows of the list from disk, packed corpus or memory."""
-    data = config.data
-    is_packed = not isinstance(source, FolderSource)
+    source, table = given.source, given.table
     free = usable_memory_bytes() * MEMORY_SHARE
-    budget = int(data.ram_corpus_gigabytes * GIGABYTE) or int(min(free, free_shared_memory() * 0.8))
+    budget = int(data.ram_corpus_gigabytes * GIGABYTE) or int(min(free, free_shared_memory() * SHARED_MEMORY_SHARE))
     choice = choose_ram_corpus(
         switch=data.ram_corpus,
         corpus_bytes=2 * int(table.num_samples.sum()),
-        is_compressed=not _is_plain(table),
-        is_packed=is_packed,
+        is_compressed=not table.all_plain,
+        is_packed=not isinstance(source, FolderSource),
+        # Each process of a distributed run holds the whole corpus.
         budget_bytes=budget // max(1, distributed.world_size()),
     )
     logger.info("RAM corpus: %s (%s)", "yes" if choice.value else "no", choice.reason)
     if choice.value:
         return load_into_ram(
-            source, training.paths, table, num_threads=usable_cores(), show_progress=distributed.is_main()
+            source, given.rows.paths, table, num_threads=usable_cores(), show_progress=distributed.is_main()
         )
-    if isinstance(source, FolderSource) and data.cache_megabytes and not _is_plain(table):
-        source.cache = AudioCache(data.cache_megabytes << 20)
-    return source.rows(training.paths, table)
+    # Plain files are in the system's page cache already; a second copy would only take its room.
+    keeps = bool(data.cache_megabytes) and not table.all_plain
+    return source.rows(given.rows.paths, table, AudioCache(data.cache_megabytes << 20) if keeps else None)
 
 
-def _is_plain(table: LookupTable) -> bool:
-    """Whether every readable file is 16-bit mono PCM at the rate asked for."""
-    return bool((~_needs_decoding(table)).all())
-
-
-def _needs_decoding(table: LookupTable) -> np.ndarray:
-    is_plain = (table.data_offsets >= 0) & (table.num_channels == 1) & (table.sample_rates == table.sample_rate)
-    return (table.native_samples > 0) & ~(is_plain & (table.formats == PCM_S16))
-
-
-def _resident(
-    config: Config,
-    reader: RowReader,
-    table: LookupTable,
-    device: torch.device,
-    speakers: SpeakerIndex | None,
-    *,
-    has_speeds: bool,
-    augments_elsewhere: bool,
-) -> ResidentMaker | None:
-    data = config.data
+def _is_resident(
+    config: Config, reader: RowReader, inputs: Inputs, speeds: Sequence[Fraction], *, has_augmenter: bool
+) -> bool:
+    """Whether the corpus is kept on the training device."""
+    data, device = config.data, inputs.device
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else usable_memory_bytes()
     choice = choose_device_resident(
         switch=data.device_resident,
         device_type=device.type,
-        corpus_bytes=2 * int(table.num_samples.sum()),
+        corpus_bytes=2 * int(inputs.training.table.num_samples.sum()),
         is_flat=isinstance(reader, PackedRows),
-        has_speeds=has_speeds,
-        augments_elsewhere=augments_elsewhere,
+        changes_speed=any(speed != 1 for speed in speeds),
+        augments_elsewhere=has_augmenter and config.augment.device == "cpu" and device.type != "cpu",
         budget_bytes=int(data.device_gigabytes * GIGABYTE) or int(free * MEMORY_SHARE),
     )
     logger.info("corpus on the device: %s (%s)", "yes" if choice.value else "no", choice.reason)
-    if not choice.value:
-        return None
-    assert isinstance(reader, PackedRows)
-    return ResidentMaker(reader, table.num_samples, seed=config.runtime.seed, device=device, speakers=speakers)
+    return choice.value
 
 
-def _loader_options(
-    config: Config, maker: BatchMaker, sampler: Sampler, reader: RowReader, device: torch.device, *, is_resident: bool
-) -> LoadingOptions:
-    data = config.data
+def _decided(
+    data: DataOptions,
+    sampler: Sampler,
+    device: torch.device,
+    *,
+    num_workers: int | Literal["auto"],
+    sample_bytes: int,
+    is_reading_free: bool,
+    augments_in_workers: bool,
+    changed_share: float,
+    is_spawned: bool,
+) -> DataOptions:
+    """The section with everything that was `auto` about workers and queues decided."""
     samples = max(crop_samples(frames, data.sample_rate) for frames in (data.crop_frames, data.crop_frames_max))
-    batch_bytes = data.batch_size * sampler.unit * samples * np.dtype(maker.dtype).itemsize
+    batch_bytes = data.batch_size * sampler.unit * samples * sample_bytes
     free_shared = free_shared_memory()
-    if is_resident:
-        num_workers = 0
-    elif data.num_workers == "auto":
+    if num_workers == "auto":
         choice = choose_num_workers(
             cores=usable_cores(),
             num_batches=len(sampler.eligible) // (data.batch_size * sampler.unit),
-            is_reading_free=isinstance(reader, PackedRows),
-            augments_in_workers=maker.augmenter is not None,
+            is_reading_free=is_reading_free,
+            augments_in_workers=augments_in_workers,
             trains_on_cpu=device.type == "cpu",
             batch_bytes=batch_bytes,
             free_shared_bytes=free_shared,
             processes_on_machine=distributed.world_size(),
-            is_spawned=spawns_workers(),
-            changed_share=sum(speed != 1 for speed in maker.speeds) / len(maker.speeds),
+            is_spawned=is_spawned,
+            changed_share=changed_share,
         )
         num_workers = choice.value
         logger.info("loader workers: %d (%s)", num_workers, choice.reason)
-    else:
-        num_workers = int(data.num_workers)
-    if data.prefetch_factor == "auto":
+    prefetch = data.prefetch_factor
+    if prefetch == "auto":
         prefetch = choose_prefetch(
-            num_workers=num_workers, batch_bytes=batch_bytes, free_shared_bytes=free_shared
+            num_workers=int(num_workers), batch_bytes=batch_bytes, free_shared_bytes=free_shared
         ).value
-    else:
-        prefetch = int(data.prefetch_factor)
-    pin_memory = device.type == "cuda" if data.pin_memory == "auto" else bool(data.pin_memory)
+    pin_memory = device.type == "cuda" if data.pin_memory == "auto" else data.pin_memory
     return dataclasses.replace(data, num_workers=num_workers, prefetch_factor=prefetch, pin_memory=pin_memory)

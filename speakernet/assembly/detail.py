@@ -8,14 +8,15 @@ from pathlib import Path
 import numpy as np
 
 from speakernet.config import Config
-from speakernet.data.augment.banks import noise_banks, room_bank
+from speakernet.data.augment.banks import noise_banks, rir_bank
 from speakernet.data.cache import AudioCache
 from speakernet.data.sources import AudioSource
-from speakernet.evaluation.embedding import EmbeddingNet
-from speakernet.evaluation.evaluate import Backend, EmbeddingOptions, Evaluation, score_trials
-from speakernet.evaluation.figures import why_no_error_rate
+from speakernet.evaluation.backend import Backend
+from speakernet.evaluation.embedder import Embedder
+from speakernet.evaluation.embedding import reader_threads
+from speakernet.evaluation.evaluate import Evaluation, score_trials
+from speakernet.evaluation.results import Results
 from speakernet.evaluation.slices import all_slices, read_metadata
-from speakernet.evaluation.speakers import read_speaker_table, speakers_of
 from speakernet.evaluation.sweep import Step, run_sweep, sweep_steps
 
 logger = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ def build_sweep(config: Config) -> dict[str, list[Step]]:
     """The steps that evaluation.sweep names, built before anything slow starts.
 
     Raises:
-        ValueError: a kind whose noise or impulse responses are not there.
+        ValueError: a kind whose noise or RIRs are not there.
     """
     kinds, augment = config.evaluation.sweep, config.augment
     if not kinds:
@@ -36,10 +37,10 @@ def build_sweep(config: Config) -> dict[str, list[Step]]:
     rate = config.data.sample_rate
     cache = AudioCache(config.data.cache_megabytes << 20)
     banks = noise_banks(augment.noise_path, rate, cache) if "noise" in kinds and augment.noise_path else {}
-    wants_rooms = "reverb" in kinds and augment.rir_path
+    wants_rirs = "reverb" in kinds and augment.rir_path
     # Aligned whatever the style of training: a shift of the speech would not be reverberation.
-    rooms = room_bank(augment.rir_path, rate, cache, is_aligned=True) if wants_rooms else None
-    return sweep_steps(kinds, banks, rooms, sample_rate=rate, seed=config.runtime.seed)
+    rirs = rir_bank(augment.rir_path, rate, cache, is_aligned=True) if wants_rirs else None
+    return sweep_steps(kinds, banks, rirs, sample_rate=rate, seed=config.runtime.seed)
 
 
 def check_slices(config: Config) -> None:
@@ -56,44 +57,33 @@ def check_slices(config: Config) -> None:
     read_metadata(metadata, ())
 
 
-def add_detail(
+def with_detail(
     evaluation: Evaluation,
     config: Config,
     source: AudioSource,
-    net: EmbeddingNet,
-    options: EmbeddingOptions,
+    embedder: Embedder,
     backend: Backend,
     steps: Mapping[str, Sequence[Step]],
-) -> None:
-    """Put `slices` and `sweep` into the results of a labelled list; every process takes part, for embedding is shared.
+) -> Results:
+    """The results of a labelled list with slices and sweep; every process takes part, for embedding is shared.
 
     Raises:
         ValueError: slices by something that the list or its metadata does not have.
     """
-    trials, section = evaluation.trials, config.evaluation
-    if why_no_error_rate(trials):
-        return
-    table = read_speaker_table(section.speaker_table) if section.speaker_table else None
-    speakers = speakers_of(trials, table)
+    trials, scores, section, speakers = evaluation.trials, evaluation.scores, config.evaluation, evaluation.speakers
+    if evaluation.results.why_no_eer or speakers is None:
+        return evaluation.results
     num_draws, seed = min(MAX_DRAWS, section.bootstrap_samples), config.runtime.seed
-    evaluation.results["slices"] = all_slices(
-        trials,
-        evaluation.scores,
-        speakers,
-        source,
-        wanted=section.slices,
-        metadata=section.metadata,
-        num_threads=options.num_workers,
-        num_draws=num_draws,
-        seed=seed,
+    num_threads = reader_threads(section)
+    slices = all_slices(
+        trials, scores, speakers, source, section, num_threads=num_threads, num_draws=num_draws, seed=seed
     )
     if not steps:
-        return
-    unkept = dataclasses.replace(options, store=None)
+        return dataclasses.replace(evaluation.results, slices=slices)
+    unkept = embedder.unkept()
 
     def score(degraded: AudioSource) -> np.ndarray:
-        return score_trials(net, trials, degraded, unkept, backend).scores
+        return score_trials(unkept, backend, trials, degraded).scores
 
-    evaluation.results["sweep"] = run_sweep(
-        steps, source, score, trials, evaluation.scores, speakers, num_draws=num_draws, seed=seed
-    )
+    sweep = run_sweep(steps, source, score, trials, scores, speakers, num_draws=num_draws, seed=seed)
+    return dataclasses.replace(evaluation.results, slices=slices, sweep=sweep)

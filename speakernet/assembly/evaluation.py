@@ -4,10 +4,10 @@ Decides what the scoring needs beside the network (mean embedding, cohort, calib
 model file first, else the lists of the configuration. What is measured anew is kept in the model file.
 """
 
-import contextlib
 import dataclasses
 import logging
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,71 +17,67 @@ import torch
 
 import speakernet
 from speakernet import distributed
-from speakernet.assembly.data import build_source
-from speakernet.assembly.detail import add_detail, build_sweep, check_slices
+from speakernet.assembly.detail import build_sweep, check_slices, with_detail
+from speakernet.assembly.inputs import Inputs
 from speakernet.assembly.model import load_for_scoring
+from speakernet.checkpoint import read_checkpoint, write_checkpoint
 from speakernet.config import Config
 from speakernet.config.schema import config_to_dict
-from speakernet.data.lists import TrialList, read_training_list, read_trials
+from speakernet.data.lists import TrialList
 from speakernet.evaluation import metrics
+from speakernet.evaluation.backend import Backend, Cohort, plain_backend
 from speakernet.evaluation.calibration import AffineCalibration, fit_calibration, named_thresholds
+from speakernet.evaluation.embedder import Embedder
 from speakernet.evaluation.embedding import EmbeddingNet
 from speakernet.evaluation.embedding_store import weights_digest
-from speakernet.evaluation.evaluate import (
-    Backend,
-    EmbeddingOptions,
-    Evaluation,
-    calibration_inputs,
-    embed_mode,
-    evaluate,
-    plain_backend,
-    score_trials,
-)
+from speakernet.evaluation.evaluate import Evaluation, calibration_inputs, evaluate, score_trials
 from speakernet.evaluation.figures import why_no_error_rate
+from speakernet.evaluation.options import Mode
+from speakernet.evaluation.results import Results
 from speakernet.evaluation.score_norm import speaker_means
 from speakernet.evaluation.scoring import mean_embeddings
-from speakernet.evaluation.speakers import read_speaker_table
+from speakernet.evaluation.speakers import Speakers, read_speaker_table, speakers_of
 from speakernet.files import sha256_of
-from speakernet.machine.device import choose_device
 from speakernet.machine.facts import system_info
-from speakernet.machine.limits import usable_cores
-from speakernet.models.model_file import ModelFile, is_model_file, read_checkpoint, save_model_file
+from speakernet.models.model_file import ModelFile, is_model_file
 from speakernet.seeding import numpy_generator
 from speakernet.training.precision import DTYPES, choose_precision
 
 logger = logging.getLogger(__name__)
 
-MAX_READERS = 8
 SUBSET_STREAM, MEAN_STREAM, COHORT_STREAM = 6201, 6202, 6203
 
 
-def build_validation(config: Config, net: EmbeddingNet, device: torch.device) -> Callable[[], dict[str, Any]]:
+def build_validation(config: Config, inputs: Inputs, net: EmbeddingNet) -> Callable[[], dict[str, Any]]:
     """A callable that evaluates the network, as it is then, on the validation list (or a fixed subset of it)."""
-    trials = subset(read_trials(config.data.validation_list), config.evaluation.max_trials, config.runtime.seed)
+    trials = subset(inputs.validation.trials, config.evaluation.max_trials, config.runtime.seed)
     if trials.labels is not None and len(np.unique(trials.labels)) < 2:
         raise ValueError(
             f"{trials.source}: the {len(trials)} trials to choose the best checkpoint by have no error rate, which "
             "needs targets and non-targets; raise evaluation.max_trials (0: all), or mend the list"
         )
-    source = build_source(config, config.data.validation_path)
-    options = dataclasses.replace(_embedding_options(config, device), store=None)
+    source = inputs.validation.source
     # The mean and the cohort move with the network: what is watched while training is the plain score.
-    backend = Backend(score=config.evaluation.score, is_normalised=config.loss.normalize_embeddings)
-    measuring = {**_measuring(config), "bootstrap_samples": 0}
-    checksum = trials.checksum
+    options = dataclasses.replace(config.evaluation, score_norm="none", bootstrap_samples=0)
+    embedder = _embedder(config, net, inputs.device)
+    backend = Backend(options, config.loss.normalize_embeddings)
+    speakers, checksum = _speakers(config, trials), trials.checksum
 
     def validate() -> dict[str, Any]:
-        results = evaluate(net, trials, source, options=options, backend=backend, **measuring).results
-        return {**results, "trials_checksum": checksum}
+        results = evaluate(embedder, backend, trials, source, speakers, options, config.runtime.seed).results
+        return {**results.to_dict(), "trials_checksum": checksum}
 
     return validate
 
 
-def run_evaluation(config: Config, model_path: str | Path, *, after_training: bool = False) -> Evaluation:
+def run_evaluation(
+    config: Config, inputs: Inputs, model_path: str | Path, *, after_training: bool = False
+) -> Evaluation:
     """Score the test list with a model file; the training data is needed only for what the file lacks.
 
     Args:
         config: what to score and how.
+        inputs: of the run; lists that they have are not read again.
         model_path: a model file, or a foreign checkpoint of the config's architecture.
         after_training: fit calibration and thresholds on the validation list where no calibration_list is named.
 
@@ -90,31 +86,33 @@ def run_evaluation(config: Config, model_path: str | Path, *, after_training: bo
     """
     check_slices(config)
     sweep = build_sweep(config)
-    device = choose_device(config.runtime)
+    device = inputs.device
     model = load_for_scoring(config, model_path)
     net = model.net.to(device)
-    options = dataclasses.replace(
-        _embedding_options(config, device),
+    embedder = dataclasses.replace(
+        _embedder(config, net, device),
         store=Path(config.training.save_path) / "embeddings" if config.evaluation.keep_embeddings else None,
         model_digest=weights_digest(model.contents["weights"]) + str(net.spec()),
     )
-    trials = read_trials(config.data.test_list)
-    source = build_source(config, config.data.test_path)
+    trials, source = inputs.test.trials, inputs.test.source
+    speakers = _speakers(config, trials)
     keep = _ModelKeeper(Path(model_path), model)
     warnings: list[str] = []
     if after_training and config.data.validation_list == config.data.test_list:
         warnings.append("the best checkpoint was chosen on this very list: the error rates flatter")
-    backend = _backend(config, model, options, keep, trials, warnings)
-    calibration = _calibration(config, model, net, options, backend, keep, after_training, warnings)
+    backend = _backend(config, inputs, model, embedder, keep, trials, warnings)
+    calibration = _calibration(config, inputs, model, embedder, backend, keep, after_training, warnings)
     evaluation = evaluate(
-        net, trials, source, options=options, backend=backend, calibration=calibration, **_measuring(config)
+        embedder, backend, trials, source, speakers, config.evaluation, config.runtime.seed, calibration
     )
-    add_detail(evaluation, config, source, net, options, backend, sweep)
+    results = with_detail(evaluation, config, source, embedder, backend, sweep)
     keep.write()
-    _add_facts(evaluation.results, config, model, Path(model_path), warnings)
+    results = _with_facts(results, config, model, Path(model_path), warnings)
+    if after_training:
+        results = _with_training_data(results, config, inputs)
     for warning in warnings:
         logger.warning("%s", warning)
-    return evaluation
+    return dataclasses.replace(evaluation, results=results)
 
 
 def subset(trials: TrialList, max_trials: int, seed: int) -> TrialList:
@@ -134,7 +132,7 @@ def subset(trials: TrialList, max_trials: int, seed: int) -> TrialList:
     labels = None if trials.labels is None else trials.labels[rows]
     logger.info("%s: a fixed subset of %d of %d trials", trials.source, len(rows), len(trials))
     first, second = numbers[: len(rows)].astype(np.int32), numbers[len(rows) :].astype(np.int32)
-    return TrialList(trials.names.take(used), first, second, labels, trials.source)
+    return TrialList(trials.names.take(used), first, second, labels, trials.source, trials.sha256)
 
 
 class _ModelKeeper:
@@ -156,71 +154,51 @@ class _ModelKeeper:
         if not is_model_file(contents):
             logger.info("%s is a foreign checkpoint: %s not kept in it", self.path, ", ".join(self.changes))
             return
-        save_model_file(self.path, {**contents, **self.changes})
+        write_checkpoint(self.path, {**contents, **self.changes})
         logger.info("kept in %s: %s", self.path, ", ".join(self.changes))
 
 
-def _embedding_options(config: Config, device: torch.device) -> EmbeddingOptions:
+def _embedder(config: Config, net: EmbeddingNet, device: torch.device) -> Embedder:
     section = config.evaluation
-    mode = section.embedding
-    if mode == "auto":
-        mode = "crops" if section.eval_frames else "whole"
     wanted = config.runtime.precision if section.precision == "auto" else section.precision
     precision = choose_precision(wanted, device).name
-    autocast: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
-    if precision != "no":
-        autocast = lambda: torch.autocast(device.type, DTYPES[precision])  # noqa: E731
-    workers = min(MAX_READERS, usable_cores()) if section.num_workers == "auto" else section.num_workers
-    return EmbeddingOptions(
-        mode, section.eval_frames, section.num_crops, section.batch_size, max(1, workers), device, autocast, precision
-    )
+    if precision == "no":
+        return Embedder(net, section, device)
+    return Embedder(net, section, device, lambda: torch.autocast(device.type, DTYPES[precision]), precision)
 
 
-def _measuring(config: Config) -> dict[str, Any]:
-    section = config.evaluation
-    return {
-        "priors": section.dcf_target_priors,
-        "c_miss": section.c_miss,
-        "c_fa": section.c_fa,
-        "bootstrap_samples": section.bootstrap_samples,
-        "speaker_table": read_speaker_table(section.speaker_table) if section.speaker_table else None,
-        "seed": config.runtime.seed,
-    }
+def _speakers(config: Config, trials: TrialList) -> Speakers:
+    table = config.evaluation.speaker_table
+    return speakers_of(trials, read_speaker_table(table) if table else None)
 
 
 def _backend(
     config: Config,
+    inputs: Inputs,
     model: ModelFile,
-    options: EmbeddingOptions,
+    embedder: Embedder,
     keep: _ModelKeeper,
     trials: TrialList,
     warnings: list[str],
 ) -> Backend:
     section = config.evaluation
-    backend = Backend(score=section.score, is_normalised=bool(model.contents["loss_normalizes"]))
-    if section.subtract_mean:
-        backend = dataclasses.replace(backend, mean=_mean(config, model, options, keep))
+    mean = _mean(config, inputs, model, embedder, keep) if section.subtract_mean else None
+    is_normalised = bool(model.contents["loss_normalizes"])
     if section.score_norm == "none":
-        return backend
-    cohort, name, speakers = _cohort(config, model, options, backend.mean)
+        return Backend(section, is_normalised, mean)
+    cohort, speakers = _cohort(config, inputs, embedder, mean)
     test_speakers = {part for one in trials.names for part in one.replace("\\", "/").split("/")[:-1]}
     shared = sorted(test_speakers & set(speakers))
     if shared:
         shown = ", ".join(shared[: metrics.MAX_NAMED])
         warnings.append(f"{len(shared)} speakers of the cohort seem to be in the trials too ({shown}): scores flatter")
-    return dataclasses.replace(
-        backend,
-        score_norm=section.score_norm,
-        cohort=cohort,
-        cohort_name=name,
-        cohort_size=min(section.cohort_size, len(cohort)),
-    )
+    return Backend(section, is_normalised, mean, cohort)
 
 
-def _mean(config: Config, model: ModelFile, options: EmbeddingOptions, keep: _ModelKeeper) -> np.ndarray:
+def _mean(config: Config, inputs: Inputs, model: ModelFile, embedder: Embedder, keep: _ModelKeeper) -> np.ndarray:
     """The mean embedding of the training set: the model file's where it was measured this way, else measured anew."""
-    mode = "whole" if options.mode == "whole" else "crops"
-    described = options.describe(mode)
+    mode = embedder.options.modes[0]
+    described = embedder.options.in_mode(mode).describe()
     kept, kept_of = model.contents.get("embedding_mean"), model.contents.get("embedding_mean_of")
     if kept is not None and kept_of == described:
         return np.asarray(kept, dtype=np.float32)
@@ -232,11 +210,10 @@ def _mean(config: Config, model: ModelFile, options: EmbeddingOptions, keep: _Mo
             "there is no training list to measure it on; set --train_list and --train_path, or "
             "evaluation.subtract_mean: false"
         )
-    training = read_training_list(data.train_list)
+    training, source = inputs.training.rows, inputs.training.source
     random = numpy_generator(config.runtime.seed, MEAN_STREAM)
     rows = np.sort(random.permutation(len(training))[: config.evaluation.mean_utterances])
-    source = build_source(config, data.train_path or Path(data.train_list).parent)
-    embeddings = embed_mode(model.net, training.paths.take(rows), source, options, mode, "training_mean")
+    embeddings = embedder.embed(training.paths.take(rows), source, mode, "training_mean")
     mean = embeddings.mean(axis=(0, 1), dtype=np.float64).astype(np.float32)
     if kept is not None:
         logger.info("mean embedding measured anew: the kept one is of %s", _in_words(kept_of))
@@ -252,38 +229,31 @@ def _in_words(described: Mapping[str, Any] | None) -> str:
     return ", ".join(str(value) if name == "embedding" else f"{name} {value}" for name, value in described.items())
 
 
-def _cohort(
-    config: Config, model: ModelFile, options: EmbeddingOptions, mean: np.ndarray | None
-) -> tuple[np.ndarray, str, list[str]]:
-    """Unit-length speaker means (members, dim), the cohort's name, and its speakers."""
+def _cohort(config: Config, inputs: Inputs, embedder: Embedder, mean: np.ndarray | None) -> tuple[Cohort, list[str]]:
+    """The cohort, a member for each speaker, and its speakers."""
     section, data = config.evaluation, config.data
     path = section.cohort_list or data.train_list
     if not path:
         raise ValueError(f"score_norm {section.score_norm} needs a cohort: set --cohort_list (`speaker path` a line)")
-    members = read_training_list(path)
-    folder = section.cohort_path or (data.train_path if path == data.train_list else "") or str(Path(path).parent)
+    given = inputs.training_input(path, section.cohort_path or (data.train_path if path == data.train_list else ""))
+    members = given.rows
     rows = np.arange(len(members))
     if section.cohort_utterances:
         order = numpy_generator(config.runtime.seed, COHORT_STREAM).permutation(len(members))
         order = order[np.argsort(members.labels[order], kind="stable")]
         first = np.searchsorted(members.labels[order], members.labels[order])
         rows = np.sort(order[np.arange(len(order)) - first < section.cohort_utterances])
-    mode = "whole" if options.mode == "whole" else "crops"
-    source = build_source(config, folder)
-    name = f"cohort_{Path(path).stem}"
-    units = mean_embeddings(embed_mode(model.net, members.paths.take(rows), source, options, mode, name), mean)
-    return (
-        speaker_means(units, members.labels[rows]),
-        f"{Path(path).name} {sha256_of(path)[:12]}",
-        list(members.speakers),
-    )
+    mode: Mode = embedder.options.modes[0]
+    embeddings = embedder.embed(members.paths.take(rows), given.source, mode, f"cohort_{Path(path).stem}")
+    means = speaker_means(mean_embeddings(embeddings, mean), members.labels[rows])
+    return Cohort(means, f"{Path(path).name} {members.sha256[:12]}"), list(members.speakers)
 
 
 def _calibration(
     config: Config,
+    inputs: Inputs,
     model: ModelFile,
-    net: EmbeddingNet,
-    options: EmbeddingOptions,
+    embedder: Embedder,
     backend: Backend,
     keep: _ModelKeeper,
     after_training: bool,
@@ -291,7 +261,7 @@ def _calibration(
 ) -> AffineCalibration | None:
     """The calibration for this scoring: fitted on calibration_list where one is named, else the model file's."""
     section, data = config.evaluation, config.data
-    described = backend.describe(options)
+    described = backend.describe(embedder.options)
     path = section.calibration_list or (data.validation_list if after_training else "")
     folder = section.calibration_path or (data.test_path if section.calibration_list else data.validation_path)
     if not path:
@@ -299,22 +269,22 @@ def _calibration(
             if plain_backend(fit["backend"]) == plain_backend(described):
                 return AffineCalibration.from_dict(fit)
         return None
-    trials = read_trials(path)
+    given = inputs.trial_input(path, folder)
+    trials, source = given.trials, given.source
     reason = why_no_error_rate(trials)
     if reason:
         raise ValueError(f"cannot calibrate: {reason}")
     assert trials.labels is not None
-    source = build_source(config, folder or Path(path).parent)
-    scored = score_trials(net, trials, source, options, backend)
-    inputs = ("score", *section.quality_measures)
-    columns = calibration_inputs(inputs, scored, trials, source)
-    calibration = fit_calibration(columns, trials.labels, section.calibration_prior, inputs)
+    scored = score_trials(embedder, backend, trials, source)
+    measures = ("score", *section.quality_measures)
+    columns = calibration_inputs(measures, scored, trials, source)
+    calibration = fit_calibration(columns, trials.labels, section.calibration_prior, measures)
     if Path(path).resolve() == Path(data.test_list).resolve():
         warnings.append("calibration was fitted on the list that is reported: its actual costs and Cllr flatter")
     thresholds, refused = named_thresholds(metrics.error_rates(scored.scores, trials.labels), described)
     for sentence in refused:
         logger.info("%s: %s", path, sentence)
-    origin = {"list": Path(path).name, "list_sha256": sha256_of(path), "backend": described}
+    origin = {"list": Path(path).name, "list_sha256": trials.sha256, "backend": described}
     _keep_fit(keep, {**calibration.to_dict(), **origin}, [{**one, **origin} for one in thresholds])
     return calibration
 
@@ -329,23 +299,38 @@ def _keep_fit(keep: _ModelKeeper, fit: Mapping[str, Any], thresholds: list[dict[
     keep.put("thresholds", [*kept, *thresholds])
 
 
-def _add_facts(
-    results: dict[str, Any], config: Config, model: ModelFile, model_path: Path, warnings: list[str]
-) -> None:
+def _with_facts(results: Results, config: Config, model: ModelFile, model_path: Path, warnings: list[str]) -> Results:
     """What a figure needs to be repeated: model, checkpoint, versions, machine, configuration, command."""
-    if config.evaluation.dcf_target_priors and results.get("interval_note"):
-        warnings.append(str(results["interval_note"]))
-    if results.get("num_duplicate_trials"):
-        warnings.append(f"{results['num_duplicate_trials']} trials occur more than once in the list")
+    if results.interval_note:
+        warnings.append(results.interval_note)
+    if results.num_duplicate_trials:
+        warnings.append(f"{results.num_duplicate_trials} trials occur more than once in the list")
     spec = model.net.spec()
-    results["model"] = spec["model"]
-    results["front_end"] = spec["front_end"]
-    results["checkpoint"] = {"path": str(model_path), "sha256": sha256_of(model_path)}
-    described = plain_backend(results["backend"])
+    described = plain_backend(results.backend or {})
     thresholds = model.contents.get("thresholds") or []
-    results["thresholds"] = [one for one in thresholds if plain_backend(one["backend"]) == described]
-    results["versions"] = {"speakernet": speakernet.__version__, "torch": torch.__version__, "numpy": np.__version__}
-    results["machine"] = system_info()
-    results["config"] = config_to_dict(config)["evaluation"]
-    results["command"] = " ".join(sys.argv)
-    results["warnings"] = warnings
+    return dataclasses.replace(
+        results,
+        model=spec["model"],
+        num_parameters=sum(parameter.numel() for parameter in model.net.parameters()),
+        front_end=spec["front_end"],
+        checkpoint={"path": str(model_path), "sha256": sha256_of(model_path)},
+        thresholds=[one for one in thresholds if plain_backend(one["backend"]) == described],
+        versions={"speakernet": speakernet.__version__, "torch": torch.__version__, "numpy": np.__version__},
+        machine=system_info(),
+        config=config_to_dict(config)["evaluation"],
+        command=" ".join(sys.argv),
+        date=time.strftime("%Y-%m-%d %H:%M"),
+        warnings=warnings,
+    )
+
+
+def _with_training_data(results: Results, config: Config, inputs: Inputs) -> Results:
+    """What the model was trained on and chosen by: the lists by name, and how much there was of the first."""
+    data = config.data
+    training = inputs.training.rows
+    num_samples = inputs.training.table.num_samples
+    hours = float(np.maximum(num_samples, 0).sum()) / data.sample_rate / 3600
+    named = (("training", data.train_list), ("validation", data.validation_list))
+    lists = [{"role": role, "name": Path(path).name, "sha256": sha256_of(path)} for role, path in named]
+    facts = {"speakers": len(training.speakers), "utterances": len(training), "hours": round(hours, 2)}
+    return dataclasses.replace(results, lists=[*(results.lists or []), *lists], training=facts)

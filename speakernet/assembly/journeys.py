@@ -8,32 +8,31 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from speakernet import distributed
 from speakernet.assembly.checks import check_inputs
-from speakernet.assembly.data import build_training_loader, loading_facts, make_synthetic_corpus
+from speakernet.assembly.data import build_training_loader, loading_facts
 from speakernet.assembly.evaluation import build_validation, run_evaluation
+from speakernet.assembly.inputs import Inputs, make_synthetic_corpus, with_default_paths
 from speakernet.assembly.large_margin import train_large_margin_stage
 from speakernet.assembly.model import build_loss, build_model
 from speakernet.assembly.refusals import refuse_impossible
 from speakernet.assembly.training import Validate, build_trainer, prepare_machine
+from speakernet.checkpoint import read_own_checkpoint
 from speakernet.config import Config, ConfigError, LoadedConfig
 from speakernet.config.loading import save_config
-from speakernet.data.lists import read_trials
 from speakernet.evaluation.evaluate import Evaluation
-from speakernet.losses import LOSSES
 from speakernet.machine.device import choose_device
 from speakernet.machine.facts import log_system_info
 from speakernet.machine.settings import log_performance_info
 from speakernet.models.model_file import load_initial_weights
 from speakernet.models.speaker_net import SpeakerNet
-from speakernet.registry import lookup
+from speakernet.run_folder import BEST, CONFIG, EVALUATION_FILES, evaluation_folder
 from speakernet.seeding import seed_everything
-from speakernet.training.checkpoint import CheckpointStore, load_checkpoint
 from speakernet.training.data_wait import data_wait_advice
 from speakernet.training.state import best_of_run
+from speakernet.training.store import find_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -59,48 +58,54 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
     log_system_info()
     prepare_machine(loaded.config)
     device = choose_device(loaded.config.runtime)
+    seed_everything(loaded.config.runtime.seed)
+    net = build_model(loaded.config)
     # A misspelt name or an impossible option should not wait for a corpus to be made or decoded.
-    refuse_impossible(loaded.config, build_model(loaded.config), build_loss(loaded.config, 2), device)
+    refuse_impossible(loaded.config, net, device)
     config = with_default_paths(make_synthetic_corpus(loaded.config))
-    check_loss(config)
-    seed_everything(config.runtime.seed)
-    net = build_model(config)
-    check_inputs(config, utterances_needed(config))
-    validate = build_validation(config, net, device)
-    loss, summary = _train_first_stage(config, net, validate, device)
+    inputs = Inputs(config, device)
+    check_what_goes_together(config, inputs)
+    check_inputs(config, inputs)
+    validate = build_validation(config, inputs, net)
+    loss, summary = _train_first_stage(config, inputs, net, validate)
     if config.training.large_margin_epochs:
-        steps = int(summary["steps"])
-        train_large_margin_stage(config, net, loss, build_training_loader, validate, run_folder, steps)
+        train_large_margin_stage(config, net, loss, inputs, validate, run_folder, int(summary["steps"]))
     distributed.barrier()
-    summary |= best_of_run(load_checkpoint(summary["best_path"])["training_summary"])
+    summary |= best_of_run(read_own_checkpoint(summary["best_path"])["training_summary"])
     if not summary["performance"]["steps"] and _is_reported(run_folder, Path(summary["best_path"])):
         return TrainingOutcome(summary, None, run_folder)
-    evaluation = run_evaluation(config, summary["best_path"], after_training=True)
+    evaluation = run_evaluation(config, inputs, summary["best_path"], after_training=True)
     if distributed.is_main():
         evaluation.write(run_folder)
     return TrainingOutcome(summary, evaluation, run_folder)
 
 
 def _train_first_stage(
-    config: Config, net: SpeakerNet, validate: Validate, device: torch.device
+    config: Config, inputs: Inputs, net: SpeakerNet, validate: Validate
 ) -> tuple[nn.Module, dict[str, Any]]:
     """Loss and summary; loader, optimizer and averages live no longer than this call, whose memory a stage may need."""
     run_folder = Path(config.training.save_path)
-    loader = build_training_loader(config, device)
+    loader = build_training_loader(config, inputs)
     try:
         loss = build_loss(config, loader.num_classes)
         initial_model = config.training.initial_model
-        found = CheckpointStore(run_folder).find() if initial_model else None
+        found = find_checkpoint(run_folder) if initial_model else None
         if found and found.path:
             logger.info("initial model %s: not read, the run goes on from %s", initial_model, found.path)
         elif initial_model:
             load_initial_weights(net, loss, initial_model)
         facts = loading_facts(loader)
         trainer = build_trainer(
-            config, net, loss, loader, validate, run_folder, advise=lambda share: data_wait_advice(share, facts)
+            config,
+            net,
+            loss,
+            loader,
+            validate,
+            run_folder,
+            inputs.device,
+            on_start=lambda: save_config(config, run_folder / CONFIG),
+            advise=lambda share: data_wait_advice(share, facts),
         )
-        # Once the folder is this run's and the checkpoint fits: a refused start changes nothing.
-        trainer.on_start = lambda: save_config(config, run_folder / "config.yaml")
         log_performance_info()
         return loss, trainer.train()
     finally:
@@ -109,7 +114,7 @@ def _train_first_stage(
 
 def _is_reported(run_folder: Path, model: Path) -> bool:
     """Whether there are results, scores and a report, and the model was not replaced after them."""
-    written = [run_folder / name for name in ("results.json", "scores.txt", "report.html")]
+    written = [run_folder / name for name in EVALUATION_FILES]
     return all(file.exists() and file.stat().st_mtime_ns >= model.stat().st_mtime_ns for file in written)
 
 
@@ -121,7 +126,7 @@ def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, Path]:
     """
     config = loaded.config
     run_folder = Path(config.training.save_path)
-    model = Path(config.training.initial_model or run_folder / "best.pt")
+    model = Path(config.training.initial_model or run_folder / BEST)
     if not model.is_file():
         raise ConfigError(
             f"no model file at {model}; name one with --initial_model FILE (training writes one to <save_path>/best.pt)"
@@ -129,58 +134,31 @@ def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, Path]:
     log_system_info()
     prepare_machine(config)
     config = with_default_paths(make_synthetic_corpus(config))
-    evaluation = run_evaluation(config, model)
-    folder = run_folder / "eval" / Path(config.data.test_list).stem
+    evaluation = run_evaluation(config, Inputs(config, choose_device(config.runtime)), model)
+    folder = evaluation_folder(run_folder, config.data.test_list)
     if distributed.is_main():
         evaluation.write(folder)
     return evaluation, folder
 
 
-def with_default_paths(config: Config) -> Config:
-    """Folders of audio default to the folder of their list, the validation list to the test list (which is said).
-
-    Raises:
-        ConfigError: no trial list is named.
-    """
-    data = dataclasses.replace(config.data)
-    if not data.test_list and not data.validation_list:
-        raise ConfigError("no trial list: set --test_list (or data.validation_list), or name a --config")
-    if not data.test_list:
-        data.test_list, data.test_path = data.validation_list, data.validation_path
-    for kind in ("train", "validation", "test"):
-        list_path = getattr(data, f"{kind}_list")
-        if list_path and not getattr(data, f"{kind}_path"):
-            setattr(data, f"{kind}_path", str(Path(list_path).parent))
-    if not data.validation_list:
-        data.validation_list, data.validation_path = data.test_list, data.test_path
-    return dataclasses.replace(config, data=data)
-
-
-def check_loss(config: Config) -> None:
+def check_what_goes_together(config: Config, inputs: Inputs) -> None:
     """Refuse losses, batches and validation lists that do not go together; say when the test list chooses the model.
 
     Raises:
         ConfigError: naming the option to change.
     """
-    data = config.data
+    data, needed = config.data, config.loss.min_utterances
     if not data.train_list:
         raise ConfigError("no training list: set data.train_list")
-    lookup(LOSSES, config.loss.name, "loss")
-    needed = utterances_needed(config)
     if data.utterances_per_speaker < needed:
         raise ConfigError(
             f"data.utterances_per_speaker is {data.utterances_per_speaker}, but the loss {config.loss.name} compares "
             f"utterances of one speaker and needs at least {needed}; set --nPerSpeaker {needed}"
         )
-    if data.validation_list == data.test_list:
+    if data.validation_list and data.validation_list == data.test_list:
         logger.warning(
             "the best checkpoint is chosen on %s, the list that is reported too; a data.validation_list avoids that",
             data.test_list,
         )
-    if read_trials(data.validation_list).labels is None:
+    if inputs.validation.trials.labels is None:
         raise ConfigError(f"{data.validation_list} is unlabelled: it can be scored, but not choose the best checkpoint")
-
-
-def utterances_needed(config: Config) -> int:
-    """Utterances that the loss needs of each speaker in a batch."""
-    return config.loss.min_utterances

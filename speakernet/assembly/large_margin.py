@@ -3,8 +3,6 @@
 import dataclasses
 import gc
 import logging
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +10,18 @@ import torch
 from torch import nn
 
 from speakernet import distributed
+from speakernet.assembly.data import build_training_loader
+from speakernet.assembly.inputs import Inputs
 from speakernet.assembly.training import Validate, build_trainer
+from speakernet.checkpoint import read_own_checkpoint
 from speakernet.config.schema import Config, replaced
-from speakernet.evaluation.report.data import SECOND_STAGE
-from speakernet.files import atomic_write
-from speakernet.machine.device import choose_device
+from speakernet.files import place
 from speakernet.models.speaker_net import SpeakerNet
+from speakernet.run_folder import AVERAGE, BEST, CHECKPOINTS, LAST, SECOND_STAGE, move_aside
 from speakernet.seeding import derive_seed
-from speakernet.training.checkpoint import CheckpointStore, load_checkpoint, move_aside
-from speakernet.training.interfaces import Loader
 from speakernet.training.options import LARGEST_SEED, ExponentialOptions
 from speakernet.training.state import Stage
+from speakernet.training.store import find_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +70,7 @@ def train_large_margin_stage(
     config: Config,
     net: SpeakerNet,
     loss: nn.Module,
-    build_loader: Callable[[Config, torch.device], Loader],
+    inputs: Inputs,
     validate: Validate,
     run_folder: str | Path,
     first_stage_steps: int,
@@ -79,9 +78,9 @@ def train_large_margin_stage(
     """The second stage, in `<run folder>/large_margin`; its best model replaces best.pt where its EER is lower.
 
     Call it after the first stage with the same network and head, once nothing else of that stage is held any more: its
-    memory is given back here. It begins with the average of the first stage's checkpoints where there is one. Like the
-    first it resumes by being called again; where the first stage has gone on since (`first_stage_steps`), it begins
-    anew.
+    memory is given back here. List, audio and lookup table are the first stage's (`inputs`). It begins with the average
+    of the first stage's checkpoints where there is one. Like the first it resumes by being called again; where the
+    first stage has gone on since (`first_stage_steps`), it begins anew.
     """
     stage = large_margin_config(config)
     # The first stage's loader, corpus, optimizer and averages hang together in circles, which Python frees at leisure.
@@ -103,18 +102,17 @@ def train_large_margin_stage(
     if distributed.is_main():
         _set_aside_older_stage(folder / SECOND_STAGE, first_stage_steps)
     distributed.barrier()
-    if config.training.average_checkpoints and not CheckpointStore(folder / SECOND_STAGE).last_path.exists():
-        _begin_with_average(net, loss, CheckpointStore(folder).average_path)
-    loader = build_loader(stage, choose_device(stage.runtime))
+    if config.training.average_checkpoints and not (folder / SECOND_STAGE / LAST).exists():
+        _begin_with_average(net, loss, folder / CHECKPOINTS / AVERAGE)
+    loader = build_training_loader(stage, inputs)
     try:
-        trainer = build_trainer(stage, net, loss, loader, validate, folder / SECOND_STAGE)
-        trainer.extra_contents["first_stage_steps"] = first_stage_steps
-        trainer.stage = Stage(STAGE, "--training.large_margin_epochs")
-        summary = trainer.train()
+        place = Stage(STAGE, "--training.large_margin_epochs", first_stage_steps)
+        stage_folder = folder / SECOND_STAGE
+        summary = build_trainer(stage, net, loss, loader, validate, stage_folder, inputs.device, stage=place).train()
     finally:
-        getattr(loader, "close", lambda: None)()
+        loader.close()
     if distributed.is_main():
-        adopt_better(folder / "best.pt", folder / SECOND_STAGE / "best.pt")
+        adopt_better(folder / BEST, folder / SECOND_STAGE / BEST)
     return summary
 
 
@@ -122,7 +120,7 @@ def _begin_with_average(net: nn.Module, loss: nn.Module, path: Path) -> None:
     if not path.exists():
         logger.warning("%s: there is no %s; it begins with the weights of the last epoch", STAGE, path)
         return
-    contents = load_checkpoint(path)
+    contents = read_own_checkpoint(path)
     # What is no weight of the model file (the position in keyed draws) goes on.
     net.load_state_dict({**net.state_dict(), **contents["weights"]})
     loss.load_state_dict(contents["head"])
@@ -130,7 +128,7 @@ def _begin_with_average(net: nn.Module, loss: nn.Module, path: Path) -> None:
 
 
 def _set_aside_older_stage(folder: Path, first_stage_steps: int) -> None:
-    found = CheckpointStore(folder).find()
+    found = find_checkpoint(folder)
     training = found.contents.get("training", {}) if found else {}
     before = training.get("first_stage_steps", first_stage_steps)
     if before != first_stage_steps:
@@ -145,7 +143,7 @@ def _set_aside_older_stage(folder: Path, first_stage_steps: int) -> None:
 
 def adopt_better(best: Path, candidate: Path) -> bool:
     """Replace the model file `best` by `candidate` where the latter's held-out EER is lower; says which was kept."""
-    before, after = (load_checkpoint(path)["training_summary"] for path in (best, candidate))
+    before, after = (read_own_checkpoint(path)["training_summary"] for path in (best, candidate))
     eer_before, eer_after = before["best_eer_percent"], after["best_eer_percent"]
     if before == after:
         logger.info("%s: EER %.2f %%; best.pt is its model already", STAGE, eer_after)
@@ -154,6 +152,5 @@ def adopt_better(best: Path, candidate: Path) -> bool:
     verdict = "kept" if is_better else "not kept"
     logger.info("%s: EER %.2f %%, best.pt before %.2f %%: %s", STAGE, eer_after, eer_before, verdict)
     if is_better:
-        with candidate.open("rb") as source, atomic_write(best, "wb") as target:
-            shutil.copyfileobj(source, target)
+        place(candidate, best)
     return is_better

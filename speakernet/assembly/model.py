@@ -4,6 +4,7 @@ from pathlib import Path
 
 from torch import nn
 
+from speakernet.checkpoint import read_checkpoint
 from speakernet.config.schema import Config
 from speakernet.losses.options import LOSSES
 from speakernet.models.model_file import (
@@ -12,7 +13,6 @@ from speakernet.models.model_file import (
     load_initial_weights,
     load_model_file,
     model_file_contents,
-    read_checkpoint,
 )
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.registry import create, lookup

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from speakernet.config.schema import Config
-from speakernet.data.sampling import speed_fractions
+from speakernet.data.speeds import speed_fractions
+from speakernet.losses.options import LossOptions
 from speakernet.models.layers import is_safe_in_channels_last
 from speakernet.training.compiling import platform_obstacle
 from speakernet.training.memory import blocks_to_checkpoint
@@ -19,7 +20,7 @@ from speakernet.training.precision import choose_precision
 logger = logging.getLogger(__name__)
 
 
-def refuse_impossible(config: Config, net: nn.Module, loss: nn.Module, device: torch.device) -> None:
+def refuse_impossible(config: Config, net: nn.Module, device: torch.device) -> None:
     """Refuse what cannot be trained.
 
     Raises:
@@ -34,7 +35,7 @@ def refuse_impossible(config: Config, net: nn.Module, loss: nn.Module, device: t
             "micro-batch would only see its own negatives. Set training.gradient_cache: auto (two passes), "
             "or accumulation_steps: 1 with a larger data.batch_size"
         )
-    if training.large_margin_epochs and not has_margin(loss):
+    if training.large_margin_epochs and not has_margin(config.loss):
         raise ValueError(
             f"training.large_margin_epochs: {training.large_margin_epochs}, but the loss {config.loss.name} "
             "has no margin to enlarge; set it to 0, or take amsoftmax or aamsoftmax"
@@ -48,11 +49,11 @@ def refuse_impossible(config: Config, net: nn.Module, loss: nn.Module, device: t
         )
     if runtime.gradient_checkpointing:
         blocks_to_checkpoint(net)
-    if runtime.compile == "on" and (obstacles := compile_obstacles(config, net, loss, device)):
+    if runtime.compile == "on" and (obstacles := compile_obstacles(config, net, device)):
         raise ValueError(f"runtime.compile: on, but {'; '.join(obstacles)}; or set runtime.compile: off")
 
 
-def compile_obstacles(config: Config, net: nn.Module, loss: nn.Module, device: torch.device) -> list[str]:
+def compile_obstacles(config: Config, net: nn.Module, device: torch.device) -> list[str]:
     """Why this network cannot be compiled here, each with what would have to change."""
     found = [platform_obstacle(device)]
     if needs_gradient_cache(config):
@@ -81,12 +82,12 @@ def needs_gradient_cache(config: Config) -> bool:
     return config.loss.is_metric and config.training.accumulation_steps > 1
 
 
-def has_margin(loss: nn.Module) -> bool:
+def has_margin(loss: LossOptions) -> bool:
     """Whether a schedule can move the loss's margin."""
-    return isinstance(getattr(loss, "margin", None), int | float)
+    return hasattr(loss, "margin")
 
 
-def say_what_has_no_effect(config: Config, loss: nn.Module, device: torch.device, num_batches: int) -> None:
+def say_what_has_no_effect(config: Config, device: torch.device, num_batches: int) -> None:
     """Warn of options that do nothing, or not what their value says, in a run of `num_batches` an epoch."""
     training, schedule, runtime = config.training, config.schedule, config.runtime
     if training.gradient_cache == "on" and not needs_gradient_cache(config):
@@ -117,7 +118,7 @@ def say_what_has_no_effect(config: Config, loss: nn.Module, device: torch.device
             "schedule.warmup_epochs: 0 avoids that",
             schedule.warmup_epochs,
         )
-    if schedule.margin != "constant" and not has_margin(loss):
+    if schedule.margin != "constant" and not has_margin(config.loss):
         logger.warning("schedule.margin: %s has no effect: this loss has no margin", schedule.margin)
     elif schedule.margin != "constant" and schedule.margin_end_epoch > training.max_epochs:
         logger.warning(

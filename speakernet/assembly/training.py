@@ -11,23 +11,27 @@ from torch import nn
 
 from speakernet import distributed
 from speakernet.assembly.compiling import build_compiler
-from speakernet.assembly.refusals import needs_gradient_cache, refuse_impossible, say_what_has_no_effect
+from speakernet.assembly.refusals import needs_gradient_cache, say_what_has_no_effect
 from speakernet.config.schema import Config, config_to_dict
-from speakernet.machine.device import choose_device, find_device
+from speakernet.machine.device import find_device
 from speakernet.machine.settings import AppliedSetting, optimize_torch_settings
 from speakernet.models.layers import is_safe_in_channels_last
 from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
+from speakernet.run_folder import PROFILE
 from speakernet.training.averaging import WeightAverage
-from speakernet.training.checkpoint import CheckpointStore
 from speakernet.training.interfaces import Loader
 from speakernet.training.memory import enable_gradient_checkpointing
 from speakernet.training.optimizers import create_optimizer
+from speakernet.training.parts import Course, Learner, Records
 from speakernet.training.precision import Precision, choose_precision
-from speakernet.training.profiler import make_profiler
+from speakernet.training.profiler import NoProfiler, StepProfiler
 from speakernet.training.progress import Progress
 from speakernet.training.schedules import LearningRateSchedule, MarginSchedule
+from speakernet.training.state import WHOLE_RUN, Stage
 from speakernet.training.step import TrainingStep
+from speakernet.training.store import CheckpointStore
+from speakernet.training.threads import ThreadWatch
 from speakernet.training.tracker import PerformanceTracker
 from speakernet.training.trainer import Trainer
 
@@ -47,6 +51,12 @@ def prepare_machine(config: Config) -> list[AppliedSetting]:
     for setting in applied:
         logger.info("torch setting: %s", setting)
     return applied
+
+
+def watch_threads(config: Config, device: torch.device) -> ThreadWatch:
+    """What looks after the threads of the run; a reproducible one keeps its number, since another gives other bits."""
+    adapts = config.runtime.threads == "auto" and not config.runtime.deterministic
+    return ThreadWatch(torch.get_num_threads() if device.type == "cpu" else 1, adapts=adapts)
 
 
 def build_precision(config: Config, device: torch.device) -> Precision:
@@ -112,77 +122,73 @@ def build_trainer(
     loader: Loader,
     validate: Validate,
     run_folder: str | Path,
-    advise: Callable[[float], str] | None = None,
+    device: torch.device,
+    *,
+    stage: Stage = WHOLE_RUN,
+    on_start: Callable[[], None] = lambda: None,
+    advise: Callable[[float], str] = lambda data_wait_share: "",
 ) -> Trainer:
     """A trainer ready to run; `net` and `loss` are moved to the device and changed in place.
 
-    `advise` says what to change when so large a share of the time went into waiting for data.
+    What cannot work together was refused before (`refuse_impossible`).
 
-    Raises:
-        ValueError: a combination that cannot work, said before anything slow starts.
+    Args:
+        config: the options of all its parts.
+        net: what is trained.
+        loss: what it is trained by.
+        loader: the batches.
+        validate: evaluates `net` as it is then.
+        run_folder: where everything is written.
+        device: where it is trained.
+        stage: which stage of a larger run this is.
+        on_start: called once the folder is this run's, and its checkpoint fits: a refused start changes nothing.
+        advise: says what to change where so large a share of the time went into waiting for data.
     """
-    training = config.training
-    device = choose_device(config.runtime)
-    refuse_impossible(config, net, loss, device)
-    say_what_has_no_effect(config, loss, device, len(loader))
+    say_what_has_no_effect(config, device, len(loader))
     precision = build_precision(config, device)
+    # Before the optimizer and the average are made: they keep tensors beside the weights, on the same device.
     net.to(device)
     loss.to(device)
     apply_memory_options(config, net, device, precision)
-    optimizer = create_optimizer(config.optimizer, [net, loss], device, is_float32=precision.name == "no")
-    steps_per_epoch = -(-len(loader) // training.accumulation_steps)
-    learning_rate, margin = build_schedules(config, loss, steps_per_epoch)
-    folder = Path(run_folder)
-    step = _build_step(config, net, loss, optimizer, precision, loader, folder)
-    keep = max(training.keep_checkpoints, training.average_checkpoints)
+    step = _build_step(config, net, loss, loader, precision, Path(run_folder))
+    learner = Learner(
+        step=step,
+        average=WeightAverage(net, config.training.ema_decay),
+        compiler=build_compiler(config, net, device, recover=step.forget),
+        threads=watch_threads(config, device),
+    )
+    learning_rate, margin = build_schedules(config, loss, -(-len(loader) // config.training.accumulation_steps))
+    course = Course(loader=loader, validate=validate, learning_rate=learning_rate, margin=margin)
 
     def model_contents(summary: dict[str, Any]) -> dict[str, Any]:
         return model_file_contents(net, loss_normalizes=config.loss.normalize_embeddings, training_summary=summary)
 
-    return Trainer(
-        net=net,
-        loss=loss,
-        optimizer=optimizer,
-        learning_rate=learning_rate,
-        margin=margin,
-        loader=loader,
-        validate=validate,
-        precision=precision,
-        store=CheckpointStore(folder, keep=keep, compress=training.compress_checkpoints),
-        tracker=PerformanceTracker(
-            0, precision=precision.name, accumulation_steps=training.accumulation_steps, device=device
-        ),
+    records = Records(
+        store=CheckpointStore(run_folder, config.training),
         model_contents=model_contents,
-        options=config.training,
-        step=step,
-        average=WeightAverage(net, training.ema_decay),
-        progress=Progress(folder if distributed.is_main() else None),
-        compiler=build_compiler(config, net, loss, device, recover=step.forget),
+        origin={**_origin(config, loader), **stage.origin()},
+        progress=Progress(Path(run_folder) if distributed.is_main() else None),
+        tracker=PerformanceTracker(precision.name, config.training.accumulation_steps, device),
+        on_start=on_start,
         advise=advise,
-        extra_contents=_origin(config, loader),
     )
+    return Trainer(learner, course, records, config.training, stage)
 
 
 def _build_step(
-    config: Config,
-    net: nn.Module,
-    loss: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    precision: Precision,
-    loader: Loader,
-    folder: Path,
+    config: Config, net: nn.Module, loss: nn.Module, loader: Loader, precision: Precision, folder: Path
 ) -> TrainingStep:
-    runtime = config.runtime
+    runtime, device = config.runtime, precision.device
     profiles = runtime.profiling and distributed.is_main()
     return TrainingStep(
         net,
         loss,
-        optimizer,
+        create_optimizer(config.optimizer, [net, loss], device, is_float32=precision.name == "no"),
         precision,
-        max_grad_norm=config.training.max_grad_norm,
+        config.training,
+        profiler=StepProfiler(runtime, folder / PROFILE, device) if profiles else NoProfiler(),
         utterances_per_speaker=int(getattr(loader, "utterances_per_speaker", 1)),
         gradient_cache=needs_gradient_cache(config),
-        profiler=make_profiler(profiles, folder / "profile", runtime.profile_steps, precision.device),
     )
 
 

@@ -23,8 +23,9 @@ from speakernet.data.lists import (
     read_training_list,
     read_trials,
 )
+from speakernet.data.opening import open_source
 from speakernet.data.options import LoadingOptions
-from speakernet.data.sources import AudioSource, open_source
+from speakernet.data.sources import AudioSource
 
 ListType = TypeVar("ListType", TrainingList, TrialList)
 
@@ -141,7 +142,7 @@ def _check_audio(
     if source is None:
         return
     # Headers wait for the disk: four reads a core keep it busy.
-    lookup = source.lookup(names, num_threads=4 * request.num_jobs)
+    lookup = source.lookup_table(names, num_threads=4 * request.num_jobs)
     result.findings += header_findings(names, lookup, check, min_seconds=request.min_seconds)
     is_good = np.ones(len(names), dtype=bool)
     is_good[list(lookup.problems)] = False

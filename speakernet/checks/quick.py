@@ -152,10 +152,10 @@ def file_findings(
     missing = np.asarray(source.missing(names))
     findings = [_missing_finding(names, missing, check, tolerated_share)]
     if reads_headers and isinstance(source, AudioSource) and len(missing) < len(names):
-        lookup = source.lookup(names)
+        table = source.lookup_table(names)
         # No length is too short here: what is short is the doctor's to judge.
         findings += header_findings(
-            names, lookup, check, min_seconds=0.0, known_missing=missing, tolerated_share=tolerated_share
+            names, table, check, min_seconds=0.0, known_missing=missing, tolerated_share=tolerated_share
         )
     return findings
 

@@ -113,6 +113,7 @@ def _parse(module: ModuleType, program: str, rest: Sequence[str]) -> argparse.Na
     module.add_arguments(parser)
     asked = [one for one in rest if one in ("-h", "--help")]
     if takes_config and asked:
+        # Late: only a page of help needs the options of every part.
         from speakernet.config.help import help_text
 
         topic = rest[rest.index(asked[0]) + 1 :][:1]

@@ -12,7 +12,7 @@ def is_classic_checkpoint(path: Path) -> bool:
     if not path.is_file():
         return False
     # Late: only a command that scores a model without a configuration has to import torch before its options are read.
+    from speakernet.checkpoint import read_checkpoint
     from speakernet.models.importers import voxceleb_trainer
-    from speakernet.models.model_file import read_checkpoint
 
     return voxceleb_trainer.is_ours_to_read(read_checkpoint(path))

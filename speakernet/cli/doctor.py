@@ -11,10 +11,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from speakernet.assembly.checks import check_options
 from speakernet.checks.findings import Finding, closing_line, exit_code, table
 from speakernet.checks.full import CheckRequest, full_check
-from speakernet.checks.histograms import duration_histogram, write_duration_png
 from speakernet.config import Config, load_config
 from speakernet.machine.limits import usable_cores
 
@@ -37,6 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Check, print the table, the histograms and what it all comes to, and return the worst level."""
     config = load_config(arguments.config_arguments).config if arguments.config_arguments else None
+    # Late: --help and a mistyped option need neither torch nor matplotlib.
+    from speakernet.assembly.checks import check_options
+    from speakernet.checks.histograms import duration_histogram, write_duration_png
+
     result = full_check(_request(arguments, config))
     if config is not None:
         result.findings += _corpus_to_come(config)

@@ -8,20 +8,30 @@ are fitted on `--fusion_scores` (the same systems, in the same order) with `--fu
 """
 
 import argparse
-import json
+import dataclasses
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from speakernet.data.lists import TrialList, read_trials
+from speakernet.data.lists import read_trials
 from speakernet.evaluation.calibration import AffineCalibration, fit_calibration
-from speakernet.evaluation.evaluate import Evaluation
 from speakernet.evaluation.figures import figures
-from speakernet.evaluation.score_files import read_scores, scores_for
-from speakernet.evaluation.speakers import read_speaker_table
+from speakernet.evaluation.headline import headline_sentence
+from speakernet.evaluation.options import EvaluationOptions, MeasuringOptions
+from speakernet.evaluation.results import Results
+from speakernet.evaluation.score_files import read_scores, scores_file, scores_for
+from speakernet.evaluation.speakers import read_speaker_table, speakers_of
 from speakernet.files import sha256_of
+from speakernet.options import default_of
+
+if TYPE_CHECKING:
+    from speakernet.evaluation.evaluate import Evaluation
+
+DRAW_SEED = 0
+DIGITS = 3
+"""Of an EER in percent: score files are compared more closely than runs."""
 
 TAKES_CONFIG = True
 
@@ -32,12 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trials", type=Path, help="trial list of the scores")
     parser.add_argument("--fusion_scores", type=Path, nargs="+", help="the same systems on the list to fit on")
     parser.add_argument("--fusion_trials", type=Path, help="labelled list of --fusion_scores")
-    parser.add_argument("--prior", type=float, default=0.01, help="target prior that calibration and fusion are for")
+    prior = default_of(EvaluationOptions, "calibration_prior")
+    parser.add_argument("--prior", type=float, default=prior, help="target prior that calibration and fusion are for")
     parser.add_argument("--scores_are_llrs", action="store_true", help="scores are log-likelihood ratios (natural log)")
-    parser.add_argument(
-        "--priors", type=float, nargs="+", default=[0.01, 0.05, 0.001], help="target priors of the DCFs"
-    )
-    parser.add_argument("--draws", type=int, default=1000, help="draws of speakers for the intervals; 0 gives none")
+    priors, draws = (default_of(MeasuringOptions, name) for name in ("dcf_target_priors", "bootstrap_samples"))
+    parser.add_argument("--priors", type=float, nargs="+", default=priors, help="target priors of the DCFs")
+    parser.add_argument("--draws", type=int, default=draws, help="draws of speakers for the intervals; 0 gives none")
     parser.add_argument("--csv", type=Path, help="CSV with path and speaker, for names that do not tell the speaker")
     parser.add_argument("--out", "--save_path", dest="save_path", type=Path, help="folder for the results")
 
@@ -45,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure the score files, or score the test list of the configuration."""
     if not arguments.scores:
+        # Late: score files need nothing of training.
         from speakernet.cli import train
 
         if arguments.save_path:
@@ -56,21 +67,26 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.trials:
         raise ValueError("--scores needs --trials, the list that the scores are of")
     evaluation = evaluate_scores(arguments)
-    sys.stdout.write("\n".join(_lines(evaluation.results)) + "\n")
+    sys.stdout.write("\n".join([headline_sentence(evaluation.results, DIGITS), *_details(evaluation.results)]) + "\n")
     if arguments.save_path:
         evaluation.write(arguments.save_path)
         sys.stdout.write(f"written: {arguments.save_path}/results.json, scores.txt, report.html\n")
     return 0
 
 
-def evaluate_scores(arguments: argparse.Namespace) -> Evaluation:
+def evaluate_scores(arguments: argparse.Namespace) -> "Evaluation":
     """Figures of one score file, or of several fused.
 
     Raises:
         ValueError: scores that do not match the list, NaN, or files that are missing for the fit.
     """
+    # Late: --help needs neither torch, which embeds, nor matplotlib, which draws.
+    from speakernet.evaluation.evaluate import Evaluation
+
+    options = MeasuringOptions(dcf_target_priors=arguments.priors, bootstrap_samples=arguments.draws)
     trials = read_trials(arguments.trials)
-    columns = [_scores(path, trials) for path in arguments.scores]
+    files = [scores_file(path, arguments.trials) for path in arguments.scores]
+    columns = [scores_for(trials, read_scores(file)) for file in files]
     fit = _fit(arguments, len(columns))
     scores, llrs = columns[0], None
     if fit is not None:
@@ -78,22 +94,16 @@ def evaluate_scores(arguments: argparse.Namespace) -> Evaluation:
         scores = llrs if len(columns) > 1 else scores
     elif arguments.scores_are_llrs:
         llrs = scores
-    results = figures(
-        trials,
-        scores,
-        llrs=llrs,
-        priors=arguments.priors,
-        bootstrap_samples=arguments.draws,
-        speaker_table=read_speaker_table(arguments.csv) if arguments.csv else None,
+    speakers = speakers_of(trials, read_speaker_table(arguments.csv) if arguments.csv else None)
+    results = figures(trials, scores, speakers, options, DRAW_SEED, llrs)
+    read = [("trials", arguments.trials), *(("scores", file) for file in files)]
+    results = dataclasses.replace(
+        results,
+        lists=[{"role": role, "name": path.name, "sha256": sha256_of(path)} for role, path in read],
+        calibration=None if fit is None else fit.to_dict(),
+        command=" ".join(sys.argv),
+        warnings=[results.interval_note] if results.interval_note else [],
     )
-    results["lists"] = [
-        {"role": "trials", "name": arguments.trials.name, "sha256": sha256_of(arguments.trials)},
-        *({"role": "scores", "name": path.name, "sha256": sha256_of(_file(path))} for path in arguments.scores),
-    ]
-    if fit is not None:
-        results["calibration"] = fit.to_dict()
-    results["command"] = " ".join(sys.argv)
-    results["warnings"] = [results["interval_note"]] if results.get("interval_note") else []
     return Evaluation(trials, scores, results, llrs)
 
 
@@ -113,35 +123,23 @@ def _fit(arguments: argparse.Namespace, num_systems: int) -> AffineCalibration |
     trials = read_trials(arguments.fusion_trials)
     if trials.labels is None:
         raise ValueError(f"{arguments.fusion_trials} is unlabelled; a fit needs labels")
-    columns = [_scores(path, trials) for path in arguments.fusion_scores]
+    files = [scores_file(path, arguments.fusion_trials) for path in arguments.fusion_scores]
+    columns = [scores_for(trials, read_scores(file)) for file in files]
     names = [path.stem if path.stem != "scores" else path.parent.name for path in arguments.scores]
     return fit_calibration(np.stack(columns, axis=1), trials.labels, arguments.prior, names)
 
 
-def _scores(path: Path, trials: TrialList) -> np.ndarray:
-    return scores_for(trials, read_scores(_file(path)))
-
-
-def _file(path: Path) -> Path:
-    return path / "scores.txt" if path.is_dir() else path
-
-
-def _lines(results: dict[str, Any]) -> list[str]:
-    if results["eer_percent"] is None:
-        return [f"{results['num_trials']:,} trials: {results['why_no_eer']}"]
-    low, high = results["eer_interval_percent"]
-    interval = f" (95 % interval {low:.3f} to {high:.3f})" if low is not None else ""
+def _details(results: Results) -> list[str]:
+    """What the headline leaves out, a sentence a line."""
+    if results.eer_percent is None:
+        return []
     lines = [
-        f"EER {results['eer_percent']:.3f} %{interval}; convex hull {results['eer_convex_hull_percent']:.3f} %, "
-        f"voxceleb_trainer's {results['eer_voxceleb_trainer_percent']:.3f} %",
-        "minDCF " + json.dumps({prior: round(value, 4) for prior, value in results["min_dcf"].items()}),
-        f"min Cllr {results['min_cllr']:.4f} bits, area under the ROC {results['area_under_roc']:.5f}",
+        f"EER on the convex hull {results.eer_convex_hull_percent:.3f} %, "
+        f"voxceleb_trainer's {results.eer_voxceleb_trainer_percent:.3f} %",
+        f"min Cllr {results.min_cllr:.4f} bits, area under the ROC {results.area_under_roc:.5f}",
     ]
-    if "cllr" in results:
-        costs = json.dumps({prior: round(value, 4) for prior, value in results["act_dcf"].items()})
-        lines.append(f"Cllr {results['cllr']:.4f} bits (loss {results['calibration_loss']:.4f}), actual DCF {costs}")
-    lines.append(
-        f"{results['num_trials']:,} trials, {results['num_targets']:,} targets, {results['num_speakers']} speakers "
-        f"by {results['speaker_rule']}"
-    )
-    return [*lines, *([results["interval_note"]] if results.get("interval_note") else [])]
+    if results.cllr is not None and results.act_dcf is not None:
+        costs = ", ".join(f"actual DCF({prior}) {cost:.4f}" for prior, cost in results.act_dcf.items())
+        lines.append(f"Cllr {results.cllr:.4f} bits (loss {results.calibration_loss:.4f}), {costs}")
+    lines.append(f"{results.num_speakers} speakers by {results.speaker_rule}")
+    return [*lines, *([results.interval_note] if results.interval_note else [])]

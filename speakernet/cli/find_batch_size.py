@@ -8,7 +8,6 @@ import argparse
 import math
 import sys
 
-from speakernet.assembly.batch_size import find_batch_size
 from speakernet.config import load_config
 
 TAKES_CONFIG = True
@@ -32,6 +31,9 @@ def run(arguments: argparse.Namespace) -> int:
     if gib is not None and not 2**-20 <= gib < math.inf:
         raise ValueError(f"--memory_limit_gib: {gib:g}; expected a number of GiB above 0")
     limit = None if gib is None else int(gib * 2**30)
+    # Late: options are read, and refused, without torch.
+    from speakernet.assembly.batch_size import find_batch_size
+
     finder, best = find_batch_size(config, arguments.min_batch_size, arguments.max_batch_size, limit)
     for one in sorted(finder.measurements, key=lambda one: one.batch_size):
         outcome = (

@@ -8,19 +8,21 @@ and the loss where its weights do not tell.
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from speakernet.losses import LOSSES
-from speakernet.models.importers import FORMATS, Description
-from speakernet.models.model_file import check_finite, check_fits, model_file_contents, read_checkpoint, save_model_file
+from speakernet.losses.options import LOSSES
 from speakernet.models.options import MODELS
-from speakernet.models.speaker_net import SpeakerNet
 from speakernet.registry import lookup
+
+if TYPE_CHECKING:
+    from speakernet.models.importers import Description
+    from speakernet.models.speaker_net import SpeakerNet
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """File in, file out, and what the checkpoint cannot say of itself."""
     parser.add_argument("file", help="the checkpoint")
-    parser.add_argument("--from", dest="source", choices=list(FORMATS), default="voxceleb_trainer", help="its toolkit")
+    parser.add_argument("--from", dest="source", default="voxceleb_trainer", help="its toolkit (default: %(default)s)")
     parser.add_argument(
         "--model", required=True, help="its architecture, such as ResNetSE34L; checked against the file"
     )
@@ -50,7 +52,16 @@ def run(arguments: argparse.Namespace) -> int:
         ValueError: another architecture, an option that is needed and missing, a damaged or unsafe file.
     """
     lookup(MODELS, arguments.model, "model")
-    importer = FORMATS[arguments.source]
+    # Late: --help and a mistyped name need no torch.
+    from speakernet.models.importers import FORMATS
+    from speakernet.models.model_file import (
+        check_finite,
+        check_fits,
+        model_file_contents,
+        read_checkpoint,
+    )
+
+    importer = lookup(FORMATS, arguments.source, "toolkit")
     contents = read_checkpoint(arguments.file)
     if not importer.is_ours_to_read(contents):
         raise ValueError(f"{arguments.file} is no checkpoint of {arguments.source} that this speakernet knows")
@@ -64,13 +75,16 @@ def run(arguments: argparse.Namespace) -> int:
     net.load_state_dict(translated.weights)
     normalizes = lookup(LOSSES, arguments.loss, "loss").options.normalize_embeddings if arguments.loss else True  # type: ignore[attr-defined]
     summary = {"imported_from": arguments.source, "file": Path(arguments.file).name}
-    save_model_file(arguments.out, model_file_contents(net, loss_normalizes=normalizes, training_summary=summary))
+    write_checkpoint(arguments.out, model_file_contents(net, loss_normalizes=normalizes, training_summary=summary))
     not_loaded = [*(f"{name} (weights of the loss)" for name in translated.head_weights), *translated.not_loaded]
     sys.stdout.write("\n".join(_report(arguments, net, described, not_loaded)) + "\n")
     return 0
 
 
-def _network(arguments: argparse.Namespace, described: Description) -> SpeakerNet:
+def _network(arguments: argparse.Namespace, described: "Description") -> "SpeakerNet":
+    # Late: as above.
+    from speakernet.models.speaker_net import SpeakerNet
+
     pooling = arguments.pooling or described.pooling
     if not pooling:
         raise ValueError(f"{arguments.file} does not tell its pooling; give --pooling, such as TAP or MAX")
@@ -84,7 +98,9 @@ def _network(arguments: argparse.Namespace, described: Description) -> SpeakerNe
     return SpeakerNet.named(described.model, pooling, described.embedding_dim, front_end_options=front_end)
 
 
-def _report(arguments: argparse.Namespace, net: SpeakerNet, described: Description, not_loaded: list[str]) -> list[str]:
+def _report(
+    arguments: argparse.Namespace, net: "SpeakerNet", described: "Description", not_loaded: list[str]
+) -> list[str]:
     spec = net.spec()
     lines = [
         f"{arguments.out}: {net.model_name}, {sum(one.numel() for one in net.parameters()):,} parameters, "

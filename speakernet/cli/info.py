@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from speakernet.files import human_bytes, sha256_of
-from speakernet.models.model_file import load_model_file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,6 +21,9 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         ValueError: not a model file.
     """
+    # Late: --help needs no torch.
+    from speakernet.models.model_file import load_model_file
+
     loaded = load_model_file(arguments.model)
     path = Path(arguments.model)
     net, contents = loaded.net, loaded.contents

@@ -12,6 +12,10 @@ starting it again.
 import argparse
 import logging
 
+from speakernet.corpora.pack_inputs import open_inputs
+from speakernet.data.lists import StringTable, read_training_list, read_trials
+from speakernet.data.packed.corpus import verify
+from speakernet.data.packed.writer import SKIPPED, pack
 from speakernet.files import human_bytes
 from speakernet.machine.limits import usable_cores
 
@@ -54,10 +58,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _pack(arguments: argparse.Namespace, num_threads: int) -> None:
-    # Late, as below: `--help` and a slip of the pen need no torch.
-    from speakernet.corpora.pack_inputs import open_inputs
-    from speakernet.data.packed.writer import SKIPPED, pack
-
     source = open_inputs(arguments.source, _wanted(arguments), arguments.strip)
     summary = pack(
         source,
@@ -80,11 +80,8 @@ def _pack(arguments: argparse.Namespace, num_threads: int) -> None:
         logger.warning("%d files could not be read; %s/%s names them", summary.num_skipped, arguments.corpus, SKIPPED)
 
 
-def _wanted(arguments: argparse.Namespace):  # type: ignore[no-untyped-def]
+def _wanted(arguments: argparse.Namespace) -> StringTable | None:
     """The names that the lists mention, each once; None without a list."""
-    # Late: see above.
-    from speakernet.data.lists import StringTable, read_training_list, read_trials
-
     tables = [read_training_list(path).paths for path in arguments.list]
     tables += [read_trials(path).names for path in arguments.trials]
     if not tables:
@@ -93,9 +90,6 @@ def _wanted(arguments: argparse.Namespace):  # type: ignore[no-untyped-def]
 
 
 def _verify(corpus: str, num_threads: int) -> int:
-    # Late: see above.
-    from speakernet.data.packed.corpus import verify
-
     problems = verify(corpus, num_threads, show_progress=True)
     for problem in problems[:PROBLEMS_SHOWN]:
         logger.error("%s", problem)

@@ -10,9 +10,6 @@ import argparse
 import sys
 from pathlib import Path
 
-from speakernet.evaluation.report.comparison import write_comparison
-from speakernet.evaluation.report.report import write_report
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The run folders and where a page of several goes."""
@@ -22,11 +19,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the page and print where it lies."""
+    # Late: --help needs no matplotlib.
+    from speakernet.evaluation.report.report import write_report
+    from speakernet.evaluation.report.side_by_side import write_side_by_side
+
     if len(arguments.runs) == 1:
         if arguments.output is not None:
             raise ValueError("--output is for several runs; the report of one run lies in its folder, as report.html")
         path = write_report(arguments.runs[0])
     else:
-        path = write_comparison(arguments.runs, arguments.output or Path("comparison.html"))
+        path = write_side_by_side(arguments.runs, arguments.output or Path("comparison.html"))
     sys.stdout.write(f"{path}\n")
     return 0

@@ -7,13 +7,14 @@ import argparse
 import contextlib
 import logging
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from speakernet import distributed
 from speakernet.cli.defaults import is_classic_checkpoint
 from speakernet.config import LoadedConfig, load_config
+from speakernet.evaluation.headline import headline_sentence
 
 if TYPE_CHECKING:
     from speakernet.assembly.journeys import TrainingOutcome
@@ -38,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     if loaded.evaluate_only:
         _say_defaults(loaded)
         evaluation, folder = score_experiment(loaded)
-        _say([*_result_lines(evaluation.results), f"written: {folder}/results.json, scores.txt, report.html"])
+        _say([headline_sentence(evaluation.results), f"written: {folder}/results.json, scores.txt, report.html"])
         return 0
     with _log_file(Path(loaded.config.training.save_path) / "log.txt"):
         _say_defaults(loaded)
@@ -99,7 +100,7 @@ def _training_lines(outcome: "TrainingOutcome") -> list[str]:
             "to start anew: --save_path with another folder",
         ]
     return [
-        *_result_lines(outcome.evaluation.results),
+        headline_sentence(outcome.evaluation.results),
         best,
         f"run folder: {folder} (report.html, results.json, scores.txt, metrics.jsonl, log.txt, TensorBoard events)",
         "next:",
@@ -108,17 +109,3 @@ def _training_lines(outcome: "TrainingOutcome") -> list[str]:
         f"  speakernet report {quoted}    rebuild the report",
         f"  tensorboard --logdir {quoted}    look at the curves",
     ]
-
-
-def _result_lines(results: Mapping[str, Any]) -> list[str]:
-    """The headline numbers of results.json as sentences."""
-    if results.get("eer_percent") is None:
-        reason = results.get("why_no_eer") or "they are unlabelled, so there is no error rate"
-        return [f"{results['num_trials']:,} trials scored; {reason}"]
-    line = f"EER {results['eer_percent']:.2f} %"
-    interval = results.get("eer_interval_percent")
-    if interval and interval[0] is not None:
-        line += f" (95 % interval {interval[0]:.2f} to {interval[1]:.2f}, bootstrap over speakers)"
-    costs = ", ".join(f"minDCF({prior}) {value:.3f}" for prior, value in results["min_dcf"].items())
-    trials = f"{results['num_trials']:,} trials, {results['num_targets']:,} of them targets"
-    return [f"{line}, {costs}; {trials}"]

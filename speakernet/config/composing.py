@@ -25,7 +25,7 @@ from speakernet.config.schema import (
     takers,
 )
 from speakernet.config.yaml_lines import ConfigError
-from speakernet.options import OptionError, annotations, checked, field_names
+from speakernet.options import OptionError, annotations, checked, field_names, in_words
 from speakernet.registry import suggestion
 
 logger = logging.getLogger(__name__)
@@ -76,9 +76,13 @@ def compose(settings: Sequence[Setting], defaults: Mapping[str, Any]) -> Config:
     dropped: list[Setting] = []
     idle: list[Setting] = []
     for setting in settings:
-        if _is_taken(setting.key, names):
+        was_for_another = setting.layer < replaced_in[setting.section]
+        if was_for_another and setting.key.startswith("model.options."):
+            # 32 channels of one network are not 32 channels of another, though both take the option.
+            dropped.append(setting)
+        elif _is_taken(setting.key, names):
             _put(values, setting.key, _checked(setting, names))
-        elif setting.layer < replaced_in[setting.section]:
+        elif was_for_another:
             dropped.append(setting)
         elif setting.is_forgiven:
             idle.append(setting)
@@ -137,16 +141,16 @@ def _checked(setting: Setting, names: Mapping[str, str]) -> Any:
     owner, option = owner_of(setting.section, names), setting.option
     if setting.section == "model" and option.startswith("options."):
         owner, option = options_of_model(names), option.removeprefix("options.")
-    declared = annotations(owner)[option]
+    is_text = in_words(annotations(owner)[option]) == "text"
     try:
-        return checked(owner, option, setting.value if declared is str else _plain(setting.value))
+        return checked(owner, option, setting.value if is_text else _plain(setting.value))
     except OptionError as error:
         raise ConfigError(f"{setting.where}: {setting.key} {error}") from error
 
 
 def _plain(value: Any) -> Any:
     """Text of the command line as YAML would read it: lists, numbers, nothing."""
-    if not isinstance(value, str) or value[:1] not in "[{":
+    if not isinstance(value, str) or not value.startswith(("[", "{")):
         return None if value in ("null", "~") else value
     try:
         return yaml.safe_load(value)

@@ -10,6 +10,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -19,7 +20,7 @@ from speakernet.config.composing import Setting, compose
 from speakernet.config.schema import SECTIONS, Config, config_to_dict, known_fields
 from speakernet.config.yaml_lines import ConfigError, Entry, read_entries
 from speakernet.files import atomic_write
-from speakernet.options import annotations, words_of
+from speakernet.options import annotations, field_names, is_input, words_of
 from speakernet.registry import nearest, suggestion
 
 logger = logging.getLogger(__name__)
@@ -69,12 +70,18 @@ def load_config(
     settings: list[Setting] = []
     for number, entries in enumerate([*layers, options]):
         is_flat = is_classic if number == len(layers) else not any(map(_is_sectioned, entries))
-        is_old_copy = number < len(layers) and _is_saved_copy(entries)
+        is_old_copy = number < len(layers) and _is_old_copy(entries)
+        if is_old_copy:
+            entries = _without_idle_end(entries)
         settings += [
             dataclasses.replace(setting, layer=number, is_forgiven=is_flat or is_old_copy)
             for entry in entries
             for setting in _translate(entry)
         ]
+        if number < len(layers):
+            settings = [
+                _found_beside(setting, files[number]) if setting.layer == number else setting for setting in settings
+            ]
     evaluate_only = any(setting.value for setting in settings if setting.key == "eval")
     settings = [_with_its_word(setting) for setting in settings if setting.key not in MODE_FLAGS]
     given = frozenset(setting.key for setting in settings)
@@ -85,8 +92,7 @@ def load_config(
         defaults_of_origin["schedule.decay_interval"] = [CLASSIC_DEFAULTS["training.test_interval"], *intervals][-1]
     config = compose(settings, defaults_of_origin)
     if not config.training.save_path:
-        stem = files[0].stem if files else "exp1"
-        config.training.save_path = str(Path("exps") / stem)
+        config.training.save_path = _run_folder(files, layers)
     described = f"{CLASSIC if is_classic else OURS}'s ({why})"
     return LoadedConfig(config, files, is_classic, evaluate_only, given, described)
 
@@ -115,9 +121,25 @@ def recipe_folder() -> Path:
 
 
 def save_config(config: Config, path: Path) -> None:
-    """Write the resolved configuration as YAML, atomically."""
+    """Write the resolved configuration as YAML, atomically, so that it means the same from any folder.
+
+    Inputs are named from the root, and the run folder not at all: it is the folder that the file lies in, also that of
+    a copy.
+    """
     with atomic_write(path) as file:
-        yaml.safe_dump(config_to_dict(config), file, sort_keys=False, allow_unicode=True)
+        yaml.safe_dump(portable(config), file, sort_keys=False, allow_unicode=True)
+
+
+def portable(config: Config) -> dict[str, dict[str, Any]]:
+    """The configuration as plain values that do not depend on the working directory or on the run folder's name."""
+    values = config_to_dict(config)
+    del values["training"]["save_path"]
+    for section, fields in values.items():
+        owner = type(getattr(config, section))
+        for name, value in fields.items():
+            if value and is_input(owner, name):
+                fields[name] = str(Path(value).absolute())
+    return values
 
 
 def _split_command_line(arguments: Sequence[str]) -> tuple[list[str], str, list[Entry]]:
@@ -167,11 +189,10 @@ def _choose_defaults(
 
 
 def _scored_model(options: Sequence[Entry]) -> str:
-    """The model that the command line scores and does not train; empty where there is none."""
+    """The file that `--eval --initial_model FILE` scores; empty where nothing is scored."""
     settings = [setting for entry in options for setting in _translate(entry)]
     models = [str(setting.value) for setting in settings if setting.key == "training.initial_model"]
-    is_scoring = any(setting.value for setting in settings if setting.key == "eval")
-    return models[-1] if is_scoring and models else ""
+    return models[-1] if models and any(setting.value for setting in settings if setting.key == "eval") else ""
 
 
 def _is_sectioned(entry: Entry) -> bool:
@@ -179,12 +200,39 @@ def _is_sectioned(entry: Entry) -> bool:
     return entry.key[0] in SECTIONS and (len(entry.key) == 2 or entry.value in (None, {}))
 
 
-def _is_saved_copy(entries: list[Entry]) -> bool:
-    """Whether a file holds every section, as only the config.yaml of a run does.
+def _found_beside(setting: Setting, file: Path) -> Setting:
+    """An input that is not there from the working directory, but is from the folder of the file that names it."""
+    if setting.section not in SECTIONS or setting.option not in field_names(SECTIONS[setting.section]):
+        return setting
+    if not is_input(SECTIONS[setting.section], setting.option) or not isinstance(setting.value, str):
+        return setting
+    beside = file.parent / setting.value
+    if not setting.value or Path(setting.value).exists() or not beside.exists():
+        return setting
+    return dataclasses.replace(setting, value=str(beside))
 
-    One that was saved before 0.2 holds the options of all parts, chosen or not, and has to load again.
+
+def _run_folder(files: Sequence[Path], layers: Sequence[list[Entry]]) -> str:
+    """Where a run is kept that names no save_path: beside its own saved configuration, else by the first file."""
+    if files and {entry.key[0] for entry in layers[0]} >= set(SECTIONS):
+        return str(files[0].parent)
+    return str(Path("exps") / (files[0].stem if files else "exp1"))
+
+
+def _is_old_copy(entries: list[Entry]) -> bool:
+    """Whether a file is the config.yaml of a run of before 0.2: it holds the options of all parts, chosen or not.
+
+    Every section is there, as nobody writes by hand, and an option is not that was added with 0.2.
     """
-    return {entry.key[0] for entry in entries} >= set(SECTIONS)
+    keys = {entry.key for entry in entries}
+    return {key[0] for key in keys} >= set(SECTIONS) and ("schedule", "warmup_overlaps") not in keys
+
+
+def _without_idle_end(entries: list[Entry]) -> list[Entry]:
+    """Those of an old copy as they acted: `exponential` fell by `decay`, whatever final_learning_rate said."""
+    if any(entry.key == ("schedule", "name") and entry.value == "exponential" for entry in entries):
+        return [entry for entry in entries if entry.key != ("schedule", "final_learning_rate")]
+    return entries
 
 
 def _translate(entry: Entry) -> list[Setting]:

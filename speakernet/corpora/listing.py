@@ -192,7 +192,7 @@ def usable_utterances(
         raise ValueError(f"{root}: no utterances were found; see --help for the layouts that are understood")
     source = FolderSource(root, keep_lookup=False, show_progress=True)
     # Header reads wait for the disk, not for a core: four at once help on one core too.
-    lookup = source.lookup(found.names, num_threads=max(4, num_jobs))
+    lookup = source.lookup_table(found.names, num_threads=max(4, num_jobs))
     seconds = lookup.seconds
     for row, problem in sorted(lookup.problems.items()):
         summary.add_broken(found.names[row], problem)

@@ -44,7 +44,7 @@ from speakernet.data.lists import (
     write_training_list,
     write_trials,
 )
-from speakernet.data.sources import open_source
+from speakernet.data.opening import open_source
 from speakernet.files import atomic_write
 
 logger = logging.getLogger(__name__)

@@ -98,7 +98,7 @@ def audio_info(path: str | Path) -> AudioInfo:
         with open(path, "rb", buffering=0) as file:  # noqa: PTH123  pathlib costs as much as the read
             return info_of_file(file, path)
     except OSError as error:
-        raise _missing(path, error) from error
+        raise cannot_open(path, error) from error
 
 
 def info_of_file(file: Any, name: str | Path, status: Any = None) -> AudioInfo:
@@ -163,7 +163,7 @@ def read_audio(
             info = info_of_file(file, path)
             return crop_of_file(file, info, path, start, num_samples, sample_rate, mixes=mixes)
     except OSError as error:
-        raise _missing(path, error) from error
+        raise cannot_open(path, error) from error
 
 
 def read_audio_bytes(
@@ -306,15 +306,11 @@ def finish_frames(frames: np.ndarray, name: str | Path, mixes: bool = True) -> n
     return np.ascontiguousarray(mono)
 
 
-def _missing(path: str | Path, error: OSError) -> AudioError:
+def cannot_open(path: str | Path, error: OSError) -> AudioError:
+    """What to raise for a file that the system does not give."""
     reason = os.strerror(error.errno) if error.errno else str(error)
     return AudioError(f"{path}: cannot open the audio file ({reason})")
 
 
 def _reason(error: Exception) -> str:
     return str(error).rstrip(".").split(": ", 1)[-1]
-
-
-def same_file(info: AudioInfo, status: os.stat_result) -> bool:
-    """Whether a file is still the one whose header was read, by size and modification time."""
-    return info.file_bytes == status.st_size and info.modified_ns == status.st_mtime_ns

@@ -5,7 +5,6 @@ Pure functions of facts about machine and corpus; the caller hands them in and l
 
 import math
 import shutil
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -38,11 +37,6 @@ def free_shared_memory() -> int:
     """Bytes left for memory that processes share; Docker gives 64 MiB unless told otherwise."""
     free = usable_memory_bytes()
     return min(free, shutil.disk_usage(SHARED_MEMORY).free) if SHARED_MEMORY.is_dir() else free
-
-
-def spawns_workers(start_method: str | None = None) -> bool:
-    """Whether workers start from nothing (Windows, macOS) rather than as copies."""
-    return (start_method or ("fork" if sys.platform.startswith("linux") else "spawn")) != "fork"
 
 
 def choose_num_workers(
@@ -144,7 +138,7 @@ def choose_device_resident(
     device_type: str,
     corpus_bytes: int,
     is_flat: bool,
-    has_speeds: bool,
+    changes_speed: bool,
     budget_bytes: int,
     augments_elsewhere: bool = False,
 ) -> Choice[bool]:
@@ -158,7 +152,7 @@ def choose_device_resident(
     reason = ""
     if not is_flat:
         reason = "the corpus is neither packed (speakernet pack) nor in memory"
-    elif has_speeds:
+    elif changes_speed:
         reason = "speed factors are applied while reading"
     elif augments_elsewhere:
         reason = "augment.device is cpu, and crops that lie on the GPU are augmented there; set augment.device: auto"

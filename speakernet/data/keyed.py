@@ -12,6 +12,8 @@ import numpy as np
 
 from speakernet.seeding import derive_seed
 
+# Streams that loading draws from; those of augmentation begin at 100 (`augment.draw`).
+START_STREAM, REPLACEMENT_STREAM = 1, 2
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 

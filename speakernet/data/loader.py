@@ -10,96 +10,65 @@ import logging
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from speakernet.data.audio import AudioError
-from speakernet.data.batches import Augmenter, BatchMaker, BatchReport, BatchRequest, to_float
-from speakernet.data.lists import StringTable
-from speakernet.data.options import LoadingOptions
-from speakernet.data.sampling import EpochPlan, rank_share
-from speakernet.data.sampling import Sampler as EpochSampler
-from speakernet.data.workers import Workers
+from speakernet.data.audio import AudioError, crop_samples
+from speakernet.data.augment.augmenter import Augmenter
+from speakernet.data.batches import Batch, to_float
+from speakernet.data.lists import TrainingList
+from speakernet.data.options import DataOptions
+from speakernet.data.requests import BatchReport, BatchRequest, CropMaker
+from speakernet.data.sampling import EpochPlan, Sampler, rank_share
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 SHOWN_PROBLEMS = 10
-
-
-@dataclass
-class Batch:
-    """One batch for the trainer.
-
-    Attributes:
-        waveforms: float32 in -1..1 on the training device, (batch, samples).
-        labels: class of each utterance, int64 (batch,), on the device.
-        indices: rows of the training list, int64 (batch,), on the CPU. With K a speaker, place = speaker * K + k.
-    """
-
-    waveforms: torch.Tensor
-    labels: torch.Tensor
-    indices: torch.Tensor
 
 
 class TrainingLoader:
     """Iterate to get `Batch`es of the epoch that `set_epoch` chose, from the position that `load_state_dict` gave.
 
     Args:
-        maker: makes crops of requests.
+        maker: makes the crops, here, in workers or on the device.
         sampler: plans the epochs.
-        names: paths of the list, for messages.
-        num_speakers: classes without speed perturbation.
+        training: the list: labels are the sampler's rows.
+        options: of the section `data`, what was `auto` in them decided.
         device: where the batches go.
-        samples_of: crop length in samples of a length in frames.
-        augmenter: runs on the device, after the transfer; None when it runs in the workers or not at all.
-        options: workers and queues, `auto` decided.
-        start_method: of worker processes (`fork`, `spawn`, `forkserver`); None is the platform's own.
+        augmenter: runs on the device, after the transfer; None when it runs with the reading or not at all.
         rank: this process among `world_size`.
         world_size: processes that share every batch.
-        resident: a maker whose corpus lies on the device; used instead of `maker` where given.
-        speakers: names of the classes, by which a resumed run knows them again.
     """
 
     def __init__(
         self,
-        maker: BatchMaker,
-        sampler: EpochSampler,
-        names: StringTable,
+        maker: CropMaker,
+        sampler: Sampler,
+        training: TrainingList,
+        options: DataOptions,
         *,
-        num_speakers: int,
         device: torch.device,
-        samples_of: Any,
         augmenter: Augmenter | None = None,
-        options: LoadingOptions,
-        start_method: str | None = None,
         rank: int = 0,
         world_size: int = 1,
-        resident: Any = None,
-        speakers: StringTable | None = None,
     ) -> None:
         self.maker = maker
         self.sampler = sampler
-        self.names = names
+        self.training = training
+        self.options = options
         self.device = device
         self.augmenter = augmenter
-        self.options = options
-        self._start_method = start_method
-        self.resident = resident
-        self.num_speakers = num_speakers
-        self.num_classes = num_speakers * len(maker.speeds)
+        self.num_speakers = max(options.num_classes, len(training.speakers))
+        self.num_classes = self.num_speakers * len(maker.speeds)
         self.utterances_per_speaker = sampler.unit
-        self._speakers = speakers
-        self._samples_of = samples_of
         self._rank, self._world_size = rank, world_size
         self._labels = torch.from_numpy(np.asarray(sampler.labels)).long()
         self._epoch, self._batch = 0, 0
         self._plan: EpochPlan | None = None
         self._counts: Counter[str] = Counter()
         self._problems: list[str] = []
-        self._workers: Workers | None = None
         self._read_bytes, self._read_seconds = 0, 0.0
 
     def set_epoch(self, epoch: int) -> None:
@@ -132,8 +101,8 @@ class TrainingLoader:
     @functools.cached_property
     def identity(self) -> dict[str, int]:
         """Checksums of the classes' names and of the list: path and class of every utterance."""
-        utterances = zlib.crc32(self._labels.numpy().tobytes(), self.names.checksum)
-        return {"training_list": utterances} | ({"speakers": self._speakers.checksum} if self._speakers else {})
+        utterances = zlib.crc32(self._labels.numpy().tobytes(), self.training.paths.checksum)
+        return {"training_list": utterances, "speakers": self.training.speakers.checksum}
 
     def state_dict(self) -> dict[str, Any]:
         """The epoch, the number of batches handed out in it, what could not be read in them, and by what the epoch's
@@ -169,7 +138,7 @@ class TrainingLoader:
 
     def file_names(self, indices: torch.Tensor | np.ndarray) -> list[str]:
         """The paths of some rows, as the list has them."""
-        return [self.names[int(row)] for row in indices]
+        return [self.training.paths[int(row)] for row in indices]
 
     def read_bytes_a_second(self) -> float:
         """Speed at which one reader (a worker, or this process) read 16-bit samples in this epoch; 0 when unknown."""
@@ -180,7 +149,7 @@ class TrainingLoader:
         report: dict[str, Any] = dict(self._counts)
         report["left_out"] = self.plan.num_left_out
         if self._problems:
-            log.warning(
+            logger.warning(
                 "%d unreadable utterances were replaced by others of the same speakers in epoch %d:\n  %s",
                 self._counts["bad_utterances"],
                 self._epoch + 1,
@@ -189,45 +158,32 @@ class TrainingLoader:
         return report
 
     def close(self) -> None:
-        """Stop the workers."""
-        if self._workers is not None:
-            self._workers.close()
-            self._workers = None
+        """Stop what makes the crops."""
+        self.maker.close()
 
     def _request(self, batch: int) -> BatchRequest:
         plan = self.plan
         share = rank_share(plan, batch, self.sampler.unit, self._rank, self._world_size)
-        num_samples = int(self._samples_of(int(plan.crop_frames[batch])))
+        num_samples = crop_samples(int(plan.crop_frames[batch]), self.options.sample_rate)
         return BatchRequest(self._epoch, plan.rows[share], plan.speeds[share], num_samples)
 
     def _batches(self, requests: list[BatchRequest]) -> Iterator[tuple[Batch, BatchReport]]:
-        for request, crops, report in self._crops(requests):
+        for request, crops, report in self.maker.run(requests):
             if report.error:
                 raise AudioError(report.error)
-            waveforms = crops if self.resident is not None else self._to_device(crops)
+            waveforms = self._to_device(crops)
             if self.augmenter is not None:
                 waveforms = self.augmenter(waveforms, epoch=request.epoch, rows=request.rows)
             rows = torch.from_numpy(report.rows)
             labels = self._labels[rows] + self.num_speakers * torch.from_numpy(request.speeds).long()
             yield Batch(waveforms, labels.to(self.device, non_blocking=True), rows), report
 
-    def _crops(self, requests: list[BatchRequest]) -> Iterator[tuple[BatchRequest, torch.Tensor, BatchReport]]:
-        """Each request with its crops (memory that is valid until the next one) and report."""
-        if self.resident is not None:
-            for request in requests:
-                yield request, *self.resident.make(request)
-        elif self.options.num_workers == 0:
-            for request in requests:
-                # New memory for each: float32 crops are handed out without a copy.
-                out: np.ndarray = np.empty((len(request.rows), request.num_samples), dtype=self.maker.dtype)
-                yield request, torch.from_numpy(out), self.maker.make(request, out)
-        else:
-            if self._workers is None:
-                self._workers = Workers(self.maker, self.options, self._start_method)
-            yield from self._workers.run(requests)
-
     def _to_device(self, crops: torch.Tensor) -> torch.Tensor:
+        if crops.device.type != "cpu":
+            # Cut there, from a corpus that lies there.
+            return crops
         if self.device.type == "cpu":
+            # What workers hand over lies in their ring, which they go on writing into.
             is_own = crops.dtype == torch.float32 and self.options.num_workers == 0
             return crops if is_own else to_float(crops)
         staged = crops.pin_memory() if self.options.pin_memory else crops

@@ -10,23 +10,23 @@ import logging
 import os
 import zipfile
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from speakernet.data.audio import SAMPLE_BYTES, AudioError, AudioInfo, audio_info
 from speakernet.data.lists import StringTable
 from speakernet.data.sharing import SharedArray
-from speakernet.files import atomic_write
+from speakernet.files import atomic_write, parallel_map
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 FORMATS = ("other", *SAMPLE_BYTES)  # Names of the codes in `LookupTable.formats`; "other" goes through soundfile.
+PCM_S16 = FORMATS.index("pcm_s16")
 CACHE_VERSION = 1
 ROWS_PER_TASK = 256
+FEWEST_FOR_A_BAR = 5000  # read before a bar could be looked at
 COLUMNS = {
     "native_samples": np.int64,
     "sample_rates": np.int32,
@@ -98,6 +98,19 @@ class LookupTable:
         """Durations, float64 (rows,)."""
         return self.num_samples / self.sample_rate
 
+    def is_plain(self, rows: int | np.ndarray | slice = slice(None)) -> np.ndarray:
+        """Whether files are 16-bit mono PCM at `sample_rate`, whose samples are taken as they lie; bool (rows,)."""
+        return (
+            (self.formats[rows] == PCM_S16)
+            & (self.num_channels[rows] == 1)
+            & (self.sample_rates[rows] == self.sample_rate)
+        )
+
+    @property
+    def all_plain(self) -> bool:
+        """Whether every file that can be read is plain."""
+        return bool((self.is_plain() | (self.native_samples == 0)).all())
+
     def put(self, row: int, info: AudioInfo) -> None:
         """Fill one row from a header."""
         values = (
@@ -124,7 +137,7 @@ class LookupTable:
         return self
 
 
-def build_lookup(
+def build_lookup_table(
     root: str | Path,
     names: StringTable,
     *,
@@ -202,12 +215,10 @@ def _scan(
                 table.problems.pop(row, None)
         return len(some)
 
-    tasks = [rows[first : first + ROWS_PER_TASK] for first in range(0, len(rows), ROWS_PER_TASK)]
-    bar = tqdm(total=len(rows), unit="file", desc="reading headers", disable=not show_progress or len(rows) < 5000)
-    with bar, ThreadPoolExecutor(max(1, num_threads), thread_name_prefix="headers") as pool:
-        for done in pool.map(read_rows, tasks):
-            bar.update(done)
-    return len(rows)
+    # Several files a task: handing a task to a thread costs as much as reading a header.
+    tasks = (rows[first : first + ROWS_PER_TASK] for first in range(0, len(rows), ROWS_PER_TASK))
+    description = "reading headers" if show_progress and len(rows) >= FEWEST_FOR_A_BAR else ""
+    return sum(parallel_map(read_rows, tasks, num_threads, description, total=len(rows), units_of=int))
 
 
 def _save(path: Path, table: LookupTable) -> None:
@@ -217,7 +228,7 @@ def _save(path: Path, table: LookupTable) -> None:
         with atomic_write(path, "wb") as file:
             np.savez(file, allow_pickle=False, problem_rows=problem_rows, **arrays)
     except OSError as error:
-        log.warning("The lookup table is not kept for the next start: cannot write %s (%s)", path, error)
+        logger.warning("The lookup table is not kept for the next start: cannot write %s (%s)", path, error)
 
 
 def _load(path: Path, num_rows: int, sample_rate: int) -> LookupTable | None:
@@ -231,6 +242,6 @@ def _load(path: Path, num_rows: int, sample_rate: int) -> LookupTable | None:
         if any(column.array.shape != (num_rows,) for column in columns.values()):
             raise ValueError("wrong number of rows")
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        log.warning("The kept lookup table %s is damaged (%s); reading the headers again", path, error)
+        logger.warning("The kept lookup table %s is damaged (%s); reading the headers again", path, error)
         return None
     return LookupTable(sample_rate, columns, problems)

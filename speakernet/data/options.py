@@ -6,7 +6,18 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from speakernet.options import Count, Frames, FramesOrZero, Gigabytes, Options, Processes, Share, Switch
+from speakernet.options import (
+    SAMPLE_RATE,
+    Count,
+    Frames,
+    FramesOrZero,
+    Gigabytes,
+    InputPath,
+    Options,
+    Processes,
+    Share,
+    Switch,
+)
 
 Seconds = Annotated[float, Ge(0.0), Le(1e6)]
 
@@ -15,21 +26,21 @@ Seconds = Annotated[float, Ge(0.0), Le(1e6)]
 class CorpusOptions(Options):
     """Which recordings."""
 
-    train_list: str = ""
+    train_list: InputPath = ""
     """Training list: `speaker path` a line."""
-    train_path: str = ""
+    train_path: InputPath = ""
     """Folder (or packed corpus) that the paths of train_list start from; empty: the folder of the list."""
-    validation_list: str = ""
+    validation_list: InputPath = ""
     """Trials that choose the best checkpoint during training; empty: test_list, and the report says so."""
-    validation_path: str = ""
+    validation_path: InputPath = ""
     """Folder (or packed corpus) of validation_list; empty: the folder of the list."""
-    test_list: str = ""
+    test_list: InputPath = ""
     """Trials that are reported: `1 enrol test`, `enrol test target`, or unlabelled pairs for scores alone."""
-    test_path: str = ""
+    test_path: InputPath = ""
     """Folder (or packed corpus) of test_list; empty: the folder of the list."""
-    synthetic_corpus: str = ""
+    synthetic_corpus: InputPath = ""
     """Folder of the synthetic corpus, made there on first use when it is not complete."""
-    sample_rate: Annotated[int, Ge(1000), Le(768_000)] = 16000
+    sample_rate: Annotated[int, Ge(1000), Le(768_000)] = SAMPLE_RATE
     """Samples a second; recordings of another rate are resampled."""
     num_classes: Annotated[int, Ge(0), Le(100_000_000)] = 0
     """Speakers in the classification head; 0: as many as the training list has."""

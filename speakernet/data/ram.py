@@ -3,13 +3,10 @@
 Made in the training process before the workers start; they share it. Nothing is written to disk.
 """
 
-import logging
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from speakernet.data.audio import AudioError
 from speakernet.data.augment.banks import BlockEnergies, ClipBank
@@ -18,8 +15,7 @@ from speakernet.data.lookup import LookupTable
 from speakernet.data.packed.corpus import PackedRows
 from speakernet.data.sharing import SharedArray
 from speakernet.data.sources import AudioSource
-
-log = logging.getLogger(__name__)
+from speakernet.files import parallel_map
 
 ROWS_PER_TASK = 64
 
@@ -47,17 +43,17 @@ class RamRows(PackedRows):
 
 
 def load_into_ram(
-    source: AudioSource, names: StringTable, lookup: LookupTable, *, num_threads: int = 4, show_progress: bool = False
+    source: AudioSource, names: StringTable, table: LookupTable, *, num_threads: int = 4, show_progress: bool = False
 ) -> RamRows:
     """Decode all of `names` into shared int16 memory, at the source's rate."""
-    lengths = lookup.num_samples.copy()
+    lengths = table.num_samples.copy()
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]) if len(lengths) else np.zeros(0, np.int64)
     samples = SharedArray.allocate((int(lengths.sum()),), np.int16)
-    problems = dict(lookup.problems)
+    problems = dict(table.problems)
 
     def decode(first_row: int) -> int:
         # A reader holds a scratch buffer: one for each task, not one for all threads.
-        reader = source.rows(names, lookup)
+        reader = source.rows(names, table)
         rows = range(first_row, min(first_row + ROWS_PER_TASK, len(lengths)))
         for row in rows:
             if row in problems:
@@ -72,10 +68,10 @@ def load_into_ram(
                 lengths[row] = 0
         return len(rows)
 
-    bar = tqdm(total=len(lengths), unit="file", desc="decoding into memory", disable=not show_progress)
-    with bar, ThreadPoolExecutor(max(1, num_threads)) as pool:
-        for done in pool.map(decode, range(0, len(lengths), ROWS_PER_TASK)):
-            bar.update(done)
+    first_rows = range(0, len(lengths), ROWS_PER_TASK)
+    description = "decoding into memory" if show_progress else ""
+    for _ in parallel_map(decode, first_rows, num_threads, description, total=len(lengths), units_of=int):
+        pass
     return RamRows(samples, starts, lengths, problems)
 
 

@@ -3,13 +3,18 @@
 The CPU only draws where crops begin. The same code runs on a CPU device, which is how it is tested.
 """
 
+from collections.abc import Iterator
+from fractions import Fraction
+
 import numpy as np
 import torch
 
 from speakernet.data.audio import AudioError
-from speakernet.data.batches import _START, BatchReport, BatchRequest, SpeakerIndex, read_or_replace, to_float
-from speakernet.data.keyed import KeyedRandom
+from speakernet.data.batches import to_float
+from speakernet.data.keyed import START_STREAM, KeyedRandom
 from speakernet.data.packed.corpus import PackedRows
+from speakernet.data.replacing import SpeakerIndex, read_or_replace
+from speakernet.data.requests import BatchReport, BatchRequest
 
 COPY_SAMPLES = 1 << 24  # moved at once, so that no second copy of the corpus is needed
 
@@ -24,6 +29,10 @@ class ResidentMaker:
         device: where the corpus goes.
         speakers: for replacing unreadable utterances; None makes them errors.
     """
+
+    # Speed is changed, and a CPU augments, where crops are read: not here.
+    speeds = (Fraction(1),)
+    augments = False
 
     def __init__(
         self,
@@ -45,6 +54,14 @@ class ResidentMaker:
             part = np.array(samples[first : first + COPY_SAMPLES])
             self.corpus[first : first + len(part)] = torch.from_numpy(part).to(device)
 
+    def run(self, requests: list[BatchRequest]) -> Iterator[tuple[BatchRequest, torch.Tensor, BatchReport]]:
+        """See `CropMaker.run`."""
+        for request in requests:
+            yield request, *self.make(request)
+
+    def close(self) -> None:
+        """The corpus stays where it is as long as this object."""
+
     def make(self, request: BatchRequest) -> tuple[torch.Tensor, BatchReport]:
         """The request's crops, float32 (batch, samples), on the device; short utterances are wrapped around.
 
@@ -53,7 +70,7 @@ class ResidentMaker:
         """
         report = BatchReport(request.rows.copy(), slot=request.slot)
         read_or_replace(request, report, self._problems, seed=self.seed, speakers=self.speakers)
-        uniform = KeyedRandom(self.seed, request.epoch, request.rows).uniform(_START)[:, 0]
+        uniform = KeyedRandom(self.seed, request.epoch, request.rows).uniform(START_STREAM)[:, 0]
         expected, lengths = self._header_lengths[report.rows], self.reader.lengths[report.rows]
         starts = (uniform * np.maximum(expected - request.num_samples + 1, 1)).astype(np.int64)
         # An utterance that is shorter than its header said may end before the place that was drawn in it.

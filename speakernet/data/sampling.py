@@ -9,14 +9,13 @@ import logging
 import zlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from fractions import Fraction
 
 import numpy as np
 
 from speakernet.data.options import SamplingOptions
 from speakernet.seeding import numpy_generator
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _ORDER, _LENGTH, _SPEED = range(3)  # Keys of the samplers' own random streams.
 EXACT_WORK = 4_000_000  # batches x speakers up to which the balanced sampler deals exactly
@@ -160,7 +159,7 @@ class BalancedSampler(Sampler):
         usable = int((counts >= self.unit).sum())
         self.num_short_speakers = int((counts > 0).sum()) - usable
         if self.num_short_speakers:
-            log.warning(
+            logger.warning(
                 "%d speakers have fewer than %d utterances and are left out", self.num_short_speakers, self.unit
             )
         if self.max_utterances < self.unit:
@@ -241,13 +240,3 @@ def rank_share(plan: EpochPlan, batch: int, unit: int, rank: int, world_size: in
     first, last = int(plan.bounds[batch]), int(plan.bounds[batch + 1])
     units = (last - first) // unit
     return slice(first + units * rank // world_size * unit, first + units * (rank + 1) // world_size * unit)
-
-
-def speed_fractions(factors: list[float]) -> list[Fraction]:
-    """The speed factors as fractions, 1 first where it is among them, so that its speakers keep their labels.
-
-    >>> speed_fractions([0.9, 1.0, 1.1])
-    [Fraction(1, 1), Fraction(9, 10), Fraction(11, 10)]
-    """
-    fractions = [Fraction(factor).limit_denominator(20) for factor in dict.fromkeys(factors)]
-    return sorted(fractions, key=lambda fraction: fraction != 1)

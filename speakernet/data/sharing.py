@@ -1,9 +1,11 @@
 """Arrays that worker processes share: the same memory under fork and under spawn, nothing copied, nothing pickled."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 
 class SharedArray:
@@ -24,7 +26,7 @@ class SharedArray:
     def share(self) -> "SharedArray":
         """Copy into shared memory, once; returns itself."""
         if self._tensor is None and self.array.size:
-            shared = torch.empty(self.array.shape, dtype=_torch_dtype(self.array.dtype)).share_memory_()
+            shared = _shared_zeros(self.array.shape, self.array.dtype)
             shared.numpy()[...] = self.array
             self._adopt(shared)
         return self
@@ -33,10 +35,10 @@ class SharedArray:
     def allocate(cls, shape: tuple[int, ...], dtype: Any) -> "SharedArray":
         """Zeros that are shared from the start, so that filling them needs no second copy."""
         made = cls(np.empty((0,), dtype=dtype))
-        made._adopt(torch.zeros(shape, dtype=_torch_dtype(np.dtype(dtype))).share_memory_())
+        made._adopt(_shared_zeros(shape, np.dtype(dtype)))
         return made
 
-    def _adopt(self, tensor: torch.Tensor) -> None:
+    def _adopt(self, tensor: "torch.Tensor") -> None:
         self._tensor = tensor
         self.array = tensor.numpy()
 
@@ -51,5 +53,8 @@ class SharedArray:
             self.array = state["array"]
 
 
-def _torch_dtype(dtype: Any) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, dtype=dtype)).dtype
+def _shared_zeros(shape: tuple[int, ...], dtype: np.dtype) -> "torch.Tensor":
+    # Late: lists are arrays of this kind, and who only reads them (speakernet compare, prepare) shares nothing.
+    import torch
+
+    return torch.zeros(shape, dtype=torch.from_numpy(np.empty(0, dtype=dtype)).dtype).share_memory_()

@@ -1,27 +1,36 @@
-"""Audio by name, wherever it lies: a folder, a packed corpus, or memory. Everything that reads speech reads here.
+"""Audio by name, wherever it lies, and the source that is a folder of files. Everything that reads speech reads here.
 
-`open_source` looks at a path and answers with the right source. For single files there is `read`; for training there
-are row readers (`RowReader`), which fill whole batches from rows of a list in one call.
+For single files there is `read`; for training there are row readers (`RowReader`), which fill whole batches from rows
+of a list in one call. `opening.open_source` looks at a path and answers with the right source.
 """
 
 import os
+import weakref
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from speakernet.data.audio import SAMPLE_RATE, AudioError, audio_info, crop_of_file, info_of_file, to_int16
+from speakernet.data.audio import (
+    SAMPLE_RATE,
+    AudioError,
+    audio_info,
+    cannot_open,
+    crop_of_file,
+    info_of_file,
+    read_audio,
+    to_int16,
+)
 from speakernet.data.cache import AudioCache
 from speakernet.data.lists import StringTable
-from speakernet.data.lookup import FORMATS, LookupTable, build_lookup, default_cache_folder
+from speakernet.data.lookup import ROWS_PER_TASK, LookupTable, build_lookup_table, default_cache_folder
+from speakernet.files import parallel_map
 
 INT16_SCALE = np.float32(1 / 32768)
 # Windows says text mode unless told; elsewhere there is no such flag.
 OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
-PCM_S16 = FORMATS.index("pcm_s16")
 
 
 class AudioSource(ABC):
@@ -30,6 +39,7 @@ class AudioSource(ABC):
     def __init__(self, root: str | Path, sample_rate: int = SAMPLE_RATE) -> None:
         self.root = str(root)
         self.sample_rate = sample_rate
+        self._tables: dict[int, LookupTable] = {}
 
     @abstractmethod
     def read(self, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
@@ -39,22 +49,35 @@ class AudioSource(ABC):
             AudioError: no such utterance, or it cannot be read.
         """
 
+    def lookup_table(self, names: StringTable, num_threads: int = 8) -> LookupTable:
+        """Lengths, rates and channels of the named utterances; those that cannot be read are in its `problems`.
+
+        Whoever asks again for the same names (the same object) gets the same table.
+        """
+        key = id(names)
+        if key not in self._tables:
+            self._tables[key] = self._look_up(names, num_threads)
+            # An id is given to another object once its own is gone.
+            weakref.finalize(names, self._tables.pop, key, None)
+        return self._tables[key]
+
     @abstractmethod
-    def lookup(self, names: StringTable, num_threads: int = 8) -> LookupTable:
-        """Lengths, rates and channels of the named utterances; those that cannot be read are in its `problems`."""
+    def _look_up(self, names: StringTable, num_threads: int) -> LookupTable:
+        """The table, made anew."""
 
     @abstractmethod
     def missing(self, names: StringTable) -> np.ndarray:
         """Rows of `names` that are not here, int64 (rows,)."""
 
     @abstractmethod
-    def rows(self, names: StringTable, lookup: LookupTable) -> "RowReader":
-        """A reader of batches of rows of `names`, to be handed to workers."""
+    def rows(self, names: StringTable, table: LookupTable, cache: AudioCache | None = None) -> "RowReader":
+        """A reader of batches of rows of `names`, to be handed to workers.
 
-    def read_many(self, names: Iterable[str], num_threads: int = 4) -> list[np.ndarray]:
-        """Whole utterances, in the order of the names."""
-        with ThreadPoolExecutor(max(1, num_threads)) as pool:
-            return list(pool.map(self.read, names))
+        Args:
+            names: the utterances.
+            table: their lookup table.
+            cache: keeps short utterances that have to be decoded, by row; None keeps nothing.
+        """
 
 
 class RowReader(ABC):
@@ -62,6 +85,10 @@ class RowReader(ABC):
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
+
+    @abstractmethod
+    def share(self) -> None:
+        """Move what is known of the rows into shared memory, for workers that start from nothing."""
 
     @abstractmethod
     def read_row(self, row: int, start: int, out: np.ndarray) -> int:
@@ -115,7 +142,6 @@ class FolderSource(AudioSource):
         root: str | Path,
         sample_rate: int = SAMPLE_RATE,
         *,
-        cache: AudioCache | None = None,
         lookup_cache: Path | None = None,
         keep_lookup: bool = True,
         show_progress: bool = False,
@@ -125,13 +151,11 @@ class FolderSource(AudioSource):
         Args:
             root: the folder; names are relative to it (absolute names stand for themselves).
             sample_rate: Hz of everything read.
-            cache: keeps decoded short utterances; None keeps nothing.
             lookup_cache: where lookup tables are kept; None means the user's cache folder.
             keep_lookup: whether lookup tables are kept on disk at all.
             show_progress: progress bars for header scans.
         """
         super().__init__(root, sample_rate)
-        self.cache = cache
         self.lookup_cache = (lookup_cache or default_cache_folder()) if keep_lookup else None
         self.show_progress = show_progress
 
@@ -141,17 +165,10 @@ class FolderSource(AudioSource):
 
     def read(self, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
         """See `AudioSource.read`."""
-        path = self.path_of(name)
-        try:
-            with open(path, "rb", buffering=0) as file:  # noqa: PTH123
-                info = info_of_file(file, path)
-                return crop_of_file(file, info, path, start, num_samples, self.sample_rate)
-        except OSError as error:
-            raise AudioError(f"{path}: cannot open the audio file ({os.strerror(error.errno or 0)})") from error
+        return read_audio(self.path_of(name), start, num_samples, self.sample_rate)
 
-    def lookup(self, names: StringTable, num_threads: int = 8) -> LookupTable:
-        """See `AudioSource.lookup`; kept on disk between starts."""
-        return build_lookup(
+    def _look_up(self, names: StringTable, num_threads: int) -> LookupTable:
+        return build_lookup_table(
             self.root,
             names,
             sample_rate=self.sample_rate,
@@ -162,26 +179,40 @@ class FolderSource(AudioSource):
 
     def missing(self, names: StringTable, num_threads: int = 8) -> np.ndarray:
         """See `AudioSource.missing`."""
-        with ThreadPoolExecutor(num_threads) as pool:
-            present = list(pool.map(lambda name: Path(self.path_of(name)).is_file(), names, chunksize=256))
-        return np.flatnonzero(~np.array(present, dtype=bool))
 
-    def rows(self, names: StringTable, lookup: LookupTable) -> "FolderRows":
+        def absent(first: int) -> list[int]:
+            rows = range(first, min(first + ROWS_PER_TASK, len(names)))
+            return [row for row in rows if not os.path.isfile(self.path_of(names[row]))]  # noqa: PTH113  a million times
+
+        found = parallel_map(absent, range(0, len(names), ROWS_PER_TASK), num_threads)
+        return np.array([row for rows in found for row in rows], dtype=np.int64)
+
+    def rows(self, names: StringTable, table: LookupTable, cache: AudioCache | None = None) -> "FolderRows":
         """See `AudioSource.rows`."""
-        return FolderRows(self.root, names, lookup, self.cache)
+        return FolderRows(self.root, names, table, cache)
 
 
 class FolderRows(RowReader):
     """Rows of a list read from files; the lookup table spares the header of 16-bit mono WAV files."""
 
-    def __init__(self, root: str, names: StringTable, lookup: LookupTable, cache: AudioCache | None = None) -> None:
+    def __init__(self, root: str, names: StringTable, table: LookupTable, cache: AudioCache | None = None) -> None:
         super().__init__()
         # Bytes all the way: joining and decoding a million names costs more than opening the files.
         self._prefix = os.fsencode(os.path.join(root, ""))  # noqa: PTH118
         self._names = names
-        self._lookup = lookup
+        self._table = table
         self.cache = cache
         self._scratch = np.empty(0, dtype=np.int16)
+
+    def share(self) -> None:
+        """See `RowReader.share`."""
+        self._names.share()
+        self._table.share()
+
+    @property
+    def needs_decoding(self) -> bool:
+        """Whether reading a crop of some file is more than copying samples."""
+        return not self._table.all_plain
 
     def path_of(self, row: int) -> str:
         """The file of a row."""
@@ -189,54 +220,42 @@ class FolderRows(RowReader):
 
     def read_row(self, row: int, start: int, out: np.ndarray) -> int:
         """See `RowReader.read_row`."""
-        lookup = self._lookup
-        is_plain = (
-            lookup.formats[row] == PCM_S16
-            and lookup.num_channels[row] == 1
-            and lookup.sample_rates[row] == lookup.sample_rate
-        )
-        if not is_plain:
+        table = self._table
+        if not table.is_plain(row):
             return self._read_other(row, start, out)
         raw = self._names.raw(row)
         try:
             file = os.open(raw if raw[:1] == b"/" else self._prefix + raw, OPEN_FLAGS)
         except OSError as error:
-            raise AudioError(
-                f"{self.path_of(row)}: cannot open the audio file ({os.strerror(error.errno or 0)})"
-            ) from error
+            raise cannot_open(self.path_of(row), error) from error
         try:
             status = os.fstat(file)
-            if status.st_size != lookup.columns["file_bytes"].array[row] or (
-                status.st_mtime_ns != lookup.columns["modified_ns"].array[row]
+            if status.st_size != table.columns["file_bytes"].array[row] or (
+                status.st_mtime_ns != table.columns["modified_ns"].array[row]
             ):
                 return self._read_changed(row, start, out)
-            count = max(0, min(len(out), int(lookup.native_samples[row]) - start))
-            offset = int(lookup.data_offsets[row]) + 2 * start
+            count = max(0, min(len(out), int(table.native_samples[row]) - start))
+            offset = int(table.data_offsets[row]) + 2 * start
             return self._read_plain(file, offset, count, out, row)
         finally:
             os.close(file)
 
     def fill(self, rows: np.ndarray, starts: np.ndarray, out: np.ndarray) -> dict[int, str]:
         """See `RowReader.fill`. The batch's part of the lookup table is taken out at once, not row by row."""
-        lookup, wanted = self._lookup, out.shape[1]
-        is_plain = (
-            (lookup.formats[rows] == PCM_S16)
-            & (lookup.num_channels[rows] == 1)
-            & (lookup.sample_rates[rows] == lookup.sample_rate)
-            & (lookup.native_samples[rows] - starts >= wanted)
-        )
-        offsets = (lookup.data_offsets[rows] + 2 * starts).tolist()
-        sizes = lookup.columns["file_bytes"].array[rows].tolist()
-        times = lookup.columns["modified_ns"].array[rows].tolist()
+        table, wanted = self._table, out.shape[1]
+        is_whole = table.is_plain(rows) & (table.native_samples[rows] - starts >= wanted)
+        offsets = (table.data_offsets[rows] + 2 * starts).tolist()
+        sizes = table.columns["file_bytes"].array[rows].tolist()
+        times = table.columns["modified_ns"].array[rows].tolist()
         is_float = out.dtype != np.int16
         if is_float and len(self._scratch) < wanted:
             self._scratch = np.empty(wanted, dtype=np.int16)
         problems: dict[int, str] = {}
         names = self._names.raws(rows)
         scratch = self._scratch[:wanted]
-        for place, plain in enumerate(is_plain.tolist()):
+        for place, whole in enumerate(is_whole.tolist()):
             target = scratch if is_float else out[place]
-            if not plain or not self._read_whole(names[place], sizes[place], times[place], offsets[place], target):
+            if not whole or not self._read_whole(names[place], sizes[place], times[place], offsets[place], target):
                 # Short, compressed, changed or broken: the way that looks closer.
                 some = slice(place, place + 1)
                 for problem in super().fill(rows[some], starts[some], out[some]).values():
@@ -278,19 +297,19 @@ class FolderRows(RowReader):
     def _read_changed(self, row: int, start: int, out: np.ndarray) -> int:
         """The file is not the one whose header was scanned: read its header again."""
         self.counts["changed_files"] += 1
-        self._lookup.put(row, audio_info(self.path_of(row)))
+        self._table.put(row, audio_info(self.path_of(row)))
         return self._read_other(row, start, out)
 
     def _read_other(self, row: int, start: int, out: np.ndarray) -> int:
         """Any format, rate and number of channels; whole short utterances are kept in the cache."""
         path = self.path_of(row)
-        rate = self._lookup.sample_rate
+        rate = self._table.sample_rate
         cached = self.cache.get(row) if self.cache else None
         if cached is None:
             try:
                 with open(path, "rb", buffering=0) as file:  # noqa: PTH123
                     status = os.fstat(file.fileno())
-                    info = self._lookup.info(row)
+                    info = self._table.info(row)
                     if (status.st_size, status.st_mtime_ns) != (info.file_bytes, info.modified_ns):
                         info = info_of_file(file, path, status)
                     total = info.num_samples_at(rate)
@@ -302,35 +321,11 @@ class FolderRows(RowReader):
                             return 0
                         crop = crop_of_file(file, info, path, start, len(out), rate)
             except OSError as error:
-                raise AudioError(f"{path}: cannot open the audio file ({os.strerror(error.errno or 0)})") from error
+                raise cannot_open(path, error) from error
         if cached is not None:
             crop = cached[start : start + len(out)]
         out[: len(crop)] = to_int16(crop) if out.dtype == np.int16 else crop
         return len(crop)
-
-
-def open_source(root: str | Path, sample_rate: int = SAMPLE_RATE, **options: bool) -> AudioSource:
-    """The source at `root`: a packed corpus where it is one, else a folder of files.
-
-    Args:
-        root: folder or packed corpus.
-        sample_rate: Hz of everything read.
-        options: `show_progress`, `keep_lookup` of `FolderSource`.
-
-    Raises:
-        AudioError: there is nothing at `root`.
-    """
-    from speakernet.data.packed.corpus import PackedSource, is_packed, partial_of
-
-    if is_packed(root) or (not Path(root).exists() and partial_of(root).exists()):
-        return PackedSource(root, sample_rate)
-    if not Path(root).exists():
-        raise AudioError(
-            f"{root}: no such folder or packed corpus; give the folder that the list's paths are relative to"
-        )
-    if not Path(root).is_dir():
-        raise AudioError(f"{root}: expected a folder of audio files or a packed corpus, found a file")
-    return FolderSource(root, sample_rate, **options)  # type: ignore[arg-type]
 
 
 def _read_at(file: int, samples: np.ndarray, offset: int) -> int:

@@ -11,6 +11,7 @@ import multiprocessing
 import multiprocessing.util
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -21,11 +22,12 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data._utils import signal_handling
 
 from speakernet.data.audio import AudioError
-from speakernet.data.batches import BatchMaker, BatchReport, BatchRequest
+from speakernet.data.batches import BatchMaker
 from speakernet.data.options import LoadingOptions
+from speakernet.data.requests import BatchReport, BatchRequest
 from speakernet.data.sharing import SharedArray
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 SPARE_SLOTS = 2
 PARENT_CHECK_SECONDS = 1.0
@@ -38,6 +40,11 @@ LIKELY_REASONS = {
     "SIGSEGV": "a library crashed, often on a damaged audio file: data.num_workers 0 shows at which one",
 }
 """What usually ends a worker with a signal, and what to do."""
+
+
+def starts_from_nothing(start_method: str | None = None) -> bool:
+    """Whether workers import everything anew and are sent what they need, rather than being copies of this process."""
+    return (start_method or ("fork" if sys.platform.startswith("linux") else "spawn")) != "fork"
 
 
 class WorkerDied(ChildProcessError):
@@ -56,8 +63,9 @@ class Workers:
         start_method: `fork`, `spawn` or `forkserver`; None is the platform's own.
     """
 
-    def __init__(self, maker: BatchMaker, options: LoadingOptions, start_method: str | None) -> None:
-        self._maker = maker
+    def __init__(self, maker: BatchMaker, options: LoadingOptions, start_method: str | None = None) -> None:
+        self.maker = maker
+        self.reader, self.speeds, self.augments = maker.reader, maker.speeds, maker.augments
         self._num_workers, self._prefetch_factor = int(options.num_workers), int(options.prefetch_factor)
         self._is_persistent, self._start_method = options.persistent_workers, start_method
         self._num_slots = self._num_workers * self._prefetch_factor + SPARE_SLOTS
@@ -67,7 +75,8 @@ class Workers:
         self._processes: list[Any] = []
         self._at_exit: multiprocessing.util.Finalize | None = None
         self._ring = SharedArray(np.empty(0))
-        maker.share()
+        if starts_from_nothing(start_method):
+            maker.share()
 
     def run(self, requests: list[BatchRequest]) -> Iterator[tuple[BatchRequest, torch.Tensor, BatchReport]]:
         """Each request with its crops (memory that is valid until the next one) and report, in their order.
@@ -110,9 +119,9 @@ class Workers:
 
     def _prepare(self, size: int) -> None:
         self.close()
-        self._ring = SharedArray.allocate((self._num_slots, size), self._maker.dtype)
+        self._ring = SharedArray.allocate((self._num_slots, size), self.maker.dtype)
         self._loader = DataLoader(
-            _RingDataset(self._maker, self._ring),
+            _RingDataset(self.maker, self._ring),
             batch_size=None,
             sampler=self._requests,
             num_workers=self._num_workers,

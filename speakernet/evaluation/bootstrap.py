@@ -8,11 +8,13 @@ Source: Poh and Bengio, Estimating the confidence interval of expected performan
 using joint bootstrap, 2007 (drawing users); percentile intervals.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from speakernet.evaluation.metrics import check_trials, default_cost, group_starts
+from speakernet.evaluation.results import Interval
 from speakernet.seeding import numpy_generator
 
 MIN_SPEAKERS = 5
@@ -27,31 +29,23 @@ LEVEL_PERCENT = 95.0
 
 
 @dataclass(frozen=True)
-class Interval:
-    """A percentile interval; `low` and `high` are None where there are too few speakers, and `note` says so."""
-
-    low: float | None
-    high: float | None
-    num_draws: int
-    note: str = ""
-
-    def as_list(self) -> list[float | None]:
-        """[low, high]."""
-        return [self.low, self.high]
-
-
-@dataclass(frozen=True)
-class Draws:
-    """What each draw of speakers gave.
+class Measured:
+    """Figures of one set of trials, with their intervals.
 
     Attributes:
-        eer_percent: (draws,).
-        min_dcf: (draws, operating points).
-        note: why there are none or why they are rough; empty when all is well.
+        eer_percent: of the trials as they are.
+        min_dcf: at each operating point.
+        eer_interval: over speakers; None where too few or no draws were made.
+        min_dcf_intervals: the same for each operating point.
+        num_draws: that had trials of both kinds.
+        note: why there is no interval, or why it is rough; empty when all is well.
     """
 
-    eer_percent: np.ndarray
-    min_dcf: np.ndarray
+    eer_percent: float
+    min_dcf: list[float]
+    eer_interval: Interval
+    min_dcf_intervals: list[Interval]
+    num_draws: int
     note: str
 
 
@@ -61,7 +55,7 @@ class SpeakerBootstrap:
     Args:
         scores: (trials,).
         labels: (trials,), 1 for targets.
-        enrol_speakers: (trials,) number of the enrolment speaker.
+        enrol_speakers: (trials,) number of the enrolment speaker; numbers may be missing in between.
         test_speakers: (trials,).
         operating_points: (target prior, c_miss, c_fa) of each minDCF.
     """
@@ -72,24 +66,21 @@ class SpeakerBootstrap:
         labels: np.ndarray,
         enrol_speakers: np.ndarray,
         test_speakers: np.ndarray,
-        operating_points: list[tuple[float, float, float]],
+        operating_points: Sequence[tuple[float, float, float]],
     ) -> None:
         scores, labels = check_trials(scores, labels)
+        # Speakers without a trial would be drawn for nothing: those of a slice are counted anew.
+        present, numbers = np.unique(np.concatenate([enrol_speakers, test_speakers]), return_inverse=True)
+        enrol, test = numbers[: len(labels)], numbers[len(labels) :]
         order = np.argsort(scores, kind="stable")
         self._group_starts = group_starts(scores[order])
         self._labels = labels[order]
-        self._first = enrol_speakers[order].astype(np.int64)
+        self._first = enrol[order].astype(np.int64)
         # A target trial counts its speaker once: its second side points at a speaker that is drawn exactly once.
-        num_speakers = int(max(enrol_speakers.max(), test_speakers.max())) + 1
-        is_within = labels | (enrol_speakers == test_speakers)
-        self._second = np.where(is_within, num_speakers, test_speakers)[order].astype(np.int64)
-        self._num_speakers = num_speakers
+        is_within = labels | (enrol == test)
+        self._second = np.where(is_within, len(present), test)[order].astype(np.int64)
         self._points = operating_points
-
-    @property
-    def num_speakers(self) -> int:
-        """Speakers, by the highest number."""
-        return self._num_speakers
+        self.num_trials, self.num_speakers = len(labels), len(present)
 
     def figures(self, counts: np.ndarray) -> tuple[float, list[float]] | None:
         """EER in percent and minDCFs when speaker s is drawn `counts[s]` times; None without targets or non-targets."""
@@ -115,6 +106,12 @@ class SpeakerBootstrap:
         ]
         return 100 * float(eer), costs
 
+    def plain_figures(self) -> tuple[float, list[float]]:
+        """The figures of the trials as they are: every speaker once."""
+        found = self.figures(np.ones(self.num_speakers, dtype=np.int64))
+        assert found is not None, "there are trials of both kinds"
+        return found
+
 
 def draw_speakers(num_speakers: int, num_draws: int, seed: int) -> np.ndarray:
     """How often each speaker is drawn, int64 (draws, speakers); draw i does not depend on the number of draws."""
@@ -130,17 +127,30 @@ def num_draws_for(num_trials: int, wanted: int) -> int:
     return min(wanted, max(MIN_DRAWS, MAX_WORK // max(num_trials, 1)))
 
 
-def bootstrap(prepared: SpeakerBootstrap, num_trials: int, num_speakers: int, wanted: int, seed: int) -> Draws:
-    """Draw speakers and evaluate each draw; no draws, and a note, where there are too few speakers."""
-    note = speakers_note(num_speakers)
-    empty = Draws(np.empty(0), np.empty((0, 0)), note)
-    if num_speakers < MIN_SPEAKERS or wanted == 0:
-        return empty
-    counts = draw_speakers(num_speakers, num_draws_for(num_trials, wanted), seed)
-    results = [figures for one in counts if (figures := prepared.figures(one)) is not None]
-    if not results:
-        return empty
-    return Draws(np.array([one[0] for one in results]), np.array([one[1] for one in results]), note)
+def measure(prepared: SpeakerBootstrap, wanted: int, seed: int) -> Measured:
+    """EER and minDCFs with 95 % intervals; no intervals, and a note, where there are too few speakers."""
+    eer_percent, costs = prepared.plain_figures()
+    eers, *by_point = _drawn([prepared], wanted, seed)[0].T
+    intervals = [interval_of(values) for values in by_point]
+    note = speakers_note(prepared.num_speakers)
+    return Measured(eer_percent, costs, interval_of(eers), intervals, len(eers), note)
+
+
+def _drawn(systems: Sequence[SpeakerBootstrap], wanted: int, seed: int) -> np.ndarray:
+    """EER in percent and minDCFs of systems under the same draws, (systems, draws, figures).
+
+    Draws without trials of both kinds are left out; with too few speakers there are none.
+    """
+    num_figures = 1 + len(systems[0].plain_figures()[1])
+    num_speakers = systems[0].num_speakers
+    num_draws = num_draws_for(len(systems) * systems[0].num_trials, wanted) if num_speakers >= MIN_SPEAKERS else 0
+    rows = []
+    for counts in draw_speakers(num_speakers, num_draws, seed):
+        found = [system.figures(counts) for system in systems]
+        kept = [[eer, *costs] for eer, costs in (one for one in found if one is not None)]
+        if len(kept) == len(systems):
+            rows.append(kept)
+    return np.array(rows).reshape(len(rows), len(systems), num_figures).transpose(1, 0, 2)
 
 
 def speakers_note(num_speakers: int) -> str:
@@ -152,67 +162,56 @@ def speakers_note(num_speakers: int) -> str:
     return ""
 
 
-def interval_of(values: np.ndarray, note: str = "") -> Interval:
-    """The middle 95 % of the draws."""
+def interval_of(values: np.ndarray) -> Interval:
+    """The middle 95 % of the draws; None without draws."""
     if not len(values):
-        return Interval(None, None, 0, note)
+        return None
     tail = (100 - LEVEL_PERCENT) / 2
     low, high = np.percentile(values, [tail, 100 - tail])
-    return Interval(float(low), float(high), len(values), note)
+    return float(low), float(high)
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Two systems on one list. Differences are B minus A: positive means that A is better.
+class Difference:
+    """How far two systems are apart in one figure: B minus A, so that positive means that A is better.
 
     Attributes:
-        difference: of the figures on the list itself.
+        value: of the figures on the list itself.
         interval: 95 % interval of the difference under the same draws of speakers.
-        is_significant: whether the interval leaves out zero.
+        note: why there is no interval, or why it is rough.
     """
 
-    difference: float
+    value: float
     interval: Interval
-    is_significant: bool
+    note: str = ""
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether the interval leaves out zero."""
+        return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
 
     def sentence(self, figure: str, first: str = "A", second: str = "B") -> str:
         """The result in words."""
-        better, other = (first, second) if self.difference >= 0 else (second, first)
-        if self.difference == 0:
+        better, other = (first, second) if self.value >= 0 else (second, first)
+        if self.value == 0:
             text = f"{figure}: {first} and {second} are equal"
         else:
-            text = f"{figure}: {better} is better than {other} by {abs(self.difference):.3f}"
-        low, high = self.interval.low, self.interval.high
-        if low is None or high is None:
-            return f"{text}; {self.interval.note}"
-        if self.difference < 0:
-            low, high = -high, -low
+            text = f"{figure}: {better} is better than {other} by {abs(self.value):.3f}"
+        if self.interval is None:
+            return f"{text}; {self.note}"
+        low, high = self.interval if self.value >= 0 else (-self.interval[1], -self.interval[0])
         verdict = "significant" if self.is_significant else "not significant"
-        note = f" ({self.interval.note})" if self.interval.note else ""
+        note = f" ({self.note})" if self.note else ""
         return f"{text}, interval {low:.3f} … {high:.3f}: {verdict}{note}"
 
 
-def compare_systems(
-    first: SpeakerBootstrap, second: SpeakerBootstrap, num_trials: int, num_speakers: int, wanted: int, seed: int
-) -> list[Comparison]:
+def differences(first: SpeakerBootstrap, second: SpeakerBootstrap, wanted: int, seed: int) -> list[Difference]:
     """Paired comparison under the same draws: EER in percent first, then every minDCF."""
-    ones = np.ones(num_speakers, dtype=np.int64)
-    base_first, base_second = first.figures(ones), second.figures(ones)
-    assert base_first is not None and base_second is not None
-    whole = np.array([base_second[0], *base_second[1]]) - np.array([base_first[0], *base_first[1]])
-    note = speakers_note(num_speakers)
-    rows: list[np.ndarray] = []
-    if num_speakers >= MIN_SPEAKERS:
-        for counts in draw_speakers(num_speakers, num_draws_for(2 * num_trials, wanted), seed):
-            figures_first, figures_second = first.figures(counts), second.figures(counts)
-            if figures_first is not None and figures_second is not None:
-                a, b = [figures_first[0], *figures_first[1]], [figures_second[0], *figures_second[1]]
-                rows.append(np.array(b) - np.array(a))
-    draws = np.array(rows).reshape(len(rows), len(whole))
-    comparisons = []
-    for column, difference in enumerate(whole):
-        interval = interval_of(draws[:, column], note)
-        is_significant = interval.low is not None and interval.high is not None
-        is_significant = is_significant and not (interval.low <= 0 <= interval.high)  # type: ignore[operator]
-        comparisons.append(Comparison(float(difference), interval, is_significant))
-    return comparisons
+    (eer_a, costs_a), (eer_b, costs_b) = first.plain_figures(), second.plain_figures()
+    whole = np.array([eer_b, *costs_b]) - np.array([eer_a, *costs_a])
+    drawn_first, drawn_second = _drawn([first, second], wanted, seed)
+    note = speakers_note(first.num_speakers)
+    return [
+        Difference(float(value), interval_of(values), note)
+        for value, values in zip(whole, (drawn_second - drawn_first).T, strict=True)
+    ]

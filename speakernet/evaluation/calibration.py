@@ -109,11 +109,6 @@ def fit_calibration(
     return AffineCalibration(weights, float(found[0] - weights @ centre), tuple(names), prior)
 
 
-def fuse(calibration: AffineCalibration, score_files: Sequence[np.ndarray]) -> np.ndarray:
-    """Fused log-likelihood ratios of several systems' scores on the same trials, each (trials,)."""
-    return calibration.apply(np.stack(score_files, axis=1))
-
-
 def named_thresholds(rates: ErrorRates, backend: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
     """Thresholds at the EER and at the named false-accept rates that the list supports.
 

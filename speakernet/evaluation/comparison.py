@@ -1,17 +1,17 @@
 """Two systems on one trial list, told apart or not: paired draws of speakers, and the answer in sentences."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from speakernet.data.lists import TrialList
-from speakernet.evaluation.bootstrap import Comparison, SpeakerBootstrap, compare_systems
+from speakernet.evaluation.bootstrap import Difference, SpeakerBootstrap, differences
+from speakernet.evaluation.figures import ALWAYS_SHOWN_PRIORS, operating_points
+from speakernet.evaluation.headline import headline
 from speakernet.evaluation.metrics import check_trials
-from speakernet.evaluation.speakers import speakers_of
-
-PRIORS = (0.01, 0.05)
-NUM_DRAWS = 1000
+from speakernet.evaluation.results import Results
+from speakernet.evaluation.speakers import Speakers
 
 
 @dataclass(frozen=True)
@@ -19,34 +19,30 @@ class PairedResult:
     """What the comparison of two systems came to.
 
     Attributes:
-        figures: name of each figure that was compared: EER first, then the minDCFs.
-        first: figures of the first system.
-        second: figures of the second system.
-        comparisons: one for each figure.
-        speaker_rule: how the speakers of the trials were told.
+        first: EER and minDCFs of the first system.
+        second: those of the second system.
+        differences: one for each figure: EER first, then the minDCFs.
     """
 
-    figures: list[str]
-    first: list[float]
-    second: list[float]
-    comparisons: list[Comparison]
-    speaker_rule: str
+    first: Results
+    second: Results
+    differences: list[Difference]
 
     def sentences(self, first_name: str, second_name: str) -> list[str]:
         """One sentence a figure."""
-        pairs = zip(self.figures, self.comparisons, strict=True)
-        return [comparison.sentence(figure, first_name, second_name) for figure, comparison in pairs]
+        pairs = zip(headline(self.first), self.differences, strict=True)
+        return [difference.sentence(figure.label, first_name, second_name) for figure, difference in pairs]
 
 
 def compare_scores(
     trials: TrialList,
     first: np.ndarray,
     second: np.ndarray,
+    speakers: Speakers,
     *,
-    speaker_table: Mapping[str, str] | None = None,
-    priors: Sequence[float] = PRIORS,
-    num_draws: int = NUM_DRAWS,
-    seed: int = 0,
+    num_draws: int,
+    seed: int,
+    priors: Sequence[float] = ALWAYS_SHOWN_PRIORS,
 ) -> PairedResult:
     """Compare two systems' scores on the same labelled trials, under the same draws of speakers.
 
@@ -54,30 +50,26 @@ def compare_scores(
         trials: labelled.
         first: scores of one system, (trials,).
         second: scores of the other, (trials,).
-        speaker_table: path -> speaker, where the names do not tell.
-        priors: target priors of the minDCFs.
+        speakers: of the list's utterances.
         num_draws: draws of speakers.
         seed: of the draws.
+        priors: target priors of the minDCFs, at costs 1 and 1.
 
     Raises:
         ValueError: unlabelled trials, NaN scores, only targets or only non-targets.
     """
     if trials.labels is None:
         raise ValueError(f"{trials.source}: unlabelled trials have no error rates to compare; give a list with labels")
-    speakers = speakers_of(trials, speaker_table)
     enrol, test = speakers.ids[trials.enrol], speakers.ids[trials.test]
-    points = [(prior, 1.0, 1.0) for prior in priors]
-    prepared = []
+    points = operating_points(priors)
+    prepared, results = [], []
     for scores in (first, second):
         check_trials(scores, trials.labels)
-        prepared.append(SpeakerBootstrap(scores, trials.labels, enrol, test, points))
-    comparisons = compare_systems(prepared[0], prepared[1], len(trials), speakers.count, num_draws, seed)
-    ones = np.ones(speakers.count, dtype=np.int64)
-    figures = [found.figures(ones) for found in prepared]
-    assert figures[0] is not None and figures[1] is not None
-    names = ["EER (%)", *(f"minDCF at {prior:g}" for prior in priors)]
-    values = [[eer, *costs] for eer, costs in (figures[0], figures[1])]
-    return PairedResult(names, values[0], values[1], comparisons, speakers.rule)
+        one = SpeakerBootstrap(scores, trials.labels, enrol, test, list(points.values()))
+        eer_percent, costs = one.plain_figures()
+        prepared.append(one)
+        results.append(Results(len(trials), eer_percent=eer_percent, min_dcf=dict(zip(points, costs, strict=True))))
+    return PairedResult(results[0], results[1], differences(prepared[0], prepared[1], num_draws, seed))
 
 
 def short_names(paths: Sequence[str]) -> list[str]:

@@ -22,6 +22,8 @@ from speakernet import distributed
 from speakernet.data.audio import AudioError, crop_samples, wrap_to_length
 from speakernet.data.lists import StringTable
 from speakernet.data.sources import AudioSource
+from speakernet.evaluation.options import EmbeddingOptions
+from speakernet.machine.limits import usable_cores
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +31,8 @@ MAX_BATCH_SECONDS_EACH = 4.0
 """A batch of whole utterances holds no more padded audio than batch_size crops of this length."""
 MIN_WHOLE_SECONDS = 0.5
 """Whole utterances shorter than this (or than what the network needs) are wrapped around, as crops are."""
+MAX_READERS = 8
+"""More threads than this wait for each other: cutting crops holds the interpreter's lock."""
 READ_AHEAD_UTTERANCES = 64
 MAX_NAMED = 10
 
@@ -71,64 +75,58 @@ class Piece:
     columns: np.ndarray
 
 
-Transform = Callable[[np.ndarray, int], np.ndarray]
+def reader_threads(options: EmbeddingOptions) -> int:
+    """Threads that read audio ahead of the network."""
+    if options.num_workers == "auto":
+        return min(MAX_READERS, usable_cores())
+    return max(1, options.num_workers)
 
 
 def embed_utterances(
     net: EmbeddingNet,
     source: AudioSource,
     names: StringTable | Sequence[str],
+    options: EmbeddingOptions,
     *,
-    eval_frames: int = 400,
-    num_crops: int = 10,
-    batch_size: int = 64,
-    num_workers: int = 4,
     device: torch.device | str = "cpu",
     autocast: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
-    transform: Transform | None = None,
-    description: str = "Embedding",
 ) -> np.ndarray:
-    """Embeddings of all named utterances.
+    """Embeddings of all named utterances, in one way: crops or whole utterances.
 
     Args:
         net: the network; `embed` puts it into evaluation mode and inference mode itself.
         source: where the audio lies.
         names: utterances, each once.
-        eval_frames: length of a crop in frames of 10 ms; 0 embeds whole utterances.
-        num_crops: crops of each utterance (a whole utterance is one).
-        batch_size: waveforms in a batch.
-        num_workers: reading threads.
+        options: what is embedded, and how much at once.
         device: where the waveforms go.
         autocast: gives the context that the network runs in.
-        transform: (samples of the whole utterance, row) -> samples, before cropping (the robustness sweep).
-        description: for the progress bar.
 
     Returns:
-        (utterances, crops, dim) float32, in the order of the names, on every rank.
+        (utterances, crops, dim) float32, in the order of the names, on every rank; a whole utterance is one crop.
 
     Raises:
         ValueError: utterances that cannot be read or embedded, by name; a rate or a crop that the network cannot take.
     """
+    (mode,) = options.modes
     table = names if isinstance(names, StringTable) else StringTable.from_strings(names)
-    num_workers = max(1, num_workers)
-    order = np.argsort(checked_lengths(source, table, num_workers), kind="stable")
+    num_threads = reader_threads(options)
+    # Neighbours of like length share a batch with little padding.
+    order = np.argsort(checked_lengths(source, table, num_threads), kind="stable")
     mine = order[distributed.rank() :: distributed.world_size()]
-    length = crop_samples(eval_frames, net.sample_rate) if eval_frames else 0
+    length = crop_samples(options.eval_frames, net.sample_rate) if mode == "crops" else 0
 
     def read(row: int) -> Piece:
         waveform = read_checked(source, table[row])
-        if transform is not None:
-            waveform = transform(waveform, row)
-        return _crops(waveform, row, length, num_crops) if length else _whole(waveform, row, net)
+        return _crops(waveform, row, length, options.num_crops) if length else _whole(waveform, row, net)
 
-    num_columns = num_crops if length else 1
+    num_columns = options.num_crops if length else 1
     values: np.ndarray | None = None
     position = {int(row): index for index, row in enumerate(mine)}
     # None: where there is a terminal.
     disable = None if distributed.is_main() else True
-    progress = tqdm(total=len(mine), desc=description, unit="utt", disable=disable, leave=False)
-    with ThreadPoolExecutor(num_workers) as pool, progress:
-        for batch in _batches(_ahead(pool, read, mine), batch_size, net.sample_rate):
+    progress = tqdm(total=len(mine), desc="Embedding", unit="utt", disable=disable, leave=False)
+    with ThreadPoolExecutor(num_threads) as pool, progress:
+        for batch in _batches(_ahead(pool, read, mine), options.batch_size, net.sample_rate):
             waveforms, lengths = _padded([piece.waveforms[index] for piece, index in batch])
             with autocast():
                 embedded = net.embed(waveforms.to(device), lengths, sample_rate=source.sample_rate)
@@ -161,7 +159,7 @@ def checked_lengths(source: AudioSource, names: StringTable, num_threads: int) -
     Raises:
         AudioError: utterances that are missing or cannot be read, the first ten by name, and how many there are.
     """
-    lookup = source.lookup(names, num_threads)
+    lookup = source.lookup_table(names, num_threads)
     if lookup.problems:
         rows = sorted(lookup.problems)
         shown = "; ".join(f"{names[row]}: {lookup.problems[row]}" for row in rows[:MAX_NAMED])

@@ -12,6 +12,8 @@ from functools import cached_property
 
 import numpy as np
 
+from speakernet.evaluation.options import UNIT_COST
+
 MAX_NAMED = 10
 # Passes that drop points below their neighbours' chord before the exact loop takes over; each drops about half.
 HULL_PASSES = 60
@@ -218,7 +220,7 @@ def voxceleb_trainer_eer_percent(rates: ErrorRates) -> float:
 
 
 def min_dcf(
-    scores: np.ndarray, labels: np.ndarray, target_prior: float, c_miss: float = 1.0, c_fa: float = 1.0
+    scores: np.ndarray, labels: np.ndarray, target_prior: float, c_miss: float = UNIT_COST, c_fa: float = UNIT_COST
 ) -> float:
     """Minimum of the detection cost over all thresholds, divided by the cost of the better blind decision.
 
@@ -231,7 +233,7 @@ def min_dcf(
 
 
 def min_dcf_point(
-    rates: ErrorRates, target_prior: float, c_miss: float = 1.0, c_fa: float = 1.0
+    rates: ErrorRates, target_prior: float, c_miss: float = UNIT_COST, c_fa: float = UNIT_COST
 ) -> tuple[float, OperatingPoint]:
     """Normalised minimum detection cost and the point where it is reached."""
     costs = c_miss * target_prior * rates.miss_rates + c_fa * (1 - target_prior) * rates.false_accept_rates
@@ -239,7 +241,7 @@ def min_dcf_point(
     return float(costs[best] / default_cost(target_prior, c_miss, c_fa)), point_at(rates, best)
 
 
-def default_cost(target_prior: float, c_miss: float = 1.0, c_fa: float = 1.0) -> float:
+def default_cost(target_prior: float, c_miss: float = UNIT_COST, c_fa: float = UNIT_COST) -> float:
     """Cost of accepting all or rejecting all, whichever is cheaper."""
     return min(c_miss * target_prior, c_fa * (1 - target_prior))
 
@@ -265,7 +267,9 @@ def point_at_false_accept_rate(rates: ErrorRates, rate: float) -> OperatingPoint
     return point_at(rates, row)
 
 
-def act_dcf(llrs: np.ndarray, labels: np.ndarray, target_prior: float, c_miss: float = 1.0, c_fa: float = 1.0) -> float:
+def act_dcf(
+    llrs: np.ndarray, labels: np.ndarray, target_prior: float, c_miss: float = UNIT_COST, c_fa: float = UNIT_COST
+) -> float:
     """Normalised detection cost at the threshold that theory gives for log-likelihood ratios (natural log).
 
     >>> act_dcf(np.array([-2.0, 1.0, -1.0, 3.0]), np.array([0, 0, 1, 1]), 0.5)
@@ -275,14 +279,14 @@ def act_dcf(llrs: np.ndarray, labels: np.ndarray, target_prior: float, c_miss: f
     return act_dcf_of(rates, target_prior, c_miss, c_fa)
 
 
-def act_dcf_of(rates: ErrorRates, target_prior: float, c_miss: float = 1.0, c_fa: float = 1.0) -> float:
+def act_dcf_of(rates: ErrorRates, target_prior: float, c_miss: float = UNIT_COST, c_fa: float = UNIT_COST) -> float:
     """Actual detection cost of error rates over log-likelihood ratios."""
     point = point_at_threshold(rates, bayes_threshold(target_prior, c_miss, c_fa))
     cost = c_miss * target_prior * point.miss + c_fa * (1 - target_prior) * point.false_accept
     return cost / default_cost(target_prior, c_miss, c_fa)
 
 
-def bayes_threshold(target_prior: float, c_miss: float = 1.0, c_fa: float = 1.0) -> float:
+def bayes_threshold(target_prior: float, c_miss: float = UNIT_COST, c_fa: float = UNIT_COST) -> float:
     """The log-likelihood ratio above which accepting is the cheaper decision."""
     return float(np.log(c_fa * (1 - target_prior)) - np.log(c_miss * target_prior))
 

@@ -1,21 +1,24 @@
 """The options of evaluation: utterances to embeddings, embeddings to scores, scores to figures. No torch here."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
-from speakernet.options import Count, CountOrZero, FramesOrZero, Options, Positive, Probability, Processes
+from speakernet.options import Count, CountOrZero, FramesOrZero, InputPath, Options, Positive, Probability, Processes
 
+UNIT_COST = 1.0
+"""The field's usual cost of a miss and of a false accept alike."""
+Mode = Literal["crops", "whole"]
 ScoreNorm = Literal["none", "z", "t", "s", "as"]
 Sweep = Literal["noise", "reverb", "duration", "telephone"]
 Quality = Literal["duration", "magnitude", "snr", "cohort"]
 
 
 @dataclass(kw_only=True)
-class EvaluationOptions(Options):
-    """How trial lists are scored and reported."""
+class EmbeddingOptions(Options):
+    """How utterances become embeddings."""
 
     eval_frames: FramesOrZero = 400
     """Length of an evaluation crop in frames of 10 ms; 0 embeds whole utterances."""
@@ -23,58 +26,101 @@ class EvaluationOptions(Options):
     """Evenly spaced crops of each utterance."""
     embedding: Literal["auto", "crops", "whole", "both"] = "auto"
     """What is embedded; auto: crops, or whole utterances where eval_frames is 0; both: the mean of the two scores."""
-    score: Literal["cosine", "mean_distance"] = "cosine"
-    """cosine of the mean embeddings, or minus the mean distance over all pairs of crops (voxceleb_trainer's)."""
     batch_size: Annotated[int, Ge(1), Le(1_000_000)] = 64
     """Waveforms (crops or whole utterances) embedded at once."""
     num_workers: Processes | Literal["auto"] = "auto"
     """Threads that read evaluation audio; auto: as many as this process has cores, eight at most."""
     precision: Literal["auto", "no", "bf16", "fp16"] = "no"
     """Precision of the network while embedding; auto: that of training (runtime.precision)."""
-    max_trials: CountOrZero = 0
-    """Score a fixed random subset of so many validation trials, for quick validation; 0 scores all."""
-    dcf_target_priors: list[Probability] = field(default_factory=lambda: [0.01, 0.05, 0.001])
-    """Prior probabilities of a target for the detection cost; 0.01 and 0.05 are always reported."""
-    c_miss: Positive = 1.0
-    """Cost of a missed target."""
-    c_fa: Positive = 1.0
-    """Cost of a false accept."""
-    bootstrap_samples: Annotated[int, Ge(0), Le(1_000_000)] = 1000
-    """Draws of speakers for the confidence intervals; 0 gives no intervals."""
-    speaker_table: str = ""
-    """CSV with the columns path and speaker, for lists whose names do not tell the speaker."""
-    subtract_mean: bool = False
-    """Subtract the mean embedding of the training set (kept in the model file) before scoring."""
-    mean_utterances: Count = 2000
-    """Training utterances that the mean is measured on, drawn with the seed."""
-    score_norm: ScoreNorm = "none"
-    """Score normalisation against a cohort: z, t, s (symmetric) or as (adaptive symmetric)."""
-    cohort_list: str = ""
-    """List of the cohort, `speaker path` a line; empty: the training list. A speaker's utterances are averaged."""
-    cohort_path: str = ""
-    """Audio of the cohort; empty: train_path for the training list, else the folder of cohort_list."""
-    cohort_size: Count = 300
-    """The nearest cohort members that adaptive s-norm takes (all where the cohort is smaller)."""
-    cohort_utterances: CountOrZero = 10
-    """Utterances of a speaker that are averaged into a cohort member; 0 takes all."""
-    calibration_list: str = ""
-    """Labelled trials to fit calibration and thresholds on; empty leaves scores as they are."""
-    calibration_path: str = ""
-    """Audio of calibration_list; empty: test_path."""
-    calibration_prior: Probability = 0.01
-    """Target prior that the calibration is tuned for."""
-    quality_measures: list[Quality] = field(default_factory=list)
-    """Extra inputs of the calibration: duration, magnitude, snr, cohort (mean score against the cohort)."""
-    metadata: str = ""
-    """CSV with a column path and any others (gender, age, …): results are sliced by them."""
-    slices: list[str] = field(default_factory=list)
-    """What to slice by: duration, snr, or columns of metadata; empty: duration and every metadata column that fits."""
-    sweep: list[Sweep] = field(default_factory=list)
-    """Degrade the trial audio step by step and report the EER: noise, reverb, duration, telephone."""
-    keep_embeddings: bool = True
-    """Keep embeddings beside the results and use them again while model and audio are unchanged."""
+
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        """What is embedded, one or two ways."""
+        if self.embedding == "both":
+            return "crops", "whole"
+        if self.embedding == "auto":
+            return ("crops",) if self.eval_frames else ("whole",)
+        return (self.embedding,)
+
+    def in_mode(self, mode: Mode) -> "EmbeddingOptions":
+        """The same with one way of embedding only."""
+        return replace(self, embedding=mode)
+
+    def describe(self) -> dict[str, Any]:
+        """The way of embedding in plain values: what is measured on embeddings belongs to exactly one of these."""
+        name = self.modes[0] if len(self.modes) == 1 else "both"
+        crops = {} if name == "whole" else {"eval_frames": self.eval_frames, "num_crops": self.num_crops}
+        return {"embedding": name, **crops}
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Crops without a length."""
         if self.embedding in ("crops", "both") and self.eval_frames == 0:
             yield "eval_frames", f"0 with embedding: {self.embedding}; expected the length of a crop in frames of 10 ms"
+
+
+@dataclass(kw_only=True)
+class ScoringOptions(Options):
+    """How embeddings become scores."""
+
+    score: Literal["cosine", "mean_distance"] = "cosine"
+    """cosine of the mean embeddings, or minus the mean distance over all pairs of crops (voxceleb_trainer's)."""
+    score_norm: ScoreNorm = "none"
+    """Score normalisation against a cohort: z, t, s (symmetric) or as (adaptive symmetric)."""
+    cohort_size: Count = 300
+    """The nearest cohort members that adaptive s-norm takes (all where the cohort is smaller)."""
+
+
+@dataclass(kw_only=True)
+class MeasuringOptions(Options):
+    """How scores become figures."""
+
+    dcf_target_priors: list[Probability] = field(default_factory=lambda: [0.01, 0.05, 0.001])
+    """Prior probabilities of a target for the detection cost; 0.01 and 0.05 are always reported."""
+    c_miss: Positive = UNIT_COST
+    """Cost of a missed target."""
+    c_fa: Positive = UNIT_COST
+    """Cost of a false accept."""
+    bootstrap_samples: Annotated[int, Ge(0), Le(1_000_000)] = 1000
+    """Draws of speakers for the confidence intervals; 0 gives no intervals."""
+
+
+@dataclass(kw_only=True)
+class SliceOptions(Options):
+    """What kinds of trials are looked at one by one."""
+
+    metadata: InputPath = ""
+    """CSV with a column path and any others (gender, age, …): results are sliced by them."""
+    slices: list[str] = field(default_factory=list)
+    """What to slice by: duration, snr, or columns of metadata; empty: duration and every metadata column that fits."""
+
+
+@dataclass(kw_only=True)
+class EvaluationOptions(SliceOptions, MeasuringOptions, ScoringOptions, EmbeddingOptions):
+    """How trial lists are scored and reported."""
+
+    max_trials: CountOrZero = 0
+    """Score a fixed random subset of so many validation trials, for quick validation; 0 scores all."""
+    speaker_table: InputPath = ""
+    """CSV with the columns path and speaker, for lists whose names do not tell the speaker."""
+    subtract_mean: bool = False
+    """Subtract the mean embedding of the training set (kept in the model file) before scoring."""
+    mean_utterances: Count = 2000
+    """Training utterances that the mean is measured on, drawn with the seed."""
+    cohort_list: InputPath = ""
+    """List of the cohort, `speaker path` a line; empty: the training list. A speaker's utterances are averaged."""
+    cohort_path: InputPath = ""
+    """Audio of the cohort; empty: train_path for the training list, else the folder of cohort_list."""
+    cohort_utterances: CountOrZero = 10
+    """Utterances of a speaker that are averaged into a cohort member; 0 takes all."""
+    calibration_list: InputPath = ""
+    """Labelled trials to fit calibration and thresholds on; empty leaves scores as they are."""
+    calibration_path: InputPath = ""
+    """Audio of calibration_list; empty: test_path."""
+    calibration_prior: Probability = 0.01
+    """Target prior that the calibration is tuned for."""
+    quality_measures: list[Quality] = field(default_factory=list)
+    """Extra inputs of the calibration: duration, magnitude, snr, cohort (mean score against the cohort)."""
+    sweep: list[Sweep] = field(default_factory=list)
+    """Degrade the trial audio step by step and report the EER: noise, reverb, duration, telephone."""
+    keep_embeddings: bool = True
+    """Keep embeddings beside the results and use them again while model and audio are unchanged."""

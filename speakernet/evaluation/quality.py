@@ -2,12 +2,14 @@
 
 import numpy as np
 
+from speakernet.options import SAMPLE_RATE
+
 FRAME_SECONDS = 0.025
 QUIET_PERCENTILE, LOUD_PERCENTILE = 10, 90
 SILENCE_POWER = 1e-10
 
 
-def signal_to_noise_db(waveform: np.ndarray, sample_rate: int = 16000) -> float:
+def signal_to_noise_db(waveform: np.ndarray, sample_rate: int = SAMPLE_RATE) -> float:
     """A rough signal-to-noise ratio: loud against quiet frames (90th and 10th percentile of power), in dB.
 
     It orders recordings by noise well enough to slice and calibrate by; it is no measurement of a known noise.

@@ -15,6 +15,7 @@ from speakernet.data.lists import ListError, StringTable, TrialList
 from speakernet.evaluation.metrics import MAX_NAMED
 from speakernet.files import atomic_write
 
+SCORES_NAME = "scores.txt"
 FORM = "'enrol test score' (a fourth column target|nontarget is left aside)"
 
 
@@ -29,6 +30,29 @@ class ScoreFile:
 
     trials: TrialList
     scores: np.ndarray
+
+
+def scores_file(path: Path, trials: Path) -> Path:
+    """The score file that a folder of a run or an evaluation holds; a file is itself.
+
+    Args:
+        path: a score file or a folder; a run that was scored on its own keeps its scores under `eval/`.
+        trials: the list that the scores are of: its name tells evaluations of one run apart.
+
+    Raises:
+        ListError: no scores in the folder, or those of several lists.
+    """
+    if not path.is_dir():
+        return path
+    own, named = path / SCORES_NAME, path / "eval" / trials.stem / SCORES_NAME
+    found = sorted((path / "eval").glob(f"*/{SCORES_NAME}"))
+    for candidate in (own, named, *(found if len(found) == 1 else ())):
+        if candidate.is_file():
+            return candidate
+    if not found:
+        raise ListError(f"{path}: no {SCORES_NAME}, nor one in {path}/eval/*/; score the list first, with --eval")
+    names = ", ".join(one.parent.name for one in found)
+    raise ListError(f"{path}/eval holds scores of {names}, none of {trials.stem}; name the folder of one of them")
 
 
 def read_scores(path: str | Path) -> ScoreFile:

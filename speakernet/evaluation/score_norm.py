@@ -10,11 +10,14 @@ Auckenthaler et al., Score normalization for text-independent speaker verificati
 import itertools
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 import torch
 
-METHODS = ("none", "z", "t", "s", "as")
+from speakernet.evaluation.options import ScoreNorm
+
+METHODS = get_args(ScoreNorm)
 BLOCK_SCORES = 1 << 22
 """Scores of a block of utterances against the cohort: 16 MB."""
 MIN_COHORT = 2

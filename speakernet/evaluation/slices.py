@@ -1,7 +1,7 @@
 """Results by kind of trial: duration, signal-to-noise ratio, same or different in any column of a CSV.
 
 A slicing gives every trial a group; each group is evaluated as if it were a list of its own, with an interval over
-speakers. `all_slices` is the whole way, from what the configuration names to plain values for `results.json`.
+speakers. `all_slices` is the whole way, from what the configuration names to results.
 """
 
 import csv
@@ -10,16 +10,18 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from speakernet.data.lists import StringTable, TrialList
 from speakernet.data.sources import AudioSource
-from speakernet.evaluation.bootstrap import SpeakerBootstrap, bootstrap, interval_of
+from speakernet.evaluation.bootstrap import SpeakerBootstrap, measure
 from speakernet.evaluation.calibration import smaller_side
 from speakernet.evaluation.embedding import checked_lengths, read_checked
+from speakernet.evaluation.figures import ALWAYS_SHOWN_PRIORS, operating_points
+from speakernet.evaluation.options import SliceOptions
 from speakernet.evaluation.quality import signal_to_noise_db
+from speakernet.evaluation.results import GroupResult, SliceResult
 from speakernet.evaluation.speakers import Speakers
 from speakernet.registry import suggestion
 
@@ -59,12 +61,12 @@ def all_slices(
     scores: np.ndarray,
     speakers: Speakers,
     source: AudioSource,
+    options: SliceOptions,
     *,
-    wanted: Sequence[str] = (),
-    metadata: str | Path = "",
-    num_threads: int = 4,
-    **evaluating: Any,
-) -> list[dict[str, Any]]:
+    num_threads: int,
+    num_draws: int,
+    seed: int,
+) -> list[SliceResult]:
     """Results of a labelled list by everything that was asked for.
 
     Args:
@@ -72,16 +74,16 @@ def all_slices(
         scores: (trials,).
         speakers: of the list's utterances.
         source: the audio, for durations (from headers) and signal-to-noise ratios (every file is read).
-        wanted: `duration`, `snr` and columns of `metadata`; empty: duration and every column that fits.
-        metadata: CSV with a column `path`.
+        options: what to slice by.
         num_threads: that read audio.
-        evaluating: options of `slice_results`.
+        num_draws: draws of speakers for the intervals.
+        seed: of the draws.
 
     Raises:
         ValueError: a name that is no column, a column that cannot be sliced by, utterances that the CSV lacks.
     """
-    columns = read_metadata(metadata, list(trials.names)) if metadata else {}
-    names = list(wanted) or ["duration", *usable_columns(columns)]
+    columns = read_metadata(options.metadata, list(trials.names)) if options.metadata else {}
+    names = options.slices or ["duration", *usable_columns(columns)]
     slicings: list[Slicing] = []
     for name in dict.fromkeys(names):
         if name in columns:
@@ -94,7 +96,7 @@ def all_slices(
         else:
             known = ["duration", "snr", *columns]
             raise ValueError(f"slices: {name!r} is none of {', '.join(known)}; {suggestion(name, known)}")
-    return [slice_results(slicing, trials, scores, speakers, **evaluating) for slicing in slicings]
+    return [slice_results(slicing, trials, scores, speakers, num_draws, seed) for slicing in slicings]
 
 
 def _snr_db(source: AudioSource, names: StringTable, num_threads: int) -> np.ndarray:
@@ -202,29 +204,17 @@ def read_metadata(path: str | Path, names: Sequence[str]) -> dict[str, list[str]
 
 
 def slice_results(
-    slicing: Slicing,
-    trials: TrialList,
-    scores: np.ndarray,
-    speakers: Speakers,
-    *,
-    priors: Sequence[float] = (0.01, 0.05),
-    num_draws: int = 200,
-    seed: int = 0,
-) -> dict[str, Any]:
-    """Evaluate every group, as plain values for `results.json`.
+    slicing: Slicing, trials: TrialList, scores: np.ndarray, speakers: Speakers, num_draws: int, seed: int
+) -> SliceResult:
+    """Evaluate every group as a list of its own.
 
     Args:
         slicing: of these trials.
         trials: labelled.
         scores: (trials,).
         speakers: of the list's utterances.
-        priors: target priors of the minDCFs.
         num_draws: draws of speakers for the intervals.
         seed: of the draws.
-
-    Returns:
-        `by`, `note` and `rows`: `label`, `num_trials`, `num_targets`, `eer_percent` (None where a group has none, and
-        `note` says why), `eer_interval_percent`, `min_dcf`.
     """
     assert trials.labels is not None
     is_target = trials.labels == 1
@@ -234,40 +224,39 @@ def slice_results(
         if slicing.shares_targets and not (chosen & is_target).any() and (chosen & ~is_target).any():
             chosen = chosen | is_target
             notes.append(f"{label}: no targets of its own (a speaker never changes it), so all targets are taken.")
-        rows.append({"label": label, **_evaluated(chosen, trials, scores, speakers, priors, num_draws, seed)})
-    return {"by": slicing.by, "note": " ".join(notes), "rows": rows}
+        rows.append(_evaluated(label, chosen, trials, scores, speakers, num_draws, seed))
+    return SliceResult(slicing.by, " ".join(notes), rows)
 
 
 def _evaluated(
+    label: str,
     chosen: np.ndarray,
     trials: TrialList,
     scores: np.ndarray,
     speakers: Speakers,
-    priors: Sequence[float],
     num_draws: int,
     seed: int,
-) -> dict[str, Any]:
+) -> GroupResult:
     assert trials.labels is not None
-    labels = trials.labels[chosen] == 1
-    num_targets = int(np.count_nonzero(labels))
-    result: dict[str, Any] = {"num_trials": len(labels), "num_targets": num_targets, "eer_percent": None}
-    if num_targets in (0, len(labels)):
-        result["note"] = "no targets" if num_targets == 0 else "no non-targets"
-        return result
+    is_target = trials.labels[chosen] == 1
+    num_trials, num_targets = len(is_target), int(np.count_nonzero(is_target))
+    if num_targets in (0, num_trials):
+        note = "no targets" if num_targets == 0 else "no non-targets"
+        return GroupResult(label, note=note, num_trials=num_trials, num_targets=num_targets)
     enrol, test = speakers.ids[trials.enrol[chosen]], speakers.ids[trials.test[chosen]]
-    present, numbered = np.unique(np.concatenate([enrol, test]), return_inverse=True)
-    points = [(prior, 1.0, 1.0) for prior in priors]
-    prepared = SpeakerBootstrap(scores[chosen], labels, numbered[: len(enrol)], numbered[len(enrol) :], points)
-    whole = prepared.figures(np.ones(len(present), dtype=np.int64))
-    assert whole is not None
-    draws = bootstrap(prepared, len(labels), len(present), num_draws, seed)
-    interval = interval_of(draws.eer_percent, draws.note)
-    result["eer_percent"] = whole[0]
-    result["eer_interval_percent"] = interval.as_list()
-    result["min_dcf"] = {f"{prior:g}": cost for prior, cost in zip(priors, whole[1], strict=True)}
+    points = operating_points(ALWAYS_SHOWN_PRIORS)
+    prepared = SpeakerBootstrap(scores[chosen], is_target, enrol, test, list(points.values()))
+    found = measure(prepared, num_draws, seed)
     few = f"only {num_targets} targets" if num_targets < MIN_TARGETS else ""
-    result["note"] = "; ".join(part for part in (few, interval.note) if part)
-    return result
+    return GroupResult(
+        label,
+        found.eer_percent,
+        found.eer_interval,
+        note="; ".join(part for part in (few, found.note) if part),
+        num_trials=num_trials,
+        num_targets=num_targets,
+        min_dcf=dict(zip(points, found.min_dcf, strict=True)),
+    )
 
 
 def _as_numbers(values: Sequence[str]) -> np.ndarray | None:

@@ -13,7 +13,7 @@ import numpy as np
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
-from speakernet.data.lists import StringTable, TrialList
+from speakernet.data.lists import TrialList
 
 MAX_NAMED = 10
 
@@ -74,11 +74,6 @@ def speakers_of(trials: TrialList, table: Mapping[str, str] | None = None) -> Sp
         if _agrees(candidate.ids, trials):
             return candidate
     return _groups(trials, len(names))
-
-
-def overlapping(first: StringTable, second: StringTable) -> list[str]:
-    """Strings that occur in both tables, sorted."""
-    return sorted(set(first) & set(second))
 
 
 def _rule_of_part(position: int) -> str:

@@ -7,25 +7,27 @@ utterance meets the same clip and the same room at every amount, so that only th
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import get_args
 
 import numpy as np
 import torch
 
 from speakernet.data.augment.augmenter import Augmenter, Drawn, mu_law_codec, telephone_band
-from speakernet.data.augment.banks import ClipBank, RoomBank
+from speakernet.data.augment.banks import ClipBank, RirBank
 from speakernet.data.augment.options import AugmentOptions
+from speakernet.data.cache import AudioCache
 from speakernet.data.lists import StringTable, TrialList
 from speakernet.data.lookup import LookupTable
 from speakernet.data.sources import AudioSource, RowReader
-from speakernet.evaluation.bootstrap import SpeakerBootstrap, bootstrap, interval_of
-from speakernet.evaluation.embedding import Transform
+from speakernet.evaluation.bootstrap import SpeakerBootstrap, measure
+from speakernet.evaluation.options import Sweep
+from speakernet.evaluation.results import GroupResult, SweepResult
 from speakernet.evaluation.speakers import Speakers
 
 logger = logging.getLogger(__name__)
 
-KINDS = ("noise", "reverb", "duration", "telephone")
+KINDS = get_args(Sweep)
 NOISE_SNR_DB = (20.0, 15.0, 10.0, 5.0, 0.0)
 REVERB_SHARES_PERCENT = (25, 50, 75, 100)
 DURATIONS_SECONDS = (4.0, 3.0, 2.0, 1.0)
@@ -36,6 +38,9 @@ AXES = {
     "telephone": "channel",
 }
 
+Transform = Callable[[np.ndarray, int], np.ndarray]
+"""(samples of a whole utterance, its row in the list of names) -> degraded samples."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -43,7 +48,7 @@ class Step:
 
     Attributes:
         label: the amount, as it stands on the axis.
-        transform: (samples of an utterance, its row) -> degraded samples.
+        transform: what it does to an utterance.
     """
 
     label: str
@@ -70,15 +75,15 @@ class DegradedSource(AudioSource):
         waveform = self._transform(self._source.read(name), self._row_of[name])
         return waveform[start:] if num_samples is None else waveform[start : start + num_samples]
 
-    def lookup(self, names: StringTable, num_threads: int = 8) -> LookupTable:
-        """Of the audio as it is."""
-        return self._source.lookup(names, num_threads)
+    def _look_up(self, names: StringTable, num_threads: int) -> LookupTable:
+        # A degraded utterance is as long as the one it was made of.
+        return self._source.lookup_table(names, num_threads)
 
     def missing(self, names: StringTable) -> np.ndarray:
         """Of the audio as it is."""
         return self._source.missing(names)
 
-    def rows(self, names: StringTable, lookup: LookupTable) -> RowReader:
+    def rows(self, names: StringTable, table: LookupTable, cache: AudioCache | None = None) -> RowReader:
         """Refused: crops read from within a file cannot be degraded as the whole is.
 
         Raises:
@@ -88,7 +93,7 @@ class DegradedSource(AudioSource):
 
 
 def sweep_steps(
-    kinds: Sequence[str], banks: Mapping[str, ClipBank], rooms: RoomBank | None, *, sample_rate: int, seed: int = 0
+    kinds: Sequence[str], banks: Mapping[str, ClipBank], rooms: RirBank | None, *, sample_rate: int, seed: int = 0
 ) -> dict[str, list[Step]]:
     """The steps of each kind, from the least to the most.
 
@@ -128,10 +133,10 @@ def run_sweep(
     scores: np.ndarray,
     speakers: Speakers,
     *,
-    num_draws: int = 200,
-    seed: int = 0,
-) -> list[dict[str, Any]]:
-    """Score the list at every step, as plain values for `results.json`.
+    num_draws: int,
+    seed: int,
+) -> list[SweepResult]:
+    """Score the list at every step.
 
     Args:
         steps: of `sweep_steps`.
@@ -144,32 +149,28 @@ def run_sweep(
         seed: of the draws.
 
     Returns:
-        For each kind `kind`, `axis`, `note` and `rows` of `label`, `eer_percent`, `eer_interval_percent`.
+        One for each kind; its rows begin with the audio as it is.
     """
     unchanged = _row("none", trials, scores, speakers, num_draws, seed)
     results = []
     for kind, amounts in steps.items():
-        rows = [{**unchanged, "label": "all"} if kind == "duration" else unchanged]
+        rows = [replace(unchanged, label="all") if kind == "duration" else unchanged]
         for step in amounts:
             found = score(DegradedSource(source, trials.names, step.transform))
             rows.append(_row(step.label, trials, found, speakers, num_draws, seed))
-            logger.info("sweep: %s %s: EER %.2f %%", kind, step.label, rows[-1]["eer_percent"])
+            logger.info("sweep: %s %s: EER %.2f %%", kind, step.label, rows[-1].eer_percent)
         note = "Both sides of every trial are degraded."
-        results.append({"kind": kind, "axis": AXES[kind], "note": note, "rows": rows})
+        results.append(SweepResult(kind, AXES[kind], note, rows))
     return results
 
 
 def _row(
     label: str, trials: TrialList, scores: np.ndarray, speakers: Speakers, num_draws: int, seed: int
-) -> dict[str, Any]:
+) -> GroupResult:
     assert trials.labels is not None
     enrol, test = speakers.ids[trials.enrol], speakers.ids[trials.test]
-    prepared = SpeakerBootstrap(scores, trials.labels, enrol, test, [])
-    whole = prepared.figures(np.ones(speakers.count, dtype=np.int64))
-    assert whole is not None
-    draws = bootstrap(prepared, len(trials), speakers.count, num_draws, seed)
-    interval = interval_of(draws.eer_percent, draws.note)
-    return {"label": label, "eer_percent": whole[0], "eer_interval_percent": interval.as_list(), "note": interval.note}
+    found = measure(SpeakerBootstrap(scores, trials.labels, enrol, test, []), num_draws, seed)
+    return GroupResult(label, found.eer_percent, found.eer_interval, found.note)
 
 
 def _noise_steps(banks: Mapping[str, ClipBank], sample_rate: int, seed: int) -> list[Step]:
@@ -183,7 +184,7 @@ def _noise_steps(banks: Mapping[str, ClipBank], sample_rate: int, seed: int) -> 
     return steps
 
 
-def _reverb_steps(rooms: RoomBank | None, sample_rate: int, seed: int) -> list[Step]:
+def _reverb_steps(rooms: RirBank | None, sample_rate: int, seed: int) -> list[Step]:
     assert rooms is not None
     only_rooms = AugmentOptions(probability=1.0, categories=["reverb"])
     wet = _augmenting(Augmenter({}, rooms, only_rooms, sample_rate=sample_rate, seed=seed), threading.Lock())

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from speakernet.frontend.options import KaldiFbankOptions, LogMelOptions, RawWaveformOptions
+from speakernet.frontend.options import KaldiFbankOptions, KaldiMfccOptions, LogMelOptions, RawWaveformOptions
 from speakernet.frontend.torchaudio_door import get_mel_banks, melscale_fbanks
+from speakernet.options import SAMPLE_RATE
 from speakernet.seeding import derive_seed
 
 WINDOW_SECONDS = 0.025
@@ -21,6 +22,10 @@ HOP_SECONDS = 0.010
 LOG_OFFSET = 1e-6
 # Variance floor of the instance normalisation, torch's own default.
 NORM_EPSILON = 1e-5
+# Added to the deviation of a normalised waveform (ReDimNet's).
+WAVEFORM_EPSILON = 1e-6
+# Kaldi's cepstral lifter.
+LIFTER = 22.0
 
 
 class FrontEnd(nn.Module):
@@ -67,7 +72,7 @@ class LogMel(FrontEnd):
     Source: voxceleb_trainer f51bab8, `models/ResNetSE34L.py` (the definition that checkpoints were trained with).
     """
 
-    def __init__(self, options: LogMelOptions, sample_rate: int = 16000) -> None:
+    def __init__(self, options: LogMelOptions, sample_rate: int = SAMPLE_RATE) -> None:
         super().__init__()
         options = options.resolved({})
         self.options = options
@@ -80,7 +85,13 @@ class LogMel(FrontEnd):
         self.fft_samples = _next_power_of_two(self.window_samples)
         make_window = {"hamming": torch.hamming_window, "hann": torch.hann_window}[options.window]
         num_bins = self.fft_samples // 2 + 1
-        bank = melscale_fbanks(num_bins, 0.0, sample_rate / 2, options.num_mels, sample_rate)  # (bins, mels)
+        high_hz = float(options.high_hz) or sample_rate / 2
+        if not 0 <= float(options.low_hz) < high_hz <= sample_rate / 2:
+            raise ValueError(
+                f"log_mel: bands from {options.low_hz} to {high_hz} Hz; expected low_hz below high_hz, at most half of "
+                f"the sample rate ({sample_rate})"
+            )
+        bank = melscale_fbanks(num_bins, float(options.low_hz), high_hz, options.num_mels, sample_rate)  # (bins, mels)
         # Not in state_dict: they follow from the options, so a file cannot disagree with them.
         self.register_buffer("window", make_window(self.window_samples), persistent=False)
         self.register_buffer("mel_bank", bank, persistent=False)
@@ -92,6 +103,8 @@ class LogMel(FrontEnd):
     def extract(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
         """Pre-emphasis, reflected ends, power spectrum, mel bands, logarithm, normalisation."""
         window, mel_bank = cast(Tensor, self.window), cast(Tensor, self.mel_bank)
+        if self.options.normalize_waveform:
+            waveforms = normalize_waveforms(waveforms, lengths)
         if self.preemphasis:
             waveforms = preemphasize(waveforms, self.preemphasis)
         waveforms = reflect_ends(waveforms, self.fft_samples // 2, lengths)
@@ -124,7 +137,7 @@ class KaldiFbank(FrontEnd):
     Source: Kaldi's `compute-fbank-feats`, options at their defaults but for the above; snip-edges true.
     """
 
-    def __init__(self, options: KaldiFbankOptions, sample_rate: int = 16000, seed: int = 0) -> None:
+    def __init__(self, options: KaldiFbankOptions, sample_rate: int = SAMPLE_RATE, seed: int = 0) -> None:
         super().__init__()
         options = options.resolved({})
         self.options = options
@@ -164,9 +177,35 @@ class KaldiFbank(FrontEnd):
         spectrum = torch.fft.rfft(frames, n=self.fft_samples)  # (batch, frames, bins)
         power = spectrum.real.square() + spectrum.imag.square()
         energies = torch.matmul(power, cast(Tensor, self.mel_bank))
-        features = energies.clamp(min=torch.finfo(torch.float32).eps).log().transpose(1, 2)
+        features = self.of_energies(energies.clamp(min=torch.finfo(torch.float32).eps).log()).transpose(1, 2)
         frame_lengths = None if lengths is None else self.num_frames(lengths)
         return normalize_features(features, self.normalize, frame_lengths)
+
+    def of_energies(self, energies: Tensor) -> Tensor:
+        """(batch, frames, mels) logarithms to (batch, frames, features): here themselves."""
+        return energies
+
+
+class KaldiMfcc(KaldiFbank):
+    """Kaldi's mel-frequency cepstra: a cosine transform of the logarithms, higher coefficients raised.
+
+    Source: Kaldi's `compute-mfcc-feats`, `--use-energy=false`, other options as for the filterbank.
+    """
+
+    def __init__(self, options: KaldiMfccOptions, sample_rate: int = SAMPLE_RATE, seed: int = 0) -> None:
+        super().__init__(options, sample_rate, seed)
+        self.num_features = options.num_cepstra
+        bands, order = torch.arange(options.num_mels), torch.arange(options.num_cepstra)
+        # In float64, for the argument of the cosine reaches hundreds.
+        angle = torch.pi / options.num_mels * (bands.double().unsqueeze(1) + 0.5) * order.double()
+        transform = torch.cos(angle) * (2.0 / options.num_mels) ** 0.5  # (mels, cepstra)
+        transform[:, 0] = (1.0 / options.num_mels) ** 0.5
+        lifter = 1.0 + 0.5 * LIFTER * torch.sin(torch.pi * order.double() / LIFTER)
+        self.register_buffer("transform", (transform * lifter).float(), persistent=False)
+
+    def of_energies(self, energies: Tensor) -> Tensor:
+        """(batch, frames, mels) to (batch, frames, cepstra)."""
+        return torch.matmul(energies, cast(Tensor, self.transform))
 
 
 class RawWaveform(FrontEnd):
@@ -235,6 +274,21 @@ def preemphasize(waveforms: Tensor, coefficient: float) -> Tensor:
     """
     previous = torch.cat((waveforms[:, 1:2], waveforms[:, :-1]), dim=1)
     return waveforms - coefficient * previous
+
+
+def normalize_waveforms(waveforms: Tensor, lengths: Tensor | None = None) -> Tensor:
+    """(batch, samples) with mean 0 and deviation 1 over each utterance's own samples; zero past its end.
+
+    >>> normalize_waveforms(torch.tensor([[1.0, 3.0]])).round(decimals=3)
+    tensor([[-1.,  1.]])
+    """
+    count = torch.tensor(waveforms.shape[1]) if lengths is None else lengths.unsqueeze(1)
+    inside = None if lengths is None else valid_frames(lengths.to(waveforms.device), waveforms.shape[1])
+    masked = waveforms if inside is None else waveforms * inside
+    count = count.to(waveforms.device)
+    centred = masked - masked.sum(dim=1, keepdim=True) / count
+    centred = centred if inside is None else centred * inside
+    return centred / ((centred.square().sum(dim=1, keepdim=True) / count).sqrt() + WAVEFORM_EPSILON)
 
 
 def reflect_ends(waveforms: Tensor, pad: int, lengths: Tensor | None = None) -> Tensor:

@@ -1,16 +1,17 @@
 """The options of front ends and of SpecAugment, and the table of front ends. No torch is imported here."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from annotated_types import Ge, Le
+from annotated_types import Ge, Gt, Le
 
 from speakernet.options import NamedOptions, Options, Positive, Share
 from speakernet.registry import Part
 
 MelCount = Annotated[int, Ge(1), Le(512)]
+Hertz = Annotated[float, Ge(0.0), Le(400_000.0)]
 MaskCount = Annotated[int, Ge(0), Le(100)]
 
 
@@ -35,7 +36,7 @@ class FrontendOptions(NamedOptions):
     """From samples to features, and SpecAugment on them. What is `auto` follows the model's own definition."""
 
     name: str = "auto"
-    """log_mel (as voxceleb_trainer computes it), fbank (Kaldi's), raw (samples, for RawNet3); auto: the model's own."""
+    """log_mel (voxceleb_trainer's), fbank or mfcc (Kaldi's), speechbrain, raw (samples); auto: the model's own."""
 
     auto_values: ClassVar[Mapping[str, Any]] = {}
     """What `auto` means where the model does not say."""
@@ -72,9 +73,22 @@ class LogMelOptions(MelOptions):
     window: Literal["auto", "hamming", "hann"] = "auto"
     """Analysis window; auto: hamming, and hann in VGGVox."""
     preemphasis: Share | Literal["auto"] = "auto"
-    """Coefficient of the pre-emphasis, 0 for none; auto: 0.97 in ResNetSE34V2, else 0."""
+    """Coefficient of the pre-emphasis, 0 for none; auto: 0.97 in ResNetSE34V2 and ReDimNet, else 0."""
+    low_hz: Hertz | Literal["auto"] = "auto"
+    """Lower edge of the lowest band; auto: 20 in ReDimNet, else 0."""
+    high_hz: Hertz | Literal["auto"] = "auto"
+    """Upper edge of the highest band, 0 for half the sample rate; auto: 7600 in ReDimNet, else 0."""
+    normalize_waveform: bool | Literal["auto"] = "auto"
+    """Remove the mean of each utterance's samples and divide by their deviation first; auto: off."""
 
-    auto_values: ClassVar[Mapping[str, Any]] = {"window": "hamming", "preemphasis": 0.0, "normalize": "instance"}
+    auto_values: ClassVar[Mapping[str, Any]] = {
+        "window": "hamming",
+        "preemphasis": 0.0,
+        "normalize": "instance",
+        "low_hz": 0.0,
+        "high_hz": 0.0,
+        "normalize_waveform": False,
+    }
 
 
 @dataclass(kw_only=True)
@@ -92,6 +106,30 @@ class KaldiFbankOptions(MelOptions):
 
 
 @dataclass(kw_only=True)
+class KaldiMfccOptions(KaldiFbankOptions):
+    """Kaldi's cepstra of those energies (no energy term, lifter 22)."""
+
+    num_cepstra: MelCount = 40
+    """Cepstral coefficients, the zeroth among them; at most num_mels."""
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """More coefficients than bands."""
+        yield from super().problems()
+        if self.num_cepstra > self.num_mels:
+            yield "num_cepstra", f"{self.num_cepstra}; expected at most num_mels ({self.num_mels})"
+
+
+@dataclass(kw_only=True)
+class SpeechBrainFbankOptions(MelOptions):
+    """Mel energies in decibels as SpeechBrain computes them: centred frames of 400 points, cut off below the top."""
+
+    top_db: Annotated[float, Gt(0.0), Le(1000.0)] = 80.0
+    """Energies are cut off so far below an utterance's largest."""
+
+    auto_values: ClassVar[Mapping[str, Any]] = {"normalize": "mean"}
+
+
+@dataclass(kw_only=True)
 class RawWaveformOptions(FrontendOptions):
     """The samples themselves as one feature, for models that learn their own filterbank (RawNet3)."""
 
@@ -99,6 +137,8 @@ class RawWaveformOptions(FrontendOptions):
 FEATURES: dict[str, Part] = {
     "log_mel": Part(LogMelOptions, "speakernet.frontend.features:LogMel"),
     "fbank": Part(KaldiFbankOptions, "speakernet.frontend.features:KaldiFbank"),
+    "mfcc": Part(KaldiMfccOptions, "speakernet.frontend.features:KaldiMfcc"),
+    "speechbrain": Part(SpeechBrainFbankOptions, "speakernet.frontend.speechbrain:SpeechBrainFbank"),
     "raw": Part(RawWaveformOptions, "speakernet.frontend.features:RawWaveform"),
 }
 

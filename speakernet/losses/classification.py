@@ -10,7 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from speakernet.losses.options import AAMSoftmaxOptions, AMSoftmaxOptions, LossOptions, SoftmaxOptions
+from speakernet.losses.options import (
+    AAMSoftmaxOptions,
+    AMSoftmaxOptions,
+    LossOptions,
+    SoftmaxOptions,
+    SphereFace2Options,
+)
 
 # Keeps the square root of 1 - cos² differentiable where an embedding lies exactly on its speaker's vector.
 SINE_FLOOR = 1e-12
@@ -100,9 +106,12 @@ class AAMSoftmax(ClassificationLoss):
     """Scaled cosines, the angle to the speaker's own vector widened by a margin.
 
     Past the angle where widening would wrap around (pi - margin), the cosine is lowered by margin x sin(margin)
-    instead; with `easy_margin` angles above 90 degrees are left alone.
+    instead; with `easy_margin` angles above 90 degrees are left alone. Of several centres a speaker the nearest counts.
+    The `inter_top_k` nearest other speakers of each utterance seem nearer than they are by `inter_top_k_penalty`.
 
-    Source: Deng et al. 2019, "ArcFace", equation 3, with the common continuation past pi - margin.
+    Source: Deng et al. 2019, "ArcFace", equation 3, with the common continuation past pi - margin; Deng et al. 2020,
+    "Sub-center ArcFace", equation 3; Zhao et al. 2021, "The SpeakIn system for VoxCeleb speaker recognition challenge
+    2021", section 3.3 (inter-top-K).
 
     >>> loss = AAMSoftmax(AAMSoftmaxOptions(margin=math.pi / 3, scale=1.0), 2, 2)
     >>> _ = loss.weight.data.copy_(torch.eye(2))
@@ -113,25 +122,111 @@ class AAMSoftmax(ClassificationLoss):
     def __init__(self, options: AAMSoftmaxOptions, embedding_dim: int, num_classes: int) -> None:
         super().__init__(options)
         self.margin = options.margin  # of its own, since a schedule moves it
+        self.full_margin = options.margin
         self.scale = options.scale
         self.easy_margin = options.easy_margin
-        self.weight = nn.Parameter(torch.empty(num_classes, embedding_dim))
+        self.sub_centers = options.sub_centers
+        self.inter_top_k = min(options.inter_top_k, num_classes - 1)
+        self.inter_top_k_penalty = options.inter_top_k_penalty
+        # The centres of a speaker are neighbours: row = speaker * centres + centre.
+        self.weight = nn.Parameter(torch.empty(num_classes * options.sub_centers, embedding_dim))
         nn.init.xavier_normal_(self.weight)
 
     def logits(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Scale times (cosine, of the widened angle at the label)."""
         cosine = functional.linear(functional.normalize(embeddings), functional.normalize(self.weight))
+        if self.sub_centers > 1:
+            cosine = cosine.unflatten(1, (-1, self.sub_centers)).amax(dim=2)  # (batch, classes)
         own = labels.unsqueeze(1)
         # Only the label's column needs the angle: (batch, 1) instead of (batch, classes).
         own_cosine = cosine.gather(1, own)
-        sine = (1.0 - own_cosine.square()).clamp(SINE_FLOOR, 1.0).sqrt()
-        widened = own_cosine * math.cos(self.margin) - sine * math.sin(self.margin)
-        if self.easy_margin:
-            widened = torch.where(own_cosine > 0, widened, own_cosine)
-        else:
-            beyond = own_cosine - math.sin(math.pi - self.margin) * self.margin
-            widened = torch.where(own_cosine > math.cos(math.pi - self.margin), widened, beyond)
+        widened = self._widened(own_cosine)
+        if self.inter_top_k:
+            cosine = self._with_neighbours_nearer(cosine, own)
         return cosine.scatter(1, own, widened) * self.scale
+
+    def _widened(self, own_cosine: Tensor) -> Tensor:
+        widened = turned(own_cosine, self.margin)
+        if self.easy_margin:
+            return torch.where(own_cosine > 0, widened, own_cosine)
+        beyond = own_cosine - math.sin(math.pi - self.margin) * self.margin
+        return torch.where(own_cosine > math.cos(math.pi - self.margin), widened, beyond)
+
+    def _with_neighbours_nearer(self, cosine: Tensor, own: Tensor) -> Tensor:
+        # A cosine is never below -1: at -2 the own speaker is nobody's neighbour.
+        nearest = cosine.detach().scatter(1, own, -2.0).topk(self.inter_top_k, dim=1).indices  # (batch, k)
+        share = min(1.0, self.margin / self.full_margin) if self.full_margin else 1.0
+        return cosine.scatter(1, nearest, turned(cosine.gather(1, nearest), -self.inter_top_k_penalty * share))
+
+
+class SphereFace2(ClassificationLoss):
+    """One yes-or-no question for every speaker: is the utterance this speaker's?
+
+    The learned bias moves the boundary of all questions. Its accuracy is that of the largest cosine, the own one
+    lowered by the margin.
+
+    Source: Wen et al. 2022, "SphereFace2", equation 8 (type A is MArcFace's margin, C is CosFace's); Han et al. 2023,
+    "Exploring binary classification loss for speaker verification", equations 5 to 9.
+
+    >>> loss = SphereFace2(SphereFace2Options(margin=0.0, scale=1.0, positive_weight=0.5), 2, 2)
+    >>> _ = loss.weight.data.copy_(torch.eye(2))
+    >>> round(loss(torch.tensor([[1.0, 0.0]]), torch.tensor([0]))[0].item(), 4)  # g(1) = 1, g(0) = -3/4
+    0.3501
+    """
+
+    def __init__(self, options: SphereFace2Options, embedding_dim: int, num_classes: int) -> None:
+        super().__init__(options)
+        self.margin = options.margin  # of its own, since a schedule moves it
+        self.scale = options.scale
+        self.widens_angle = options.margin_type == "A"
+        self.positive_weight = options.positive_weight
+        self.exponent = options.exponent
+        self.weight = nn.Parameter(torch.empty(num_classes, embedding_dim))
+        self.bias = nn.Parameter(torch.zeros(()))
+        nn.init.xavier_uniform_(self.weight)
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean loss and accuracy in percent, both 0-d.
+
+        Args:
+            embeddings: (batch, dim).
+            labels: (batch,) int64 in 0..classes-1.
+        """
+        with torch.autocast(embeddings.device.type, enabled=False):
+            cosine = functional.linear(functional.normalize(embeddings.float()), functional.normalize(self.weight))
+            own = labels.unsqueeze(1)
+            own_cosine = cosine.gather(1, own)
+            positive = functional.softplus(-self._answer(own_cosine, self.margin))  # (batch, 1)
+            others = functional.softplus(self._answer(cosine, -self.margin)).scatter(1, own, 0.0)
+            loss = self.positive_weight * positive.squeeze(1) + (1 - self.positive_weight) * others.sum(dim=1)
+            return loss.mean(), accuracy_percent(cosine.scatter(1, own, own_cosine - self.margin), labels)
+
+    def _answer(self, cosine: Tensor, margin: float) -> Tensor:
+        """How strongly the answer is yes, made harder by `margin` (negative: harder for no)."""
+        if self.widens_angle:
+            return self.scale * self._spread(self._widened(cosine, margin)) + self.bias
+        return self.scale * (self._spread(cosine) - margin) + self.bias
+
+    def _widened(self, cosine: Tensor, margin: float) -> Tensor:
+        widened = turned(cosine, margin)
+        if margin <= 0:
+            return widened
+        # Past pi - margin the angle would wrap around; the cosine falls on from there.
+        return torch.where(cosine > -math.cos(margin), widened, cosine - 1.0 + math.cos(margin))
+
+    def _spread(self, cosine: Tensor) -> Tensor:
+        # Rounding may leave a cosine a hair below -1, where a fractional power is not a number.
+        return 2.0 * ((cosine + 1.0) / 2.0).clamp(min=0.0) ** self.exponent - 1.0
+
+
+def turned(cosine: Tensor, angle: float) -> Tensor:
+    """cos(theta + angle) of cos(theta).
+
+    >>> turned(torch.tensor([1.0]), math.pi / 3).round(decimals=3)
+    tensor([0.5000])
+    """
+    sine = (1.0 - cosine.square()).clamp(SINE_FLOOR, 1.0).sqrt()
+    return cosine * math.cos(angle) - sine * math.sin(angle)
 
 
 def accuracy_percent(logits: Tensor, labels: Tensor) -> Tensor:

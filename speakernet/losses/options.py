@@ -1,7 +1,7 @@
 """The options of every loss, and the table by which a configuration names them. No torch is imported here."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Le
 
@@ -51,6 +51,29 @@ class AAMSoftmaxOptions(AMSoftmaxOptions):
     name: str = "aamsoftmax"
     easy_margin: bool = False
     """Apply the margin only to angles below 90 degrees."""
+    sub_centers: Annotated[int, Ge(1), Le(64)] = 1
+    """Vectors of each speaker, of which the nearest counts: sessions and label noise get vectors of their own."""
+    inter_top_k: Annotated[int, Ge(0), Le(10_000)] = 0
+    """Other speakers, the nearest of each utterance, that are pushed off harder; 0: none."""
+    inter_top_k_penalty: Annotated[float, Ge(0.0), Le(1.0)] = 0.06
+    """By how many radians those seem nearer; grows with the margin where schedule.margin ramps it."""
+
+
+@dataclass(kw_only=True)
+class SphereFace2Options(LossOptions):
+    """One yes-or-no question for every speaker instead of one choice among all."""
+
+    name: str = "sphereface2"
+    margin: Annotated[float, Ge(0.0), Le(3.0)] = 0.2
+    """Margin: of the cosine (type C, 0.2 is usual), in radians (type A, 0.15); schedule.margin_* can ramp it."""
+    scale: Positive = 32.0
+    """Scale of the adjusted cosines."""
+    margin_type: Literal["A", "C"] = "C"
+    """A: the angle is widened, as in aamsoftmax; C: the cosine is lowered, as in amsoftmax."""
+    positive_weight: Share = 0.7
+    """Weight of an utterance's own speaker against all others together."""
+    exponent: Annotated[float, Ge(1.0), Le(100.0)] = 3.0
+    """Spreads the cosines of other speakers: g(z) = 2 ((z + 1) / 2) ** exponent - 1."""
 
 
 @dataclass(kw_only=True)
@@ -117,6 +140,7 @@ LOSSES: dict[str, Part] = {
     "softmax": Part(SoftmaxOptions, "speakernet.losses.classification:Softmax"),
     "amsoftmax": Part(AMSoftmaxOptions, "speakernet.losses.classification:AMSoftmax"),
     "aamsoftmax": Part(AAMSoftmaxOptions, "speakernet.losses.classification:AAMSoftmax"),
+    "sphereface2": Part(SphereFace2Options, "speakernet.losses.classification:SphereFace2"),
     "proto": Part(PrototypicalOptions, "speakernet.losses.metric:Prototypical"),
     "angleproto": Part(AngularPrototypicalOptions, "speakernet.losses.metric:AngularPrototypical"),
     "ge2e": Part(GE2EOptions, "speakernet.losses.metric:GE2E"),

@@ -1,13 +1,11 @@
 """The model file (format version 1): what a trained network is kept in, and how weights come into a network.
 
 A file holds plain values and tensors only and says what it is: model and front end by name and options, sample rate,
-weights, and what scoring needs (mean embedding, calibration, thresholds). Reading never runs code from the file.
+weights, and what scoring needs (mean embedding, calibration, thresholds). `speakernet.checkpoint` reads and writes it.
 Foreign checkpoints are translated by `speakernet.models.importers`.
 """
 
 import logging
-import pickle
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from speakernet.files import atomic_write
+from speakernet.checkpoint import CheckpointError, read_checkpoint
 from speakernet.models.speaker_net import SPEC_AUGMENT_PREFIX, SpeakerNet
 
 logger = logging.getLogger(__name__)
@@ -25,10 +23,6 @@ FORMAT_VERSION = 1
 # What torch.compile and DistributedDataParallel put before parameter names.
 WRAPPER_PREFIXES = ("_orig_mod.", "module.")
 MOST_NAMES_SHOWN = 10
-
-
-class ModelFileError(ValueError):
-    """A checkpoint that is missing, damaged, unsafe, or of another kind than asked for."""
 
 
 @dataclass(frozen=True)
@@ -95,21 +89,15 @@ def model_file_contents(
     }
 
 
-def save_model_file(path: str | Path, contents: Mapping[str, Any]) -> None:
-    """Write the contents atomically: whoever reads the path sees the old file or the whole new one."""
-    with atomic_write(path, "wb") as file:
-        torch.save(dict(contents), file)
-
-
 def load_model_file(path: str | Path, device: torch.device | str = "cpu") -> ModelFile:
     """The network of a model file with its weights, in evaluation mode, on `device`.
 
     Raises:
-        ModelFileError: not a model file of speakernet, of a newer format, damaged, or with other weights than it says.
+        CheckpointError: not a model file of speakernet, of a newer format, damaged, or with other weights than it says.
     """
     contents = read_checkpoint(path)
     if not is_model_file(contents):
-        raise ModelFileError(
+        raise CheckpointError(
             f"{path} is not a speakernet model file (no format_version); "
             "turn a foreign checkpoint into one with `speakernet import-weights`"
         )
@@ -122,34 +110,6 @@ def load_model_file(path: str | Path, device: torch.device | str = "cpu") -> Mod
     return ModelFile(net.eval().to(device), contents)
 
 
-def read_checkpoint(path: str | Path) -> Any:
-    """What a checkpoint holds, tensors on the CPU, without running any code from it.
-
-    Raises:
-        ModelFileError: missing, truncated, no checkpoint, or a pickle that would run code.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise ModelFileError(f"no checkpoint at {path}; give the path of a model file such as exps/exp01/best.pt")
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        if zipfile.is_zipfile(path) or _starts_like_pickle(path):
-            raise ModelFileError(
-                f"{path} holds more than tensors and plain values and could run code when read; it was refused "
-                "and nothing in it was run. Save its state dictionary alone, or get it from another source"
-            ) from error
-        # torch's own sentence advises to read the file without protection.
-        raise ModelFileError(f"{path} is not a checkpoint; give a model file such as exps/exp01/best.pt") from error
-    except Exception as error:
-        # torch.load and safetensors answer damage with errors of many types.
-        raise ModelFileError(f"{path} is truncated or not a checkpoint: {_first_line(error)}") from error
-
-
 def is_model_file(contents: Any) -> bool:
     """Whether a checkpoint that was read is ours."""
     return isinstance(contents, dict) and "format_version" in contents and "weights" in contents
@@ -159,10 +119,10 @@ def check_version(contents: Mapping[str, Any], path: str | Path) -> None:
     """Refuse files of a newer speakernet.
 
     Raises:
-        ModelFileError: a format version that this speakernet does not know.
+        CheckpointError: a format version that this speakernet does not know.
     """
     if contents["format_version"] != FORMAT_VERSION:
-        raise ModelFileError(
+        raise CheckpointError(
             f"{path} has format version {contents['format_version']}; this one reads {FORMAT_VERSION}: upgrade it"
         )
 
@@ -188,14 +148,14 @@ def check_finite(weights: Mapping[str, Any], path: str | Path) -> None:
     """Refuse weights with NaN or infinity.
 
     Raises:
-        ModelFileError: naming the first ten such tensors.
+        CheckpointError: naming the first ten such tensors.
     """
     tensors = {
         name: value for name, value in weights.items() if isinstance(value, Tensor) and value.is_floating_point()
     }
     broken = [name for name, value in tensors.items() if not bool(torch.isfinite(value).all())]
     if broken:
-        raise ModelFileError(
+        raise CheckpointError(
             f"{path} has NaN or infinite values in {len(broken)} of {len(weights)} tensors: {_some(broken)}; "
             "the training that wrote it had diverged, take an earlier checkpoint"
         )
@@ -205,7 +165,7 @@ def check_fits(found: Mapping[str, Tensor], expected: Mapping[str, Any], path: s
     """Refuse weights that are not exactly those of the network.
 
     Raises:
-        ModelFileError: listing missing and unknown names, and both shapes where they differ.
+        CheckpointError: listing missing and unknown names, and both shapes where they differ.
     """
     expected = {name: value for name, value in expected.items() if not name.startswith(SPEC_AUGMENT_PREFIX)}
     problems = [f"missing {name}" for name in expected if name not in found]
@@ -216,7 +176,7 @@ def check_fits(found: Mapping[str, Tensor], expected: Mapping[str, Any], path: s
         if name in found and found[name].shape != value.shape
     ]
     if problems:
-        raise ModelFileError(f"{path} does not fit the network: {_some(problems, '; ')}")
+        raise CheckpointError(f"{path} does not fit the network: {_some(problems, '; ')}")
 
 
 def load_initial_weights(net: SpeakerNet, loss: nn.Module | None, path: str | Path) -> LoadReport:
@@ -227,7 +187,7 @@ def load_initial_weights(net: SpeakerNet, loss: nn.Module | None, path: str | Pa
     the head stays new.
 
     Raises:
-        ModelFileError: another architecture (both are named), other shapes (both are listed), NaN, damage.
+        CheckpointError: another architecture (both are named), other shapes (both are listed), NaN, damage.
     """
     from speakernet.models.importers import translate
 
@@ -260,7 +220,7 @@ def _saved_head(contents: Mapping[str, Any]) -> dict[str, Tensor]:
 def _check_same_architecture(net: SpeakerNet, contents: Mapping[str, Any], path: str | Path) -> None:
     ours = net.spec()
     if contents["model"]["name"] != ours["model"]["name"]:
-        raise ModelFileError(
+        raise CheckpointError(
             f"{path} is a {contents['model']['name']}, the configuration asks for {ours['model']['name']}; "
             f"set model.name: {contents['model']['name']}"
         )
@@ -288,15 +248,6 @@ def _load_head(loss: nn.Module | None, head: Mapping[str, Tensor], report: LoadR
     loss.load_state_dict(dict(head))
     report.head = "loaded"
     report.num_loaded += len(head)
-
-
-def _starts_like_pickle(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(1) == b"\x80"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).split("\n", 1)[0]
 
 
 def _some(names: Sequence[str], separator: str = ", ") -> str:

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.swa_utils import update_bn
 
-from speakernet.training.checkpoint import load_checkpoint
+from speakernet.checkpoint import read_own_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +24,8 @@ class WeightAverage:
 
     Early on the average follows more closely, `min(decay, (1 + steps) / (10 + steps))`, so that the random start is
     soon forgotten. Buffers (batch-norm statistics) are averaged too where they are floating point, else copied.
-    With decay 0 it keeps nothing and does nothing.
+    With decay 0 it keeps nothing and does nothing. (torch's `AveragedModel` begins with a copy of the first weights and
+    has no such early stretch, copies the whole module with what was compiled into it, and cannot change places.)
 
     >>> net = nn.Linear(1, 1, bias=False); _ = net.weight.data.fill_(1.0)
     >>> average = WeightAverage(net, decay=0.5); average.update(); _ = net.weight.data.fill_(0.0)
@@ -116,36 +118,27 @@ def average_checkpoints(paths: Sequence[Path], wanted: int) -> tuple[dict[str, A
     if len(taken) < wanted:
         names = ", ".join(path.name for path in taken)
         logger.warning("%d checkpoints to average, %d there: %s", wanted, len(taken), names)
-    weights = average_weights(load_checkpoint(path)["weights"] for path in taken)
-    if not all("head" in load_checkpoint(path) for path in taken):
+    # File after file: all of them at once would take the memory of as many networks.
+    weights = average_weights(read_own_checkpoint(path)["weights"] for path in taken)
+    if not all("head" in read_own_checkpoint(path) for path in taken):
         return weights, None
-    return weights, average_weights(load_checkpoint(path)["head"] for path in taken)
+    return weights, average_weights(read_own_checkpoint(path)["head"] for path in taken)
 
 
-@torch.no_grad()
 def recompute_statistics(net: nn.Module, batches: Iterable[torch.Tensor]) -> int:
     """Measure the batch-norm statistics anew over `batches` of waveforms; returns how many batches there were.
 
-    The statistics are plain means over the batches (momentum None), not a moving average.
+    The statistics are plain means over the batches, not a moving average.
     """
-    norms = [m for m in net.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
-    if not norms:
-        return 0
-    momenta = [norm.momentum for norm in norms]
-    was_training = net.training
-    for norm in norms:
-        norm.reset_running_stats()
-        norm.momentum = None
-    net.train()
     count = 0
-    try:
+
+    def counted() -> Iterator[torch.Tensor]:
+        nonlocal count
         for waveforms in batches:
-            net(waveforms)
             count += 1
-    finally:
-        for norm, momentum in zip(norms, momenta, strict=True):
-            norm.momentum = momentum
-        net.train(was_training)
+            yield waveforms
+
+    update_bn(counted(), net)
     return count
 
 

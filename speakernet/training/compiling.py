@@ -15,10 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from speakernet.models.kernels.convolution import use_compiled_convolutions
-from speakernet.models.kernels.norm import use_compiled_norms
+from speakernet.files import error_line
 from speakernet.seeding import capture_random_state, restore_random_state
-from speakernet.training.checkpoint import describe
 from speakernet.training.options import CompileOptions
 
 logger = logging.getLogger(__name__)
@@ -35,6 +33,8 @@ REQUIRED_GAIN = 2.0
 
 class NoCompiler:
     """Leaves the network as it is."""
+
+    is_compiled = False
 
     def run(self, forward_backward: Callable[[], None]) -> None:
         """Run a micro-batch."""
@@ -58,12 +58,21 @@ class Compiler:
         net: the network; its parameters' names stay as they are.
         options: when and how; the scope is whole or regional, what `auto` means is the caller's to decide.
         recover: undoes what a failed micro-batch has left behind (gradients, batch-norm statistics).
+        prepare: puts the network's own kernels for compiled code in their places, before it is compiled.
     """
 
-    def __init__(self, net: nn.Module, options: CompileOptions, recover: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        net: nn.Module,
+        options: CompileOptions,
+        *,
+        recover: Callable[[], None],
+        prepare: Callable[[nn.Module], None],
+    ) -> None:
         self.net = net
         self.options = options
         self.recover = recover
+        self.prepare = prepare
         self.is_compiled = False
         self._is_proven = False
         self._is_settled = options.compile == "on"
@@ -86,7 +95,7 @@ class Compiler:
             # Whatever the compiler raises (its own errors, a missing C++ compiler, a bug): the eager network is the
             # reference, and an error of the network itself comes again when it runs eagerly.
             self._uncompile()
-            logger.warning("compilation failed, going on without it: %s", describe(error))
+            logger.warning("compilation failed, going on without it: %s", error_line(error))
             self.recover()
             restore_random_state(random_state)
             forward_backward()
@@ -160,8 +169,7 @@ class Compiler:
             logger.info("compile auto: not compiled; it takes %d steps to judge by", OBSERVED_STEPS)
 
     def _compile(self) -> None:
-        use_compiled_norms(self.net)
-        use_compiled_convolutions(self.net)
+        self.prepare(self.net)
         for module in self._targets():
             # dynamic=False: training crops have one length (a second length compiles a second version).
             module.compile(

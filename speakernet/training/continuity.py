@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from speakernet.training.checkpoint import CheckpointError
+from speakernet.checkpoint import CheckpointError
 
 logger = logging.getLogger(__name__)
 

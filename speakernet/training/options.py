@@ -17,6 +17,7 @@ from speakernet.options import (
     Decay,
     Epochs,
     Frames,
+    InputPath,
     NamedOptions,
     NotNegative,
     Options,
@@ -289,6 +290,16 @@ class TrainerOptions(Options):
 
 
 @dataclass(kw_only=True)
+class CheckpointOptions(TrainerOptions):
+    """What is kept of a run on disk, which has to hold what its end averages."""
+
+    keep_checkpoints: CountOrZero = 3
+    """Older models kept in checkpoints/, newest first."""
+    compress_checkpoints: bool = False
+    """Compress checkpoint files: smaller by about a tenth, slower to write."""
+
+
+@dataclass(kw_only=True)
 class StepControl(Options):
     """What bounds one optimizer step."""
 
@@ -329,16 +340,12 @@ class LargeMarginOptions(Options):
 
 
 @dataclass(kw_only=True)
-class TrainingOptions(LargeMarginOptions, StepControl, TrainerOptions):
+class TrainingOptions(LargeMarginOptions, StepControl, CheckpointOptions):
     """How long to train, what to keep, and what happens at the end."""
 
     save_path: str = ""
     """Run folder; empty: exps/<name of the first config>."""
-    keep_checkpoints: CountOrZero = 3
-    """Older models kept in checkpoints/, newest first."""
-    compress_checkpoints: bool = False
-    """Compress checkpoint files: smaller by about a tenth, slower to write."""
-    initial_model: str = ""
+    initial_model: InputPath = ""
     """Model file or checkpoint whose weights the run starts from (or that --eval scores)."""
     ema_decay: Decay = 0.0
     """Keep an exponential moving average of the weights (0.999, say) and evaluate that; 0 turns it off."""

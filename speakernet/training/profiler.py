@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from speakernet.machine.measuring import measuring
+from speakernet.training.options import ProfileOptions
 
 logger = logging.getLogger(__name__)
 
@@ -42,18 +43,18 @@ class NoProfiler:
 
 
 class StepProfiler:
-    """Records `num_steps` optimizer steps after as many of warm-up.
+    """Records some optimizer steps after as many of warm-up.
 
     Args:
+        options: how many steps are recorded.
         folder: where the traces go; TensorBoard's profile plugin and ui.perfetto.dev read them.
-        num_steps: steps recorded.
         device: the device of the training; its kernels are recorded too when it is a GPU.
     """
 
-    def __init__(self, folder: str | Path, num_steps: int = 5, device: torch.device | None = None) -> None:
+    def __init__(self, options: ProfileOptions, folder: str | Path, device: torch.device) -> None:
         self.folder = Path(folder)
-        self.num_steps = num_steps
-        self.is_on_gpu = device is not None and device.type == "cuda"
+        self.num_steps = num_steps = options.profile_steps
+        self.is_on_gpu = device.type == "cuda"
         self.table = ""
         self.shares: dict[str, float] = {}
         self._activities = [torch.profiler.ProfilerActivity.CPU]
@@ -126,13 +127,6 @@ class StepProfiler:
         logger.info("trace of %d steps in %s (open it in TensorBoard or ui.perfetto.dev)", recorded, trace)
         logger.info("time by phase: %s", ", ".join(f"{name} {share:.0%}" for name, share in self.shares.items()))
         logger.info("dearest operations:\n%s", self.table)
-
-
-def make_profiler(
-    is_enabled: bool, folder: str | Path, num_steps: int, device: torch.device
-) -> StepProfiler | NoProfiler:
-    """The profiler that was asked for, or one that does nothing."""
-    return StepProfiler(folder, num_steps, device) if is_enabled else NoProfiler()
 
 
 def peak_tensor_bytes(run: Callable[[], None]) -> int:

@@ -15,10 +15,10 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 from speakernet.files import atomic_write
+from speakernet.run_folder import METRICS
 
 logger = logging.getLogger(__name__)
 
-METRICS_NAME = "metrics.jsonl"
 # Where no terminal shows a progress line, its numbers go to the log, at most this often.
 LINE_SECONDS = 30.0
 # What the progress line shows, in this order, as (key, label, format).
@@ -55,7 +55,7 @@ class Progress:
         """Begin or go on after `step`: records of later steps, which a killed run left, are removed."""
         if self.folder is None:
             return
-        path = self.folder / METRICS_NAME
+        path = self.folder / METRICS
         if path.exists():
             _drop_after(path, step)
         self.folder.mkdir(parents=True, exist_ok=True)

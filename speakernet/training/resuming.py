@@ -4,92 +4,91 @@ of each. Damaged files are set aside under other names, never removed, and a bes
 
 import logging
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
 
-from speakernet.training.checkpoint import CheckpointError, Found, describe
+from speakernet.checkpoint import CheckpointError
+from speakernet.files import error_line
 from speakernet.training.continuity import check_continuity
-from speakernet.training.snapshot import restore_training
-
-if TYPE_CHECKING:
-    from speakernet.training.trainer import Trainer
+from speakernet.training.keeping import Keeper
+from speakernet.training.options import TrainerOptions
+from speakernet.training.store import Found
 
 logger = logging.getLogger(__name__)
 
 
-def resume(trainer: "Trainer") -> bool:
-    """Take a run up from what its folder holds; returns whether there was anything. Call it with the folder locked.
+def resume(keeper: Keeper, options: TrainerOptions) -> bool:
+    """Take a run up from what its folder holds; returns whether there was anything. Call it with the folder held.
+
+    Where best.pt is gone and cannot be made again, `state.best_eer_percent` is infinite afterwards.
 
     Raises:
         CheckpointError: the checkpoint cannot be read for another reason than damage, or is of another model or head.
     """
-    store, state = trainer.store, trainer.state
+    store, state = keeper.store, keeper.state
     found = store.find()
     if found is None:
         return False
     if found.is_model:
-        _begin_with_model(trainer, found)
+        _begin_with_model(keeper, found, options)
     elif found.path:
-        load_contents(trainer, found.contents, found.path)
+        _go_on(keeper, found, options)
     # Only now: a start that was refused has changed nothing.
     asides = store.heal(found)
     if asides:
-        logger.warning("%s; %s", "; ".join(asides), _goes_on(found))
+        logger.warning("%s; %s", "; ".join(asides), _says_what_goes_on(found))
     if found.path is None:
         return False
-    _take_up_best(trainer)
+    _take_up_best(keeper)
     if found.is_model:
-        trainer.save_last()
-    logger.info(
-        "resumed from %s: %d of %d epochs, step %d", found.path, state.epoch, trainer.options.max_epochs, state.step
-    )
+        keeper.save_last()
+    logger.info("resumed from %s: %d of %d epochs, step %d", found.path, state.epoch, options.max_epochs, state.step)
     return True
 
 
-def load_contents(trainer: "Trainer", contents: Mapping[str, Any], source: object) -> None:
+def _go_on(keeper: Keeper, found: Found, options: TrainerOptions) -> None:
     """Take every part's state from the contents of last.pt.
 
     Raises:
         CheckpointError: the weights are of another model or another number of speakers.
     """
-    state = trainer.state
-    check_continuity(contents.get("training", {}), trainer.extra_contents, source)
-    saved = restore_training(contents, state, trainer.modules(), trainer.parts(), source)
-    if trainer.options.patience == 0 or state.evaluations_without_gain < trainer.options.patience:
+    state = keeper.state
+    check_continuity(found.contents.get("training", {}), keeper.origin, found.path)
+    saved = keeper.restore(found.contents, found.path)
+    if options.patience == 0 or state.evaluations_without_gain < options.patience:
         state.stopped_early = False
-    state.averaged = state.averaged and trainer.epochs_done()
+    # More epochs than then: there will be other checkpoints to average.
+    state.averaged = state.averaged and state.epochs_done(options)
     if state.batch:
-        trainer.loader.set_epoch(state.epoch)
+        keeper.loader.set_epoch(state.epoch)
         try:
-            trainer.loader.load_state_dict(saved["loader"])
+            keeper.loader.load_state_dict(saved["loader"])
         except ValueError as error:
             logger.warning("epoch %d begins anew: %s", state.epoch + 1, error)
             state.batch = 0
 
 
-def _begin_with_model(trainer: "Trainer", found: Found) -> None:
+def _begin_with_model(keeper: Keeper, found: Found, options: TrainerOptions) -> None:
     """Weights and place of a model file; optimizer and head, which it does not hold, stay as they were built.
 
     Raises:
         CheckpointError: the weights are of another model.
     """
-    state, summary = trainer.state, found.contents["training_summary"]
+    state, summary = keeper.state, found.contents["training_summary"]
     try:
         # What is no weight of a model file (the position in keyed draws) stays as it is.
-        trainer.net.load_state_dict({**trainer.net.state_dict(), **found.contents["weights"]})
+        keeper.net.load_state_dict({**keeper.net.state_dict(), **found.contents["weights"]})
     except RuntimeError as error:
         raise CheckpointError(
-            f"{found.path} is of another model ({describe(error)}); choose another --save_path"
+            f"{found.path} is of another model ({error_line(error)}); choose another --save_path"
         ) from error
-    trainer.average.load_state_dict({"steps": 0, "kept": []})
+    keeper.average.load_state_dict({"steps": 0, "kept": []})
     # A later stage begins where the epochs of this one are done.
-    is_own = summary.get("stage", "") == trainer.stage.name
-    state.epoch = state.evaluated_epoch = int(summary["epoch"]) if is_own else trainer.options.max_epochs
+    is_own = summary.get("stage", "") == keeper.stage.name
+    state.epoch = state.evaluated_epoch = int(summary["epoch"]) if is_own else options.max_epochs
     state.step = int(summary["step"])
     state.best_eer_percent, state.best_epoch = float(summary["best_eer_percent"]), state.epoch
 
 
-def _goes_on(found: Found) -> str:
+def _says_what_goes_on(found: Found) -> str:
     if found.path is None:
         return "no other checkpoint of this run can be read, so it begins anew"
     if found.is_model:
@@ -100,12 +99,12 @@ def _goes_on(found: Found) -> str:
     return f"the run goes on from {found.path.name}"
 
 
-def _take_up_best(trainer: "Trainer") -> None:
-    """Let best.pt be the model to beat; made again where it is missing or damaged."""
-    store, state = trainer.store, trainer.state
+def _take_up_best(keeper: Keeper) -> None:
+    """Let best.pt be the model to beat; made again where it is missing or damaged and its epoch was kept."""
+    store, state = keeper.store, keeper.state
     best = store.load_best()
     if best is not None:
-        state.take_up_best(best["training_summary"], trainer.stage.name)
+        state.take_up_best(best["training_summary"], keeper.stage.name)
         return
     if not state.evaluated_epoch:
         return
@@ -115,6 +114,3 @@ def _take_up_best(trainer: "Trainer") -> None:
         return
     logger.warning("best.pt, of epoch %d, was missing and is not in checkpoints/: it begins anew", state.best_epoch)
     state.best_eer_percent, state.evaluations_without_gain, state.best_stage = math.inf, 0, ""
-    if trainer.is_finished():
-        trainer.evaluate("best.pt made again")
-        trainer.save_last()

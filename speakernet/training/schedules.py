@@ -168,7 +168,7 @@ class MarginSchedule:
     here divided by 0.999 so that it ends exactly at the full margin.
     """
 
-    def __init__(self, options: MarginOptions, full: float, *, steps_per_epoch: int = 1) -> None:
+    def __init__(self, options: MarginOptions, full: float, *, steps_per_epoch: int) -> None:
         self.options = options
         self.full = full
         self.steps_per_epoch = max(1, steps_per_epoch)

@@ -19,6 +19,15 @@ class Stage:
     """What the log and the model files call a run that is a stage of another one; empty for a run of its own."""
     epochs_option: str = "--max_epoch"
     """The option to raise for more epochs."""
+    first_stage_steps: int | None = None
+    """Steps of the stage before, whose weights this one began with."""
+
+    def origin(self) -> dict[str, Any]:
+        """What its checkpoints say of the stage before."""
+        return {} if self.first_stage_steps is None else {"first_stage_steps": self.first_stage_steps}
+
+
+WHOLE_RUN = Stage()
 
 
 @dataclasses.dataclass
@@ -65,6 +74,30 @@ class TrainingState:
         for name, value in values.items():
             if name in known:
                 setattr(self, name, value)
+
+    def epochs_done(self, options: TrainerOptions) -> bool:
+        """Whether all epochs are trained, or the run was stopped early."""
+        return self.epoch >= options.max_epochs or self.stopped_early
+
+    def is_finished(self, options: TrainerOptions) -> bool:
+        """Whether nothing is left to do: epochs trained (or stopped early), last checkpoints averaged."""
+        return self.epochs_done(options) and (self.averaged or options.average_checkpoints == 0)
+
+    def take_eer(self, eer_percent: float, stage: str, *, costs_patience: bool) -> bool:
+        """Take in what an evaluation found; returns whether the model is the best one so far.
+
+        Args:
+            eer_percent: of the model of now.
+            stage: this run's own.
+            costs_patience: whether it counts for early stopping where it is no better.
+        """
+        is_best = eer_percent < self.best_eer_percent
+        if is_best:
+            self.best_eer_percent, self.best_epoch, self.best_stage = eer_percent, self.epoch, stage
+            self.evaluations_without_gain = 0
+        elif costs_patience:
+            self.evaluations_without_gain += 1
+        return is_best
 
     def begin_validation(self, trials_checksum: int) -> bool:
         """Forget the best EER where it was measured on other trials; returns whether it was."""

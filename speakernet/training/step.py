@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from speakernet.training.interfaces import BatchLike
+from speakernet.training.options import StepControl
 from speakernet.training.precision import Precision
 from speakernet.training.profiler import NoProfiler, StepProfiler
 
@@ -70,7 +71,8 @@ class TrainingStep:
         loss: (embeddings, labels) -> (loss, accuracy); embeddings (speakers, utterances, dim) when `is_metric`.
         optimizer: over the parameters of both.
         precision: autocast and loss scale.
-        max_grad_norm: clip to this norm; 0 only measures it.
+        options: to which norm gradients are clipped.
+        profiler: is told the phases of the step.
         utterances_per_speaker: rows of a batch that belong to one speaker, in row order.
         gradient_cache: hold the micro-batches back and compute the loss over all their embeddings at once, in two
             passes (metric losses keep all their negatives under accumulation). Source: Gao et al. 2021, "Scaling deep
@@ -83,20 +85,20 @@ class TrainingStep:
         loss: nn.Module,
         optimizer: torch.optim.Optimizer,
         precision: Precision,
+        options: StepControl,
         *,
-        max_grad_norm: float = 5.0,
-        utterances_per_speaker: int = 1,
-        gradient_cache: bool = False,
-        profiler: StepProfiler | NoProfiler | None = None,
+        profiler: StepProfiler | NoProfiler,
+        utterances_per_speaker: int,
+        gradient_cache: bool,
     ) -> None:
         self.net = net
         self.loss = loss
         self.optimizer = optimizer
         self.precision = precision
-        self.max_grad_norm = max_grad_norm
+        self.max_grad_norm = options.max_grad_norm
         self.utterances_per_speaker = utterances_per_speaker
         self.gradient_cache = gradient_cache
-        self.profiler = profiler or NoProfiler()
+        self.profiler = profiler
         self.guard = BufferGuard([net, loss])
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         # A fused optimizer on a GPU reads `found_inf` there; the others are asked on the host.

@@ -4,17 +4,13 @@ The trainer hands in the times; the tracker keeps a window since the last summar
 """
 
 import dataclasses
-import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from speakernet.files import human_bytes
 from speakernet.machine.measuring import measuring
 from speakernet.machine.memory import process_peak_bytes
-
-logger = logging.getLogger(__name__)
 
 PARTS = ("data", "forward_backward", "optimizer")
 
@@ -26,18 +22,13 @@ class Window:
     steps: int = 0
     utterances: int = 0
     seconds: float = 0.0
-    loss_sum: float = 0.0
-    losses: int = 0
     parts: dict[str, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
 
-    def add(self, seconds: float, utterances: int, loss: float | None, parts: dict[str, float]) -> None:
+    def add(self, seconds: float, utterances: int, parts: Mapping[str, float]) -> None:
         """Count one step."""
         self.steps += 1
         self.utterances += utterances
         self.seconds += seconds
-        if loss is not None:
-            self.loss_sum += loss
-            self.losses += 1
         for name, value in parts.items():
             self.parts[name] = self.parts.get(name, 0.0) + value
 
@@ -45,15 +36,15 @@ class Window:
         """Rates and shares; empty while no time has passed.
 
         >>> window = Window()
-        >>> window.add(0.5, 64, 2.0, {"data": 0.1})
+        >>> window.add(0.5, 64, {"data": 0.1})
         >>> summary = window.summary()
-        >>> summary["utterances_per_second"], summary["data_wait_share"], summary["loss"]
-        (128.0, 0.2, 2.0)
+        >>> summary["utterances_per_second"], summary["data_wait_share"]
+        (128.0, 0.2)
         """
         if self.steps == 0 or self.seconds <= 0:
             return {}
         measured = sum(self.parts.values())
-        result = {
+        return {
             "steps_per_second": self.steps / self.seconds,
             "utterances_per_second": self.utterances / self.seconds,
             "step_seconds": self.seconds / self.steps,
@@ -63,62 +54,34 @@ class Window:
             "optimizer_share": self.parts["optimizer"] / self.seconds,
             "overhead_share": max(0.0, self.seconds - measured) / self.seconds if measured else 0.0,
         }
-        if self.losses:
-            result["loss"] = self.loss_sum / self.losses
-        return result
 
 
 class PerformanceTracker:
-    """Speed and memory of a run, over the last `log_interval` steps and in all.
+    """Speed and memory of a run, since the last window was taken and in all.
 
     Args:
-        log_interval: steps after which `update` logs a summary by itself; 0 never does.
         precision: shown in the summary.
         accumulation_steps: micro-batches per step, shown in the summary.
-        device: whose memory and utilisation are reported; the CPU when None.
-
-    Raises:
-        ValueError: a negative interval, or no micro-batch a step.
+        device: whose memory and utilisation are reported.
     """
 
-    def __init__(
-        self,
-        log_interval: int = 100,
-        *,
-        precision: str = "no",
-        accumulation_steps: int = 1,
-        device: torch.device | str | None = None,
-    ) -> None:
-        if log_interval < 0 or accumulation_steps < 1:
-            raise ValueError(
-                f"log_interval {log_interval}, accumulation_steps {accumulation_steps}; expected at least 0 and 1"
-            )
-        self.log_interval = log_interval
+    def __init__(self, precision: str, accumulation_steps: int, device: torch.device) -> None:
         self.precision = precision
         self.accumulation_steps = accumulation_steps
-        self.device = torch.device(device or "cpu")
+        self.device = device
         self.total = Window()
         self.window = Window()
 
-    def update(
-        self,
-        step_time: float,
-        batch_size: int = 1,
-        loss: float | None = None,
-        parts: dict[str, float] | None = None,
-    ) -> None:
+    def update(self, seconds: float, utterances: int, parts: Mapping[str, float]) -> None:
         """Count one optimizer step.
 
         Args:
-            step_time: seconds from the end of the step before to the end of this one.
-            batch_size: utterances in all micro-batches of the step.
-            loss: its loss, where it is known without asking the device.
+            seconds: from the end of the step before to the end of this one.
+            utterances: in all micro-batches of the step.
             parts: seconds in `data`, `forward_backward` and `optimizer`.
         """
         for window in (self.total, self.window):
-            window.add(step_time, batch_size, loss, parts or {})
-        if self.log_interval and self.total.steps % self.log_interval == 0:
-            self.log_summary()
+            window.add(seconds, utterances, parts)
 
     def take_window(self) -> dict[str, float]:
         """The summary since the last call, which then begins anew."""
@@ -137,26 +100,6 @@ class PerformanceTracker:
             "accumulation_share": (self.accumulation_steps - 1) / self.accumulation_steps,
             **memory_summary(self.device),
         }
-
-    def log_summary(self) -> dict[str, Any]:
-        """Write the summary to the log and return it."""
-        summary = self.summary()
-        if "utterances_per_second" not in summary:
-            logger.info("performance: no step counted yet")
-            return summary
-        logger.info(
-            "performance: %.2f steps/s, %.1f utterances/s (effective batch %.0f, accumulation %d), "
-            "waiting for data %.1f %%, precision %s%s%s",
-            summary["steps_per_second"],
-            summary["utterances_per_second"],
-            summary["effective_batch"],
-            self.accumulation_steps,
-            100 * summary["data_wait_share"],
-            self.precision,
-            f", process peak {human_bytes(summary['process_peak_bytes'])}" if "process_peak_bytes" in summary else "",
-            f", device peak {human_bytes(summary['device_peak_bytes'])}" if "device_peak_bytes" in summary else "",
-        )
-        return summary
 
 
 def memory_summary(device: torch.device) -> dict[str, float]:

@@ -1,36 +1,33 @@
 """The training loop, from the first step (or the last checkpoint) to the summary.
 
-Takes parts that others built: network, loss, optimizer, schedules, loader, a `validate` callable. Knows no model, no
-loss and no audio. Reads from top to bottom: `train`, `train_epoch`, `_finish_epoch`, `evaluate`, then what they use.
+Takes parts that others built, in the groups of `speakernet.training.parts`. Knows no model, no loss and no audio. Reads
+from top to bottom: `train`, `train_epoch`, `run_step`, `evaluate`, then the end of the run.
 """
 
+import contextlib
 import functools
 import gc
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
 
 from speakernet import distributed
+from speakernet.run_folder import held
 from speakernet.seeding import capture_random_state, restore_random_state
-from speakernet.training.averaging import WeightAverage, average_checkpoints, recompute_statistics
-from speakernet.training.checkpoint import CheckpointStore, RunLock, to_cpu
-from speakernet.training.compiling import NoCompiler
-from speakernet.training.interfaces import BatchLike, Loader
+from speakernet.training.averaging import average_checkpoints, recompute_statistics
+from speakernet.training.interfaces import BatchLike
 from speakernet.training.interrupts import Interrupted, StopRequest
-from speakernet.training.numbers import NonFiniteError, RecentSteps
-from speakernet.training.optimizers import OptimizerState
+from speakernet.training.keeping import Keeper
 from speakernet.training.options import TrainerOptions
-from speakernet.training.precision import Precision, report_activations
-from speakernet.training.progress import Progress, clock
+from speakernet.training.parts import Course, Learner, Records
+from speakernet.training.reporting import Reporter
 from speakernet.training.resuming import resume
-from speakernet.training.schedules import LearningRateSchedule, MarginSchedule
-from speakernet.training.snapshot import HasState, training_contents
 from speakernet.training.state import (
+    WHOLE_RUN,
     Stage,
     TrainingState,
     run_summary,
@@ -38,10 +35,9 @@ from speakernet.training.state import (
     steps_for_schedules,
     steps_left,
 )
-from speakernet.training.step import TrainingStep
-from speakernet.training.tracker import PerformanceTracker
+from speakernet.training.step import StepOutcome
+from speakernet.training.store import to_cpu
 
-__all__ = ["Interrupted", "Loader", "NonFiniteError", "Trainer"]
 logger = logging.getLogger(__name__)
 
 STATISTICS_BATCHES = 50
@@ -55,60 +51,26 @@ class Trainer:
     """
 
     def __init__(
-        self,
-        *,
-        net: nn.Module,
-        loss: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        learning_rate: LearningRateSchedule,
-        margin: MarginSchedule | None,
-        loader: Loader,
-        validate: Callable[[], Mapping[str, Any]],
-        precision: Precision,
-        store: CheckpointStore,
-        tracker: PerformanceTracker,
-        model_contents: Callable[[dict[str, Any]], dict[str, Any]],
-        options: TrainerOptions,
-        step: TrainingStep,
-        stage: Stage | None = None,
-        average: WeightAverage | None = None,
-        progress: Progress | None = None,
-        compiler: Any = None,
-        extra_contents: Mapping[str, Any] | None = None,
-        advise: Callable[[float], str] | None = None,
+        self, learner: Learner, course: Course, records: Records, options: TrainerOptions, stage: Stage = WHOLE_RUN
     ) -> None:
+        self.options, self.stage = options, stage
         # What is trained.
-        self.net = net
-        self.loss = loss
-        self.optimizer = optimizer
-        self.average = average or WeightAverage(net, 0.0)
+        self.step, self.average, self.compiler = learner.step, learner.average, learner.compiler
+        self.threads = learner.threads
+        self.net, self.loss, self.optimizer = self.step.net, self.step.loss, self.step.optimizer
+        self.precision, self.profiler = self.step.precision, self.step.profiler
         # What drives it.
-        self.loader = loader
-        self.validate = validate
-        self.learning_rate = learning_rate
-        self.margin = margin
-        self.precision = precision
-        self.step = step
-        self.options = options
-        self.stage = stage or Stage()
+        self.loader, self.validate = course.loader, course.validate
+        self.learning_rate, self.margin = course.learning_rate, course.margin
+        self.stop = StopRequest()
         # Where it is.
         self.state = TrainingState()
-        self.recent = RecentSteps(options.max_bad_steps, loader.file_names)
-        # What it tells and keeps.
-        self.store = store
-        self.tracker = tracker
-        self.progress = progress or Progress(None)
-        self.compiler = compiler or NoCompiler()
-        self.profiler = step.profiler
-        self.model_contents = model_contents
-        self.extra_contents = dict(extra_contents or {})
-        self.advise = advise or (lambda data_wait_share: "")
-        self.stop = StopRequest()
-        self.on_start: Callable[[], None] = lambda: None
-        """Called on the main process once the run folder is locked, the last checkpoint loaded, and something left."""
-        self._last_save_time = time.monotonic()
-        self._saved_step = 0
         self._scheduled = 0.0
+        # What it keeps and tells.
+        self.store, self.progress, self.tracker = records.store, records.progress, records.tracker
+        self.on_start = records.on_start
+        self.keeper = Keeper(learner, course, records, self.state, stage)
+        self.reporter = Reporter(learner, course, records, options, self.state, stage)
 
     def train(self) -> dict[str, Any]:
         """Train to the end, or from where the run was stopped; returns the summary.
@@ -118,43 +80,24 @@ class Trainer:
             NonFiniteError: too many steps in a row had to be undone.
             ValueError: the run folder is in use, or its checkpoint is of another model.
         """
-        lock = RunLock(self.store.folder)
-        if distributed.is_main():
-            lock.acquire()
-        try:
-            self.store.remove_leftovers()
-            is_resumed = resume(self)
-            if distributed.is_main():
-                if not is_resumed:
-                    self.store.set_aside_earlier_run()
-                if not self.is_finished():
-                    self.on_start()
+        with self._in_its_folder():
+            self._take_up()
             if self.is_finished():
                 say_finished(self.state, self.options, self.stage, self.store.best_path)
                 return self.summary()
             self.progress.open(self.state.step)
             with self.stop.listening():
-                while not self.epochs_done():
+                while not self.state.epochs_done(self.options):
                     self.train_epoch()
                     self._finish_epoch()
                     self._stop_if_asked()
                 self._average_last()
             self.store.close()
             return self.summary()
-        finally:
-            self.compiler.close()
-            self.progress.close()
-            self.profiler.close()
-            self.store.wait()
-            lock.release()
 
     def is_finished(self) -> bool:
         """Whether nothing is left to do: epochs trained (or stopped early), last checkpoints averaged."""
-        return self.epochs_done() and (self.state.averaged or self.options.average_checkpoints == 0)
-
-    def epochs_done(self) -> bool:
-        """Whether all epochs are trained, or the run was stopped early."""
-        return self.state.epoch >= self.options.max_epochs or self.state.stopped_early
+        return self.state.is_finished(self.options)
 
     def summary(self) -> dict[str, Any]:
         """What the run came to: plain values for the report."""
@@ -166,8 +109,33 @@ class Trainer:
             "performance": self.tracker.summary(),
         }
 
+    @contextlib.contextmanager
+    def _in_its_folder(self) -> Iterator[None]:
+        """Hold the run folder, and leave nothing open or half written behind, whatever happens inside."""
+        with contextlib.ExitStack() as stack:
+            if distributed.is_main():
+                stack.enter_context(held(self.store.folder))
+            # They run from the last to the first: the folder is let go of when nothing is written any more.
+            stack.callback(self.store.wait)
+            for part in (self.profiler, self.progress, self.threads, self.compiler):
+                stack.callback(part.close)
+            yield
+
+    def _take_up(self) -> None:
+        """Go on from what the folder holds, or make room for a run that begins."""
+        self.store.remove_leftovers()
+        is_resumed = resume(self.keeper, self.options)
+        if not is_resumed and distributed.is_main():
+            self.store.set_aside_earlier_run()
+        if self.is_finished():
+            if not self.store.best_path.exists():
+                self.evaluate("best.pt made again")
+                self.save_last()
+        elif distributed.is_main():
+            self.on_start()
+
     def train_epoch(self) -> None:
-        """All steps of one epoch, from its first batch or from where it was left; public for who measures epochs."""
+        """All steps of one epoch, from its first batch or from where it was left."""
         state = self.state
         if state.batch == 0:
             state.begin_epoch_sums()
@@ -179,67 +147,65 @@ class Trainer:
         batches = iter(self.loader)
         while state.batch < num_batches and self.run_step(batches):
             pass
-        self._fetch()
+        self.reporter.fetch()
         self.progress.end_epoch()
 
     def run_step(self, batches: Iterator[BatchLike]) -> bool:
-        """One step and what comes between two; False when no batch was left. Public for who measures steps."""
+        """One optimizer step and what comes between two; False when the loader had nothing left."""
+        begin, processor_begin = time.perf_counter(), time.thread_time()
         num_batches = len(self.loader)
-        if not self._one_step(batches, num_batches):
-            return False
-        self._after_step(num_batches)
-        return True
-
-    def _one_step(self, batches: Iterator[BatchLike], num_batches: int) -> bool:
-        """One optimizer step; False when the loader had nothing left (it skipped bad files, say)."""
-        begin = time.perf_counter()
-        data_seconds = compute_seconds = 0.0
         wanted = min(self.options.accumulation_steps, num_batches - self.state.batch)
-        self._scheduled = steps_for_schedules(
-            self.state, self.options.accumulation_steps, num_batches, self.learning_rate.steps_per_epoch
-        )
-        if self.margin is not None:
-            self.loss.margin = self.margin(self._scheduled)  # type: ignore[assignment]
-        taken = 0
-        for _ in range(wanted):
-            before_data = time.perf_counter()
-            with self.profiler.phase("data"):
-                batch = self._next_batch(batches, taken)
-            after_data = time.perf_counter()
-            data_seconds += after_data - before_data
-            if batch is None:
-                break
-            if self.state.step == 0 and taken == 0:
-                self._say_once(batch)
-            self.compiler.run(functools.partial(self.step.add, batch))
-            compute_seconds += time.perf_counter() - after_data
-            taken += 1
-            self.progress.advance()
+        self._look_up_schedules(num_batches)
+        taken, parts = self._add_batches(batches, wanted)
         if taken == 0:
-            # Fewer batches than announced: the epoch is over all the same.
+            # Fewer batches than announced (bad files were skipped, say): the epoch is over all the same.
             self.state.batch = num_batches
             return False
         before_update = time.perf_counter()
         with self.profiler.phase("optimizer"):
             outcome = self.step.finish(self.learning_rate(self._scheduled))
             self.average.update()
-        after_update = time.perf_counter()
-        self.state.step += 1
+        parts["optimizer"] = time.perf_counter() - before_update
         self.state.batch += taken if taken == wanted else num_batches - self.state.batch
-        self.state.utterances += outcome.num_utterances
-        self.recent.add(self.state.step, outcome)
-        parts = {"data": data_seconds, "forward_backward": compute_seconds, "optimizer": after_update - before_update}
-        seconds = time.perf_counter() - begin
-        self.state.seconds += seconds
-        self.tracker.update(seconds, outcome.num_utterances, parts=parts)
+        seconds, ran = time.perf_counter() - begin, time.thread_time() - processor_begin
+        self._count(outcome, parts, seconds)
+        is_compiled = self.compiler.is_compiled
+        self.threads.step(seconds - parts["data"], ran, outcome.num_utterances, is_compiled=is_compiled)
+        self._after_step(num_batches)
         return True
+
+    def _look_up_schedules(self, num_batches: int) -> None:
+        """Find the place of the coming step in the schedules, and give the loss its margin."""
+        self._scheduled = steps_for_schedules(
+            self.state, self.options.accumulation_steps, num_batches, self.learning_rate.steps_per_epoch
+        )
+        if self.margin is not None:
+            self.loss.margin = self.margin(self._scheduled)  # type: ignore[assignment]
+
+    def _add_batches(self, batches: Iterator[BatchLike], wanted: int) -> tuple[int, dict[str, float]]:
+        """Forward and backward of the step's micro-batches; how many there were, and seconds by part of the step."""
+        parts = {"data": 0.0, "forward_backward": 0.0}
+        for taken in range(wanted):
+            before_data = time.perf_counter()
+            with self.profiler.phase("data"):
+                batch = self._next_batch(batches, taken)
+            after_data = time.perf_counter()
+            parts["data"] += after_data - before_data
+            if batch is None:
+                return taken, parts
+            if self.state.step == 0 and taken == 0:
+                self.reporter.before_first_step(batch)
+            self.compiler.run(functools.partial(self.step.add, batch))
+            parts["forward_backward"] += time.perf_counter() - after_data
+            self.progress.advance()
+        return wanted, parts
 
     def _next_batch(self, batches: Iterator[BatchLike], taken: int) -> BatchLike | None:
         """The next batch, None where there is none left; what was trained is kept where the loader fails."""
         try:
             return next(batches, None)
         except Exception as error:
-            if self.state.step > self._saved_step:
+            if self.keeper.has_news:
                 if taken:  # The step under way is dropped whole, with the micro-batches that it had taken.
                     self.step.forget()
                     self.state.batch += taken
@@ -248,18 +214,18 @@ class Trainer:
                 logger.error("%s: last.pt was written after step %d", type(error).__name__, self.state.step)
             raise
 
+    def _count(self, outcome: StepOutcome, parts: dict[str, float], seconds: float) -> None:
+        self.state.step += 1
+        self.state.utterances += outcome.num_utterances
+        self.state.seconds += seconds
+        self.reporter.count(outcome, parts, seconds)
+
     def _after_step(self, num_batches: int) -> None:
-        """Numbers, profiler, compilation, saving, and requests to stop, between two steps."""
-        state, options = self.state, self.options
+        """Profiler, numbers, compilation, saving, and requests to stop, between two steps."""
         self.profiler.step()
-        if len(self.recent) >= min(options.log_interval, options.max_bad_steps):
-            self._fetch()
-        if state.step % options.log_interval == 0:
-            self._report(num_batches)
-        self.compiler.consider(state.step, steps_left(self.state, self.options, num_batches))
-        due = options.save_steps and state.step % options.save_steps == 0
-        waited = time.monotonic() - self._last_save_time
-        if due or self.stop or (options.save_minutes and waited > 60 * options.save_minutes):
+        self.reporter.after_step(self._scheduled, num_batches)
+        self.compiler.consider(self.state.step, steps_left(self.state, self.options, num_batches))
+        if self.stop or self.keeper.is_due(self.options):
             self.save_last()
         self._stop_if_asked()
 
@@ -270,65 +236,67 @@ class Trainer:
             logger.warning("stopped by %s after step %d; the same command goes on", self.stop.name, self.state.step)
             raise Interrupted(self.stop.number)
 
+    def save_last(self) -> None:
+        """Write everything that a resume needs, the numbers that still lie on the device included."""
+        self.reporter.fetch()
+        self.keeper.save_last()
+
     def _finish_epoch(self) -> None:
         """Evaluate when it is time, write checkpoints, decide about early stopping."""
         state, options = self.state, self.options
-        values = state.epoch_means()
         state.epoch, state.batch = state.epoch + 1, 0
-        report = dict(self.loader.epoch_report())
-        self.progress.record("epoch", state.step, state.epoch, {**values, **report, "bad_steps": state.bad_steps})
-        logger.info("%s: loss %.4f, accuracy %.2f %%", self._epoch_name(), values["loss"], values["accuracy_percent"])
-        self._say_advice()
+        self.reporter.tell_epoch()
         is_last = state.epoch >= options.max_epochs
-        if state.epoch % options.test_interval == 0 or is_last:
-            eer = self.evaluate()
-            self.learning_rate.observe(eer)
+        is_evaluated = is_last or state.epoch % options.test_interval == 0
+        if is_evaluated:
+            self.learning_rate.observe(self.evaluate())
             if options.patience and state.evaluations_without_gain >= options.patience:
                 state.stopped_early = True
                 logger.info("early stopping: no better EER in %d evaluations", state.evaluations_without_gain)
-            self._keep_epoch()
-        elif options.average_checkpoints:
-            self._keep_epoch()
+        if is_evaluated or options.average_checkpoints:
+            self.keeper.save_epoch(with_head=options.average_checkpoints > 0)
         self.save_last()
 
-    def evaluate(self, note: str = "") -> float:
-        """Run `validate` on the weights (their average where one is kept); keep the model when it is the best."""
-        begin = time.perf_counter()
+    def evaluate(self, note: str = "", *, of_average: bool = True) -> float:
+        """Run `validate` on the weights; keep the model when it is the best. Returns the EER in percent.
+
+        Args:
+            note: why, where it is no evaluation of an epoch, which alone costs patience.
+            of_average: let the moving average stand in for the weights, where one is kept.
+        """
+        begin, state = time.perf_counter(), self.state
+        with self._training_set_aside(of_average):
+            metrics = dict(self.validate())
+            eer = metrics["eer_percent"] = float(metrics["eer_percent"])
+            if state.begin_validation(int(metrics.get("trials_checksum", 0))):
+                self.learning_rate.load_state_dict({"observed_eers": []})
+            if state.take_eer(eer, self.stage.name, costs_patience=not note):
+                self.keeper.save_best()
+        seconds = time.perf_counter() - begin
+        state.evaluated_epoch = state.epoch
+        state.seconds += seconds
+        self.reporter.tell_evaluation(metrics, seconds, note)
+        return eer
+
+    @contextlib.contextmanager
+    def _training_set_aside(self, of_average: bool) -> Iterator[None]:
+        """Inside the block the network is evaluated; afterwards training goes on as if nothing had been."""
         self._free_memory()
         # Evaluation must not change what training draws next.
         random_state = capture_random_state()
-        state = self.state
-        with self.average.applied(), self.compiler.paused(), self.profiler.paused():
+        average = self.average.applied() if of_average else contextlib.nullcontext()
+        with average, self.compiler.paused(), self.profiler.paused():
             self.net.eval()
-            metrics = dict(self.validate())
+            yield
             self.net.train()
-            eer = float(metrics["eer_percent"])
-            if state.begin_validation(int(metrics.get("trials_checksum", 0))):
-                self.learning_rate.load_state_dict({"observed_eers": []})
-            is_best = eer < state.best_eer_percent
-            if is_best:
-                state.best_eer_percent, state.best_epoch, state.evaluations_without_gain = eer, state.epoch, 0
-                state.best_stage = self.stage.name
-                if distributed.is_main():
-                    self.store.save_best(self.model_contents(self._training_summary()))
-            elif not note:
-                state.evaluations_without_gain += 1
         restore_random_state(random_state)
         self._free_memory()
-        state.evaluated_epoch = state.epoch
-        seconds = time.perf_counter() - begin
-        state.seconds += seconds
-        values = {**metrics, "best_eer_percent": state.best_eer_percent, "evaluation_seconds": seconds, "note": note}
-        self.progress.record("evaluation", state.step, state.epoch, values)
-        logger.info(
-            "evaluation after %s%s: EER %.2f %% (best %.2f %%), %.1f s",
-            self._epoch_name(),
-            f" ({note})" if note else "",
-            eer,
-            state.best_eer_percent,
-            seconds,
-        )
-        return eer
+
+    def _free_memory(self) -> None:
+        # Training and evaluation need their memory in pieces of other sizes, which would not fit between each other.
+        gc.collect()
+        if self.precision.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _average_last(self) -> None:
         """Try the mean of the last checkpoints; it becomes best.pt when its EER is better."""
@@ -346,89 +314,8 @@ class Trainer:
             num_batches = recompute_statistics(self.net, (batch.waveforms for batch in some))
         logger.info("averaged the last %d checkpoints; statistics measured over %d batches", len(paths), num_batches)
         # The moving average must not stand in for these weights.
-        kept, self.average = self.average, WeightAverage(self.net, 0.0)
-        self.evaluate(f"average of {len(paths)} checkpoints")
-        self.average = kept
-        if distributed.is_main():
-            head = self.loss.state_dict() if head is None else head
-            self.store.save_average({**self.model_contents(self._training_summary()), "head": head})
+        self.evaluate(f"average of {len(paths)} checkpoints", of_average=False)
+        self.keeper.save_average(head)
         self.net.load_state_dict(own)
         self.state.averaged = True
         self.save_last()
-
-    def _keep_epoch(self) -> None:
-        if distributed.is_main():
-            # The head is averaged too, for a stage that follows.
-            head = {"head": self.loss.state_dict()} if self.options.average_checkpoints else {}
-            self.store.save_epoch(self.state.epoch, {**self.model_contents(self._training_summary()), **head})
-
-    def save_last(self) -> None:
-        """Write everything that a resume needs."""
-        self._fetch()
-        self._last_save_time = time.monotonic()
-        self._saved_step = self.state.step
-        if distributed.is_main():
-            self.store.save_last(self.contents())
-
-    def contents(self) -> dict[str, Any]:
-        """The contents of last.pt: the model file's own, and under `training` the state of every part."""
-        training = training_contents(self.state, self.modules(), self.parts(), self.loader)
-        return {**self.model_contents(self._training_summary()), "training": {**training, **self.extra_contents}}
-
-    def modules(self) -> dict[str, nn.Module]:
-        """What is trained, by its name in a checkpoint."""
-        return {"net": self.net, "loss": self.loss}
-
-    def parts(self) -> dict[str, HasState]:
-        """Everything else that has state, by its name in a checkpoint."""
-        return {
-            "optimizer": OptimizerState(self.optimizer),
-            "learning_rate": self.learning_rate,
-            "precision": self.precision,
-            "average": self.average,
-        }
-
-    def _training_summary(self) -> dict[str, Any]:
-        state = self.state
-        summary = {"epoch": state.epoch, "step": state.step, "best_eer_percent": state.best_eer_percent}
-        return summary | ({"stage": self.stage.name} if self.stage.name else {})
-
-    def _epoch_name(self) -> str:
-        return f"epoch {self.state.epoch}" + (f" of the {self.stage.name}" if self.stage.name else "")
-
-    def _fetch(self) -> None:
-        """Bring the numbers of the steps since the last fetch to the host, all in one transfer."""
-        self.recent.fetch_into(self.state, scale=self.precision)
-
-    def _report(self, num_batches: int) -> None:
-        self._fetch()
-        window = self.tracker.take_window()
-        left = steps_left(self.state, self.options, num_batches) * window.get("step_seconds", 0.0)
-        values = {
-            **window,
-            **self.recent.take(),
-            "learning_rate": self.learning_rate(self._scheduled),
-            "run_time_left": clock(left),
-        }
-        if self.margin is not None:
-            values["margin"] = self.margin(self._scheduled)
-        self.progress.record("step", self.state.step, self.state.epoch + 1, values)
-
-    def _say_advice(self) -> None:
-        """Once a run: what to change when it waits for data."""
-        advice = self.advise(self.tracker.summary().get("data_wait_share", 0.0))
-        if advice:
-            logger.warning("%s", advice)
-            self.advise = lambda data_wait_share: ""
-
-    def _free_memory(self) -> None:
-        gc.collect()
-        if self.precision.device.type == "cuda":
-            torch.cuda.empty_cache()
-
-    def _say_once(self, batch: BatchLike) -> None:
-        """Before the very first step: whether autocast acts, and what training accuracy means."""
-        with self.compiler.paused():
-            report_activations(self.net, self.precision, batch.waveforms)
-        if self.margin is not None and self.margin.full > 0:
-            logger.info("training accuracy is low by design: the margin makes every utterance look harder than it is")

@@ -6,8 +6,11 @@ import pytest
 import torch
 
 from speakernet.assembly.evaluation import run_evaluation
+from speakernet.assembly.inputs import Inputs
+from speakernet.checkpoint import write_checkpoint
 from speakernet.config import Config, load_config
-from speakernet.models.model_file import model_file_contents, save_model_file
+from speakernet.evaluation.evaluate import Evaluation
+from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
 
 RECIPE = """# an untrained network is enough to see where numbers go
@@ -27,7 +30,7 @@ runtime: {{device: cpu, precision: "no", compile: "off"}}
 def model(tmp_path: Path) -> Path:
     torch.manual_seed(4)
     net = SpeakerNet.named("ResNetSE34L", embedding_dim=16)
-    save_model_file(tmp_path / "best.pt", model_file_contents(net, loss_normalizes=True))
+    write_checkpoint(tmp_path / "best.pt", model_file_contents(net, loss_normalizes=True))
     return tmp_path / "best.pt"
 
 
@@ -37,49 +40,53 @@ def configure(root: Path, folder: Path, *options: str) -> Config:
     return load_config(["--config", str(path), *options]).config
 
 
+def evaluated(config: Config, model: Path) -> Evaluation:
+    return run_evaluation(config, Inputs(config, torch.device("cpu")), model)
+
+
 def test_a_plain_evaluation_leaves_the_model_file_alone(tiny_corpus: Path, tmp_path: Path, model: Path) -> None:
     before = model.read_bytes()
-    evaluation = run_evaluation(configure(tiny_corpus, tmp_path), model)
+    evaluation = evaluated(configure(tiny_corpus, tmp_path), model)
     assert model.read_bytes() == before
-    assert evaluation.results["num_trials"] == len(evaluation.scores)
-    assert evaluation.results["backend"]["score"] == "cosine"
+    assert evaluation.results.num_trials == len(evaluation.scores)
+    assert evaluation.results.backend["score"] == "cosine"
 
 
 def test_what_is_fitted_is_kept_with_its_scoring(tiny_corpus: Path, tmp_path: Path, model: Path) -> None:
     trials = str(tiny_corpus / "trials.txt")
     options = ["--evaluation.score_norm", "as", "--evaluation.cohort_size", "5", "--evaluation.subtract_mean", "true"]
-    fitted = run_evaluation(
+    fitted = evaluated(
         configure(tiny_corpus, tmp_path, *options, "--evaluation.calibration_list", trials), model
     ).results
     contents = torch.load(model, weights_only=True)
     assert contents["embedding_mean"].shape == (16,)
-    assert contents["thresholds"][0]["backend"] == fitted["backend"]
-    assert fitted["backend"]["cohort_members"] == 8
-    assert any("list that is reported" in warning for warning in fitted["warnings"])
-    again = run_evaluation(configure(tiny_corpus, tmp_path, *options), model).results
-    assert again["cllr"] == pytest.approx(fitted["cllr"])
+    assert contents["thresholds"][0]["backend"] == fitted.backend
+    assert fitted.backend["cohort_members"] == 8
+    assert any("list that is reported" in warning for warning in fitted.warnings)
+    again = evaluated(configure(tiny_corpus, tmp_path, *options), model).results
+    assert again.cllr == pytest.approx(fitted.cllr)
     # another scoring must not borrow the fit
-    assert "cllr" not in run_evaluation(configure(tiny_corpus, tmp_path), model).results
+    assert "cllr" not in evaluated(configure(tiny_corpus, tmp_path), model).results.to_dict()
 
 
 def test_a_cohort_of_the_trials_own_speakers_is_warned_of(tiny_corpus: Path, tmp_path: Path, model: Path) -> None:
     cohort = tmp_path / "cohort.txt"
     cohort.write_text("spk08 spk08/utt0.wav\nspk09 spk09/utt0.wav\nspk00 spk00/utt0.wav\n")
     options = ["--score_norm", "s", "--cohort_list", str(cohort), "--evaluation.cohort_path", str(tiny_corpus)]
-    warnings = run_evaluation(configure(tiny_corpus, tmp_path, *options), model).results["warnings"]
+    warnings = evaluated(configure(tiny_corpus, tmp_path, *options), model).results.warnings
     assert any("spk08, spk09" in warning for warning in warnings)
 
 
 def test_normalising_a_distance_is_refused(tiny_corpus: Path, tmp_path: Path, model: Path) -> None:
     options = ["--score_norm", "z", "--evaluation.score", "mean_distance"]
     with pytest.raises(ValueError, match="normalisation works on the cosine"):
-        run_evaluation(configure(tiny_corpus, tmp_path, *options), model)
+        evaluated(configure(tiny_corpus, tmp_path, *options), model)
 
 
 def test_a_mean_belongs_to_one_way_of_embedding(tiny_corpus: Path, tmp_path: Path, model: Path) -> None:
     def score(*options: str):
         options = ("--evaluation.subtract_mean", "true", "--evaluation.keep_embeddings", "false", *options)
-        run_evaluation(configure(tiny_corpus, tmp_path, *options), model)
+        evaluated(configure(tiny_corpus, tmp_path, *options), model)
         contents = torch.load(model, weights_only=True)
         return contents["embedding_mean"], contents["embedding_mean_of"]
 
@@ -101,6 +108,6 @@ def test_a_mean_of_unknown_origin_is_not_used(tiny_corpus: Path, tmp_path: Path,
     torch.save(contents, model)
     subtract = ["--evaluation.subtract_mean", "true"]
     with pytest.raises(ValueError, match=r"mean embedding of an unknown way of embedding.*crops.*no training list"):
-        run_evaluation(configure(tiny_corpus, tmp_path, *subtract, "--train_list", "nowhere.txt"), model)
-    run_evaluation(configure(tiny_corpus, tmp_path, *subtract), model)
+        evaluated(configure(tiny_corpus, tmp_path, *subtract, "--train_list", "nowhere.txt"), model)
+    evaluated(configure(tiny_corpus, tmp_path, *subtract), model)
     assert torch.load(model, weights_only=True)["embedding_mean"].abs().max() < 100

@@ -63,8 +63,8 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         seen["classes"].append(loader.num_classes)
         return loader
 
-    monkeypatch.setattr(journeys, "build_training_loader", watch_loader)
     for module in (journeys, large_margin):
+        monkeypatch.setattr(module, "build_training_loader", watch_loader)
         build_trainer = module.build_trainer
 
         def watch_trainer(*arguments: Any, build: Any = build_trainer, **options: Any) -> Trainer:

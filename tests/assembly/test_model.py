@@ -4,11 +4,12 @@ import pytest
 import torch
 
 from speakernet.assembly.model import build_loss, build_model, load_for_scoring
+from speakernet.checkpoint import write_checkpoint
 from speakernet.config.loading import load_config
 from speakernet.frontend.features import KaldiFbank, LogMel
 from speakernet.frontend.options import LogMelOptions
 from speakernet.losses.options import LOSSES, AMSoftmaxOptions, TripletOptions
-from speakernet.models.model_file import model_file_contents, save_model_file
+from speakernet.models.model_file import model_file_contents
 from speakernet.models.options import MODELS, ModelOptions
 from speakernet.options import field_names
 
@@ -73,7 +74,7 @@ def test_unknown_names_suggest():
 
 def test_a_model_file_scores_as_what_it_says_it_is(tmp_path):
     net = build_model(config_of("--model.name", "ResNet", "--frontend.num_mels", "40"))
-    save_model_file(tmp_path / "best.pt", model_file_contents(net, loss_normalizes=False))
+    write_checkpoint(tmp_path / "best.pt", model_file_contents(net, loss_normalizes=False))
     loaded = load_for_scoring(config_of("--model.name", "VGGVox"), tmp_path / "best.pt")
     waves = torch.randn(1, 8000, generator=torch.Generator().manual_seed(0))
     assert torch.equal(*(one.embed(waves, sample_rate=16000) for one in (loaded.net, net)))

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from speakernet.assembly.data import build_training_loader
+from speakernet.assembly.inputs import Inputs
 from speakernet.assembly.large_margin import large_margin_config, train_large_margin_stage
 from speakernet.assembly.model import build_loss, build_model
 from speakernet.assembly.refusals import refuse_impossible
@@ -15,14 +16,14 @@ from speakernet.assembly.training import (
     build_precision,
     build_schedules,
     build_trainer,
-    choose_device,
     prepare_machine,
 )
+from speakernet.checkpoint import CheckpointError
 from speakernet.config import ConfigError, load_config
 from speakernet.config.schema import Config, config_from_dict, problems, replaced
 from speakernet.data.audio import write_audio
+from speakernet.machine.device import choose_device
 from speakernet.models.model_file import load_model_file
-from speakernet.training.checkpoint import CheckpointError
 from speakernet.training.compiling import NoCompiler
 from speakernet.training.interrupts import Interrupted
 from speakernet.training.optimizers import create_optimizer
@@ -70,11 +71,12 @@ def tiny_config(corpus: Path, **sections) -> Config:
     return replaced(Config(), **values)
 
 
-def ready(config: Config, folder: Path, eer: float = 10.0):
+def ready(config: Config, folder: Path, validate=lambda net: {"eer_percent": 10.0}, **options):
     torch.manual_seed(0)
-    loader = build_training_loader(config, CPU)
+    loader = build_training_loader(config, Inputs(config, CPU))
     net, loss = build_model(config), build_loss(config, loader.num_classes)
-    return build_trainer(config, net, loss, loader, lambda: {"eer_percent": eer}, folder), net, loss
+    refuse_impossible(config, net, CPU)
+    return build_trainer(config, net, loss, loader, lambda: validate(net), folder, CPU, **options), net, loss
 
 
 def test_real_parts_train_and_leave_a_model_file(corpus: Path, tmp_path: Path):
@@ -218,7 +220,7 @@ def test_large_margin_stage_goes_on_with_the_same_weights(corpus: Path, tmp_path
     )
     trainer, net, loss = ready(config, tmp_path)
     trainer.train()
-    parts = (config, net, loss, build_training_loader)
+    parts = (config, net, loss, Inputs(config, CPU))
     summary = train_large_margin_stage(*parts, lambda: {"eer_percent": 5.0}, tmp_path, 3)
     assert summary["epochs"] == 1 and loss.margin == 0.4
     better = (tmp_path / "large_margin" / "best.pt").read_bytes()
@@ -241,7 +243,7 @@ def test_the_better_model_of_a_margin_stage_is_the_one_to_beat(
     config = tiny_config(corpus, training={"max_epochs": 1, **more})
     trainer, net, loss = ready(config, tmp_path)  # its EER is 10 %
     trainer.train()
-    parts = (config, net, loss, build_training_loader)
+    parts = (config, net, loss, Inputs(config, CPU))
     train_large_margin_stage(*parts, lambda: {"eer_percent": 5.0}, tmp_path, 3)
     assert "epoch 1 of the large-margin stage: loss" in caplog.text and "best.pt before 10.00 %: kept" in caplog.text
     better = (tmp_path / "best.pt").read_bytes()
@@ -249,13 +251,13 @@ def test_the_better_model_of_a_margin_stage_is_the_one_to_beat(
     train_large_margin_stage(*parts, lambda: {"eer_percent": 5.0}, tmp_path, 3)
     assert "EER 5.00 %; best.pt is its model already" in caplog.text
     assert "To go on: --training.large_margin_epochs 11" in caplog.text
-    on, _, _ = ready(tiny_config(corpus, training={"max_epochs": 2, **more}), tmp_path)
-    on.validate = lambda: {"eer_percent": 7.0}
+    longer = tiny_config(corpus, training={"max_epochs": 2, **more})
+    on, _, _ = ready(longer, tmp_path, lambda net: {"eer_percent": 7.0})
     summary = on.train()
     assert (tmp_path / "best.pt").read_bytes() == better
     assert (summary["best_eer_percent"], summary["best_epoch"], summary["best_stage"]) == (5.0, 1, "large-margin stage")
-    further, _, _ = ready(tiny_config(corpus, training={"max_epochs": 3, **more}), tmp_path)
-    further.validate = lambda: {"eer_percent": 4.0}
+    longest = tiny_config(corpus, training={"max_epochs": 3, **more})
+    further, _, _ = ready(longest, tmp_path, lambda net: {"eer_percent": 4.0})
     summary = further.train()
     assert (summary["best_eer_percent"], summary["best_epoch"], summary["best_stage"]) == (4.0, 3, "")
     assert (tmp_path / "best.pt").read_bytes() != better
@@ -279,19 +281,19 @@ def test_compiled_training_leaves_an_eager_network_to_averages_and_stages(
         runtime={"compile": "on", "device": "cpu"},
         data={"crop_frames": 65},
     )
-    trainer, net, loss = ready(config, tmp_path)
     evaluated = []
 
-    def validate() -> dict[str, float]:
+    def validate(net: torch.nn.Module) -> dict[str, float]:
         evaluated.append(net(torch.zeros(1, 12000 + 160 * len(evaluated))).shape)
         return {"eer_percent": 9.0}
 
-    trainer.validate = validate
+    trainer, net, loss = ready(config, tmp_path, validate)
     trainer.train()
     compiled = torch._dynamo.utils.counters["frames"]["ok"]
     assert "compiled (whole, default) in" in caplog.text and "averaged the last 2 checkpoints" in caplog.text
     stage = replaced(config, runtime={"compile": "off"})
-    train_large_margin_stage(stage, net, loss, build_training_loader, validate, tmp_path, trainer.state.step)
+    parts = (stage, net, loss, Inputs(stage, CPU))
+    train_large_margin_stage(*parts, lambda: validate(net), tmp_path, trainer.state.step)
     assert torch._dynamo.utils.counters["frames"]["ok"] == compiled
     assert len(evaluated) == 2 + 1 + 1 and "compilation failed" not in caplog.text
 
@@ -301,7 +303,7 @@ def test_impossible_combinations_are_refused(corpus: Path, tmp_path: Path, monke
         corpus, loss={"name": "angleproto"}, training={"accumulation_steps": 2, "gradient_cache": "off"}
     )
     with pytest.raises(ValueError, match="own negatives"):
-        refuse_impossible(metric, build_model(metric), build_loss(metric, SPEAKERS), CPU)
+        refuse_impossible(metric, build_model(metric), CPU)
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match="no GPU"):
             choose_device(tiny_config(corpus, runtime={"device": "cuda"}).runtime)
@@ -379,19 +381,17 @@ def test_a_resumed_run_has_the_options_it_is_given(corpus: Path, tmp_path: Path)
 
 def test_what_a_start_writes_waits_for_the_lock_and_the_checkpoint(corpus: Path, tmp_path: Path):
     ready(tiny_config(corpus, training={"max_epochs": 1}), tmp_path)[0].train()
-    refused, _, _ = ready(tiny_config(corpus, optimizer={"name": "sgd"}), tmp_path)
     started: list[str] = []
-    refused.on_start = lambda: started.append("refused")
+
+    def start(config: Config, name: str) -> None:
+        ready(config, tmp_path, on_start=lambda: started.append(name))[0].train()
+
     with pytest.raises(ValueError):
-        refused.train()
-    accepted, _, _ = ready(tiny_config(corpus), tmp_path)
-    accepted.on_start = lambda: started.append("accepted")
-    accepted.train()
+        start(tiny_config(corpus, optimizer={"name": "sgd"}), "refused")
+    start(tiny_config(corpus), "accepted")
     assert started == ["accepted"]
     # Nothing is left to train: config.yaml stays what was trained.
-    idle, _, _ = ready(tiny_config(corpus, training={"max_epochs": 1}), tmp_path)
-    idle.on_start = lambda: started.append("idle")
-    idle.train()
+    start(tiny_config(corpus, training={"max_epochs": 1}), "idle")
     assert started == ["accepted"]
 
 

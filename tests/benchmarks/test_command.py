@@ -11,7 +11,7 @@ from benchmarks.data import prepare_data
 from speakernet.cli import run_command
 from speakernet.config import load_config
 from speakernet.data.audio import audio_info, write_audio
-from speakernet.data.sources import open_source
+from speakernet.data.opening import open_source
 
 
 def benchmark(arguments: list[str]) -> int:

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.epoch import CLASSIC, OURS, classic_epoch, our_epoch
 from benchmarks.steps import BY_HAND, NAMES, PLAIN, VARIANTS, classic_config, make_step, trainer_step, variant_config
-from speakernet.assembly.journeys import with_default_paths
+from speakernet.assembly.inputs import with_default_paths
 from speakernet.config.schema import Config, config_from_dict, replaced
 from speakernet.training.progress import Progress
 

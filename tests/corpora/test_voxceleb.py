@@ -17,7 +17,7 @@ from preparation_server import PlayedSource, played_source
 
 from speakernet.data.audio import audio_info
 from speakernet.data.lists import read_training_list, read_trials
-from speakernet.data.sources import open_source
+from speakernet.data.opening import open_source
 
 TRIALS = (
     "1 id10001/video0/00000.wav id10001/video0/00001.wav\n0 id10001/video0/00000.wav id10040/video0/00000.wav\n"

@@ -9,7 +9,7 @@ from scipy.signal import convolve
 
 from speakernet.data.audio import AudioError, write_audio
 from speakernet.data.augment.augmenter import BABBLE, CLEAN, MUSIC, NOISE, REVERB, Augmenter, distinct_choices
-from speakernet.data.augment.banks import BlockEnergies, fast_fft_samples, noise_banks, room_bank
+from speakernet.data.augment.banks import BlockEnergies, fast_fft_samples, noise_banks, rir_bank
 from speakernet.data.augment.options import AugmentOptions
 from speakernet.data.cache import AudioCache
 from speakernet.data.ram import clips_into_ram
@@ -39,9 +39,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def make(folders: tuple[Path, Path], **options: object) -> Augmenter:
-    rooms = room_bank(folders[1], 16000, AudioCache(1 << 24), is_aligned=options.get("style") != "classic")
+    rirs = rir_bank(folders[1], 16000, AudioCache(1 << 24), is_aligned=options.get("style") != "classic")
     banks = noise_banks(folders[0], 16000, AudioCache(1 << 24))
-    return Augmenter(banks, rooms, AugmentOptions(**options))  # type: ignore[arg-type]
+    return Augmenter(banks, rirs, AugmentOptions(**options))  # type: ignore[arg-type]
 
 
 def speech(random: np.random.Generator, batch: int = BATCH) -> torch.Tensor:
@@ -86,10 +86,10 @@ def test_reverberation_is_direct_convolution_with_the_direct_path_in_place(
     augmenter = make(folders)
     wet, drawn, _ = augment(augmenter, clean)
     rows = np.flatnonzero(drawn.kinds == REVERB)
-    assert set(drawn.rooms[rows]) == {0, 1, 2}
+    assert set(drawn.rirs[rows]) == {0, 1, 2}
     for row in rows:
-        room = int(drawn.rooms[row])
-        whole = augmenter.rooms.source.read(augmenter.rooms.names[room]).astype(np.float64)
+        rir = int(drawn.rirs[row])
+        whole = augmenter.rirs.source.read(augmenter.rirs.names[rir]).astype(np.float64)
         whole /= np.sqrt((whole**2).sum())
         direct = int(np.abs(whole).argmax())
         expected = convolve(clean[row].numpy().astype(np.float64), whole[direct:], mode="full", method="direct")[
@@ -106,7 +106,7 @@ def test_classic_style_equals_a_plain_loop(folders: tuple[Path, Path], random: n
         audio = clean[row].numpy().astype(np.float64)
         expected = audio
         if drawn.kinds[row] == REVERB:
-            response = augmenter.rooms.source.read(augmenter.rooms.names[int(drawn.rooms[row])]).astype(np.float64)
+            response = augmenter.rirs.source.read(augmenter.rirs.names[int(drawn.rirs[row])]).astype(np.float64)
             expected = convolve(audio, response / np.sqrt((response**2).sum()), mode="full")[:SAMPLES]
         else:
             clean_db = 10 * np.log10(np.mean(audio**2) + 1e-4)
@@ -196,7 +196,7 @@ def test_layouts_and_broken_files(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     with pytest.raises(AudioError, match="no readable audio"):
         noise_banks(tmp_path / "empty", 16000, None)
     with pytest.raises(AudioError, match="no audio files"):
-        room_bank(tmp_path / "empty", 16000, None, is_aligned=True)
+        rir_bank(tmp_path / "empty", 16000, None, is_aligned=True)
     root = tmp_path / "flat"
     root.mkdir()
     write_audio(root / "a.wav", np.ones(100, dtype=np.float32) / 2, 16000)
@@ -205,9 +205,9 @@ def test_layouts_and_broken_files(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert len(banks["noise"]) == 1
     assert "b.wav" in caplog.text and "count as noise" in caplog.text
     write_audio(root / "silent.wav", np.zeros(100, dtype=np.float32), 16000)
-    silent = room_bank(root, 16000, None, is_aligned=True)
+    silent = rir_bank(root, 16000, None, is_aligned=True)
     with pytest.raises(AudioError, match="silent"):
-        silent.response([silent.names[row] for row in range(3)].index("silent.wav"), 100)
+        silent.prepared([silent.names[row] for row in range(3)].index("silent.wav"), 100)
 
 
 @pytest.mark.parametrize("style", ["ours", "classic"])
@@ -242,9 +242,9 @@ def test_rooms_are_one_microphone_and_no_noise(tmp_path: Path, caplog: pytest.Lo
         write_audio(tmp_path / name, right, 16000)
     response = "real_rirs_isotropic_noises/RVB2014_type1_rir_a.wav"
     write_audio(tmp_path / response, np.stack([left, right], axis=1), 16000)
-    rooms = room_bank(tmp_path, 16000, None, is_aligned=True)
-    assert list(rooms.names) == [response] and "2 files are noises" in caplog.text
-    taken = rooms.response(0, 400)
+    rirs = rir_bank(tmp_path, 16000, None, is_aligned=True)
+    assert list(rirs.names) == [response] and "2 files are noises" in caplog.text
+    taken = rirs.prepared(0, 400)
     assert np.flatnonzero(taken).tolist() == [0, 50] and taken[50] / taken[0] == pytest.approx(0.4, abs=1e-3)
 
 

@@ -56,13 +56,13 @@ def test_ram_corpus() -> None:
 
 
 def test_device_resident() -> None:
-    facts = {"device_type": "cuda", "corpus_bytes": 100, "is_flat": True, "has_speeds": False, "budget_bytes": 200}
+    facts = {"device_type": "cuda", "corpus_bytes": 100, "is_flat": True, "changes_speed": False, "budget_bytes": 200}
     assert choose_device_resident(switch="auto", **facts).value
     assert not choose_device_resident(switch="auto", **{**facts, "device_type": "cpu"}).value
     assert choose_device_resident(switch="on", **{**facts, "device_type": "cpu"}).value
     for change, word in [
         ({"is_flat": False}, "packed"),
-        ({"has_speeds": True}, "speed"),
+        ({"changes_speed": True}, "speed"),
         ({"budget_bytes": 9}, "takes"),
         ({"augments_elsewhere": True}, "augment.device is cpu"),
     ]:

@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from speakernet.assembly.data import build_training_loader
+from speakernet.assembly.inputs import Inputs
 from speakernet.config import Config
 from speakernet.config.schema import replaced
 from speakernet.data.audio import AudioError, read_audio, write_audio
-from speakernet.data.batches import BatchMaker, BatchRequest
-from speakernet.data.loader import Batch, TrainingLoader
+from speakernet.data.batches import Batch, BatchMaker
+from speakernet.data.loader import TrainingLoader
 from speakernet.data.ram import RamRows
+from speakernet.data.requests import BatchRequest
 from speakernet.data.resident import ResidentMaker
 from speakernet.data.sharing import SharedArray
 
@@ -63,7 +65,8 @@ def loader(
     corpus: Path, disturbances: Path | None = None, start_method: str | None = None, **changes: object
 ) -> TrainingLoader:
     """A loader over the tiny corpus."""
-    return build_training_loader(config_of(corpus, disturbances, **changes), CPU, start_method)
+    config = config_of(corpus, disturbances, **changes)
+    return build_training_loader(config, Inputs(config, CPU), start_method)
 
 
 def epoch(made: TrainingLoader, number: int = 0) -> list[Batch]:
@@ -155,10 +158,17 @@ def test_memory_and_resident_corpora_give_the_same_batches(tiny_corpus: Path, di
         plain = epoch(loader(tiny_corpus, noise))
         assert_same(plain, epoch(loader(tiny_corpus, noise, data__ram_corpus="on")))
         resident = loader(tiny_corpus, noise, data__ram_corpus="on", data__device_resident="on")
-        assert resident.resident is not None
+        assert isinstance(resident.maker, ResidentMaker)
         assert_same(plain, epoch(resident))
     with pytest.raises(ValueError, match="neither packed"):
         loader(tiny_corpus, data__device_resident="on")
+
+
+def test_a_resident_corpus_is_not_for_one_other_speed_either(tiny_corpus: Path, disturbances: Path) -> None:
+    """Crops are gathered at the speed of the recording: one factor but 1.0 would be left out in silence."""
+    resident = {"data__ram_corpus": "on", "data__device_resident": "on"}
+    with pytest.raises(ValueError, match="speed factors are applied while reading"):
+        loader(tiny_corpus, disturbances, augment__speed_factors=[0.9], **resident)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +184,7 @@ def test_the_log_says_where_augmentation_runs(
     caplog.set_level(logging.INFO)
     made = loader(tiny_corpus, disturbances, data__ram_corpus="on", data__device_resident=resident)
     assert [line for line in caplog.messages if line.startswith("augmentation runs")] == [where]
-    assert (made.maker.augmenter is None) is (resident == "on")
+    assert made.maker.augments is (resident == "off") and (made.augmenter is not None) is (resident == "on")
 
 
 def test_augmentation_on_the_cpu_and_a_corpus_on_the_gpu_exclude_each_other(
@@ -184,13 +194,15 @@ def test_augmentation_on_the_cpu_and_a_corpus_on_the_gpu_exclude_each_other(
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 34, 1 << 34))
     options = {"data__ram_corpus": "on", "data__pin_memory": False, "augment__device": "cpu"}
-    made = build_training_loader(config_of(tiny_corpus, disturbances, **options), torch.device("cuda"))
-    assert made.resident is None and made.maker.augmenter is not None
+    gpu = torch.device("cuda")
+    config = config_of(tiny_corpus, disturbances, **options)
+    made = build_training_loader(config, Inputs(config, gpu))
+    assert isinstance(made.maker, BatchMaker) and made.maker.augments
     assert "corpus on the device: no (augment.device is cpu" in caplog.text
     assert "augmentation runs on the CPU, with the loading (asked for)" in caplog.text
     resident = config_of(tiny_corpus, disturbances, **options, data__device_resident="on")
     with pytest.raises(ValueError, match=r"data.device_resident: on, but augment.device is cpu"):
-        build_training_loader(resident, torch.device("cuda"))
+        build_training_loader(resident, Inputs(resident, gpu))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -344,7 +356,7 @@ def test_a_resident_corpus_replaces_what_cannot_be_read(tiny_corpus: Path, tmp_p
         with pytest.raises(AudioError, match="max_bad_share"):
             epoch(strict)
         made.append(loader(root, **options, data__on_bad_audio="skip", data__max_bad_share=0.1))
-    assert made[1].resident is not None
+    assert isinstance(made[1].maker, ResidentMaker)
     assert_same(*(epoch(one) for one in made))
     assert [one.epoch_report()["bad_utterances"] for one in made] == [2, 2]
 

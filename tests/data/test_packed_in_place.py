@@ -5,15 +5,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from speakernet.assembly.data import build_source, build_training_loader
+from speakernet.assembly.data import build_training_loader
+from speakernet.assembly.inputs import Inputs
 from speakernet.assembly.model import build_model
 from speakernet.config import load_config
 from speakernet.config.schema import Config
 from speakernet.corpora.pack_inputs import FolderInput
 from speakernet.data.lists import StringTable, read_trials
+from speakernet.data.opening import open_source
 from speakernet.data.packed.corpus import PackedSource
 from speakernet.data.packed.writer import pack
 from speakernet.evaluation.embedding import embed_utterances
+from speakernet.evaluation.options import EmbeddingOptions
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +46,8 @@ def config_of(root: Path, tiny_corpus: Path, num_workers: int) -> Config:
 def test_training_batches(corpus: Path, tiny_corpus: Path, num_workers: int) -> None:
     epochs = []
     for root in (tiny_corpus, corpus):
-        loader = build_training_loader(config_of(root, tiny_corpus, num_workers), torch.device("cpu"))
+        config = config_of(root, tiny_corpus, num_workers)
+        loader = build_training_loader(config, Inputs(config, torch.device("cpu")))
         loader.set_epoch(1)
         epochs.append([(batch.waveforms.clone(), batch.labels.clone()) for batch in loader])
         loader.close()
@@ -57,8 +61,9 @@ def test_embeddings(corpus: Path, tiny_corpus: Path) -> None:
     config = config_of(corpus, tiny_corpus, 0)
     net = build_model(config)
     names: StringTable = read_trials(tiny_corpus / "trials.txt").names
-    source = build_source(config, corpus)
+    source = open_source(corpus)
     assert isinstance(source, PackedSource)
-    found = embed_utterances(net, source, names, eval_frames=80, num_crops=2)
-    expected = embed_utterances(net, build_source(config, tiny_corpus), names, eval_frames=80, num_crops=2)
+    options = EmbeddingOptions(eval_frames=80, num_crops=2)
+    found = embed_utterances(net, source, names, options)
+    expected = embed_utterances(net, open_source(tiny_corpus), names, options)
     assert found.shape == (len(names), 2, 8) and (found == expected).all()

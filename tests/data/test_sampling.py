@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from speakernet.data import sampling
 from speakernet.data.keyed import KeyedRandom
 from speakernet.data.options import SamplingOptions
-from speakernet.data.sampling import BalancedSampler, ShuffledSampler, rank_share, speed_fractions
+from speakernet.data.sampling import BalancedSampler, ShuffledSampler, rank_share
+from speakernet.data.speeds import speed_fractions
 
 
 def test_shuffled_uses_everything_once() -> None:

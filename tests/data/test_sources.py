@@ -11,8 +11,9 @@ from speakernet.data import lookup as lookup_module
 from speakernet.data.audio import AudioError, audio_info, write_audio
 from speakernet.data.cache import AudioCache
 from speakernet.data.lists import StringTable
-from speakernet.data.lookup import build_lookup
-from speakernet.data.sources import FolderSource, open_source
+from speakernet.data.lookup import build_lookup_table
+from speakernet.data.opening import open_source
+from speakernet.data.sources import FolderSource
 
 
 @pytest.fixture()
@@ -33,8 +34,8 @@ NAMES = StringTable.from_strings(["plain.wav", "b.flac", "stereo.wav", "short.wa
 @pytest.mark.parametrize("cache", [None, AudioCache(1 << 20)])
 @pytest.mark.parametrize("dtype", [np.float32, np.int16])
 def test_rows_equal_single_reads(folder: Path, dtype: type, cache: AudioCache | None) -> None:
-    source = FolderSource(folder, keep_lookup=False, cache=cache)
-    reader = source.rows(NAMES, source.lookup(NAMES))
+    source = FolderSource(folder, keep_lookup=False)
+    reader = source.rows(NAMES, source.lookup_table(NAMES), cache)
     starts = np.array([0, 1234, 4000, 0])
     scale = 1 if dtype is np.float32 else 32768
     for _ in range(2):
@@ -51,7 +52,7 @@ def test_rows_equal_single_reads(folder: Path, dtype: type, cache: AudioCache | 
 
 def test_a_crop_past_the_end_wraps_to_the_start(folder: Path) -> None:
     source = FolderSource(folder, keep_lookup=False)
-    reader = source.rows(NAMES, source.lookup(NAMES))
+    reader = source.rows(NAMES, source.lookup_table(NAMES))
     for row in range(4):
         whole = source.read(NAMES[row])
         out = np.empty((1, 900), dtype=np.float32)
@@ -61,7 +62,7 @@ def test_a_crop_past_the_end_wraps_to_the_start(folder: Path) -> None:
 
 
 def test_lookup_says_what_headers_say(folder: Path) -> None:
-    table = FolderSource(folder, keep_lookup=False).lookup(NAMES, num_threads=3)
+    table = FolderSource(folder, keep_lookup=False).lookup_table(NAMES, num_threads=3)
     assert table.num_samples.tolist() == [8000, 8000, 8000, 700]
     assert table.native_samples.tolist() == [8000, 8000, 4000, 700]
     assert table.sample_rates.tolist() == [16000, 16000, 8000, 16000]
@@ -69,9 +70,22 @@ def test_lookup_says_what_headers_say(folder: Path) -> None:
     assert table.info(0) == audio_info(folder / "plain.wav")
 
 
+def test_a_list_is_looked_up_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks, loader and evaluations share a list, a source and so a table; another list has its own."""
+    source = FolderSource(folder, keep_lookup=False)
+    names = StringTable.from_strings(["plain.wav", "b.flac"])
+    table = source.lookup_table(names)
+    assert source.lookup_table(names) is table
+    assert len(source.lookup_table(StringTable.from_strings(["short.wav"]))) == 1
+    # The list is gone, and with it its table: a list at the same place in memory gets its own.
+    kept = source._tables
+    del names
+    assert all(one is not table for one in kept.values())
+
+
 def test_lookup_is_kept_and_found_again(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = StringTable.from_strings([*NAMES, "absent.wav"])
-    first = build_lookup(folder, names, sample_rate=16000, cache_folder=tmp_path / "kept")
+    first = build_lookup_table(folder, names, sample_rate=16000, cache_folder=tmp_path / "kept")
     assert list(first.problems) == [4]
     read: list[str] = []
 
@@ -79,20 +93,20 @@ def test_lookup_is_kept_and_found_again(folder: Path, tmp_path: Path, monkeypatc
         read.append(path)
         return audio_info(path)
 
-    second = build_lookup(folder, names, sample_rate=16000, cache_folder=tmp_path / "kept", read_info=counting)  # type: ignore[arg-type]
+    second = build_lookup_table(folder, names, sample_rate=16000, cache_folder=tmp_path / "kept", read_info=counting)  # type: ignore[arg-type]
     assert [Path(one).name for one in read] == ["absent.wav"], "only what failed is read again"
     np.testing.assert_array_equal(first.num_samples, second.num_samples)
     # Another list has another table; a damaged one is read again.
     assert lookup_module.lookup_key(folder, names, 16000) != lookup_module.lookup_key(folder, NAMES, 16000)
     (kept,) = (tmp_path / "kept").glob("*.npz")
     kept.write_bytes(kept.read_bytes()[:100])
-    third = build_lookup(folder, names, sample_rate=16000, cache_folder=tmp_path / "kept")
+    third = build_lookup_table(folder, names, sample_rate=16000, cache_folder=tmp_path / "kept")
     np.testing.assert_array_equal(first.num_samples, third.num_samples)
 
 
 def test_a_file_that_changed_is_noticed(folder: Path) -> None:
     source = FolderSource(folder, keep_lookup=False)
-    reader = source.rows(NAMES, source.lookup(NAMES))
+    reader = source.rows(NAMES, source.lookup_table(NAMES))
     write_audio(folder / "plain.wav", np.full(1000, 0.25, np.float32))
     out = np.empty((1, 2000), dtype=np.float32)
     assert reader.fill(np.array([0]), np.array([5000]), out) == {}
@@ -102,17 +116,16 @@ def test_a_file_that_changed_is_noticed(folder: Path) -> None:
 
 def test_a_file_that_vanished_is_a_problem_of_its_row(folder: Path) -> None:
     source = FolderSource(folder, keep_lookup=False)
-    reader = source.rows(NAMES, source.lookup(NAMES))
+    reader = source.rows(NAMES, source.lookup_table(NAMES))
     os.unlink(folder / "plain.wav")  # noqa: PTH108
     os.unlink(folder / "b.flac")  # noqa: PTH108
     problems = reader.fill(np.arange(4), np.zeros(4, np.int64), np.empty((4, 100), np.float32))
     assert sorted(problems) == [0, 1] and "plain.wav" in problems[0] and "b.flac" in problems[1]
 
 
-def test_missing_and_read_many(folder: Path) -> None:
+def test_missing(folder: Path) -> None:
     source = open_source(folder, keep_lookup=False)
     assert source.missing(StringTable.from_strings(["plain.wav", "no", "b.flac", "neither"])).tolist() == [1, 3]
-    assert [len(one) for one in source.read_many(NAMES)] == [8000, 8000, 8000, 700]
     with pytest.raises(AudioError, match="cannot open"):
         source.read("no")
     with pytest.raises(AudioError, match="no such folder"):

@@ -1,6 +1,5 @@
 """Loader workers under real signals: they outlive requests to stop, end with their parent, and their death is named."""
 
-import dataclasses
 import signal
 import subprocess
 import sys
@@ -13,8 +12,11 @@ import pytest
 import torch
 
 from speakernet.assembly.data import build_training_loader
+from speakernet.assembly.inputs import Inputs
 from speakernet.config import Config
-from speakernet.data.loader import Batch, TrainingLoader
+from speakernet.config.schema import replaced
+from speakernet.data.batches import Batch
+from speakernet.data.loader import TrainingLoader
 from speakernet.data.workers import WorkerDied
 
 OWNER = """
@@ -30,13 +32,11 @@ sys.stdin.readline()
 """
 
 
-def helped(corpus: Path, num_workers: int = 2) -> TrainingLoader:
+def helped(corpus: Path, num_workers: int = 2, **data: object) -> TrainingLoader:
     """A loader over the tiny corpus with workers."""
-    config = Config()
-    config.data.train_list, config.data.num_workers = str(corpus / "train_list.txt"), num_workers
-    config.data.crop_frames, config.data.batch_size, config.loss.name = 50, 4, "softmax"
-    config.augment.enabled = False
-    return build_training_loader(config, torch.device("cpu"))
+    data |= {"train_list": str(corpus / "train_list.txt"), "num_workers": num_workers}
+    config = replaced(Config(), data={"crop_frames": 50, "batch_size": 4, **data}, augment={"enabled": False})
+    return build_training_loader(config, Inputs(config, torch.device("cpu")))
 
 
 @pytest.fixture(autouse=True)
@@ -56,10 +56,13 @@ def test_workers_outlive_a_request_to_stop(tiny_corpus: Path) -> None:
     made = helped(tiny_corpus)
     batches, workers = begun(made)
     assert len(workers) == 2
-    for number in (signal.SIGTERM, signal.SIGINT):
-        for worker in workers:
-            worker.send_signal(number)
+    for name in ("TERM", "INT"):
+        # From a process that is not their parent, as everything that stops a group is.
+        subprocess.run(["kill", f"-{name}", *(str(worker.pid) for worker in workers)], check=True)
     assert len(list(batches)) == len(made) - 1
+    made.set_epoch(1)
+    assert len(list(made)) == len(made)
+    assert all(worker.is_running() for worker in workers)
     made.close()
     assert not any(worker.is_running() for worker in workers)
 
@@ -78,8 +81,7 @@ def test_a_killed_worker_is_named_with_what_ended_it(tiny_corpus: Path) -> None:
 
 
 def test_workers_of_one_epoch_are_gone_when_their_reader_stops_early(tiny_corpus: Path) -> None:
-    made = helped(tiny_corpus)
-    made.options = dataclasses.replace(made.options, persistent_workers=False)
+    made = helped(tiny_corpus, persistent_workers=False)
     batches, workers = begun(made)
     for _ in range(len(made) - 1):
         next(batches)
@@ -103,7 +105,10 @@ def test_workers_end_with_their_parent(tiny_corpus: Path, end: str) -> None:
             # Nothing closed the loader: its workers may not hold up the end.
             owner.stdin.write("\n")
             owner.stdin.flush()
-        assert owner.wait(30) == (-signal.SIGKILL if end == "killed" else 0)
+        try:
+            assert owner.wait(30) == (-signal.SIGKILL if end == "killed" else 0)
+        finally:
+            owner.kill()
     deadline = time.monotonic() + 20
     while any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers):
         assert time.monotonic() < deadline, "orphans"

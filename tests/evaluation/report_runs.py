@@ -7,6 +7,7 @@ import numpy as np
 
 from speakernet.data.lists import TrialList, read_trials, write_trials
 from speakernet.evaluation.figures import figures
+from speakernet.evaluation.options import MeasuringOptions
 from speakernet.evaluation.score_files import write_scores
 from speakernet.evaluation.scoring import cosine_scores, mean_embeddings
 from speakernet.evaluation.speakers import Speakers, speakers_of
@@ -33,7 +34,7 @@ def make_run(folder: Path, trials: TrialList, noise: float = 1.2, seed: int = 1)
     embeddings, speakers = make_embeddings(trials, noise, seed)
     scores = cosine_scores(embeddings, trials.enrol, trials.test)
     write_scores(folder / "scores.txt", trials, scores)
-    results = figures(trials, scores, bootstrap_samples=50)
+    results = figures(trials, scores, speakers, MeasuringOptions(bootstrap_samples=50), 0).to_dict()
     rows = [
         {"label": "under 2 s", "num_trials": 40, "num_targets": 6, "note": "only 6 targets"}
         | {"eer_percent": 9.0, "eer_interval_percent": [4.0, 14.0]},
@@ -46,7 +47,18 @@ def make_run(folder: Path, trials: TrialList, noise: float = 1.2, seed: int = 1)
     results |= {
         "seconds": 1.5,
         "model": {"name": "ResNetSE34L", "options": {"pooling": "SAP"}},
-        "lists": [{"role": "trials", "name": "trials.txt", "sha256": "0" * 64}],
+        "num_parameters": 1_437_080,
+        "training": {"speakers": 96, "utterances": 1440, "hours": 1.43},
+        "date": "2026-01-02 10:20",
+        "checkpoint": {"path": str(folder / "best.pt"), "sha256": "c" * 64},
+        "lists": [
+            {"role": role, "name": f"{name}.txt", "sha256": letter * 64}
+            for role, name, letter in (
+                ("trials", "trials", "0"),
+                ("training", "train_list", "1"),
+                ("validation", "held_out", "2"),
+            )
+        ],
         "machine": {"cpu": "a processor", "memory_bytes": 2**33},
         "command": "trainSpeakerNet.py --config <exp01.yaml> --save_path " + "exps/long_name_" * 12,
         "warnings": ["the best checkpoint was chosen on this very list"],
@@ -57,10 +69,12 @@ def make_run(folder: Path, trials: TrialList, noise: float = 1.2, seed: int = 1)
     lines = []
     for step in range(1, 41):
         values = {"loss": 8 / step, "accuracy_percent": 2.0 * step, "learning_rate": 1e-3 / step, "margin": 0.01 * step}
-        speed = {"utterances_per_second": 200 + step, "data_wait_share": 0.03}
+        speed = {"utterances_per_second": 200 + step, "data_wait_share": 0.03, "step_seconds": 4.5}
         lines.append({"kind": "step", "step": step, "epoch": 1 + step // 10, **values, **speed})
         if step % 10 == 0:
-            lines.append({"kind": "evaluation", "step": step, "epoch": step // 10, "eer_percent": 30 / step})
+            epoch = {"step": step, "epoch": step // 10}
+            lines.append({"kind": "epoch", **epoch, "loss": 8 / step})
+            lines.append({"kind": "evaluation", **epoch, "eer_percent": 30 / step, "evaluation_seconds": 15.0})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "config.yaml").write_text(f"data:\n  batch_size: {64 * seed}\nmodel:\n  name: ResNetSE34L\n")
     return {"trials": trials, "scores": scores, "embeddings": embeddings, "speakers": speakers.ids}

@@ -1,5 +1,6 @@
 """`speakernet compare`, the score files it reads, and published trial lists known again."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from speakernet.data.lists import ListError, StringTable, TrialList, read_trials
 from speakernet.evaluation.comparison import compare_scores, short_names
 from speakernet.evaluation.metrics import eer
 from speakernet.evaluation.score_files import read_scores, scores_for, write_scores
+from speakernet.evaluation.speakers import speakers_of
 
 sys.path.insert(0, str(Path(__file__).parent))
 from report_runs import make_trials
@@ -41,12 +43,31 @@ def test_the_command_says_who_is_better_and_whether_that_is_sure(tmp_path, trial
     assert "A and B are equal" in capsys.readouterr().out
 
 
+def test_a_run_that_was_scored_on_its_own_is_found_in_its_eval_folder(tmp_path, trials, random, capsys):
+    write_pair(tmp_path, trials, random)
+    command = ["compare", str(tmp_path / "run"), str(tmp_path / "b"), "--trials", trials.source, "--draws", "20"]
+    (tmp_path / "run").mkdir()
+    assert main(command) == 1
+    assert "no scores.txt, nor one in" in capsys.readouterr().err
+    (tmp_path / "run" / "eval").mkdir()
+    (tmp_path / "a").rename(tmp_path / "run" / "eval" / "other")
+    assert main(command) == 0
+    assert f"({tmp_path / 'run' / 'eval' / 'other' / 'scores.txt'})" in capsys.readouterr().out
+    shutil.copytree(tmp_path / "b", tmp_path / "run" / "eval" / "third")
+    assert main(command) == 1
+    assert "holds scores of other, third, none of trials" in capsys.readouterr().err
+    shutil.copytree(tmp_path / "b", tmp_path / "run" / "eval" / "trials")
+    assert main(command) == 0
+    assert "A and B are equal" in capsys.readouterr().out
+
+
 def test_both_systems_meet_the_same_draws(trials, random):
     scores = random.standard_normal(len(trials)) + 2.0 * trials.labels
-    result = compare_scores(trials, scores, 3 * scores + 1, num_draws=50)
-    for comparison in result.comparisons:
-        assert (comparison.difference, comparison.interval.low, comparison.interval.high) == (0, 0, 0)
-        assert not comparison.is_significant
+    result = compare_scores(trials, scores, 3 * scores + 1, speakers_of(trials), num_draws=50, seed=0)
+    assert len(result.differences) == 3
+    for difference in result.differences:
+        assert (difference.value, difference.interval) == (0, (0, 0))
+        assert not difference.is_significant
 
 
 def test_mistakes_are_told(tmp_path, trials, random, capsys):

@@ -12,9 +12,13 @@ from speakernet.cli import main
 from speakernet.data.audio import AudioError, write_audio
 from speakernet.data.lists import StringTable, read_trials
 from speakernet.data.sources import FolderSource
-from speakernet.evaluation import evaluate as module
+from speakernet.evaluation import embedder as module
+from speakernet.evaluation.backend import Backend
+from speakernet.evaluation.embedder import Embedder
 from speakernet.evaluation.embedding import crop_starts, embed_utterances
-from speakernet.evaluation.evaluate import Backend, EmbeddingOptions, evaluate
+from speakernet.evaluation.evaluate import evaluate, score_trials
+from speakernet.evaluation.options import EmbeddingOptions, EvaluationOptions, ScoringOptions
+from speakernet.evaluation.speakers import speakers_of
 from speakernet.models.speaker_net import SpeakerNet
 
 
@@ -37,7 +41,7 @@ def names(tiny_corpus: Path) -> StringTable:
 def test_whole_utterances_in_buckets_equal_one_by_one(
     net: SpeakerNet, source: FolderSource, names: StringTable
 ) -> None:
-    batched = embed_utterances(net, source, names, eval_frames=0, batch_size=5)
+    batched = embed_utterances(net, source, names, EmbeddingOptions(eval_frames=0, batch_size=5))
     single = [net.embed(torch.from_numpy(source.read(name))[None], sample_rate=16000).numpy() for name in names]
     assert batched.shape == (len(names), 1, 16)
     np.testing.assert_allclose(batched[:, 0], np.concatenate(single), atol=1e-5)
@@ -47,7 +51,8 @@ def test_whole_utterances_in_buckets_equal_one_by_one(
 def test_crops_equal_one_utterance_at_a_time(
     net: SpeakerNet, source: FolderSource, names: StringTable, batch_size: int, frames: int
 ) -> None:
-    found = embed_utterances(net, source, names, eval_frames=frames, num_crops=4, batch_size=batch_size)
+    options = EmbeddingOptions(eval_frames=frames, num_crops=4, batch_size=batch_size)
+    found = embed_utterances(net, source, names, options)
     for row, name in enumerate(names):
         audio, length = source.read(name), frames * 160 + 240
         if len(audio) <= length:
@@ -71,7 +76,7 @@ def test_a_network_that_needs_more_gets_short_utterances_repeated(tmp_path: Path
     for name, samples in (("short", 4800), ("almost", 9600)):
         write_audio(tmp_path / f"{name}.wav", speech[:samples], 16000)
     source = FolderSource(tmp_path, keep_lookup=False)
-    found = embed_utterances(net, source, ["short.wav", "almost.wav"], eval_frames=0)
+    found = embed_utterances(net, source, ["short.wav", "almost.wav"], EmbeddingOptions(eval_frames=0))
     for row, name in enumerate(("short.wav", "almost.wav")):
         repeated = torch.from_numpy(np.resize(source.read(name), net.min_samples))[None]
         np.testing.assert_allclose(found[row], net.embed(repeated, sample_rate=16000).numpy(), atol=1e-5)
@@ -80,12 +85,12 @@ def test_a_network_that_needs_more_gets_short_utterances_repeated(tmp_path: Path
 def test_audio_at_another_rate_than_the_networks_is_refused(net: SpeakerNet, tiny_corpus: Path) -> None:
     source = FolderSource(tiny_corpus, 8000, keep_lookup=False)
     with pytest.raises(ValueError, match=r"waveforms at 8000 Hz.*trained at 16000 Hz.*data.sample_rate: 16000"):
-        embed_utterances(net, source, ["spk08/utt0.wav"])
+        embed_utterances(net, source, ["spk08/utt0.wav"], EmbeddingOptions())
 
 
 def test_missing_utterances_are_named_before_anything_is_embedded(net: SpeakerNet, source: FolderSource) -> None:
     with pytest.raises(AudioError, match=r"2 of 3 utterances cannot be read.*nobody/1\.wav"):
-        embed_utterances(net, source, ["spk08/utt0.wav", "nobody/1.wav", "nobody/2.wav"])
+        embed_utterances(net, source, ["spk08/utt0.wav", "nobody/1.wav", "nobody/2.wav"], EmbeddingOptions())
 
 
 def test_embeddings_are_reused_only_while_model_and_audio_are_the_same(
@@ -99,27 +104,29 @@ def test_embeddings_are_reused_only_while_model_and_audio_are_the_same(
         return embed_utterances(*arguments, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(module, "embed_utterances", counted)
-    options = EmbeddingOptions(eval_frames=60, num_crops=2, store=tmp_path, model_digest="one")
-    first = evaluate(net, trials, source, options=options, backend=Backend())
-    again = evaluate(net, trials, source, options=options, backend=Backend())
+    options = EvaluationOptions(eval_frames=60, num_crops=2)
+    embedder = Embedder(net, options, store=tmp_path, model_digest="one")
+
+    def evaluated(embedder: Embedder) -> np.ndarray:
+        return evaluate(embedder, Backend(options), trials, source, speakers_of(trials), options, 0).scores
+
+    first, again = evaluated(embedder), evaluated(embedder)
     assert len(calls) == 1
-    np.testing.assert_array_equal(first.scores, again.scores)
-    evaluate(net, trials, source, options=dataclasses.replace(options, model_digest="two"), backend=Backend())
+    np.testing.assert_array_equal(first, again)
+    evaluated(dataclasses.replace(embedder, model_digest="two"))
     assert len(calls) == 2
     kept = next(tmp_path.glob("*.npz"))
     kept.write_bytes(kept.read_bytes()[:100])
-    evaluate(net, trials, source, options=options, backend=Backend())
+    evaluated(embedder)
     assert len(calls) == 3
 
 
 def test_both_is_the_mean_of_crops_and_whole(net: SpeakerNet, source: FolderSource, tiny_corpus: Path) -> None:
     trials = read_trials(tiny_corpus / "trials.txt")
-    scores = {
-        mode: evaluate(
-            net, trials, source, options=EmbeddingOptions(mode, 60, 2), backend=Backend(), bootstrap_samples=0
-        ).scores
-        for mode in ("crops", "whole", "both")
-    }
+    scores = {}
+    for mode in ("crops", "whole", "both"):
+        options = EmbeddingOptions(embedding=mode, eval_frames=60, num_crops=2)
+        scores[mode] = score_trials(Embedder(net, options), Backend(ScoringOptions()), trials, source).scores
     np.testing.assert_allclose(scores["both"], (scores["crops"] + scores["whole"]) / 2, atol=1e-6)
 
 

@@ -9,7 +9,8 @@ from scipy.special import ndtri
 
 from speakernet.evaluation.metrics import OperatingPoint, equal_error_point, error_rates
 from speakernet.evaluation.report import plots
-from speakernet.evaluation.report.plot_style import PALETTE, figure_svg, save_png
+from speakernet.evaluation.report.plot_style import MUTED, PALETTE, SERIES, figure_svg, save_png
+from speakernet.evaluation.results import GroupResult
 
 
 def overlapping_scores(random, num_trials=400):
@@ -52,10 +53,43 @@ def test_the_lowest_point_of_a_training_curve_is_named():
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["lowest 4.25"]
 
 
+def test_ticks_stand_where_evaluations_were_and_the_last_one_has_one():
+    for epochs, expected in (([4, 8, 12, 13], [13, 12, 8, 4]), (range(1, 41), [40, 35, 30, 25, 20, 15, 10, 5])):
+        x = np.array(list(epochs), dtype=float)
+        figure = plots.curve_figure({"run": (x, 9 / x)}, "epoch", "EER", has_ticks_at_points=True)
+        assert figure.axes[0].get_xticks().tolist() == expected
+
+
+def test_rates_against_the_threshold_are_those_of_counting(random):
+    scores, labels = overlapping_scores(random)
+    accepts, rejects = {}, {}
+    for line in plots.threshold_figure(error_rates(scores, labels), 0.5).axes[0].lines:
+        name, (x, y) = line.get_label(), line.get_data()
+        {"false accepts": accepts, "false rejects": rejects}.get(name, {}).update(zip(x, y, strict=True))
+    assert len(accepts) > 300
+    for threshold in list(accepts)[::40]:
+        assert accepts[threshold] == pytest.approx(100 * np.mean(scores[labels == 0] >= threshold))
+        assert rejects[threshold] == pytest.approx(100 * np.mean(scores[labels == 1] < threshold))
+
+
+def test_a_slice_with_few_targets_is_grey():
+    rows = [GroupResult("few", 9.0, (7.0, 12.0), num_targets=29), GroupResult("enough", 9.0, num_targets=30)]
+    colours = [line.get_color() for line in plots.slices_figure(rows).axes[0].lines]
+    assert colours == [MUTED, MUTED, SERIES[0]]
+
+
+def test_det_ticks_do_not_write_over_each_other():
+    scores = np.concatenate([np.linspace(-4, 4, 20_000), np.linspace(-3.9, 4.1, 20_000)])
+    rates = error_rates(scores, np.repeat([0, 1], 20_000))
+    axes = plots.det_figure({"only": rates}, {}).axes[0]
+    low, high = axes.get_xlim()
+    assert np.diff(axes.get_xticks()).min() > 0.07 * (high - low)
+
+
 def test_a_slice_without_an_eer_stays_in_the_plot():
     rows = [
-        {"label": "short", "eer_percent": 9.0, "eer_interval_percent": [7.0, 12.0]},
-        {"label": "long", "eer_percent": None},
+        GroupResult("short", 9.0, (7.0, 12.0)),
+        GroupResult("long"),
     ]
     axes = plots.slices_figure(rows).axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["short", "long"]
@@ -63,7 +97,7 @@ def test_a_slice_without_an_eer_stays_in_the_plot():
 
 
 def test_sweeps_of_two_runs_share_axes_and_bear_missing_intervals():
-    rows = [{"label": "none", "eer_percent": 1.0}, {"label": "10", "eer_percent": 2.0}]
+    rows = [GroupResult("none", 1.0), GroupResult("10", 2.0)]
     axes = plots.sweep_figure({"a": rows, "b": rows}, "noise (dB)").axes[0]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["none", "10"]
     assert len(axes.lines) == 2

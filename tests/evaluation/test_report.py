@@ -13,9 +13,9 @@ import pytest
 
 from speakernet.cli import main
 from speakernet.evaluation.metrics import eer
-from speakernet.evaluation.report.comparison import write_comparison
 from speakernet.evaluation.report.data import embedding_map, read_run
 from speakernet.evaluation.report.report import write_report
+from speakernet.evaluation.report.side_by_side import write_side_by_side
 
 sys.path.insert(0, str(Path(__file__).parent))
 from report_runs import make_run, make_trials
@@ -97,6 +97,71 @@ def test_every_part_is_there_and_nothing_is_loaded_from_anywhere(run):
     assert {"det", "scores", "calibration", "slices_1", "sweep_noise", "embeddings_1", "training_loss"} <= pngs
 
 
+def test_the_top_says_what_was_trained_and_what_came_of_it(run):
+    text, _ = checked(run / "report.html")
+    header = unescape(text[text.index("<header>") : text.index("</header>")])
+    for part in ("ResNetSE34L", "1.44 million parameters", "96 training speakers, 1.4 hours", "2026-01-02 10:20"):
+        assert part in header
+    # 40 steps of 4.5 s and 4 evaluations of 15 s.
+    assert "4 epochs in about 4 min" in header and "tested on trials.txt" in header
+    results = json.loads((run / "results.json").read_text())
+    share = f"{results['eer_percent']:.1f} %"
+    sentence = f"At threshold {results['eer_threshold']:.3g}, {share} of impostors pass and {share} of true pairs are"
+    assert sentence in header
+    tile = text[text.index('<div class="tile main">') : text.index('<div class="tile">')]
+    assert '<div class="range"' in tile and "The best checkpoint was chosen on this very list." in tile
+
+
+def test_errors_come_before_training_and_lists_are_told_apart(run):
+    text, checker = checked(run / "report.html")
+    assert [one for one in checker.ids if one in {*SECTIONS, "data"}][:4] == ["result", "errors", "data", "training"]
+    for name, listed in (("Training", "train_list.txt"), ("Validation", "held_out.txt"), ("Test", "trials.txt")):
+        assert f"<td>{name}</td><td>{listed}</td>" in text
+    assert "96 speakers, 1,440 utterances, 1.4 hours" in text
+
+
+def test_operating_points_are_those_of_the_scores(run):
+    text, _ = checked(run / "report.html")
+    found = read_run(run)
+    targets, others = found.scores[found.labels == 1], found.scores[found.labels == 0]
+    cells = re.findall(r"<td>([^<]*)</td>" + r'<td class="number">([^<]*)</td>' * 4, text)
+    assert cells[0][0] == "equal error rate" and any(name.startswith("false accepts 1 %") for name, *_ in cells)
+    for name, threshold, refused, accepted, cost in cells:
+        assert cost.startswith("minDCF") == name.startswith("lowest cost")
+        if threshold == "refuse all" or name == "equal error rate":
+            continue
+        # The page rounds thresholds to four digits and rates to two.
+        low, high = float(threshold) - 6e-5, float(threshold) + 6e-5
+        assert np.mean(targets < low) - 6e-5 <= float(refused.split()[0]) / 100 <= np.mean(targets < high) + 6e-5
+        assert np.mean(others >= high) - 6e-5 <= float(accepted.split()[0]) / 100 <= np.mean(others >= low) + 6e-5
+    assert (run / "plots" / "thresholds.png").is_file()
+
+
+def test_what_never_changed_is_said_and_not_drawn(run):
+    text, _ = checked(run / "report.html")
+    assert "The same all the time, and not drawn: Data wait 3 %." in text
+    assert not (run / "plots" / "training_data_wait_share.png").exists()
+    assert (run / "plots" / "training_margin.png").is_file()
+
+
+def test_slices_with_few_targets_are_grey_and_checksums_short(run):
+    text, _ = checked(run / "report.html")
+    assert text.count('<tr class="weak">') == 2 and "Grey: fewer than 30 targets" in text
+    assert "c" * 12 + "…" in text and "c" * 13 not in text
+
+
+def test_an_evaluation_of_its_own_takes_the_facts_of_the_run_that_it_scored(run, trials):
+    folder = run / "eval" / "other"
+    given = make_run(folder, trials)
+    results = json.loads((folder / "results.json").read_text())
+    del results["training"]
+    results["checkpoint"]["path"] = str(run / "best.pt")
+    (folder / "results.json").write_text(json.dumps(results))
+    (folder / "metrics.jsonl").unlink()
+    text, _ = checked(write_report(folder, **given))
+    assert "96 training speakers, 1.4 hours" in text
+
+
 def test_the_hardest_trials_are_named_worst_first(run, trials):
     text = unescape((run / "report.html").read_text())
     scores = read_run(run).scores
@@ -175,13 +240,13 @@ def test_runs_on_different_lists_are_not_compared(run, tmp_path):
     trials = make_trials(tmp_path / "short.txt", num_speakers=8)
     make_run(second, trials)
     np.savez(second / "report_arrays.npz", labels=trials.labels)
-    text, _ = checked(write_comparison([run, second], tmp_path / "both.html"))
+    text, _ = checked(write_side_by_side([run, second], tmp_path / "both.html"))
     assert "must not be compared" in text and "better than" not in text
 
 
 def test_a_run_named_twice_is_refused(run, tmp_path):
     with pytest.raises(ValueError, match="the same folder twice"):
-        write_comparison([run, run.parent / "first"], tmp_path / "both.html")
+        write_side_by_side([run, run.parent / "first"], tmp_path / "both.html")
     assert main(["report", str(run), "--output", str(tmp_path / "x.html")]) == 1
 
 

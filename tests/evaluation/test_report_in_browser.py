@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from speakernet.evaluation.report.comparison import write_comparison
 from speakernet.evaluation.report.report import write_report
+from speakernet.evaluation.report.side_by_side import write_side_by_side
 
 sys.path.insert(0, str(Path(__file__).parent))
 from report_runs import make_run, make_trials
@@ -91,7 +91,7 @@ def pages(tmp_path_factory):
     ):
         write_report(root / name, **make_run(root / name, trials, noise=noise, seed=number))
     folders = [path for path in root.iterdir() if path.is_dir()]
-    write_comparison(sorted(folders), root / "both.html")
+    write_side_by_side(sorted(folders), root / "both.html")
     server = Server(root)
     yield root, server
     server.shutdown()

@@ -6,9 +6,11 @@ import torch
 
 from speakernet.data.lists import StringTable, TrialList
 from speakernet.evaluation import bootstrap as boot
-from speakernet.evaluation.calibration import AffineCalibration, fit_calibration, fuse, named_thresholds
+from speakernet.evaluation.calibration import AffineCalibration, fit_calibration, named_thresholds
 from speakernet.evaluation.figures import figures
 from speakernet.evaluation.metrics import cllr, eer, error_rates, min_cllr, min_dcf
+from speakernet.evaluation.options import MeasuringOptions
+from speakernet.evaluation.results import Results
 from speakernet.evaluation.score_norm import cohort_statistics, normalize_scores, speaker_means
 from speakernet.evaluation.scoring import cosine_scores, mean_distance_scores, mean_embeddings
 from speakernet.evaluation.speakers import speakers_of
@@ -20,6 +22,10 @@ def trial_list(rows: list[tuple[int | None, str, str]]) -> TrialList:
     labels = None if rows[0][0] is None else np.array([label for label, _, _ in rows], dtype=np.int8)
     enrol, test = (np.array([number[row[side]] for row in rows], dtype=np.int32) for side in (1, 2))
     return TrialList(StringTable.from_strings(names), enrol, test, labels, "trials.txt")
+
+
+def measured(trials: TrialList, scores: np.ndarray) -> Results:
+    return figures(trials, scores, speakers_of(trials), MeasuringOptions(), 0)
 
 
 @pytest.mark.parametrize("num_trials", [50, 5000])
@@ -92,7 +98,8 @@ def test_calibration_finds_the_true_ratio(random: np.random.Generator) -> None:
 def test_fusion_and_quality_help_where_they_carry_information(random: np.random.Generator) -> None:
     labels = random.random(20_000) < 0.5
     first, second = (random.normal(size=20_000) + 1.5 * labels for _ in range(2))
-    fused = fuse(fit_calibration(np.stack([first, second], 1), labels, 0.5, ["a", "b"]), [first, second])
+    both = np.stack([first, second], 1)
+    fused = fit_calibration(both, labels, 0.5, ["a", "b"]).apply(both)
     assert eer(fused, labels) < min(eer(first, labels), eer(second, labels)) - 3
     shift = random.normal(size=20_000)
     with_quality = fit_calibration(np.stack([first + 2 * shift, shift], 1), labels, 0.5, ["score", "duration"])
@@ -138,18 +145,19 @@ def test_a_draw_equals_repeating_trials_by_its_weights(random: np.random.Generat
 
 def test_too_few_speakers_give_no_interval() -> None:
     trials = trial_list([(1, "a/1", "a/2"), (0, "a/1", "b/1"), (1, "b/1", "b/2"), (0, "b/2", "a/2")])
-    result = figures(trials, np.array([0.9, 0.1, 0.8, 0.2]))
-    assert result["eer_percent"] == 0
-    assert result["eer_interval_percent"] == [None, None]
-    assert "2 speakers are too few" in result["interval_note"]
+    result = measured(trials, np.array([0.9, 0.1, 0.8, 0.2]))
+    assert result.eer_percent == 0
+    assert result.eer_interval_percent is None
+    assert result.to_dict()["eer_interval_percent"] == [None, None]
+    assert "2 speakers are too few" in result.interval_note
 
 
 def test_lists_without_error_rates_say_why() -> None:
-    unlabelled = figures(trial_list([(None, "a/1", "b/1")]), np.array([0.5]))
-    assert unlabelled["eer_percent"] is None and "unlabelled" in unlabelled["why_no_eer"]
-    only_targets = figures(trial_list([(1, "a/1", "a/2"), (1, "a/1", "a/2")]), np.array([0.5, 0.5]))
-    assert "none of the 2 trials" in only_targets["why_no_eer"]
-    assert only_targets["num_duplicate_trials"] == 1
+    unlabelled = measured(trial_list([(None, "a/1", "b/1")]), np.array([0.5]))
+    assert unlabelled.eer_percent is None and "unlabelled" in unlabelled.why_no_eer
+    only_targets = measured(trial_list([(1, "a/1", "a/2"), (1, "a/1", "a/2")]), np.array([0.5, 0.5]))
+    assert "none of the 2 trials" in only_targets.why_no_eer
+    assert only_targets.num_duplicate_trials == 1
 
 
 def test_speakers_by_the_part_of_the_name_that_agrees() -> None:

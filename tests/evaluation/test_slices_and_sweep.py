@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from speakernet.data.audio import write_audio
-from speakernet.data.augment.banks import noise_banks, room_bank
+from speakernet.data.augment.banks import noise_banks, rir_bank
 from speakernet.data.lists import StringTable, TrialList
-from speakernet.data.sources import open_source
+from speakernet.data.opening import open_source
 from speakernet.evaluation.metrics import eer, min_dcf
+from speakernet.evaluation.options import SliceOptions
 from speakernet.evaluation.slices import (
     all_slices,
     column_slicings,
@@ -20,6 +21,7 @@ from speakernet.evaluation.speakers import speakers_of
 from speakernet.evaluation.sweep import KINDS, DegradedSource, run_sweep, sweep_steps
 
 RATE = 16000
+PLAIN = {"num_threads": 2, "num_draws": 0, "seed": 0}
 
 
 def some_trials(num_speakers=8, utterances=3):
@@ -46,18 +48,18 @@ def test_each_slice_is_evaluated_as_a_list_of_its_own(random):
     trials = some_trials()
     scores, seconds = scores_of(trials, random), random.uniform(1, 12, len(trials.names))
     slicing = duration_slicing(seconds, trials)
-    result = slice_results(slicing, trials, scores, speakers_of(trials), num_draws=20)
-    assert sum(row["num_trials"] for row in result["rows"]) == len(trials)
+    result = slice_results(slicing, trials, scores, speakers_of(trials), 20, 0)
+    assert sum(row.num_trials for row in result.rows) == len(trials)
     compared = 0
-    for group, row in enumerate(result["rows"]):
+    for group, row in enumerate(result.rows):
         chosen = slicing.groups == group
-        assert row["num_targets"] == trials.labels[chosen].sum()
-        if row["eer_percent"] is None:
-            assert row["note"] in ("no targets", "no non-targets")
+        assert row.num_targets == trials.labels[chosen].sum()
+        if row.eer_percent is None:
+            assert row.note in ("no targets", "no non-targets")
             continue
         compared += 1
-        assert row["eer_percent"] == pytest.approx(eer(scores[chosen], trials.labels[chosen]))
-        assert row["min_dcf"]["0.05"] == pytest.approx(min_dcf(scores[chosen], trials.labels[chosen], 0.05))
+        assert row.eer_percent == pytest.approx(eer(scores[chosen], trials.labels[chosen]))
+        assert row.min_dcf["0.05"] == pytest.approx(min_dcf(scores[chosen], trials.labels[chosen], 0.05))
     assert compared >= 2
 
 
@@ -66,11 +68,11 @@ def test_what_a_speaker_never_changes_borrows_the_targets_for_the_different_side
     gender = ["f" if int(name[1]) % 2 else "m" for name in trials.names]
     same, both = column_slicings("gender", gender, trials)
     scores = scores_of(trials, random)
-    result = slice_results(same, trials, scores, speakers_of(trials), num_draws=10)
+    result = slice_results(same, trials, scores, speakers_of(trials), 10, 0)
     different = (same.groups == 1) | (trials.labels == 1)
     assert not trials.labels[same.groups == 1].any()
-    assert result["rows"][1]["eer_percent"] == pytest.approx(eer(scores[different], trials.labels[different]))
-    assert "all targets are taken" in result["note"]
+    assert result.rows[1].eer_percent == pytest.approx(eer(scores[different], trials.labels[different]))
+    assert "all targets are taken" in result.note
     assert both.labels == ["gender f", "gender m"] and (both.groups == -1).sum() == (same.groups == 1).sum()
 
 
@@ -117,18 +119,19 @@ def audio(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def steps(audio):
-    rooms = room_bank(audio / "rooms", RATE, None, is_aligned=True)
+    rooms = rir_bank(audio / "rooms", RATE, None, is_aligned=True)
     return sweep_steps(KINDS, noise_banks(audio / "noise", RATE, None), rooms, sample_rate=RATE)
 
 
 def test_all_slices_reads_what_was_asked_for(audio, random):
     trials = some_trials(2, 2)
     speakers, source = speakers_of(trials), open_source(audio)
-    found = all_slices(trials, scores_of(trials, random), speakers, source, wanted=["duration", "snr"], num_draws=0)
-    assert [one["by"].split(" of ")[0] for one in found] == ["duration", "signal-to-noise ratio"]
-    assert [row["label"] for row in found[0]["rows"]] == ["under 2 s", "2 to 4 s"]
+    options = SliceOptions(slices=["duration", "snr"])
+    found = all_slices(trials, scores_of(trials, random), speakers, source, options, **PLAIN)
+    assert [one.by.split(" of ")[0] for one in found] == ["duration", "signal-to-noise ratio"]
+    assert [row.label for row in found[0].rows] == ["under 2 s", "2 to 4 s"]
     with pytest.raises(ValueError, match="'durations' is none of duration, snr"):
-        all_slices(trials, scores_of(trials, random), speakers, source, wanted=["durations"])
+        all_slices(trials, scores_of(trials, random), speakers, source, SliceOptions(slices=["durations"]), **PLAIN)
 
 
 def test_noise_has_the_ratio_it_names_and_is_the_same_noise_at_every_amount(steps, random):
@@ -174,12 +177,12 @@ def test_a_sweep_scores_the_degraded_audio_of_the_right_utterance(audio, steps):
         return np.arange(len(trials), dtype=np.float64)
 
     base = np.where(trials.labels == 1, 1.0, 0.0)
-    (result,) = run_sweep({"duration": steps["duration"]}, source, score, trials, base, speakers)
+    (result,) = run_sweep({"duration": steps["duration"]}, source, score, trials, base, speakers, num_draws=200, seed=0)
     assert seen == [[1.5, 4, 3, 3], [1.5, 3, 3, 3], [1.5, 2, 2, 2], [1, 1, 1, 1]]
-    assert [row["label"] for row in result["rows"]] == ["all", "4", "3", "2", "1"]
-    assert result["rows"][0]["eer_percent"] == 0.0
-    assert result["rows"][1]["eer_percent"] == pytest.approx(eer(np.arange(6.0), trials.labels))
-    assert "too few" in result["rows"][0]["note"]
+    assert [row.label for row in result.rows] == ["all", "4", "3", "2", "1"]
+    assert result.rows[0].eer_percent == 0.0
+    assert result.rows[1].eer_percent == pytest.approx(eer(np.arange(6.0), trials.labels))
+    assert "too few" in result.rows[0].note
 
 
 def test_a_sweep_without_its_files_is_refused_before_anything_starts():

@@ -1,44 +1,60 @@
-"""Imports between rooms run one way, and some libraries have one door."""
+"""Imports run one way, between rooms and between files; some libraries have one door; late imports have a reason."""
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "speakernet"
 
-BASE = {"registry", "files", "seeding", "distributed", "machine"}
+BASE = {"options", "registry", "files", "seeding", "distributed", "machine", "checkpoint", "run_folder"}
+OPTIONS = {"data", "evaluation", "frontend", "losses", "models", "training"}
 ALLOWED = {
+    "options": set(),
     "registry": set(),
     "files": set(),
     "seeding": set(),
     "distributed": set(),
-    "machine": {"files"},
-    "config": {"registry", "files"},
+    "machine": {"options", "files", "distributed"},
+    "checkpoint": {"files"},
+    "run_folder": {"files", "checkpoint"},
+    # Composes the option modules of the rooms (`test_config_imports_option_modules_only`).
+    "config": {"options", "registry", "files", *OPTIONS},
     "data": BASE,
-    "frontend": {"registry", "seeding"},
-    "models": {"frontend", "registry", "files"},
-    "losses": {"registry", "distributed"},
-    "performance": {"registry", "files", "distributed", "machine"},
-    "training": {*BASE, "performance"},
-    "evaluation": {*BASE, "data", "performance"},
-    "preflight": {"registry", "files", "machine", "data", "performance"},
-    "build": {
+    "corpora": {*BASE, "data"},
+    "frontend": BASE,
+    "models": {*BASE, "frontend"},
+    "losses": BASE,
+    "training": BASE,
+    "evaluation": {*BASE, "data"},
+    "checks": {*BASE, "data"},
+    "assembly": {
         *BASE,
-        *("config", "data", "frontend", "models", "losses", "performance", "training", "evaluation", "preflight"),
+        *("config", "data", "corpora", "frontend", "models", "losses", "training", "evaluation", "checks"),
     },
 }
 """Room -> the rooms that it may import; `cli` may import everything."""
 
 ONE_DOOR = {
     "torchaudio": {"frontend"},
-    # The classic pipeline is measured as it reads: whole float64 files, which our own door does not give.
-    "soundfile": {"data/audio.py", "performance/baseline.py"},
-    "jsonargparse": {"config"},
+    "soundfile": {"data/audio.py"},
+    "pydantic": {"options.py"},
+    "requests": {"corpora"},
+    "jinja2": {"evaluation"},
 }
 """Library -> the rooms or files that may import it."""
 
+MOST_LATE_IMPORTS = 35
 FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(path): path for path in FILES}
 
 
 def imported_modules(path: Path) -> set[str]:
@@ -58,6 +74,27 @@ def room_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
+def circles(graph: dict[str, set[str]]) -> Iterator[list[str]]:
+    """One circle for every module that can be reached from itself.
+
+    >>> list(circles({"a": {"b"}, "b": {"a"}, "c": {"a"}}))
+    [['a', 'b', 'a'], ['b', 'a', 'b']]
+    """
+    for start in graph:
+        came_from = dict.fromkeys(graph[start], start)
+        waiting = list(graph[start])
+        while waiting and start not in came_from:
+            module = waiting.pop()
+            for one in graph[module] - came_from.keys():
+                came_from[one] = module
+                waiting.append(one)
+        if start in came_from:
+            path = [start]
+            while len(path) == 1 or path[-1] != start:
+                path.append(came_from[path[-1]])
+            yield path[::-1]
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
 def test_rooms_import_only_what_the_table_allows(path: Path) -> None:
     room = room_of(path)
@@ -66,6 +103,52 @@ def test_rooms_import_only_what_the_table_allows(path: Path) -> None:
     rooms = {module.split(".")[1] for module in imported_modules(path) if module.startswith("speakernet.")}
     rooms = {one for one in rooms if (PACKAGE / one).is_dir() or (PACKAGE / f"{one}.py").is_file()}
     assert rooms - {room} <= ALLOWED[room], f"{room} may not import {rooms - {room} - ALLOWED[room]}"
+
+
+def test_config_imports_option_modules_only() -> None:
+    for path in sorted((PACKAGE / "config").glob("*.py")):
+        for module in imported_modules(path) & MODULES.keys():
+            if module.count(".") > 1 and module.split(".")[1] in OPTIONS:
+                assert module.endswith(".options"), f"{path.name} imports {module}"
+
+
+def test_option_modules_import_nothing_heavy() -> None:
+    light = {"speakernet.options", "speakernet.registry"}
+    for name, path in MODULES.items():
+        if name.endswith(".options"):
+            for module in imported_modules(path):
+                library = module.split(".")[0]
+                assert library not in ("torch", "numpy", "scipy", "torchaudio"), f"{name} imports {module}"
+                assert module not in MODULES or module in light or module.endswith(".options"), f"{name}: {module}"
+
+
+def test_no_file_imports_itself_through_others() -> None:
+    # Importing a file also runs the `__init__` of the folders above it.
+    graph = {name: imported_modules(path) & MODULES.keys() - {name} for name, path in MODULES.items()}
+    found = list(circles(graph))
+    assert not found, "; ".join(" -> ".join(path) for path in found)
+
+
+def late_imports(path: Path) -> Iterator[tuple[int, bool]]:
+    """Line of each import inside a function, and whether a comment stands on it or above its block."""
+    text = path.read_text(encoding="utf-8")
+    lines = text.splitlines()
+    for function in ast.walk(ast.parse(text)):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        for node in ast.walk(function):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                above = node.lineno - 2
+                while above >= 0 and lines[above].strip().startswith(("from ", "import ", "try:", ")")):
+                    above -= 1
+                yield node.lineno, "#" in lines[node.lineno - 1] or lines[above].strip().startswith("#")
+
+
+def test_late_imports_are_few_and_say_why() -> None:
+    found = {(path.relative_to(PACKAGE).as_posix(), *one) for path in FILES for one in late_imports(path)}
+    without = sorted(f"{name}:{line}" for name, line, has_reason in found if not has_reason)
+    assert not without, f"no comment says why these are late: {', '.join(without)}"
+    assert len(found) <= MOST_LATE_IMPORTS
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
@@ -77,7 +160,13 @@ def test_libraries_with_one_door(path: Path) -> None:
             assert room_of(path) in doors or name in doors, f"{name} imports {library}; only {doors} may"
 
 
+def test_the_package_knows_no_comparison_with_a_rival() -> None:
+    for path in FILES:
+        assert not any(module.split(".")[0] == "benchmarks" for module in imported_modules(path)), path
+
+
 def test_the_guard_sees_an_import_inside_a_function(tmp_path: Path) -> None:
     file = tmp_path / "sample.py"
     file.write_text("def load():\n    from speakernet.data import lists\n")
     assert "speakernet.data" in imported_modules(file)
+    assert [line for line, _ in late_imports(file)] == [2]

@@ -9,10 +9,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "speakernet"
-SOURCES = [*sorted(PACKAGE.rglob("*.py")), *sorted((ROOT / "data_prep").glob("*.py")), *sorted(ROOT.glob("*.py"))]
+SOURCES = [
+    *sorted(PACKAGE.rglob("*.py")),
+    *sorted((ROOT / "benchmarks").rglob("*.py")),
+    *sorted((ROOT / "data_prep").glob("*.py")),
+    *sorted(ROOT.glob("*.py")),
+]
 
-MAX_FILE_LINES = 450
-MAX_FUNCTION_LINES = 65
+MAX_FILE_LINES = 420
+MAX_FUNCTION_LINES = 60
 
 
 def identity(path: Path) -> str:

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from speakernet.losses.classification import AAMSoftmax, AMSoftmax, Softmax
-from speakernet.losses.options import LOSSES, AAMSoftmaxOptions, AMSoftmaxOptions, SoftmaxOptions
+from speakernet.losses.classification import AAMSoftmax, AMSoftmax, Softmax, SphereFace2
+from speakernet.losses.options import LOSSES, AAMSoftmaxOptions, AMSoftmaxOptions, SoftmaxOptions, SphereFace2Options
 
 
 def batch(num_classes=7, dim=5, size=6, seed=0):
@@ -98,3 +98,78 @@ def test_gradient_is_finite_on_and_opposite_to_the_own_vector():
     embeddings = torch.tensor([[2.0, 0.0, 0.0], [-2.0, 0.0, 0.0]], requires_grad=True)
     loss(embeddings, torch.tensor([0, 0]))[0].backward()
     assert torch.isfinite(embeddings.grad).all() and torch.isfinite(loss.weight.grad).all()
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.2])
+@pytest.mark.parametrize("centers", [1, 3])
+def test_sub_centers_and_inter_top_k_against_a_loop(margin, centers):
+    embeddings, labels = batch(size=20)
+    options = AAMSoftmaxOptions(margin=margin, scale=20.0, sub_centers=centers, inter_top_k=2, inter_top_k_penalty=0.1)
+    loss = AAMSoftmax(options, 5, 7)
+    weight = loss.weight.detach().double().tolist()
+    total = 0.0
+    for embedding, label in zip(embeddings.double().tolist(), labels.tolist(), strict=True):
+        cosines = []
+        for speaker in range(7):
+            vectors = weight[speaker * centers : (speaker + 1) * centers]
+            dots = [sum(a * b for a, b in zip(embedding, one, strict=True)) / math.hypot(*one) for one in vectors]
+            cosines.append(max(dots) / math.hypot(*embedding))
+        nearest = sorted((row for row in range(7) if row != label), key=lambda row: -cosines[row])[:2]
+        logits = []
+        for row, cosine in enumerate(cosines):
+            angle = math.acos(cosine)
+            if row == label:
+                logits.append(
+                    math.cos(angle + margin) if angle < math.pi - margin else cosine - math.sin(margin) * margin
+                )
+            else:
+                logits.append(math.cos(angle - 0.1) if row in nearest else cosine)
+        total += math.log(sum(math.exp(20 * one) for one in logits)) - 20 * logits[label]
+    assert loss(embeddings, labels)[0].item() == pytest.approx(total / 20, rel=1e-5)
+
+
+def test_the_penalty_of_neighbours_grows_with_the_margin():
+    embeddings, labels = batch()
+    plain, pushed = (AAMSoftmax(AAMSoftmaxOptions(inter_top_k=k), 5, 7) for k in (0, 3))
+    pushed.load_state_dict(plain.state_dict())
+    for loss in (plain, pushed):
+        loss.margin = 0.0
+    assert torch.allclose(plain.logits(embeddings, labels), pushed.logits(embeddings, labels), atol=1e-4)
+    pushed.margin = plain.margin = 0.2
+    assert (pushed.logits(embeddings, labels) - plain.logits(embeddings, labels) > 0.1).sum() == 3 * len(labels)
+
+
+def test_more_neighbours_than_speakers_are_all_others():
+    loss = AAMSoftmax(AAMSoftmaxOptions(inter_top_k=50), 5, 3)
+    assert torch.isfinite(loss(*batch(num_classes=3))[0])
+
+
+@pytest.mark.parametrize("margin_type", ["A", "C"])
+@pytest.mark.parametrize(("margin", "exponent"), [(0.0, 1.0), (0.2, 3.0), (1.0, 2.5)])
+def test_sphereface2_against_a_loop(margin_type, margin, exponent):
+    embeddings, labels = batch(size=20)
+    options = SphereFace2Options(margin=margin, scale=8.0, margin_type=margin_type, exponent=exponent)
+    loss = SphereFace2(options, 5, 7)
+    loss.bias.data.fill_(-0.5)
+
+    def spread(z):
+        return 2 * ((z + 1) / 2) ** exponent - 1
+
+    def answer(cosine, sign):
+        if margin_type == "C":
+            return 8 * (spread(cosine) - sign * margin) - 0.5
+        angle = math.acos(cosine)
+        if sign > 0 and angle >= math.pi - margin:
+            return 8 * (2 * max(0.0, (cosine - 1 + math.cos(margin) + 1) / 2) ** exponent - 1) - 0.5
+        return 8 * spread(math.cos(angle + sign * margin)) - 0.5
+
+    total = 0.0
+    for embedding, label in zip(embeddings.double().tolist(), labels.tolist(), strict=True):
+        for row, vector in enumerate(loss.weight.detach().double().tolist()):
+            norm = math.hypot(*embedding) * math.hypot(*vector)
+            cosine = sum(a * b for a, b in zip(embedding, vector, strict=True)) / norm
+            if row == label:
+                total += 0.7 * math.log(1 + math.exp(-answer(cosine, 1)))
+            else:
+                total += 0.3 * math.log(1 + math.exp(answer(cosine, -1)))
+    assert loss(embeddings, labels)[0].item() == pytest.approx(total / 20, rel=1e-5)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from speakernet.models.kernels.convolution import WinogradGradient, use_compiled_convolutions
+from speakernet.models.kernels import WinogradGradient, use_compiled_convolutions
 from speakernet.training.compiling import Compiler
 from speakernet.training.options import CompileOptions
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from speakernet.models.kernels.norm import TrainingBatchNorm, channel_sums, channels_behind, use_compiled_norms
+from speakernet.models.kernels import TrainingBatchNorm, channel_sums, channels_behind, use_compiled_norms
 
 
 def features(mean: float = 0.0) -> torch.Tensor:

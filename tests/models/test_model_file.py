@@ -6,14 +6,13 @@ import pickle
 import pytest
 import torch
 
+from speakernet.checkpoint import CheckpointError, write_checkpoint
 from speakernet.losses.classification import AAMSoftmax
 from speakernet.losses.options import AAMSoftmaxOptions
 from speakernet.models.model_file import (
-    ModelFileError,
     load_initial_weights,
     load_model_file,
     model_file_contents,
-    save_model_file,
 )
 from speakernet.models.speaker_net import SpeakerNet
 
@@ -45,7 +44,7 @@ def contents_of(net=None, **options):
 @pytest.fixture()
 def model_path(tmp_path):
     path = tmp_path / "best.pt"
-    save_model_file(path, contents_of(embedding_mean=torch.ones(8), training_summary={"epochs": 3}))
+    write_checkpoint(path, contents_of(embedding_mean=torch.ones(8), training_summary={"epochs": 3}))
     return path
 
 
@@ -86,7 +85,7 @@ def test_wrappers_leave_no_trace():
 def test_initial_weights_from_our_file_with_the_head(model_path, tmp_path):
     loss = AAMSoftmax(AAMSoftmaxOptions(), 8, 5)
     contents = contents_of() | {"training": {"loss": dict(loss.state_dict())}}
-    save_model_file(tmp_path / "last.pt", contents)
+    write_checkpoint(tmp_path / "last.pt", contents)
     same, other = AAMSoftmax(AAMSoftmaxOptions(), 8, 5), AAMSoftmax(AAMSoftmaxOptions(), 8, 6)
     assert load_initial_weights(small_net(), same, tmp_path / "last.pt").head == "loaded"
     assert torch.equal(same.weight, loss.weight)
@@ -96,13 +95,13 @@ def test_initial_weights_from_our_file_with_the_head(model_path, tmp_path):
 
 
 def test_another_model_is_refused_with_both_names(model_path):
-    with pytest.raises(ModelFileError, match="is a ResNet, the configuration asks for ResNetSE34L"):
+    with pytest.raises(CheckpointError, match="is a ResNet, the configuration asks for ResNetSE34L"):
         load_initial_weights(SpeakerNet.named(embedding_dim=8), None, model_path)
 
 
 def test_other_options_are_refused_with_both_shapes(model_path, caplog):
     net = SpeakerNet.named("ResNet", "TSTP", 8, SMALL, front_end_options={"num_mels": 24})
-    with pytest.raises(ModelFileError, match=r"embedding.weight is \(8, 256\) in the file, \(8, 384\) in the network"):
+    with pytest.raises(CheckpointError, match=r"embedding.weight is \(8, 256\) in the file, \(8, 384\) in the network"):
         load_initial_weights(net, None, model_path)
     assert "front_end" in caplog.text and "24" in caplog.text
 
@@ -123,7 +122,7 @@ def test_a_pickle_that_would_run_code_is_refused_and_not_run(tmp_path, as_plain_
         path.write_bytes(pickle.dumps(Evil(trace)))
     else:
         torch.save({"model": Evil(trace)}, path)
-    with pytest.raises(ModelFileError, match=r"could run code when read; it was refused and nothing in it was run"):
+    with pytest.raises(CheckpointError, match=r"could run code when read; it was refused and nothing in it was run"):
         read(path)
     assert not trace.exists()
 
@@ -132,37 +131,37 @@ def test_a_pickle_that_would_run_code_is_refused_and_not_run(tmp_path, as_plain_
 def test_a_truncated_file_is_said_to_be_one(model_path, keep):
     content = model_path.read_bytes()
     model_path.write_bytes(content[: int(keep if keep > 1 else keep * len(content))])
-    with pytest.raises(ModelFileError, match=r"truncated or not a checkpoint|is not a checkpoint"):
+    with pytest.raises(CheckpointError, match=r"truncated or not a checkpoint|is not a checkpoint"):
         load_model_file(model_path)
 
 
 def test_a_text_file_is_refused_without_torchs_advice_to_read_it_unprotected(tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text("data: {}\n")
-    with pytest.raises(ModelFileError, match=r"recipe.yaml is not a checkpoint; give a model file") as caught:
+    with pytest.raises(CheckpointError, match=r"recipe.yaml is not a checkpoint; give a model file") as caught:
         load_model_file(path)
     assert "weights_only" not in str(caught.value)
 
 
 def test_missing_foreign_and_newer_files(tmp_path, model_path):
-    with pytest.raises(ModelFileError, match="no checkpoint at"):
+    with pytest.raises(CheckpointError, match="no checkpoint at"):
         load_model_file(tmp_path / "absent.pt")
     torch.save({"state": torch.zeros(1)}, tmp_path / "foreign.pt")
-    with pytest.raises(ModelFileError, match=r"not a speakernet model file.*import-weights"):
+    with pytest.raises(CheckpointError, match=r"not a speakernet model file.*import-weights"):
         load_model_file(tmp_path / "foreign.pt")
     torch.save(contents_of() | {"format_version": 2}, tmp_path / "newer.pt")
-    with pytest.raises(ModelFileError, match="format version 2; this one reads 1"):
+    with pytest.raises(CheckpointError, match="format version 2; this one reads 1"):
         load_model_file(tmp_path / "newer.pt")
     (tmp_path / "text.pt").write_text("not a checkpoint at all\n")
-    with pytest.raises(ModelFileError, match="not a checkpoint"):
+    with pytest.raises(CheckpointError, match="not a checkpoint"):
         load_model_file(tmp_path / "text.pt")
 
 
 def test_weights_with_infinity_are_refused(tmp_path):
     net = small_net()
     net.embedding.bias.data[0] = float("inf")
-    save_model_file(tmp_path / "bad.pt", contents_of(net))
-    with pytest.raises(ModelFileError, match=r"NaN or infinite values in 1 of .* embedding.bias"):
+    write_checkpoint(tmp_path / "bad.pt", contents_of(net))
+    with pytest.raises(CheckpointError, match=r"NaN or infinite values in 1 of .* embedding.bias"):
         load_model_file(tmp_path / "bad.pt")
 
 
@@ -170,6 +169,6 @@ def test_a_failed_write_leaves_the_old_file(model_path, monkeypatch):
     before = model_path.read_bytes()
     monkeypatch.setattr(torch, "save", lambda contents, file: (file.write(b"half"), 1 / 0))
     with pytest.raises(ZeroDivisionError):
-        save_model_file(model_path, contents_of())
+        write_checkpoint(model_path, contents_of())
     assert model_path.read_bytes() == before
     assert [path.name for path in model_path.parent.iterdir()] == ["best.pt"]

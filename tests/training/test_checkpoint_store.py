@@ -8,16 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from speakernet import files
-from speakernet.training import checkpoint
-from speakernet.training.checkpoint import (
-    CheckpointError,
-    CheckpointStore,
-    RunLock,
-    load_checkpoint,
-    to_cpu,
-    write_checkpoint,
-)
+from speakernet import checkpoint, files
+from speakernet.checkpoint import CheckpointError, read_own_checkpoint, write_checkpoint
+from speakernet.training.options import CheckpointOptions
+from speakernet.training.store import CheckpointStore, to_cpu
 
 
 def contents(value: float) -> dict:
@@ -26,16 +20,16 @@ def contents(value: float) -> dict:
 
 def test_saved_values_are_those_of_the_moment(tmp_path: Path):
     """The weights move on while the thread writes."""
-    store = CheckpointStore(tmp_path)
+    store = CheckpointStore(tmp_path, CheckpointOptions())
     live = contents(1.0)
     store.save_last(live)
     live["weights"]["a"].fill_(2.0)
     store.close()
-    assert load_checkpoint(store.last_path)["weights"]["a"][0] == 1.0
+    assert read_own_checkpoint(store.last_path)["weights"]["a"][0] == 1.0
 
 
 def test_full_disk_keeps_the_old_file_and_is_told(tmp_path: Path, monkeypatch, caplog: pytest.LogCaptureFixture):
-    store = CheckpointStore(tmp_path)
+    store = CheckpointStore(tmp_path, CheckpointOptions())
     store.save_last(contents(1.0))
     store.wait()
 
@@ -46,14 +40,14 @@ def test_full_disk_keeps_the_old_file_and_is_told(tmp_path: Path, monkeypatch, c
     store.save_last(contents(2.0))
     store.wait()
     assert "No space left" in caplog.text
-    assert load_checkpoint(store.last_path)["weights"]["a"][0] == 1.0
+    assert read_own_checkpoint(store.last_path)["weights"]["a"][0] == 1.0
     assert [path.name for path in tmp_path.iterdir()] == ["last.pt"]
     with pytest.raises(OSError, match="No space left"):
         store.close()
     monkeypatch.undo()
     store.save_last(contents(3.0))
     store.close()
-    assert load_checkpoint(store.last_path)["weights"]["a"][0] == 3.0
+    assert read_own_checkpoint(store.last_path)["weights"]["a"][0] == 3.0
 
 
 def test_really_full_device():
@@ -82,18 +76,19 @@ def test_interrupt_while_writing_keeps_the_old_file(tmp_path: Path, monkeypatch)
     monkeypatch.setattr(checkpoint.torch, "save", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write_checkpoint(path, contents(2.0))
-    assert load_checkpoint(path)["weights"]["a"][0] == 1.0
+    assert read_own_checkpoint(path)["weights"]["a"][0] == 1.0
     assert [one.name for one in tmp_path.iterdir()] == ["last.pt"]
 
 
 def test_truncated_at_any_point_is_a_clear_error(tmp_path: Path):
     path = tmp_path / "last.pt"
-    write_checkpoint(path, contents(1.0))
+    # Of some sizes torch's reader fails otherwise than of others.
+    write_checkpoint(path, {"weights": torch.zeros(5000)})
     whole = path.read_bytes()
-    for size in (0, 1, 30, len(whole) // 2, len(whole) - 1):
+    for size in (0, 1, 30, *range(100, len(whole), len(whole) // 20), len(whole) - 1):
         path.write_bytes(whole[:size])
-        with pytest.raises(CheckpointError, match="not a readable checkpoint"):
-            load_checkpoint(path)
+        with pytest.raises(CheckpointError, match=r"is truncated or not a checkpoint|is not a checkpoint"):
+            read_own_checkpoint(path)
 
 
 def test_code_in_a_checkpoint_is_not_run(tmp_path: Path):
@@ -105,12 +100,12 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path):
     (tmp_path / "plain.pt").write_bytes(pickle.dumps(Evil()))
     for name in ("evil.pt", "plain.pt"):
         with pytest.raises(CheckpointError):
-            load_checkpoint(tmp_path / name)
+            read_own_checkpoint(tmp_path / name)
     assert not (tmp_path / "ran").exists()
 
 
 def test_only_the_newest_models_are_kept(tmp_path: Path):
-    store = CheckpointStore(tmp_path, keep=2)
+    store = CheckpointStore(tmp_path, CheckpointOptions(keep_checkpoints=2))
     for epoch in (1, 2, 3, 10):
         store.save_epoch(epoch, contents(epoch))
     store.close()
@@ -120,7 +115,7 @@ def test_only_the_newest_models_are_kept(tmp_path: Path):
 def test_compressed_files_load_the_same_and_are_smaller(tmp_path: Path):
     write_checkpoint(tmp_path / "a.pt", contents(1.0))
     write_checkpoint(tmp_path / "b.pt", contents(1.0), compress=True)
-    assert torch.equal(load_checkpoint(tmp_path / "b.pt")["weights"]["a"], contents(1.0)["weights"]["a"])
+    assert torch.equal(read_own_checkpoint(tmp_path / "b.pt")["weights"]["a"], contents(1.0)["weights"]["a"])
     assert (tmp_path / "b.pt").stat().st_size < (tmp_path / "a.pt").stat().st_size
 
 
@@ -129,7 +124,7 @@ def test_leftovers_of_a_killed_write_are_removed(tmp_path: Path):
     leftover.write_bytes(b"half")
     other = tmp_path / "results.json"
     other.write_text("{}")
-    CheckpointStore(tmp_path).remove_leftovers()
+    CheckpointStore(tmp_path, CheckpointOptions()).remove_leftovers()
     assert not leftover.exists() and other.exists()
 
 
@@ -138,13 +133,3 @@ def test_copies_are_cut_loose():
     copied = to_cpu({"view": base[1:3], "list": [base], "plain": 3})
     base.zero_()
     assert copied["view"].tolist() == [1.0, 2.0] and copied["list"][0][3] == 3.0 and copied["plain"] == 3
-
-
-def test_lock_is_free_again_after_release(tmp_path: Path):
-    one, other = RunLock(tmp_path), RunLock(tmp_path)
-    one.acquire()
-    with pytest.raises(ValueError, match="in use"):
-        other.acquire()
-    one.release()
-    other.acquire()
-    other.release()

@@ -11,9 +11,11 @@ import pytest
 import torch
 from training_fakes import make_trainer
 
-from speakernet import files
-from speakernet.training import checkpoint
-from speakernet.training.checkpoint import CheckpointError, CheckpointStore, load_checkpoint
+from speakernet import checkpoint, files
+from speakernet.checkpoint import CheckpointError, read_own_checkpoint
+from speakernet.training import store as store_module
+from speakernet.training.options import CheckpointOptions
+from speakernet.training.store import CheckpointStore
 
 
 def contents(value: float) -> dict:
@@ -21,7 +23,7 @@ def contents(value: float) -> dict:
 
 
 def value_of(path: Path) -> float:
-    return float(load_checkpoint(path)["weights"]["a"][0])
+    return float(read_own_checkpoint(path)["weights"]["a"][0])
 
 
 def cut(path: Path) -> bytes:
@@ -40,7 +42,7 @@ def trained(folder: Path, epochs: int, **options):
 
 @pytest.mark.parametrize("compress", [False, True])
 def test_the_one_before_is_kept_from_the_second_write_on(tmp_path: Path, compress: bool):
-    store = CheckpointStore(tmp_path, compress=compress)
+    store = CheckpointStore(tmp_path, CheckpointOptions(compress_checkpoints=compress))
     for value in (1.0, 2.0, 3.0):
         store.save_last(contents(value))
         store.close()
@@ -54,6 +56,16 @@ class Killed(BaseException):
     """Ends a write where a kill would."""
 
 
+class AtOnce:
+    """A thread that has done its work when it was started."""
+
+    def __init__(self, target, args, name: str) -> None:
+        self.start = lambda: target(*args)
+
+    def join(self) -> None:
+        """Nothing to wait for."""
+
+
 CALLS = [(os, "fsync"), (Path, "hardlink_to"), (Path, "replace"), (Path, "unlink"), (checkpoint.torch, "save")]
 
 
@@ -62,10 +74,11 @@ def test_a_kill_at_any_moment_leaves_a_whole_last(tmp_path: Path, monkeypatch: p
     """Every call that touches the disk is one moment; nothing is cleaned up after it, as after a kill."""
     monkeypatch.setattr(files, "atomic_write", _without_cleaning)
     monkeypatch.setattr(checkpoint, "atomic_write", _without_cleaning)
+    monkeypatch.setattr(store_module.threading, "Thread", AtOnce)
     moments = 0
     while True:
         folder = tmp_path / str(moments)
-        store = CheckpointStore(folder, background=False)
+        store = CheckpointStore(folder, CheckpointOptions())
         store.save_last(contents(1.0))
         store.save_last(contents(2.0))
         left = [moments]
@@ -140,16 +153,15 @@ def test_without_a_checkpoint_the_newest_model_goes_on(tmp_path: Path, model: st
         path = tmp_path / "best.pt"
     else:
         path = tmp_path / "checkpoints" / "epoch_0002.pt"
-    weights = load_checkpoint(path)["weights"]
-    epoch = load_checkpoint(path)["training_summary"]["epoch"]
-    resumed = make_trainer(tmp_path, max_epochs=3, ema_decay=0.5, seed=99)
+    weights = read_own_checkpoint(path)["weights"]
+    epoch = read_own_checkpoint(path)["training_summary"]["epoch"]
     begun = {}
 
     def note() -> None:
         begun.update({name: value.clone() for name, value in resumed.net.state_dict().items()})
         begun["optimizer"] = dict(resumed.optimizer.state)
 
-    resumed.on_start = note
+    resumed = make_trainer(tmp_path, max_epochs=3, ema_decay=0.5, seed=99, on_start=note)
     resumed.train()
     assert not begun.pop("optimizer")
     assert all(torch.equal(begun[name], weights[name]) for name in weights)
@@ -157,7 +169,7 @@ def test_without_a_checkpoint_the_newest_model_goes_on(tmp_path: Path, model: st
     said = [record.message for record in caplog.records if "is damaged" in record.message]
     assert len(said) == 1 and f"{path.name} after epoch {epoch}, with a fresh optimizer" in said[0]
     assert {"last.pt.damaged-1", "last.previous.pt.damaged-1"} <= {one.name for one in tmp_path.iterdir()}
-    assert load_checkpoint(tmp_path / "last.pt")["training"]["state"]["epoch"] == 3
+    assert read_own_checkpoint(tmp_path / "last.pt")["training"]["state"]["epoch"] == 3
 
 
 def test_where_nothing_is_readable_the_run_begins_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture):
@@ -165,7 +177,7 @@ def test_where_nothing_is_readable_the_run_begins_anew(tmp_path: Path, caplog: p
     assert trained(tmp_path, 1).state.step == 7
     assert "so it begins anew" in caplog.text
     assert (tmp_path / "last.pt.damaged-1").read_bytes() == b"PK\x03\x04 cut off"
-    assert load_checkpoint(tmp_path / "last.pt")["training"]["state"]["epoch"] == 1
+    assert read_own_checkpoint(tmp_path / "last.pt")["training"]["state"]["epoch"] == 1
 
 
 def test_a_file_that_cannot_be_opened_is_not_called_damaged(tmp_path: Path):
@@ -199,6 +211,15 @@ def test_a_missing_best_without_its_epoch_is_measured_again(tmp_path: Path):
     (tmp_path / "best.pt").unlink()
     shutil.rmtree(tmp_path / "checkpoints")
     again = trained(tmp_path, 3, eers=[7.0])
-    assert load_checkpoint(tmp_path / "best.pt")["training_summary"]["best_eer_percent"] == 7.0
+    assert read_own_checkpoint(tmp_path / "best.pt")["training_summary"]["best_eer_percent"] == 7.0
     assert again.state.step == 3 * 7
-    assert load_checkpoint(tmp_path / "last.pt")["training"]["state"]["best_eer_percent"] == 7.0
+    assert read_own_checkpoint(tmp_path / "last.pt")["training"]["state"]["best_eer_percent"] == 7.0
+
+
+def test_a_missing_best_whose_epoch_is_damaged_is_measured_again(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    trained(tmp_path, 3, eers=[9.0, 5.0, 7.0])
+    (tmp_path / "best.pt").unlink()
+    cut(tmp_path / "checkpoints" / "epoch_0002.pt")
+    trained(tmp_path, 3, eers=[7.0])
+    assert "epoch_0002.pt is truncated or not a checkpoint" in caplog.text
+    assert read_own_checkpoint(tmp_path / "best.pt")["training_summary"]["best_eer_percent"] == 7.0

@@ -9,6 +9,8 @@ from speakernet.training import compiling
 from speakernet.training.compiling import Compiler, estimate, repeated_blocks
 from speakernet.training.memory import enable_gradient_checkpointing
 from speakernet.training.options import CompileOptions
+from speakernet.training.reporting import Reporter
+from speakernet.training.step import TrainingStep
 
 
 class Block(nn.Module):
@@ -112,12 +114,20 @@ class Recorder(nn.Module):
         self.compiled_with.append(options)
 
 
+def compiler_of(net: nn.Module, when: str, scope: str = "whole") -> Compiler:
+    """A compiler that has nothing to prepare and nothing to recover."""
+    options = CompileOptions(compile=when, compile_scope=scope)
+    return Compiler(net, options, recover=lambda: None, prepare=lambda net: None)
+
+
 def decided(monkeypatch: pytest.MonkeyPatch, steps_left: int) -> Recorder:
     """Drive `auto` with steps of one second each."""
     now = iter(float(second) for second in range(1000))
     monkeypatch.setattr(compiling.time, "perf_counter", lambda: next(now))
     net = Recorder()
-    compiler = Compiler(net, CompileOptions(compile="auto", compile_scope="whole"), recover=lambda: None)
+    compiler = Compiler(
+        net, CompileOptions(compile="auto", compile_scope="whole"), recover=lambda: None, prepare=lambda net: None
+    )
     for step in range(compiling.OBSERVED_STEPS + 5):
         compiler.consider(step, steps_left)
     return net
@@ -133,7 +143,12 @@ def test_auto_compiles_only_when_the_steps_left_repay_it(monkeypatch: pytest.Mon
 
 def test_auto_says_that_a_run_was_too_short(caplog: pytest.LogCaptureFixture):
     caplog.set_level("INFO", "speakernet")
-    compiler = Compiler(Recorder(), CompileOptions(compile="auto", compile_scope="whole"), recover=lambda: None)
+    compiler = Compiler(
+        Recorder(),
+        CompileOptions(compile="auto", compile_scope="whole"),
+        recover=lambda: None,
+        prepare=lambda net: None,
+    )
     for step in range(3):
         compiler.consider(step, 3 - step)
     compiler.close()
@@ -145,7 +160,9 @@ def test_auto_takes_back_a_compilation_that_is_slower(monkeypatch: pytest.Monkey
     now = 0.0
     monkeypatch.setattr(compiling.time, "perf_counter", lambda: now)
     net = Recorder()
-    compiler = Compiler(net, CompileOptions(compile="auto", compile_scope="whole"), recover=lambda: None)
+    compiler = Compiler(
+        net, CompileOptions(compile="auto", compile_scope="whole"), recover=lambda: None, prepare=lambda net: None
+    )
     for step in range(4 * compiling.OBSERVED_STEPS):
         now += compiled_seconds if compiler.is_compiled else 1.0
         compiler.consider(step, steps_left=10**6)
@@ -153,20 +170,24 @@ def test_auto_takes_back_a_compilation_that_is_slower(monkeypatch: pytest.Monkey
     assert compiler.is_compiled is is_kept
 
 
-def test_failed_compilation_goes_on_eagerly_with_the_same_numbers(tmp_path, caplog: pytest.LogCaptureFixture):
+def test_failed_compilation_goes_on_eagerly_with_the_same_numbers(
+    tmp_path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
     straight = make_trainer(tmp_path / "straight", max_epochs=1)
     straight.train()
-    trainer = make_trainer(tmp_path / "run", max_epochs=1)
 
     def broken(*_inputs):
         torch.rand(1)
         raise RuntimeError("no C++ compiler was found")
 
-    trainer.net.compile = lambda **_options: setattr(trainer.net, "_compiled_call_impl", broken)  # type: ignore
-    trainer.compiler = Compiler(
-        trainer.net, CompileOptions(compile="on", compile_scope="whole"), recover=trainer.step.forget
-    )
-    trainer._say_once = lambda batch: None  # type: ignore[method-assign]
+    def make_compiler(net: nn.Module, step: TrainingStep) -> Compiler:
+        net.compile = lambda **_options: setattr(net, "_compiled_call_impl", broken)  # type: ignore
+        options = CompileOptions(compile="on", compile_scope="whole")
+        return Compiler(net, options, recover=step.forget, prepare=lambda net: None)
+
+    # It runs the network before the compiler watches over it.
+    monkeypatch.setattr(Reporter, "before_first_step", lambda reporter, batch: None)
+    trainer = make_trainer(tmp_path / "run", max_epochs=1, make_compiler=make_compiler)
     trainer.train()
     assert "no C++ compiler was found" in caplog.text
     for one, other in zip(straight.net.state_dict().values(), trainer.net.state_dict().values(), strict=True):
@@ -179,7 +200,9 @@ def test_compiled_equals_eager(scope: str):
     torch.manual_seed(0)
     plain, compiled = Net(), Net()
     compiled.load_state_dict(plain.state_dict())
-    compiler = Compiler(compiled, CompileOptions(compile="on", compile_scope=scope), recover=lambda: None)
+    compiler = Compiler(
+        compiled, CompileOptions(compile="on", compile_scope=scope), recover=lambda: None, prepare=lambda net: None
+    )
     for one, other in zip(run(plain), run(compiled), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
     assert not any("_orig_mod" in key for key in compiled.state_dict())

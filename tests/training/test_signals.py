@@ -12,7 +12,7 @@ import psutil
 import pytest
 from training_fakes import FakeLoader, assert_same_bits, make_trainer
 
-from speakernet.training.checkpoint import load_checkpoint
+from speakernet.checkpoint import read_own_checkpoint
 from speakernet.training.interrupts import Interrupted
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "killpg"), reason="no process groups on this platform")
@@ -66,7 +66,7 @@ def test_a_signal_to_the_group_loses_nothing(
     said = running.communicate(timeout=60)[1]
     assert running.returncode == status
     assert "Traceback" not in said and f"stopped by {number.name} after step" in said
-    assert load_checkpoint(tmp_path / "run" / "last.pt")["training"]["state"]["step"] >= 3
+    assert read_own_checkpoint(tmp_path / "run" / "last.pt")["training"]["state"]["step"] >= 3
     with pytest.raises(ProcessLookupError):
         os.killpg(running.pid, 0)
 
@@ -77,7 +77,7 @@ def test_a_killed_worker_is_named_and_a_checkpoint_written(running: subprocess.P
     said = running.communicate(timeout=60)[1]
     assert running.returncode == 75
     assert "Traceback" not in said and "loader worker 1 of 2" in said and "SIGKILL" in said and "out of memory" in said
-    assert load_checkpoint(tmp_path / "run" / "last.pt")["training"]["state"]["step"] >= 3
+    assert read_own_checkpoint(tmp_path / "run" / "last.pt")["training"]["state"]["step"] >= 3
     with pytest.raises(ProcessLookupError):
         os.killpg(running.pid, 0)
 
@@ -93,7 +93,7 @@ def test_what_was_trained_is_kept_where_the_loader_fails(tmp_path: Path, accumul
 
     with pytest.raises(ChildProcessError):
         make_trainer(tmp_path / "run", loader=Failing(), dropout=0.0, accumulation_steps=accumulation).train()
-    saved = load_checkpoint(tmp_path / "run" / "last.pt")["training"]
+    saved = read_own_checkpoint(tmp_path / "run" / "last.pt")["training"]
     assert (saved["state"]["epoch"], saved["state"]["batch"]) == (1, 3)
     assert saved["loader"] == {"epoch": 1, "position": 3}
     resumed = make_trainer(tmp_path / "run", dropout=0.0, accumulation_steps=accumulation, seed=99)
@@ -116,14 +116,11 @@ def test_a_loader_that_fails_at_once_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_signal_while_evaluating_ends_the_run_after_it(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, max_epochs=2)
-
     def validate() -> dict[str, float]:
         os.kill(os.getpid(), signal.SIGTERM)
         return {"eer_percent": 9.0}
 
-    trainer.validate = validate
     with pytest.raises(Interrupted) as caught:
-        trainer.train()
+        make_trainer(tmp_path, max_epochs=2, validate=validate).train()
     assert caught.value.exit_status == 143
-    assert load_checkpoint(tmp_path / "last.pt")["training"]["state"]["evaluated_epoch"] == 1
+    assert read_own_checkpoint(tmp_path / "last.pt")["training"]["state"]["evaluated_epoch"] == 1

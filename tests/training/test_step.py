@@ -11,6 +11,7 @@ from training_fakes import (
     FakeLoss,
     FakeMetricLoss,
     FakeNet,
+    make_step,
     optimizer_options,
 )
 
@@ -20,9 +21,9 @@ from speakernet.training.precision import Precision
 from speakernet.training.step import TrainingStep
 
 
-def make_step(net: nn.Module, loss: nn.Module, precision: str = "no", **options) -> TrainingStep:
+def sgd_step(net: nn.Module, loss: nn.Module, precision: str = "no", **options) -> TrainingStep:
     optimizer = create_optimizer(SgdOptions(learning_rate=1.0, momentum=0.0, nesterov=False), [net, loss], CPU)
-    return TrainingStep(net, loss, optimizer, Precision(PrecisionOptions(), precision, CPU), **options)
+    return make_step(net, loss, optimizer, Precision(PrecisionOptions(), precision, CPU), **options)
 
 
 def fresh(metric: bool = False, frozen_norm: bool = True, dropout: float = 0.0) -> tuple[FakeNet, nn.Module]:
@@ -49,7 +50,7 @@ def test_accumulation_equals_one_batch(sizes: list[int]):
     reference = [p.detach().clone() for p in [*net.parameters(), *loss.parameters()]]
     value, _ = loss(net(batch.waveforms), batch.labels)
     gradients = torch.autograd.grad(value, [*net.parameters(), *loss.parameters()], allow_unused=True)
-    step = make_step(net, loss, max_grad_norm=0.0)
+    step = sgd_step(net, loss, max_grad_norm=0.0)
     for part in split(batch, sizes):
         step.add(part)
     outcome = step.finish(learning_rate=0.1)
@@ -68,7 +69,7 @@ def test_clipping_scales_to_the_norm_and_reports_the_true_one():
     value, _ = loss(net(batch.waveforms), batch.labels)
     found = torch.autograd.grad(value, parameters, allow_unused=True)
     norm = torch.sqrt(sum((g.square().sum() for g in found if g is not None), torch.zeros(())))
-    step = make_step(net, loss, max_grad_norm=0.01)
+    step = sgd_step(net, loss, max_grad_norm=0.01)
     step.add(batch)
     outcome = step.finish(learning_rate=1.0)
     assert outcome.grad_norm.item() == pytest.approx(norm.item(), rel=1e-5)
@@ -90,7 +91,7 @@ def test_gradient_cache_equals_the_whole_batch():
     value, _ = loss(net(batch.waveforms).reshape(6, 2, -1), batch.labels[::2])
     gradients = torch.autograd.grad(value, [p for p in net.parameters() if p.requires_grad], allow_unused=True)
     before = [p.detach().clone() for p in net.parameters()]
-    step = make_step(net, loss, max_grad_norm=0.0, utterances_per_speaker=2, gradient_cache=True)
+    step = sgd_step(net, loss, max_grad_norm=0.0, utterances_per_speaker=2, gradient_cache=True)
     for part in split(batch, [4, 4, 4]):
         step.add(part)
     outcome = step.finish(learning_rate=0.1)
@@ -110,7 +111,7 @@ def test_gradient_cache_moves_statistics_once_and_repeats_dropout():
         twin(part.waveforms)
     drawn_after = torch.rand(1)
     torch.manual_seed(7)
-    step = make_step(net, loss, utterances_per_speaker=2, gradient_cache=True)
+    step = sgd_step(net, loss, utterances_per_speaker=2, gradient_cache=True)
     for part in parts:
         step.add(part)
     step.finish(learning_rate=0.0)
@@ -122,7 +123,7 @@ def test_gradient_cache_moves_statistics_once_and_repeats_dropout():
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 def test_precisions_give_finite_results_of_equal_shape(precision: str):
     net, loss = fresh()
-    step = make_step(net, loss, precision)
+    step = sgd_step(net, loss, precision)
     step.add(whole_batch())
     outcome = step.finish(learning_rate=0.01)
     assert not outcome.is_bad
@@ -135,7 +136,7 @@ def test_loss_scale_leaves_the_step_alone():
     results = []
     for scales in (False, True):
         net, loss = fresh()
-        step = make_step(net, loss, max_grad_norm=0.5)
+        step = sgd_step(net, loss, max_grad_norm=0.5)
         if scales:
             step.precision.scales, step.precision.scale = True, torch.tensor(1024.0)
         for part in split(whole_batch(), [8, 4]):
@@ -149,7 +150,7 @@ def test_loss_scale_leaves_the_step_alone():
 @pytest.mark.parametrize("bad_epoch", [True, False])
 def test_bad_gradient_with_finite_loss_is_undone(bad_epoch: bool):
     net, loss = fresh(frozen_norm=False)
-    step = make_step(net, loss)
+    step = sgd_step(net, loss)
     before = [value.clone() for value in net.state_dict().values()]
     if bad_epoch:
         net.last.weight.register_hook(lambda gradient: gradient * float("inf"))
@@ -187,7 +188,7 @@ def test_a_skipped_first_step_on_the_device_leaves_no_trace(name: str, monkeypat
         net, loss = fresh()
         options = optimizer_options(name, learning_rate=0.1, fused="on", weight_decay=0.1)
         moves = create_optimizer(options, [net, loss], CPU)
-        step = TrainingStep(net, loss, moves, Precision(PrecisionOptions(), "no", CPU))
+        step = make_step(net, loss, moves, Precision(PrecisionOptions(), "no", CPU))
         step._skips_on_device = True
         batches = [FakeLoader(poisoned=frozenset({0} if skips else ())).batch(number) for number in range(3)]
         for batch in batches if skips else batches[1:]:

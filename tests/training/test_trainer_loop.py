@@ -1,6 +1,5 @@
 """The training loop on fakes: resume bit for bit, non-finite guard, early stopping, finished run, records."""
 
-import dataclasses
 import json
 import math
 import os
@@ -14,8 +13,10 @@ import pytest
 import torch
 from training_fakes import FakeLoader, assert_same_bits, make_trainer, weights_of
 
-from speakernet.training.checkpoint import CheckpointError, RunLock, load_checkpoint, write_checkpoint
-from speakernet.training.trainer import Interrupted, NonFiniteError
+from speakernet.checkpoint import CheckpointError, read_own_checkpoint, write_checkpoint
+from speakernet.run_folder import held
+from speakernet.training.interrupts import Interrupted
+from speakernet.training.numbers import NonFiniteError
 
 
 class StopAt(FakeLoader):
@@ -50,9 +51,7 @@ def test_stopped_and_resumed_equals_straight(tmp_path: Path, stop_at: int, accum
 
 def test_a_resume_with_another_batch_size_keeps_the_schedules_in_place(tmp_path: Path):
     """Halves of batches: twice as many steps an epoch, and the learning rate goes on where it was."""
-    first = make_trainer(tmp_path, loader=FakeLoader(num_batches=4), max_epochs=2)
-    first.options = dataclasses.replace(first.options, max_epochs=1)
-    first.train()
+    make_trainer(tmp_path, loader=FakeLoader(num_batches=4), max_epochs=1, scheduled_epochs=2).train()
     second = make_trainer(tmp_path, loader=FakeLoader(num_batches=8), max_epochs=2)
     second.train()
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -115,7 +114,7 @@ def test_kill_nine_and_resume_equals_straight(tmp_path: Path):
     time.sleep(0.3)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
-    assert load_checkpoint(last)["training"]["state"]["step"] > 0
+    assert read_own_checkpoint(last)["training"]["state"]["step"] > 0
     resumed = make_trainer(tmp_path / "run", seed=99)
     resumed.train()
     straight = make_trainer(tmp_path / "straight")
@@ -160,16 +159,13 @@ def test_early_stopping_keeps_the_best(tmp_path: Path):
     trainer = make_trainer(tmp_path, eers=[9.0, 5.0, 6.0, 7.0, 1.0], max_epochs=20, patience=2)
     summary = trainer.train()
     assert (summary["epochs"], summary["best_epoch"], summary["best_eer_percent"]) == (4, 2, 5.0)
-    assert load_checkpoint(tmp_path / "best.pt")["training_summary"]["epoch"] == 2
+    assert read_own_checkpoint(tmp_path / "best.pt")["training_summary"]["epoch"] == 2
     assert make_trainer(tmp_path, max_epochs=20, patience=2).train()["epochs"] == 4
 
 
 def test_run_folder_is_held_by_one_run(tmp_path: Path):
-    lock = RunLock(tmp_path)
-    lock.acquire()
-    with pytest.raises(ValueError, match=f"in use by another run .process {os.getpid()}"):
+    with held(tmp_path), pytest.raises(ValueError, match=f"in use by another run .process {os.getpid()}"):
         make_trainer(tmp_path).train()
-    lock.release()
     make_trainer(tmp_path, max_epochs=1).train()
 
 
@@ -210,8 +206,8 @@ def test_checkpoints_of_an_earlier_run_are_set_aside(tmp_path: Path, caplog: pyt
 
 def test_other_trials_begin_the_best_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     def run(checksum: int, eer: float, epochs: int):
-        trainer = make_trainer(tmp_path, max_epochs=epochs)
-        trainer.validate = lambda: {"eer_percent": eer, "trials_checksum": checksum}
+        found = {"eer_percent": eer, "trials_checksum": checksum}
+        trainer = make_trainer(tmp_path, max_epochs=epochs, validate=lambda: found)
         trainer.train()
         return trainer.state.best_eer_percent
 
@@ -237,8 +233,8 @@ def test_averaging_at_the_end_can_win(tmp_path: Path):
     trainer = make_trainer(tmp_path, eers=[9.0, 8.0, 7.0, 3.0], average_checkpoints=3)
     before = trainer.train()
     assert before["best_eer_percent"] == 3.0
-    best = load_checkpoint(tmp_path / "best.pt")["weights"]
-    epochs = [load_checkpoint(path)["weights"] for path in trainer.store.epoch_paths()]
+    best = read_own_checkpoint(tmp_path / "best.pt")["weights"]
+    epochs = [read_own_checkpoint(path)["weights"] for path in trainer.store.epoch_paths()]
     mean = sum(one["first.weight"].double() for one in epochs) / 3
     assert torch.allclose(best["first.weight"].double(), mean)
     assert not torch.equal(trainer.net.state_dict()["first.weight"], best["first.weight"])
@@ -247,7 +243,7 @@ def test_averaging_at_the_end_can_win(tmp_path: Path):
 def test_moving_average_is_what_is_evaluated_and_kept(tmp_path: Path):
     trainer = make_trainer(tmp_path, ema_decay=0.99, max_epochs=1)
     trainer.train()
-    best = load_checkpoint(tmp_path / "best.pt")["weights"]
+    best = read_own_checkpoint(tmp_path / "best.pt")["weights"]
     assert not torch.equal(best["first.weight"], trainer.net.state_dict()["first.weight"])
     assert torch.equal(best["first.weight"], trainer.average._kept[0])
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +10,22 @@ import torch
 from torch import nn
 
 from speakernet.training.averaging import WeightAverage
-from speakernet.training.checkpoint import CheckpointStore
+from speakernet.training.compiling import NoCompiler
 from speakernet.training.optimizers import create_optimizer
 from speakernet.training.options import (
     OPTIMIZERS,
     CosineOptions,
     OptimizerOptions,
     PrecisionOptions,
-    TrainerOptions,
+    TrainingOptions,
 )
+from speakernet.training.parts import Course, Learner, Records
 from speakernet.training.precision import Precision
+from speakernet.training.profiler import NoProfiler
 from speakernet.training.progress import Progress
 from speakernet.training.schedules import LearningRateSchedule, MarginSchedule
 from speakernet.training.step import TrainingStep
+from speakernet.training.store import CheckpointStore
 from speakernet.training.tracker import PerformanceTracker
 from speakernet.training.trainer import Trainer
 
@@ -152,16 +155,22 @@ def make_trainer(
     loader: Any = None,
     loss: nn.Module | None = None,
     eers: list[float] | None = None,
+    validate: Callable[[], Mapping[str, Any]] | None = None,
+    on_start: Callable[[], None] = lambda: None,
     precision: str = "no",
     optimizer: str = "adam",
     ema_decay: float = 0.0,
     dropout: float = 0.2,
     progress: bool = True,
     seed: int = 0,
-    compiler: Any = None,
+    make_compiler: Callable[[nn.Module, TrainingStep], Any] = lambda net, step: NoCompiler(),
+    scheduled_epochs: int | None = None,
     **options: Any,
 ) -> Trainer:
-    """A trainer over the fakes; evaluations take their EER from `eers` in turn (the last one stays)."""
+    """A trainer over the fakes; evaluations take their EER from `eers` in turn (the last one stays).
+
+    The schedules are those of a run of `scheduled_epochs`, by default of all epochs.
+    """
     torch.manual_seed(seed)
     net, loss = FakeNet(dropout), loss or FakeLoss()
     loader = loader or FakeLoader()
@@ -169,12 +178,12 @@ def make_trainer(
     precise = Precision(PrecisionOptions(), precision, CPU, reason="test")
     numbers = list(eers or [50.0])
 
-    def validate() -> dict[str, float]:
+    def eer_in_turn() -> dict[str, float]:
         # Evaluation that draws random numbers must not change training.
         torch.rand(3)
         return {"eer_percent": numbers.pop(0) if len(numbers) > 1 else numbers[0]}
 
-    settings = TrainerOptions(
+    settings = TrainingOptions(
         **{
             "max_epochs": 3,
             "test_interval": 1,
@@ -185,23 +194,50 @@ def make_trainer(
     )
     steps = -(-len(loader) // settings.accumulation_steps)
     schedule = CosineOptions(final_learning_rate=0.0, warmup_epochs=0.5, margin="linear", margin_end_epoch=2.0)
+    step = make_step(net, loss, moves, precise, utterances_per_speaker=loader.utterances_per_speaker)
     return Trainer(
-        net=net,
-        loss=loss,
-        optimizer=moves,
-        learning_rate=LearningRateSchedule(schedule, 0.01, steps_per_epoch=steps, num_epochs=settings.max_epochs),
-        margin=MarginSchedule(schedule, 0.2, steps_per_epoch=steps) if not loss.is_metric else None,
-        loader=loader,
-        validate=validate,
-        precision=precise,
-        store=CheckpointStore(folder, keep=3),
-        tracker=PerformanceTracker(0),
-        model_contents=lambda summary: {"weights": net.state_dict(), "training_summary": summary},
-        options=settings,
-        step=TrainingStep(net, loss, moves, precise, utterances_per_speaker=loader.utterances_per_speaker),
-        average=WeightAverage(net, ema_decay),
-        progress=Progress(folder if progress else None, show_bar=False, tensorboard=False),
-        compiler=compiler,
+        Learner(step=step, average=WeightAverage(net, ema_decay), compiler=make_compiler(net, step)),
+        Course(
+            loader=loader,
+            validate=validate or eer_in_turn,
+            learning_rate=LearningRateSchedule(
+                schedule, 0.01, steps_per_epoch=steps, num_epochs=scheduled_epochs or settings.max_epochs
+            ),
+            margin=None if loss.is_metric else MarginSchedule(schedule, 0.2, steps_per_epoch=steps),
+        ),
+        Records(
+            store=CheckpointStore(folder, settings),
+            model_contents=lambda summary: {"weights": net.state_dict(), "training_summary": summary},
+            origin={},
+            progress=Progress(folder if progress else None, show_bar=False, tensorboard=False),
+            tracker=PerformanceTracker(precise.name, settings.accumulation_steps, CPU),
+            on_start=on_start,
+            advise=lambda data_wait_share: "",
+        ),
+        settings,
+    )
+
+
+def make_step(
+    net: nn.Module,
+    loss: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    precision: Precision,
+    *,
+    utterances_per_speaker: int = 1,
+    gradient_cache: bool = False,
+    **options: Any,
+) -> TrainingStep:
+    """A step that profiles nothing; `options` are those of training."""
+    return TrainingStep(
+        net,
+        loss,
+        optimizer,
+        precision,
+        TrainingOptions(**options),
+        profiler=NoProfiler(),
+        utterances_per_speaker=utterances_per_speaker,
+        gradient_cache=gradient_cache,
     )
 
 

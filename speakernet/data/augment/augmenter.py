@@ -1,7 +1,7 @@
 """Augmentation of whole batches: draw every choice, gather what it needs from the banks, apply it with torch.
 
 `draw` makes every random choice and touches no audio; `gather` reads clips and spectra; `apply` makes no choice and is
-plain torch, so it runs on a GPU after the transfer. On a CPU `augment_cpu` reads and applies in one go, with the same
+plain torch, so it runs on a GPU after the transfer. On a CPU `cpu.py` reads and applies in one go, with the same
 result. Choices are keyed by (seed, epoch, row), so they do not depend on workers or ranks.
 """
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from speakernet.data.augment.banks import ClipBank, RoomBank
+from speakernet.data.augment.banks import ClipBank, RirBank
 from speakernet.data.augment.cpu import CLASSIC_POWER_FLOOR, POWER_FLOOR, CpuMixer
 from speakernet.data.augment.draw import (
     BABBLE,
@@ -26,6 +26,7 @@ from speakernet.data.augment.draw import (
     distinct_choices,
 )
 from speakernet.data.augment.options import AugmentOptions
+from speakernet.options import SAMPLE_RATE
 
 __all__ = [
     "BABBLE",
@@ -60,11 +61,11 @@ class Ingredients:
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Ingredients":
         """The same on another device."""
-        rooms = tuple(
+        rirs = tuple(
             (rows.to(device, non_blocking=non_blocking), spectra.to(device, non_blocking=non_blocking), length)
             for rows, spectra, length in self.reverberation
         )
-        return replace(self, noises=self.noises.to(device, non_blocking=non_blocking), reverberation=rooms)
+        return replace(self, noises=self.noises.to(device, non_blocking=non_blocking), reverberation=rirs)
 
 
 class Augmenter:
@@ -72,7 +73,7 @@ class Augmenter:
 
     Args:
         banks: clips by kind (noise, music, babble).
-        rooms: impulse responses; None for no reverberation.
+        rirs: room impulse responses; None for no reverberation.
         options: what is drawn from where; `style: classic` is voxceleb_trainer to the letter (power floor, one SNR for
             each babble talker).
         sample_rate: Hz.
@@ -82,18 +83,18 @@ class Augmenter:
     def __init__(
         self,
         banks: Mapping[str, ClipBank],
-        rooms: RoomBank | None,
+        rirs: RirBank | None,
         options: AugmentOptions,
         *,
-        sample_rate: int = 16_000,
+        sample_rate: int = SAMPLE_RATE,
         seed: int = 0,
     ) -> None:
         self.banks = dict(banks)
-        self.rooms = rooms
+        self.rirs = rirs
         self.options = options
         self.is_classic = options.style == "classic"
         self.sample_rate = sample_rate
-        has_files = {"reverb": bool(rooms), **{kind: bool(len(bank)) for kind, bank in self.banks.items()}}
+        has_files = {"reverb": bool(rirs), **{kind: bool(len(bank)) for kind, bank in self.banks.items()}}
         # In one order, however they are listed; what is listed twice is twice as likely.
         wanted = sorted(options.categories, key=KINDS.index)
         self.available = [kind for kind in wanted if has_files.get(kind, False)]
@@ -102,10 +103,10 @@ class Augmenter:
             self.available,
             options,
             num_clips={kind: len(bank) for kind, bank in self.banks.items()},
-            num_rooms=len(rooms) if rooms is not None else 0,
+            num_rirs=len(rirs) if rirs is not None else 0,
             seed=seed,
         )
-        self._mixer = CpuMixer(self.banks, rooms, is_classic=self.is_classic)
+        self._mixer = CpuMixer(self.banks, rirs, is_classic=self.is_classic)
 
     def __call__(self, waveforms: Tensor, *, epoch: int, rows: np.ndarray) -> Tensor:
         """Disturb a batch in place: (batch, samples) float32, every choice keyed by (epoch, row)."""
@@ -125,7 +126,7 @@ class Augmenter:
         """Read the crops and spectra that the choices need, for utterances of `num_samples`.
 
         Raises:
-            AudioError: a clip or an impulse response cannot be read.
+            AudioError: a clip or an RIR cannot be read.
         """
         noises = torch.empty(len(drawn.clips), num_samples)
         target = noises.numpy()
@@ -137,17 +138,17 @@ class Augmenter:
             for run in np.split(sources, np.flatnonzero(np.diff(sources) > 1) + 1):
                 part = slice(int(run[0]), int(run[-1]) + 1)
                 self.banks[KINDS[code]].fill(drawn.clips[part], drawn.places[part], target[part])
-        return Ingredients(noises, self._gather_rooms(drawn.rooms, num_samples))
+        return Ingredients(noises, self._gather_rirs(drawn.rirs, num_samples))
 
-    def _gather_rooms(self, rooms: np.ndarray, num_samples: int) -> tuple[tuple[Tensor, Tensor, int], ...]:
-        if self.rooms is None:
+    def _gather_rirs(self, rirs: np.ndarray, num_samples: int) -> tuple[tuple[Tensor, Tensor, int], ...]:
+        if self.rirs is None:
             return ()
-        rows = np.flatnonzero(rooms >= 0)
-        lengths = np.array([self.rooms.fft_samples(int(rooms[row]), num_samples) for row in rows], dtype=np.int64)
+        rows = np.flatnonzero(rirs >= 0)
+        lengths = np.array([self.rirs.fft_samples(int(rirs[row]), num_samples) for row in rows], dtype=np.int64)
         groups = []
         for length in np.unique(lengths).tolist():
             members = rows[lengths == length]
-            spectra = np.stack([self.rooms.spectrum(int(rooms[row]), num_samples, length) for row in members])
+            spectra = np.stack([self.rirs.spectrum(int(rirs[row]), num_samples, length) for row in members])
             groups.append((torch.from_numpy(members), torch.from_numpy(spectra), length))
         return tuple(groups)
 

@@ -1,6 +1,7 @@
-"""What augmentation takes from disk: clips of noise, music and talkers, and room impulse responses with their spectra.
+"""What augmentation takes from disk: clips of noise, music and talkers, and RIRs with their spectra.
 
-Knows folders and files; makes no random choice and mixes nothing (`augment.py` does).
+An RIR is a room impulse response. Knows folders and files; makes no random choice and mixes nothing (`augmenter.py`
+does).
 """
 
 import functools
@@ -23,8 +24,8 @@ logger = logging.getLogger(__name__)
 AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aif", ".aiff")
 # Folder names of MUSAN -> our names of the kinds of disturbance.
 MUSAN_FOLDERS = {"noise": "noise", "music": "music", "speech": "babble"}
-# What in a path of RIRS_NOISES tells a noise: a folder, and recordings beside the isotropic rooms' responses.
-NOISES_AMONG_ROOMS = ("/pointsource_noises/", "_noise_")
+# What in a path of RIRS_NOISES tells a noise: a folder, and recordings beside the RIRs of its isotropic rooms.
+NOISES_AMONG_RIRS = ("/pointsource_noises/", "_noise_")
 # Transform lengths are multiples of it: few different ones, which are faster than many, and many factors of two.
 FFT_BLOCK = 512
 ENERGY_BLOCK = 64  # samples that one kept energy stands for
@@ -88,8 +89,8 @@ class ClipBank:
         Raises:
             AudioError: a clip cannot be read.
         """
-        room = np.maximum(self.lengths[clips] - out.shape[1], 0)
-        problems = self.reader.fill(self.rows[clips], (places * room).astype(np.int64), out)
+        slack = np.maximum(self.lengths[clips] - out.shape[1], 0)
+        problems = self.reader.fill(self.rows[clips], (places * slack).astype(np.int64), out)
         if problems:
             raise AudioError(f"augmentation: {next(iter(problems.values()))}; remove the file or mend it")
 
@@ -154,9 +155,7 @@ def find_audio_files(root: str | Path) -> list[str]:
     """
     root = Path(root)
     if not root.is_dir():
-        raise AudioError(
-            f"{root}: no such folder of noise or impulse responses; see data_prep/musan.py, data_prep/rirs.py"
-        )
+        raise AudioError(f"{root}: no such folder of noise or RIRs; see data_prep/musan.py, data_prep/rirs.py")
     found = (path.relative_to(root).as_posix() for path in root.rglob("*") if path.suffix.lower() in AUDIO_SUFFIXES)
     return sorted(found)
 
@@ -170,17 +169,17 @@ def noise_banks(root: str | Path, sample_rate: int, cache: AudioCache | None) ->
         AudioError: no such folder, or no usable audio in it.
     """
     names = find_audio_files(root)
-    source = FolderSource(root, sample_rate, cache=cache)
-    table = StringTable.from_strings(names)
-    lookup = source.lookup(table)
-    lengths = np.asarray(lookup.num_samples)
+    source = FolderSource(root, sample_rate)
+    listed = StringTable.from_strings(names)
+    table = source.lookup_table(listed)
+    lengths = np.asarray(table.num_samples)
     usable = lengths > 0
     if not usable.any():
         raise AudioError(f"{root}: no readable audio in this noise folder ({len(names)} files); is it MUSAN's layout?")
     if not usable.all():
         bad = [names[row] for row in np.flatnonzero(~usable)[:10]]
         logger.warning("%s: %d noise files cannot be read and are left out: %s", root, (~usable).sum(), ", ".join(bad))
-    reader = source.rows(table, lookup)
+    reader = source.rows(listed, table, cache)
     kinds = np.array([_kind_of(name, Path(root)) for name in names], dtype="U8")
     unnamed = int((kinds == "").sum())
     if unnamed:
@@ -201,16 +200,16 @@ def _kind_of(name: str, root: Path) -> str:
     return ""
 
 
-class RoomBank:
-    """Room impulse responses, prepared once, with the spectra of the lengths that are asked for.
+class RirBank:
+    """RIRs (room impulse responses), prepared once, with the spectra of the lengths that are asked for.
 
     Args:
         source: where the files are.
         names: the files.
         is_aligned: drop what comes before the direct path (the largest sample), so that speech stays where it was.
-        cache: keeps responses and spectra.
+        cache: keeps RIRs and spectra.
 
-    Every response is divided by the square root of its energy, as is usual. Of a response of several channels the first
+    Each is divided by the square root of its energy, as is usual. Of one with several channels the first
     is taken: each is one microphone's, and their mean is the response of no place in the room.
     """
 
@@ -225,56 +224,56 @@ class RoomBank:
     def __len__(self) -> int:
         return len(self.names)
 
-    def response(self, room: int, most_samples: int) -> np.ndarray:
-        """The prepared response, float32 (at most `most_samples`,): later samples cannot reach the crop.
+    def prepared(self, rir: int, most_samples: int) -> np.ndarray:
+        """The prepared RIR, float32 (at most `most_samples`,): later samples cannot reach the crop.
 
         Raises:
             AudioError: unreadable, empty or silent.
         """
-        response = self.cache.get(("response", room))
-        if response is None:
-            path = self.source.path_of(self.names[room])
-            response = read_audio(path, sample_rate=self.source.sample_rate, mixes=False)
-            energy = float(np.dot(response, response)) if len(response) else 0.0
+        found = self.cache.get(("prepared", rir))
+        if found is None:
+            path = self.source.path_of(self.names[rir])
+            found = read_audio(path, sample_rate=self.source.sample_rate, mixes=False)
+            energy = float(np.dot(found, found)) if len(found) else 0.0
             if not energy > 0:
-                raise AudioError(f"{path}: the impulse response is empty or silent; remove it")
-            response = (response / np.float32(np.sqrt(energy))).astype(np.float32)
+                raise AudioError(f"{path}: the RIR is empty or silent; remove it")
+            found = (found / np.float32(np.sqrt(energy))).astype(np.float32)
             if self.is_aligned:
-                response = response[int(np.abs(response).argmax()) :].copy()
-            self.cache.put(("response", room), response)
-        return response[:most_samples]
+                found = found[int(np.abs(found).argmax()) :].copy()
+            self.cache.put(("prepared", rir), found)
+        return found[:most_samples]
 
-    def fft_samples(self, room: int, num_samples: int) -> int:
-        """Length of the transform in which a crop of `num_samples` and this response do not wrap around.
+    def fft_samples(self, rir: int, num_samples: int) -> int:
+        """Length of the transform in which a crop of `num_samples` and this RIR do not wrap around.
 
-        Lengths are rounded up to a few good ones, so that many responses share one transform.
+        Lengths are rounded up to a few good ones, so that many RIRs share one transform.
         """
-        reach = len(self.response(room, num_samples))
+        reach = len(self.prepared(rir, num_samples))
         return FFT_BLOCK * fast_fft_samples(-(-(num_samples + reach - 1) // FFT_BLOCK))
 
-    def spectrum(self, room: int, num_samples: int, fft_samples: int) -> np.ndarray:
-        """The response's spectrum, complex64 (fft_samples // 2 + 1,)."""
-        key = ("spectrum", room, num_samples, fft_samples)
+    def spectrum(self, rir: int, num_samples: int, fft_samples: int) -> np.ndarray:
+        """The RIR's spectrum, complex64 (fft_samples // 2 + 1,)."""
+        key = ("spectrum", rir, num_samples, fft_samples)
         spectrum = self.cache.get(key)
         if spectrum is None:
-            spectrum = np.fft.rfft(self.response(room, num_samples), fft_samples).astype(np.complex64)
+            spectrum = np.fft.rfft(self.prepared(rir, num_samples), fft_samples).astype(np.complex64)
             self.cache.put(key, spectrum)
         return spectrum
 
 
-def room_bank(root: str | Path, sample_rate: int, cache: AudioCache | None, *, is_aligned: bool) -> RoomBank:
-    """All impulse responses below `root` (RIRS_NOISES' layout or any other); its noises are left out, and said.
+def rir_bank(root: str | Path, sample_rate: int, cache: AudioCache | None, *, is_aligned: bool) -> RirBank:
+    """All RIRs below `root` (RIRS_NOISES' layout or any other); its noises are left out, and said.
 
     Raises:
         AudioError: no such folder, or no audio in it.
     """
     found = find_audio_files(root)
-    names = [name for name in found if not any(part in f"/{name}" for part in NOISES_AMONG_ROOMS)]
+    names = [name for name in found if not any(part in f"/{name}" for part in NOISES_AMONG_RIRS)]
     if not names:
-        raise AudioError(f"{root}: no audio files in this folder of impulse responses")
+        raise AudioError(f"{root}: no audio files in this folder of RIRs")
     if len(names) < len(found):
-        logger.warning("%s: %d files are noises, no impulse responses, and are left out", root, len(found) - len(names))
-    return RoomBank(FolderSource(root, sample_rate), names, is_aligned=is_aligned, cache=cache)
+        logger.warning("%s: %d files are noises, no RIRs, and are left out", root, len(found) - len(names))
+    return RirBank(FolderSource(root, sample_rate), names, is_aligned=is_aligned, cache=cache)
 
 
 @functools.lru_cache(maxsize=256)
@@ -293,8 +292,8 @@ def fast_fft_samples(least: int) -> int:
     return best
 
 
-def describe_banks(banks: Mapping[str, ClipBank], rooms: RoomBank | None) -> str:
+def describe_banks(banks: Mapping[str, ClipBank], rirs: RirBank | None) -> str:
     """What there is to augment with, for the log."""
     parts = [f"{len(bank):,} clips of {kind}" for kind, bank in banks.items()]
-    parts += [f"{len(rooms):,} impulse responses"] if rooms else []
+    parts += [f"{len(rirs):,} RIRs"] if rirs else []
     return ", ".join(parts) or "nothing"

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from speakernet.data.augment.banks import ClipBank, RoomBank
+from speakernet.data.augment.banks import ClipBank, RirBank
 from speakernet.data.augment.draw import KINDS, Drawn
 
 CLASSIC_POWER_FLOOR = 1e-4  # voxceleb_trainer adds it to every power
@@ -27,12 +27,12 @@ class CpuMixer:
 
     Args:
         banks: clips by kind.
-        rooms: impulse responses; None for no reverberation.
+        rirs: room impulse responses; None for no reverberation.
         is_classic: voxceleb_trainer's power floor, and each babble talker at a ratio of its own.
     """
 
-    def __init__(self, banks: Mapping[str, ClipBank], rooms: RoomBank | None, *, is_classic: bool) -> None:
-        self._banks, self._rooms, self._is_classic = banks, rooms, is_classic
+    def __init__(self, banks: Mapping[str, ClipBank], rirs: RirBank | None, *, is_classic: bool) -> None:
+        self._banks, self._rirs, self._is_classic = banks, rirs, is_classic
         self._forget()
 
     def _forget(self) -> None:
@@ -41,7 +41,7 @@ class CpuMixer:
         self._padded: dict[tuple[int, int], Tensor] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"banks": self._banks, "rooms": self._rooms, "is_classic": self._is_classic}
+        return {"banks": self._banks, "rirs": self._rirs, "is_classic": self._is_classic}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # A worker makes scratch memory of its own.
@@ -111,25 +111,25 @@ class CpuMixer:
         return torch.mv(self._sources[:count].t(), self._weights[:count], out=self._mixture)
 
     def reverberate(self, waveforms: Tensor, drawn: Drawn) -> None:
-        """Convolve the utterances of `waveforms` (batch, samples) that have a room with its response.
+        """Convolve the utterances of `waveforms` (batch, samples) that drew an RIR with that.
 
         Raises:
-            AudioError: an impulse response cannot be read.
+            AudioError: an RIR cannot be read.
         """
-        rooms, num_samples = self._rooms, waveforms.shape[1]
-        utterances = np.flatnonzero(drawn.rooms >= 0).tolist()
-        if rooms is None or not utterances:
+        rirs, num_samples = self._rirs, waveforms.shape[1]
+        utterances = np.flatnonzero(drawn.rirs >= 0).tolist()
+        if rirs is None or not utterances:
             return
         members: dict[int, list[int]] = {}
         for utterance in utterances:
-            members.setdefault(rooms.fft_samples(int(drawn.rooms[utterance]), num_samples), []).append(utterance)
+            members.setdefault(rirs.fft_samples(int(drawn.rirs[utterance]), num_samples), []).append(utterance)
         for length, group in members.items():
             padded = self._padded_rows(length, len(group), num_samples)
             for row, utterance in zip(padded.unbind(), group, strict=False):
                 row[:num_samples] = waveforms[utterance]
             product = torch.fft.rfft(padded)
             for row, utterance in zip(product.numpy(), group, strict=False):
-                row *= rooms.spectrum(int(drawn.rooms[utterance]), num_samples, length)
+                row *= rirs.spectrum(int(drawn.rirs[utterance]), num_samples, length)
             wet = torch.fft.irfft(product, length)
             for row, utterance in zip(wet.unbind(), group, strict=False):
                 waveforms[utterance] = row[:num_samples]

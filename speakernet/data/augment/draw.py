@@ -14,7 +14,7 @@ from speakernet.data.keyed import KeyedRandom
 CLEAN, REVERB, MUSIC, BABBLE, NOISE = range(5)
 KINDS = ("clean", "reverb", "music", "babble", "noise")
 # Streams of the keyed random numbers; another number gives unrelated ones.
-KIND_STREAM, ROOM_STREAM, TALKERS_STREAM, CLIP_STREAM, PLACE_STREAM, SNR_STREAM = range(100, 106)
+KIND_STREAM, RIR_STREAM, TALKERS_STREAM, CLIP_STREAM, PLACE_STREAM, SNR_STREAM = range(100, 106)
 VOLUME_STREAM, TELEPHONE_STREAM, CODEC_STREAM = range(106, 109)
 
 
@@ -24,7 +24,7 @@ class Drawn:
 
     Attributes:
         kinds: index into KINDS, int8 (batch,).
-        rooms: impulse response of each utterance, -1 for none, int64 (batch,).
+        rirs: RIR of each utterance, -1 for none, int64 (batch,).
         source_rows: utterance that a source is added to, ascending, int64 (sources,).
         source_kinds: index into KINDS, int8 (sources,).
         clips: clip of the kind's bank, int64 (sources,).
@@ -36,7 +36,7 @@ class Drawn:
     """
 
     kinds: np.ndarray
-    rooms: np.ndarray
+    rirs: np.ndarray
     source_rows: np.ndarray
     source_kinds: np.ndarray
     clips: np.ndarray
@@ -54,7 +54,7 @@ class Drawer:
         available: the kinds, of KINDS, that there are files for.
         options: what is drawn from where; the classic style has one SNR for each babble talker, not one for all.
         num_clips: clips of each kind.
-        num_rooms: impulse responses.
+        num_rirs: RIRs that there are.
         seed: of the run.
     """
 
@@ -64,26 +64,26 @@ class Drawer:
         options: AugmentOptions,
         *,
         num_clips: Mapping[str, int],
-        num_rooms: int,
+        num_rirs: int,
         seed: int,
     ) -> None:
         self.options = options
         self.snr_db = {"noise": options.noise_snr_db, "music": options.music_snr_db, "babble": options.babble_snr_db}
         self._codes = np.array([KINDS.index(kind) for kind in available], dtype=np.int8)
-        self._num_clips, self._num_rooms = dict(num_clips), num_rooms
+        self._num_clips, self._num_rirs = dict(num_clips), num_rirs
         self._seed = seed
 
     def draw(self, rows: np.ndarray, epoch: int) -> Drawn:
         """Every choice for the utterances `rows` of the training list (batch,) in an epoch."""
         random = KeyedRandom(self._seed, epoch, rows)
         options = self.options
-        streams = (KIND_STREAM, ROOM_STREAM, TALKERS_STREAM, VOLUME_STREAM, TELEPHONE_STREAM, CODEC_STREAM)
-        kind, room, talkers, volume, telephone, codec = random.uniforms(streams)[:, :, 0]
+        streams = (KIND_STREAM, RIR_STREAM, TALKERS_STREAM, VOLUME_STREAM, TELEPHONE_STREAM, CODEC_STREAM)
+        kind, rir, talkers, volume, telephone, codec = random.uniforms(streams)[:, :, 0]
         kinds = self._kinds(kind)
         low, high = options.volume_db
         return Drawn(
             kinds=kinds,
-            rooms=np.where(kinds == REVERB, (room * self._num_rooms).astype(np.int64), -1),
+            rirs=np.where(kinds == REVERB, (rir * self._num_rirs).astype(np.int64), -1),
             **self._sources(random, kinds, talkers),
             gains_db=low + (high - low) * volume,
             telephone=telephone < options.telephone_probability,

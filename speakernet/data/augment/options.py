@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from speakernet.options import Decibels, Options, Share, pair_problems
+from speakernet.options import Decibels, InputPath, Options, Share, pair_problems
 
 
 @dataclass(kw_only=True)
@@ -17,9 +17,9 @@ class AugmentOptions(Options):
     """Whether training audio is augmented at all; what has no files is left out, and said."""
     style: Literal["ours", "classic"] = "ours"
     """ours: SNR on true power for each source, direct path kept in place; classic: voxceleb_trainer to the letter."""
-    noise_path: str = ""
+    noise_path: InputPath = ""
     """Folder with noise in MUSAN's layout (noise/, music/, speech/); empty: no noise."""
-    rir_path: str = ""
+    rir_path: InputPath = ""
     """Folder with room impulse responses; empty: no reverberation."""
     probability: Share = 0.8
     """Share of utterances that get one of the disturbances below (four fifths in the classic five-way choice)."""

@@ -10,7 +10,6 @@ import math
 import os
 import zipfile
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from speakernet.data.audio import SAMPLE_RATE, AudioError
+from speakernet.data.cache import AudioCache
 from speakernet.data.lists import StringTable
-from speakernet.data.lookup import FORMATS, LookupTable
+from speakernet.data.lookup import PCM_S16, LookupTable
 from speakernet.data.packed.names import NameIndex
 from speakernet.data.sharing import SharedArray
 from speakernet.data.sources import INT16_SCALE, AudioSource, RowReader
@@ -142,8 +142,6 @@ class PackedSource(AudioSource):
             )
         self.samples = map_samples(root, self.index.num_samples)
         self._name_index = NameIndex(self.index.names)
-        # Lookup and row reader of a list ask the same question, which takes a while for a million names.
-        self._last_find: tuple[StringTable, np.ndarray] | None = None
 
     def __len__(self) -> int:
         return len(self.index.names)
@@ -162,12 +160,10 @@ class PackedSource(AudioSource):
 
     def find(self, names: StringTable) -> np.ndarray:
         """The row of each name in the corpus, -1 where it is not here; int64 (names,)."""
-        if self._last_find is None or self._last_find[0] is not names:
-            self._last_find = names, self._name_index.find(names)
-        return self._last_find[1]
+        return self._name_index.find(names)
 
-    def lookup(self, names: StringTable, num_threads: int = 1) -> LookupTable:
-        """See `AudioSource.lookup`; nothing is opened, so threads are not needed."""
+    def _look_up(self, names: StringTable, num_threads: int) -> LookupTable:
+        # Nothing is opened, so threads are not needed. An offset is that in the samples, in bytes.
         packed_rows = self.find(names)
         is_here = packed_rows != NOT_HERE
         starts = self.index.sample_offsets[packed_rows]
@@ -176,7 +172,7 @@ class PackedSource(AudioSource):
         table.columns["native_samples"].array[:] = np.where(is_here, lengths, 0)
         table.columns["sample_rates"].array[:] = self.sample_rate
         table.columns["num_channels"].array[:] = 1
-        table.columns["formats"].array[:] = FORMATS.index("pcm_s16")
+        table.columns["formats"].array[:] = PCM_S16
         table.columns["data_offsets"].array[:] = np.where(is_here, starts * 2, NOT_HERE)
         for row in np.flatnonzero(~is_here).tolist():
             table.problems[row] = f"{self.root}: holds no utterance {names[row]!r}; pack the list that names it"
@@ -184,28 +180,11 @@ class PackedSource(AudioSource):
 
     def missing(self, names: StringTable) -> np.ndarray:
         """See `AudioSource.missing`."""
-        return np.flatnonzero(self.find(names) == NOT_HERE)
+        return np.flatnonzero(self.lookup_table(names).data_offsets == NOT_HERE)
 
-    def rows(self, names: StringTable, lookup: LookupTable) -> "PackedRows":
-        """See `AudioSource.rows`."""
-        packed_rows = self.find(names)
-        starts = np.where(packed_rows == NOT_HERE, 0, self.index.sample_offsets[packed_rows])
-        lengths = np.where(packed_rows == NOT_HERE, 0, self.index.sample_offsets[packed_rows + 1] - starts)
-        return PackedRows(self.root, self.samples, starts, lengths)
-
-    def read_crops(self, names: Sequence[str], starts: Sequence[int], num_samples: int) -> np.ndarray:
-        """Crops of many utterances as int16 (batch, samples), short utterances wrapped around.
-
-        Raises:
-            AudioError: an utterance that is not here.
-        """
-        table = StringTable.from_strings(names)
-        batch = np.empty((len(names), num_samples), dtype=np.int16)
-        reader = self.rows(table, LookupTable.empty(0, self.sample_rate))
-        problems = reader.fill(np.arange(len(names)), np.asarray(starts, dtype=np.int64), batch)
-        for position, problem in problems.items():
-            raise AudioError(f"{names[position]}: {problem}")
-        return batch
+    def rows(self, names: StringTable, table: LookupTable, cache: AudioCache | None = None) -> "PackedRows":
+        """See `AudioSource.rows`; nothing is decoded, so nothing is kept."""
+        return PackedRows(self.root, self.samples, np.maximum(table.data_offsets, 0) // 2, table.native_samples)
 
 
 class PackedRows(RowReader):
@@ -226,11 +205,10 @@ class PackedRows(RowReader):
         self._starts = SharedArray(starts)
         self._lengths = SharedArray(lengths)
 
-    def share(self) -> "PackedRows":
-        """Move the row table into shared memory; returns itself."""
+    def share(self) -> None:
+        """See `RowReader.share`."""
         self._starts.share()
         self._lengths.share()
-        return self
 
     @property
     def starts(self) -> np.ndarray:

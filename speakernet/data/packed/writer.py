@@ -36,6 +36,7 @@ from speakernet.data.packed.corpus import (
 )
 from speakernet.data.packed.names import NameIndex
 from speakernet.files import LOCK_NAME, atomic_write, exclusive, parallel_map, sha256_of
+from speakernet.options import SAMPLE_RATE
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ def pack(
     source: PackInput,
     corpus: str | Path,
     *,
-    sample_rate: int = 16000,
+    sample_rate: int = SAMPLE_RATE,
     num_threads: int = 2,
     skip_bad: bool = False,
     show_progress: bool = False,

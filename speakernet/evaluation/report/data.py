@@ -7,14 +7,14 @@ the audio or the model.
 
 import json
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from speakernet.data.lists import TrialList, read_trials
+from speakernet.data.lists import TrialList
+from speakernet.evaluation.results import Results
 from speakernet.evaluation.score_files import read_scores
 from speakernet.files import atomic_write
 
@@ -51,7 +51,7 @@ class RunData:
     Attributes:
         folder: where it lies.
         name: how it is called beside others.
-        results: of `results.json`.
+        results: of `results.json`; None where nothing was evaluated yet.
         metrics: lines of `metrics.jsonl`.
         config: text of `config.yaml`.
         trials: with labels where they are known.
@@ -62,13 +62,18 @@ class RunData:
 
     folder: Path
     name: str
-    results: Mapping[str, Any]
+    results: Results | None
     metrics: list[dict[str, Any]]
     config: str
     trials: TrialList | None = None
     scores: np.ndarray | None = None
     llrs: np.ndarray | None = None
     embedding_map: EmbeddingMap | None = None
+
+    @property
+    def evaluations(self) -> list[dict[str, Any]]:
+        """Records of the evaluations during training, in order."""
+        return [one for one in self.metrics if one.get("kind") == "evaluation" and is_number(one.get("eer_percent"))]
 
     @property
     def labels(self) -> np.ndarray | None:
@@ -91,14 +96,19 @@ def read_run(folder: str | Path, name: str = "", given: tuple[TrialList, np.ndar
         ValueError: it holds neither results nor metrics, or one of the files is broken.
     """
     folder = Path(folder)
-    results = _read_json(folder / "results.json")
-    metrics = _read_stages(_metrics_folder(folder, results))
-    if not results and not metrics:
+    results = _read_results(folder / "results.json")
+    run_folder = _run_folder(folder, results)
+    metrics = _read_stages(run_folder)
+    if results is None and not metrics:
         raise ValueError(f"{folder}: neither results.json nor metrics.jsonl; give the folder of a run or an evaluation")
     config_path = folder / "config.yaml"
     if not config_path.is_file():
-        config_path = _metrics_folder(folder, results) / "config.yaml"
+        config_path = run_folder / "config.yaml"
     config = config_path.read_text(encoding="utf-8") if config_path.is_file() else ""
+    if results is not None and results.training is None and run_folder != folder:
+        # An evaluation of its own knows nothing of the training; the run that it scored does.
+        trained = _read_results(run_folder / "results.json")
+        results = replace(results, training=trained.training if trained else None)
     run = RunData(folder, name or folder.resolve().name, results, metrics, config)
     if given is not None:
         return replace(run, trials=given[0], scores=given[1])
@@ -181,39 +191,25 @@ def _with_arrays(run: RunData) -> RunData:
 
 
 def _labels(run: RunData, num_scores: int) -> np.ndarray | None:
-    """Labels of the scores: from the arrays beside them, else from the trial list where that still lies there."""
+    """Labels of the scores, from the arrays beside them."""
     path = run.folder / ARRAYS_NAME
     if path.is_file():
         with np.load(path, allow_pickle=False) as file:
             if "labels" in file and len(file["labels"]) == num_scores:
                 return file["labels"]
-    source = trial_list_path(run.results)
-    if source is None or not source.is_file():
-        logger.warning("%s: no labels and no trial list: the report has no curves of errors", run.folder)
-        return None
-    labels = read_trials(source).labels
-    if labels is None or len(labels) != num_scores:
-        logger.warning("%s: %s does not belong to scores.txt: no curves of errors", run.folder, source)
-        return None
-    return labels
-
-
-def trial_list_path(results: Mapping[str, Any]) -> Path | None:
-    """The trial list that results name."""
-    for entry in results.get("lists") or []:
-        if entry.get("role") == "trials" and entry.get("path"):
-            return Path(entry["path"])
+    logger.warning("%s: no labels are kept: the report has no curves of errors", run.folder)
     return None
 
 
-def _metrics_folder(folder: Path, results: Mapping[str, Any]) -> Path:
-    """The run's own folder, else that of the checkpoint that was evaluated."""
-    checkpoint = results.get("checkpoint")
-    if isinstance(checkpoint, Mapping):
-        checkpoint = checkpoint.get("path")
-    if not (folder / "metrics.jsonl").is_file() and isinstance(checkpoint, str) and checkpoint:
-        return Path(checkpoint).parent
-    return folder
+def is_number(value: object) -> bool:
+    """Whether a value of a record can be drawn."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
+
+
+def _run_folder(folder: Path, results: Results | None) -> Path:
+    """The folder itself where something was trained in it, else that of the checkpoint that was evaluated."""
+    path = (results.checkpoint or {}).get("path") if results else None
+    return Path(path).parent if path and not (folder / "metrics.jsonl").is_file() else folder
 
 
 def _read_stages(folder: Path) -> list[dict[str, Any]]:
@@ -244,10 +240,11 @@ def _read_metrics(folder: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_results(path: Path) -> Results | None:
     if not path.is_file():
-        return {}
+        return None
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return Results.from_dict(json.loads(path.read_text(encoding="utf-8")))
     except ValueError as error:
-        raise ValueError(f"{path}: not JSON ({error}); evaluate again to write it anew") from error
+        kind = "not JSON" if isinstance(error, json.JSONDecodeError) else "not a result"
+        raise ValueError(f"{path}: {kind} ({error}); evaluate again to write it anew") from error

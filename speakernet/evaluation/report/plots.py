@@ -5,7 +5,7 @@ The look and the way into a page or PNG are in `plot_style.py`; what a page show
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ParamSpec
+from typing import ParamSpec
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -24,10 +24,17 @@ from speakernet.evaluation.report.plot_style import (
     new_figure,
     series_colour,
 )
+from speakernet.evaluation.results import GroupResult
 
 DET_TICKS_PERCENT = (0.001, 0.01, 0.1, 0.5, 1, 2, 5, 10, 20, 40, 60, 80, 95)
 DET_MARGIN = 0.25
+MIN_TICK_GAP = 0.08
+"""Between two ticks, as a share of the axis: a label of three digits is about that wide."""
 HISTOGRAM_BINS = 60
+MAX_CURVE_POINTS = 600
+MAX_TICKS = 9
+FEW_TARGETS = 30
+"""Below this, one target more or less moves an error rate by more than three percent: drawn in grey."""
 MARKERS = ("o", "^", "s", "D", "v", "P")
 
 P = ParamSpec("P")
@@ -76,14 +83,19 @@ def det_figure(curves: Mapping[str, ErrorRates], points: Mapping[str, OperatingP
         axes.text(0.5, 0.5, "no errors at any threshold", transform=axes.transAxes, ha="center", color=MUTED)
     axes.set_xlabel("false accepts (%)")
     axes.set_ylabel("misses (%)")
-    legend_above(figure, axes, 3 if len(curves) < 2 else 2)
+    legend_above(figure, axes, 2)
     return figure
 
 
 def _deviate_axes(axes: Axes, rates: np.ndarray) -> None:
     """Ticks at round percentages and the diagonal on which the EER lies."""
     low, high = float(ndtri(rates.min())) - DET_MARGIN, float(ndtri(rates.max())) + DET_MARGIN
-    ticks = [percent for percent in DET_TICKS_PERCENT if low <= ndtri(percent / 100) <= high]
+    ticks: list[float] = []
+    for percent in DET_TICKS_PERCENT:
+        place = ndtri(percent / 100)
+        # In a wide plot the small percentages would write over each other.
+        if low <= place <= high and (not ticks or place - ndtri(ticks[-1] / 100) >= MIN_TICK_GAP * (high - low)):
+            ticks.append(percent)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(FixedLocator([float(ndtri(percent / 100)) for percent in ticks]))
         axis.set_major_formatter(FixedFormatter([f"{percent:g}" for percent in ticks]))
@@ -120,8 +132,40 @@ def histogram_figure(scores: np.ndarray, labels: np.ndarray, threshold: float, s
 
 
 @drawn_in_house_style
+def threshold_figure(rates: ErrorRates, chosen: float, score_name: str = "score") -> Figure:
+    """False accepts and false rejects against the threshold.
+
+    Args:
+        rates: at every threshold.
+        chosen: threshold to mark: that of the EER.
+        score_name: label of the horizontal axis.
+    """
+    figure, axes = new_figure()
+    rows = np.flatnonzero(np.isfinite(rates.thresholds))
+    # A drawing is some hundred points wide: more of them only make the file larger.
+    rows = rows[np.unique(np.linspace(0, len(rows) - 1, MAX_CURVE_POINTS).astype(int))]
+    thresholds = rates.thresholds[rows]
+    for number, (name, values) in enumerate(
+        (("false rejects", rates.miss_rates), ("false accepts", rates.false_accept_rates))
+    ):
+        axes.plot(thresholds, 100 * values[rows], color=series_colour(number), drawstyle="steps-pre", label=name)
+    if np.isfinite(chosen):
+        axes.axvline(chosen, color=INK, linewidth=1, linestyle="--", label=f"at the EER: {chosen:.3f}")
+    axes.set_ylim(0, 102)
+    axes.set_xlabel(f"threshold on the {score_name}")
+    axes.set_ylabel("% of their trials")
+    legend_above(figure, axes)
+    return figure
+
+
+@drawn_in_house_style
 def curve_figure(
-    series: Mapping[str, tuple[np.ndarray, np.ndarray]], x_name: str, y_name: str, *, mark_lowest: bool = False
+    series: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    x_name: str,
+    y_name: str,
+    *,
+    mark_lowest: bool = False,
+    has_ticks_at_points: bool = False,
 ) -> Figure:
     """A quantity over training.
 
@@ -130,6 +174,7 @@ def curve_figure(
         x_name: label of the horizontal axis.
         y_name: label of the vertical axis, with its unit.
         mark_lowest: draw a ring round the lowest value of each series and name it.
+        has_ticks_at_points: put the ticks where something was measured, instead of at round numbers.
     """
     figure, axes = new_figure(2.5)
     for number, (name, (x, y)) in enumerate(series.items()):
@@ -148,6 +193,10 @@ def curve_figure(
     axes.set_xlabel(x_name)
     axes.set_ylabel(y_name)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    if has_ticks_at_points:
+        places = np.unique(np.concatenate([x for x, _ in series.values()]))
+        # From the last one backwards: the end of a training is what is read first.
+        axes.xaxis.set_major_locator(FixedLocator(places[:: -max(1, -(-len(places) // MAX_TICKS))].tolist()))
     axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 5), useMathText=False)
     legend_above(figure, axes, 2)
     return figure
@@ -176,23 +225,18 @@ def calibration_figure(x: np.ndarray, best_llrs: np.ndarray, x_name: str, *, is_
 
 
 @drawn_in_house_style
-def slices_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """EER of each slice as a point with its 95 % interval.
-
-    Args:
-        rows: `label`, `eer_percent` (None where a slice has none) and `eer_interval_percent` ([low, high] or Nones).
-    """
+def slices_figure(rows: Sequence[GroupResult]) -> Figure:
+    """EER of each slice as a point with its 95 % interval; grey where a slice has few targets."""
     figure, axes = new_figure(max(1.5, 0.75 + 0.34 * len(rows)))
     for position, row in enumerate(rows):
-        value = row.get("eer_percent")
-        if value is None:
+        if row.eer_percent is None:
             axes.text(0, position, " no EER", va="center", color=MUTED, fontsize=8.5)
             continue
-        low, high = row.get("eer_interval_percent") or (None, None)
-        if low is not None and high is not None:
-            axes.plot([low, high], [position, position], color=series_colour(0), linewidth=2.5, alpha=0.45)
-        axes.plot(value, position, "o", color=series_colour(0), markersize=5)
-    axes.set_yticks(range(len(rows)), [str(row["label"]) for row in rows])
+        colour = MUTED if is_weak(row) else series_colour(0)
+        if row.eer_interval_percent is not None:
+            axes.plot(row.eer_interval_percent, [position, position], color=colour, linewidth=2.5, alpha=0.45)
+        axes.plot(row.eer_percent, position, "o", color=colour, markersize=5)
+    axes.set_yticks(range(len(rows)), [row.label for row in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlim(left=0)
     axes.grid(axis="y", visible=False)
@@ -200,20 +244,25 @@ def slices_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     return figure
 
 
+def is_weak(row: GroupResult) -> bool:
+    """Whether a group has too few targets for its error rate to be read closely."""
+    return row.num_targets is not None and row.num_targets < FEW_TARGETS
+
+
 @drawn_in_house_style
-def sweep_figure(series: Mapping[str, Sequence[Mapping[str, Any]]], x_name: str) -> Figure:
+def sweep_figure(series: Mapping[str, Sequence[GroupResult]], x_name: str) -> Figure:
     """EER against the amount of a degradation, with 95 % intervals as bands.
 
     Args:
-        series: system -> rows with `label`, `eer_percent`, `eer_interval_percent`, from none to the most.
+        series: system -> a row for each amount, from none to the most.
         x_name: what is degraded, with its unit.
     """
     figure, axes = new_figure(HEIGHT_INCHES)
     labels: list[str] = []
     for number, (name, rows) in enumerate(series.items()):
-        labels = [str(row["label"]) for row in rows]
-        values = _numbers([row.get("eer_percent") for row in rows])
-        intervals = [row.get("eer_interval_percent") or (None, None) for row in rows]
+        labels = [row.label for row in rows]
+        values = _numbers([row.eer_percent for row in rows])
+        intervals = [row.eer_interval_percent or (None, None) for row in rows]
         low, high = _numbers([one[0] for one in intervals]), _numbers([one[1] for one in intervals])
         positions = np.arange(len(rows))
         colour = series_colour(number)

@@ -5,20 +5,26 @@ The same parts as a single report, made of the same files.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import yaml
 
 from speakernet.evaluation.comparison import compare_scores, short_names
-from speakernet.evaluation.report import page, sections
+from speakernet.evaluation.headline import headline
+from speakernet.evaluation.options import MeasuringOptions
+from speakernet.evaluation.report import error_sections, sections
 from speakernet.evaluation.report.data import RunData, read_run
-from speakernet.evaluation.report.report import headline, list_sentence, plain_text, write_page
+from speakernet.evaluation.report.facts import configuration, plain_text
+from speakernet.evaluation.report.page import Block, Card, Cards, Paragraph, Section, Table
+from speakernet.evaluation.report.report import write_page
+from speakernet.evaluation.report.result_section import list_sentence
+from speakernet.evaluation.speakers import speakers_of
+from speakernet.options import default_of
 
+DRAW_SEED = 0
 MISSING = "–"
 
 
-def write_comparison(folders: Sequence[str | Path], path: str | Path) -> Path:
+def write_side_by_side(folders: Sequence[str | Path], path: str | Path) -> Path:
     """Write one page for several run folders, with its plots as PNGs in a folder beside it.
 
     Args:
@@ -35,49 +41,54 @@ def write_comparison(folders: Sequence[str | Path], path: str | Path) -> Path:
     names = short_names([str(one) for one in resolved])
     runs = [read_run(folder, name) for folder, name in zip(folders, names, strict=True)]
     drawings = sections.Drawings(path.with_name(f"{path.stem}_plots"))
-    found = {run.name: sections.rates_of(run) for run in runs}
+    found = {run.name: error_sections.rates_of(run) for run in runs}
     rates = {name: one for name, one in found.items() if one is not None}
     parts = [
-        ("result", "Result", _figures_table(runs)),
-        ("difference", "Differences", _differences_part(runs)),
-        ("training", "Training", sections.training_part(runs, drawings)),
-        ("errors", "Errors", sections.errors_part(runs, rates, drawings)),
-        ("slices", "Slices", sections.slices_part(runs, drawings)),
-        ("robustness", "Robustness", sections.sweep_part(runs, drawings)),
-        ("embeddings", "Embeddings", sections.map_part(runs, drawings)),
-        ("settings", "Settings that differ", _settings_part(runs)),
+        Section("result", "Result", _figures_table(runs)),
+        Section("difference", "Differences", _differences_part(runs)),
+        Section("errors", "Errors", error_sections.errors_part(runs, rates, drawings)),
+        Section("training", "Training", sections.training_part(runs, drawings)),
+        Section("slices", "Slices", sections.slices_part(runs, drawings)),
+        Section("robustness", "Robustness", sections.sweep_part(runs, drawings)),
+        Section("embeddings", "Embeddings", sections.map_part(runs, drawings)),
+        Section("settings", "Settings that differ", _settings_part(runs)),
     ]
-    return write_page(path, " · ".join(names), f"{len(runs)} runs side by side", parts)
+    return write_page(path, " · ".join(names), f"{len(runs)} runs side by side", "", parts)
 
 
-def _figures_table(runs: Sequence[RunData]) -> str:
-    columns = [
-        {name: f"{value} ({note})" if note else value for name, value, note in headline(r.results)} for r in runs
-    ]
+def _figures_table(runs: Sequence[RunData]) -> list[Block]:
+    columns = []
+    for run in runs:
+        figures = headline(run.results) if run.results else []
+        column = {one.name: f"{one.text} ({one.interval_text})" if one.interval else one.text for one in figures}
+        columns.append({**column, "trials": f"{run.results.num_trials:,}"} if run.results else column)
     names = list(dict.fromkeys(name for column in columns for name in column))
     rows = [[name, *(column.get(name, MISSING) for column in columns)] for name in names]
     rows.append(["trial list", *(list_sentence(run) or MISSING for run in runs)])
     rows.append(["folder", *(str(run.folder) for run in runs)])
-    return page.card("Figures", page.table(["", *(run.name for run in runs)], rows))
+    note = "In brackets: 95 % intervals over speakers."
+    return [Card("Figures", [Table(["", *(run.name for run in runs)], rows)], note)]
 
 
-def _differences_part(runs: Sequence[RunData]) -> str:
+def _differences_part(runs: Sequence[RunData]) -> list[Block]:
     """Paired comparisons with the first run that has labelled scores; why there is none where there is none."""
     with_labels = [run for run in runs if run.labels is not None]
     if len(with_labels) < 2:
-        return page.paragraph("No two of these runs have labelled scores to compare.", is_quiet=True)
-    first, parts = with_labels[0], []
+        return [Paragraph("No two of these runs have labelled scores to compare.", is_quiet=True)]
+    first, cards = with_labels[0], []
+    assert first.trials is not None and first.scores is not None
+    speakers, num_draws = speakers_of(first.trials), default_of(MeasuringOptions, "bootstrap_samples")
     for other in with_labels[1:]:
         heading = f"{first.name} and {other.name}"
         if not _has_same_trials(first, other):
             text = "Scored on different trial lists: their error rates must not be compared."
-            parts.append(page.card(heading, page.paragraph(text)))
+            cards.append(Card(heading, [Paragraph(text)]))
             continue
-        assert first.trials is not None and first.scores is not None and other.scores is not None
-        result = compare_scores(first.trials, first.scores, other.scores)
-        text = "".join(page.paragraph(sentence) for sentence in result.sentences(first.name, other.name))
-        parts.append(page.card(heading, text, f"Same draws of speakers for both; speakers: {result.speaker_rule}."))
-    return page.cards(parts, kind="wide")
+        assert other.scores is not None
+        result = compare_scores(first.trials, first.scores, other.scores, speakers, num_draws=num_draws, seed=DRAW_SEED)
+        text = f"Same draws of speakers for both; speakers: {speakers.rule}."
+        cards.append(Card(heading, [Paragraph(one) for one in result.sentences(first.name, other.name)], text))
+    return [Cards(cards, "wide")]
 
 
 def _has_same_trials(first: RunData, second: RunData) -> bool:
@@ -94,27 +105,19 @@ def _has_same_trials(first: RunData, second: RunData) -> bool:
     )
 
 
-def _settings_part(runs: Sequence[RunData]) -> str:
-    tables = [_flat(_configuration(run)) for run in runs]
+def _settings_part(runs: Sequence[RunData]) -> list[Block]:
+    tables = [_flat(configuration(run)) for run in runs]
     if not any(tables):
-        return ""
+        return []
     keys = list(dict.fromkeys(key for one in tables for key in one))
     differing = [key for key in keys if len({one.get(key, MISSING) for one in tables}) > 1]
     if not differing:
-        return page.paragraph("All were configured alike.", is_quiet=True)
+        return [Paragraph("All were configured alike.", is_quiet=True)]
     rows = [[key, *(one.get(key, MISSING) for one in tables)] for key in differing]
-    return page.card("Configuration", page.table(["option", *(run.name for run in runs)], rows))
+    return [Card("Configuration", [Table(["option", *(run.name for run in runs)], rows)])]
 
 
-def _configuration(run: RunData) -> Mapping[str, Any]:
-    try:
-        found = yaml.safe_load(run.config) if run.config else {"evaluation": run.results.get("config") or {}}
-    except yaml.YAMLError as error:
-        raise ValueError(f"{run.folder / 'config.yaml'}: not YAML ({error})") from error
-    return found if isinstance(found, Mapping) else {}
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def _flat(values: Mapping[str, object], prefix: str = "") -> dict[str, str]:
     """Nested sections as `section.field` -> text."""
     flat: dict[str, str] = {}
     for key, value in values.items():

@@ -1,0 +1,159 @@
+"""What a run works on: its paths, lists, audio and device. Each is read or chosen once, here, and handed along.
+
+The first and the large-margin stage, the checks, validation, evaluation, mean embedding and cohort name the same lists
+over and over; a list of a million rows takes a second to read and its headers minutes.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from speakernet import distributed
+from speakernet.config import Config, ConfigError
+from speakernet.corpora.synthetic import make_corpus
+from speakernet.data.lists import TrainingList, TrialList, read_training_list, read_trials
+from speakernet.data.lookup import LookupTable
+from speakernet.data.opening import open_source
+from speakernet.data.sources import AudioSource
+
+HEADER_THREADS = 16
+
+Read = TypeVar("Read")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingInput:
+    """A training list and the audio that it names."""
+
+    rows: TrainingList
+    source: AudioSource
+
+    @property
+    def table(self) -> LookupTable:
+        """What the headers of the audio say, row for row."""
+        return self.source.lookup_table(self.rows.paths, HEADER_THREADS)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrialInput:
+    """A trial list and the audio that it names."""
+
+    trials: TrialList
+    source: AudioSource
+
+
+class Inputs:
+    """The lists and the audio of one run, each read when it is first asked for and never again.
+
+    Args:
+        config: which; paths that are left empty follow their lists.
+        device: where the run computes.
+    """
+
+    def __init__(self, config: Config, device: torch.device) -> None:
+        self.device = device
+        self._data = with_default_paths(config).data
+        self._training_lists: dict[Path, TrainingList] = {}
+        self._trial_lists: dict[Path, TrialList] = {}
+        self._sources: dict[Path, AudioSource] = {}
+
+    @functools.cached_property
+    def training(self) -> TrainingInput:
+        """The training list.
+
+        Raises:
+            ConfigError: none is named.
+            ValueError: list or folder cannot be read.
+        """
+        if not self._data.train_list:
+            raise ConfigError("no training list: set data.train_list")
+        return self.training_input(self._data.train_list, self._data.train_path)
+
+    @functools.cached_property
+    def validation(self) -> TrialInput:
+        """The trials that choose the best checkpoint: the test list where no other is named.
+
+        Raises:
+            ConfigError: no trial list is named.
+            ValueError: list or folder cannot be read.
+        """
+        self._require_trials()
+        return self.trial_input(self._data.validation_list, self._data.validation_path)
+
+    @functools.cached_property
+    def test(self) -> TrialInput:
+        """The trials that are reported: the validation list where no other is named.
+
+        Raises:
+            ConfigError: no trial list is named.
+            ValueError: list or folder cannot be read.
+        """
+        self._require_trials()
+        return self.trial_input(self._data.test_list, self._data.test_path)
+
+    def training_input(self, path: str | Path, root: str | Path = "") -> TrainingInput:
+        """Any list of `speaker path` lines, with its audio below `root` (empty: below the folder of the list)."""
+        return TrainingInput(_once(self._training_lists, path, read_training_list), self._source(path, root))
+
+    def trial_input(self, path: str | Path, root: str | Path = "") -> TrialInput:
+        """Any trial list, with its audio below `root` (empty: below the folder of the list)."""
+        return TrialInput(_once(self._trial_lists, path, read_trials), self._source(path, root))
+
+    def _require_trials(self) -> None:
+        if not self._data.test_list:
+            raise ConfigError("no trial list: set --test_list (or data.validation_list), or name a --config")
+
+    def _source(self, path: str | Path, root: str | Path) -> AudioSource:
+        return _once(self._sources, root or Path(path).parent, self._open)
+
+    def _open(self, root: str | Path) -> AudioSource:
+        return open_source(root, self._data.sample_rate, show_progress=distributed.is_main())
+
+
+def _once(kept: dict[Path, Read], path: str | Path, read: Callable[[str | Path], Read]) -> Read:
+    """What was read from a path, under whatever name it was asked for before."""
+    key = Path(path).resolve()
+    if key not in kept:
+        kept[key] = read(path)
+    return kept[key]
+
+
+def make_synthetic_corpus(config: Config) -> Config:
+    """Make the synthetic corpus where the config names one and it is not there; lists left empty are taken from it."""
+    folder = config.data.synthetic_corpus
+    if not folder:
+        return config
+    if distributed.is_main():
+        made = make_corpus(folder, show_progress=True)
+    distributed.barrier()
+    if not distributed.is_main():
+        made = make_corpus(folder, show_progress=False)
+    data, augment = config.data, config.augment
+    data = dataclasses.replace(
+        data,
+        train_list=data.train_list or str(made.train_list),
+        train_path=data.train_path or ("" if data.train_list else str(made.train_path)),
+        test_list=data.test_list or str(made.test_list),
+        test_path=data.test_path or ("" if data.test_list else str(made.test_path)),
+    )
+    augment = dataclasses.replace(
+        augment, noise_path=augment.noise_path or str(made.noise_path), rir_path=augment.rir_path or str(made.rir_path)
+    )
+    return dataclasses.replace(config, data=data, augment=augment)
+
+
+def with_default_paths(config: Config) -> Config:
+    """Folders of audio default to the folder of their list, test and validation list to each other."""
+    data = dataclasses.replace(config.data)
+    if not data.test_list:
+        data.test_list, data.test_path = data.validation_list, data.validation_path
+    if not data.validation_list:
+        data.validation_list, data.validation_path = data.test_list, data.test_path
+    for kind in ("train", "validation", "test"):
+        if (path := getattr(data, f"{kind}_list")) and not getattr(data, f"{kind}_path"):
+            setattr(data, f"{kind}_path", str(Path(path).parent))
+    return dataclasses.replace(config, data=data)

@@ -1,0 +1,116 @@
+"""The one reader and writer of checkpoint files: last.pt, model files, and what other toolkits wrote.
+
+A file appears under its name only when it is whole, and reading never runs code from it (`weights_only=True`). What a
+dictionary means is known to those who made it: `speakernet.training` and `speakernet.models.model_file`.
+"""
+
+import errno
+import pickle
+import shutil
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from speakernet.files import atomic_write, error_line, human_bytes
+
+# Weights are noise to a compressor: higher levels take longer and gain nothing.
+DEFLATE_LEVEL = 6
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be read, or is not what it is asked to be."""
+
+
+class DamagedError(CheckpointError):
+    """A file whose content is no checkpoint: cut off, overwritten, or made by another program."""
+
+
+def read_checkpoint(path: str | Path) -> Any:
+    """What a checkpoint holds, whoever wrote it, with its tensors on the CPU.
+
+    Raises:
+        DamagedError: truncated, no checkpoint at all, or a pickle that would run code.
+        CheckpointError: missing, or it cannot be opened.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise CheckpointError(f"no checkpoint at {path}; give the path of a model file such as exps/exp01/best.pt")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, MemoryError) as error:
+        # In a file that is cut off torch looks before its beginning, which the system calls an invalid argument.
+        if isinstance(error, OSError) and error.errno == errno.EINVAL:
+            raise _damaged(path, error) from error
+        # Of this machine and this moment: the file may well be whole.
+        raise CheckpointError(f"{path} cannot be read now ({error_line(error)}); see to that and try again") from error
+    except pickle.UnpicklingError as error:
+        if zipfile.is_zipfile(path) or _starts_like_pickle(path):
+            raise DamagedError(
+                f"{path} holds more than tensors and plain values and could run code when read; it was refused "
+                "and nothing in it was run. Save its state dictionary alone, or get it from another source"
+            ) from error
+        # torch's own sentence advises to read the file without protection.
+        raise DamagedError(f"{path} is not a checkpoint; give a model file such as exps/exp01/best.pt") from error
+    except Exception as error:
+        # torch and safetensors answer damage with RuntimeError, EOFError, KeyError … as chance has it.
+        raise _damaged(path, error) from error
+
+
+def read_own_checkpoint(path: str | Path) -> dict[str, Any]:
+    """The dictionary that `write_checkpoint` wrote.
+
+    Raises:
+        CheckpointError: as `read_checkpoint`, or the file holds something else.
+    """
+    contents = read_checkpoint(path)
+    if not isinstance(contents, dict):
+        raise CheckpointError(f"{path} holds a {type(contents).__name__}; expected a checkpoint of this program")
+    return contents
+
+
+def write_checkpoint(path: str | Path, contents: Mapping[str, Any], *, compress: bool = False) -> None:
+    """Write a dictionary of tensors and plain values, atomically.
+
+    Raises:
+        OSError: the disk is full or not writable; the old file stays as it was.
+    """
+    with atomic_write(path, "wb") as file:
+        try:
+            torch.save(dict(contents), file)
+        except RuntimeError as error:
+            # torch's zip writer reports a failed write (a full disk, say) as a RuntimeError of its own.
+            free = human_bytes(shutil.disk_usage(Path(path).parent).free)
+            raise OSError(
+                f"writing {path} failed with {free} free on its disk ({error}); the old file is whole"
+            ) from error
+    if compress:
+        _deflate(Path(path))
+
+
+def _deflate(path: Path) -> None:
+    """Rewrite torch's (stored) zip archive deflated; torch reads both."""
+    with (
+        zipfile.ZipFile(path) as stored,
+        atomic_write(path, "wb") as file,
+        zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=DEFLATE_LEVEL) as packed,
+    ):
+        for entry in stored.infolist():
+            packed.writestr(entry.filename, stored.read(entry))
+
+
+def _damaged(path: Path, error: Exception) -> DamagedError:
+    return DamagedError(
+        f"{path} is truncated or not a checkpoint ({error_line(error)}); take another copy, or an earlier one from "
+        "checkpoints/ beside it"
+    )
+
+
+def _starts_like_pickle(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(1) == b"\x80"

@@ -1,0 +1,102 @@
+"""How embeddings become scores: the back end, and its description that thresholds and calibrations belong to."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from speakernet.data.lists import TrialList
+from speakernet.evaluation.options import EmbeddingOptions, ScoringOptions
+from speakernet.evaluation.score_norm import cohort_statistics, normalize_scores
+from speakernet.evaluation.scoring import cosine_scores, mean_distance_scores, mean_embeddings
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Other speakers, against whom scores are normalised.
+
+    Attributes:
+        members: (members, dim), unit length.
+        name: of its list, with the start of its checksum.
+    """
+
+    members: np.ndarray
+    name: str
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A way of scoring with all that it needs beside the embeddings.
+
+    Attributes:
+        options: which score, which normalisation.
+        is_normalised: mean_distance only: scale each crop's embedding to length 1 (what the loss was trained with).
+        mean: (dim,) subtracted first; None subtracts nothing.
+        cohort: where `options.score_norm` asks for one.
+    """
+
+    options: ScoringOptions
+    is_normalised: bool = True
+    mean: np.ndarray | None = None
+    cohort: Cohort | None = None
+
+    @property
+    def nearest(self) -> int:
+        """Cohort members that adaptive normalisation takes."""
+        return min(self.options.cohort_size, len(self.cohort.members)) if self.cohort else 0
+
+    def check(self) -> None:
+        """Refuse what does not go together, before anything is embedded.
+
+        Raises:
+            ValueError: naming the option to change.
+        """
+        norm, score = self.options.score_norm, self.options.score
+        if norm != "none" and score != "cosine":
+            raise ValueError(
+                f"score_norm {norm} with score {score}: normalisation works on the cosine; set evaluation.score: cosine"
+            )
+
+    def describe(self, embedding: EmbeddingOptions) -> dict[str, Any]:
+        """The scoring in plain values: thresholds and calibrations belong to exactly one of these."""
+        options = self.options
+        described: dict[str, Any] = {"score": options.score, **embedding.describe()}
+        described |= {"subtract_mean": self.mean is not None, "score_norm": options.score_norm}
+        if options.score == "mean_distance":
+            described["is_normalised"] = self.is_normalised
+        if self.cohort is not None:
+            described |= {"cohort": self.cohort.name, "cohort_members": len(self.cohort.members)}
+        if options.score_norm == "as":
+            described["cohort_size"] = self.nearest
+        return described
+
+    def score(self, embeddings: np.ndarray, trials: TrialList) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Score every trial.
+
+        Args:
+            embeddings: (utterances, crops, dim) of the list's names.
+            trials: which pairs.
+
+        Returns:
+            Scores (trials,), unit-length embeddings (utterances, dim), and where there is a cohort each utterance's
+            mean score against it (utterances,).
+        """
+        units = mean_embeddings(embeddings, self.mean)
+        if self.options.score == "mean_distance":
+            centred = embeddings if self.mean is None else embeddings - self.mean.astype(np.float32)
+            scores = mean_distance_scores(centred, trials.enrol, trials.test, normalize=self.is_normalised)
+            return scores, units, None
+        scores = cosine_scores(units, trials.enrol, trials.test)
+        method = self.options.score_norm
+        if method == "none":
+            return scores, units, None
+        assert self.cohort is not None, "normalisation was given a cohort"
+        statistics = cohort_statistics(units, self.cohort.members, self.nearest if method == "as" else None)
+        return normalize_scores(scores, trials.enrol, trials.test, statistics, method), units, statistics.mean
+
+
+def plain_backend(values: Mapping[str, Any]) -> str:
+    """A described back end as text that equal back ends share."""
+    return json.dumps(values, sort_keys=True)

@@ -1,0 +1,194 @@
+"""What the scores of a trial list come to, as one object: from the figures to `results.json`, report and terminal.
+
+`figures` makes it, the evaluation adds where it comes from by `dataclasses.replace`, `to_dict` and `from_dict` are the
+only writer and reader of `results.json`. What is not known is None (or empty) and has no key in the file.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Interval = tuple[float, float] | None
+"""Lowest and highest value of a 95 % interval; None where there is none."""
+
+WRITTEN_ALWAYS = ("eer_percent", "eer_interval_percent", "min_dcf")
+"""Keys that a reader of the file finds even where there is nothing to say."""
+
+
+@dataclass(frozen=True)
+class GroupResult:
+    """Figures of some of the trials, or of all of them on changed audio.
+
+    Attributes:
+        label: which group, or how much of a degradation.
+        eer_percent: None where the group has none; `note` says why.
+        eer_interval_percent: over speakers.
+        note: what a reader has to know.
+        num_trials: of the group.
+        num_targets: of them.
+        min_dcf: target prior -> cost.
+    """
+
+    label: str
+    eer_percent: float | None = None
+    eer_interval_percent: Interval = None
+    note: str = ""
+    num_trials: int | None = None
+    num_targets: int | None = None
+    min_dcf: dict[str, float] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; an interval only where there is an error rate."""
+        values = dataclasses.asdict(self)
+        if self.eer_percent is None:
+            del values["eer_interval_percent"]
+        else:
+            values["eer_interval_percent"] = _pair(self.eer_interval_percent)
+        return {key: value for key, value in values.items() if value is not None or key == "eer_percent"}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "GroupResult":
+        """What `to_dict` gave."""
+        known = {one.name: values[one.name] for one in dataclasses.fields(cls) if one.name in values}
+        return cls(**{**known, "eer_interval_percent": _interval(values.get("eer_interval_percent"))})
+
+
+@dataclass(frozen=True)
+class SliceResult:
+    """Results by one way of grouping trials: what the groups are told apart by, a note, and a row each."""
+
+    by: str
+    note: str
+    rows: list[GroupResult]
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """Results against the amount of one degradation: its kind, the name of the axis, a note, a row for each amount."""
+
+    kind: str
+    axis: str
+    note: str
+    rows: list[GroupResult]
+
+
+@dataclass(frozen=True)
+class Results:
+    """Everything that `results.json` holds, in its order and by its names."""
+
+    num_trials: int = 0
+    num_utterances: int | None = None
+    eer_percent: float | None = None
+    eer_interval_percent: Interval = None
+    min_dcf: dict[str, float] = field(default_factory=dict)
+    """Target prior, as text -> normalised minimum detection cost."""
+    num_targets: int | None = None
+    num_duplicate_trials: int | None = None
+    why_no_eer: str = ""
+    eer_threshold: float | None = None
+    eer_convex_hull_percent: float | None = None
+    eer_voxceleb_trainer_percent: float | None = None
+    dcf_costs: dict[str, float] | None = None
+    area_under_roc: float | None = None
+    min_cllr: float | None = None
+    cllr: float | None = None
+    act_dcf: dict[str, float] | None = None
+    calibration_loss: float | None = None
+    """Cllr less min Cllr, in bits."""
+    num_speakers: int | None = None
+    speaker_rule: str = ""
+    num_draws: int | None = None
+    min_dcf_interval: dict[str, Interval] | None = None
+    interval_note: str = ""
+    backend: dict[str, Any] | None = None
+    """The scoring that figures and thresholds belong to."""
+    lists: list[dict[str, str]] | None = None
+    """`role`, `name` and `sha256` of each list that was read."""
+    timings_seconds: dict[str, float] | None = None
+    seconds: float | None = None
+    slices: list[SliceResult] | None = None
+    sweep: list[SweepResult] | None = None
+    calibration: dict[str, Any] | None = None
+    """The fit of fused or calibrated score files."""
+    model: dict[str, Any] | None = None
+    num_parameters: int | None = None
+    """Of the network."""
+    front_end: dict[str, Any] | None = None
+    checkpoint: dict[str, str] | None = None
+    """`path` and `sha256`."""
+    thresholds: list[dict[str, Any]] | None = None
+    versions: dict[str, str] | None = None
+    machine: dict[str, Any] | None = None
+    config: dict[str, Any] | None = None
+    """The section evaluation."""
+    command: str = ""
+    date: str = ""
+    """Of the evaluation, with hours and minutes of this machine's clock."""
+    training: dict[str, Any] | None = None
+    """What the model was trained on: `speakers`, `utterances`, `hours`."""
+    warnings: list[str] | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Keys of a file that this version does not know: kept as they are."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values by the names of `results.json`."""
+        values: dict[str, Any] = {}
+        for one in dataclasses.fields(self):
+            value = getattr(self, one.name)
+            if one.name != "extra" and (value not in (None, "") or one.name in WRITTEN_ALWAYS):
+                values[one.name] = value
+        values["eer_interval_percent"] = _pair(self.eer_interval_percent)
+        if self.min_dcf_interval is not None:
+            values["min_dcf_interval"] = {name: _pair(one) for name, one in self.min_dcf_interval.items()}
+        for name in ("slices", "sweep"):
+            if name in values:
+                values[name] = [{**vars(one), "rows": [row.to_dict() for row in one.rows]} for one in values[name]]
+        return {**values, **self.extra}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Results":
+        """What `to_dict` gave, of this version or an earlier one.
+
+        Raises:
+            ValueError: no mapping, or values of another kind than their names say.
+        """
+        if not isinstance(values, Mapping):
+            raise ValueError(f"found {type(values).__name__}; expected an object with the names of results.json")
+        names = {one.name for one in dataclasses.fields(cls)} - {"extra"}
+        known = {name: value for name, value in values.items() if name in names and value is not None}
+        extra = {name: value for name, value in values.items() if name not in names}
+        try:
+            known["eer_interval_percent"] = _interval(known.get("eer_interval_percent"))
+            if "min_dcf_interval" in known:
+                known["min_dcf_interval"] = {n: _interval(one) for n, one in known["min_dcf_interval"].items()}
+            if "slices" in known:
+                known["slices"] = [_table(SliceResult, one, ("by", "note")) for one in known["slices"]]
+            if "sweep" in known:
+                known["sweep"] = [_table(SweepResult, one, ("kind", "axis", "note")) for one in known["sweep"]]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"values of an unknown form ({type(error).__name__}: {error})") from error
+        # Before model files had a checksum, the path alone was kept.
+        if isinstance(known.get("checkpoint"), str):
+            known["checkpoint"] = {"path": known["checkpoint"], "sha256": ""}
+        if isinstance(known.get("model"), str):
+            known["model"] = {"name": known["model"]}
+        return cls(**known, extra=extra)
+
+    def list_name(self, role: str = "trials") -> str:
+        """The name of the list that was read in that role; empty where it is not known."""
+        return next((str(one["name"]) for one in self.lists or [] if one.get("role") == role and one.get("name")), "")
+
+
+def _table(kind: Any, values: Mapping[str, Any], words: tuple[str, ...]) -> Any:
+    rows = [GroupResult.from_dict(row) for row in values["rows"]]
+    return kind(**{name: str(values.get(name, "")) for name in words}, rows=rows)
+
+
+def _interval(values: Any) -> Interval:
+    low, high = values or (None, None)
+    return None if low is None or high is None else (float(low), float(high))
+
+
+def _pair(interval: Interval) -> list[float | None]:
+    return [None, None] if interval is None else list(interval)

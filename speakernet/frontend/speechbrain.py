@@ -1,0 +1,86 @@
+"""SpeechBrain's filterbank, which its published models and those trained with it expect.
+
+It differs from both others in all that matters to a network: the transform has as many points as the window (400, not
+512), the ends are padded with zeros, filters are triangles over hertz, and energies are decibels, cut off 80 dB below
+the utterance's largest.
+"""
+
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from speakernet.frontend.features import HOP_SECONDS, WINDOW_SECONDS, FrontEnd, normalize_features, valid_frames
+from speakernet.frontend.options import SpeechBrainFbankOptions
+from speakernet.options import SAMPLE_RATE
+
+LEAST_ENERGY = 1e-10
+
+
+class SpeechBrainFbank(FrontEnd):
+    """Log mel energies as SpeechBrain's `Fbank` gives them, the utterance mean removed.
+
+    Args:
+        options: bands, cut-off, normalisation.
+        sample_rate: in Hz; sets window and transform (25 ms) and hop (10 ms).
+
+    Source: speechbrain, `lobes/features.py` and `processing/features.py` at their defaults.
+    """
+
+    def __init__(self, options: SpeechBrainFbankOptions, sample_rate: int = SAMPLE_RATE) -> None:
+        super().__init__()
+        options = options.resolved({})
+        self.options = options
+        self.num_features = options.num_mels
+        self.window_samples = round(WINDOW_SECONDS * sample_rate)
+        self.hop_samples = round(HOP_SECONDS * sample_rate)
+        bank = triangles(options.num_mels, self.window_samples // 2 + 1, sample_rate)
+        self.register_buffer("window", torch.hamming_window(self.window_samples), persistent=False)
+        self.register_buffer("mel_bank", bank, persistent=False)
+
+    def num_frames(self, num_samples: Tensor) -> Tensor:
+        """One frame every hop, the first and last centred on the ends of the utterance."""
+        return num_samples // self.hop_samples + 1
+
+    def extract(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
+        """Zeros at the ends, power spectrum, mel bands, decibels with a floor, mean removed."""
+        frame_lengths = None
+        if lengths is not None:
+            # The ends are padded with zeros, so zeros behind a shorter utterance are what it has alone.
+            waveforms = waveforms * valid_frames(lengths.to(waveforms.device), waveforms.shape[1])
+            frame_lengths = self.num_frames(lengths)
+        half = self.window_samples // 2
+        spectrum = torch.stft(
+            functional.pad(waveforms, (half, half)),
+            self.window_samples,
+            hop_length=self.hop_samples,
+            window=cast(Tensor, self.window),
+            center=False,
+            return_complex=True,
+        )  # (batch, bins, frames)
+        power = spectrum.real.square() + spectrum.imag.square()
+        energies = torch.matmul(cast(Tensor, self.mel_bank).T, power)  # (batch, mels, frames)
+        decibels = 10.0 * energies.clamp(min=LEAST_ENERGY).log10()
+        if frame_lengths is not None:
+            inside = valid_frames(frame_lengths.to(waveforms.device), decibels.shape[2]).unsqueeze(1)
+            decibels = decibels.masked_fill(~inside, 10.0 * torch.tensor(LEAST_ENERGY).log10().item())
+        loudest = decibels.amax(dim=(1, 2), keepdim=True)
+        features = torch.maximum(decibels, loudest - self.options.top_db)
+        return normalize_features(features, self.options.normalize, frame_lengths)
+
+
+def triangles(num_mels: int, num_bins: int, sample_rate: int) -> Tensor:
+    """Triangular filters over hertz, (bins, mels): centres even on the mel scale, both sides as wide as the lower one.
+
+    >>> triangles(2, 3, 2000).round(decimals=2)  # bins at 0, 500 and 1000 Hz
+    tensor([[0.0000, 0.0000],
+            [0.0000, 0.8000],
+            [0.0000, 0.0000]])
+    """
+    top = 2595.0 * torch.log10(torch.tensor(1.0 + (sample_rate // 2) / 700.0))
+    hertz = 700.0 * (10.0 ** (torch.linspace(0.0, float(top), num_mels + 2) / 2595.0) - 1.0)
+    widths = (hertz[1:] - hertz[:-1])[:-1]
+    bins = torch.linspace(0, sample_rate // 2, num_bins).unsqueeze(1)
+    slope = (bins - hertz[1:-1]) / widths
+    return torch.minimum(slope + 1.0, 1.0 - slope).clamp(min=0.0)

@@ -1,0 +1,95 @@
+"""The run folder: the names of everything that a run leaves in it, its lock, and moving aside what an earlier run left.
+
+These names are a contract: users and scripts look for them. An evaluation of its own (`--eval`) leaves the files of the
+second group in a folder below, and takes no lock.
+"""
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from speakernet.files import free_name
+
+LOCK = "run.lock"
+
+LAST = "last.pt"
+"""Everything needed to go on."""
+PREVIOUS = "last.previous.pt"
+"""last.pt as it was before the last write; there from the second write on."""
+BEST = "best.pt"
+"""The model by held-out EER."""
+CHECKPOINTS = "checkpoints"
+"""The models of the last epochs, and their average."""
+AVERAGE = "average.pt"
+"""In checkpoints/: the mean of the last epochs' models, with the mean of their heads."""
+CONFIG = "config.yaml"
+LOG = "log.txt"
+METRICS = "metrics.jsonl"
+PROFILE = "profile"
+SECOND_STAGE = "large_margin"
+"""The run folder of the large-margin stage, inside the run's own."""
+EVALUATIONS = "eval"
+"""Evaluations of their own, each in a folder named for its trial list."""
+EMBEDDINGS = "embeddings"
+
+RESULTS = "results.json"
+SCORES = "scores.txt"
+REPORT = "report.html"
+REPORT_ARRAYS = "report_arrays.npz"
+"""What a report is made again from where the trial list is not there."""
+PLOTS = "plots"
+EVALUATION_FILES = (RESULTS, SCORES, REPORT)
+"""What every evaluation leaves."""
+
+
+def epoch_path(folder: Path, epoch: int) -> Path:
+    """The model after so many epochs."""
+    return folder / CHECKPOINTS / f"epoch_{epoch:04d}.pt"
+
+
+def epoch_paths(folder: Path) -> list[Path]:
+    """The models of epochs that are kept, oldest first."""
+    return sorted((folder / CHECKPOINTS).glob("epoch_*.pt"))
+
+
+def evaluation_folder(folder: Path, trial_list: str | Path) -> Path:
+    """Where an evaluation of its own writes."""
+    return folder / EVALUATIONS / Path(trial_list).stem
+
+
+def move_aside(path: Path) -> Path:
+    """Give a file or folder the first free name of `<name>.before-1`, `<name>.before-2` …; returns it."""
+    return path.rename(free_name(path, "before"))
+
+
+@contextlib.contextmanager
+def held(folder: str | Path) -> Iterator[None]:
+    """Hold a run folder for this process; the operating system lets go of it when the process dies, however it dies.
+
+    Raises:
+        ValueError: another process trains into this folder; says which.
+    """
+    path = Path(folder) / LOCK
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        lock = FileLock(path).acquire(blocking=False)
+    except Timeout as error:
+        raise ValueError(
+            f"{path.parent} is in use by another run ({_holder(path)}); "
+            "wait for it, stop it, or choose another --save_path"
+        ) from error
+    with lock:
+        path.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
+        yield
+
+
+def _holder(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip() or "an unknown process"
+    except OSError:
+        # Windows lets nobody read a file that is locked.
+        return "another process"

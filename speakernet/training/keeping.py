@@ -1,0 +1,126 @@
+"""What a run keeps of itself: the contents of last.pt, declared in one place, and the model files beside it."""
+
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from torch import nn
+
+from speakernet import distributed
+from speakernet.checkpoint import CheckpointError
+from speakernet.files import error_line
+from speakernet.seeding import capture_random_state, restore_random_state
+from speakernet.training.optimizers import OptimizerState
+from speakernet.training.options import TrainerOptions
+from speakernet.training.parts import Course, Learner, Records
+from speakernet.training.state import Stage, TrainingState
+
+
+class HasState(Protocol):
+    """A part with state of its own."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain values."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> Any:
+        """Take up where `state_dict` was taken."""
+
+
+class Keeper:
+    """Saves a run on the main process, and gives every part its state back.
+
+    Attributes:
+        modules: what is trained, by its name in last.pt.
+        parts: everything else that has state, by its name in last.pt; the loader comes after them.
+    """
+
+    def __init__(self, learner: Learner, course: Course, records: Records, state: TrainingState, stage: Stage) -> None:
+        step = learner.step
+        self.net, self.loss, self.average = step.net, step.loss, learner.average
+        self.loader = course.loader
+        self.store, self.origin = records.store, records.origin
+        self.state, self.stage = state, stage
+        self.modules: dict[str, nn.Module] = {"net": step.net, "loss": step.loss}
+        self.parts: dict[str, HasState] = {
+            "optimizer": OptimizerState(step.optimizer),
+            "learning_rate": course.learning_rate,
+            "precision": step.precision,
+            "average": learner.average,
+        }
+        self._model_contents = records.model_contents
+        self._saved_at = time.monotonic()
+        self._saved_step = 0
+
+    @property
+    def has_news(self) -> bool:
+        """Whether a step was done since last.pt was written."""
+        return self.state.step > self._saved_step
+
+    def is_due(self, options: TrainerOptions) -> bool:
+        """Whether it is time to write last.pt again, by steps or by minutes."""
+        by_steps = options.save_steps > 0 and self.state.step % options.save_steps == 0
+        waited_seconds = time.monotonic() - self._saved_at
+        return by_steps or (options.save_minutes > 0 and waited_seconds > 60 * options.save_minutes)
+
+    def save_last(self) -> None:
+        """Write everything that a resume needs."""
+        self._saved_at, self._saved_step = time.monotonic(), self.state.step
+        if distributed.is_main():
+            self.store.save_last({**self.model(), "training": self.training()})
+
+    def save_best(self) -> None:
+        """Make the weights of now best.pt."""
+        if distributed.is_main():
+            self.store.save_best(self.model())
+
+    def save_epoch(self, *, with_head: bool) -> None:
+        """Keep the weights of now in checkpoints/, with the head of the loss where it will be averaged too."""
+        if distributed.is_main():
+            head = {"head": self.loss.state_dict()} if with_head else {}
+            self.store.save_epoch(self.state.epoch, {**self.model(), **head})
+
+    def save_average(self, head: Mapping[str, Any] | None) -> None:
+        """Keep the weights of now as the average, with its head: that of the loss where none was averaged."""
+        if distributed.is_main():
+            self.store.save_average({**self.model(), "head": self.loss.state_dict() if head is None else head})
+
+    def model(self) -> dict[str, Any]:
+        """The contents of a model file of now."""
+        state = self.state
+        summary = {"epoch": state.epoch, "step": state.step, "best_eer_percent": state.best_eer_percent}
+        return self._model_contents(summary | ({"stage": self.stage.name} if self.stage.name else {}))
+
+    def training(self) -> dict[str, Any]:
+        """The `training` entry of last.pt: tensors and plain values only."""
+        return {
+            "state": self.state.to_dict(),
+            **{name: module.state_dict() for name, module in self.modules.items()},
+            **{name: part.state_dict() for name, part in self.parts.items()},
+            "loader": self.loader.state_dict(),
+            "random": capture_random_state(),
+            **self.origin,
+        }
+
+    def restore(self, contents: Mapping[str, Any], source: object) -> Mapping[str, Any]:
+        """Give every part the state that `training` took, all but the loader's; returns the saved entry.
+
+        Raises:
+            CheckpointError: no training state, or that of another model, loss, optimizer or number of speakers.
+        """
+        saved = contents.get("training")
+        if not isinstance(saved, dict) or "state" not in saved:
+            raise CheckpointError(f"{source} holds a model but no training state; use it as --initial_model instead")
+        try:
+            for name, module in self.modules.items():
+                module.load_state_dict(saved[name])
+            for name, part in self.parts.items():
+                part.load_state_dict(saved[name])
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise CheckpointError(
+                f"{source} is of another model, loss, optimizer or number of speakers ({error_line(error)}); "
+                "choose another --save_path, or remove the folder to start anew"
+            ) from error
+        self.state.load_dict(saved["state"])
+        # Last: loading may draw, and what was drawn after the save must be drawn again.
+        restore_random_state(saved["random"])
+        return saved

@@ -1,0 +1,112 @@
+"""What a run tells while it trains: the numbers of its steps, epochs and evaluations, to the log and the records."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from speakernet.training.interfaces import BatchLike
+from speakernet.training.numbers import RecentSteps
+from speakernet.training.options import TrainerOptions
+from speakernet.training.parts import Course, Learner, Records
+from speakernet.training.precision import report_activations
+from speakernet.training.progress import clock
+from speakernet.training.state import Stage, TrainingState, steps_left
+from speakernet.training.step import StepOutcome
+
+logger = logging.getLogger(__name__)
+
+
+class Reporter:
+    """Collects the numbers of steps and tells them; the counts that a resume needs go into `state`."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        course: Course,
+        records: Records,
+        options: TrainerOptions,
+        state: TrainingState,
+        stage: Stage,
+    ) -> None:
+        self.learner, self.course, self.options = learner, course, options
+        self.progress, self.tracker = records.progress, records.tracker
+        self.state, self.stage = state, stage
+        self._recent = RecentSteps(options.max_bad_steps, course.loader.file_names)
+        self._advise = records.advise
+        self._is_advised = False
+
+    def before_first_step(self, batch: BatchLike) -> None:
+        """Whether autocast acts, and what training accuracy means."""
+        with self.learner.compiler.paused():
+            report_activations(self.learner.step.net, self.learner.step.precision, batch.waveforms)
+        if self.course.margin is not None and self.course.margin.full > 0:
+            logger.info("training accuracy is low by design: the margin makes every utterance look harder than it is")
+
+    def count(self, outcome: StepOutcome, parts: dict[str, float], seconds: float) -> None:
+        """Take in a finished step: what it gave, and the seconds of its parts and in all."""
+        self._recent.add(self.state.step, outcome)
+        self.tracker.update(seconds, outcome.num_utterances, parts)
+
+    def after_step(self, scheduled: float, num_batches: int) -> None:
+        """Fetch and tell what is due, in an epoch of `num_batches`; `scheduled` is the schedules' place.
+
+        Raises:
+            NonFiniteError: too many steps in a row had to be undone.
+        """
+        # Asking the device stops the host until all steps are done: once in many steps, but before it is too late.
+        if len(self._recent) >= min(self.options.log_interval, self.options.max_bad_steps):
+            self.fetch()
+        if self.state.step % self.options.log_interval == 0:
+            self.fetch()
+            self._tell_steps(scheduled, num_batches)
+
+    def fetch(self) -> None:
+        """Bring the numbers of the steps since the last fetch to the host, all in one transfer.
+
+        Raises:
+            NonFiniteError: too many steps in a row had to be undone.
+        """
+        self._recent.fetch_into(self.state, self.learner.step.precision)
+
+    def tell_epoch(self) -> None:
+        """What the epoch that has just been counted came to; once a run, what to change when it waits for data."""
+        state, values = self.state, self.state.epoch_means()
+        values_of_loader = dict(self.course.loader.epoch_report())
+        self.progress.record(
+            "epoch", state.step, state.epoch, {**values, **values_of_loader, "bad_steps": state.bad_steps}
+        )
+        logger.info("%s: loss %.4f, accuracy %.2f %%", self._epoch_name(), values["loss"], values["accuracy_percent"])
+        advice = "" if self._is_advised else self._advise(self.tracker.summary().get("data_wait_share", 0.0))
+        if advice:
+            logger.warning("%s", advice)
+            self._is_advised = True
+
+    def tell_evaluation(self, metrics: Mapping[str, Any], seconds: float, note: str) -> None:
+        """What the validation found, and how long it took."""
+        state, best = self.state, self.state.best_eer_percent
+        values = {**metrics, "best_eer_percent": best, "evaluation_seconds": seconds, "note": note}
+        self.progress.record("evaluation", state.step, state.epoch, values)
+        logger.info(
+            "evaluation after %s%s: EER %.2f %% (best %.2f %%), %.1f s",
+            self._epoch_name(),
+            f" ({note})" if note else "",
+            metrics["eer_percent"],
+            best,
+            seconds,
+        )
+
+    def _tell_steps(self, scheduled: float, num_batches: int) -> None:
+        window = self.tracker.take_window()
+        left = steps_left(self.state, self.options, num_batches) * window.get("step_seconds", 0.0)
+        values = {
+            **window,
+            **self._recent.take(),
+            "learning_rate": self.course.learning_rate(scheduled),
+            "run_time_left": clock(left),
+        }
+        if self.course.margin is not None:
+            values["margin"] = self.course.margin(scheduled)
+        self.progress.record("step", self.state.step, self.state.epoch + 1, values)
+
+    def _epoch_name(self) -> str:
+        return f"epoch {self.state.epoch}" + (f" of the {self.stage.name}" if self.stage.name else "")

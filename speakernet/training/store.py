@@ -1,0 +1,226 @@
+"""What a run keeps on disk: `last.pt`, `best.pt` and `checkpoints/`, written whole or not at all.
+
+Knows nothing of models: it is handed dictionaries of tensors and plain values. A snapshot is copied to CPU memory at
+once; a background thread writes it under a temporary name, flushes it and renames it, so that a kill, a full disk or an
+interrupt at any moment leaves the old file whole.
+"""
+
+import dataclasses
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from speakernet.checkpoint import DamagedError, read_own_checkpoint, write_checkpoint
+from speakernet.files import error_line, free_name, place
+from speakernet.run_folder import AVERAGE, BEST, CHECKPOINTS, LAST, PREVIOUS, epoch_path, epoch_paths, move_aside
+from speakernet.training.options import CheckpointOptions
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a run folder holds to go on from."""
+
+    path: Path | None
+    """The newest file that can be read: last.pt, the one before it, or a model; None where there is none."""
+    contents: dict[str, Any]
+    is_model: bool
+    """Whether it holds weights only."""
+    damaged: dict[Path, DamagedError]
+    """Files that should have come first, and what is wrong with them."""
+
+
+def find_checkpoint(folder: Path) -> Found | None:
+    """What there is to go on from: last.pt, the one before where it is damaged, then the newest model.
+
+    Returns:
+        None where nothing was saved here, or last.pt was removed to begin anew. Nothing is changed.
+
+    Raises:
+        CheckpointError: a file cannot be opened (no permission, say).
+    """
+    if not (folder / LAST).exists():
+        return None
+    damaged: dict[Path, DamagedError] = {}
+    models = [*reversed(epoch_paths(folder)), folder / BEST]
+    for path in (folder / LAST, folder / PREVIOUS, *models):
+        if not path.exists():
+            continue
+        try:
+            return Found(path, read_own_checkpoint(path), path in models, damaged)
+        except DamagedError as error:
+            damaged[path] = error
+    return Found(None, {}, False, damaged)
+
+
+class CheckpointStore:
+    """Writes and reads the checkpoints of one run folder, which is made when missing."""
+
+    def __init__(self, folder: str | Path, options: CheckpointOptions) -> None:
+        self.folder = Path(folder)
+        self.last_path = self.folder / LAST
+        self.previous_path = self.folder / PREVIOUS
+        self.best_path = self.folder / BEST
+        self.average_path = self.folder / CHECKPOINTS / AVERAGE
+        # What is averaged at the end has to be there then.
+        self.keep = max(options.keep_checkpoints, options.average_checkpoints)
+        self.compress = options.compress_checkpoints
+        self._thread: threading.Thread | None = None
+        self._failure: OSError | None = None
+
+    def epoch_paths(self) -> list[Path]:
+        """The kept models, oldest first."""
+        return epoch_paths(self.folder)
+
+    def save_last(self, contents: dict[str, Any]) -> None:
+        """Write last.pt; `contents` are copied before this returns."""
+        self._save(self.last_path, contents)
+
+    def save_best(self, contents: dict[str, Any]) -> None:
+        """Write best.pt."""
+        self._save(self.best_path, contents)
+
+    def save_average(self, contents: dict[str, Any]) -> None:
+        """Write checkpoints/average.pt."""
+        self._save(self.average_path, contents)
+
+    def save_epoch(self, epoch: int, contents: dict[str, Any]) -> None:
+        """Write the model of an epoch into checkpoints/ and remove those too many."""
+        if self.keep > 0:
+            self._save(epoch_path(self.folder, epoch), contents, self._prune)
+
+    def find(self) -> Found | None:
+        """As `find_checkpoint`, once everything handed over has reached the disk."""
+        self.wait()
+        return find_checkpoint(self.folder)
+
+    def heal(self, found: Found) -> list[str]:
+        """Rename the damaged files, and let the one before be last.pt where it was found; only with the run's lock.
+
+        last.pt is there at every moment: without it the next start would begin anew.
+
+        Returns:
+            A sentence for each file that was renamed.
+        """
+        sentences = []
+        for path, error in found.damaged.items():
+            aside = free_name(path, "damaged")
+            place(path, aside)
+            if path != self.last_path:
+                path.unlink()
+            reason = error_line(error.__cause__ or error)
+            sentences.append(f"{path} is damaged ({reason}) and was renamed {aside.name}")
+        if found.path == self.previous_path:
+            place(self.previous_path, self.last_path)
+        return sentences
+
+    def load_best(self) -> dict[str, Any] | None:
+        """The contents of best.pt; None where there is none or it is damaged, which renames it."""
+        self.wait()
+        if not self.best_path.exists():
+            return None
+        try:
+            return read_own_checkpoint(self.best_path)
+        except DamagedError as error:
+            logger.warning("%s", *self.heal(Found(None, {}, False, {self.best_path: error})))
+            return None
+
+    def restore_best(self, epoch: int, eer_percent: float) -> Path | None:
+        """Make best.pt again from the model of `epoch` , where it is kept, whole, and the one with this EER."""
+        path = epoch_path(self.folder, epoch)
+        if not path.exists():
+            return None
+        try:
+            summary = read_own_checkpoint(path)["training_summary"]
+        except DamagedError as error:
+            logger.warning("%s", error)
+            return None
+        if summary["best_eer_percent"] != eer_percent:
+            return None
+        place(path, self.best_path)
+        return path
+
+    def remove_leftovers(self) -> None:
+        """Delete temporary files that a killed run left behind; call it only while holding the run's lock."""
+        for folder in (self.folder, self.folder / CHECKPOINTS):
+            for leftover in folder.glob(".*.pt.*.tmp"):
+                logger.info("removing %s, left by an interrupted write", leftover.name)
+                leftover.unlink(missing_ok=True)
+
+    def set_aside_earlier_run(self) -> None:
+        """Move what an earlier run left away: one that begins anew must not average, remove or resume from it."""
+        if self.previous_path.exists():
+            logger.warning("%s is of an earlier run: moved to %s", self.previous_path, move_aside(self.previous_path))
+        if not self.epoch_paths():
+            return
+        folder = self.folder / CHECKPOINTS
+        logger.warning("%s holds models of an earlier run: moved to %s", folder, move_aside(folder).name)
+
+    def wait(self) -> None:
+        """Return when everything handed over has reached the disk (or has failed, which was logged)."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def close(self) -> None:
+        """Wait for the last write.
+
+        Raises:
+            OSError: the last write failed, so what is on disk is older than the run.
+        """
+        self.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def _save(self, path: Path, contents: dict[str, Any], afterwards: Callable[[], None] = lambda: None) -> None:
+        snapshot = to_cpu(contents)
+        self.wait()  # one write at a time, in order
+        # Not a daemon: the interpreter waits for it at exit, so that a finished run is a written run.
+        arguments = (path, snapshot, afterwards)
+        self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint-writer")
+        self._thread.start()
+
+    def _write(self, path: Path, contents: dict[str, Any], afterwards: Callable[[], None]) -> None:
+        try:
+            if path == self.last_path and path.exists():
+                self._replace_last(contents)
+            else:
+                write_checkpoint(path, contents, compress=self.compress)
+        except OSError as error:
+            # A full disk must not end a run of days: what is on disk is whole, and there is a next save.
+            self._failure = error
+            logger.error("could not write %s: %s; the old file is untouched. Free some space: training goes on "
+                         "and will try again at the next save", path, error)  # fmt: skip
+            return
+        self._failure = None
+        afterwards()
+
+    def _replace_last(self, contents: dict[str, Any]) -> None:
+        # Whole beside the old one first: a kill between any two of these lines leaves last.pt, and one before it.
+        new = self.last_path.with_name(f".{self.last_path.name}.new.tmp")
+        write_checkpoint(new, contents, compress=self.compress)
+        place(self.last_path, self.previous_path)
+        new.replace(self.last_path)
+
+    def _prune(self) -> None:
+        for path in self.epoch_paths()[: -self.keep]:
+            path.unlink(missing_ok=True)
+
+
+def to_cpu(value: Any) -> Any:
+    """A copy that later training steps cannot change: tensors cloned to CPU, containers rebuilt, plain values kept.
+
+    Tensors that are not contiguous keep their memory layout; views are cut loose from what they look into.
+    """
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: to_cpu(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(to_cpu(entry) for entry in value)
+    return value

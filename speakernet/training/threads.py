@@ -1,0 +1,168 @@
+"""Notices that other work keeps the cores busy, and goes down to the number of threads that is faster there.
+
+Threads of one operation wait for each other: where one of them has to wait for a core, all do. Measured on two busy
+cores: 4 to 35 utterances/s with two threads, 34 to 83 with one, which alone is slower. The sign is that the training
+thread ran for a small part of a step's time; the proof is a trial.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Callable
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+WINDOW_STEPS = 8
+WINDOW_SECONDS = 1.0
+# After a start or a change caches are cold.
+SKIPPED_STEPS = 2
+# Undisturbed, the training thread runs (or spins) through nearly all of a step; beside other work 13 to 40 % was seen.
+BUSY_SHARE = 0.75
+UNDISTURBED_SHARE = 0.95
+REQUIRED_GAIN = 1.1
+# Windows between two trials; doubled after each that changed nothing.
+REST_WINDOWS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """What some steps with one number of threads came to."""
+
+    threads: int
+    share: float
+    """Time that the training thread ran, of the time that forward, backward and update took."""
+    rate: float
+    """Utterances a second."""
+
+
+def decide(now: Window, most: int, before: Window | None) -> int:
+    """The number of threads to go on with.
+
+    Args:
+        now: the last window.
+        most: threads at the start of the run, never exceeded.
+        before: the window that a trial is compared with; None where no trial is going on.
+
+    >>> decide(Window(2, 0.2, 17.0), 2, None)  # a trial begins
+    1
+    >>> decide(Window(1, 0.6, 55.0), 2, Window(2, 0.2, 17.0))  # and is kept
+    1
+    >>> decide(Window(1, 1.0, 160.0), 2, Window(2, 0.7, 300.0))  # or not
+    2
+    """
+    if before is not None:
+        return now.threads if now.rate > REQUIRED_GAIN * before.rate else before.threads
+    if now.share < BUSY_SHARE:
+        return max(1, now.threads // 2)
+    if now.share > UNDISTURBED_SHARE:
+        return min(most, 2 * now.threads)
+    return now.threads
+
+
+class ThreadWatch:
+    """Looks at the steps of a run, window by window.
+
+    Args:
+        threads: threads inside an operation, as torch is set; with one there is nothing to watch.
+        adapts: whether their number may change; else it is only said.
+        set_threads: sets torch; replaceable for tests.
+    """
+
+    def __init__(
+        self, threads: int, *, adapts: bool = False, set_threads: Callable[[int], None] = torch.set_num_threads
+    ) -> None:
+        self.most = self.threads = threads
+        self.adapts = adapts
+        self._set_threads = set_threads
+        self._before: Window | None = None
+        self._rest = 0
+        self._next_rest = REST_WINDOWS
+        self._has_spoken = False
+        self._begin_window(SKIPPED_STEPS)
+
+    def step(self, seconds: float, processor_seconds: float, num_utterances: int, *, is_compiled: bool) -> None:
+        """Count one optimizer step.
+
+        Args:
+            seconds: of forward, backward and update, by the clock.
+            processor_seconds: that the training thread ran meanwhile.
+            num_utterances: in the step.
+            is_compiled: compiled code is made for one number of threads, which then stays.
+        """
+        if self.most == 1:
+            return
+        if self._skip:
+            self._skip -= 1
+            return
+        self._steps += 1
+        self._seconds += seconds
+        self._processor_seconds += processor_seconds
+        self._utterances += num_utterances
+        if self._steps >= WINDOW_STEPS and self._seconds >= WINDOW_SECONDS:
+            share = min(1.0, self._processor_seconds / self._seconds)
+            self._end_window(Window(self.threads, share, self._utterances / self._seconds), is_compiled)
+
+    def close(self) -> None:
+        """Leave torch as it was found."""
+        self._go_on_with(self.most)
+
+    def _begin_window(self, skip: int) -> None:
+        self._skip, self._steps, self._utterances = skip, 0, 0
+        self._seconds = self._processor_seconds = 0.0
+
+    def _end_window(self, now: Window, is_compiled: bool) -> None:
+        self._begin_window(0)
+        if not self.adapts or is_compiled:
+            self._before = None
+            if now.share < BUSY_SHARE and now.threads > 1:
+                self._say_cure(now)
+            return
+        if self._before is None and self._rest:
+            self._rest -= 1
+            return
+        before, self._before = self._before, None
+        chosen = decide(now, self.most, before)
+        if before is None:
+            self._before = now if chosen != now.threads else None
+        else:
+            self._say_outcome(before, now, chosen)
+            self._rest = self._next_rest
+            self._next_rest = REST_WINDOWS if chosen == now.threads else 2 * self._next_rest
+            if chosen == now.threads < before.threads and chosen > 1:
+                # Half of that may be faster still.
+                self._rest = 0
+        self._go_on_with(chosen)
+
+    def _go_on_with(self, threads: int) -> None:
+        if threads != self.threads:
+            self.threads = threads
+            self._set_threads(threads)
+            self._begin_window(SKIPPED_STEPS)
+
+    def _say_outcome(self, before: Window, now: Window, chosen: int) -> None:
+        if chosen != now.threads:
+            return
+        figures = f"threads {now.threads}: {now.rate:.0f} utterances/s, threads {before.threads}: {before.rate:.0f}"
+        if now.threads > before.threads or self._has_spoken:
+            logger.info("threads: going on with %d (%s)", chosen, figures)
+            return
+        self._has_spoken = True
+        logger.warning(
+            "other work keeps the cores busy (training ran %.0f %% of the time). %s; going on with %d "
+            "(runtime.threads: auto). Ending that work trains faster still",
+            100 * before.share,
+            figures,
+            chosen,
+        )
+
+    def _say_cure(self, now: Window) -> None:
+        if self._has_spoken:
+            return
+        self._has_spoken = True
+        logger.warning(
+            "other work keeps the cores busy: training ran %.0f %% of the time and its %d threads wait for each other; "
+            "end that work, or set runtime.threads: 1",
+            100 * now.share,
+            now.threads,
+        )

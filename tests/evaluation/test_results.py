@@ -1,0 +1,130 @@
+"""One result from scores to results.json, report and terminal: its keys, files of earlier versions, its headline."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from speakernet.cli import main
+from speakernet.evaluation.figures import figures
+from speakernet.evaluation.headline import headline, headline_sentence
+from speakernet.evaluation.options import EvaluationOptions, MeasuringOptions
+from speakernet.evaluation.results import GroupResult, Results, SliceResult, SweepResult
+from speakernet.evaluation.score_files import write_scores
+from speakernet.evaluation.speakers import speakers_of
+
+sys.path.insert(0, str(Path(__file__).parent))
+from report_runs import make_trials
+
+FIGURES = {
+    *("num_trials", "num_utterances", "eer_percent", "eer_interval_percent", "min_dcf", "num_targets"),
+    *("num_duplicate_trials", "eer_threshold", "eer_convex_hull_percent", "eer_voxceleb_trainer_percent"),
+    *("dcf_costs", "area_under_roc", "min_cllr", "num_speakers", "speaker_rule"),
+}
+DRAWN = {"num_draws", "min_dcf_interval", "interval_note"}
+CALIBRATED = {"cllr", "act_dcf", "calibration_loss"}
+NEVER_MISSING = {"num_trials", "num_utterances", "eer_percent", "eer_interval_percent", "min_dcf"}
+
+
+@pytest.fixture()
+def trials(tmp_path):
+    return make_trials(tmp_path / "trials.txt")
+
+
+@pytest.fixture()
+def scores(trials, random):
+    return random.standard_normal(len(trials)) + 2.0 * trials.labels
+
+
+def measured(trials, scores, draws=50, llrs=None):
+    options = MeasuringOptions(bootstrap_samples=draws, dcf_target_priors=[0.05, 0.2])
+    return figures(trials, scores, speakers_of(trials), options, 0, llrs)
+
+
+def test_the_file_has_the_keys_that_it_always_had(trials, scores):
+    assert set(measured(trials, scores, draws=0).to_dict()) == FIGURES
+    assert set(measured(trials, scores).to_dict()) == FIGURES | DRAWN
+    assert set(measured(trials, scores, draws=0, llrs=scores).to_dict()) == FIGURES | CALIBRATED
+    assert list(measured(trials, scores).to_dict()["min_dcf"]) == ["0.01", "0.05", "0.2"]
+    trials.labels = None
+    unlabelled = measured(trials, scores).to_dict()
+    assert set(unlabelled) == NEVER_MISSING | {"why_no_eer"}
+    assert unlabelled["eer_percent"] is None and unlabelled["eer_interval_percent"] == [None, None]
+
+
+def test_a_result_comes_back_from_its_file(trials, scores):
+    rows = [
+        GroupResult("a", 5.0, (4.0, 6.0), "", 40, 8, {"0.01": 0.5}),
+        GroupResult("b", 5.0, None, "too few speakers", 40, 8, {"0.01": 0.5}),
+        GroupResult("c", note="no targets", num_trials=4, num_targets=0),
+    ]
+    whole = dataclasses.replace(
+        measured(trials, scores),
+        slices=[SliceResult("duration", "", rows)],
+        sweep=[SweepResult("noise", "dB", "both sides", [GroupResult("none", 5.0, (4.0, 6.0))])],
+        checkpoint={"path": "best.pt", "sha256": "0" * 64},
+        lists=[{"role": "trials", "name": "trials.txt", "sha256": ""}],
+        warnings=[],
+        extra={"of_a_later_version": [1]},
+    )
+    written = json.loads(json.dumps(whole.to_dict()))
+    assert Results.from_dict(written) == whole
+    assert written["warnings"] == [] and written["of_a_later_version"] == [1]
+    first, second, third = written["slices"][0]["rows"]
+    assert first["eer_interval_percent"] == [4.0, 6.0] and second["eer_interval_percent"] == [None, None]
+    assert set(third) == {"label", "num_trials", "num_targets", "eer_percent", "note"}
+    assert set(written["sweep"][0]["rows"][0]) == {"label", "eer_percent", "eer_interval_percent", "note"}
+
+
+def test_files_of_earlier_forms_are_read():
+    old = {"num_trials": 4, "eer_percent": 5.0, "checkpoint": "runs/best.pt", "model": "ResNetSE34L"}
+    found = Results.from_dict(old)
+    assert found.checkpoint == {"path": "runs/best.pt", "sha256": ""} and found.model == {"name": "ResNetSE34L"}
+    assert found.eer_interval_percent is None and found.min_dcf == {} and found.list_name() == ""
+
+
+@pytest.mark.parametrize("values", [[], {"slices": [3]}, {"slices": [{"by": "x"}]}, {"eer_interval_percent": 3}])
+def test_what_is_no_result_is_refused(values):
+    with pytest.raises(ValueError, match=r"expected an object|unknown form"):
+        Results.from_dict(values)
+
+
+def test_the_headline_is_written_in_one_way_everywhere(tmp_path, trials, scores, capsys):
+    for name in "ab":
+        write_scores(tmp_path / name / "scores.txt", trials, scores)
+    results = measured(trials, np.round(scores, 6))
+    eer, cost, *_ = headline(results, 3)
+    low, high = results.eer_interval_percent
+    assert (eer.text, eer.number) == (f"{results.eer_percent:.3f} %", f"{results.eer_percent:.3f}")
+    assert cost.name == "minDCF(0.01)" and cost.text == f"{results.min_dcf['0.01']:.4f}"
+    sentence = headline_sentence(results)
+    assert f"EER {results.eer_percent:.2f} % (95 % interval {low:.2f} to {high:.2f}, bootstrap" in sentence
+    assert sentence.endswith(f"; {len(trials):,} trials, {trials.labels.sum()} of them targets")
+    command = ["--trials", trials.source, "--draws", "50"]
+    assert main(["evaluate", "--scores", str(tmp_path / "a"), *command, "--save_path", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out
+    assert f"EER {eer.text} (95 % interval " in printed and f"minDCF(0.01) {cost.text}" in printed
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), *command]) == 0
+    table = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["EER", "(%)", eer.number, eer.number] in table and ["minDCF(0.01)", cost.number, cost.number] in table
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert f"<b>{headline(results)[0].text}</b>" in page and "minDCF(0.01)" in page
+
+
+def test_without_an_error_rate_the_headline_says_why(trials, scores):
+    trials.labels = None
+    assert headline(measured(trials, scores)) == []
+    assert "scored; " in headline_sentence(measured(trials, scores)) and "unlabelled" in headline_sentence(
+        measured(trials, scores)
+    )
+
+
+def test_options_choose_one_way_of_embedding_or_both():
+    assert EvaluationOptions().modes == ("crops",) and EvaluationOptions(eval_frames=0).modes == ("whole",)
+    both = EvaluationOptions(embedding="both", num_crops=3)
+    assert both.modes == ("crops", "whole")
+    assert both.describe() == {"embedding": "both", "eval_frames": 400, "num_crops": 3}
+    assert both.in_mode("whole").describe() == {"embedding": "whole"}

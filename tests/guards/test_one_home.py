@@ -1,0 +1,91 @@
+"""An option is written once: no second default, no copies field by field, no constructor that spells them out."""
+
+import ast
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from speakernet.config.schema import SECTIONS, TABLES
+from speakernet.models.options import MODELS, POOLINGS
+from speakernet.options import field_names
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = [*sorted((ROOT / "speakernet").rglob("*.py")), *sorted((ROOT / "data_prep").glob("*.py"))]
+MOST_ARGUMENTS = 10
+
+OWNERS = {
+    *SECTIONS.values(),
+    *(part.options for _, table in TABLES.values() for part in table.values()),
+    *(part.options for table in (MODELS, POOLINGS) for part in table.values()),
+}
+OPTION_NAMES = {name for owner in OWNERS for name in field_names(owner)}
+# Words that mean other things too, in places that know no configuration.
+COMMON_WORDS = {
+    "name",
+    "options",
+    "seed",
+    "style",
+    "device",
+    "scale",
+    "channels",
+    "threads",
+    "metadata",
+    "score",
+    "window",
+}
+
+
+def defaults_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[tuple[str, ast.expr]]:
+    """Names and values of the parameters with a default."""
+    arguments = function.args
+    positional = [*arguments.posonlyargs, *arguments.args]
+    named = zip(positional[len(positional) - len(arguments.defaults) :], arguments.defaults, strict=True)
+    only = [(one, value) for one, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if value]
+    return [(one.arg, value) for one, value in [*named, *only]]
+
+
+def is_a_second_default(value: ast.expr) -> bool:
+    """Whether a default is written out: neither a constant by its name nor a "not given" (None, an empty name)."""
+    return isinstance(value, ast.Constant) and value.value not in (None, "")
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_no_default_of_an_option_is_written_twice(path: Path) -> None:
+    if path.name == "options.py":
+        return
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            for name, value in defaults_of(node):
+                is_second = name in OPTION_NAMES - COMMON_WORDS and is_a_second_default(value)
+                assert not is_second, f"{node.name} line {node.lineno}: {name} has its default in an options class"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_calls_of_options_classes_are_not_copies(path: Path) -> None:
+    """`x=section.x` three times in a call: the object itself should be handed on."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            copies = [
+                one.arg
+                for one in node.keywords
+                if isinstance(one.value, ast.Attribute) and one.arg == one.value.attr and one.arg in OPTION_NAMES
+            ]
+            assert len(copies) < 4, f"line {node.lineno}: {', '.join(copies)} are copied one by one"
+
+
+def test_at_most_one_function_takes_more_than_ten_arguments() -> None:
+    found = []
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                count = sum(one.arg not in ("self", "cls") for one in arguments)
+                if count > MOST_ARGUMENTS:
+                    found.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name} takes {count}")
+    assert len(found) <= 1, "; ".join(found)
+
+
+def test_every_options_class_says_what_it_is() -> None:
+    for owner in OWNERS:
+        assert dataclasses.is_dataclass(owner) and (owner.__doc__ or "").strip().endswith("."), owner

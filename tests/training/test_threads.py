@@ -1,0 +1,147 @@
+"""Threads beside other work: decisions from numbers, trials in a made-up run, and what the trainer hands over."""
+
+import logging
+from collections.abc import Callable
+
+import pytest
+import torch
+from training_fakes import make_trainer
+
+from speakernet.assembly.training import watch_threads
+from speakernet.config.schema import config_from_dict
+from speakernet.training.threads import REST_WINDOWS, SKIPPED_STEPS, WINDOW_STEPS, ThreadWatch, Window, decide
+
+BUSY, ALONE = 0.3, 0.99
+
+
+@pytest.mark.parametrize(
+    ("now", "most", "before", "expected"),
+    [
+        (Window(2, 0.99, 300), 2, None, 2),
+        (Window(2, 0.3, 17), 2, None, 1),
+        (Window(16, 0.5, 17), 16, None, 8),
+        (Window(1, 0.5, 55), 2, None, 1),
+        (Window(1, 0.99, 55), 2, None, 2),
+        (Window(3, 0.99, 55), 5, None, 5),
+        (Window(2, 0.85, 200), 4, None, 2),
+        (Window(1, 0.6, 55), 2, Window(2, 0.3, 17), 1),
+        (Window(1, 0.99, 18), 2, Window(2, 0.3, 17), 2),
+        (Window(2, 0.99, 300), 2, Window(1, 0.99, 160), 2),
+        (Window(2, 0.3, 17), 2, Window(1, 0.99, 55), 1),
+    ],
+)
+def test_decisions_from_numbers(now: Window, most: int, before: Window | None, expected: int) -> None:
+    assert decide(now, most, before) == expected
+
+
+class Run:
+    """Steps whose speed is a function of the number of threads: (utterances a second, share that training ran)."""
+
+    def __init__(self, threads: int, speeds: Callable[[int], tuple[float, float]], adapts: bool = True) -> None:
+        self.speeds = speeds
+        self.used: list[int] = []
+        self.set: list[int] = []
+        self.watch = ThreadWatch(threads, adapts=adapts, set_threads=self.set.append)
+
+    def go(self, steps: int, is_compiled: bool = False) -> None:
+        for _ in range(steps):
+            rate, share = self.speeds(self.watch.threads)
+            self.used.append(self.watch.threads)
+            self.watch.step(64 / rate, share * 64 / rate, 64, is_compiled=is_compiled)
+
+
+def disturbed(threads: int) -> tuple[float, float]:
+    return (17.0, BUSY) if threads > 1 else (55.0, 0.6)
+
+
+def alone(threads: int) -> tuple[float, float]:
+    return (60.0 * threads, ALONE)
+
+
+def test_a_disturbed_run_goes_down_within_its_first_steps_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    run = Run(2, disturbed)
+    run.go(SKIPPED_STEPS + WINDOW_STEPS + 1)
+    assert run.used[-1] == 1
+    run.go(500)
+    assert set(run.used[20:]) == {1} and run.set == [1]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "threads 1: 55 utterances/s, threads 2: 17; going on with 1 (runtime.threads: auto)" in caplog.text
+    run.watch.close()
+    assert run.set == [1, 2]
+
+
+def test_from_many_threads_it_goes_down_as_long_as_that_is_faster() -> None:
+    run = Run(16, lambda threads: ({16: 5.0, 8: 10.0, 4: 40.0, 2: 41.0, 1: 30.0}[threads], BUSY))
+    run.go(150)
+    assert run.used[-1] == 4 and run.set[:4] == [8, 4, 2, 4]
+
+
+def test_a_trial_that_gains_nothing_is_taken_back_and_seldom_repeated(caplog: pytest.LogCaptureFixture) -> None:
+    run = Run(2, lambda threads: (100.0 * threads, BUSY))
+    run.go(2000)
+    assert run.used.count(1) < 0.06 * len(run.used)
+    assert not caplog.records
+
+
+def test_work_that_comes_later_and_goes_is_noticed() -> None:
+    run = Run(2, alone)
+    run.go(200)
+    assert run.set == []
+    run.speeds = disturbed
+    run.go(40)
+    assert run.used[-1] == 1
+    run.speeds = alone
+    run.go((REST_WINDOWS + 3) * WINDOW_STEPS * 2)
+    assert run.used[-1] == 2
+
+
+@pytest.mark.parametrize(("adapts", "is_compiled"), [(False, False), (True, True)])
+def test_where_the_number_must_stay_only_the_cure_is_said(
+    adapts: bool, is_compiled: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run(2, disturbed, adapts)
+    run.go(100, is_compiled)
+    assert run.set == []
+    assert len(caplog.records) == 1 and "runtime.threads: 1" in caplog.text
+
+
+def test_one_thread_and_an_undisturbed_run_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    for run in (Run(1, disturbed), Run(4, alone)):
+        run.go(300)
+        assert run.set == []
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("runtime", "device", "adapts"),
+    [
+        ({}, "cpu", True),
+        ({"deterministic": True}, "cpu", False),
+        ({"threads": 2}, "cpu", False),
+        ({"threads": 0}, "cpu", False),
+    ],
+)
+def test_a_reproducible_run_and_a_number_that_was_asked_for_stay(runtime: dict, device: str, adapts: bool) -> None:
+    watch = watch_threads(config_from_dict({"runtime": runtime}), torch.device(device))
+    assert watch.adapts is adapts and watch.most == torch.get_num_threads()
+    assert watch_threads(config_from_dict({"runtime": runtime}), torch.device("cuda")).most == 1
+
+
+def test_the_trainer_hands_over_every_step_and_puts_the_threads_back(tmp_path, caplog) -> None:
+    caplog.set_level(logging.INFO)
+    seen: list[tuple] = []
+
+    class Recorder(ThreadWatch):
+        def step(self, seconds, processor_seconds, num_utterances, *, is_compiled):
+            seen.append((seconds, processor_seconds, num_utterances, is_compiled))
+
+        def close(self):
+            seen.append(("closed",))
+
+    trainer = make_trainer(tmp_path)
+    trainer.threads = Recorder(2)
+    trainer.train()
+    *steps, last = seen
+    assert last == ("closed",) and len(steps) == trainer.state.step
+    assert sum(step[2] for step in steps) == trainer.state.utterances
+    assert all(step[0] > 0 and step[1] >= 0 and step[3] is False for step in steps)
