@@ -6,6 +6,7 @@ no option and no configuration file.
 """
 
 import ast
+import copy
 import dataclasses
 import functools
 import inspect
@@ -13,7 +14,7 @@ import math
 import textwrap
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -46,6 +47,7 @@ INPUT_MARK = "an input file or folder"
 InputPath = Annotated[str, INPUT_MARK]
 """A file or folder that is read: named from the working directory or from the configuration file, kept absolute."""
 
+_MADE = "_is_made_by_with_defaults"
 _LAX = ConfigDict(allow_inf_nan=False, coerce_numbers_to_str=True)
 
 
@@ -129,6 +131,26 @@ def default_of(owner: type, name: str) -> Any:
     return field.default
 
 
+def with_defaults(owner: type, name: str, defaults: Mapping[str, Any] | None = None, **facts: Any) -> type:
+    """A subclass called `name` with the same options and other defaults, as sizes of one family have.
+
+    Args:
+        owner: the options class of the family.
+        name: of the class.
+        defaults: option to default, where it differs.
+        facts: class attributes that differ.
+    """
+    declared = annotations(owner)
+    fields: list[Any] = []
+    for option, value in (defaults or {}).items():
+        # A list as default would be one list for all objects.
+        make = functools.partial(copy.copy, value) if isinstance(value, list) else None
+        default = dataclasses.field(default_factory=make) if make else dataclasses.field(default=value)
+        fields.append((option, declared[option], default))
+    namespace = {"__doc__": owner.__doc__, "__module__": owner.__module__, _MADE: True, **facts}
+    return dataclasses.make_dataclass(name, fields, bases=(owner,), namespace=namespace, kw_only=True)
+
+
 def documentation(owner: type) -> dict[str, str]:
     """The docstring below each field, in one line; fields of base classes included."""
     return _documentation(owner)  # type: ignore[arg-type]  # a class is hashable, whatever its objects are
@@ -138,7 +160,8 @@ def documentation(owner: type) -> dict[str, str]:
 def _documentation(owner: type) -> dict[str, str]:
     found: dict[str, str] = {}
     for base in reversed(owner.__mro__):
-        if dataclasses.is_dataclass(base):
+        # What `with_defaults` made has no source of its own, and nothing to say that its family does not.
+        if dataclasses.is_dataclass(base) and _MADE not in vars(base):
             found |= _docstrings_of(base)
     return found
 

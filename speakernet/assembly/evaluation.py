@@ -58,8 +58,10 @@ def build_validation(config: Config, inputs: Inputs, net: EmbeddingNet) -> Calla
         )
     source = inputs.validation.source
     # The mean and the cohort move with the network: what is watched while training is the plain score.
+    # Intervals take longer than the figures, and nobody reads them every epoch.
     options = dataclasses.replace(config.evaluation, score_norm="none", bootstrap_samples=0)
     embedder = _embedder(config, net, inputs.device)
+    # Read and told once: the list is the same at every epoch.
     backend = Backend(options, config.loss.normalize_embeddings)
     speakers, checksum = _speakers(config, trials), trials.checksum
 
@@ -124,6 +126,7 @@ def subset(trials: TrialList, max_trials: int, seed: int) -> TrialList:
         rows = np.sort(random.permutation(len(trials))[:max_trials])
     else:
         targets, others = np.flatnonzero(trials.labels == 1), np.flatnonzero(trials.labels == 0)
+        # At least one target, or there is no error rate to choose by.
         num_targets = min(len(targets), max(1, round(max_trials * len(targets) / len(trials)))) if len(targets) else 0
         chosen = [random.permutation(targets)[:num_targets], random.permutation(others)[: max_trials - num_targets]]
         rows = np.sort(np.concatenate(chosen))
@@ -150,6 +153,7 @@ class _ModelKeeper:
     def write(self) -> None:
         if not self.changes or not distributed.is_main():
             return
+        # Read again: the weights on disk stay as they are, whatever was done to the network here.
         contents = read_checkpoint(self.path)
         if not is_model_file(contents):
             logger.info("%s is a foreign checkpoint: %s not kept in it", self.path, ", ".join(self.changes))
@@ -187,6 +191,7 @@ def _backend(
     if section.score_norm == "none":
         return Backend(section, is_normalised, mean)
     cohort, speakers = _cohort(config, inputs, embedder, mean)
+    # By any folder of the name: lists write speakers at different depths.
     test_speakers = {part for one in trials.names for part in one.replace("\\", "/").split("/")[:-1]}
     shared = sorted(test_speakers & set(speakers))
     if shared:
@@ -240,6 +245,7 @@ def _cohort(config: Config, inputs: Inputs, embedder: Embedder, mean: np.ndarray
     rows = np.arange(len(members))
     if section.cohort_utterances:
         order = numpy_generator(config.runtime.seed, COHORT_STREAM).permutation(len(members))
+        # Stable: within a speaker the drawn order stays, so the first ones are a random sample.
         order = order[np.argsort(members.labels[order], kind="stable")]
         first = np.searchsorted(members.labels[order], members.labels[order])
         rows = np.sort(order[np.arange(len(order)) - first < section.cohort_utterances])
@@ -279,6 +285,7 @@ def _calibration(
     measures = ("score", *section.quality_measures)
     columns = calibration_inputs(measures, scored, trials, source)
     calibration = fit_calibration(columns, trials.labels, section.calibration_prior, measures)
+    # Said, not refused: with one list only it is all that one can do.
     if Path(path).resolve() == Path(data.test_list).resolve():
         warnings.append("calibration was fitted on the list that is reported: its actual costs and Cllr flatter")
     thresholds, refused = named_thresholds(metrics.error_rates(scored.scores, trials.labels), described)
@@ -293,6 +300,7 @@ def _keep_fit(keep: _ModelKeeper, fit: Mapping[str, Any], thresholds: list[dict[
     """Put a fit and its thresholds in the place of those of the same scoring; those of other scorings stay."""
     same = plain_backend(fit["backend"])
     fits = (keep.contents.get("calibration") or {}).get("fits", [])
+    # Thresholds of one scoring mean nothing under another: each fit stays with its own.
     others = [one for one in fits if plain_backend(one["backend"]) != same]
     kept = [one for one in keep.contents.get("thresholds") or [] if plain_backend(one["backend"]) != same]
     keep.put("calibration", {"fits": [*others, dict(fit)]})

@@ -39,6 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--priors {arguments.priors}: expected probabilities between 0 and 1")
     if arguments.draws < 1:
         raise ValueError(f"--draws {arguments.draws}: expected at least 1")
+    # A run that was only scored with --eval keeps its scores under eval/.
     paths = [scores_file(path, arguments.trials) for path in arguments.scores]
     trials = read_trials(arguments.trials)
     first, second = (scores_for(trials, read_scores(path)) for path in paths)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from speakernet.cli import train
 from speakernet.data.lists import read_trials
 from speakernet.evaluation.calibration import AffineCalibration, fit_calibration
 from speakernet.evaluation.figures import figures
@@ -55,9 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure the score files, or score the test list of the configuration."""
     if not arguments.scores:
-        # Late: score files need nothing of training.
-        from speakernet.cli import train
-
         if arguments.save_path:
             arguments.config_arguments += ["--save_path", str(arguments.save_path)]
         arguments.config_arguments = [*arguments.config_arguments, "--eval"]
@@ -91,6 +89,7 @@ def evaluate_scores(arguments: argparse.Namespace) -> "Evaluation":
     scores, llrs = columns[0], None
     if fit is not None:
         llrs = fit.apply(np.stack(columns, axis=1))
+        # One calibrated system keeps its own scores; several fused ones have no other.
         scores = llrs if len(columns) > 1 else scores
     elif arguments.scores_are_llrs:
         llrs = scores

@@ -14,11 +14,15 @@ from typing import Any
 import yaml
 
 from speakernet.config.schema import (
+    CHOICES,
+    NESTED,
+    POOLING,
     TABLES,
     Config,
+    Names,
     chosen,
-    default_names,
-    options_of_model,
+    names_in,
+    nested_owner,
     owner_of,
     problems,
     sections_of,
@@ -36,7 +40,7 @@ class Setting:
     """One value that somebody gave."""
 
     key: str
-    """Dotted: section and option, or `model.options` and an option of the model."""
+    """Dotted: section and option, or `model.options` and an option of the model (of its pooling likewise)."""
     value: Any
     where: str
     """File and line, or the option of the command line."""
@@ -54,6 +58,12 @@ class Setting:
         """The rest of the key."""
         return self.key.partition(".")[2]
 
+    @property
+    def place(self) -> str:
+        """Where the part is chosen that may take this option."""
+        nested = _nested(self.key)
+        return NESTED[nested[0]] if nested else self.section
+
 
 def compose(settings: Sequence[Setting], defaults: Mapping[str, Any]) -> Config:
     """The configuration that the settings mean.
@@ -67,7 +77,7 @@ def compose(settings: Sequence[Setting], defaults: Mapping[str, Any]) -> Config:
             contradict each other; each with its place.
     """
     settings = [one for setting in settings for one in _flattened(setting)]
-    base = default_names() | {key.partition(".")[0]: value for key, value in defaults.items() if _names_a_part(key)}
+    base = names_in({}) | {place: defaults[key] for place, key in CHOICES.items() if key in defaults}
     names, replaced_in = _chosen_names(settings, base)
     values: dict[str, dict[str, Any]] = {}
     for key, value in defaults.items():
@@ -76,8 +86,8 @@ def compose(settings: Sequence[Setting], defaults: Mapping[str, Any]) -> Config:
     dropped: list[Setting] = []
     idle: list[Setting] = []
     for setting in settings:
-        was_for_another = setting.layer < replaced_in[setting.section]
-        if was_for_another and setting.key.startswith("model.options."):
+        was_for_another = setting.layer < replaced_in.get(setting.place, -1)
+        if was_for_another and _nested(setting.key):
             # 32 channels of one network are not 32 channels of another, though both take the option.
             dropped.append(setting)
         elif _is_taken(setting.key, names):
@@ -96,51 +106,54 @@ def compose(settings: Sequence[Setting], defaults: Mapping[str, Any]) -> Config:
 
 def _flattened(setting: Setting) -> list[Setting]:
     """`model.options` with a mapping as one setting for each of its keys."""
-    if setting.key != "model.options":
+    if setting.section != "model" or setting.option not in NESTED:
         return [setting]
     given = _plain(setting.value)
     if not isinstance(given, dict):
-        raise ConfigError(f"{setting.where}: model.options is {given!r}; expected `option: value` pairs")
-    return [dataclasses.replace(setting, key=f"model.options.{key}", value=value) for key, value in given.items()]
+        raise ConfigError(f"{setting.where}: {setting.key} is {given!r}; expected `option: value` pairs")
+    return [dataclasses.replace(setting, key=f"{setting.key}.{key}", value=value) for key, value in given.items()]
 
 
-def _names_a_part(key: str) -> bool:
-    section, _, option = key.partition(".")
-    return option == "name" and (section in TABLES or section == "model")
+def _nested(key: str) -> tuple[str, str] | None:
+    """Field of the section and option of a key such as `model.options.channels`."""
+    section, _, rest = key.partition(".")
+    field, _, option = rest.partition(".")
+    return (field, option) if section == "model" and field in NESTED and option else None
 
 
-def _chosen_names(settings: Sequence[Setting], base: Mapping[str, str]) -> tuple[dict[str, str], dict[str, int]]:
-    """Section -> name of its part, and -> the layer that last replaced that part."""
+def _chosen_names(settings: Sequence[Setting], base: Names) -> tuple[dict[str, str], dict[str, int]]:
+    """Place -> name of the part chosen there, and -> the layer that last replaced that part."""
     names = dict(base)
-    places: dict[str, str] = {}
+    place_of = {key: place for place, key in CHOICES.items()}
+    said: dict[str, str] = {}
     replaced_in = dict.fromkeys(names, -1)
     for layer in sorted({setting.layer for setting in settings}):
-        before = {section: chosen(names, section) for section in names}
+        before = {place: chosen(names, place) for place in names}
         for setting in settings:
-            if setting.layer == layer and _names_a_part(setting.key):
-                names[setting.section] = str(setting.value)
-                places[setting.section] = setting.where
-        for section in ("model", *TABLES):
+            if setting.layer == layer and setting.key in place_of:
+                names[place_of[setting.key]] = str(setting.value)
+                said[place_of[setting.key]] = setting.where
+        for place, key in CHOICES.items():
             try:
-                now = chosen(names, section)
+                now = chosen(names, place)
             except ValueError as error:
-                raise ConfigError(f"{places.get(section, 'default')}: {section}.name: {error}") from error
-            if now != before[section]:
-                replaced_in[section] = layer
-    return names, {**dict.fromkeys({setting.section for setting in settings}, -1), **replaced_in}
+                raise ConfigError(f"{said.get(place, 'default')}: {key}: {error}") from error
+            if now != before[place]:
+                replaced_in[place] = layer
+    return names, replaced_in
 
 
-def _is_taken(key: str, names: Mapping[str, str]) -> bool:
+def _is_taken(key: str, names: Names) -> bool:
     section, _, option = key.partition(".")
-    if section == "model" and option.startswith("options."):
-        return option.removeprefix("options.") in field_names(options_of_model(names))
+    if nested := _nested(key):
+        return nested[1] in field_names(nested_owner(nested[0], names))
     return option in field_names(owner_of(section, names))
 
 
-def _checked(setting: Setting, names: Mapping[str, str]) -> Any:
+def _checked(setting: Setting, names: Names) -> Any:
     owner, option = owner_of(setting.section, names), setting.option
-    if setting.section == "model" and option.startswith("options."):
-        owner, option = options_of_model(names), option.removeprefix("options.")
+    if nested := _nested(setting.key):
+        owner, option = nested_owner(nested[0], names), nested[1]
     is_text = in_words(annotations(owner)[option]) == "text"
     try:
         return checked(owner, option, setting.value if is_text else _plain(setting.value))
@@ -160,18 +173,20 @@ def _plain(value: Any) -> Any:
 
 def _put(values: dict[str, dict[str, Any]], key: str, value: Any) -> None:
     section, _, option = key.partition(".")
-    if section == "model" and option.startswith("options."):
-        values.setdefault("model", {}).setdefault("options", {})[option.removeprefix("options.")] = value
+    if nested := _nested(key):
+        values.setdefault(section, {}).setdefault(nested[0], {})[nested[1]] = value
     else:
         values.setdefault(section, {})[option] = value
 
 
-def _why_idle(setting: Setting, names: Mapping[str, str]) -> str:
-    if setting.key.startswith("model.options."):
-        own = field_names(options_of_model(names))
-        option = setting.option.removeprefix("options.")
-        has = suggestion(option, own) if own else "it has none"
-        return f"{setting.key} has no effect: the model {names['model']} has no option {option!r}; {has}"
+def _why_idle(setting: Setting, names: Names) -> str:
+    if nested := _nested(setting.key):
+        own = field_names(nested_owner(nested[0], names))
+        kind = "pooling" if setting.place == POOLING else "model"
+        has = suggestion(nested[1], own) if own else "it has none"
+        return (
+            f"{setting.key} has no effect: the {kind} {chosen(names, setting.place)} has no option {nested[1]!r}; {has}"
+        )
     kind = TABLES[setting.section][0]
     takes = ", ".join(takers(setting.section, setting.option))
     return (
@@ -180,10 +195,10 @@ def _why_idle(setting: Setting, names: Mapping[str, str]) -> str:
     )
 
 
-def _warn(dropped: Sequence[Setting], idle: Sequence[Setting], names: Mapping[str, str]) -> None:
+def _warn(dropped: Sequence[Setting], idle: Sequence[Setting], names: Names) -> None:
     if dropped:
         listed = ", ".join(f"{setting.key} ({setting.where})" for setting in dropped)
-        parts = ", ".join(sorted({f"{one.section} is {chosen(names, one.section)}" for one in dropped}))
+        parts = ", ".join(sorted({f"{one.place} is {chosen(names, one.place)}" for one in dropped}))
         logger.warning("left out, because a later file or option has chosen another part (%s): %s", parts, listed)
     for setting in idle:
         logger.warning("%s: %s", setting.where, _why_idle(setting, names))

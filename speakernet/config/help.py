@@ -5,7 +5,7 @@ from textwrap import fill
 
 from speakernet.config.aliases import ALIASES
 from speakernet.config.loading import CLASSIC, OURS
-from speakernet.config.schema import SECTIONS, TABLES, default_names, owner_of, takers
+from speakernet.config.schema import NESTED, SECTIONS, TABLES, names_in, owner_of, takers
 from speakernet.options import annotations, default_of, documentation, field_names, words_of
 
 EVERYDAY = {
@@ -77,15 +77,15 @@ def _section(section: str) -> Iterator[str]:
 
 
 def _option(section: str, field: str, owner: type | None = None) -> Iterator[str]:
-    names = default_names()
+    names = names_in({})
     owner = owner or owner_of(section, names)
     if field not in field_names(owner):
         # Not of the part that is the default: any that takes it can explain it.
         owner = TABLES[section][1][takers(section, field)[0]].options
     default = default_of(owner, field)
     shown = "empty" if default in ("", None, []) else str(default).lower() if isinstance(default, bool) else default
-    if section == "model" and field == "options":
-        shown = "those of the model"
+    if section == "model" and field in NESTED:
+        shown = f"those of the {NESTED[field].rpartition('.')[2]}"
     words = words_of(annotations(owner)[field])
     choices = f"{'|'.join(map(str, words))}; " if words else ""
     yield f"  --{section}.{field} ({choices}default {shown})"

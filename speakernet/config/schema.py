@@ -14,7 +14,7 @@ from speakernet.data.options import DataOptions
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.frontend.options import FEATURES, FrontendOptions, LogMelOptions
 from speakernet.losses.options import LOSSES, AAMSoftmaxOptions, LossOptions
-from speakernet.models.options import MODELS, ModelOptions
+from speakernet.models.options import MODELS, POOLINGS, ModelOptions, pooling_of
 from speakernet.options import Options, field_names
 from speakernet.registry import Part, lookup
 from speakernet.training.options import (
@@ -54,29 +54,40 @@ TABLES: dict[str, tuple[str, Mapping[str, Part]]] = {
 }
 """Sections whose `name` chooses a part, with what such a part is called. (A model's own options are nested.)"""
 
+POOLING = "model.pooling"
+CHOICES = {"model": "model.name", POOLING: POOLING, **{section: f"{section}.name" for section in TABLES}}
+"""Place where a part is chosen -> the key that names it. (The model's pooling is a part beside the model itself.)"""
+NESTED = {"options": "model", "pooling_options": POOLING}
+"""Field of the section `model` that holds further options -> the place where the part that takes them is chosen."""
+
 Names = Mapping[str, str]
-"""Section -> the name of the part that is chosen in it."""
+"""Place -> the name of the part that is chosen there."""
 
 
-def default_names() -> dict[str, str]:
-    """What is chosen where nobody chooses."""
-    config = Config()
-    return {section: getattr(config, section).name for section in ("model", *TABLES)}
+def names_in(values: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """What is chosen in these sections, and where nobody chooses."""
+    found = {}
+    for place, key in CHOICES.items():
+        section, _, field = key.partition(".")
+        found[place] = values.get(section, {}).get(field, getattr(getattr(Config(), section), field))
+    return found
 
 
-def chosen(names: Names, section: str) -> str:
-    """The name of the part that a section stands for; `frontend.name: auto` is the model's own.
+def chosen(names: Names, place: str) -> str:
+    """The name of the part that a place stands for; `auto` as front end or pooling is the model's own.
 
     Raises:
         ValueError: a name that its table does not have.
     """
-    name = names[section]
-    if section == "frontend" and name == "auto":
+    name = names[place]
+    if place == "frontend" and name == "auto":
         return str(lookup(MODELS, names["model"], "model").options.front_end_defaults["name"])  # type: ignore[attr-defined]
-    if section == "model":
+    if place == POOLING:
+        return pooling_of(names["model"], name)
+    if place == "model":
         lookup(MODELS, name, "model")
     else:
-        kind, table = TABLES[section]
+        kind, table = TABLES[place]
         lookup(table, name, kind)
     return name
 
@@ -88,9 +99,10 @@ def owner_of(section: str, names: Names) -> type[Options]:
     return TABLES[section][1][chosen(names, section)].options
 
 
-def options_of_model(names: Names) -> type[Options]:
-    """The class whose fields are the keys of `model.options`."""
-    return MODELS[chosen(names, "model")].options
+def nested_owner(field: str, names: Names) -> type[Options]:
+    """The class whose fields are the keys of `model.options` or of `model.pooling_options`."""
+    place = NESTED[field]
+    return (MODELS if place == "model" else POOLINGS)[chosen(names, place)].options
 
 
 def takers(section: str, field: str) -> list[str]:
@@ -115,7 +127,8 @@ def sections_of(values: Mapping[str, Mapping[str, Any]], names: Names) -> Config
     for section in SECTIONS:
         fields = dict(values.get(section, {}))
         if section == "model":
-            fields["options"] = options_of_model(names)(**fields.get("options", {}))
+            for field in NESTED:
+                fields[field] = nested_owner(field, names)(**fields.get(field, {}))
         made[section] = owner_of(section, names)(**fields)
     return Config(**made)
 
@@ -133,12 +146,11 @@ def replaced(config: Config, **sections: Mapping[str, Any]) -> Config:
         if section in TABLES and fields.get("name", values[section]["name"]) != values[section]["name"]:
             values[section] = {name: values[section][name] for name in field_names(SECTIONS[section])}
         values[section] |= dict(fields)
-        if (
-            section == "model"
-            and fields.get("name", config.model.name) != config.model.name
-            and "options" not in fields
-        ):
-            values["model"]["options"] = {}
+    before = names_in(config_to_dict(config))
+    for field, place in NESTED.items():
+        is_same = chosen(before, place) == chosen(names_in(values), place)
+        if not is_same and field not in sections.get("model", {}):
+            values["model"][field] = {}
     return config_from_dict(values)
 
 
@@ -147,8 +159,9 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
     for section in SECTIONS:
         for field, message in getattr(config, section).problems():
             yield f"{section}.{field}", message
-    for field, message in config.model.options.problems():
-        yield f"model.options.{field}", message
+    for nested in NESTED:
+        for field, message in getattr(config.model, nested).problems():
+            yield f"model.{nested}.{field}", message
 
 
 def config_to_dict(config: Config) -> dict[str, dict[str, Any]]:
@@ -170,12 +183,13 @@ def config_from_dict(values: Mapping[str, Mapping[str, Any]]) -> Config:
         unknown = sorted(set(fields) - set(known_fields(section)))
         if unknown:
             raise ValueError(f"unknown key {section}.{unknown[0]} in a saved configuration")
-    names = {section: values.get(section, {}).get("name", name) for section, name in default_names().items()}
+    names = names_in(values)
     kept = {
         section: {field: value for field, value in fields.items() if field in field_names(owner_of(section, names))}
         for section, fields in values.items()
     }
-    if "options" in kept.get("model", {}):
-        own = field_names(options_of_model(names))
-        kept["model"]["options"] = {key: value for key, value in kept["model"]["options"].items() if key in own}
+    for nested in NESTED:
+        own = field_names(nested_owner(nested, names))
+        given = kept.get("model", {}).get(nested, {})
+        kept.setdefault("model", {})[nested] = {key: value for key, value in given.items() if key in own}
     return sections_of(kept, names)

@@ -83,6 +83,7 @@ class Backend:
             Scores (trials,), unit-length embeddings (utterances, dim), and where there is a cohort each utterance's
             mean score against it (utterances,).
         """
+        # The map of speakers and the cohort need unit lengths whatever the score.
         units = mean_embeddings(embeddings, self.mean)
         if self.options.score == "mean_distance":
             centred = embeddings if self.mean is None else embeddings - self.mean.astype(np.float32)

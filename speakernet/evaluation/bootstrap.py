@@ -72,6 +72,7 @@ class SpeakerBootstrap:
         # Speakers without a trial would be drawn for nothing: those of a slice are counted anew.
         present, numbers = np.unique(np.concatenate([enrol_speakers, test_speakers]), return_inverse=True)
         enrol, test = numbers[: len(labels)], numbers[len(labels) :]
+        # Sorted once for all draws: a draw only changes how often each trial counts.
         order = np.argsort(scores, kind="stable")
         self._group_starts = group_starts(scores[order])
         self._labels = labels[order]
@@ -91,10 +92,12 @@ class SpeakerBootstrap:
         num_targets, num_all = int(targets_below[-1]), int(all_below[-1])
         if num_targets in (0, num_all):
             return None
+        # Equal scores are accepted or rejected together: rates exist at the ends of their groups only.
         ends = np.append(self._group_starts[1:], len(weights)) - 1
         miss = np.concatenate([[0.0], targets_below[ends] / num_targets])
         rejected = np.concatenate([[0.0], (all_below - targets_below)[ends] / (num_all - num_targets)])
         false_accept = 1 - rejected
+        # The same crossing as `metrics.equal_error_point`, here on weighted counts.
         after = int(np.searchsorted(miss - false_accept, 0.0))
         gap_after = miss[after] - false_accept[after]
         gap_before = miss[after - 1] - false_accept[after - 1]
@@ -117,6 +120,7 @@ def draw_speakers(num_speakers: int, num_draws: int, seed: int) -> np.ndarray:
     """How often each speaker is drawn, int64 (draws, speakers); draw i does not depend on the number of draws."""
     counts = np.empty((num_draws, num_speakers), dtype=np.int64)
     for draw in range(num_draws):
+        # Keyed by the draw, so that two systems meet the same speakers and more draws keep the first ones.
         chosen = numpy_generator(seed, STREAM, draw).integers(0, num_speakers, num_speakers)
         counts[draw] = np.bincount(chosen, minlength=num_speakers)
     return counts

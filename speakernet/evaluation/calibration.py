@@ -68,7 +68,7 @@ class AffineCalibration:
 
 
 def fit_calibration(
-    inputs: np.ndarray, labels: np.ndarray, prior: float = 0.01, names: Sequence[str] = ("score",)
+    inputs: np.ndarray, labels: np.ndarray, prior: float, names: Sequence[str] = ("score",)
 ) -> AffineCalibration:
     """Fit by logistic regression in which targets weigh `prior` and non-targets `1 - prior`, whatever their numbers.
 
@@ -87,8 +87,11 @@ def fit_calibration(
     for column in columns.T:
         _, is_target = check_trials(column, labels)
     centre, spread = columns.mean(axis=0), columns.std(axis=0)
+    # A quality measure that is the same for all trials says nothing and must not divide by zero.
     spread = np.where(spread > 0, spread, 1.0)
+    # Inputs of like size: a cosine spans one, a duration a hundred, and L-BFGS steps alike in all directions.
     standard = (columns - centre) / spread
+    # The list has its own share of targets; the application has `prior`.
     shares = np.where(is_target, prior / is_target.sum(), (1 - prior) / (~is_target).sum())
     signs = np.where(is_target, 1.0, -1.0)
     log_odds = np.log(prior / (1 - prior))
@@ -102,9 +105,11 @@ def fit_calibration(
         return float(value) / prior, gradient / prior
 
     start = np.zeros(columns.shape[1] + 1)
+    # The first input is the score, which is right side up.
     start[1] = 1.0
     options = {"maxiter": 500, "ftol": 1e-12, "gtol": 1e-8}
     found = minimize(cost, start, jac=True, method="L-BFGS-B", options=options).x
+    # Back to the inputs as they come.
     weights = found[1:] / spread
     return AffineCalibration(weights, float(found[0] - weights @ centre), tuple(names), prior)
 
@@ -123,6 +128,7 @@ def named_thresholds(rates: ErrorRates, backend: Mapping[str, Any]) -> tuple[lis
     thresholds = [_threshold("eer", point.threshold, point.miss, point.false_accept, backend)]
     refused = []
     for rate in FALSE_ACCEPT_RATES:
+        # A count of ten is off by a third by chance alone; with fewer a threshold would be a guess.
         expected = rates.num_nontargets * rate
         if expected < MIN_EXPECTED_ERRORS:
             refused.append(
@@ -158,4 +164,5 @@ def _columns(inputs: np.ndarray) -> np.ndarray:
 
 
 def _sigmoid(values: np.ndarray) -> np.ndarray:
+    # 1 / (1 + exp(-x)) without overflow at either end.
     return np.exp(-np.logaddexp(0, -values))

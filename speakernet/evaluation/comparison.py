@@ -63,6 +63,7 @@ def compare_scores(
     enrol, test = speakers.ids[trials.enrol], speakers.ids[trials.test]
     points = operating_points(priors)
     prepared, results = [], []
+    # Both systems meet the same draws: what is common to them cancels in the difference.
     for scores in (first, second):
         check_trials(scores, trials.labels)
         one = SpeakerBootstrap(scores, trials.labels, enrol, test, list(points.values()))

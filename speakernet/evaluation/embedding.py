@@ -56,6 +56,7 @@ def crop_starts(num_samples: int, length: int, num_crops: int) -> np.ndarray:
     >>> crop_starts(100, 40, 3).tolist()
     [0, 30, 60]
     """
+    # One sample more than the crop: voxceleb_trainer pads short utterances so.
     available = num_samples if num_samples > length else length + 1
     return np.linspace(0, available - length, num=num_crops).astype(np.int64)
 
@@ -112,6 +113,7 @@ def embed_utterances(
     num_threads = reader_threads(options)
     # Neighbours of like length share a batch with little padding.
     order = np.argsort(checked_lengths(source, table, num_threads), kind="stable")
+    # Every world_size-th of the order by length: all ranks get as much audio.
     mine = order[distributed.rank() :: distributed.world_size()]
     length = crop_samples(options.eval_frames, net.sample_rate) if mode == "crops" else 0
 
@@ -130,6 +132,7 @@ def embed_utterances(
             waveforms, lengths = _padded([piece.waveforms[index] for piece, index in batch])
             with autocast():
                 embedded = net.embed(waveforms.to(device), lengths, sample_rate=source.sample_rate)
+            # Scores are float32 whatever the precision of the network.
             embedded = embedded.float().cpu()
             if values is None:
                 values = np.empty((len(mine), num_columns, embedded.shape[1]), dtype=np.float32)
@@ -174,6 +177,7 @@ def _crops(waveform: np.ndarray, row: int, length: int, num_crops: int) -> Piece
     starts = crop_starts(len(waveform), length, num_crops)
     if len(waveform) <= length:
         waveform = wrap_to_length(waveform, length + 1)
+    # Short recordings give equal crops (28 of 40 in speechocean_mini, at 4 s): each is embedded once.
     different, columns = np.unique(starts, return_inverse=True)
     return Piece(row, np.stack([waveform[start : start + length] for start in different]), columns)
 
@@ -203,6 +207,7 @@ def _batches(pieces: Iterable[Piece], batch_size: int, sample_rate: int) -> Iter
     for piece in pieces:
         for index in range(len(piece.waveforms)):
             longest = max(longest, piece.waveforms.shape[1])
+            # Padded audio is what memory holds: one long recording fills a batch on its own.
             is_full = len(batch) >= batch_size or (len(batch) + 1) * longest > max(budget, longest)
             if batch and is_full:
                 yield batch

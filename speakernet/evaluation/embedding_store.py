@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 def weights_digest(weights: Mapping[str, torch.Tensor]) -> str:
     """SHA-256 over names and values of a state dictionary."""
     digest = hashlib.sha256()
+    # Sorted: the digest is of the weights, not of the order in which a file holds them.
     for name in sorted(weights):
         value = weights[name].detach().cpu().contiguous()
         digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
@@ -36,6 +37,7 @@ def store_key(model_digest: str, names: StringTable, lookup: LookupTable, settin
     """What embeddings depend on, as one SHA-256."""
     digest = hashlib.sha256(model_digest.encode())
     digest.update(json.dumps(settings, sort_keys=True).encode())
+    # The lookup table holds sizes and times of change: audio that was replaced under its name is embedded anew.
     for array in (names.content, names.offsets, *(column.array for column in lookup.columns.values())):
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
@@ -46,6 +48,7 @@ def load_embeddings(path: Path, key: str) -> np.ndarray | None:
     if not path.is_file():
         return None
     try:
+        # No pickle: a file beside results must not be able to run code.
         with np.load(path, allow_pickle=False) as kept:
             if str(kept["key"]) != key:
                 logger.info("%s is of another model, other audio or other settings: embedding again", path)

@@ -133,6 +133,7 @@ def score_trials(embedder: Embedder, backend: Backend, trials: TrialList, source
     Raises:
         ValueError: audio that is missing or broken, or options that do not go together.
     """
+    # Before hours of embedding, not after.
     backend.check()
     start = time.perf_counter()
     list_name = Path(trials.source).stem

@@ -64,6 +64,7 @@ def headline(results: Results, digits: int = 2) -> list[HeadlineFigure]:
         return []
     shown = [HeadlineFigure("EER", "%", results.eer_percent, digits, results.eer_interval_percent)]
     intervals = results.min_dcf_interval or {}
+    # A cost of 0.4 has the weight of an EER of several percent: one digit more tells two systems apart.
     for prior, cost in results.min_dcf.items():
         shown.append(HeadlineFigure(f"minDCF({prior})", "", cost, digits + 1, intervals.get(prior)))
     for prior, cost in (results.act_dcf or {}).items():

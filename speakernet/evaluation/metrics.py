@@ -127,6 +127,7 @@ def _sorted_trials(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, 
     """
     targets, nontargets = np.sort(scores[labels]), np.sort(scores[~labels])
     is_target = np.zeros(len(scores), dtype=bool)
+    # How many non-targets lie below each target says where it lands in the merged order.
     is_target[np.arange(len(targets)) + np.searchsorted(nontargets, targets)] = True
     ascending = np.empty(len(scores))
     ascending[is_target] = targets
@@ -167,8 +168,10 @@ def _interpolated_crossing(
 ) -> OperatingPoint:
     before = max(after - 1, 0)
     gap_before, gap_after = miss[before] - false_accept[before], miss[after] - false_accept[after]
+    # Linear between the two thresholds at which the sign of the difference changes.
     share = 1.0 if gap_after == gap_before else -gap_before / (gap_after - gap_before)
     rate = miss[before] + share * (miss[after] - miss[before])
+    # Above the highest score there is no threshold that a model file could keep.
     threshold = thresholds[after] if np.isfinite(thresholds[after]) else thresholds[before]
     return OperatingPoint(float(threshold), float(rate), float(rate))
 
@@ -215,6 +218,7 @@ def voxceleb_trainer_eer_percent(rates: ErrorRates) -> float:
     true_accept = np.concatenate([[0], accepted_targets]) / accepted_targets[-1]
     false_accept = np.concatenate([[0], accepted_nontargets]) / accepted_nontargets[-1]
     miss = 1 - true_accept
+    # The first of equally near points, as the argmin of that tool takes.
     nearest = int(np.argmin(np.abs(miss - false_accept)))
     return 100 * float(max(miss[nearest], false_accept[nearest]))
 
@@ -333,6 +337,7 @@ def area_under_roc(rates: ErrorRates) -> float:
     >>> area_under_roc(error_rates(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1])))
     0.75
     """
+    # Trapezoids: ties count half.
     steps = -np.diff(rates.false_accept_rates)
     hit = 1 - rates.miss_rates
     return float(steps @ (hit[:-1] + hit[1:]) / 2)

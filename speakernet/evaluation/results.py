@@ -138,6 +138,7 @@ class Results:
             value = getattr(self, one.name)
             if one.name != "extra" and (value not in (None, "") or one.name in WRITTEN_ALWAYS):
                 values[one.name] = value
+        # JSON has no tuples, and readers index [0] and [1] without asking whether there is an interval.
         values["eer_interval_percent"] = _pair(self.eer_interval_percent)
         if self.min_dcf_interval is not None:
             values["min_dcf_interval"] = {name: _pair(one) for name, one in self.min_dcf_interval.items()}
@@ -155,6 +156,7 @@ class Results:
         """
         if not isinstance(values, Mapping):
             raise ValueError(f"found {type(values).__name__}; expected an object with the names of results.json")
+        # A key of a later version is kept: an old installation must not lose it by making a report anew.
         names = {one.name for one in dataclasses.fields(cls)} - {"extra"}
         known = {name: value for name, value in values.items() if name in names and value is not None}
         extra = {name: value for name, value in values.items() if name not in names}

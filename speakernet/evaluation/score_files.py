@@ -85,6 +85,7 @@ def write_scores(path: str | Path, trials: TrialList, scores: np.ndarray) -> Non
     names = list(trials.names)
     with atomic_write(path) as file:
         for enrol, test, score in zip(trials.enrol.tolist(), trials.test.tolist(), scores.tolist(), strict=True):
+            # A name with a space would otherwise be read as two.
             gap = "\t" if " " in names[enrol] or " " in names[test] else " "
             file.write(f"{names[enrol]}{gap}{names[test]}{gap}{score:.6f}\n")
 
@@ -112,6 +113,7 @@ def scores_for(trials: TrialList, found: ScoreFile) -> np.ndarray:
 def _lines(path: str | Path) -> Iterator[tuple[int, list[str]]]:
     """Number and fields of each line that is not blank."""
     try:
+        # utf-8-sig: score files of Windows tools begin with a byte-order mark.
         with Path(path).open(encoding="utf-8-sig") as file:
             for number, line in enumerate(file, start=1):
                 fields = line.strip().split("\t") if "\t" in line.strip() else line.split()

@@ -50,6 +50,7 @@ def cohort_statistics(embeddings: np.ndarray, cohort: np.ndarray, top: int | Non
     """
     if len(cohort) < MIN_COHORT:
         raise ValueError(f"the cohort has {len(cohort)} members; score normalisation needs at least {MIN_COHORT}")
+    # torch, whose product takes the threads that runtime.threads allows.
     members = torch.from_numpy(np.ascontiguousarray(cohort, dtype=np.float32))
     takes_all = top is None or top >= len(members)
     mean = np.empty(len(embeddings), dtype=np.float32)
@@ -62,10 +63,12 @@ def cohort_statistics(embeddings: np.ndarray, cohort: np.ndarray, top: int | Non
             scores = torch.from_numpy(np.ascontiguousarray(embeddings[rows], dtype=np.float32)) @ members.T
             if not takes_all:
                 assert top is not None
+                # Partition instead of a sort: only the set of the highest matters, not their order.
                 _highest_last(scores.numpy(), top, pool, num_threads)
                 scores = scores[:, -top:]
             block_deviation, block_mean = torch.std_mean(scores, dim=1, correction=0)
             mean[rows], deviation[rows] = block_mean.numpy(), block_deviation.numpy()
+    # A cohort whose scores are all equal must not divide by zero.
     return CohortStatistics(mean, np.maximum(deviation, SMALLEST_DEVIATION))
 
 
@@ -111,6 +114,7 @@ def speaker_means(embeddings: np.ndarray, speakers: np.ndarray) -> np.ndarray:
         (speakers, dim) float32.
     """
     sums = np.zeros((int(speakers.max()) + 1, embeddings.shape[1]), dtype=np.float64)
+    # float64 sums: a speaker may have thousands of utterances.
     np.add.at(sums, speakers, embeddings)
     norms = np.linalg.norm(sums, axis=1, keepdims=True)
     return (sums / np.maximum(norms, 1e-12)).astype(np.float32)[norms[:, 0] > 0]

@@ -118,6 +118,7 @@ def value_slicing(
         unit: behind the numbers.
         note: for the reader.
     """
+    # A trial is as hard as its worse side.
     found = np.searchsorted(np.asarray(edges), smaller_side(values, trials.enrol, trials.test), side="right")
     names = [f"under {edges[0]:g}{unit}"]
     names += [f"{low:g} to {high:g}{unit}" for low, high in itertools.pairwise(edges)]
@@ -154,6 +155,7 @@ def column_slicings(column: str, values: Sequence[str], trials: TrialList) -> li
     different = sorted(set(values) - {""})
     numbers = _as_numbers(values)
     if numbers is not None and len(different) >= MIN_NUMBERS:
+        # Thirds of the trials, not of the utterances; equal edges fall together where many values are the same.
         edges = np.unique(np.quantile(smaller_side(numbers, trials.enrol, trials.test), [1 / 3, 2 / 3]))
         return [value_slicing(f"{column}, smaller of the two sides", numbers, trials, edges.tolist(), "")]
     if not 2 <= len(different) <= MAX_VALUES:
@@ -163,6 +165,7 @@ def column_slicings(column: str, values: Sequence[str], trials: TrialList) -> li
         )
     codes = np.array([different.index(value) if value else -1 for value in values], dtype=np.int64)
     enrol, test = codes[trials.enrol], codes[trials.test]
+    # An empty cell is unknown, not a value of its own: such trials are in no group.
     is_known = (enrol >= 0) & (test >= 0)
     same = np.where(is_known, (enrol != test).astype(np.int64), -1)
     both = np.where(is_known & (enrol == test), enrol, -1)
@@ -221,6 +224,7 @@ def slice_results(
     rows, notes = [], [slicing.note] if slicing.note else []
     for group, label in enumerate(slicing.labels):
         chosen = slicing.groups == group
+        # Two sides of one speaker never differ in gender: without borrowed targets there would be no error rate.
         if slicing.shares_targets and not (chosen & is_target).any() and (chosen & ~is_target).any():
             chosen = chosen | is_target
             notes.append(f"{label}: no targets of its own (a speaker never changes it), so all targets are taken.")

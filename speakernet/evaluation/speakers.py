@@ -69,6 +69,7 @@ def speakers_of(trials: TrialList, table: Mapping[str, str] | None = None) -> Sp
     if trials.labels is None:
         return _numbered([part[0] for part in parts], "first part of the name (the list has no labels to check it by)")
     depth = min(len(part) for part in parts)
+    # The last part is the file: it never names a speaker.
     for position in range(depth - 1):
         candidate = _numbered([part[position] for part in parts], _rule_of_part(position))
         if _agrees(candidate.ids, trials):
@@ -99,6 +100,7 @@ def _groups(trials: TrialList, num_names: int) -> Speakers:
     edges = (trials.enrol[is_target], trials.test[is_target])
     graph = coo_matrix((np.ones(len(edges[0]), dtype=np.int8), edges), shape=(num_names, num_names))
     count, ids = connected_components(graph, directed=False)
+    # A non-target pair within a group means that labels contradict each other; it is said, not mended.
     inside = int(np.count_nonzero((ids[trials.enrol] == ids[trials.test]) & ~is_target))
     rule = "groups that target trials tie together"
     if inside:

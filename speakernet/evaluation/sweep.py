@@ -13,8 +13,9 @@ from typing import get_args
 import numpy as np
 import torch
 
-from speakernet.data.augment.augmenter import Augmenter, Drawn, mu_law_codec, telephone_band
+from speakernet.data.augment.augmenter import Augmenter, mu_law_codec, telephone_band
 from speakernet.data.augment.banks import ClipBank, RirBank
+from speakernet.data.augment.draw import Drawn
 from speakernet.data.augment.options import AugmentOptions
 from speakernet.data.cache import AudioCache
 from speakernet.data.lists import StringTable, TrialList
@@ -156,6 +157,7 @@ def run_sweep(
     for kind, amounts in steps.items():
         rows = [replace(unchanged, label="all") if kind == "duration" else unchanged]
         for step in amounts:
+            # Embedded anew at every step: kept embeddings are of the audio as it is.
             found = score(DegradedSource(source, trials.names, step.transform))
             rows.append(_row(step.label, trials, found, speakers, num_draws, seed))
             logger.info("sweep: %s %s: EER %.2f %%", kind, step.label, rows[-1].eer_percent)
@@ -208,6 +210,7 @@ def _mixing(wet: Transform, share: float) -> Transform:
 
     def transform(waveform: np.ndarray, row: int) -> np.ndarray:
         reverberated = wet(waveform, row)
+        # Equal loudness, so that the room is what changes and not the level.
         loudness = np.sqrt(np.mean(np.square(reverberated))) or 1.0
         reverberated = reverberated * (np.sqrt(np.mean(np.square(waveform))) / loudness)
         return ((1 - share) * waveform + share * reverberated).astype(np.float32)
@@ -219,6 +222,7 @@ def _duration_step(seconds: float, sample_rate: int) -> Step:
     wanted = round(seconds * sample_rate)
 
     def transform(waveform: np.ndarray, _row: int) -> np.ndarray:
+        # From the middle: recordings often begin and end with silence.
         start = max(0, (len(waveform) - wanted) // 2)
         return waveform[start : start + wanted]
 

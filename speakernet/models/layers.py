@@ -1,19 +1,33 @@
-"""What several model families share: masks for different lengths, squeeze-and-excitation, residual blocks.
+"""What all model families share: masks for different lengths, convolutions over frames, squeeze-and-excitation.
+
+Residual blocks are in `residual.py`, Res2Net's split is in `multi_scale.py`.
 
 Convolution trunks see `(batch, channels, mels, frames)`. With `lengths` (valid frames of each utterance) every layer
 leaves frames past an utterance's end at zero, which is what a convolution finds past the end of the utterance alone.
 Without `lengths` (training on crops) nothing is masked and nothing is paid for it.
 """
 
+import contextlib
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from speakernet.frontend.features import valid_frames
 
 # Channels that oneDNN's kernels take at once.
 ONEDNN_BLOCK = 16
+# Channels to hidden channels of a gate.
+REDUCTION = 8
+
+
+def full_precision(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """No autocast within, on the tensor's device; nothing to switch off where a device has none (meta)."""
+    device = tensor.device.type
+    if not torch.amp.is_autocast_available(device):
+        return contextlib.nullcontext()
+    return torch.autocast(device, enabled=False)
 
 
 def mask_frames(features: Tensor, lengths: Tensor | None) -> Tensor:
@@ -34,7 +48,9 @@ def mean_over_frames(features: Tensor, lengths: Tensor | None) -> Tensor:
     """Mean over the valid frames of (batch, channels, frames), (batch, channels); past the end must be zeros."""
     if lengths is None:
         return features.mean(dim=-1)
-    return features.sum(dim=-1) / lengths.to(features.dtype).unsqueeze(1)
+    # A sum over hundreds of frames may be past what 16 bits can say, though the mean is not.
+    sums = features.sum(dim=-1, dtype=torch.promote_types(features.dtype, torch.float32))
+    return (sums / lengths.unsqueeze(1)).to(features.dtype)
 
 
 def strided_length(lengths: Tensor | None, stride: int) -> Tensor | None:
@@ -45,6 +61,88 @@ def strided_length(lengths: Tensor | None, stride: int) -> Tensor | None:
 def valid_length(lengths: Tensor | None, kernel: int, stride: int, padding: int = 0) -> Tensor | None:
     """Valid frames behind a convolution or pooling with that kernel, stride and padding."""
     return None if lengths is None else (lengths + 2 * padding - kernel) // stride + 1
+
+
+def reflect_frames(features: Tensor, lengths: Tensor, count: int) -> Tensor:
+    """Mirror `count` frames at both ends of each utterance, as torch's reflecting padding does for one alone.
+
+    Args:
+        features: (batch, channels, frames).
+        lengths: (batch,) valid frames, each more than `count`.
+        count: frames added at either end.
+
+    Returns:
+        (batch, channels, frames + 2 count); what lies past an utterance's mirrored end has no meaning.
+    """
+    places = torch.arange(-count, features.shape[-1] + count, device=features.device).abs()
+    last = (lengths - 1).unsqueeze(1)
+    places = (last - (last - places).abs()).clamp(min=0)  # (batch, frames)
+    return features.gather(2, places.unsqueeze(1).expand(-1, features.shape[1], -1))
+
+
+class FrameConvolution(nn.Conv1d):
+    """A 1-D convolution that finds at each utterance's end what it finds at the end of the utterance alone.
+
+    Weights are named and shaped as those of torch's layer. Padding keeps the number of frames but for the stride.
+    """
+
+    def __init__(
+        self,
+        channels_in: int,
+        channels: int,
+        kernel: int = 1,
+        stride: int = 1,
+        dilation: int = 1,
+        groups: int = 1,
+        bias: bool = True,
+        reflects: bool = False,
+    ) -> None:
+        super().__init__(
+            channels_in,
+            channels,
+            kernel,
+            stride=stride,
+            padding=dilation * (kernel - 1) // 2,
+            dilation=dilation,
+            groups=groups,
+            bias=bias,
+            padding_mode="reflect" if reflects else "zeros",
+        )
+
+    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        """(batch, channels, frames) in and out, and (batch,) valid frames of the input."""
+        padding = int(self.padding[0])
+        if lengths is None or padding == 0:
+            return super().forward(features)
+        if self.padding_mode == "zeros":
+            return super().forward(mask_frames(features, lengths))
+        features = reflect_frames(features, lengths, padding)
+        return functional.conv1d(features, self.weight, self.bias, self.stride, 0, self.dilation, self.groups)
+
+
+class MaskedConvolution(nn.Conv2d):
+    """A convolution over mels and frames that finds zeros past each utterance's end and keeps mels and frames."""
+
+    def __init__(
+        self, channels_in: int, channels: int, kernel: tuple[int, int] = (3, 3), groups: int = 1, bias: bool = False
+    ) -> None:
+        padding = (kernel[0] // 2, kernel[1] // 2)
+        super().__init__(channels_in, channels, kernel, padding=padding, groups=groups, bias=bias)
+
+    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        """(batch, channels, mels, frames) in and out, and (batch,) valid frames."""
+        return super().forward(mask_frames(features, lengths))
+
+
+def check_frames(features: Tensor, lengths: Tensor | None, fewest: int, name: str) -> None:
+    """Refuse utterances that are shorter than a model can hear.
+
+    Raises:
+        ValueError: an utterance of fewer frames, with the number that is needed.
+    """
+    shortest = features.shape[2] if lengths is None else int(lengths.min())
+    if shortest < fewest:
+        raise ValueError(f"{name} needs {fewest} frames or more, found an utterance of {shortest}")
 
 
 def relu(features: Tensor) -> Tensor:
@@ -93,22 +191,77 @@ def is_safe_in_channels_last(net: nn.Module) -> bool:
 class SqueezeExcitation(nn.Module):
     """Scale every channel by a gate computed from the means of all channels.
 
+    Args:
+        channels: of the features.
+        hidden: of the layer between; an eighth of the channels where it is left out.
+
     Source: Hu et al. 2018, "Squeeze-and-Excitation Networks", equations 2 to 4.
     """
 
-    def __init__(self, channels: int, reduction: int = 8) -> None:
+    def __init__(self, channels: int, hidden: int = 0) -> None:
         super().__init__()
-        self.squeeze = nn.Linear(channels, channels // reduction)
-        self.excite = nn.Linear(channels // reduction, channels)
+        hidden = hidden or channels // REDUCTION
+        self.squeeze = nn.Linear(channels, hidden)
+        self.excite = nn.Linear(hidden, channels)
+
+    def gate(self, means: Tensor) -> Tensor:
+        """(batch, channels) means to factors in 0..1."""
+        return self.excite(self.squeeze(means).relu()).sigmoid()
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """(batch, channels, mels, frames) in and out."""
+        """(batch, channels, mels, frames) in and out; past an utterance's end must be zeros."""
         if lengths is None and features.requires_grad:
             weights = self.squeeze.weight, self.squeeze.bias, self.excite.weight, self.excite.bias
             return TrainingGate.apply(features, *weights)
         means = mean_over_frames(features.mean(dim=2), lengths)  # (batch, channels)
-        gate = self.excite(self.squeeze(means).relu()).sigmoid()
-        return features * gate[:, :, None, None]
+        return features * self.gate(means)[:, :, None, None]
+
+
+class FrameExcitation(SqueezeExcitation):
+    """Squeeze-and-excitation of a sequence of frames."""
+
+    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """(batch, channels, frames) in and out."""
+        means = mean_over_frames(mask_frames(features, lengths), lengths)
+        return features * self.gate(means).unsqueeze(2)
+
+
+class MelExcitation(SqueezeExcitation):
+    """Squeeze-and-excitation with mel bands in the place of channels.
+
+    Source: Thienpondt et al. 2021, "Integrating frequency translational invariance in TDNNs and frequency positional
+    information in 2D ResNets", section 3.2.
+    """
+
+    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """(batch, channels, mels, frames) in and out; past an utterance's end must be zeros."""
+        means = mean_over_frames(features.mean(dim=1), lengths)  # (batch, mels)
+        return features * self.gate(means)[:, None, :, None]
+
+
+class SimilarityAttention(nn.Module):
+    """SimAM: scale every value by how far it lies from its channel's mean; no weights.
+
+    Source: Yang et al. 2021, "SimAM: a simple, parameter-free attention module", equation 5; used for speakers by Qin
+    et al. 2022, "Simple attention module based speaker verification with iterative noisy label detection".
+    """
+
+    REGULARIZER = 1e-4
+
+    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """(batch, channels, mels, frames) in and out; past an utterance's end must be zeros."""
+        num_mels = features.shape[2]
+        mean = mean_over_frames(features.mean(dim=2), lengths)[:, :, None, None]
+        # Squares of float16 end at 255.
+        wide = torch.promote_types(features.dtype, torch.float32)
+        distance = mask_frames((features - mean).to(wide).square(), lengths)
+        if lengths is None:
+            count: Tensor | int = num_mels * features.shape[3]
+        else:
+            count = (num_mels * lengths).view(-1, 1, 1, 1)
+        variance = distance.sum(dim=(2, 3), keepdim=True) / (count - 1)
+        gate = (distance / (4 * (variance + self.REGULARIZER)) + 0.5).sigmoid()
+        return features * gate.to(features.dtype)
 
 
 class TrainingGate(torch.autograd.Function):
@@ -132,7 +285,7 @@ class TrainingGate(torch.autograd.Function):
             excite: (channels, hidden).
             excite_bias: (channels,).
         """
-        with torch.autocast(features.device.type, enabled=False):
+        with full_precision(features):
             means = _sums(features, squeeze.dtype) / features[0, 0].numel()
             hidden = torch.addmm(squeeze_bias, means, squeeze.t()).relu()
             gate = torch.addmm(excite_bias, hidden, excite.t()).sigmoid()
@@ -159,70 +312,6 @@ def _sums(features: Tensor, dtype: torch.dtype) -> Tensor:
     # A CPU copies all features to float32 before it adds them into float32; only float16 needs that, lest it overflow.
     is_wide = features.dtype == torch.bfloat16
     return features.sum((2, 3), dtype=features.dtype if is_wide else dtype).to(dtype)
-
-
-class ResidualBlock(nn.Module):
-    """Two 3 x 3 convolutions with batch norm, an optional channel gate, and a shortcut around them.
-
-    Args:
-        channels_in: channels of the input.
-        channels: channels of the output.
-        stride: of the first convolution along mels and frames.
-        gated: with squeeze-and-excitation.
-        relu_first: ReLU before the first batch norm, as voxceleb_trainer's blocks have it, instead of after.
-    """
-
-    def __init__(
-        self, channels_in: int, channels: int, stride: int = 1, gated: bool = True, relu_first: bool = False
-    ) -> None:
-        super().__init__()
-        self.stride = stride
-        self.relu_first = relu_first
-        self.conv1 = nn.Conv2d(channels_in, channels, 3, stride=stride, padding=1, bias=False)
-        self.norm1 = nn.BatchNorm2d(channels)
-        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        self.norm2 = nn.BatchNorm2d(channels)
-        self.gate = SqueezeExcitation(channels) if gated else None
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or channels_in != channels:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(channels_in, channels, 1, stride=stride, bias=False), nn.BatchNorm2d(channels)
-            )
-
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """(batch, channels, mels, frames) and valid frames, in and out."""
-        lengths = strided_length(lengths, self.stride)
-        hidden = self.conv1(features)
-        hidden = self.norm1(relu(hidden)) if self.relu_first else relu(self.norm1(hidden))
-        hidden = mask_frames(hidden, lengths)
-        hidden = mask_frames(self.norm2(self.conv2(hidden)), lengths)
-        if self.gate is not None:
-            hidden = self.gate(hidden, lengths)
-        return mask_frames(relu(hidden + self.shortcut(features)), lengths), lengths
-
-
-class ResidualStage(nn.Module):
-    """Blocks one after another; only the first one strides and widens."""
-
-    def __init__(
-        self,
-        channels_in: int,
-        channels: int,
-        num_blocks: int,
-        stride: int,
-        gated: bool = True,
-        relu_first: bool = False,
-    ) -> None:
-        super().__init__()
-        blocks = [ResidualBlock(channels_in, channels, stride, gated, relu_first)]
-        blocks += [ResidualBlock(channels, channels, 1, gated, relu_first) for _ in range(num_blocks - 1)]
-        self.blocks = nn.ModuleList(blocks)
-
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """(batch, channels, mels, frames) and valid frames, in and out."""
-        for block in self.blocks:
-            features, lengths = block(features, lengths)
-        return features, lengths
 
 
 def initialize_convolutions(module: nn.Module) -> None:

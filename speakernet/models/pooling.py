@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from speakernet.frontend.features import valid_frames
 from speakernet.models.layers import mask_frames, mean_over_frames
+from speakernet.models.options.poolings import MultiQueryPoolingOptions, StatisticsPoolingOptions
 
 
 class Pooling(nn.Module):
@@ -57,20 +58,21 @@ class MaxPooling(Pooling):
 
 
 class StatisticsPooling(Pooling):
-    """Mean and standard deviation over frames (TSTP in wespeaker, with its floor of 1e-7 below the root).
+    """Mean and standard deviation over frames (TSTP in wespeaker).
 
-    >>> StatisticsPooling(1)(torch.tensor([[[1.0, 3.0]]]))
+    >>> StatisticsPooling(StatisticsPoolingOptions(), 1)(torch.tensor([[[1.0, 3.0]]]))
     tensor([[2.0000, 1.4142]])
     """
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, options: StatisticsPoolingOptions, channels: int) -> None:
         super().__init__()
         self.dim = 2 * channels
+        self.variance_floor = options.variance_floor
 
     def forward(self, frames: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Means, then standard deviations with n - 1 below, (batch, 2 channels)."""
         mean, variance = mean_and_variance(frames, lengths)
-        return torch.cat((mean, (variance + 1e-7).sqrt()), dim=1)
+        return torch.cat((mean, (variance + self.variance_floor).sqrt()), dim=1)
 
 
 class SelfAttentivePooling(Pooling):
@@ -120,14 +122,16 @@ class AttentiveStatisticsPooling(SelfAttentivePooling):
 class ChannelAttentivePooling(Pooling):
     """Attention from a bottleneck of two 1 x 1 convolutions, with weights of its own for every channel.
 
-    The one class behind voxceleb_trainer's poolings of ResNetSE34V2 (SAP and ASP) and of RawNet3 (ECA, and ASP with
-    one weight a frame for all channels).
+    The one class behind the channel- and context-dependent poolings of all toolkits, which differ in what stands
+    between the convolutions, in what the attention sees, and in the least variance.
 
     Args:
         channels: of the input.
         with_deviation: also give weighted standard deviations.
         with_context: let the attention see the utterance's mean and standard deviation beside each frame.
         one_weight: one weight a frame instead of one for every channel.
+        relu_norm: ReLU and batch norm between the convolutions.
+        tanh: tanh between the convolutions, after `relu_norm`.
         floor: least variance (context and output).
         ceiling: largest variance.
 
@@ -138,6 +142,8 @@ class ChannelAttentivePooling(Pooling):
     """
 
     BOTTLENECK = 128
+    # The others divide the context's variance by n - 1, and subtract squares.
+    has_speechbrain_variances = False
 
     def __init__(
         self,
@@ -145,6 +151,8 @@ class ChannelAttentivePooling(Pooling):
         with_deviation: bool = True,
         with_context: bool = False,
         one_weight: bool = False,
+        relu_norm: bool = True,
+        tanh: bool = False,
         floor: float = 1e-5,
         ceiling: float | None = None,
     ) -> None:
@@ -155,22 +163,30 @@ class ChannelAttentivePooling(Pooling):
         self.floor = floor
         self.ceiling = ceiling
         self.squeeze = nn.Conv1d(3 * channels if with_context else channels, self.BOTTLENECK, 1)
-        self.norm = nn.BatchNorm1d(self.BOTTLENECK)
+        self.norm = nn.BatchNorm1d(self.BOTTLENECK) if relu_norm else None
+        self.tanh = tanh
         self.expand = nn.Conv1d(self.BOTTLENECK, 1 if one_weight else channels, 1)
 
     def forward(self, frames: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Weighted means, then standard deviations where asked for, (batch, dim)."""
-        seen = frames
-        if self.with_context:
-            mean, variance = mean_and_variance(frames, lengths)
-            deviation = variance.clamp(self.floor, self.ceiling).sqrt()
-            context = torch.cat((mean, deviation), dim=1).unsqueeze(2)  # (batch, 2 channels, 1)
-            seen = torch.cat((frames, context.expand(-1, -1, frames.shape[2])), dim=1)
-        logits = self.expand(self.norm(self.squeeze(seen).relu()))
-        weights = softmax_over_frames(logits, lengths)
+        hidden = self.squeeze(self._seen(frames, lengths))
+        if self.norm is not None:
+            hidden = self.norm(hidden.relu())
+        if self.tanh:
+            hidden = hidden.tanh()
+        weights = softmax_over_frames(self.expand(hidden), lengths)
         if not self.with_deviation:
             return (frames * weights).sum(dim=2)
-        return weighted_statistics(frames, weights, self.floor, self.ceiling)
+        return weighted_statistics(frames, weights, self.floor, self.ceiling, self.has_speechbrain_variances)
+
+    def _seen(self, frames: Tensor, lengths: Tensor | None) -> Tensor:
+        """What the attention is computed from, (batch, channels or 3 channels, frames)."""
+        if not self.with_context:
+            return frames
+        mean, variance = mean_and_variance(frames, lengths, not self.has_speechbrain_variances)
+        deviation = variance.clamp(self.floor, self.ceiling).sqrt()
+        context = torch.cat((mean, deviation), dim=1).unsqueeze(2)  # (batch, 2 channels, 1)
+        return torch.cat((frames, context.expand(-1, -1, frames.shape[2])), dim=1)
 
 
 class ChannelSelfAttentivePooling(ChannelAttentivePooling):
@@ -206,6 +222,95 @@ class ContextFramePooling(ChannelAttentivePooling):
         super().__init__(channels, with_context=True, one_weight=True, floor=1e-4, ceiling=1e4)
 
 
+class TanhAttentivePooling(ChannelAttentivePooling):
+    """ASTP in wespeaker: a weight for every channel and frame, through a tanh.
+
+    >>> TanhAttentivePooling(4)(torch.rand(2, 4, 7)).shape
+    torch.Size([2, 8])
+    """
+
+    def __init__(self, channels: int, with_context: bool = False) -> None:
+        super().__init__(channels, with_context=with_context, relu_norm=False, tanh=True, floor=1e-7)
+
+
+class GlobalAttentivePooling(TanhAttentivePooling):
+    """ASTP in wespeaker with global context: as ASTP, seeing the utterance's mean and deviation too.
+
+    >>> GlobalAttentivePooling(4)(torch.rand(2, 4, 7)).shape
+    torch.Size([2, 8])
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, with_context=True)
+
+
+class NormedAttentivePooling(ChannelAttentivePooling):
+    """The pooling of SpeechBrain's ECAPA-TDNN: context, ReLU and batch norm before the tanh.
+
+    >>> NormedAttentivePooling(4)(torch.rand(2, 4, 7)).shape
+    torch.Size([2, 8])
+    """
+
+    has_speechbrain_variances = True
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, with_context=True, tanh=True, floor=1e-12)
+
+
+class MultiQueryPooling(Pooling):
+    """MQMHASTP: several queries, each of which attends to every head (group of channels) on its own.
+
+    Args:
+        options: queries, heads, and the width of each attention.
+        channels: of the input, a multiple of the heads.
+
+    Raises:
+        ValueError: channels that the heads do not share evenly.
+
+    Source: Zhao et al. 2021, "Multi-query multi-head attention pooling and inter-topK penalty for speaker
+    verification", with a weight for every channel (its vector attention), as wespeaker's defaults.
+
+    >>> MultiQueryPooling(MultiQueryPoolingOptions(), 16)(torch.rand(2, 16, 7)).shape
+    torch.Size([2, 64])
+    """
+
+    def __init__(self, options: MultiQueryPoolingOptions, channels: int) -> None:
+        super().__init__()
+        queries, heads, bottleneck = options.queries, options.heads, options.bottleneck
+        if channels % heads:
+            raise ValueError(
+                f"MQMHASTP shares {heads} heads among channels, found {channels}; use a multiple of {heads}"
+            )
+        self.dim = 2 * channels * queries
+        self.heads = heads
+        self.queries = nn.ModuleList(
+            nn.ModuleList(_HeadAttention(channels // heads, bottleneck) for _ in range(heads)) for _ in range(queries)
+        )
+
+    def forward(self, frames: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """For each query and head: weighted means, then standard deviations; (batch, 2 channels x queries)."""
+        groups = frames.chunk(self.heads, dim=1)
+        statistics = [
+            weighted_statistics(group, softmax_over_frames(head(group), lengths), floor=1e-7)
+            for query in self.queries
+            for group, head in zip(groups, query, strict=True)  # type: ignore[call-overload]
+        ]
+        return torch.cat(statistics, dim=1)
+
+
+class _HeadAttention(nn.Module):
+    """Logits of one head for every channel and frame."""
+
+    def __init__(self, channels: int, bottleneck: int) -> None:
+        super().__init__()
+        self.squeeze = nn.Conv1d(channels, bottleneck, 1)
+        self.expand = nn.Conv1d(bottleneck, channels, 1)
+
+    def forward(self, frames: Tensor) -> Tensor:
+        """(batch, channels, frames) in and out."""
+        return self.expand(self.squeeze(frames).tanh())
+
+
 def softmax_over_frames(logits: Tensor, lengths: Tensor | None) -> Tensor:
     """Softmax over the last axis of (batch, channels, frames), zero past an utterance's end."""
     if lengths is not None:
@@ -214,18 +319,37 @@ def softmax_over_frames(logits: Tensor, lengths: Tensor | None) -> Tensor:
     return logits.softmax(dim=-1)
 
 
-def weighted_statistics(frames: Tensor, weights: Tensor, floor: float, ceiling: float | None = None) -> Tensor:
-    """Means and standard deviations under weights that sum to one over frames, (batch, 2 channels)."""
+def weighted_statistics(
+    frames: Tensor, weights: Tensor, floor: float, ceiling: float | None = None, is_centred: bool = False
+) -> Tensor:
+    """Means and standard deviations under weights that sum to one over frames, (batch, 2 channels).
+
+    Args:
+        frames: (batch, channels, frames).
+        weights: (batch, channels or 1, frames).
+        floor: least variance.
+        ceiling: largest variance.
+        is_centred: square what is left after the mean, else subtract the mean's square; they round differently.
+    """
     mean = (frames * weights).sum(dim=2)
-    variance = (frames.square() * weights).sum(dim=2) - mean.square()
+    if is_centred:
+        variance = ((frames - mean.unsqueeze(2)).square() * weights).sum(dim=2)
+    else:
+        variance = (frames.square() * weights).sum(dim=2) - mean.square()
     return torch.cat((mean, variance.clamp(floor, ceiling).sqrt()), dim=1)
 
 
-def mean_and_variance(frames: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Mean and variance (n - 1 below) over the valid frames, each (batch, channels); one frame alone has variance 0."""
+def mean_and_variance(frames: Tensor, lengths: Tensor | None, is_unbiased: bool = True) -> tuple[Tensor, Tensor]:
+    """Mean and variance over the valid frames, each (batch, channels); one frame alone has variance 0.
+
+    Args:
+        frames: (batch, channels, frames).
+        lengths: (batch,) valid frames, or None when all are full.
+        is_unbiased: divide by n - 1, else by n.
+    """
     frames = mask_frames(frames, lengths)
     mean = mean_over_frames(frames, lengths)
     centred = mask_frames(frames - mean.unsqueeze(2), lengths)
     if lengths is None:
-        return mean, centred.square().sum(dim=2) / max(frames.shape[2] - 1, 1)
-    return mean, centred.square().sum(dim=2) / (lengths - 1).clamp(min=1).unsqueeze(1)
+        return mean, centred.square().sum(dim=2) / max(frames.shape[2] - is_unbiased, 1)
+    return mean, centred.square().sum(dim=2) / (lengths - int(is_unbiased)).clamp(min=1).unsqueeze(1)

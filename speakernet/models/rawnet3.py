@@ -11,15 +11,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from speakernet.frontend.features import preemphasize, valid_frames
-from speakernet.models.layers import mask_frames, mean_over_frames, valid_length
-from speakernet.models.options import RawNet3Options
+from speakernet.models.layers import FrameConvolution, full_precision, mask_frames, mean_over_frames, valid_length
+from speakernet.models.multi_scale import multi_scale, relu_then_norm
+from speakernet.models.options.trunks import RawNet3Options
+from speakernet.models.trunk import Trunk
 
 PREEMPHASIS = 0.97
 INPUT_NORM_EPSILON = 1e-4
 LOG_OFFSET = 1e-6
 
 
-class RawNet3(nn.Module):
+class RawNet3(Trunk):
     """Raw-waveform network with analytic sinc filters; 16,280,322 parameters with ECA at 256 dimensions.
 
     Args:
@@ -30,7 +32,7 @@ class RawNet3(nn.Module):
     Source: Jung et al. 2022, "Pushing the limits of raw waveform speaker recognition", in voxceleb_trainer's form.
     """
 
-    def __init__(self, options: RawNet3Options, embedding_dim: int, sample_rate: int = 16000) -> None:
+    def __init__(self, options: RawNet3Options, embedding_dim: int, sample_rate: int) -> None:
         super().__init__()
         channels, scale = options.channels, options.scale
         self.out_channels = 1536
@@ -49,7 +51,7 @@ class RawNet3(nn.Module):
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(batch, 1, samples) to (batch, 1536, samples / stride / 15), and the valid frames of each."""
-        with torch.autocast(features.device.type, enabled=False):
+        with full_precision(features):
             hidden, lengths = self._filter(features.float().squeeze(1), lengths)
         first, lengths = self.block1(hidden, lengths)
         second, pooled_lengths = self.block2(first, lengths)
@@ -85,9 +87,9 @@ class SincFilterbank(nn.Module):
 
     Args:
         num_filters: outputs; the first half are the cosine, the second half the sine filters.
-        kernel_samples: odd length of the filters.
         stride: hop in samples.
         sample_rate: in Hz.
+        kernel_samples: odd length of the filters.
         min_low_hz: least lower edge.
         min_band_hz: least width.
 
@@ -98,9 +100,9 @@ class SincFilterbank(nn.Module):
     def __init__(
         self,
         num_filters: int,
+        stride: int,
+        sample_rate: int,
         kernel_samples: int = 251,
-        stride: int = 10,
-        sample_rate: int = 16000,
         min_low_hz: float = 50.0,
         min_band_hz: float = 50.0,
     ) -> None:
@@ -151,11 +153,10 @@ class MultiScaleBlock(nn.Module):
         super().__init__()
         self.width = channels // scale
         widened = self.width * scale
-        padding = kernel // 2 * dilation
         self.conv_in = nn.Conv1d(channels_in, widened, 1)
         self.norm_in = nn.BatchNorm1d(widened)
         self.convs = nn.ModuleList(
-            nn.Conv1d(self.width, self.width, kernel, dilation=dilation, padding=padding) for _ in range(scale - 1)
+            FrameConvolution(self.width, self.width, kernel, dilation=dilation) for _ in range(scale - 1)
         )
         self.norms = nn.ModuleList(nn.BatchNorm1d(self.width) for _ in range(scale - 1))
         self.conv_out = nn.Conv1d(widened, channels, 1)
@@ -168,13 +169,9 @@ class MultiScaleBlock(nn.Module):
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(batch, channels, frames) and valid frames, in and out; `pool` times fewer frames."""
-        groups = self.norm_in(self.conv_in(features).relu_()).split(self.width, dim=1)
-        outputs: list[Tensor] = []
-        for group, conv, norm in zip(groups, self.convs, self.norms, strict=False):
-            # The first group has nothing before it to add.
-            entering = group + outputs[-1] if outputs else group
-            outputs.append(norm(conv(mask_frames(entering, lengths)).relu_()))
-        hidden = self.norm_out(self.conv_out(torch.cat((*outputs, groups[-1]), dim=1)).relu_())
+        hidden = self.norm_in(self.conv_in(features).relu_())
+        hidden = multi_scale(hidden, lengths, self.convs, self.norms, relu_then_norm, passed="last")
+        hidden = self.norm_out(self.conv_out(hidden).relu_())
         hidden = self.pool(hidden + self.shortcut(features))
         lengths = valid_length(lengths, self.pool_frames, self.pool_frames)
         return self.scaling(mask_frames(hidden, lengths), lengths), lengths

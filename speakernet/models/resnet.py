@@ -1,12 +1,11 @@
-"""ResNet: a residual network of any width and depth, for fast training on small machines as well as for large ones."""
+"""ResNet: a residual network of any width and depth, and the ones of published depth."""
 
-from torch import Tensor, nn
+from speakernet.models.layers import initialize_convolutions
+from speakernet.models.options.trunks import DeepResNetOptions, ResNetOptions
+from speakernet.models.residual import Bottleneck, ResidualBlock, ResidualTrunk, gated_block
 
-from speakernet.models.layers import ResidualStage, initialize_convolutions, mask_frames, relu
-from speakernet.models.options import ResNetOptions
 
-
-class ResNet(nn.Module):
+class ResNet(ResidualTrunk):
     """Residual network whose size is set by options; the defaults make a small one that trains fast on CPUs.
 
     Args:
@@ -17,23 +16,21 @@ class ResNet(nn.Module):
     """
 
     def __init__(self, options: ResNetOptions, num_features: int) -> None:
-        super().__init__()
-        channels, stem_stride = options.channels, options.stem_stride
-        self.conv1 = nn.Conv2d(1, channels, 3, stride=(stem_stride, 1), padding=1, bias=False)
-        self.norm1 = nn.BatchNorm2d(channels)
-        stages = []
-        width_in, num_mels = channels, -(-num_features // stem_stride)
-        for index, num_blocks in enumerate(options.blocks):
-            width, stride = channels * 2**index, 1 if index == 0 else 2
-            stages.append(ResidualStage(width_in, width, num_blocks, stride, options.gated))
-            width_in, num_mels = width, -(-num_mels // stride)
-        self.stages = nn.ModuleList(stages)
-        self.out_channels = width_in * num_mels
+        make_block = gated_block if options.gated else ResidualBlock
+        super().__init__(num_features, options.channels, options.blocks, make_block, options.stem_stride)
         initialize_convolutions(self)
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """(batch, mels, frames) to (batch, channels x remaining mels, frames / 8), and the valid frames of each."""
-        hidden = mask_frames(relu(self.norm1(self.conv1(features.unsqueeze(1)))), lengths)
-        for stage in self.stages:
-            hidden, lengths = stage(hidden, lengths)
-        return hidden.flatten(1, 2), lengths
+
+class DeepResNet(ResidualTrunk):
+    """Residual network of a published depth, as wespeaker trains it on VoxCeleb, from torch's own initial weights.
+
+    Args:
+        options: its width; its depth is a fact of the options class.
+        num_features: mel bands of the front end.
+
+    Source: He et al. 2016; the depths from 152 on by wespeaker (Wang et al. 2023) and its entries to VoxSRC.
+    """
+
+    def __init__(self, options: DeepResNetOptions, num_features: int) -> None:
+        make_block = Bottleneck if options.has_bottlenecks else ResidualBlock
+        super().__init__(num_features, options.channels, options.blocks, make_block)

@@ -2,13 +2,15 @@
 
 from torch import Tensor, nn
 
-from speakernet.models.layers import ResidualStage, initialize_convolutions, mask_frames, relu
-from speakernet.models.options import ResNetSE34LOptions, ResNetSE34V2Options
+from speakernet.models.layers import SqueezeExcitation, initialize_convolutions, mask_frames, relu
+from speakernet.models.options.trunks import ResNetSE34LOptions, ResNetSE34V2Options
+from speakernet.models.residual import ResidualBlock, ResidualStage, Stride
+from speakernet.models.trunk import Trunk
 
 BLOCKS = (3, 4, 6, 3)
 
 
-class ResNetSE34L(nn.Module):
+class ResNetSE34L(Trunk):
     """Light ResNet-34 with squeeze-and-excitation, 16 to 128 channels; 1,437,078 parameters with SAP at 512 dimensions.
 
     Source: Chung et al. 2020, "In defence of metric learning for speaker recognition"; voxceleb_trainer f51bab8.
@@ -31,7 +33,7 @@ class ResNetSE34L(nn.Module):
         return hidden.mean(dim=2), lengths
 
 
-class ResNetSE34V2(nn.Module):
+class ResNetSE34V2(Trunk):
     """ResNet-34 with squeeze-and-excitation, 32 to 256 channels.
 
     8,028,492 parameters with ASP, 64 mels and 512 dimensions.
@@ -58,9 +60,13 @@ class ResNetSE34V2(nn.Module):
         return hidden.flatten(1, 2), lengths
 
 
+def _block(channels_in: int, channels: int, stride: Stride) -> ResidualBlock:
+    return ResidualBlock(channels_in, channels, stride, SqueezeExcitation(channels), relu_first=True)
+
+
 def _stages(channels: tuple[int, ...], strides: tuple[int, ...]) -> nn.ModuleList:
     widths = zip((channels[0], *channels), channels, BLOCKS, strides, strict=False)
     return nn.ModuleList(
-        ResidualStage(channels_in, width, blocks, stride, relu_first=True)
+        ResidualStage(_block, channels_in, width, blocks, (stride, stride))
         for channels_in, width, blocks, stride in widths
     )

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from speakernet.frontend.masking import SpecAugment
 from speakernet.frontend.options import FEATURES, FrontendOptions, SpecAugmentOptions
-from speakernet.models.layers import is_safe_in_channels_last
-from speakernet.models.options import MODELS, POOLINGS, ModelOptions
+from speakernet.models.embedding import EMBEDDING_LAYERS
+from speakernet.models.layers import full_precision, is_safe_in_channels_last, mask_frames
+from speakernet.models.options import MODELS, POOLINGS, ModelOptions, pooling_of
 from speakernet.registry import create, lookup, options_of
 from speakernet.seeding import derive_seed
 
@@ -41,7 +42,7 @@ class SpeakerNet(nn.Module):
         ValueError: an unknown name, or a front end that the trunk cannot work on.
     """
 
-    def __init__(self, model: ModelOptions, frontend: FrontendOptions, sample_rate: int = 16000, seed: int = 0) -> None:
+    def __init__(self, model: ModelOptions, frontend: FrontendOptions, sample_rate: int, seed: int = 0) -> None:
         super().__init__()
         trunk = model.options
         own = dict(trunk.front_end_defaults)
@@ -49,6 +50,9 @@ class SpeakerNet(nn.Module):
         if (name == "raw") != (own["name"] == "raw"):
             needed = "raw" if own["name"] == "raw" else "log_mel or fbank"
             raise ValueError(f"model {model.name} needs the front end {needed}, found {name}")
+        for kind, options in ((model.name, trunk), (model.pooling, model.pooling_options)):
+            if problem := next(iter(options.problems()), None):
+                raise ValueError(f"{kind}: {problem[0]} is {problem[1]}")
         # The published definition's values hold for its own front end only.
         frontend = dataclasses.replace(frontend.resolved(own if name == own["name"] else {}), name=name)
         pooling = trunk.default_pooling if model.pooling == "auto" else model.pooling
@@ -75,35 +79,45 @@ class SpeakerNet(nn.Module):
         # 2-D convolutions run up to a quarter faster with channels innermost on CPUs, more on tensor cores.
         if is_safe_in_channels_last(self.trunk):
             self.trunk.to(memory_format=torch.channels_last)
-        pooling_part = lookup(POOLINGS, trunk.pooling_names.get(pooling, pooling), "pooling")
-        self.pooling = create(pooling_part, pooling_part.options(), channels=self.trunk.out_channels)
+        pooling_part = POOLINGS[pooling_of(model.name, pooling)]
+        self.pooling = create(pooling_part, model.pooling_options, channels=self.trunk.out_channels)
         self.norm: nn.Module = nn.BatchNorm1d(self.pooling.dim) if trunk.has_norm_after_pooling else nn.Identity()
-        self.embedding = nn.Linear(self.pooling.dim, model.embedding_dim)
+        self.embedding = EMBEDDING_LAYERS[trunk.embedding_layer](self.pooling.dim, model.embedding_dim)
 
     @classmethod
     def named(
         cls,
-        model: str = "ResNetSE34L",
-        pooling: str = "auto",
-        embedding_dim: int = 256,
+        model: str,
+        pooling: str | None = None,
+        embedding_dim: int | None = None,
         model_options: Mapping[str, Any] | None = None,
-        front_end: str = "auto",
+        front_end: str | None = None,
         front_end_options: Mapping[str, Any] | None = None,
-        sample_rate: int = 16000,
+        sample_rate: int | None = None,
+        pooling_options: Mapping[str, Any] | None = None,
     ) -> "SpeakerNet":
-        """A network by the names of its parts; options that are left out follow the model's published definition.
+        """A network by the names of its parts; what is left out follows the model's published definition.
 
         Raises:
             ValueError: an unknown name or option, or a front end that the model cannot work on.
         """
         trunk = options_of(MODELS, model, model_options or {}, "model")
+        kind = pooling_of(model, pooling or "auto")
+        section = {"pooling": pooling, "embedding_dim": embedding_dim}
         own = dict(trunk.front_end_defaults)
         own_name = own.pop("name")
-        name = own_name if front_end == "auto" else front_end
+        name = own_name if front_end in (None, "auto") else front_end
         given = {**(own if name == own_name else {}), **(front_end_options or {})}
-        features = options_of(FEATURES, name, {"name": name, **given}, "front end")
-        section = ModelOptions(name=model, pooling=pooling, embedding_dim=embedding_dim, options=trunk)
-        return cls(section, features, sample_rate)
+        return cls(
+            ModelOptions(
+                name=model,
+                options=trunk,
+                pooling_options=options_of(POOLINGS, kind, pooling_options or {}, "pooling"),
+                **{field: value for field, value in section.items() if value is not None},  # type: ignore[arg-type]
+            ),
+            options_of(FEATURES, name, {"name": name, **given}, "front end"),
+            sample_rate or trunk.published_rate,
+        )
 
     @property
     def model_name(self) -> str:
@@ -128,18 +142,28 @@ class SpeakerNet(nn.Module):
         features = self.front_end(waveforms, lengths)  # (batch, mels, frames)
         if self.spec_augment is not None:
             features = self.spec_augment(features)
-        hidden, frame_lengths = self.trunk(features, frame_lengths)  # (batch, channels, frames)
+        return self.from_features(features, frame_lengths)
+
+    def from_features(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Embeddings of what a front end gave, in float32.
+
+        Args:
+            features: (batch, mels, frames).
+            lengths: (batch,) valid frames where they differ, None when all are full.
+
+        Returns:
+            (batch, dim), not normalised.
+        """
+        hidden, lengths = self.trunk(mask_frames(features, lengths), lengths)  # (batch, channels, frames)
         # Sums over hundreds of frames and the last projection lose too much in 16 bits.
-        with torch.autocast(waveforms.device.type, enabled=False):
-            return self.embedding(self.norm(self.pooling(hidden.float(), frame_lengths)))
+        with full_precision(features):
+            return self.embedding(self.norm(self.pooling(hidden.float(), lengths)))  # type: ignore[no-any-return]
 
     @property
     def min_samples(self) -> int:
         """Samples of the shortest waveform that can be embedded; what is shorter can be repeated from its start."""
-        # Most trunks take a single frame.
-        needed = getattr(self.trunk, "min_frames", 1)
         frames = self.front_end.num_frames(torch.arange(LONGEST_MINIMUM_SECONDS * self.sample_rate))
-        return int((frames >= needed).nonzero()[0])
+        return int((frames >= self.trunk.min_frames).nonzero()[0])
 
     def embed(self, waveforms: Tensor, lengths: Tensor | None = None, *, sample_rate: int) -> Tensor:
         """`forward` in evaluation mode and without gradients; the mode of training is put back afterwards.
@@ -193,7 +217,9 @@ class SpeakerNet(nn.Module):
     def spec(self) -> dict[str, Any]:
         """What the network is made of, in plain values: `model` and `front_end` (name, options), `sample_rate`."""
         model = self._model
-        sizes = {"pooling": model.pooling, "embedding_dim": model.embedding_dim}
+        sizes: dict[str, Any] = {"pooling": model.pooling, "embedding_dim": model.embedding_dim}
+        if pooling_options := dataclasses.asdict(model.pooling_options):
+            sizes["pooling_options"] = pooling_options
         return {
             "model": {"name": model.name, "options": {**dataclasses.asdict(model.options), **sizes}},
             "front_end": {"name": self._frontend.name, "options": self._frontend.values()},
@@ -214,6 +240,8 @@ class SpeakerNet(nn.Module):
             model=spec["model"]["name"],
             pooling=model_options.pop("pooling"),
             embedding_dim=model_options.pop("embedding_dim"),
+            # Files of before 0.2 have none.
+            pooling_options=model_options.pop("pooling_options", None),
             model_options=model_options,
             front_end=spec["front_end"]["name"],
             front_end_options=front_end_options,

@@ -1,16 +1,15 @@
 """VGGVox: the plain convolution network (VGG-M with 40 mel bands) of voxceleb_trainer."""
 
-from typing import ClassVar
-
 from torch import Tensor, nn
 
-from speakernet.models.layers import mask_frames, relu, valid_length
-from speakernet.models.options import VGGVoxOptions
+from speakernet.models.layers import check_frames, mask_frames, relu, valid_length
+from speakernet.models.options.trunks import VGGVoxOptions
+from speakernet.models.trunk import Trunk
 
 NUM_MELS = 40
 
 
-class VGGVox(nn.Module):
+class VGGVox(Trunk):
     """VGG-M on 40 log-mel bands; 4,032,448 parameters with SAP at 512 dimensions.
 
     Source: Nagrani et al. 2017, "VoxCeleb", in voxceleb_trainer's form (f51bab8).
@@ -20,7 +19,7 @@ class VGGVox(nn.Module):
     """
 
     # Fewer leave nothing for the last pooling.
-    min_frames: ClassVar[int] = 63
+    min_frames = 63
 
     def __init__(self, options: VGGVoxOptions, num_features: int) -> None:
         super().__init__()
@@ -40,12 +39,7 @@ class VGGVox(nn.Module):
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(batch, 40, frames) to (batch, 512, about frames / 16), and the valid frames of each."""
-        shortest = features.shape[2] if lengths is None else int(lengths.min())
-        if shortest < self.min_frames:
-            raise ValueError(
-                f"VGGVox needs {self.min_frames} frames or more, found an utterance of {shortest}; "
-                "take longer crops, or repeat short utterances"
-            )
+        check_frames(features, lengths, self.min_frames, "VGGVox")
         hidden = features.unsqueeze(1)
         for layer in self.layers:
             hidden, lengths = layer(hidden, lengths)

@@ -9,6 +9,7 @@ from speakernet.assembly.evaluation import run_evaluation
 from speakernet.assembly.inputs import Inputs
 from speakernet.checkpoint import write_checkpoint
 from speakernet.config import Config, load_config
+from speakernet.data.audio import read_audio
 from speakernet.evaluation.evaluate import Evaluation
 from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
@@ -40,8 +41,8 @@ def configure(root: Path, folder: Path, *options: str) -> Config:
     return load_config(["--config", str(path), *options]).config
 
 
-def evaluated(config: Config, model: Path) -> Evaluation:
-    return run_evaluation(config, Inputs(config, torch.device("cpu")), model)
+def evaluated(config: Config, model: Path, **how: bool) -> Evaluation:
+    return run_evaluation(config, Inputs(config, torch.device("cpu")), model, **how)
 
 
 def test_a_plain_evaluation_leaves_the_model_file_alone(tiny_corpus: Path, tmp_path: Path, model: Path) -> None:
@@ -50,6 +51,24 @@ def test_a_plain_evaluation_leaves_the_model_file_alone(tiny_corpus: Path, tmp_p
     assert model.read_bytes() == before
     assert evaluation.results.num_trials == len(evaluation.scores)
     assert evaluation.results.backend["score"] == "cosine"
+
+
+def test_after_training_the_result_says_what_was_trained_on(tiny_corpus: Path, tmp_path: Path, model: Path) -> None:
+    options = ["--validation_list", str(tiny_corpus / "trials.txt"), "--data.validation_path", str(tiny_corpus)]
+    results = evaluated(configure(tiny_corpus, tmp_path, *options), model, after_training=True).results
+    rows = [line.split() for line in (tiny_corpus / "train_list.txt").read_text().splitlines()]
+    seconds = sum(len(read_audio(tiny_corpus / path)) for _, path in rows) / 16000
+    assert results.training == {
+        "speakers": len({speaker for speaker, _ in rows}),
+        "utterances": len(rows),
+        "hours": round(seconds / 3600, 2),
+    }
+    assert [results.list_name(role) for role in ("trials", "training", "validation")] == [
+        *("trials.txt", "train_list.txt", "trials.txt")
+    ]
+    net = SpeakerNet.named("ResNetSE34L", embedding_dim=16)
+    assert results.num_parameters == sum(weight.numel() for weight in net.parameters())
+    assert evaluated(configure(tiny_corpus, tmp_path), model).results.training is None
 
 
 def test_what_is_fitted_is_kept_with_its_scoring(tiny_corpus: Path, tmp_path: Path, model: Path) -> None:

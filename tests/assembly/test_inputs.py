@@ -98,11 +98,12 @@ def test_a_run_reads_every_list_once_from_its_start_to_its_report(
 def test_scoring_reads_its_list_once_and_no_other(
     lists: Path, tiny_corpus: Path, opened: list[str], looked_up: list[int]
 ) -> None:
-    from speakernet.models.model_file import model_file_contents, save_model_file
+    from speakernet.checkpoint import write_checkpoint
+    from speakernet.models.model_file import model_file_contents
     from speakernet.models.speaker_net import SpeakerNet
 
     model = lists / "model.pt"
-    save_model_file(model, model_file_contents(SpeakerNet.named(embedding_dim=8), loss_normalizes=True))
+    write_checkpoint(model, model_file_contents(SpeakerNet.named("ResNetSE34L", embedding_dim=8), loss_normalizes=True))
     plain = ["--evaluation.subtract_mean=false", "--evaluation.score_norm=none", f"--training.initial_model={model}"]
     score_experiment(loaded(lists, tiny_corpus, *plain))
     read = Counter(Path(path).name for path in opened if Path(path).parent == lists and path.endswith(".txt"))

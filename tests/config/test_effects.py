@@ -8,7 +8,7 @@ import yaml
 
 from speakernet.config import ConfigError, config_to_dict, load_config
 from speakernet.config.loading import save_config
-from speakernet.config.schema import MODELS, SECTIONS, TABLES
+from speakernet.config.schema import MODELS, POOLINGS, SECTIONS, TABLES, config_from_dict, replaced
 from speakernet.options import annotations, checked, default_of, documentation, field_names, in_words
 
 
@@ -30,6 +30,12 @@ IDLE = [
         "log_mel, fbank, mfcc",
     ),
     ("model: {name: ResNet, options: {sinc_stride: 3}}", "model.options.sinc_stride", "did you mean 'stem_stride'"),
+    (
+        "model: {name: ResNet, pooling: MQMHASTP, pooling_options: {head: 4}}",
+        "model.pooling_options.head",
+        "pooling MQMHASTP has no option 'head'; did you mean 'heads'",
+    ),
+    ("model: {name: RawNet3, pooling_options: {heads: 4}}", "model.pooling_options.heads", "pooling ECA .*has none"),
 ]
 
 
@@ -81,6 +87,47 @@ def test_another_model_replaces_its_front_end_and_its_options(tmp_path: Path, ca
     assert "model.options.channels" in caplog.text and "frontend.num_mels" in caplog.text
 
 
+def test_another_pooling_replaces_the_options_of_the_old_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = write(tmp_path, "model: {name: ResNet, pooling: MQMHASTP, pooling_options: {heads: 4}}\n")
+    config = load_config(["--config", first, "--model.pooling_options.queries", "3"]).config
+    assert config.model.pooling_options == POOLINGS["MQMHASTP"].options(heads=4, queries=3)
+    config = load_config(["--config", first, "--model.pooling", "auto"]).config
+    assert config.model.pooling_options == POOLINGS["TSTP"].options()
+    assert "model.pooling is TSTP" in caplog.text and "model.pooling_options.heads" in caplog.text
+
+
+def test_options_of_a_pooling_follow_the_pooling_that_is_meant() -> None:
+    # The model's own pooling, and what it means by a common name.
+    config = load_config(["--model", "CAMPPlus", "--model.pooling_options.variance_floor", "1e-8"]).config
+    assert config.model.pooling_options.variance_floor == 1e-8
+    assert config_from_dict(config_to_dict(config)) == config
+    # Another model that has the same pooling keeps them; another pooling drops them.
+    assert replaced(config, model={"name": "ResNet34"}).model.pooling_options == config.model.pooling_options
+    assert replaced(config, model={"pooling": "ASTP"}).model.pooling_options == POOLINGS["ASTP"].options()
+    config = load_config(["--model", "ECAPA_TDNN", "--model.pooling", "ASP"]).config
+    assert config.model.pooling_options == POOLINGS["GlobalASTP"].options()
+    with pytest.raises(ConfigError, match=r"model\.pooling: unknown pooling 'TSPT'; did you mean 'TSTP'"):
+        load_config(["--model.pooling", "TSPT"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("ECAPA_TDNN", "{channels: 60}"), "model.options.channels: 60; expected a multiple of 8"),
+        (("ReDimNetB0", "{stages: [[1, 2, 3]]}"), r"\[1.0, 2.0, 3.0\] among them; expected 4 numbers above 0"),
+        (("ReDimNet2B0", "{stages: [[1, 1.5, 1, 1, 3, 3, 0]]}"), "expected 7 numbers .*whole but for the width"),
+        (("ReDimNetB0", "{stages: []}"), r"\[\]; expected 1 to 64 stages"),
+        (("ReDimNetB0", "{two_layers: true, embedding_norm: true}"), "embedding_norm: .*false beside two_layers"),
+        (("ReDimNetB0", "{block: resnet}"), "block is 'resnet'; expected basic_resnet or"),
+    ],
+)
+def test_values_of_a_family_that_fit_no_network_are_refused_with_their_place(
+    options: tuple[str, str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"command line: --model.options.*{message}"):
+        load_config(["--model", options[0], "--model.options", options[1]])
+
+
 def test_a_saved_copy_holds_what_the_chosen_parts_take_and_loads_again(tmp_path: Path) -> None:
     choices = ["--schedule.name", "constant", "--loss.name", "softmax", "--save_path", str(tmp_path)]
     config = load_config(["--config", "exp01.yaml", *choices]).config
@@ -111,6 +158,7 @@ def every_option() -> list[tuple[str, type, str]]:
     for section, (_, table) in TABLES.items():
         owners[section] += [part.options for part in table.values()]
     owners["model.options"] = [part.options for part in MODELS.values()]
+    owners["model.pooling_options"] = [part.options for part in POOLINGS.values()]
     found = {
         (section, name): owner for section, ones in owners.items() for owner in ones for name in field_names(owner)
     }
@@ -125,7 +173,7 @@ def numeric(owner: type, name: str) -> bool:
 @pytest.mark.parametrize(("key", "owner", "name"), every_option(), ids=lambda one: one if isinstance(one, str) else "")
 def test_every_option_is_documented_and_its_default_is_one_of_its_values(key: str, owner: type, name: str) -> None:
     assert len(documentation(owner)[name]) > 8, f"{key} has no docstring below it"
-    if key != "model.options":
+    if key not in ("model.options", "model.pooling_options"):
         default = default_of(owner, name)
         assert checked(owner, name, default) == default
 

@@ -87,7 +87,7 @@ def test_what_a_checkpoint_does_not_show_has_options(tmp_path, capsys):
     assert "does not hold its filterbank; give --num-mels" in capsys.readouterr().err
     assert main([*base, "--num-mels", "40", "--no-log-input", "--loss", "proto"]) == 0
     loaded = load_model_file(out)
-    assert loaded.contents["front_end"]["options"] == {"num_mels": 40, "log_input": False}
+    assert loaded.contents["front_end"]["options"].items() >= {"num_mels": 40, "log_input": False}.items()
     assert loaded.contents["loss_normalizes"] is False
 
 

@@ -1,10 +1,21 @@
 """Layers with gradients of their own: the same values and gradients as torch's."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
-from speakernet.models.layers import CompiledReLU, SqueezeExcitation, TrainingGate, relu
+from speakernet.models.layers import (
+    CompiledReLU,
+    SimilarityAttention,
+    SqueezeExcitation,
+    TrainingGate,
+    mean_over_frames,
+    reflect_frames,
+    relu,
+)
+from speakernet.models.redim_blocks import FrameGroupNorm
 
 
 def test_values_and_gradients_of_a_relu_are_those_of_torch() -> None:
@@ -85,6 +96,38 @@ def test_a_gate_without_gradients_scores_as_it_trains() -> None:
     torch.testing.assert_close(gate(features), gate(features.clone().requires_grad_()))
 
 
+def test_mirrored_edges_of_different_lengths_are_those_of_each_alone() -> None:
+    features = torch.arange(12.0).reshape(2, 1, 6)
+    found = reflect_frames(features, torch.tensor([6, 4]), 2)
+    assert found[0, 0].tolist() == [2, 1, 0, 1, 2, 3, 4, 5, 4, 3]
+    assert found[1, 0, :8].tolist() == [8, 7, 6, 7, 8, 9, 8, 7]
+
+
+def test_similarity_attention_by_hand() -> None:
+    # Mean 2 and squared distances 1, 1, 1, 1: a variance of 4/3 over three degrees of freedom.
+    features = torch.tensor([[[[1.0, 3.0], [1.0, 3.0]]]])
+    gate = 1 / (1 + math.exp(-(1 / (4 * (4 / 3 + 1e-4)) + 0.5)))
+    expected = torch.tensor([[[[gate, 3 * gate], [gate, 3 * gate]]]])
+    torch.testing.assert_close(SimilarityAttention()(features), expected)
+
+
+def test_group_norm_of_valid_frames_is_that_of_torch_alone() -> None:
+    norm = FrameGroupNorm(2, 6)
+    torch.nn.init.normal_(norm.weight)
+    torch.nn.init.normal_(norm.bias)
+    features = torch.randn(2, 6, 5)
+    together = norm(features, torch.tensor([5, 3]))
+    torch.testing.assert_close(together[0], norm(features[:1])[0])
+    torch.testing.assert_close(together[1, :, :3], norm(features[1:, :, :3])[0])
+
+
 def _gated_by_autograd(gate: SqueezeExcitation, features: Tensor) -> Tensor:
     means = features.mean((2, 3))
     return features * gate.excite(gate.squeeze(means).relu()).sigmoid()[:, :, None, None]
+
+
+def test_attention_and_means_of_float16_features_do_not_overflow() -> None:
+    features = torch.full((1, 2, 4, 100), -300.0, dtype=torch.float16)
+    features[..., 50:] = 2000.0
+    assert SimilarityAttention()(features).isfinite().all()
+    assert mean_over_frames(features[:, 0], torch.tensor([100])).tolist() == [[850.0] * 4]

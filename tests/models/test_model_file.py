@@ -96,7 +96,7 @@ def test_initial_weights_from_our_file_with_the_head(model_path, tmp_path):
 
 def test_another_model_is_refused_with_both_names(model_path):
     with pytest.raises(CheckpointError, match="is a ResNet, the configuration asks for ResNetSE34L"):
-        load_initial_weights(SpeakerNet.named(embedding_dim=8), None, model_path)
+        load_initial_weights(SpeakerNet.named("ResNetSE34L", embedding_dim=8), None, model_path)
 
 
 def test_other_options_are_refused_with_both_shapes(model_path, caplog):

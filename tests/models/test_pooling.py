@@ -5,8 +5,13 @@ import math
 import pytest
 import torch
 
-from speakernet.models import POOLINGS
-from speakernet.models.pooling import AttentiveStatisticsPooling, SelfAttentivePooling, StatisticsPooling
+from speakernet.models.options.poolings import POOLINGS, MultiQueryPoolingOptions, StatisticsPoolingOptions
+from speakernet.models.pooling import (
+    AttentiveStatisticsPooling,
+    MultiQueryPooling,
+    SelfAttentivePooling,
+    StatisticsPooling,
+)
 from speakernet.registry import create
 
 FRAMES = torch.tensor([[[1.0, 2.0, 6.0, 100.0], [0.0, 4.0, 2.0, -100.0]]])  # (1, 2 channels, 4 frames)
@@ -18,8 +23,8 @@ def test_mean_max_and_deviation_by_hand():
     assert create(POOLINGS["MAX"], POOLINGS["MAX"].options(), channels=2)(FRAMES, lengths).tolist() == [[6.0, 4.0]]
     # Squared deviations 4 + 1 + 9 and 4 + 4 + 0, over n - 1 = 2.
     expected = torch.tensor([[3.0, 2.0, math.sqrt(7), 2.0]])
-    torch.testing.assert_close(StatisticsPooling(2)(FRAMES, lengths), expected)
-    torch.testing.assert_close(StatisticsPooling(2)(FRAMES[..., :3]), expected)
+    torch.testing.assert_close(StatisticsPooling(StatisticsPoolingOptions(), 2)(FRAMES, lengths), expected)
+    torch.testing.assert_close(StatisticsPooling(StatisticsPoolingOptions(), 2)(FRAMES[..., :3]), expected)
 
 
 def test_attention_by_hand():
@@ -41,11 +46,32 @@ def test_deviation_of_equal_frames_is_the_floor():
     assert found[0, 2:].tolist() == pytest.approx([math.sqrt(1e-5)] * 2, rel=0.2)
 
 
+def test_the_floor_of_tstp_is_an_option():
+    still = torch.full((1, 2, 5), 3.0)
+    assert StatisticsPooling(StatisticsPoolingOptions(), 2)(still)[0, 2:].tolist() == pytest.approx(
+        [math.sqrt(1e-7)] * 2
+    )
+    assert StatisticsPooling(StatisticsPoolingOptions(variance_floor=1e-12), 2)(still)[0, 2:].tolist() == pytest.approx(
+        [1e-6] * 2
+    )
+
+
+def test_queries_and_heads_by_hand():
+    pooling = MultiQueryPooling(MultiQueryPoolingOptions(queries=1, heads=2, bottleneck=3), 4)
+    for head in pooling.queries[0]:
+        torch.nn.init.zeros_(head.expand.weight)
+        torch.nn.init.zeros_(head.expand.bias)
+    # Equal weights: the plain mean and deviation (over n) of each head's channels, head after head.
+    frames = torch.tensor([[[0.0, 2.0], [1.0, 3.0], [5.0, 5.0], [-4.0, 4.0]]])
+    floor = math.sqrt(1e-7)
+    assert pooling(frames)[0].tolist() == pytest.approx([1.0, 2.0, 1.0, 1.0, 5.0, 0.0, floor, 4.0], abs=1e-6)
+
+
 @pytest.mark.parametrize("name", POOLINGS)
 def test_one_frame_is_enough_and_padding_does_not_matter(name):
     torch.manual_seed(0)
-    pooling = create(POOLINGS[name], POOLINGS[name].options(), channels=6).eval()
-    frames = torch.randn(3, 6, 9)
+    pooling = create(POOLINGS[name], POOLINGS[name].options(), channels=16).eval()
+    frames = torch.randn(3, 16, 9)
     lengths = torch.tensor([9, 4, 1])
     together = pooling(frames, lengths)
     assert together.shape == (3, pooling.dim)

@@ -125,6 +125,7 @@ def keep_arrays(run: RunData) -> None:
     if run.trials is not None and run.trials.labels is not None:
         arrays["labels"] = run.trials.labels.astype(np.int8)
     if run.llrs is not None:
+        # Half the size; a curve is drawn from it, no figure is computed.
         arrays["llrs"] = run.llrs.astype(np.float32)
     if run.embedding_map is not None:
         arrays["map_points"] = run.embedding_map.points
@@ -147,6 +148,7 @@ def embedding_map(embeddings: np.ndarray, speakers: np.ndarray, names: list[str]
         speakers: number of each utterance's speaker, (utterances,).
         names: of the utterances.
     """
+    # Speakers with one utterance would be single points among groups.
     counts = np.bincount(speakers)
     chosen = np.argsort(-counts, kind="stable")[:MAP_SPEAKERS]
     chosen = chosen[counts[chosen] >= 2]
@@ -155,6 +157,7 @@ def embedding_map(embeddings: np.ndarray, speakers: np.ndarray, names: list[str]
     rows = [np.flatnonzero(speakers == speaker)[:MAP_UTTERANCES_EACH] for speaker in chosen]
     labels = np.repeat(np.arange(len(chosen)), [len(one) for one in rows])
     table = embeddings[np.concatenate(rows)].astype(np.float64)
+    # SVD of the centred table is the principal components, without a covariance matrix.
     centred = table - table.mean(axis=0)
     left, spread, _ = np.linalg.svd(centred, full_matrices=False)
     total = float(np.square(spread).sum()) or 1.0
@@ -215,6 +218,7 @@ def _run_folder(folder: Path, results: Results | None) -> Path:
 def _read_stages(folder: Path) -> list[dict[str, Any]]:
     """The run's records, and behind them those of its large-margin stage, whose epochs and steps go on counting."""
     first, second = _read_metrics(folder), _read_metrics(folder / SECOND_STAGE)
+    # The second stage counts its own epochs and steps from one.
     ends = {key: max((record.get(key, 0) for record in first), default=0) for key in ("epoch", "step")}
     for record in second:
         record |= {key: record.get(key, 0) + end for key, end in ends.items()}

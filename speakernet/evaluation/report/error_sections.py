@@ -75,6 +75,7 @@ def _operating_points_card(run: RunData, rates: ErrorRates, after: str) -> Card:
     for prior, (cost, point) in reversed(_cheapest_points(run, rates).items()):
         rows.append(_point_row(f"lowest cost, target prior {prior:g}", point, f"minDCF {cost:.3f}"))
     named, refused = named_thresholds(rates, {})
+    # The first is the EER, which stands above.
     for one in named[1:]:
         at = OperatingPoint(one["threshold"], one["miss_rate"], one["false_accept_rate"])
         rows.append(_point_row(f"false accepts {one['name'].removeprefix('far_').removesuffix('%')} % at most", at, ""))
@@ -136,6 +137,7 @@ def hardest_part(run: RunData) -> list[Block]:
         rows = np.flatnonzero(run.labels == label)
         keys = sign * run.scores[rows]
         few = min(NUM_HARDEST, len(rows))
+        # Ten million trials are not sorted for twelve of them.
         nearest = np.argpartition(keys, few - 1)[:few]
         rows = rows[nearest[np.lexsort((rows[nearest], keys[nearest]))]]
         cells = [

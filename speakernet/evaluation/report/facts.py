@@ -111,6 +111,7 @@ def configuration(run: RunData) -> Mapping[str, Any]:
     """
     section = (run.results.config if run.results else None) or {}
     try:
+        # safe_load: a configuration is data, it may come from anyone.
         found = yaml.safe_load(run.config) if run.config else {"evaluation": section}
     except yaml.YAMLError as error:
         raise ValueError(f"{run.folder / 'config.yaml'}: not YAML ({error})") from error

@@ -99,7 +99,9 @@ def figure_svg(figure: Figure, name: str, description: str) -> str:
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
+    # Names the time and the version of matplotlib: the same run would give other bytes.
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    # All drawings share one document, whose ids must be unique.
     text = re.sub(r'\bid="', f'id="{name}-', text)
     text = re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{name}-", text)
     for colour_name, (light, _) in PALETTE.items():

@@ -67,6 +67,7 @@ def det_figure(curves: Mapping[str, ErrorRates], points: Mapping[str, OperatingP
         false_accept, miss = det_points(rates)
         if len(miss):
             label = name if len(curves) > 1 else None
+            # Normal deviates: scores that are normal for both kinds give a straight line.
             axes.plot(ndtri(false_accept), ndtri(miss), color=series_colour(number), label=label)
             shown += [false_accept, miss]
     for number, (name, point) in enumerate(points.items()):
@@ -117,6 +118,7 @@ def histogram_figure(scores: np.ndarray, labels: np.ndarray, threshold: float, s
     """
     figure, axes = new_figure()
     finite = np.isfinite(scores)
+    # The same bins for both kinds, so that their areas compare.
     edges = np.histogram_bin_edges(scores[finite], bins=HISTOGRAM_BINS)
     for number, (name, chosen) in enumerate((("non-targets", labels == 0), ("targets", labels == 1))):
         density, _ = np.histogram(scores[finite & chosen], bins=edges, density=True)
@@ -189,6 +191,7 @@ def curve_figure(
     values = np.concatenate([y for _, y in series.values()])
     values = values[np.isfinite(values)]
     if len(values) and values.min() >= 0:
+        # From zero: a loss that falls from 6.0 to 5.9 must not look like success.
         axes.set_ylim(0, float(values.max()) * 1.12 or 1.0)
     axes.set_xlabel(x_name)
     axes.set_ylabel(y_name)
@@ -291,6 +294,7 @@ def embedding_figure(points: np.ndarray, speakers: np.ndarray, names: Sequence[s
         chosen = points[speakers == number]
         marker = MARKERS[number // 6 % len(MARKERS)]
         axes.plot(chosen[:, 0], chosen[:, 1], marker, color=series_colour(number), markersize=4, alpha=0.8, label=name)
+    # Distances mean the same in both directions.
     axes.set_aspect("equal", adjustable="datalim")
     axes.set_xlabel(f"first axis ({100 * shares[0]:.0f} % of the variance)")
     axes.set_ylabel(f"second axis ({100 * shares[1]:.0f} %)")

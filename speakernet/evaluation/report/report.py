@@ -54,6 +54,7 @@ def write_report(
         run = replace(run, llrs=np.asarray(llrs, dtype=np.float64))
     if embeddings is not None and speakers is not None and trials is not None:
         run = replace(run, embedding_map=embedding_map(embeddings, speakers, list(trials.names)))
+    # Before drawing: `speakernet report` must find them even where a plot fails.
     keep_arrays(run)
     lead = result_section.lead(run)
     return write_page(run.folder / REPORT_NAME, run.name, result_section.subtitle(run), lead, _sections(run))

@@ -40,6 +40,7 @@ def training_seconds(run: RunData) -> float:
             seconds += float(one.get("evaluation_seconds", 0.0))
         elif one.get("kind") == "step":
             step = int(one.get("step", 0))
+            # `step_seconds` is a mean over the steps since the record before.
             seconds += max(0, step - before) * float(one.get("step_seconds", 0.0))
             before = step
     return seconds
@@ -93,6 +94,7 @@ def _range(figure: HeadlineFigure) -> Range | None:
     if figure.interval is None:
         return None
     low, high = figure.interval
+    # Zero belongs to the line: the eye compares the interval with the whole rate.
     end = next((one for one in (0.5, 1, 2, 5, 10, 20, 30, 50) if one > 1.1 * high), 100)
     low, high, middle = (100 * min(1.0, one / end) for one in (low, high, figure.value))
     return Range(round(low, 2), round(high - low, 2), round(middle, 2), f"{end:g} %")

@@ -68,6 +68,7 @@ def training_part(runs: Sequence[RunData], drawings: Drawings) -> list[Block]:
                 begin = records[-1].get("second_stage_from")
                 note += f" After {where} {begin[where]}{after}: the large-margin stage." if begin else ""
         values = np.concatenate([y for _, y in series.values()]) if series else np.empty(0)
+        # A flat line takes a card and says one number.
         if len(values) and np.ptp(values) == 0:
             constants.append(f"{heading} {values[0]:.4g}{' %' if '%' in axis else ''}")
         elif len(values):

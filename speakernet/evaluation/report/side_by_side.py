@@ -41,6 +41,7 @@ def write_side_by_side(folders: Sequence[str | Path], path: str | Path) -> Path:
     names = short_names([str(one) for one in resolved])
     runs = [read_run(folder, name) for folder, name in zip(folders, names, strict=True)]
     drawings = sections.Drawings(path.with_name(f"{path.stem}_plots"))
+    # Runs without labels stand in the tables and are left out of the plots.
     found = {run.name: error_sections.rates_of(run) for run in runs}
     rates = {name: one for name, one in found.items() if one is not None}
     parts = [

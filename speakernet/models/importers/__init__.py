@@ -3,10 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-from speakernet.models.importers import voxceleb_trainer
-from speakernet.models.importers.voxceleb_trainer import Description, Translated
+from speakernet.models.importers import redimnet, speechbrain, three_d_speaker, voxceleb_trainer, wespeaker
+from speakernet.models.importers.renaming import Translated
+from speakernet.models.importers.voxceleb_trainer import Description
 from speakernet.models.speaker_net import SpeakerNet
 
+PUBLISHED = {format.SOURCE: format for format in (wespeaker, three_d_speaker, speechbrain, redimnet)}
 FORMATS = {voxceleb_trainer.SOURCE: voxceleb_trainer}
 
 
@@ -25,4 +27,4 @@ def translate(contents: Any, net: SpeakerNet, path: str | Path) -> Translated:
     )
 
 
-__all__ = ["FORMATS", "Description", "Translated", "translate"]
+__all__ = ["FORMATS", "PUBLISHED", "Description", "Translated", "translate"]

@@ -5,15 +5,15 @@ and epoch), bare state dictionaries, either of them with `module.` before the na
 network only). Constant buffers (mel filterbank, windows, sinc axes) are compared with ours, never loaded over them.
 """
 
-import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from speakernet.models.importers.renaming import Rule, Translated, rename
 from speakernet.models.rawnet3 import PREEMPHASIS
 from speakernet.models.speaker_net import SpeakerNet
 
@@ -21,16 +21,14 @@ SOURCE = "voxceleb_trainer"
 # Filterbanks differ by rounding between releases of torchaudio; another number of mels or another window by far more.
 CONSTANT_TOLERANCE = 1e-4
 
-# Pattern of a foreign name and what it is here; tried in order.
-Rule = tuple[str, str]
 _RESIDUAL: tuple[Rule, ...] = (
     (r"^conv1\.", "trunk.conv1."),
     (r"^bn1\.", "trunk.norm1."),
-    (r"^layer(\d+)\.(\d+)\.bn(\d)\.", r"trunk.stages.#\1.blocks.\2.norm\3."),
-    (r"^layer(\d+)\.(\d+)\.conv(\d)\.", r"trunk.stages.#\1.blocks.\2.conv\3."),
-    (r"^layer(\d+)\.(\d+)\.se\.fc\.0\.", r"trunk.stages.#\1.blocks.\2.gate.squeeze."),
-    (r"^layer(\d+)\.(\d+)\.se\.fc\.2\.", r"trunk.stages.#\1.blocks.\2.gate.excite."),
-    (r"^layer(\d+)\.(\d+)\.downsample\.", r"trunk.stages.#\1.blocks.\2.shortcut."),
+    (r"^layer(\d+)\.(\d+)\.bn(\d)\.", r"trunk.stages.<\1-1>.blocks.\2.norm\3."),
+    (r"^layer(\d+)\.(\d+)\.conv(\d)\.", r"trunk.stages.<\1-1>.blocks.\2.conv\3."),
+    (r"^layer(\d+)\.(\d+)\.se\.fc\.0\.", r"trunk.stages.<\1-1>.blocks.\2.gate.squeeze."),
+    (r"^layer(\d+)\.(\d+)\.se\.fc\.2\.", r"trunk.stages.<\1-1>.blocks.\2.gate.excite."),
+    (r"^layer(\d+)\.(\d+)\.downsample\.", r"trunk.stages.<\1-1>.blocks.\2.shortcut."),
     (r"^fc\.", "embedding."),
 )
 _SELF_ATTENTION: tuple[Rule, ...] = ((r"^sap_linear\.", "pooling.hidden."), (r"^attention$", "pooling.attention"))
@@ -92,16 +90,6 @@ HEAD_NAMES = {
     "angleproto.w": "angular.scale",
     "angleproto.b": "angular.bias",
 }
-
-
-@dataclass
-class Translated:
-    """A foreign checkpoint in our names."""
-
-    source: str
-    weights: dict[str, Tensor]
-    head_weights: dict[str, Tensor] = field(default_factory=dict)
-    not_loaded: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -201,20 +189,6 @@ def translate(contents: Mapping[str, Any], net: SpeakerNet, path: str | Path) ->
         else:
             weights[renamed] = value
     return Translated(SOURCE, weights, translate_head(head), beside)
-
-
-def rename(name: str, rules: tuple[Rule, ...]) -> str | None:
-    """Our name of a foreign parameter, None where no rule knows it.
-
-    >>> rename("layer2.0.bn1.weight", RULES["ResNetSE34L"])
-    'trunk.stages.1.blocks.0.norm1.weight'
-    """
-    for pattern, replacement in rules:
-        renamed, count = re.subn(pattern, replacement, name)
-        if count:
-            # Their layers count from one, our stages from zero.
-            return re.sub(r"#(\d+)", lambda match: str(int(match.group(1)) - 1), renamed)
-    return None
 
 
 def translate_head(head: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,0 +1,144 @@
+"""CAM++: a small residual head over mels and frames, then densely connected time-delay layers with context masks."""
+
+import torch
+from torch import Tensor, nn
+
+from speakernet.models.layers import (
+    FrameConvolution,
+    mask_frames,
+    mean_over_frames,
+    relu,
+    strided_length,
+)
+from speakernet.models.options.trunks import CAMPPlusOptions
+from speakernet.models.residual import ResidualBlock, ResidualStage
+from speakernet.models.trunk import Trunk
+
+HEAD_CHANNELS = 32
+HEAD_BLOCKS = (2, 2)
+INITIAL_CHANNELS = 128
+GROWTH = 32
+BOTTLENECK = 4 * GROWTH
+# (layers, dilation) of each dense block.
+DENSE_BLOCKS = ((12, 1), (24, 2), (16, 2))
+SEGMENT_FRAMES = 100
+
+
+class CAMPPlus(Trunk):
+    """CAM++; 7.18 million parameters with TSTP, 80 mels and 512 dimensions.
+
+    Source: Wang et al. 2023, "CAM++: a fast and efficient network for speaker verification using context-aware
+    masking".
+    """
+
+    def __init__(self, options: CAMPPlusOptions, num_features: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, HEAD_CHANNELS, 3, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(HEAD_CHANNELS)
+        self.stages = nn.ModuleList(
+            ResidualStage(ResidualBlock, HEAD_CHANNELS, HEAD_CHANNELS, num_blocks, (2, 1)) for num_blocks in HEAD_BLOCKS
+        )
+        self.conv2 = nn.Conv2d(HEAD_CHANNELS, HEAD_CHANNELS, 3, stride=(2, 1), padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(HEAD_CHANNELS)
+        num_mels = num_features
+        for _ in range(len(HEAD_BLOCKS) + 1):
+            num_mels = -(-num_mels // 2)
+        self.conv_in = FrameConvolution(HEAD_CHANNELS * num_mels, INITIAL_CHANNELS, 5, stride=2, bias=False)
+        self.norm_in = nn.BatchNorm1d(INITIAL_CHANNELS)
+        channels = INITIAL_CHANNELS
+        dense, transitions = [], []
+        for num_layers, dilation in DENSE_BLOCKS:
+            dense.append(DenseBlock(channels, num_layers, dilation))
+            channels += num_layers * GROWTH
+            transitions.append(NormedConvolution(channels, channels // 2))
+            channels //= 2
+        self.dense = nn.ModuleList(dense)
+        self.transitions = nn.ModuleList(transitions)
+        self.norm_out = nn.BatchNorm1d(channels)
+        self.out_channels = channels
+        for part in self.modules():
+            if isinstance(part, nn.Conv1d):
+                nn.init.kaiming_normal_(part.weight)
+                if part.bias is not None:
+                    nn.init.zeros_(part.bias)
+
+    def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """(batch, mels, frames) to (batch, 512, frames / 2), and the valid frames of each."""
+        hidden = mask_frames(relu(self.norm1(self.conv1(features.unsqueeze(1)))), lengths)
+        for stage in self.stages:
+            hidden, lengths = stage(hidden, lengths)
+        hidden = relu(self.norm2(self.conv2(hidden))).flatten(1, 2)
+        hidden = relu(self.norm_in(self.conv_in(hidden, lengths)))
+        lengths = strided_length(lengths, 2)
+        for block, transition in zip(self.dense, self.transitions, strict=True):
+            hidden = transition(block(hidden, lengths))
+        return mask_frames(relu(self.norm_out(hidden)), lengths), lengths
+
+
+class NormedConvolution(nn.Module):
+    """Batch norm, ReLU and a 1 x 1 convolution."""
+
+    def __init__(self, channels_in: int, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(channels_in)
+        self.conv = nn.Conv1d(channels_in, channels, 1, bias=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(batch, channels, frames) in and out."""
+        return self.conv(relu(self.norm(features)))  # type: ignore[no-any-return]
+
+
+class DenseBlock(nn.Module):
+    """Layers each of which sees the block's input and all layers before it."""
+
+    def __init__(self, channels_in: int, num_layers: int, dilation: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(DenseLayer(channels_in + index * GROWTH, dilation) for index in range(num_layers))
+
+    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """(batch, channels, frames) in and out, wider by 32 channels a layer."""
+        for layer in self.layers:
+            features = torch.cat((features, layer(features, lengths)), dim=1)
+        return features
+
+
+class DenseLayer(nn.Module):
+    """A bottleneck, and a convolution whose result is masked by what the utterance and its part sound like."""
+
+    def __init__(self, channels_in: int, dilation: int) -> None:
+        super().__init__()
+        self.bottleneck = NormedConvolution(channels_in, BOTTLENECK)
+        self.norm = nn.BatchNorm1d(BOTTLENECK)
+        self.local = FrameConvolution(BOTTLENECK, GROWTH, 3, dilation=dilation, bias=False)
+        self.squeeze = nn.Conv1d(BOTTLENECK, BOTTLENECK // 2, 1)
+        self.excite = nn.Conv1d(BOTTLENECK // 2, GROWTH, 1)
+
+    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """(batch, channels, frames) to (batch, 32, frames)."""
+        hidden = mask_frames(relu(self.norm(self.bottleneck(features))), lengths)
+        gate = self.excite(self.squeeze(context(hidden, lengths)).relu()).sigmoid()  # (batch, 32, segments)
+        gate = gate.repeat_interleave(SEGMENT_FRAMES, dim=2)[:, :, : hidden.shape[2]]
+        return self.local(hidden, lengths) * gate
+
+
+def context(features: Tensor, lengths: Tensor | None) -> Tensor:
+    """Mean over the utterance plus mean over each segment of 100 frames.
+
+    Args:
+        features: (batch, channels, frames) with zeros past each utterance's end.
+        lengths: (batch,) valid frames, or None when all are full.
+
+    Returns:
+        (batch, channels, segments).
+    """
+    num_frames = features.shape[2]
+    num_segments = -(-num_frames // SEGMENT_FRAMES)
+    padded = nn.functional.pad(features, (0, num_segments * SEGMENT_FRAMES - num_frames))
+    segments = padded.unflatten(2, (num_segments, SEGMENT_FRAMES))
+    sums = segments.sum(dim=3, dtype=torch.promote_types(features.dtype, torch.float32))
+    starts = SEGMENT_FRAMES * torch.arange(num_segments, device=features.device)
+    ends = torch.tensor([num_frames], device=features.device) if lengths is None else lengths
+    # The last segment is as long as what is left of the utterance; past its end nothing is heard.
+    counts = (ends.unsqueeze(1) - starts).clamp(1, SEGMENT_FRAMES).unsqueeze(1)
+    means = (sums / counts).to(features.dtype)
+    return means + mean_over_frames(features, lengths).unsqueeze(2)

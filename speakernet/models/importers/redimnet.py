@@ -1,0 +1,195 @@
+"""Files of the ReDimNet authors (github IDRnD/redimnet dd9f519, PalabraAI/redimnet2 ffe8f27).
+
+They hold `model_config` and `state_dict`; the configuration says what the network is, the names and shapes are checked
+against it. The rules serve wespeaker's copies of the two architectures as well.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from speakernet.models.importers.renaming import Describe, Described, Rule, Weights, last_dim
+from speakernet.models.options.redimnet import REDIMNET2S, REDIMNETS
+from speakernet.options import default_of
+
+SOURCE = "redimnet"
+# Its own kind of mel features, which no front end here computes.
+FRONT_END: dict[str, Any] = {}
+UNUSED = {r"^spec\.": "constants of its front end", r"^cls_head\.": "the training head"}
+
+# What stands before the blocks in a stage: sum, unfolding and striding convolution.
+PARTS_BEFORE_BLOCKS = 3
+# Values that the published networks do not use and this one does not know, by option.
+KNOWN_VALUES: dict[str, tuple[Any, ...]] = {
+    "causal": ("none",),
+    "spec_in_channels": (1,),
+    "use_freq_pos_enc": (False,),
+    "fm_weigthing_type": ("NC",),
+    "pad_right_samples": (None, 0),
+    "before_pool_offset": (None, 0),
+    "pooling_func": ("ASTP",),
+    "tf_optimized_arch": (False,),
+    "hop_length": (160,),
+    "return_all_outputs": (False,),
+}
+# What the authors' definitions assume where a configuration is silent.
+_FIRST = {
+    **{"F": 72, "C": 16, "block_1d_type": "att", "block_2d_type": "convnext_like", "group_divisor": 4},
+    **{"out_channels": None, "global_context_att": False, "emb_bn": False},
+    "stages_setup": [(*sizes[:3], None, sizes[3]) for sizes in default_of(REDIMNETS["ReDimNetB2"], "stages")],
+}
+_SECOND = {
+    **{"F": 72, "C": 24, "block_1d_type": "conv+att", "block_2d_type": "basic_resnet", "group_divisor": 1},
+    **{"out_channels": None, "global_context_att": True, "emb_bn": False, "compress_tconvs": True},
+    **{"return_2d_output": False, "dual_agg": False, "agg_gnorm": False},
+    "stages_setup": [
+        ((sizes[0], sizes[1]), sizes[2], sizes[3], [(sizes[4], sizes[5])], sizes[6])
+        for sizes in default_of(REDIMNET2S["ReDimNet2B4"], "stages")
+    ],
+}
+
+
+def stage_rules(parts_before_blocks: int) -> tuple[Rule, ...]:
+    """Rules of stem, stages and head.
+
+    Args:
+        parts_before_blocks: of a stage; wespeaker's first ReDimNet counts only the striding convolution.
+    """
+    stage = r"^backbone\.stage(\d+)(?:_pre)?\."
+    block = stage + r"(\d+)\.conv_block\."
+    ours = rf"trunk.stages.\1.blocks.<\2-{parts_before_blocks}>."
+    context = r"^backbone\.stage(\d+)(?:_1d|\.\d+)\."
+    layer = context + r"tcm\.(\d)\."
+    layers = r"trunk.stages.\1.context.layers.\2."
+    return (
+        (r"^backbone\.stem\.", "trunk.stem."),
+        (r"^backbone\.stem_gnorm\.", "trunk.stem_norm."),
+        (r"^backbone\.(?:mfa|head)\.", "trunk.head."),
+        (r"^backbone\.fin_wght1d\.w$", "trunk.aggregate.weight"),
+        (stage + r"0\.w$", r"trunk.stages.\1.aggregate.weight"),
+        *((block + rf"conv{place}\.", ours + f"conv{place}.") for place in (1, 2)),
+        *((block + rf"conv{place}pw\.", ours + f"point{place}.") for place in (1, 2)),
+        *((block + rf"bn{place}\.", ours + f"norm{place}.") for place in (1, 2)),
+        (block + r"se\.squeeze\.", ours + "gate.squeeze."),
+        (block + r"se\.exitation\.", ours + "gate.excite."),
+        (block + r"dwconvs\.", ours + "convs."),
+        (block + r"norm\.", ours + "norm."),
+        (block + r"pwconv1\.", ours + "point."),
+        (context + r"red_dim_conv\.0\.", r"trunk.stages.\1.context.conv_in."),
+        (context + r"red_dim_conv\.1\.", r"trunk.stages.\1.context.norm_in."),
+        (context + r"exp_dim_conv\.", r"trunk.stages.\1.context.conv_out."),
+        (layer + r"dwconvs\.", layers + "convs."),
+        (layer + r"pwconv1\.", layers + "point."),
+        (layer + r"conv\.", layers + "conv."),
+        (layer + r"norm\.", layers + "norm."),
+        *((layer + rf"attention\.{name[0]}_proj\.", layers + f"{name}.") for name in ("query", "key", "value")),
+        (layer + r"attention\.out_proj\.", layers + "out."),
+        (layer + r"layer_norm\.", layers + "norm1."),
+        (layer + r"feed_forward\.intermediate_dense\.", layers + "widen."),
+        (layer + r"feed_forward\.output_dense\.", layers + "narrow."),
+        (layer + r"final_layer_norm\.", layers + "norm2."),
+        (stage + r"\d+\.(\d)\.", r"trunk.stages.\1.narrow.\2."),
+        (stage + rf"{parts_before_blocks - 1}\.", r"trunk.stages.\1.conv."),
+        (stage + r"\d+\.", r"trunk.stages.\1.norms.0."),
+        (r"^backbone\.stage(\d+)_up_2d\.1\.", r"trunk.stages.\1.norms.0."),
+        (r"^backbone\.stage(\d+)_up_1d\.1\.", r"trunk.stages.\1.norms.1."),
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    *stage_rules(PARTS_BEFORE_BLOCKS),
+    (r"^pool\.linear1\.", "pooling.squeeze."),
+    (r"^pool\.linear2\.", "pooling.expand."),
+    (r"^bn\.", "norm."),
+)
+ONE_LAYER: Rule = (r"^linear\.", "embedding.")
+NORMED_LAYER: tuple[Rule, ...] = ((r"^linear\.", "embedding.0."), (r"^bn2\.", "embedding.1."))
+
+
+def models(contents: Mapping[str, Any]) -> dict[str, Describe]:
+    """The authors' models by name; what the file's configuration says decides what they are.
+
+    Raises:
+        ValueError: no configuration in the file.
+    """
+    config = contents.get("model_config")
+    if not isinstance(config, Mapping):
+        raise ValueError("the file holds no model_config beside its state_dict, as files of ReDimNet do")
+    return {
+        **{name: _describe(name, config) for name in ("ReDimNet", *REDIMNETS)},
+        **{name: _describe(name, config) for name in ("ReDimNet2", *REDIMNET2S)},
+    }
+
+
+def _describe(name: str, config: Mapping[str, Any]) -> Describe:
+    def describe(weights: Weights) -> Described:
+        is_second = "compress_tconvs" in config or isinstance((config.get("stages_setup") or [[1]])[0][0], list | tuple)
+        if is_second != name.startswith("ReDimNet2"):
+            raise ValueError(f"its model_config is that of a ReDimNet{2 if is_second else ''}")
+        for option, values in KNOWN_VALUES.items():
+            if option in config and config[option] not in values:
+                raise ValueError(f"its model_config has {option}: {config[option]}, known here: {values[0]}")
+        described = _second(config) if is_second else _first(config)
+        return _in_size(name, dataclasses.replace(described, embedding_dim=last_dim(weights, "linear")))
+
+    return describe
+
+
+def _first(config: Mapping[str, Any]) -> Described:
+    values = {**_FIRST, **config}
+    stages = [[stride, blocks, width, divisor or 0] for stride, blocks, width, _, divisor in values["stages_setup"]]
+    options = _common(values) | {"stages": stages, "aggregate_channels": values["out_channels"] or 0}
+    return _described("ReDimNetB0", values, options)
+
+
+def _second(config: Mapping[str, Any]) -> Described:
+    values = {**_SECOND, **config}
+    stages = [
+        [*strides, blocks, width, *(kernels or [(3, 3)])[0], divisor or 0]
+        for strides, blocks, width, kernels, divisor in values["stages_setup"]
+    ]
+    options = _common(values) | {
+        "stages": stages,
+        "aggregate_channels": values["out_channels"] or 0,
+        "grouped_strides": values["compress_tconvs"],
+        "keeps_mels": values["return_2d_output"],
+        "joins_both": values["dual_agg"],
+        "map_norm": values["agg_gnorm"],
+    }
+    return _described("ReDimNet2B0", values, options)
+
+
+def _common(values: Mapping[str, Any]) -> dict[str, Any]:
+    if not values["group_divisor"]:
+        raise ValueError("its model_config has no group_divisor, known here: a number of channels")
+    return {
+        "channels": values["C"],
+        "block": values["block_2d_type"],
+        "context": values["block_1d_type"],
+        "group_channels": values["group_divisor"],
+        "embedding_norm": values["emb_bn"],
+    }
+
+
+def _described(model: str, values: Mapping[str, Any], options: dict[str, Any]) -> Described:
+    rules = RULES + (NORMED_LAYER if values["emb_bn"] else (ONE_LAYER,))
+    pooling = "GlobalASTP" if values["global_context_att"] else "ASTP"
+    return Described(model, rules, 0, values["F"], pooling, options)
+
+
+def _in_size(name: str, described: Described) -> Described:
+    """The description under the name of the size whose numbers it has; under the asked name where it has none's.
+
+    Raises:
+        ValueError: the numbers of another size than the one that was asked for.
+    """
+    sizes = REDIMNET2S if described.model in REDIMNET2S else REDIMNETS
+    found = [size for size, kind in sizes.items() if _is_of(kind, described.options)]
+    if found and name in sizes and name not in found:
+        raise ValueError(f"its model_config is that of {found[0]}")
+    model = name if name in sizes else next(iter(found), described.model)
+    return dataclasses.replace(described, model=model)
+
+
+def _is_of(size: type, options: Mapping[str, Any]) -> bool:
+    return all(default_of(size, name) == options[name] for name in ("stages", "channels"))

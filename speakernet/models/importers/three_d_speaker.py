@@ -1,0 +1,71 @@
+"""Checkpoints of 3D-Speaker (github modelscope/3D-Speaker, commit 09e7806): bare state dictionaries of the network."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from speakernet.models.importers.renaming import Describe, Described, Rule, Weights, first_shape, last_dim
+from speakernet.models.importers.speechbrain import ecapa
+from speakernet.models.importers.wespeaker import FUSIONS, ONE_LAYER, POOLING, RES2, campplus
+
+SOURCE = "3dspeaker"
+FRONT_END = {"name": "fbank", "scale": 1.0, "window": "povey", "normalize": "mean"}
+UNUSED: dict[str, str] = {}
+# Added to the variance in its statistics; CAM++ adds nothing, which a gradient cannot bear.
+VARIANCE_FLOOR = 1e-8
+LEAST_FLOOR = 1e-12
+# Channels of a group are counted in these parts of the stage's.
+WIDTH_UNIT = 64
+
+_RULES: tuple[Rule, ...] = (
+    (r"^layer3_ds\.", "trunk.downsamples.0."),
+    (r"^fuse34\.local_att\.", "trunk.fusions.0.attention."),
+    *FUSIONS,
+    *RES2,
+    *POOLING,
+    *ONE_LAYER,
+)
+
+
+def _campplus(weights: Weights) -> Described:
+    return dataclasses.replace(campplus(weights), pooling_options={"variance_floor": LEAST_FLOOR})
+
+
+def _eres2net(weights: Weights) -> Described:
+    channels = first_shape(weights, "conv1.weight")[0]
+    return _fused("ERes2NetLarge" if channels == WIDTH_UNIT else "ERes2NetBase", weights)
+
+
+def _eres2net_v2(weights: Weights) -> Described:
+    if "layer3_ds.weight" not in weights:
+        raise ValueError("the checkpoint has no tensor layer3_ds.weight")
+    return _fused("ERes2NetV2", weights)
+
+
+def _fused(model: str, weights: Weights) -> Described:
+    channels = first_shape(weights, "conv1.weight")[0]
+    width = first_shape(weights, "layer1.0.convs.0.weight")[0]
+    options = {
+        "channels": channels,
+        "base_width": width * WIDTH_UNIT // channels,
+        "scale": first_shape(weights, "layer1.0.conv1.weight")[0] // width,
+        "expansion": first_shape(weights, "layer1.0.conv3.weight")[0] // channels,
+    }
+    wide = first_shape(weights, "layer4.0.shortcut.0.weight")[0]
+    num_mels = 8 * first_shape(weights, "seg_1.weight")[1] // (2 * wide)
+    return Described(
+        model, _RULES, last_dim(weights, "seg_1"), num_mels, "TSTP", options, {"variance_floor": VARIANCE_FLOOR}
+    )
+
+
+MODELS: dict[str, Describe] = {
+    "CAMPPlus": _campplus,
+    "ERes2Net": _eres2net,
+    "ERes2NetV2": _eres2net_v2,
+    "ECAPA_TDNN": ecapa,
+}
+
+
+def models(contents: Mapping[str, Any]) -> dict[str, Describe]:
+    """The models of 3D-Speaker by the names of its classes."""
+    return MODELS

@@ -1,0 +1,261 @@
+"""Checkpoints of wespeaker (github wenet-e2e/wespeaker, commit dfa7419): bare state dictionaries, head included.
+
+Its models share their skeletons, so a few sets of rules serve all of them. What a checkpoint does not say by its names
+(mel bands, pooling, embedding layer) is read from its shapes.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from speakernet.models.importers.redimnet import RULES as REDIMNET2_RULES
+from speakernet.models.importers.redimnet import stage_rules
+from speakernet.models.importers.renaming import Describe, Described, Rule, Weights, first_shape, last_dim
+
+SOURCE = "wespeaker"
+FRONT_END = {"name": "fbank", "scale": 32768.0, "window": "hamming", "normalize": "mean"}
+UNUSED = {r"^projection\.": "the training head", r"^(?:frontend|spec)\.": "constants of its front end"}
+
+POOLING: tuple[Rule, ...] = (
+    (r"^pool\.linear1\.", "pooling.squeeze."),
+    (r"^pool\.linear2\.", "pooling.expand."),
+    (r"^pool\.n_query\.(\d+)\.heads_att_trans\.(\d+)\.att_0\.", r"pooling.queries.\1.\2.squeeze."),
+    (r"^pool\.n_query\.(\d+)\.heads_att_trans\.(\d+)\.att_1\.", r"pooling.queries.\1.\2.expand."),
+)
+ONE_LAYER: tuple[Rule, ...] = ((r"^seg_1\.", "embedding."),)
+TWO_LAYERS: tuple[Rule, ...] = (
+    (r"^seg_1\.", "embedding.0."),
+    (r"^seg_bn_1\.", "embedding.2."),
+    (r"^seg_2\.", "embedding.3."),
+)
+NORMED: tuple[Rule, ...] = ((r"^bn\.", "norm."), (r"^linear\.", "embedding."))
+NORMED_TWICE: tuple[Rule, ...] = ((r"^bn\.", "norm."), (r"^linear\.", "embedding.0."), (r"^bn2\.", "embedding.1."))
+
+_XVECTOR: tuple[Rule, ...] = (
+    (r"^frame_(\d)\.conv_1d\.", r"trunk.convs.<\1-1>."),
+    (r"^frame_(\d)\.bn\.", r"trunk.norms.<\1-1>."),
+)
+_BLOCK = r"^layer(\d)\.se_res2block\."
+_ECAPA: tuple[Rule, ...] = (
+    (r"^layer1\.conv\.", "trunk.conv."),
+    (r"^layer1\.bn\.", "trunk.norm."),
+    (_BLOCK + r"0\.conv\.", r"trunk.blocks.<\1-2>.conv_in."),
+    (_BLOCK + r"0\.bn\.", r"trunk.blocks.<\1-2>.norm_in."),
+    (_BLOCK + r"1\.convs\.", r"trunk.blocks.<\1-2>.convs."),
+    (_BLOCK + r"1\.bns\.", r"trunk.blocks.<\1-2>.norms."),
+    (_BLOCK + r"2\.conv\.", r"trunk.blocks.<\1-2>.conv_out."),
+    (_BLOCK + r"2\.bn\.", r"trunk.blocks.<\1-2>.norm_out."),
+    (_BLOCK + r"3\.linear1\.", r"trunk.blocks.<\1-2>.gate.squeeze."),
+    (_BLOCK + r"3\.linear2\.", r"trunk.blocks.<\1-2>.gate.excite."),
+    (r"^conv\.", "trunk.aggregate."),
+)
+RESIDUAL: tuple[Rule, ...] = (
+    (r"^conv(\d)\.", r"trunk.conv\1."),
+    (r"^bn(\d)\.", r"trunk.norm\1."),
+    (r"^layer(\d)\.(\d+)\.conv(\d)\.", r"trunk.stages.<\1-1>.blocks.\2.conv\3."),
+    (r"^layer(\d)\.(\d+)\.bn(\d)\.", r"trunk.stages.<\1-1>.blocks.\2.norm\3."),
+    (r"^layer(\d)\.(\d+)\.(?:shortcut|downsample)\.", r"trunk.stages.<\1-1>.blocks.\2.shortcut."),
+)
+SIMAM: tuple[Rule, ...] = (
+    *((pattern.replace("^", r"^front\."), ours) for pattern, ours in RESIDUAL),
+    (r"^pooling\.attention\.0\.", "pooling.squeeze."),
+    (r"^pooling\.attention\.2\.", "pooling.norm."),
+    (r"^pooling\.attention\.3\.", "pooling.expand."),
+    (r"^bottleneck\.", "embedding."),
+)
+_GEMINI: tuple[Rule, ...] = (
+    (r"^downsample_layers\.0\.0\.", "trunk.conv1."),
+    (r"^downsample_layers\.0\.1\.", "trunk.norm1."),
+    (r"^downsample_layers\.(\d)\.", r"trunk.downsamples.<\1-1>."),
+    (r"^stages\.(\d)\.(\d+)\.conv(\d)\.", r"trunk.stages.\1.blocks.\2.conv\3."),
+    (r"^stages\.(\d)\.(\d+)\.bn(\d)\.", r"trunk.stages.\1.blocks.\2.norm\3."),
+)
+RES2: tuple[Rule, ...] = (
+    (r"^conv1\.", "trunk.conv1."),
+    (r"^bn1\.", "trunk.norm1."),
+    (r"^layer(\d)\.(\d+)\.conv1\.", r"trunk.stages.<\1-1>.blocks.\2.conv_in."),
+    (r"^layer(\d)\.(\d+)\.bn1\.", r"trunk.stages.<\1-1>.blocks.\2.norm_in."),
+    (r"^layer(\d)\.(\d+)\.convs\.", r"trunk.stages.<\1-1>.blocks.\2.convs."),
+    (r"^layer(\d)\.(\d+)\.bns\.", r"trunk.stages.<\1-1>.blocks.\2.norms."),
+    (r"^layer(\d)\.(\d+)\.conv3\.", r"trunk.stages.<\1-1>.blocks.\2.conv_out."),
+    (r"^layer(\d)\.(\d+)\.bn3\.", r"trunk.stages.<\1-1>.blocks.\2.norm_out."),
+    (r"^layer(\d)\.(\d+)\.shortcut\.", r"trunk.stages.<\1-1>.blocks.\2.shortcut."),
+)
+FUSIONS: tuple[Rule, ...] = (
+    (r"^layer(\d)\.(\d+)\.fuse_models\.(\d+)\.local_att\.", r"trunk.stages.<\1-1>.blocks.\2.fusions.\3.attention."),
+    (r"^layer(\d)_downsample\.", r"trunk.downsamples.<\1-1>."),
+    (r"^fuse_mode12\.local_att\.", "trunk.fusions.0.attention."),
+    (r"^fuse_mode123\.local_att\.", "trunk.fusions.1.attention."),
+    (r"^fuse_mode1234\.local_att\.", "trunk.fusions.2.attention."),
+)
+# wespeaker counts the first convolution of its fusing blocks apart from the others.
+_ERES2: tuple[Rule, ...] = (
+    (r"^layer(\d)\.(\d+)\.conv2_1\.", r"trunk.stages.<\1-1>.blocks.\2.convs.0."),
+    (r"^layer(\d)\.(\d+)\.bn2_1\.", r"trunk.stages.<\1-1>.blocks.\2.norms.0."),
+    *(
+        (rf"^layer([34])\.(\d+)\.{theirs}\.{place}\.", rf"trunk.stages.<\1-1>.blocks.\2.{ours}.{place + 1}.")
+        for theirs, ours in (("convs", "convs"), ("bns", "norms"))
+        for place in range(7)
+    ),
+    *FUSIONS,
+    *RES2,
+)
+_DENSE = r"^xvector\.block(\d)\.tdnnd(\d+)\."
+_OURS = r"trunk.dense.<\1-1>.layers.<\2-1>."
+CAMPPLUS: tuple[Rule, ...] = (
+    *((pattern.replace("^", r"^head\."), ours) for pattern, ours in RESIDUAL),
+    (r"^xvector\.tdnn\.linear\.", "trunk.conv_in."),
+    (r"^xvector\.tdnn\.nonlinear\.batchnorm\.", "trunk.norm_in."),
+    (_DENSE + r"nonlinear1\.batchnorm\.", _OURS + "bottleneck.norm."),
+    (_DENSE + r"linear1\.", _OURS + "bottleneck.conv."),
+    (_DENSE + r"nonlinear2\.batchnorm\.", _OURS + "norm."),
+    (_DENSE + r"cam_layer\.linear_local\.", _OURS + "local."),
+    (_DENSE + r"cam_layer\.linear1\.", _OURS + "squeeze."),
+    (_DENSE + r"cam_layer\.linear2\.", _OURS + "excite."),
+    (r"^xvector\.transit(\d)\.nonlinear\.batchnorm\.", r"trunk.transitions.<\1-1>.norm."),
+    (r"^xvector\.transit(\d)\.linear\.", r"trunk.transitions.<\1-1>.conv."),
+    (r"^xvector\.out_nonlinear\.batchnorm\.", "trunk.norm_out."),
+    (r"^xvector\.dense\.linear\.", "embedding.0."),
+    (r"^xvector\.dense\.nonlinear\.batchnorm\.", "embedding.1."),
+)
+
+
+def pooling_of(weights: Weights) -> str:
+    """TSTP where the pooling has no weights, else what its weights show."""
+    if any(name.startswith("pool.n_query.") for name in weights):
+        return "MQMHASTP"
+    if "pool.linear1.weight" not in weights:
+        return "TSTP"
+    seen, channels = weights["pool.linear1.weight"].shape[1], weights["pool.linear2.weight"].shape[0]
+    return "GlobalASTP" if seen == 3 * channels else "ASTP"
+
+
+def _ends(weights: Weights) -> tuple[tuple[Rule, ...], dict[str, Any]]:
+    """Rules of pooling and embedding layer, and the option that says how many layers there are."""
+    if "seg_2.weight" in weights:
+        return POOLING + TWO_LAYERS, {"two_layers": True}
+    return POOLING + ONE_LAYER, {}
+
+
+def _pooled_width(weights: Weights) -> int:
+    """Channels handed to the pooling."""
+    per_channel = 4 if pooling_of(weights) == "MQMHASTP" else 2
+    return first_shape(weights, "seg_1.weight", "bottleneck.weight")[1] // per_channel
+
+
+def _xvector(weights: Weights) -> Described:
+    statistics = first_shape(weights, "frame_5.conv_1d.weight")[0]
+    channels, num_mels, _ = first_shape(weights, "frame_1.conv_1d.weight")
+    options = {"channels": channels, "statistics_channels": statistics}
+    rules = _XVECTOR + POOLING + TWO_LAYERS
+    return Described("XVector", rules, last_dim(weights, "seg_2"), num_mels, pooling_of(weights), options)
+
+
+def _ecapa(model: str, pooling: str) -> Describe:
+    def describe(weights: Weights) -> Described:
+        if pooling_of(weights) != pooling:
+            raise ValueError(f"its pooling is {pooling_of(weights)}, that of the model with this name {pooling}")
+        is_normed = "bn2.weight" in weights
+        rules = _ECAPA + POOLING + (NORMED_TWICE if is_normed else NORMED)
+        num_mels = first_shape(weights, "layer1.conv.weight")[1]
+        options = {"embedding_norm": True} if is_normed else {}
+        return Described(model, rules, last_dim(weights, "linear"), num_mels, pooling, options)
+
+    return describe
+
+
+def _residual(model: str, rules: tuple[Rule, ...]) -> Describe:
+    def describe(weights: Weights) -> Described:
+        ends, options = _ends(weights)
+        num_mels = 8 * _pooled_width(weights) // first_shape(weights, "layer4.0.shortcut.0.weight")[0]
+        dim = last_dim(weights, "seg_1")
+        return Described(model, rules + ends, dim, num_mels, pooling_of(weights), options)
+
+    return describe
+
+
+def _simam(model: str) -> Describe:
+    def describe(weights: Weights) -> Described:
+        options = {"channels": first_shape(weights, "front.conv1.weight")[0]}
+        num_mels = 8 * _pooled_width(weights) // first_shape(weights, "front.layer4.0.downsample.0.weight")[0]
+        return Described(model, SIMAM, last_dim(weights, "bottleneck"), num_mels, "ASP", options)
+
+    return describe
+
+
+def _gemini(model: str) -> Describe:
+    def describe(weights: Weights) -> Described:
+        ends, options = _ends(weights)
+        num_mels = 16 * _pooled_width(weights) // first_shape(weights, "downsample_layers.4.0.weight")[0]
+        return Described(model, _GEMINI + ends, last_dim(weights, "seg_1"), num_mels, pooling_of(weights), options)
+
+    return describe
+
+
+def campplus(weights: Weights) -> Described:
+    """CAM++, whose definition is the same in 3D-Speaker but for the least deviation."""
+    dim = last_dim(weights, "xvector.dense.linear")
+    head = first_shape(weights, "head.conv1.weight")[0]
+    num_mels = 8 * first_shape(weights, "xvector.tdnn.linear.weight")[1] // head
+    return Described("CAMPPlus", CAMPPLUS, dim, num_mels, "TSTP")
+
+
+def _redimnet(model: str) -> Describe:
+    def describe(weights: Weights) -> Described:
+        ends, options = _ends(weights)
+        last = max(int(name.rpartition(".")[2]) for name in weights if name.startswith("backbone.inputs_weights."))
+        rules = (
+            (rf"^backbone\.inputs_weights\.{last}$", "trunk.aggregate.weight"),
+            (r"^backbone\.inputs_weights\.(\d+)$", r"trunk.stages.\1.aggregate.weight"),
+            *stage_rules(parts_before_blocks=1),
+            *ends,
+        )
+        size = first_shape(weights, "backbone.inputs_weights.1")[2]
+        options["pooled_norm"] = False
+        return Described(
+            model, rules, last_dim(weights, "seg_1"), size // _stem_channels(weights), pooling_of(weights), options
+        )
+
+    return describe
+
+
+def _redimnet2(model: str) -> Describe:
+    def describe(weights: Weights) -> Described:
+        is_normed = "bn2.weight" in weights
+        rules = REDIMNET2_RULES + POOLING + (NORMED_TWICE if is_normed else NORMED)
+        options = {"embedding_norm": True} if is_normed else {}
+        num_mels = first_shape(weights, "backbone.stage0.0.w")[2] // _stem_channels(weights)
+        # Its recipe does not hear through Kaldi's features, but through the authors' own.
+        return Described(
+            model, rules, last_dim(weights, "linear"), num_mels, pooling_of(weights), options, front_end={}
+        )
+
+    return describe
+
+
+def _stem_channels(weights: Weights) -> int:
+    return first_shape(weights, "backbone.stem.0.weight")[0]
+
+
+MODELS: dict[str, Describe] = {
+    "XVEC": _xvector,
+    "ECAPA_TDNN_c512": _ecapa("ECAPA_TDNN", "ASTP"),
+    "ECAPA_TDNN_c1024": _ecapa("ECAPA_TDNN_1024", "ASTP"),
+    "ECAPA_TDNN_GLOB_c512": _ecapa("ECAPA_TDNN", "GlobalASTP"),
+    "ECAPA_TDNN_GLOB_c1024": _ecapa("ECAPA_TDNN_1024", "GlobalASTP"),
+    **{f"ResNet{depth}": _residual(f"ResNet{depth}", RESIDUAL) for depth in (18, 34, 50, 101, 152, 221, 293)},
+    "SimAM_ResNet34_ASP": _simam("SimAM_ResNet34"),
+    "SimAM_ResNet100_ASP": _simam("SimAM_ResNet100"),
+    "Gemini_DF_ResNet60": _gemini("Gemini_DF_ResNet60"),
+    "Gemini_DF_ResNet114": _gemini("Gemini_DF_ResNet114"),
+    "Res2Net34_Base": _residual("Res2Net34", RES2),
+    "CAMPPlus": campplus,
+    "ERes2Net34_Base": _residual("ERes2NetBase", _ERES2),
+    "ERes2Net34_Large": _residual("ERes2NetLarge", _ERES2),
+    **{f"ReDimNetB{size}": _redimnet(f"ReDimNetB{size}") for size in range(7)},
+    **{f"ReDimNet2B{size}": _redimnet2(f"ReDimNet2B{size}") for size in range(7)},
+}
+
+
+def models(contents: Mapping[str, Any]) -> dict[str, Describe]:
+    """The models of wespeaker by the names of its classes and functions."""
+    return MODELS

@@ -1,0 +1,371 @@
+"""The options of trunks, one class a family, and what each says of itself. No torch is imported here."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
+
+from annotated_types import Ge, Le
+
+from speakernet.options import Options, with_defaults
+
+Channels = Annotated[int, Ge(8), Le(16_384)]
+Blocks = list[Annotated[int, Ge(1), Le(1000)]]
+RESNET34 = (3, 4, 6, 3)
+ECAPA_GROUPS = 8
+"""Groups of channels in ECAPA-TDNN's split."""
+
+
+@dataclass(kw_only=True)
+class TrunkOptions(Options):
+    """What a network between features and pooling says of itself, and the base of its options."""
+
+    front_end_defaults: ClassVar[Mapping[str, Any]] = {"name": "fbank"}
+    """The front end of its published definition: name, and the values that `auto` stands for."""
+    default_pooling: ClassVar[str] = "TSTP"
+    """The pooling of its published definition."""
+    pooling_names: ClassVar[Mapping[str, str]] = {}
+    """Common names of poolings that mean something of its own here."""
+    tested_poolings: ClassVar[Sequence[str]] = ("TSTP",)
+    """Poolings that the tests run over; any other works as well."""
+    paper: ClassVar[str] = ""
+    """Who published it."""
+    published_dim: ClassVar[int] = 256
+    """Numbers in an embedding of the published model."""
+    published_mels: ClassVar[int] = 80
+    """Mel bands that the published model hears; 0 where it hears samples."""
+    published_rate: ClassVar[int] = 16000
+    """Hz of the waveforms that the published model hears."""
+    parameters: ClassVar[int] = 0
+    """Of the published model; a slow test counts them again."""
+    macs: ClassVar[int] = 0
+    """Multiplications with an addition from the features of 2 seconds to the embedding; counted again likewise."""
+
+    @property
+    def has_norm_after_pooling(self) -> bool:
+        """Whether a batch norm stands between pooling and embedding layer."""
+        return False
+
+    @property
+    def embedding_layer(self) -> str:
+        """What makes an embedding of the pooled vector: a name of `embedding.EMBEDDING_LAYERS`."""
+        return "linear"
+
+
+@dataclass(kw_only=True)
+class TwoLayerOptions(TrunkOptions):
+    """The base of trunks that may be followed by two embedding layers."""
+
+    two_layers: bool = False
+    """Two embedding layers (`two_emb_layer` in wespeaker)."""
+
+    @property
+    def embedding_layer(self) -> str:
+        """Two linear layers where they are asked for."""
+        return "two_linear" if self.two_layers else super().embedding_layer
+
+
+@dataclass(kw_only=True)
+class NormedEmbeddingOptions(TrunkOptions):
+    """The base of trunks whose embedding layer may have a batch norm behind it."""
+
+    embedding_norm: bool = False
+    """Batch norm behind the embedding layer (`emb_bn` in wespeaker and ReDimNet)."""
+
+    @property
+    def embedding_layer(self) -> str:
+        """A linear layer and a batch norm where it is asked for."""
+        return "normed_linear" if self.embedding_norm else super().embedding_layer
+
+
+@dataclass(kw_only=True)
+class ResNetSE34LOptions(TrunkOptions):
+    """Light ResNet-34 with squeeze-and-excitation, 16 to 128 channels; 1.4 million parameters."""
+
+    front_end_defaults: ClassVar[Mapping[str, Any]] = {"name": "log_mel"}
+    default_pooling: ClassVar[str] = "SAP"
+    tested_poolings: ClassVar[Sequence[str]] = ("SAP", "ASP")
+    paper: ClassVar[str] = "Chung et al. 2020"
+    published_dim: ClassVar[int] = 512
+    published_mels: ClassVar[int] = 40
+    parameters: ClassVar[int] = 1_437_078
+    macs: ClassVar[int] = 440_270_784
+
+
+@dataclass(kw_only=True)
+class ResNetSE34V2Options(TrunkOptions):
+    """ResNet-34 with squeeze-and-excitation, 32 to 256 channels."""
+
+    front_end_defaults: ClassVar[Mapping[str, Any]] = {"name": "log_mel", "preemphasis": 0.97}
+    default_pooling: ClassVar[str] = "ASP"
+    pooling_names: ClassVar[Mapping[str, str]] = {"SAP": "ChannelSAP", "ASP": "ChannelASP"}
+    tested_poolings: ClassVar[Sequence[str]] = ("SAP", "ASP")
+    paper: ClassVar[str] = "Heo et al. 2020"
+    published_dim: ClassVar[int] = 512
+    published_mels: ClassVar[int] = 64
+    parameters: ClassVar[int] = 8_028_492
+    macs: ClassVar[int] = 3_636_556_544
+
+
+@dataclass(kw_only=True)
+class ResNetOptions(TrunkOptions):
+    """Residual network whose size is set by options; the defaults make a small one that trains fast on CPUs."""
+
+    channels: Annotated[int, Ge(8), Le(4096)] = 16
+    """Channels of the first stage; each following stage has twice as many."""
+    blocks: Blocks = field(default_factory=lambda: [2, 2, 2, 2])
+    """Residual blocks of each stage; [3, 4, 6, 3] is ResNet-34."""
+    stem_stride: Annotated[int, Ge(1), Le(16)] = 1
+    """Stride along mels of the first convolution; 2 halves all later work."""
+    gated: bool = False
+    """Squeeze-and-excitation in every block."""
+
+    front_end_defaults: ClassVar[Mapping[str, Any]] = {"name": "log_mel"}
+    tested_poolings: ClassVar[Sequence[str]] = ("TSTP", "ASP", "ChannelASP")
+    paper: ClassVar[str] = "He et al. 2016"
+    parameters: ClassVar[int] = 1_355_504
+    macs: ClassVar[int] = 543_631_360
+
+    def problems(self):  # type: ignore[no-untyped-def]
+        """No stage, or more than fit any input."""
+        if not 1 <= len(self.blocks) <= 8:
+            yield "blocks", f"{self.blocks}; expected the block counts of 1 to 8 stages"
+
+
+@dataclass(kw_only=True)
+class VGGVoxOptions(TrunkOptions):
+    """VGG-M on 40 log-mel bands; 4,032,448 parameters with SAP at 512 dimensions."""
+
+    front_end_defaults: ClassVar[Mapping[str, Any]] = {"name": "log_mel", "window": "hann", "num_mels": 40}
+    default_pooling: ClassVar[str] = "SAP"
+    tested_poolings: ClassVar[Sequence[str]] = ("SAP", "TAP", "MAX")
+    paper: ClassVar[str] = "Nagrani et al. 2017"
+    published_dim: ClassVar[int] = 512
+    published_mels: ClassVar[int] = 40
+    parameters: ClassVar[int] = 4_032_448
+    macs: ClassVar[int] = 531_239_168
+
+
+@dataclass(kw_only=True)
+class RawNet3Options(TrunkOptions):
+    """Raw-waveform network with analytic sinc filters; 16,280,322 parameters with ECA at 256 dimensions."""
+
+    sinc_stride: Annotated[int, Ge(1), Le(10_000)] = 10
+    """Hop of the filterbank in samples; 10 in the published model, larger is faster and coarser."""
+    channels: Channels = 1024
+    """Channels of the blocks."""
+    scale: Annotated[int, Ge(1), Le(64)] = 8
+    """Groups of a block's multi-scale convolution."""
+
+    front_end_defaults: ClassVar[Mapping[str, Any]] = {"name": "raw"}
+    default_pooling: ClassVar[str] = "ECA"
+    pooling_names: ClassVar[Mapping[str, str]] = {"ASP": "ContextASP"}
+    tested_poolings: ClassVar[Sequence[str]] = ("ECA", "ASP")
+    paper: ClassVar[str] = "Jung et al. 2022"
+    published_mels: ClassVar[int] = 0
+    parameters: ClassVar[int] = 16_280_322
+    macs: ClassVar[int] = 9_521_052_160
+
+    @property
+    def has_norm_after_pooling(self) -> bool:
+        """As published."""
+        return True
+
+
+@dataclass(kw_only=True)
+class XVectorOptions(TrunkOptions):
+    """Time-delay network of the x-vector; 4.61 million parameters with TSTP, 80 mels and 512 dimensions."""
+
+    channels: Channels = 512
+    """Channels of the first four layers."""
+    statistics_channels: Channels = 1500
+    """Channels of the fifth layer, whose statistics are pooled."""
+
+    tested_poolings: ClassVar[Sequence[str]] = ("TSTP", "GlobalASTP")
+    paper: ClassVar[str] = "Snyder et al. 2018"
+    published_dim: ClassVar[int] = 512
+    parameters: ClassVar[int] = 4_610_524
+    macs: ClassVar[int] = 530_817_024
+
+    @property
+    def embedding_layer(self) -> str:
+        """As published."""
+        return "two_linear"
+
+
+@dataclass(kw_only=True)
+class ECAPAOptions(NormedEmbeddingOptions):
+    """ECAPA-TDNN as wespeaker has it (the default) or as SpeechBrain and 3D-Speaker have it."""
+
+    channels: Channels = 512
+    """Channels of the blocks, a multiple of 8."""
+    aggregate_channels: Channels = 1536
+    """Channels of the layer that sees all blocks."""
+    speechbrain: bool = False
+    """Edges mirrored instead of padded with zeros, the first group of each split passed on instead of the last, batch
+    norm behind the aggregation."""
+
+    default_pooling: ClassVar[str] = "GlobalASTP"
+    pooling_names: ClassVar[Mapping[str, str]] = {"ASP": "GlobalASTP"}
+    tested_poolings: ClassVar[Sequence[str]] = ("GlobalASTP", "ASTP", "NormASTP")
+    paper: ClassVar[str] = "Desplanques et al. 2020"
+    published_dim: ClassVar[int] = 192
+    parameters: ClassVar[int] = 6_190_720
+    macs: ClassVar[int] = 1_037_271_040
+
+    @property
+    def has_norm_after_pooling(self) -> bool:
+        """As published."""
+        return True
+
+    def problems(self):  # type: ignore[no-untyped-def]
+        """Channels that the groups do not share evenly."""
+        if self.channels % ECAPA_GROUPS:
+            yield "channels", f"{self.channels}; expected a multiple of {ECAPA_GROUPS}"
+
+
+ECAPAS = {
+    "ECAPA_TDNN": ECAPAOptions,
+    "ECAPA_TDNN_1024": with_defaults(
+        ECAPAOptions, "ECAPA_TDNN_1024", {"channels": 1024}, parameters=14_657_088, macs=2_649_030_656
+    ),
+}
+
+
+@dataclass(kw_only=True)
+class DeepResNetOptions(TwoLayerOptions):
+    """Residual network of a published depth, as wespeaker trains it on VoxCeleb."""
+
+    channels: Annotated[int, Ge(8), Le(4096)] = 32
+    """Channels of the first stage; each following stage has twice as many."""
+
+    paper: ClassVar[str] = "He et al. 2016"
+    parameters: ClassVar[int] = 4_105_440
+    macs: ClassVar[int] = 2_168_606_720
+    blocks: ClassVar[Sequence[int]] = (2, 2, 2, 2)
+    """Of each stage."""
+    has_bottlenecks: ClassVar[bool] = False
+    """Whether its blocks are of three convolutions instead of two."""
+
+
+RESNETS = {"ResNet18": DeepResNetOptions} | {
+    name: with_defaults(
+        DeepResNetOptions, name, blocks=blocks, has_bottlenecks=name != "ResNet34", parameters=parameters, macs=macs
+    )
+    for name, blocks, parameters, macs in (
+        ("ResNet34", RESNET34, 6_634_336, 4_527_902_720),
+        ("ResNet50", RESNET34, 11_131_360, 5_072_506_880),
+        ("ResNet101", (3, 4, 23, 3), 15_892_448, 9_807_482_880),
+        ("ResNet152", (3, 8, 36, 3), 19_814_880, 14_542_458_880),
+        ("ResNet221", (6, 16, 48, 3), 23_792_224, 20_948_602_880),
+        ("ResNet293", (10, 20, 64, 3), 28_626_016, 27_633_274_880),
+    )
+}
+
+
+@dataclass(kw_only=True)
+class SimAMResNetOptions(TrunkOptions):
+    """Residual network whose blocks scale every value by SimAM, an attention without weights."""
+
+    channels: Annotated[int, Ge(8), Le(4096)] = 64
+    """Channels of the first stage; each following stage has twice as many."""
+
+    default_pooling: ClassVar[str] = "ASP"
+    pooling_names: ClassVar[Mapping[str, str]] = {"ASP": "ChannelASP"}
+    tested_poolings: ClassVar[Sequence[str]] = ("ASP",)
+    paper: ClassVar[str] = "Qin et al. 2022"
+    parameters: ClassVar[int] = 25_213_760
+    macs: ClassVar[int] = 18_132_541_440
+    blocks: ClassVar[Sequence[int]] = RESNET34
+
+
+SIMAM_RESNETS = {
+    "SimAM_ResNet34": SimAMResNetOptions,
+    "SimAM_ResNet100": with_defaults(
+        SimAMResNetOptions, "SimAM_ResNet100", blocks=(6, 16, 24, 3), parameters=50_232_896, macs=57_060_925_440
+    ),
+}
+
+
+@dataclass(kw_only=True)
+class GeminiOptions(TwoLayerOptions):
+    """Deep and narrow residual network with the strides of Golden Gemini."""
+
+    paper: ClassVar[str] = "Liu et al. 2023"
+    parameters: ClassVar[int] = 4_047_840
+    macs: ClassVar[int] = 2_793_103_360
+    blocks: ClassVar[Sequence[int]] = (3, 3, 9, 3)
+
+
+GEMINIS = {
+    "Gemini_DF_ResNet60": GeminiOptions,
+    "Gemini_DF_ResNet114": with_defaults(
+        GeminiOptions, "Gemini_DF_ResNet114", blocks=(3, 3, 27, 3), parameters=6_531_552, macs=5_235_343_360
+    ),
+}
+
+
+@dataclass(kw_only=True)
+class Res2NetOptions(TwoLayerOptions):
+    """Res2Net-34 of wespeaker and 3D-Speaker: two groups a block, one of which is convolved."""
+
+    channels: Annotated[int, Ge(8), Le(4096)] = 32
+    """Channels of the first stage; 32 is wespeaker's base, 64 its large one."""
+
+    paper: ClassVar[str] = "Gao et al. 2019"
+    parameters: ClassVar[int] = 4_689_024
+    macs: ClassVar[int] = 1_711_165_440
+
+
+@dataclass(kw_only=True)
+class CAMPPlusOptions(TrunkOptions):
+    """CAM++, time-delay layers with context masks; 7.18 million parameters with TSTP, 80 mels and 512 dimensions."""
+
+    paper: ClassVar[str] = "Wang et al. 2023"
+    published_dim: ClassVar[int] = 512
+    parameters: ClassVar[int] = 7_176_224
+    macs: ClassVar[int] = 1_073_491_968
+
+    @property
+    def embedding_layer(self) -> str:
+        """As published."""
+        return "plain_normed_linear"
+
+
+@dataclass(kw_only=True)
+class ERes2NetOptions(TwoLayerOptions):
+    """Enhanced Res2Net: groups fused by attention within later blocks, and stages fused from the bottom up."""
+
+    channels: Annotated[int, Ge(8), Le(4096)] = 32
+    """Channels of the first stage; each following stage has twice as many."""
+    base_width: Annotated[int, Ge(1), Le(4096)] = 32
+    """Channels of a group, in 64ths of the stage's."""
+    scale: Annotated[int, Ge(1), Le(64)] = 2
+    """Groups of a block."""
+    expansion: Annotated[int, Ge(1), Le(64)] = 2
+    """Channels of a block's output, in the stage's."""
+
+    paper: ClassVar[str] = "Chen et al. 2023"
+    published_dim: ClassVar[int] = 192
+    parameters: ClassVar[int] = 6_610_688
+    macs: ClassVar[int] = 3_360_174_080
+    first_joined_stage: ClassVar[int] = 0
+    """The first stage that is fused with those after it."""
+
+
+ERES2NETS = {
+    "ERes2NetBase": ERes2NetOptions,
+    "ERes2NetLarge": with_defaults(
+        ERes2NetOptions, "ERes2NetLarge", {"channels": 64}, parameters=22_462_784, macs=13_427_548_160
+    ),
+}
+ERES2NETV2S = {
+    "ERes2NetV2": with_defaults(
+        ERes2NetOptions,
+        "ERes2NetV2",
+        {"channels": 64, "base_width": 26},
+        first_joined_stage=2,
+        paper="Chen et al. 2024",
+        parameters=17_859_632,
+        macs=8_296_588_160,
+    )
+}

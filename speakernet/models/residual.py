@@ -1,0 +1,174 @@
+"""Residual networks over mels and frames: blocks, stages, and the trunk of a stem and stages that families share.
+
+A block takes `(batch, channels, mels, frames)` and the valid frames, gives both, and leaves zeros past every
+utterance's end. `out_channels` says how wide its result is.
+"""
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor, nn
+
+from speakernet.models.layers import SqueezeExcitation, mask_frames, relu, strided_length
+from speakernet.models.trunk import Trunk
+
+Stride = tuple[int, int]
+"""Along mels and frames."""
+MakeBlock = Callable[[int, int, Stride], "Block"]
+"""From input channels, channels of the stage, and stride to a block."""
+
+
+class Block(nn.Module):
+    """The abstract block: it says how many channels it gives and keeps the shortcut around what it computes.
+
+    Args:
+        channels_in: channels of the input.
+        channels: channels of the output.
+        stride: along mels and frames.
+    """
+
+    def __init__(self, channels_in: int, channels: int, stride: Stride = (1, 1)) -> None:
+        super().__init__()
+        self.out_channels = channels
+        self.frame_stride = stride[1]
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != (1, 1) or channels_in != channels:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(channels_in, channels, 1, stride=stride, bias=False), nn.BatchNorm2d(channels)
+            )
+
+    def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """(batch, channels, mels, frames) and valid frames, in and out."""
+        raise NotImplementedError
+
+
+class ResidualBlock(Block):
+    """Two 3 x 3 convolutions with batch norm, an optional gate, and a shortcut around them.
+
+    Args:
+        channels_in: channels of the input.
+        channels: channels of the output.
+        stride: of the first convolution along mels and frames.
+        gate: what scales the second convolution's result, such as squeeze-and-excitation.
+        relu_first: ReLU before the first batch norm, as voxceleb_trainer's blocks have it, instead of after.
+    """
+
+    def __init__(
+        self,
+        channels_in: int,
+        channels: int,
+        stride: Stride = (1, 1),
+        gate: nn.Module | None = None,
+        relu_first: bool = False,
+    ) -> None:
+        super().__init__(channels_in, channels, stride)
+        self.relu_first = relu_first
+        self.conv1 = nn.Conv2d(channels_in, channels, 3, stride=stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(channels)
+        self.gate = gate
+
+    def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """(batch, channels, mels, frames) and valid frames, in and out."""
+        lengths = strided_length(lengths, self.frame_stride)
+        hidden = self.conv1(features)
+        hidden = self.norm1(relu(hidden)) if self.relu_first else relu(self.norm1(hidden))
+        hidden = mask_frames(hidden, lengths)
+        hidden = mask_frames(self.norm2(self.conv2(hidden)), lengths)
+        if self.gate is not None:
+            hidden = self.gate(hidden, lengths)
+        return mask_frames(relu(hidden + self.shortcut(features)), lengths), lengths
+
+
+def gated_block(channels_in: int, channels: int, stride: Stride) -> ResidualBlock:
+    """A residual block with squeeze-and-excitation."""
+    return ResidualBlock(channels_in, channels, stride, SqueezeExcitation(channels))
+
+
+class Bottleneck(Block):
+    """A 1 x 1, a 3 x 3 and a 1 x 1 convolution with batch norms, four times as wide at the end, and a shortcut."""
+
+    EXPANSION = 4
+
+    def __init__(self, channels_in: int, channels: int, stride: Stride = (1, 1)) -> None:
+        wide = self.EXPANSION * channels
+        super().__init__(channels_in, wide, stride)
+        self.conv1 = nn.Conv2d(channels_in, channels, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, stride=stride, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(channels)
+        self.conv3 = nn.Conv2d(channels, wide, 1, bias=False)
+        self.norm3 = nn.BatchNorm2d(wide)
+
+    def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """(batch, channels, mels, frames) and valid frames, in and out."""
+        hidden = mask_frames(relu(self.norm1(self.conv1(features))), lengths)
+        lengths = strided_length(lengths, self.frame_stride)
+        hidden = self.norm3(self.conv3(relu(self.norm2(self.conv2(hidden)))))
+        return mask_frames(relu(hidden + self.shortcut(features)), lengths), lengths
+
+
+class ResidualStage(nn.Module):
+    """Blocks one after another; only the first one strides and widens."""
+
+    def __init__(
+        self, make_block: MakeBlock, channels_in: int, channels: int, num_blocks: int, stride: Stride = (1, 1)
+    ) -> None:
+        super().__init__()
+        blocks = [make_block(channels_in, channels, stride)]
+        self.out_channels = blocks[0].out_channels
+        blocks += [make_block(self.out_channels, channels, (1, 1)) for _ in range(num_blocks - 1)]
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """(batch, channels, mels, frames) and valid frames, in and out."""
+        for block in self.blocks:
+            features, lengths = block(features, lengths)
+        return features, lengths
+
+
+class ResidualTrunk(Trunk):
+    """A 3 x 3 convolution and stages of blocks, each stage twice as wide as the one before.
+
+    All but the first stage halve mels and frames.
+
+    Args:
+        num_features: mel bands of the front end.
+        channels: of the first stage, before the blocks' own widening.
+        blocks: in each stage.
+        make_block: the kind of block; one for all stages, or one a stage.
+        mel_stride: of the first convolution.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        channels: int,
+        blocks: Sequence[int],
+        make_block: MakeBlock | Sequence[MakeBlock],
+        mel_stride: int = 1,
+    ) -> None:
+        super().__init__()
+        kinds = [make_block] * len(blocks) if callable(make_block) else list(make_block)
+        self.conv1 = nn.Conv2d(1, channels, 3, stride=(mel_stride, 1), padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(channels)
+        stages: list[ResidualStage] = []
+        width_in, num_mels = channels, -(-num_features // mel_stride)
+        for index, num_blocks in enumerate(blocks):
+            stride = 1 if index == 0 else 2
+            stage = ResidualStage(kinds[index], width_in, channels * 2**index, num_blocks, (stride, stride))
+            stages.append(stage)
+            width_in, num_mels = stage.out_channels, -(-num_mels // stride)
+        self.stages = nn.ModuleList(stages)
+        self.out_channels = width_in * num_mels
+
+    def stem(self, features: Tensor, lengths: Tensor | None) -> Tensor:
+        """(batch, mels, frames) to (batch, channels, mels, frames)."""
+        return mask_frames(relu(self.norm1(self.conv1(features.unsqueeze(1)))), lengths)
+
+    def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """(batch, mels, frames) to (batch, channels x remaining mels, fewer frames), and the valid frames of each."""
+        hidden = self.stem(features, lengths)
+        for stage in self.stages:
+            hidden, lengths = stage(hidden, lengths)
+        return hidden.flatten(1, 2), lengths

@@ -1,0 +1,228 @@
+"""Every family against golden embeddings of the original code, with weights drawn from the names of its tensors.
+
+The golden file holds, for each original, the names and shapes of its state dictionary and what it gave for two
+utterances; the weights are drawn here again by the rule below, so that the importers are tested on checkpoints that
+they did not make. Originals: wespeaker dfa7419, 3D-Speaker 09e7806, SpeechBrain 9c826ef, ReDimNet dd9f519, ReDimNet2
+ffe8f27.
+"""
+
+import json
+import lzma
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from speakernet.cli import main
+from speakernet.models.importers import PUBLISHED
+from speakernet.models.importers.published import import_network
+from speakernet.models.model_file import load_model_file
+
+GOLDEN = json.loads(lzma.decompress((Path(__file__).parent / "golden_families.json.xz").read_bytes()))
+LENGTHS = (208, 123)
+# One original of each shape of code; the others differ from them in size only.
+QUICK = {
+    *("XVEC", "ECAPA_TDNN_c512", "ECAPA_TDNN_GLOB_c512", "ResNet18", "ResNet50", "Gemini_DF_ResNet60"),
+    *("Res2Net34_Base", "CAMPPlus", "ERes2Net34_Base", "ERes2Net", "ERes2NetV2", "ECAPA_TDNN"),
+    *("ReDimNet", "ReDimNetB0", "ReDimNetB1", "ReDimNet2B0", "ReDimNet2B6"),
+}
+LARGEST_QUICK = 15_000_000
+
+
+def draw(name: str, shape: tuple[int, ...], gain: float) -> torch.Tensor:
+    """A tensor's value from its name; the rule that the golden embeddings were made with."""
+    if name.endswith("num_batches_tracked"):
+        return torch.tensor(7)
+    # The legacy generator: its streams are frozen for ever.
+    value = np.random.RandomState(zlib.crc32(name.encode())).standard_normal(shape)
+    if name.endswith("running_var"):
+        value = 1 + 0.2 * np.abs(value)
+    elif len(shape) == 1 and name.endswith("weight"):
+        value = 1 + 0.1 * value
+    elif name.endswith(("bias", "running_mean")):
+        value = 0.1 * value
+    elif len(shape) != 4 or shape[0] != 1:
+        value = value * np.sqrt(gain / np.prod(shape[1:]))
+    return torch.from_numpy(np.asarray(value, dtype=np.float32))
+
+
+def golden_features(frames: int, mels: int) -> torch.Tensor:
+    """Noise that wanders, mean removed, (1, frames, mels)."""
+    random = np.random.RandomState(frames)
+    values = random.standard_normal((frames, mels)) + 0.3 * np.cumsum(random.standard_normal((frames, mels)), axis=0)
+    return torch.from_numpy((values - values.mean(0)).astype(np.float32)).unsqueeze(0)
+
+
+def foreign_state(case) -> dict[str, torch.Tensor]:
+    """A state dictionary as the original would have saved it."""
+    gain = case.get("gain", 1.0)
+    return {name: draw(name, tuple(shape), gain) for name, shape in case["tensors"].items()}
+
+
+def contents_of(case):
+    """What the file holds: the state dictionary, and the configuration beside it where the format has one."""
+    state = foreign_state(case)
+    return {"model_config": case["config"], "state_dict": state} if "config" in case else state
+
+
+def identity(case):
+    return f"{case['toolkit']}-{case['model']}" + (f"-{case['note']}" if "note" in case else "")
+
+
+def parameters(cases):
+    for case in cases:
+        is_quick = case["model"] in QUICK and case["num_parameters"] < LARGEST_QUICK
+        yield pytest.param(case, id=identity(case), marks=[] if is_quick else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("case", parameters(GOLDEN))
+def test_embeddings_are_those_of_the_original_code(case):
+    imported = import_network(PUBLISHED[case["toolkit"]], case["model"], contents_of(case), "file.pt")
+    assert imported.not_loaded == []
+    assert sum(parameter.numel() for parameter in imported.net.parameters()) == case["num_parameters"]
+    for frames, expected in zip(LENGTHS, case["embeddings"], strict=True):
+        features = golden_features(frames, case["num_mels"])
+        with torch.inference_mode():
+            found = imported.net.from_features(features.transpose(1, 2))[0]
+        wanted = torch.tensor(expected)
+        assert (found - wanted).norm() / wanted.norm() < 1e-4
+
+
+def test_a_golden_embedding_moves_with_its_input():
+    for case in GOLDEN:
+        first, second = (torch.tensor(values) for values in case["embeddings"])
+        assert (first - second).norm() / first.norm() > 0.05, identity(case)
+
+
+@pytest.fixture
+def reference(shared_data):
+    """A real checkpoint with what its own toolkit makes of it."""
+    folder = shared_data.parent / "reference"
+    if not (folder / "campplus_3dspeaker_192.pt").is_file():
+        pytest.skip("the real CAM++ of ../shared/reference is not here")
+    return folder
+
+
+def test_a_real_checkpoint_embeds_as_its_own_toolkit_does(reference):
+    state = torch.load(reference / "campplus_3dspeaker_192.pt", map_location="cpu", weights_only=True)
+    net = import_network(PUBLISHED["3dspeaker"], "CAMPPlus", state, "campplus_3dspeaker_192.pt").net
+    outputs = np.load(reference / "campplus_3dspeaker_outputs.npz")
+    for index in range(2):
+        features = torch.from_numpy(outputs[f"features_{index}"]).float().unsqueeze(0)
+        with torch.inference_mode():
+            found = net.from_features(features.transpose(1, 2))[0]
+        wanted = torch.from_numpy(outputs[f"embedding_{index}"]).float().flatten()
+        assert (found - wanted).norm() / wanted.norm() < 1e-4
+
+
+def case_of(toolkit, model):
+    return next(case for case in GOLDEN if (case["toolkit"], case["model"]) == (toolkit, model))
+
+
+def test_our_own_names_work_too():
+    state = foreign_state(case_of("wespeaker", "XVEC"))
+    assert import_network(PUBLISHED["wespeaker"], "XVector", state, "file.pt").net.model_name == "XVector"
+    for theirs, pooling in (("ECAPA_TDNN_c512", "ASTP"), ("ECAPA_TDNN_GLOB_c512", "GlobalASTP")):
+        state = foreign_state(case_of("wespeaker", theirs))
+        net = import_network(PUBLISHED["wespeaker"], "ECAPA_TDNN", state, "file.pt").net
+        assert net.spec()["model"]["options"]["pooling"] == pooling
+
+
+def test_another_size_is_refused_and_the_right_one_named():
+    state = foreign_state(case_of("wespeaker", "ECAPA_TDNN_GLOB_c512"))
+    with pytest.raises(ValueError, match=r"is no ECAPA_TDNN_GLOB_c1024 of .* looks like ECAPA_TDNN_GLOB_c512:"):
+        import_network(PUBLISHED["wespeaker"], "ECAPA_TDNN_GLOB_c1024", state, "file.pt")
+
+
+def test_a_missing_tensor_is_named():
+    state = foreign_state(case_of("wespeaker", "XVEC"))
+    del state["frame_3.conv_1d.weight"]
+    with pytest.raises(ValueError, match=r"is no XVEC of wespeaker: .*missing trunk.convs.2.weight"):
+        import_network(PUBLISHED["wespeaker"], "XVEC", state, "file.pt")
+
+
+def test_a_tensor_that_no_model_has_is_refused_and_a_training_head_is_named():
+    state = foreign_state(case_of("wespeaker", "XVEC"))
+    with_head = state | {"projection.weight": torch.zeros(7, 16)}
+    imported = import_network(PUBLISHED["wespeaker"], "XVEC", with_head, "file.pt")
+    assert imported.not_loaded == ["projection.weight (the training head)"]
+    with pytest.raises(ValueError, match=r"unknown frame_level\.weight"):
+        import_network(PUBLISHED["wespeaker"], "XVEC", state | {"frame_level.weight": torch.zeros(1)}, "file.pt")
+
+
+def test_unknown_names_are_told_the_nearest():
+    state = foreign_state(case_of("wespeaker", "XVEC"))
+    with pytest.raises(ValueError, match="unknown wespeaker model 'ECAPA_TDNN_GLOB_512'; did you mean"):
+        import_network(PUBLISHED["wespeaker"], "ECAPA_TDNN_GLOB_512", state, "file.pt")
+
+
+def test_a_file_of_another_size_or_version_of_redimnet_is_told():
+    contents = contents_of(case_of("redimnet", "ReDimNetB1"))
+    with pytest.raises(
+        ValueError, match=r"is no ReDimNetB0 of redimnet but looks like .*ReDimNetB1.* that of ReDimNetB1"
+    ):
+        import_network(PUBLISHED["redimnet"], "ReDimNetB0", contents, "b1.pt")
+    with pytest.raises(ValueError, match=r"is no ReDimNet2B0 of redimnet .* that of a ReDimNet$"):
+        import_network(PUBLISHED["redimnet"], "ReDimNet2B0", contents, "b1.pt")
+
+
+def test_options_of_redimnet_that_are_not_known_here_are_named():
+    contents = contents_of(case_of("redimnet", "ReDimNet2B0"))
+    contents["model_config"] = contents["model_config"] | {"causal": "full"}
+    with pytest.raises(ValueError, match="its model_config has causal: full, known here: none"):
+        import_network(PUBLISHED["redimnet"], "ReDimNet2B0", contents, "b0.pt")
+    with pytest.raises(ValueError, match="holds no model_config beside its state_dict"):
+        import_network(PUBLISHED["redimnet"], "ReDimNet2B0", contents["state_dict"], "b0.pt")
+
+
+def test_constants_of_a_front_end_are_no_weights():
+    contents = contents_of(case_of("redimnet", "ReDimNet"))
+    contents["state_dict"]["spec.torchfbank.2.mel_scale.fb"] = torch.zeros(257, 72)
+    left = import_network(PUBLISHED["redimnet"], "ReDimNet", contents, "file.pt").not_loaded
+    assert left == ["spec.torchfbank.2.mel_scale.fb (constants of its front end)"]
+
+
+def save(contents, folder):
+    torch.save(contents, folder / "avg_model.pt")
+    return str(folder / "avg_model.pt")
+
+
+@pytest.mark.parametrize(
+    ("toolkit", "model", "window", "scale"),
+    [("wespeaker", "XVEC", "hamming", 32768.0), ("3dspeaker", "CAMPPlus", "povey", 1.0)],
+)
+def test_the_command_makes_a_model_file_that_says_where_it_came_from(toolkit, model, window, scale, tmp_path, capsys):
+    case = case_of(toolkit, model)
+    source, out = save(foreign_state(case), tmp_path), str(tmp_path / "model.pt")
+    base = ["import-weights", source, "--from", toolkit, "--model", model, "--out", out]
+    assert main([*base, "--licence", "Apache-2.0", "--trained-on", "VoxCeleb2"]) == 0
+    loaded = load_model_file(out)
+    with torch.inference_mode():
+        found = loaded.net.from_features(golden_features(LENGTHS[0], 80).transpose(1, 2))[0]
+    torch.testing.assert_close(found, torch.tensor(case["embeddings"][0]), atol=1e-5, rtol=1e-4)
+    options = loaded.contents["front_end"]["options"]
+    assert (options["window"], options["scale"], options["num_mels"]) == (window, scale, 80)
+    capsys.readouterr()
+    assert main(["info", out]) == 0
+    facts = capsys.readouterr().out
+    assert all(one in facts for one in ("Apache-2.0", "VoxCeleb2", toolkit, loaded.net.model_name))
+
+
+def test_the_command_refuses_what_is_not_for_that_toolkit_and_writes_nothing(tmp_path, capsys):
+    source = save(foreign_state(case_of("wespeaker", "XVEC")), tmp_path)
+    base = ["import-weights", source, "--from", "wespeaker", "--out", str(tmp_path / "model.pt")]
+    assert main([*base, "--model", "XVEC", "--pooling", "TAP"]) == 1
+    assert "--pooling: only for voxceleb_trainer" in capsys.readouterr().err
+    assert main([*base, "--model", "ResNet34"]) == 1
+    assert "is no ResNet34 of wespeaker but looks like XVEC" in capsys.readouterr().err
+    assert not (tmp_path / "model.pt").exists()
+
+
+def test_the_command_refuses_models_whose_front_end_is_not_here(tmp_path, capsys):
+    source = save(contents_of(case_of("redimnet", "ReDimNet2B0")), tmp_path)
+    base = ["import-weights", source, "--from", "redimnet", "--out", str(tmp_path / "model.pt")]
+    assert main([*base, "--model", "ReDimNet2B0"]) == 1
+    assert "hears through features of its own" in capsys.readouterr().err
+    assert not (tmp_path / "model.pt").exists()
