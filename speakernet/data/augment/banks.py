@@ -18,6 +18,7 @@ from speakernet.data.lists import StringTable
 from speakernet.data.packed.corpus import PackedRows
 from speakernet.data.sharing import SharedArray
 from speakernet.data.sources import INT16_SCALE, FolderSource, RowReader
+from speakernet.files import own_command
 
 logger = logging.getLogger(__name__)
 
@@ -155,7 +156,8 @@ def find_audio_files(root: str | Path) -> list[str]:
     """
     root = Path(root)
     if not root.is_dir():
-        raise AudioError(f"{root}: no such folder of noise or RIRs; see data_prep/musan.py, data_prep/rirs.py")
+        scripts = f"{own_command('prepare musan')}, {own_command('prepare rirs')}"
+        raise AudioError(f"{root}: no such folder of noise or RIRs; what makes them: {scripts}")
     found = (path.relative_to(root).as_posix() for path in root.rglob("*") if path.suffix.lower() in AUDIO_SUFFIXES)
     return sorted(found)
 
