@@ -19,7 +19,8 @@ CORE = [
     "safetensors>=0.4",
     "pydantic>=2.7,<3",
     "annotated-types>=0.6",
-    "filelock>=3.12,<5",
+    # Earlier ones empty the file that they wait for, and with it the name of the run that holds a folder.
+    "filelock>=4.1,<5",
     "requests>=2.32,<3",
     "jinja2>=3.1,<4",
 ]

@@ -85,10 +85,12 @@ def prepare_data(config: Config, folder: Path, num_utterances: int) -> Benchmark
         first = number * len(training) // num_utterances
         num_samples = int(random.uniform(*SECONDS_RANGE) * sample_rate)
         waveform = _join(source, training.paths, first, num_samples)
+        # Some recordings a folder, as a corpus has them.
         name = f"{number % 97:02d}/{number:05d}"
         for form in ("wav", "flac"):
             path = folder / form / f"{name}.{form}"
             path.parent.mkdir(parents=True, exist_ok=True)
+            # The same 16-bit samples in every form, so that readers are compared and not signals.
             write_audio(path, to_int16(waveform), sample_rate)
         names.append(name)
         labels.append(int(training.labels[first]))
@@ -120,8 +122,10 @@ def write_noise(config: Config, folder: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_audio(path, out[0], sample_rate)
     names = find_audio_files(config.augment.rir_path)
+    # Every so many: the names of a set go room by room.
     for number, name in enumerate(names[:: max(1, len(names) // MOST_ROOMS)]):
         path = folder / "rirs" / "rooms" / "some" / f"{number:04d}.wav"
         path.parent.mkdir(parents=True, exist_ok=True)
         response = read_audio(Path(config.augment.rir_path) / name, sample_rate=sample_rate)
+        # Below full scale, where a 16-bit file would clip it; only its shape is used.
         write_audio(path, 0.99 * response / np.abs(response).max(), sample_rate)

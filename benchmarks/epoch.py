@@ -60,6 +60,7 @@ def serve_epochs(config: Config, name: str) -> None:
 def our_epoch(config: Config, folder: Path) -> Callable[[], None]:
     """The trainer's next epoch and its evaluation."""
     prepare_machine(config)
+    # Without end: schedules do not run out, and no epoch is the last.
     config = replaced(config, training={"max_epochs": 1 << 20})
     inputs = Inputs(config, choose_device(config.runtime))
     net = build_model(config)
@@ -71,6 +72,7 @@ def our_epoch(config: Config, folder: Path) -> Callable[[], None]:
 
     def run() -> None:
         trainer.train_epoch()
+        # As the loop does between epochs, so that the next call has other crops and other augmentation.
         trainer.state.epoch, trainer.state.batch = trainer.state.epoch + 1, 0
         trainer.evaluate()
 
@@ -107,12 +109,14 @@ def classic_epoch(config: Config, folder: Path) -> Callable[[], None]:
 
     def run() -> None:
         net.train()
+        # Utterances one by one in any order, as the shuffled sampler has them: as many steps as ours.
         rows = [[row] for row in torch.randperm(len(paths)).tolist()]
         for crops, speakers in classic.training_loader(dataset, rows, data.batch_size, usable_cores()):
             optimizer.zero_grad()
             value = loss(net(crops.squeeze(1).to(device)), speakers.to(device))
             value.backward()
             optimizer.step()
+            # The original shows the loss of every step, and so waits for the device.
             value.item()
         net.eval()
         embeddings = classic.embed_one_by_one(

@@ -97,6 +97,7 @@ def our_side(config: Config, num_batches: int) -> tuple[Way, TrainingLoader]:
     running: list[Iterator[Batch]] = []
 
     def prepare() -> Iterator[Batch]:
+        # To its end: workers still busy with the last round would take time from this one.
         for batches in running:
             for _ in batches:
                 pass
@@ -223,11 +224,13 @@ def measure_worker_memory(config: Config, data: BenchmarkData, num_rows: int = M
     found: dict[str, Any] = {"num_rows": num_rows, "bare_interpreter_bytes": _bare_interpreter_bytes()}
     made = benchmark_config(config, data, "packed", num_rows, num_workers=2)
     for method in multiprocessing.get_all_start_methods():
+        # Workers of a fork server are forks of a bare process: as heavy as spawned ones.
         if method not in ("fork", "spawn"):
             continue
         loader = build_training_loader(made, Inputs(made, CPU), start_method=method)
         others = {child.pid for child in multiprocessing.active_children()}
         try:
+            # By then every worker has touched what it needs.
             _skip(iter(loader), 4 * WARM_BATCHES)
             workers = [child.pid for child in multiprocessing.active_children() if child.pid not in others]
             found[f"{method}_bytes"] = [_unique_bytes(pid) for pid in workers if pid is not None]

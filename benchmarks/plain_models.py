@@ -101,6 +101,7 @@ class PlainResNetSE(nn.Module):
         with torch.no_grad():
             features = self.front_end(waveforms).unsqueeze(1)
         hidden = self.conv1(features)
+        # ResNetSE34V2 normalises after the ReLU, as the blocks of both do.
         hidden = self.relu(self.bn1(hidden)) if self.is_light else self.bn1(self.relu(hidden))
         for number in range(1, len(BLOCKS) + 1):
             hidden = getattr(self, f"layer{number}")(hidden)
@@ -115,6 +116,7 @@ class PlainResNetSE(nn.Module):
         frames = hidden.flatten(1, 2)  # (batch, channels x mels, frames)
         weights = self.attention(frames)
         mean = (frames * weights).sum(dim=2)
+        # The original's floor: the variance of equal frames rounds to below 0, and its root has no slope at 0.
         deviation = ((frames**2 * weights).sum(dim=2) - mean**2).clamp(min=1e-5).sqrt()
         return torch.cat((mean, deviation), dim=1)
 

@@ -84,6 +84,7 @@ def mean_distance(generator: np.random.Generator, trials: str) -> tuple[str, int
 def large_list(generator: np.random.Generator, _: str) -> tuple[str, int, Callable[[], object]]:
     """Ten million trials over a million utterances."""
     units = _normal(generator, MILLION, LARGE_DIM)
+    # In parts: normalised all at once, a second copy of a gigabyte would be the peak that is reported.
     for start in range(0, MILLION, 10_000):
         units[start : start + 10_000] = mean_embeddings(units[start : start + 10_000])
     enrol, test = generator.integers(0, MILLION, (2, 10 * MILLION), dtype=np.int32)
@@ -147,6 +148,7 @@ def measure_scoring(part: str, *, rounds: int, threads: int, trials: str = "") -
         threads: of torch.
         trials: a list to take the pairs of; empty draws one of VoxCeleb1-O's size.
     """
+    # Not a fork, which would begin with this process's memory as its peak.
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(_measure, part, rounds, threads, trials).result()

@@ -235,9 +235,11 @@ def measure_steps(
             raise ValueError(f"unknown variant {name!r}; known: {', '.join(NAMES)}")
     commands = {}
     for name in dict.fromkeys([PLAIN, *names]):
+        # The plain definition runs as torch comes: with neither kept memory nor huge pages.
         keeps = name == BY_HAND or VARIANTS.get(name, AS_BEFORE).get("runtime", {}).get("keep_memory", True)
         measured = ["--steps", model, "--step_of", name, "--step_batch", str(batch_size)]
         commands[name] = own_command(*arguments, *measured), own_environment(huge_pages=keeps)
+    # The first step after another process finds cold caches: some hundredths of a second, which training never pays.
     return time_processes(commands, rounds=rounds, warmup=WARMUP_STEPS, settle=1)
 
 
@@ -275,6 +277,7 @@ def step_memory(config: Config, variant: str, batch_size: int) -> StepMemory:
     config = variant_config(config, variant)
     prepare_machine(config)
     with tempfile.TemporaryDirectory() as folder:
+        # Folders of their own: a run folder has one trainer.
         warm = trainer_step(config, Path(folder) / "warm", 2)
         warm()
         run = trainer_step(config, Path(folder) / "run", batch_size)

@@ -10,9 +10,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
-from speakernet.files import free_name
+from speakernet.files import free_name, hold_lock
 
 LOCK = "run.lock"
 
@@ -75,21 +73,18 @@ def held(folder: str | Path) -> Iterator[None]:
     """
     path = Path(folder) / LOCK
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        lock = FileLock(path).acquire(blocking=False)
-    except Timeout as error:
-        raise ValueError(
-            f"{path.parent} is in use by another run ({_holder(path)}); "
-            "wait for it, stop it, or choose another --save_path"
-        ) from error
-    with lock:
+    refusal = (
+        f"{path.parent} is in use by another run ({_holder(path)}); wait for it, stop it, or choose another --save_path"
+    )
+    with hold_lock(path, refusal):
         path.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
         yield
 
 
 def _holder(path: Path) -> str:
+    """Who holds the folder, or was the last to do so."""
     try:
         return path.read_text(encoding="utf-8").strip() or "an unknown process"
     except OSError:
-        # Windows lets nobody read a file that is locked.
-        return "another process"
+        # There is none yet, or it is Windows, which lets nobody read a file that is locked.
+        return "an unknown process"

@@ -5,12 +5,9 @@ the number of workers or ranks. Nothing below this file touches the global rando
 """
 
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    import torch
 
 
 def seed_everything(seed: int) -> None:
@@ -24,11 +21,6 @@ def derive_seed(seed: int, *keys: int) -> int:
     """A 63-bit seed that depends on every key; neighbouring keys give unrelated streams (NumPy's SeedSequence)."""
     words = np.random.SeedSequence([seed, *keys]).generate_state(1, np.uint64)
     return int(words[0] >> np.uint64(1))
-
-
-def torch_generator(seed: int, *keys: int) -> "torch.Generator":
-    """A CPU generator keyed by (seed, keys…)."""
-    return _torch().Generator().manual_seed(derive_seed(seed, *keys))  # type: ignore[no-any-return]
 
 
 def numpy_generator(seed: int, *keys: int) -> np.random.Generator:

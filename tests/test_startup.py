@@ -22,7 +22,7 @@ MISTYPED = [
     ["find-batch-size", "--modl.name", "ResNet"],
     ["benchmark", "--compare"],
     ["evaluate", "--scores", "scores.txt"],
-    ["import-weights", "file.model", "--model", "ResNetSE43L", "--out", "here.pt"],
+    ["import-weights", "file.model", "--modl", "ResNetSE34L"],
 ]
 ANSWERED = [[], ["--help"], ["--version"], ["list"], ["list", "models"], ["show-config", "--config", "exp01.yaml"]]
 CALLS = [*ANSWERED, *MISTYPED, *([name, "--help"] for name in COMMANDS)]

@@ -24,6 +24,7 @@ def build_augmenter(config: Config, reader: RowReader, table: LookupTable, eligi
     cache = AudioCache(config.data.cache_megabytes << 20)
     banks = noise_banks(section.noise_path, sample_rate, cache) if section.noise_path else {}
     if banks:
+        # Noise is read more often than speech: babble takes three to seven clips for one utterance.
         in_memory = clips_into_ram(banks, config.data.cache_megabytes << 20)
         logger.info("noise clips are %s", "in memory" if in_memory else "read from disk (data.cache_megabytes)")
         if "babble" not in banks and "babble" in section.categories:
@@ -32,6 +33,7 @@ def build_augmenter(config: Config, reader: RowReader, table: LookupTable, eligi
             logger.info("no folder 'speech' among the noise: babble is mixed from training utterances")
     rirs: RirBank | None = None
     if section.rir_path:
+        # The classic pipeline leaves the delay of the direct path in, which shifts the speech in its crop.
         rirs = rir_bank(section.rir_path, sample_rate, cache, is_aligned=section.style == "ours")
     augmenter = Augmenter(banks, rirs, section, sample_rate=sample_rate, seed=config.runtime.seed)
     if augmenter.missing and (section.noise_path or section.rir_path):

@@ -57,17 +57,10 @@ def find_batch_size(
     net, loss = build_model(config).to(device).train(), build_loss(config, num_classes).to(device).train()
     apply_memory_options(config, net, device, precision)
     per_speaker = config.data.utterances_per_speaker
-    step = TrainingStep(
-        net,
-        loss,
-        create_optimizer(config.optimizer, [net, loss], device, is_float32=precision.name == "no"),
-        precision,
-        config.training,
-        profiler=NoProfiler(),
-        utterances_per_speaker=per_speaker,
-        # Each size is tried as a whole batch.
-        gradient_cache=False,
-    )
+    optimizer = create_optimizer(config.optimizer, [net, loss], device, is_float32=precision.name == "no")
+    # Each size is tried as a whole batch, so nothing is held back.
+    how = {"profiler": NoProfiler(), "utterances_per_speaker": per_speaker, "gradient_cache": False}
+    step = TrainingStep(net, loss, optimizer, precision, config.training, **how)  # type: ignore[arg-type]
     num_samples = crop_samples(config.data.crop_frames, config.data.sample_rate)
     generator = torch.Generator().manual_seed(config.runtime.seed)
 

@@ -60,12 +60,14 @@ def build_training_loader(config: Config, inputs: Inputs, start_method: str | No
         ValueError: lists, audio or numbers that make no epoch; see each part.
     """
     data, given, device = config.data, inputs.training, inputs.device
+    # All that can be told from list and headers comes before anything is decoded or moved.
     if distributed.world_size() > data.batch_size:
         raise ValueError(f"data.batch_size is {data.batch_size}, fewer than the {distributed.world_size()} processes")
     _check_num_classes(config, len(given.rows.speakers))
     _refuse_bad_files(config, given)
     eligible = _eligible(config, given.table)
     speeds = speed_fractions(config.augment.speed_factors if config.augment.enabled else [1.0])
+    # The speed is the sampler's to draw: it sets the label, and how many samples are read.
     sampler = _sampler(config, given.rows.labels, eligible, len(speeds))
     reader = _reader(data, given)
     augmenter = build_augmenter(config, reader, given.table, eligible)
@@ -197,6 +199,7 @@ def _sampler(config: Config, labels: np.ndarray, eligible: np.ndarray, num_speed
             f"the loss {loss.name!r} compares utterances of the same speaker: data.utterances_per_speaker is "
             f"{data.utterances_per_speaker}, expected at least {needed}"
         )
+    # Metric losses learn from pairs: without others of the same speaker in the batch there are none.
     is_balanced = data.sampler == "balanced" or (
         data.sampler == "auto" and (data.utterances_per_speaker > 1 or loss.is_metric)
     )
@@ -213,7 +216,7 @@ def _reader(data: DataOptions, given: TrainingInput) -> RowReader:
     budget = int(data.ram_corpus_gigabytes * GIGABYTE) or int(min(free, free_shared_memory() * SHARED_MEMORY_SHARE))
     choice = choose_ram_corpus(
         switch=data.ram_corpus,
-        corpus_bytes=2 * int(table.num_samples.sum()),
+        corpus_bytes=2 * int(table.num_samples.sum()),  # as int16
         is_compressed=not table.all_plain,
         is_packed=not isinstance(source, FolderSource),
         # Each process of a distributed run holds the whole corpus.

@@ -20,7 +20,7 @@ from speakernet.data.lookup import LookupTable
 from speakernet.data.opening import open_source
 from speakernet.data.sources import AudioSource
 
-HEADER_THREADS = 16
+HEADER_THREADS = 16  # more than cores: a header costs a wait for the disk, most of all a remote one
 
 Read = TypeVar("Read")
 
@@ -116,6 +116,7 @@ class Inputs:
 
 def _once(kept: dict[Path, Read], path: str | Path, read: Callable[[str | Path], Read]) -> Read:
     """What was read from a path, under whatever name it was asked for before."""
+    # A relative name, an absolute one and a link to the same file are one list.
     key = Path(path).resolve()
     if key not in kept:
         kept[key] = read(path)
@@ -127,6 +128,7 @@ def make_synthetic_corpus(config: Config) -> Config:
     folder = config.data.synthetic_corpus
     if not folder:
         return config
+    # The main process makes it, the others find it made: two writers would take each other's files for a killed run's.
     if distributed.is_main():
         made = make_corpus(folder, show_progress=True)
     distributed.barrier()
@@ -136,6 +138,7 @@ def make_synthetic_corpus(config: Config) -> Config:
     data = dataclasses.replace(
         data,
         train_list=data.train_list or str(made.train_list),
+        # A list of one's own with audio of the corpus would be a mistake that nothing notices.
         train_path=data.train_path or ("" if data.train_list else str(made.train_path)),
         test_list=data.test_list or str(made.test_list),
         test_path=data.test_path or ("" if data.test_list else str(made.test_path)),

@@ -58,6 +58,7 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
     log_system_info()
     prepare_machine(loaded.config)
     device = choose_device(loaded.config.runtime)
+    # Before the network is made: its first weights are drawn from torch's global generator.
     seed_everything(loaded.config.runtime.seed)
     net = build_model(loaded.config)
     # A misspelt name or an impossible option should not wait for a corpus to be made or decoded.
@@ -70,6 +71,7 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
     loss, summary = _train_first_stage(config, inputs, net, validate)
     if config.training.large_margin_epochs:
         train_large_margin_stage(config, net, loss, inputs, validate, run_folder, int(summary["steps"]))
+    # Only the main process writes best.pt, and every process scores with it.
     distributed.barrier()
     summary |= best_of_run(read_own_checkpoint(summary["best_path"])["training_summary"])
     if not summary["performance"]["steps"] and _is_reported(run_folder, Path(summary["best_path"])):
@@ -89,6 +91,7 @@ def _train_first_stage(
     try:
         loss = build_loss(config, loader.num_classes)
         initial_model = config.training.initial_model
+        # A run that goes on has weights of its own; the same command again would otherwise begin anew.
         found = find_checkpoint(run_folder) if initial_model else None
         if found and found.path:
             logger.info("initial model %s: not read, the run goes on from %s", initial_model, found.path)

@@ -128,14 +128,12 @@ def build_trainer(
     on_start: Callable[[], None] = lambda: None,
     advise: Callable[[float], str] = lambda data_wait_share: "",
 ) -> Trainer:
-    """A trainer ready to run; `net` and `loss` are moved to the device and changed in place.
-
-    What cannot work together was refused before (`refuse_impossible`).
+    """A trainer ready to run; what cannot work together was refused before (`refuse_impossible`).
 
     Args:
         config: the options of all its parts.
-        net: what is trained.
-        loss: what it is trained by.
+        net: what is trained; moved to the device, and changed in place.
+        loss: what it is trained by; likewise.
         loader: the batches.
         validate: evaluates `net` as it is then.
         run_folder: where everything is written.

@@ -55,6 +55,7 @@ def header_findings(
         f"{hours:,.1f} hours; {seconds[is_good].min():.2f} to {seconds[is_good].max():.1f} s, median {middle:.1f} s"
     )
     findings.append(Finding("ok", f"{check}: length", message))
+    # Broken files have 0 seconds and were named above.
     short = np.flatnonzero(is_good & (seconds < min_seconds))
     if len(short):
         findings.append(

@@ -18,6 +18,7 @@ def duration_histogram(seconds: np.ndarray) -> str:
     """The durations as text, one bar a line."""
     edges = np.array([*DURATION_EDGES, np.inf])
     counts, _ = np.histogram(seconds, bins=edges)
+    # Empty bars at the end say nothing; those in between do.
     last = int(np.flatnonzero(counts)[-1]) + 1 if counts.any() else 1
     lines = []
     for row in range(last):
@@ -37,6 +38,7 @@ def write_duration_png(path: str | Path, durations: dict[str, np.ndarray]) -> No
     FigureCanvasAgg(figure)
     for row, (title, seconds) in enumerate(durations.items()):
         axes = figure.add_subplot(len(durations), 1, row + 1)
+        # One recording of an hour would press all others into the first bar.
         upper = float(np.quantile(seconds, 0.995)) if len(seconds) else 1.0
         axes.hist(np.minimum(seconds, upper), bins=PNG_BINS)
         axes.set_title(f"{title}: {len(seconds):,} files")

@@ -9,15 +9,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-
 from speakernet.checks.findings import Finding
 from speakernet.data.audio import AudioError
 from speakernet.data.ffmpeg import FfmpegError, ffmpeg_version, find_ffmpeg
 from speakernet.data.lists import StringTable
 from speakernet.data.sources import AudioSource
 from speakernet.files import human_bytes
-from speakernet.machine.facts import gpus, version_of
+from speakernet.machine.facts import gpu_facts, version_of
 from speakernet.machine.limits import describe_limits, usable_cores
 
 LEAST_FREE_BYTES = 5 << 30
@@ -115,13 +113,13 @@ def _torch_pair() -> Finding:
 
 
 def _gpu() -> Finding:
-    if torch.cuda.is_available():
-        names = ", ".join(f"{gpu['name']} ({human_bytes(gpu['memory_bytes'])})" for gpu in gpus())
-        return Finding("ok", "GPU", f"{names}; CUDA {torch.version.cuda}; driver {_driver_version() or 'unknown'}")
-    driver = _driver_version()
+    facts, driver = gpu_facts(), _driver_version()
+    if facts:
+        names = ", ".join(f"{gpu['name']} ({human_bytes(gpu['memory_bytes'])})" for gpu in facts["gpus"])
+        return Finding("ok", "GPU", f"{names}; CUDA {facts['cuda']}; driver {driver or 'unknown'}")
     if driver:
         advice = "the driver is older than this torch's CUDA, or the container was started without GPUs"
-        message = f"a driver ({driver}) is there, but torch {torch.__version__} sees no GPU"
+        message = f"a driver ({driver}) is there, but torch {version_of('torch')} sees no GPU"
         return Finding("warning", "GPU", message, advice)
     return Finding("ok", "GPU", f"none; training runs on {usable_cores()} CPU cores")
 

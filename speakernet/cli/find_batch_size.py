@@ -42,6 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write(f"{one.batch_size:6d}  {outcome}\n")
     sys.stdout.write(f"best: {best} utterances in a batch; the largest tried that fits: {finder.largest_batch_size}\n")
     per_speaker = config.data.utterances_per_speaker
+    # data.batch_size counts speakers, as voxceleb_trainer's does.
     option = f"--batch_size {max(best // per_speaker, 1)}"
     sys.stdout.write(
         f"use it with {option}" + (f" ({per_speaker} utterances a speaker)\n" if per_speaker > 1 else "\n")

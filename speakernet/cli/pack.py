@@ -21,6 +21,7 @@ from speakernet.machine.limits import usable_cores
 
 logger = logging.getLogger(__name__)
 
+# A disk that fails damages thousands; the first few show where.
 PROBLEMS_SHOWN = 10
 
 
@@ -86,6 +87,7 @@ def _wanted(arguments: argparse.Namespace) -> StringTable | None:
     tables += [read_trials(path).names for path in arguments.trials]
     if not tables:
         return None
+    # Each name once, in the order of the lists: a list that is read from end to end then reads the corpus so.
     return StringTable.from_strings(dict.fromkeys(name for table in tables for name in table))
 
 

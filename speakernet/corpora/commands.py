@@ -170,6 +170,7 @@ def fetch_joined(name: str, arguments: argparse.Namespace) -> list[StepSummary]:
     """Fetch, join and unpack a corpus of which some archives are published in parts."""
     root, num_jobs = arguments.save_path, arguments.num_jobs
     corpus = load_corpus(name, base_url=arguments.base_url, catalogue_path=arguments.catalogue)
+    # A whole that is verified needs no parts: they were removed when it was joined.
     done = [one for one in corpus.joined.values() if verified.has_md5(root / one.name, one.md5)]
     finished = {part for one in done for part in one.parts}
     with StepSummary(f"download_{name}", root, made="fetched") as download:
@@ -192,6 +193,7 @@ def fetch_joined(name: str, arguments: argparse.Namespace) -> list[StepSummary]:
 
 def finish_corpus(lists: ListFiles, summaries: Sequence[StepSummary], options: ListOptions) -> int:
     """Write the configuration, say the next command, and give the exit code."""
+    # The run folder is named after the file: exps/librispeech, not exps/librispeech_lists.
     config = options.save_path / f"{options.save_path.name.removesuffix('_lists')}.yaml"
     write_recipe(config, options.root, lists)
     code = finish(summaries, options.save_path / "summary.txt")

@@ -50,6 +50,7 @@ def common_voice_rows(root: Path, table: str) -> Iterator[Row]:
         )
     identities: dict[str, str] = {}
     with path.open(encoding="utf-8", newline="") as file:
+        # Sentences hold quotation marks that open and never close.
         for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE):
             identity = row["client_id"]
             speaker = identity[:CLIENT_ID_LENGTH]

@@ -137,6 +137,7 @@ def is_converted(conversion: Conversion, sample_rate: int) -> bool:
     found = audio_seconds(conversion.target, sample_rate)
     if found is None:
         return False
+    # Removed once it was converted (--remove_originals): there is nothing left to compare with.
     if not conversion.source.exists():
         return True
     return length_problem(found, Decoded(source_seconds(conversion.source), False)) is None
@@ -188,6 +189,7 @@ def _decode(batch: list[Conversion], options: ConversionOptions) -> list[tuple[P
         decoded = decode_batch(options.ffmpeg, sources, halves, options.file_format, options.sample_rate)
         for one, half, outcome in zip(batch, halves, decoded, strict=True):
             seconds = audio_seconds(half, options.sample_rate)
+            # The header's own word where there is one: ffmpeg's may be a guess from the bit rate.
             known = source_seconds(one.source)
             if known is not None:
                 outcome = Decoded(known, False)

@@ -107,6 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
     with exclusive(save_path):
         config, summaries = prepare_folder(options)
         code = finish(summaries, save_path / "summary.txt")
+    # Not fetched unasked: 12 GB.
     if options.noise_path is None or options.rir_path is None:
         logger.info(
             "augmentation teaches much where recordings are few: %s and %s bring noise and room responses, then "
@@ -162,6 +163,7 @@ def find_layout(root: Path, wanted: str = "auto") -> Layout:
             f"({', '.join(others[:NUM_EXAMPLES])}): if each is a speaker, say --layout speakers, else give the folder "
             "that holds either parts or speakers"
         )
+    # train/wav/anna beside dev/bert: one depth for both would take `wav` for a speaker.
     depths = {_below_containers(folder / name, depth + 1)[0] for name in parts}
     if len(depths) > 1:
         raise ValueError(f"the speakers lie at another depth in each of {', '.join(parts)}; say --speaker_depth")
@@ -203,9 +205,11 @@ def _rows(options: FolderOptions, scan: StepSummary) -> tuple[Iterator[Row], Cal
     if layout.depth and options.speaker_depth is None:
         kept = "are kept apart as they are" if layout.part_depth is not None else "are split anew"
         logger.info("the speakers are taken from %d folders below %s and %s", layout.depth, options.root, kept)
+    # A generator: what a list cannot hold is counted while it is walked, once.
     rows = listable_rows((row_by_folder(name, layout.depth) for name in names), names, scan)
     if layout.part_depth is None:
         return rows, None
+    # Converted files are named by their whole path, below which their folders are as they were.
     part_depth, converted = layout.part_depth, f"{_converted_folder(options)}/"
     return rows, lambda name: PARTS[name.removeprefix(converted).split("/")[part_depth].lower()]
 

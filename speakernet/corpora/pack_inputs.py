@@ -32,7 +32,7 @@ NOT_IN_ANY = -1
 class FolderInput(PackInput):
     """Files under a folder: those that a list names, or all of them."""
 
-    def __init__(self, root: str | Path, names: StringTable | None = None) -> None:
+    def __init__(self, root: str | Path, names: StringTable | None = None, ffmpeg: str | None = None) -> None:
         if not Path(root).is_dir():
             raise AudioError(f"{root}: no such folder; give the folder that the list's paths are relative to")
         if names is None:
@@ -41,25 +41,29 @@ class FolderInput(PackInput):
             _checked(name, str(root))
         super().__init__(names, str(root))
         self._root = str(root)
+        self._ffmpeg = ffmpeg
 
     def decode(self, row: int, content: bytes | None, sample_rate: int) -> np.ndarray:
         """See `PackInput.decode`."""
         path = os.path.join(self._root, self.names[row])  # noqa: PTH118  a million times
         if not _needs_ffmpeg(path) or not os.path.exists(path):  # noqa: PTH110
             return to_int16(read_audio(path, sample_rate=sample_rate))
-        return _decode_with_ffmpeg(Path(path), path, sample_rate)
+        return _decode_with_ffmpeg(self._ffmpeg, Path(path), path, sample_rate)
 
 
 class ArchiveInput(PackInput):
     """Members of one or several archives, and the names of a list that none of them holds."""
 
-    def __init__(self, archives: Sequence["Archive"], wanted: StringTable | None, strip: int | None) -> None:
+    def __init__(
+        self, archives: Sequence["Archive"], wanted: StringTable | None, strip: int | None, ffmpeg: str | None = None
+    ) -> None:
         """Match members and names.
 
         Args:
             archives: opened archives.
             wanted: names of a list; None takes every audio file.
             strip: leading folders of the members' names to drop; None finds the number that suits the list (0 without).
+            ffmpeg: for m4a and the like; None takes the one of the environment or the PATH.
         """
         names: list[str] = []
         of_archive, of_member = [], []
@@ -77,6 +81,7 @@ class ArchiveInput(PackInput):
             of_member.append(np.zeros(len(absent_names), dtype=np.int64))
         super().__init__(StringTable.from_strings(names), ", ".join(archive.name for archive in archives))
         self._archives = archives
+        self._ffmpeg = ffmpeg
         self._of_archive = np.concatenate(of_archive)
         self._of_member = np.concatenate(of_member)
 
@@ -105,7 +110,7 @@ class ArchiveInput(PackInput):
         with tempfile.TemporaryDirectory(prefix="speakernet-") as folder:
             path = Path(folder) / ("audio" + os.path.splitext(archive.names[member])[1])  # noqa: PTH122
             path.write_bytes(content)
-            return _decode_with_ffmpeg(path, label, sample_rate)
+            return _decode_with_ffmpeg(self._ffmpeg, path, label, sample_rate)
 
 
 class Archive(ABC):
@@ -196,7 +201,10 @@ class TarAudio(Archive):
 
 
 def open_inputs(
-    sources: Sequence[str | Path], wanted: StringTable | None = None, strip: int | None = None
+    sources: Sequence[str | Path],
+    wanted: StringTable | None = None,
+    strip: int | None = None,
+    ffmpeg: str | None = None,
 ) -> PackInput:
     """The input that `sources` are: one folder, or archives (parts of one archive count as one).
 
@@ -204,6 +212,7 @@ def open_inputs(
         sources: a folder, or zip and tar archives.
         wanted: names to pack; None packs every audio file.
         strip: see `ArchiveInput`.
+        ffmpeg: likewise.
 
     Raises:
         AudioError: nothing there, or not a folder or archive.
@@ -214,10 +223,10 @@ def open_inputs(
         if not path.exists():
             raise AudioError(f"{path}: no such folder or archive")
     if len(paths) == 1 and paths[0].is_dir():
-        return FolderInput(paths[0], wanted)
+        return FolderInput(paths[0], wanted, ffmpeg)
     if any(path.is_dir() for path in paths):
         raise AudioError("expected one folder or some archives, found a folder among several sources")
-    return ArchiveInput([_open_archive(parts) for parts in group_parts(paths)], wanted, strip)
+    return ArchiveInput([_open_archive(parts) for parts in group_parts(paths)], wanted, strip, ffmpeg)
 
 
 def match_members(archive: Archive, wanted: StringTable | None, strip: int | None) -> tuple[np.ndarray, list[str]]:
@@ -278,9 +287,10 @@ def _refuse_twice(names: list[str], archives: Sequence[Archive]) -> None:
         seen.add(name)
 
 
-def _decode_with_ffmpeg(path: Path, label: str, sample_rate: int) -> np.ndarray:
+def _decode_with_ffmpeg(ffmpeg: str | None, path: Path, label: str, sample_rate: int) -> np.ndarray:
     try:
-        raw, facts = decode_to_bytes(find_ffmpeg(), path, sample_rate)
+        # Looked for where it is needed: a corpus of WAV packs on a machine without it.
+        raw, facts = decode_to_bytes(find_ffmpeg(ffmpeg), path, sample_rate)
     except FfmpegError as error:
         raise AudioError(f"{label}: {error}") from error
     samples = np.frombuffer(raw[: len(raw) // 2 * 2], dtype="<i2")

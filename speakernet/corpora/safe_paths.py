@@ -40,6 +40,7 @@ class Folder:
         self.root = Path(root)
         self.root.mkdir(parents=True, exist_ok=True)
         self._resolved_root = self.root.resolve()
+        # A million files lie in thousands of folders: each is looked at once.
         self._known: set[Path] = set()
 
     def path(self, name: str) -> Path:

@@ -55,6 +55,7 @@ def vctk_rows(root: Path, microphone: str) -> Iterator[Row]:
     genders = {}
     facts = corpus / "speaker-info.txt"
     if facts.is_file():
+        # ID AGE GENDER ACCENTS REGION; the first line names them.
         for line in facts.read_text(encoding="utf-8", errors="replace").splitlines()[1:]:
             fields = line.split()
             if len(fields) > 2:

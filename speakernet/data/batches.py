@@ -68,6 +68,7 @@ class BatchMaker:
         self.speakers = speakers
         self.speeds = tuple(speeds)
         self.augmenter = augmenter
+        # Half the memory to write, to hand over and to move to a GPU, where nothing disturbs the samples before.
         self.dtype: type = np.int16 if is_int16 else np.float32
         self._lengths = SharedArray(lengths)
 
@@ -104,6 +105,7 @@ class BatchMaker:
         Raises:
             AudioError: an utterance cannot be read and is not to be replaced, or no replacement was found.
         """
+        # Counts are the reader's since it was made, here or in a worker: the report has those of this batch.
         before = Counter(self._counts())
         report = BatchReport(request.rows.copy(), slot=request.slot)
         begin = time.perf_counter()
@@ -133,6 +135,7 @@ class BatchMaker:
         lengths = self.lengths[rows]
         speeds = request.speeds[places]
         if not speeds.any() and self.speeds[0] == 1 and len(places) == len(out):
+            # The usual batch, at one speed and without replacements, is read where it belongs.
             starts = (uniform * np.maximum(lengths - out.shape[1] + 1, 1)).astype(np.int64)
             return self.reader.fill(rows, starts, out)
         problems: dict[int, str] = {}

@@ -48,6 +48,7 @@ class AudioCache:
     def put(self, key: Hashable, array: np.ndarray) -> None:
         """Keep an array (read-only from now on), dropping the least recently used ones to make room."""
         if array.nbytes > self.budget_bytes:
+            # It would push out everything and then be pushed out itself.
             return
         array.flags.writeable = False
         with self._lock:

@@ -88,6 +88,7 @@ def decode_batch(
     command = [ffmpeg, "-nostdin", "-hide_banner", "-nostats", "-loglevel", "info", "-y"]
     for source in sources:
         command += ["-threads", "1", "-i", _as_url(source)]
+    # Every output names its input: without a map ffmpeg chooses one stream among all inputs for each of them.
     for row, target in enumerate(targets):
         command += ["-map", f"{row}:a:0", "-ac", "1", "-ar", str(sample_rate), *ENCODINGS[file_format]]
         # No encoder name or date in the output: the same source gives the same bytes.

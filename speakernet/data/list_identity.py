@@ -118,6 +118,7 @@ def list_identity(trials: TrialList) -> ListIdentity:
     alike = [one for one in PUBLISHED if one.num_trials == len(trials)]
     if not alike:
         return ListIdentity()
+    # No two published lists have as many trials, which this line holds.
     (published,) = alike
     if path.is_file() and md5_of(path) == published.md5:
         return _known(published, f"this is {published.name}, {size}, as published")

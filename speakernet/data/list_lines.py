@@ -81,6 +81,7 @@ class ListFile:
                 data = file.read(BLOCK_BYTES)
                 self._digest.update(data)
                 block = rest + data
+                # The last line may go on in the next block; at the end of the file it need not end in a line break.
                 cut = block.rfind(b"\n") + 1 if data else len(block)
                 block, rest = block[:cut], block[cut:]
                 # A byte-order mark, as Windows' editors write it, would become part of the first name.
@@ -156,6 +157,7 @@ def _split_lines(block: bytes, first_line: int, tabs_only_where_present: bool) -
         if has_tab.any():
             lengths = np.diff(np.append(line_starts, len(content)))
             is_gap &= ~(np.repeat(has_tab, lengths) & (content == SPACE))
+    # A word begins where a gap ends: both ends of all words from one array, without a Python loop over lines.
     padded = np.ones(len(content) + 2, dtype=bool)
     padded[1:-1] = is_gap
     starts = np.flatnonzero(padded[:-1] & ~padded[1:])[: len(content)]

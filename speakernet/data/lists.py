@@ -70,6 +70,7 @@ class StringTable(Sequence[str]):
         np.cumsum(ends - starts, out=offsets[1:])
         content = np.empty(int(offsets[-1]), dtype=np.uint8)
         source = self.content
+        # A loop over what is taken: the index arrays of a gather would take eight bytes for each byte of text.
         for row, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
             content[offsets[row] : offsets[row + 1]] = source[start:end]
         return StringTable(content, offsets)
@@ -184,6 +185,7 @@ def read_training_list(path: str | Path, malformed: MalformedRows | None = None)
             continue
         labels.append(_speaker_labels(lines.content, lines.starts[first], lines.ends[first], names))
         path_starts, path_ends = lines.starts[first + 1], lines.ends[first + count - 1]
+        # +1 where a path begins, -1 behind its end: the running sum marks the bytes of all paths at once.
         mark = np.zeros(len(lines.content) + 1, dtype=np.int8)
         mark[path_starts] = 1
         mark[path_ends] = -1
@@ -191,6 +193,7 @@ def read_training_list(path: str | Path, malformed: MalformedRows | None = None)
         lengths.append(path_ends - path_starts)
     if not labels:
         raise ListError(f"{path}: the list is empty; expected one 'speaker path' a line")
+    # By name, not by first mention: a list that is shuffled has the same classes.
     by_name = sorted(names)
     new_label = np.empty(len(names), dtype=np.int32)
     for label, name in enumerate(by_name):
@@ -237,6 +240,7 @@ def read_trials(path: str | Path, malformed: MalformedRows | None = None) -> Tri
     if not pairs:
         raise ListError(f"{path}: the list is empty; expected lines {TRIAL_FORMS}")
     both = np.array(pairs, dtype=np.int32).reshape(-1, 2)
+    # A dictionary keeps the order in which it grew, so position n of it is row n.
     names = StringTable.from_strings(name.decode("utf-8") for name in rows)
     known = None if labels[0] < 0 else np.array(labels, dtype=np.int8)
     return TrialList(names, both[:, 0].copy(), both[:, 1].copy(), known, str(path), file.sha256)

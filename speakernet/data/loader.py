@@ -74,6 +74,7 @@ class TrainingLoader:
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, from 0; the next iteration starts at its first batch."""
         if epoch != self._epoch:
+            # Else it is kept: the trainer asks for the epoch's length first, and then for its batches.
             self._plan = None
         self._epoch, self._batch = epoch, 0
         self._counts.clear()
@@ -163,6 +164,7 @@ class TrainingLoader:
 
     def _request(self, batch: int) -> BatchRequest:
         plan = self.plan
+        # Whole batches are asked for, not utterances: what goes to a worker and comes back is then a few hundred bytes.
         share = rank_share(plan, batch, self.sampler.unit, self._rank, self._world_size)
         num_samples = crop_samples(int(plan.crop_frames[batch]), self.options.sample_rate)
         return BatchRequest(self._epoch, plan.rows[share], plan.speeds[share], num_samples)
@@ -175,6 +177,7 @@ class TrainingLoader:
             if self.augmenter is not None:
                 waveforms = self.augmenter(waveforms, epoch=request.epoch, rows=request.rows)
             rows = torch.from_numpy(report.rows)
+            # At another speed a speaker is another class: speed n's classes follow those of speed n - 1.
             labels = self._labels[rows] + self.num_speakers * torch.from_numpy(request.speeds).long()
             yield Batch(waveforms, labels.to(self.device, non_blocking=True), rows), report
 
@@ -186,8 +189,10 @@ class TrainingLoader:
             # What workers hand over lies in their ring, which they go on writing into.
             is_own = crops.dtype == torch.float32 and self.options.num_workers == 0
             return crops if is_own else to_float(crops)
+        # Only page-locked memory is copied while the GPU computes.
         staged = crops.pin_memory() if self.options.pin_memory else crops
         moved = staged.to(self.device, non_blocking=bool(self.options.pin_memory))
+        # As int16 a batch takes half the time over the bus; the GPU scales it for next to nothing.
         return to_float(moved) if moved.dtype == torch.int16 else moved
 
     def _note(self, report: BatchReport, num_samples: int) -> None:

@@ -65,6 +65,7 @@ class LookupTable:
         """Length of each utterance at `sample_rate`, int64 (rows,)."""
         native, rates = self.columns["native_samples"].array, self.columns["sample_rates"].array
         if (rates == self.sample_rate).all():
+            # Nearly always; no second array of a million lengths.
             return native
         return -(-native * self.sample_rate // np.maximum(rates, 1))
 
@@ -160,12 +161,14 @@ def build_lookup_table(
         show_progress: show a progress bar.
         read_info: reads one header; raises AudioError.
     """
+    # Trusted without a look at the files, which would take minutes: a change is found where a file is opened.
     path = cache_folder / f"lookup-{lookup_key(root, names, sample_rate)}.npz" if cache_folder else None
     table = _load(path, len(names), sample_rate) if path else None
     if table is None:
         table = LookupTable.empty(len(names), sample_rate)
         rows: Iterable[int] = range(len(names))
     else:
+        # They may have been mended since; their reasons are not kept.
         rows = sorted(table.problems)
     if _scan(table, str(root), names, list(rows), num_threads, show_progress, read_info) and path:
         _save(path, table)

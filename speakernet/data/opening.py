@@ -18,6 +18,7 @@ def open_source(root: str | Path, sample_rate: int = SAMPLE_RATE, **options: boo
     Raises:
         AudioError: there is nothing at `root`.
     """
+    # A corpus that is half written is none of files either: it says so itself.
     if is_packed(root) or (not Path(root).exists() and partial_of(root).exists()):
         return PackedSource(root, sample_rate)
     if not Path(root).exists():

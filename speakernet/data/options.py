@@ -86,6 +86,7 @@ class SamplingOptions(Options):
 class LoadingOptions(Options):
     """Who makes the batches, and how far ahead."""
 
+    # What is `auto` is decided where the facts are (`choices.py`), and logged with its reason.
     num_workers: Processes | Literal["auto"] = "auto"
     """Loader processes; 0 loads in the training process; auto: from cores and corpus, the reason is logged."""
     prefetch_factor: Annotated[int, Ge(1), Le(10_000)] | Literal["auto"] = "auto"

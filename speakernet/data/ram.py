@@ -49,6 +49,7 @@ def load_into_ram(
     lengths = table.num_samples.copy()
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]) if len(lengths) else np.zeros(0, np.int64)
     samples = SharedArray.allocate((int(lengths.sum()),), np.int16)
+    # Several threads write to it, each to rows of its own; assigning is one step for the others.
     problems = dict(table.problems)
 
     def decode(first_row: int) -> int:

@@ -60,6 +60,7 @@ def read_or_replace(
         if speakers is None or attempt == MAX_REPLACEMENTS:
             advice = "" if speakers else " (data.on_bad_audio: skip replaces such utterances and counts them)"
             raise AudioError(next(iter(problems.values())) + advice)
+        # Another draw at each attempt, keyed by the row that was asked for: no worker or rank changes it.
         attempt += 1
         report.problems.extend(problems.values())
         places = np.array(sorted(problems))

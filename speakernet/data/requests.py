@@ -38,6 +38,7 @@ class BatchReport:
     rows: np.ndarray
     problems: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
+    # As text: an exception would arrive from a worker with the worker's traceback around it.
     error: str = ""
     slot: int = 0
     read_seconds: float = 0.0

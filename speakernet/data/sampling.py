@@ -101,6 +101,7 @@ class Sampler(ABC):
         """Units and crop frames of each batch; the audio in a batch stays about the same."""
         most = num_units if self.longest_frames > self.shortest_frames else num_units // self.batch_size
         random = numpy_generator(self.seed, _LENGTH, epoch)
+        # Longer crops in smaller batches, so that memory and time of a step stay what they are.
         frames = random.integers(self.shortest_frames, self.longest_frames + 1, most)
         sizes = np.maximum(1, self.batch_size * self.shortest_frames // frames)
         count = int(np.searchsorted(np.cumsum(sizes), num_units, side="right"))

@@ -18,11 +18,6 @@ class SharedArray:
         self.array = array
         self._tensor: torch.Tensor | None = None
 
-    @property
-    def is_shared(self) -> bool:
-        """Whether other processes can be handed this memory."""
-        return self._tensor is not None
-
     def share(self) -> "SharedArray":
         """Copy into shared memory, once; returns itself."""
         if self._tensor is None and self.array.size:
@@ -39,6 +34,7 @@ class SharedArray:
         return made
 
     def _adopt(self, tensor: "torch.Tensor") -> None:
+        # The tensor is kept: its memory goes with it, and torch's handle is what another process opens.
         self._tensor = tensor
         self.array = tensor.numpy()
 

@@ -129,6 +129,7 @@ class RowReader(ABC):
         if not start:
             target[have:] = np.resize(target[:have].copy(), len(target) - have)
             return
+        # From the utterance's own start, which lies before the crop: read again, for it is rare.
         whole = np.empty(start + have, dtype=target.dtype)
         self.read_row(row, 0, whole)
         target[have:] = np.resize(whole, len(target) - have)
@@ -270,11 +271,13 @@ class FolderRows(RowReader):
     def _read_whole(self, raw: bytes, size: int, modified_ns: int, offset: int, target: np.ndarray) -> bool:
         """Read a whole crop of a plain file that is still the one that was scanned; False when it is not so simple."""
         try:
+            # By the system's own calls, without a Python file around them: this is done for every crop.
             file = os.open(raw if raw[:1] == b"/" else self._prefix + raw, OPEN_FLAGS)
         except OSError:
             return False
         try:
             status = os.fstat(file)
+            # The lookup table may be weeks old, and an offset into another file would read as noise.
             if status.st_size != size or status.st_mtime_ns != modified_ns:
                 return False
             return _read_at(file, target, offset) == target.nbytes

@@ -68,6 +68,7 @@ class Workers:
         self.reader, self.speeds, self.augments = maker.reader, maker.speeds, maker.augments
         self._num_workers, self._prefetch_factor = int(options.num_workers), int(options.prefetch_factor)
         self._is_persistent, self._start_method = options.persistent_workers, start_method
+        # Samples go through a ring made once: fresh shared tensors cost a page fault every 4 KiB of every batch.
         self._num_slots = self._num_workers * self._prefetch_factor + SPARE_SLOTS
         self._requests = _Requests()
         self._loader: DataLoader | None = None
@@ -203,6 +204,7 @@ def _stop_signals_held() -> Iterator[None]:
 
 def _settle(_number: int) -> None:
     """In a new worker: leave requests to stop to the training process, and end when that is gone."""
+    # `scancel`, `timeout` and Ctrl-C signal the whole process group; the checkpoint that follows needs the workers.
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):

@@ -13,8 +13,9 @@ from typing import get_args
 import numpy as np
 import torch
 
-from speakernet.data.augment.augmenter import Augmenter, Drawn, mu_law_codec, telephone_band
+from speakernet.data.augment.augmenter import Augmenter, mu_law_codec, telephone_band
 from speakernet.data.augment.banks import ClipBank, RirBank
+from speakernet.data.augment.draw import Drawn
 from speakernet.data.augment.options import AugmentOptions
 from speakernet.data.cache import AudioCache
 from speakernet.data.lists import StringTable, TrialList

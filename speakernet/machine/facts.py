@@ -7,8 +7,6 @@ import platform
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from speakernet.files import human_bytes
 from speakernet.machine.limits import total_memory_bytes, usable_cores
 from speakernet.machine.measuring import measuring
@@ -31,9 +29,7 @@ def system_info() -> dict[str, Any]:
     with measuring("memory of the machine"):
         info["memory_bytes"] = total_memory_bytes()
     with measuring("name and memory of the GPUs"):
-        if torch.cuda.is_available():
-            info["cuda"] = torch.version.cuda
-            info["gpus"] = gpus()
+        info |= gpu_facts()
     return info
 
 
@@ -49,17 +45,27 @@ def log_system_info() -> dict[str, Any]:
 
 
 def version_of(package: str) -> str | None:
-    """The installed version of a package, without importing it; None where it is not installed."""
+    """The installed version of a package, None where it is not installed."""
+    # Not `__version__`: a torchaudio that does not fit its torch takes the process down when it is imported.
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
 
 
-def gpus() -> list[dict[str, Any]]:
-    """Name and memory of every GPU that torch sees; empty without one."""
+def gpu_facts() -> dict[str, Any]:
+    """`gpus`, the name and memory of each one that torch can use, and `cuda`, its version; empty without one."""
+    # Late: the doctor's --help and the facts above need no torch.
+    import torch
+
+    if not torch.cuda.is_available():
+        return {}
     found = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
-    return [{"name": one.name, "memory_bytes": int(one.total_memory)} for one in found]
+    # CUDA is the one that torch was built with; the driver's own may be newer.
+    return {
+        "cuda": torch.version.cuda,
+        "gpus": [{"name": one.name, "memory_bytes": int(one.total_memory)} for one in found],
+    }
 
 
 def cpu_name() -> str:

@@ -39,6 +39,7 @@ class Quota:
 def usable_cores() -> int:
     """Cores that this process may keep busy: those of its affinity, or fewer by quota (1.5 cores are one)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    # Down: the second thread of 1.5 cores would be stopped half of the time, and the first waits for it at every step.
     return max(1, math.floor(min(cores, read_quota().cores)))
 
 
@@ -92,7 +93,10 @@ def _folders(root: Path, membership: Path) -> Iterator[Path]:
     for line in _text(membership).splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
+        # Version 1 mounts each controller under its name, or a pair such as cpu,cpuacct under both; version 2 has no
+        # controllers here and lies at the root, or under `unified` where version 1 is mounted beside it.
         mounts = [controllers, *controllers.split(",")] if controllers else ["", "unified"]
+        # A group outside of this namespace is named by `..`, and is out of sight.
         parts = [part for part in path.split("/") if part and part != ".."]
         for mount in dict.fromkeys(mounts):
             for depth in range(len(parts), -1, -1):
@@ -120,6 +124,7 @@ def _memory_limit(folder: Path) -> list[tuple[int, int]]:
         limit, used = _text(folder / limit_name), _text(folder / used_name)
         if limit.isdigit() and int(limit) < NO_LIMIT_BYTES:
             taken = int(used) if used.isdigit() else 0
+            # The kernel gives the page cache back before it kills anything: reading a corpus takes no memory away.
             return [(int(limit), max(0, taken - _page_cache(folder)))]
     return []
 

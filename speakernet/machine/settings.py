@@ -94,8 +94,9 @@ def optimize_torch_settings(
 
 def _set_determinism(deterministic: bool) -> AppliedSetting:
     if deterministic:
-        # cuBLAS reads it when its handle is made, that is before the first product
+        # cuBLAS reads it when its handle is made, that is before the first product.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # Also where it is off: an earlier run of this process may have switched it on.
     torch.use_deterministic_algorithms(deterministic)
     torch.backends.cudnn.deterministic = deterministic
     return AppliedSetting(
@@ -107,8 +108,10 @@ def _set_gpu(options: MachineOptions, device: torch.device | None) -> list[Appli
     attention, tf32, memory_fraction = options.attention, options.tf32, options.memory_fraction
     wanted = options.cudnn_benchmark
     benchmark = not options.deterministic if wanted == "auto" else bool(wanted)
+    # Timing every algorithm of a convolution pays when its shapes come again, and picks by the clock, not by the bits.
     torch.backends.cudnn.benchmark = benchmark
     applied = [AppliedSetting("cudnn_benchmark", benchmark, "crops have few lengths" if benchmark else "asked for")]
+    # Products of matrices and cuDNN's convolutions have a switch each.
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = tf32
     applied.append(AppliedSetting("tf32", tf32, "float32 products with 10 bits of mantissa" if tf32 else "asked for"))
@@ -134,6 +137,7 @@ def _set_threads(threads: int | Literal["auto"], interop_threads: int) -> list[A
         applied.append(AppliedSetting("threads", chosen, f"auto, {cores} cores may be used"))
         threads = 0
     for name, number in (("threads", threads), ("interop_threads", interop_threads)):
+        # Refused, not lowered: a few too many may be meant (and are called slow), thousands are a typing mistake.
         if not 0 <= number <= MOST_THREADS_A_CORE * cores:
             raise ValueError(
                 f"{name}: {number} on {cores} cores; expected 0 (torch's choice) to {MOST_THREADS_A_CORE * cores}"

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from speakernet.models.layers import mask_frames, relu, strided_length
 from speakernet.models.options.trunks import GeminiOptions
-from speakernet.models.residual import Block, ResidualStage, Stride
+from speakernet.models.residual import Block, ResidualStage, Stride, make_shortcut
 from speakernet.models.trunk import Trunk
 
 CHANNELS = (32, 32, 64, 128, 256)
@@ -18,7 +18,7 @@ class InvertedBottleneck(Block):
     EXPANSION = 4
 
     def __init__(self, channels_in: int, channels: int, stride: Stride = (1, 1)) -> None:
-        super().__init__(channels_in, channels, stride)
+        super().__init__(channels, stride)
         wide = self.EXPANSION * channels
         self.conv1 = nn.Conv2d(channels_in, wide, 1, bias=False)
         self.norm1 = nn.BatchNorm2d(wide)
@@ -26,6 +26,7 @@ class InvertedBottleneck(Block):
         self.norm2 = nn.BatchNorm2d(wide)
         self.conv3 = nn.Conv2d(wide, channels, 1, bias=False)
         self.norm3 = nn.BatchNorm2d(channels)
+        self.shortcut = make_shortcut(channels_in, channels, stride)
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(batch, channels, mels, frames) and valid frames, in and out."""

@@ -189,6 +189,7 @@ def load_initial_weights(net: SpeakerNet, loss: nn.Module | None, path: str | Pa
     Raises:
         CheckpointError: another architecture (both are named), other shapes (both are listed), NaN, damage.
     """
+    # Late: only a foreign checkpoint needs the importers, which import every family.
     from speakernet.models.importers import translate
 
     contents = read_checkpoint(path)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from speakernet.models.layers import MaskedConvolution, mask_frames, strided_length
 from speakernet.models.multi_scale import Passed, clipped_relu, multi_scale, norm_then_clipped_relu
 from speakernet.models.options.trunks import RESNET34, Res2NetOptions
-from speakernet.models.residual import Block, ResidualTrunk, Stride
+from speakernet.models.residual import Block, ResidualTrunk, Stride, make_shortcut
 
 # The width of a group is channels x base width / 64.
 WIDTH_UNIT = 64
@@ -40,7 +40,7 @@ class Res2Block(Block):
         fusion: type[nn.Module] | None = None,
     ) -> None:
         wide = channels * expansion
-        super().__init__(channels_in, wide, stride)
+        super().__init__(wide, stride)
         width = channels * base_width // WIDTH_UNIT
         num_convs = scale - (passed != "none")
         self.passed = passed
@@ -51,6 +51,7 @@ class Res2Block(Block):
         self.fusions = nn.ModuleList(fusion(width) for _ in range(num_convs - 1)) if fusion else nn.ModuleList()
         self.conv_out = nn.Conv2d(width * scale, wide, 1, bias=False)
         self.norm_out = nn.BatchNorm2d(wide)
+        self.shortcut = make_shortcut(channels_in, wide, stride)
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(batch, channels, mels, frames) and valid frames, in and out."""

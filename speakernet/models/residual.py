@@ -18,27 +18,33 @@ MakeBlock = Callable[[int, int, Stride], "Block"]
 
 
 class Block(nn.Module):
-    """The abstract block: it says how many channels it gives and keeps the shortcut around what it computes.
+    """The abstract block: it says how many channels it gives, and has a shortcut around what it computes.
 
     Args:
-        channels_in: channels of the input.
         channels: channels of the output.
         stride: along mels and frames.
     """
 
-    def __init__(self, channels_in: int, channels: int, stride: Stride = (1, 1)) -> None:
+    shortcut: nn.Module
+
+    def __init__(self, channels: int, stride: Stride = (1, 1)) -> None:
         super().__init__()
         self.out_channels = channels
         self.frame_stride = stride[1]
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != (1, 1) or channels_in != channels:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(channels_in, channels, 1, stride=stride, bias=False), nn.BatchNorm2d(channels)
-            )
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(batch, channels, mels, frames) and valid frames, in and out."""
         raise NotImplementedError
+
+
+def make_shortcut(channels_in: int, channels: int, stride: Stride = (1, 1)) -> nn.Module:
+    """The identity, or a 1 x 1 convolution with batch norm where the shape changes.
+
+    A block makes it last: the order of its modules is the order in which their first weights are drawn.
+    """
+    if stride == (1, 1) and channels_in == channels:
+        return nn.Identity()
+    return nn.Sequential(nn.Conv2d(channels_in, channels, 1, stride=stride, bias=False), nn.BatchNorm2d(channels))
 
 
 class ResidualBlock(Block):
@@ -60,13 +66,14 @@ class ResidualBlock(Block):
         gate: nn.Module | None = None,
         relu_first: bool = False,
     ) -> None:
-        super().__init__(channels_in, channels, stride)
+        super().__init__(channels, stride)
         self.relu_first = relu_first
         self.conv1 = nn.Conv2d(channels_in, channels, 3, stride=stride, padding=1, bias=False)
         self.norm1 = nn.BatchNorm2d(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
         self.norm2 = nn.BatchNorm2d(channels)
         self.gate = gate
+        self.shortcut = make_shortcut(channels_in, channels, stride)
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(batch, channels, mels, frames) and valid frames, in and out."""
@@ -92,13 +99,14 @@ class Bottleneck(Block):
 
     def __init__(self, channels_in: int, channels: int, stride: Stride = (1, 1)) -> None:
         wide = self.EXPANSION * channels
-        super().__init__(channels_in, wide, stride)
+        super().__init__(wide, stride)
         self.conv1 = nn.Conv2d(channels_in, channels, 1, bias=False)
         self.norm1 = nn.BatchNorm2d(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, stride=stride, padding=1, bias=False)
         self.norm2 = nn.BatchNorm2d(channels)
         self.conv3 = nn.Conv2d(channels, wide, 1, bias=False)
         self.norm3 = nn.BatchNorm2d(wide)
+        self.shortcut = make_shortcut(channels_in, wide, stride)
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(batch, channels, mels, frames) and valid frames, in and out."""

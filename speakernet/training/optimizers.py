@@ -28,7 +28,7 @@ EPSILON_FLOAT32 = 1e-8
 EPSILON_HALF = 1e-7
 
 
-def sgd(options: SgdOptions, groups: Groups, fused: bool = False) -> torch.optim.Optimizer:
+def sgd(options: SgdOptions, groups: Groups, fused: bool) -> torch.optim.Optimizer:
     """Stochastic gradient descent with momentum, by default Nesterov's."""
     optimizer = torch.optim.SGD(
         groups, lr=options.learning_rate, momentum=options.momentum, nesterov=options.nesterov, fused=fused
@@ -37,12 +37,12 @@ def sgd(options: SgdOptions, groups: Groups, fused: bool = False) -> torch.optim
     return optimizer
 
 
-def adam(options: AdamOptions, groups: Groups, epsilon: float, fused: bool = False) -> torch.optim.Optimizer:
+def adam(options: AdamOptions, groups: Groups, epsilon: float, fused: bool) -> torch.optim.Optimizer:
     """Adam; weight decay is an L2 term in the gradient."""
     return torch.optim.Adam(groups, **_of_adam(options, epsilon), fused=fused)
 
 
-def adamw(options: AdamWOptions, groups: Groups, epsilon: float, fused: bool = False) -> torch.optim.Optimizer:
+def adamw(options: AdamWOptions, groups: Groups, epsilon: float, fused: bool) -> torch.optim.Optimizer:
     """Adam with decoupled weight decay."""
     return torch.optim.AdamW(groups, **_of_adam(options, epsilon), fused=fused)
 

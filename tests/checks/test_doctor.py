@@ -16,7 +16,7 @@ from speakernet.cli import main
 from speakernet.data.audio import write_audio
 from speakernet.data.ffmpeg import FfmpegError
 from speakernet.data.lists import ListError, StringTable, read_trials
-from speakernet.data.sources import open_source
+from speakernet.data.opening import open_source
 
 
 def noise(seed: int, seconds: float = 1.0, level: float = 0.1, rate: int = 16000) -> np.ndarray:

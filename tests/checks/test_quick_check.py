@@ -11,7 +11,7 @@ from speakernet.checks.findings import exit_code, table
 from speakernet.checks.quick import overlap_findings, repeated_rows, speaker_depths
 from speakernet.data.audio import write_audio
 from speakernet.data.lists import TrainingList, TrialList, read_training_list, read_trials
-from speakernet.data.sources import open_source
+from speakernet.data.opening import open_source
 
 
 def by_check(findings: list[Finding]) -> dict[str, Finding]:

@@ -20,7 +20,7 @@ from speakernet.checks import quick_check
 from speakernet.config import load_config
 from speakernet.corpora.voxceleb.command import RECIPE, RECIPE_INPUTS
 from speakernet.data.lists import ListError, read_training_list, read_trials
-from speakernet.data.sources import open_source
+from speakernet.data.opening import open_source
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 TRIALS = (

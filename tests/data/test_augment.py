@@ -8,8 +8,9 @@ import torch
 from scipy.signal import convolve
 
 from speakernet.data.audio import AudioError, write_audio
-from speakernet.data.augment.augmenter import BABBLE, CLEAN, MUSIC, NOISE, REVERB, Augmenter, distinct_choices
+from speakernet.data.augment.augmenter import Augmenter
 from speakernet.data.augment.banks import BlockEnergies, fast_fft_samples, noise_banks, rir_bank
+from speakernet.data.augment.draw import BABBLE, CLEAN, MUSIC, NOISE, REVERB, distinct_choices
 from speakernet.data.augment.options import AugmentOptions
 from speakernet.data.cache import AudioCache
 from speakernet.data.ram import clips_into_ram

@@ -33,6 +33,7 @@ COMMON_WORDS = {
     "metadata",
     "score",
     "window",
+    "normalize",
 }
 
 

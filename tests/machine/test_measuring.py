@@ -14,6 +14,7 @@ from speakernet.machine.measuring import measuring as guarded
 from speakernet.machine.memory import MemoryMonitor
 from speakernet.machine.settings import log_performance_info
 from speakernet.training.batch_size import BatchSizeOptimizer
+from speakernet.training.options import ProfileOptions
 from speakernet.training.profiler import StepProfiler
 from speakernet.training.tracker import PerformanceTracker
 
@@ -54,8 +55,8 @@ def test_the_tracker_goes_on_without_the_gpu(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 1 << 30)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", refuse)
     monkeypatch.setattr(torch.cuda, "utilization", refuse)
-    running = PerformanceTracker(1, device="cuda:0")
-    running.update(0.5, batch_size=8)
+    running = PerformanceTracker("no", 1, torch.device("cuda:0"))
+    running.update(0.5, 8, {})
     summary = running.summary()
     assert summary["device_peak_bytes"] == 1 << 30 and summary["utterances_per_second"] == 16.0
     assert not {"device_reserved_bytes", "gpu_utilisation_percent"} & set(summary)
@@ -66,10 +67,11 @@ def test_a_process_that_may_not_read_its_own_memory(
 ) -> None:
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(memory.psutil, "Process", refuse)
-    running = PerformanceTracker(1)
-    running.update(0.5, batch_size=8)
-    assert "process_peak_bytes" not in running.summary()
-    assert "16.0 utterances/s" in caplog.text
+    running = PerformanceTracker("no", 1, torch.device("cpu"))
+    running.update(0.5, 8, {})
+    summary = running.summary()
+    assert "process_peak_bytes" not in summary and summary["utterances_per_second"] == 16.0
+    assert "peak memory of the process is not measured here" in caplog.text
 
 
 def test_facts_of_the_machine_that_cannot_be_read(
@@ -106,7 +108,7 @@ def test_a_profiler_that_fails_leaves_the_run_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    profiler = StepProfiler(tmp_path, num_steps=1)
+    profiler = StepProfiler(ProfileOptions(profile_steps=1), tmp_path, torch.device("cpu"))
     profiler.close()
     broken = types.SimpleNamespace(step=refuse, stop=refuse, toggle_collection_dynamic=refuse)
     profiler._profiler, profiler._is_running, profiler._steps = broken, True, 1

@@ -24,8 +24,9 @@ def test_memory_monitor_sees_the_peak() -> None:
     assert monitor.added_bytes == 800
 
 
-def test_the_peak_is_no_less_than_what_is_held_now() -> None:
-    assert 10 << 20 < process_memory_bytes() <= process_peak_bytes() < 1 << 40
+def test_the_peak_is_about_what_is_held_now_or_more() -> None:
+    """Linux adds pages to the two counts at different moments, some hundreds of KiB apart."""
+    assert 10 << 20 < 0.9 * process_memory_bytes() < process_peak_bytes() < 1 << 40
 
 
 def test_the_peak_where_windows_counts_it(monkeypatch: pytest.MonkeyPatch) -> None:

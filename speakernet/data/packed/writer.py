@@ -38,7 +38,7 @@ from speakernet.data.packed.names import NameIndex
 from speakernet.files import LOCK_NAME, atomic_write, exclusive, parallel_map, sha256_of
 from speakernet.options import SAMPLE_RATE
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 PLAN, JOURNAL, SKIPPED = "plan.json", "journal.bin", "skipped.txt"
 # A record per utterance, in order: its length (-1: left out) and the CRC-32 of its bytes.
@@ -116,14 +116,16 @@ def pack(
     if corpus.exists():
         return _already_there(source, corpus, sample_rate)
     partial = partial_of(corpus)
+    # Under its final name a folder is always a whole corpus; a killed run is found under this one.
     with exclusive(partial):
         with _Writer(partial, source.names, sample_rate) as writer:
             num_resumed = writer.num_done
             if num_resumed:
-                log.info("%s: %d of %d utterances are there already", partial, num_resumed, len(source.names))
+                logger.info("%s: %d of %d utterances are there already", partial, num_resumed, len(source.names))
             _append_all(source, writer, num_threads, skip_bad, sample_rate, show_progress)
         summary = _finish(partial, source.names, sample_rate, num_resumed)
     (partial / LOCK_NAME).unlink(missing_ok=True)
+    # The one moment at which the corpus comes to be.
     partial.rename(corpus)
     _sync_folder(corpus.parent)
     return summary
@@ -216,6 +218,7 @@ class _Writer:
     def _cut_to_journal(self, folder: Path) -> int:
         """Cut away what a killed run wrote after its last journal entry; returns the utterances that are done."""
         records = _read_journal(folder)
+        # Half a record is what a kill in the middle of a write leaves.
         os.truncate(folder / JOURNAL, len(records) * RECORD.itemsize)
         num_skipped = int((records["num_samples"] < 0).sum())
         lines = (folder / SKIPPED).read_bytes().splitlines(keepends=True)[:num_skipped]
@@ -315,7 +318,7 @@ def _already_there(source: PackInput, corpus: Path, sample_rate: int) -> PackSum
             f"({len(found)} utterances at {index.sample_rate} Hz; asked for {len(source.names)} at {sample_rate} Hz); "
             "remove it or give another name"
         )
-    log.info("%s: is packed already", corpus)
+    logger.info("%s: is packed already", corpus)
     return PackSummary(len(found), index.num_samples, len(found), num_skipped)
 
 

