@@ -144,7 +144,7 @@ def with_defaults(owner: type, name: str, defaults: Mapping[str, Any] | None = N
     fields: list[Any] = []
     for option, value in (defaults or {}).items():
         # A list as default would be one list for all objects.
-        make = functools.partial(copy.copy, value) if isinstance(value, list) else None
+        make = functools.partial(copy.deepcopy, value) if isinstance(value, list) else None
         default = dataclasses.field(default_factory=make) if make else dataclasses.field(default=value)
         fields.append((option, declared[option], default))
     namespace = {"__doc__": owner.__doc__, "__module__": owner.__module__, _MADE: True, **facts}
