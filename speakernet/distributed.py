@@ -57,6 +57,7 @@ def broadcast_object(value: T) -> T:
     """Rank 0's value, on every rank."""
     if not is_distributed():
         return value
+    # torch puts what it received into the list that it was given.
     box = [value]
     dist.broadcast_object_list(box, src=0)
     return box[0]

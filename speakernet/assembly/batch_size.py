@@ -1,5 +1,6 @@
 """From a configuration to the batch size that trains fastest: real steps of network and loss on random waveforms."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -68,14 +69,7 @@ def find_batch_size(
         # Each size is tried as a whole batch.
         gradient_cache=False,
     )
-    num_samples = crop_samples(config.data.crop_frames, config.data.sample_rate)
-    generator = torch.Generator().manual_seed(config.runtime.seed)
-
-    def sample(batch_size: int) -> _Sample:
-        batch_size = _whole_speakers(batch_size, per_speaker)
-        noise = 0.1 * torch.randn(batch_size, num_samples, generator=generator)
-        labels = (torch.arange(batch_size) // per_speaker) % num_classes
-        return _Sample(noise.to(device), labels.to(device))
+    sample = _sampler(config, num_classes, device)
 
     def run(batch: Any) -> None:
         step.add(batch)
@@ -93,6 +87,21 @@ def find_batch_size(
         memory_limit_bytes=memory_limit_bytes,
     )
     return finder, finder.find_optimal_batch_size()
+
+
+def _sampler(config: Config, num_classes: int, device: torch.device) -> Callable[[int], _Sample]:
+    """From a number of utterances to a batch of noise on the device."""
+    per_speaker = config.data.utterances_per_speaker
+    num_samples = crop_samples(config.data.crop_frames, config.data.sample_rate)
+    generator = torch.Generator().manual_seed(config.runtime.seed)
+
+    def sample(batch_size: int) -> _Sample:
+        batch_size = _whole_speakers(batch_size, per_speaker)
+        noise = 0.1 * torch.randn(batch_size, num_samples, generator=generator)
+        labels = (torch.arange(batch_size) // per_speaker) % num_classes
+        return _Sample(noise.to(device), labels.to(device))
+
+    return sample
 
 
 def _whole_speakers(batch_size: int, per_speaker: int) -> int:

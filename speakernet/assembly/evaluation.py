@@ -46,6 +46,7 @@ from speakernet.files import sha256_of
 from speakernet.machine.facts import system_info
 from speakernet.machine.limits import usable_cores
 from speakernet.models.model_file import ModelFile, is_model_file
+from speakernet.run_folder import EMBEDDINGS
 from speakernet.seeding import numpy_generator
 from speakernet.training.precision import DTYPES, choose_precision
 
@@ -98,7 +99,7 @@ def run_evaluation(
     net = model.net.to(device)
     options = dataclasses.replace(
         _embedding_options(config, device),
-        store=Path(config.training.save_path) / "embeddings" if config.evaluation.keep_embeddings else None,
+        store=Path(config.training.save_path) / EMBEDDINGS if config.evaluation.keep_embeddings else None,
         model_digest=weights_digest(model.contents["weights"]) + str(net.spec()),
     )
     trials, source = inputs.test.trials, inputs.test.source
