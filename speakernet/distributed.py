@@ -64,6 +64,7 @@ def broadcast_object(value: T) -> T:
     group = _group()
     if not group:
         return value
+    # torch puts what it received into the list that it was given.
     box = [value]
     group.broadcast_object_list(box, src=0)
     return box[0]

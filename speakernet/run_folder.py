@@ -77,6 +77,7 @@ def held(folder: str | Path) -> Iterator[None]:
         f"{path.parent} is in use by another run ({_holder(path)}); wait for it, stop it, or choose another --save_path"
     )
     with hold_lock(path, refusal):
+        # For whoever is refused.
         path.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
         yield
 

@@ -1,5 +1,6 @@
 """From a configuration to the batch size that trains fastest: real steps of network and loss on random waveforms."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -57,18 +58,18 @@ def find_batch_size(
     net, loss = build_model(config).to(device).train(), build_loss(config, num_classes).to(device).train()
     apply_memory_options(config, net, device, precision)
     per_speaker = config.data.utterances_per_speaker
-    optimizer = create_optimizer(config.optimizer, [net, loss], device, is_float32=precision.name == "no")
-    # Each size is tried as a whole batch, so nothing is held back.
-    how = {"profiler": NoProfiler(), "utterances_per_speaker": per_speaker, "gradient_cache": False}
-    step = TrainingStep(net, loss, optimizer, precision, config.training, **how)  # type: ignore[arg-type]
-    num_samples = crop_samples(config.data.crop_frames, config.data.sample_rate)
-    generator = torch.Generator().manual_seed(config.runtime.seed)
-
-    def sample(batch_size: int) -> _Sample:
-        batch_size = _whole_speakers(batch_size, per_speaker)
-        noise = 0.1 * torch.randn(batch_size, num_samples, generator=generator)
-        labels = (torch.arange(batch_size) // per_speaker) % num_classes
-        return _Sample(noise.to(device), labels.to(device))
+    step = TrainingStep(
+        net,
+        loss,
+        create_optimizer(config.optimizer, [net, loss], device, is_float32=precision.name == "no"),
+        precision,
+        config.training,
+        profiler=NoProfiler(),
+        utterances_per_speaker=per_speaker,
+        # Each size is tried as a whole batch.
+        gradient_cache=False,
+    )
+    sample = _sampler(config, num_classes, device)
 
     def run(batch: Any) -> None:
         step.add(batch)
@@ -86,6 +87,21 @@ def find_batch_size(
         memory_limit_bytes=memory_limit_bytes,
     )
     return finder, finder.find_optimal_batch_size()
+
+
+def _sampler(config: Config, num_classes: int, device: torch.device) -> Callable[[int], _Sample]:
+    """From a number of utterances to a batch of noise on the device."""
+    per_speaker = config.data.utterances_per_speaker
+    num_samples = crop_samples(config.data.crop_frames, config.data.sample_rate)
+    generator = torch.Generator().manual_seed(config.runtime.seed)
+
+    def sample(batch_size: int) -> _Sample:
+        batch_size = _whole_speakers(batch_size, per_speaker)
+        noise = 0.1 * torch.randn(batch_size, num_samples, generator=generator)
+        labels = (torch.arange(batch_size) // per_speaker) % num_classes
+        return _Sample(noise.to(device), labels.to(device))
+
+    return sample
 
 
 def _whole_speakers(batch_size: int, per_speaker: int) -> int:

@@ -29,6 +29,7 @@ def build_compiler(
     """
     runtime = config.runtime
     reasons = compile_obstacles(config, net, device)
+    # Whether it pays is judged by measured times, which are never the same twice; `on` compiles before the first step.
     if runtime.deterministic and runtime.compile == "auto":
         reasons = ["deterministic: the moment of compiling depends on measured times"]
     if runtime.compile == "off" or reasons:

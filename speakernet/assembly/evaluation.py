@@ -40,6 +40,7 @@ from speakernet.evaluation.speakers import Speakers, read_speaker_table, speaker
 from speakernet.files import sha256_of
 from speakernet.machine.facts import system_info
 from speakernet.models.model_file import ModelFile, is_model_file
+from speakernet.run_folder import EMBEDDINGS
 from speakernet.seeding import numpy_generator
 from speakernet.training.precision import DTYPES, choose_precision
 
@@ -93,7 +94,7 @@ def run_evaluation(
     net = model.net.to(device)
     embedder = dataclasses.replace(
         _embedder(config, net, device),
-        store=Path(config.training.save_path) / "embeddings" if config.evaluation.keep_embeddings else None,
+        store=Path(config.training.save_path) / EMBEDDINGS if config.evaluation.keep_embeddings else None,
         model_digest=weights_digest(model.contents["weights"]) + str(net.spec()),
     )
     trials, source = inputs.test.trials, inputs.test.source

@@ -27,6 +27,7 @@ def refuse_impossible(config: Config, net: nn.Module, device: torch.device) -> N
         ValueError: a precision that the device lacks, a combination of options that cannot work, each with the remedy.
     """
     training, runtime = config.training, config.runtime
+    # Both are asked for their refusals alone; what they choose is asked for again where it is used.
     choose_precision(runtime.precision, device)
     should_fuse(config.optimizer, device)
     if needs_gradient_cache(config) and training.gradient_cache == "off":
@@ -41,6 +42,7 @@ def refuse_impossible(config: Config, net: nn.Module, device: torch.device) -> N
             "has no margin to enlarge; set it to 0, or take amsoftmax or aamsoftmax"
         )
     speeds = config.augment.speed_factors if config.augment.enabled else [1.0]
+    # Normal speech keeps its classes in the head of all speeds; without 1.0 among them it has none.
     if training.large_margin_epochs and 1 not in speed_fractions(speeds):
         raise ValueError(
             f"training.large_margin_epochs: {training.large_margin_epochs} with augment.speed_factors: {speeds}: the "
@@ -68,7 +70,8 @@ def compile_obstacles(config: Config, net: nn.Module, device: torch.device) -> l
             "torch's compiler does not take gradient checkpointing that keeps batch-norm statistics; "
             "set runtime.gradient_checkpointing: false"
         )
-    # Compiled code is in channels_last whatever the network is in.
+    # Compiled code is in channels_last whatever the network is in; there the weight gradient of a strided 1 x 1
+    # convolution with 8 or 12 input channels ends the process ("free(): invalid next size").
     if device.type == "cpu" and not is_safe_in_channels_last(net):
         found.append(
             "strided convolutions of fewer than 16 channels, compiled for a CPU, crash in oneDNN; "

@@ -72,6 +72,7 @@ def _telling_epochs(config: Config) -> list[int]:
     if schedule.margin != "constant":
         begin, end = schedule.margin_begin_epoch, schedule.margin_end_epoch
         found |= {int(begin), int((begin + end) / 2), math.ceil(end) - 1, math.ceil(end)}
+    # A ramp may end after the run does.
     return sorted(epoch for epoch in found if 0 <= epoch <= last)
 
 

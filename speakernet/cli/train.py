@@ -15,6 +15,7 @@ from speakernet import distributed
 from speakernet.cli.defaults import is_classic_checkpoint
 from speakernet.config import LoadedConfig, load_config
 from speakernet.evaluation.headline import headline_sentence
+from speakernet.run_folder import BEST, CONFIG, EVALUATION_FILES, LOG, METRICS, REPORT, RESULTS, SCORES
 
 if TYPE_CHECKING:
     from speakernet.assembly.journeys import TrainingOutcome
@@ -39,9 +40,9 @@ def run(arguments: argparse.Namespace) -> int:
     if loaded.evaluate_only:
         _say_defaults(loaded)
         evaluation, folder = score_experiment(loaded)
-        _say([headline_sentence(evaluation.results), f"written: {folder}/results.json, scores.txt, report.html"])
+        _say([headline_sentence(evaluation.results), f"written: {folder}/{', '.join(EVALUATION_FILES)}"])
         return 0
-    with _log_file(Path(loaded.config.training.save_path) / "log.txt"):
+    with _log_file(Path(loaded.config.training.save_path) / LOG):
         _say_defaults(loaded)
         outcome = train_experiment(loaded)
         _say(_training_lines(outcome))
@@ -89,9 +90,9 @@ def _training_lines(outcome: "TrainingOutcome") -> list[str]:
     summary, folder = outcome.summary, outcome.run_folder
     quoted = shlex.quote(str(folder))
     # The run's own copy: it also holds what came from the command line, which the files that were named do not.
-    command = f"python trainSpeakerNet.py --config {shlex.quote(str(folder / 'config.yaml'))}"
+    command = f"python trainSpeakerNet.py --config {shlex.quote(str(folder / CONFIG))}"
     stage = f" of the {summary['best_stage']}" if summary["best_stage"] else ""
-    best = f"best checkpoint: {folder}/best.pt (epoch {summary['best_epoch']}{stage})"
+    best = f"best checkpoint: {folder / BEST} (epoch {summary['best_epoch']}{stage})"
     if outcome.evaluation is None:
         epochs = summary["epochs"]
         return [
@@ -102,9 +103,9 @@ def _training_lines(outcome: "TrainingOutcome") -> list[str]:
     return [
         headline_sentence(outcome.evaluation.results),
         best,
-        f"run folder: {folder} (report.html, results.json, scores.txt, metrics.jsonl, log.txt, TensorBoard events)",
+        f"run folder: {folder} ({REPORT}, {RESULTS}, {SCORES}, {METRICS}, {LOG}, TensorBoard events)",
         "next:",
-        f"  {command} --eval --initial_model {quoted}/best.pt    score a trial list with it",
+        f"  {command} --eval --initial_model {quoted}/{BEST}    score a trial list with it",
         f"  {command} --max_epoch {2 * summary['epochs']}    train on",
         f"  speakernet report {quoted}    rebuild the report",
         f"  tensorboard --logdir {quoted}    look at the curves",

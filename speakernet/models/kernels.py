@@ -23,12 +23,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-# Frames of the result that are computed together.
+# Frames of the result that are computed together: two saved 3 % of a compiled step, three 7 to 9 %, four 4 to 5 %
+# (fewer products, more sums).
 TILE = 3
 A = ((1, 0, 0), (1, 1, 1), (1, -1, 1), (1, 2, 4), (0, 0, 1))  # (products, frames of the result)
 G = ((1 / 2, 0, 0), (1 / 2, 1 / 2, 1 / 2), (1 / 6, -1 / 6, 1 / 6), (1 / 6, 1 / 3, 2 / 3), (0, 0, 1))  # (products, taps)
 B = ((2, -1, -2, 1, 0), (0, 2, 1, -1, 0), (0, -2, 3, -1, 0), (0, -1, 0, 1, 0), (0, 2, -1, -2, 1))  # (products, frames)
-# Input times output channels from which the saved arithmetic outweighs the traffic (measured on two CPU cores).
+# Input times output channels from which the saved arithmetic outweighs the traffic: 64 times 64 gained nothing on two
+# CPU cores, 64 times 128 did.
 LEAST_WIDTH = 64 * 128
 
 
@@ -78,6 +80,7 @@ class WinogradGradient(torch.autograd.Function):
             (batch, output channels, mels, frames).
         """
         ctx.save_for_backward(features, weight)
+        # Direct, as in evaluation: with both passes by Winograd eight of nine seeds ended with a higher EER.
         return functional.conv2d(features, weight.to(features.dtype), padding=1)
 
     @staticmethod
@@ -86,6 +89,7 @@ class WinogradGradient(torch.autograd.Function):
         features, weight = ctx.saved_tensors
         dtype, num_frames = features.dtype, features.shape[3]
         tiles = _every_third(gradients[0])
+        # Five convolutions: one with five groups gave 400 instead of 480 GFLOP/s.
         pairs = [
             torch.ops.aten.convolution_backward(
                 _combine(row, tiles).to(dtype), frames, taps, None,
@@ -139,6 +143,7 @@ class TrainingBatchNorm(torch.autograd.Function):
         features, weight, mean, inverse = ctx.saved_tensors
         rows, gradient = channels_behind(features), channels_behind(gradients[0])
         count = rows.numel() // rows.shape[-1]
+        # Widened where they are used: widened at the start, the compiler stored bf16 gradients as float32.
         centred = rows - mean
         bias_gradient = channel_sums(gradient)
         weight_gradient = channel_sums(gradient * centred) * inverse
@@ -234,6 +239,7 @@ def _interleave(tiles: Sequence[Tensor], num_frames: int) -> Tensor:
 
 def channels_behind(features: Tensor) -> Tensor:
     """(batch, channels, mels, frames) as (batch, mels, frames, channels): new values are laid out in this order."""
+    # torch's compiler lays a result out in the order of its loops, and wrote gradients transposed without this.
     return features.permute(0, 2, 3, 1)
 
 
@@ -244,4 +250,6 @@ def channels_ahead(rows: Tensor) -> Tensor:
 
 def channel_sums(values: Tensor) -> Tensor:
     """Sums of (batch, mels, frames, channels) over all but the channels, in three short sums instead of a long one."""
+    # torch adds in a cascade where a sum has over 4,096 terms: a step of ResNetSE34L went from 0.527 to 0.505 s with
+    # one long sum, to 0.478 to 0.498 with three short ones.
     return values.sum(2, dtype=torch.float32).sum(1).sum(0)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from speakernet.checkpoint import CheckpointError, read_checkpoint
+from speakernet.models.importers import translate
 from speakernet.models.speaker_net import SPEC_AUGMENT_PREFIX, SpeakerNet
 
 logger = logging.getLogger(__name__)
@@ -105,6 +106,7 @@ def load_model_file(path: str | Path, device: torch.device | str = "cpu") -> Mod
     net = SpeakerNet.from_spec(contents)
     weights = network_weights(contents)
     check_finite(weights, path)
+    # Before loading: torch's own error names at most the tensors, never the file or what to do.
     check_fits(weights, net.state_dict(), path)
     net.load_state_dict(weights)
     return ModelFile(net.eval().to(device), contents)
@@ -189,9 +191,6 @@ def load_initial_weights(net: SpeakerNet, loss: nn.Module | None, path: str | Pa
     Raises:
         CheckpointError: another architecture (both are named), other shapes (both are listed), NaN, damage.
     """
-    # Late: only a foreign checkpoint needs the importers, which import every family.
-    from speakernet.models.importers import translate
-
     contents = read_checkpoint(path)
     if is_model_file(contents):
         check_version(contents, path)
@@ -240,6 +239,7 @@ def _load_head(loss: nn.Module | None, head: Mapping[str, Tensor], report: LoadR
         name for name in head if name not in own or own[name].shape != head[name].shape
     ]
     if mismatches:
+        # Other speakers, or another loss: the trunk is worth having all the same.
         report.head = "new"
         for name, value in head.items():
             here = tuple(own[name].shape) if name in own else "not in this loss"

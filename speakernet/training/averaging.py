@@ -80,6 +80,7 @@ class WeightAverage:
     @torch.no_grad()
     def _swap(self) -> None:
         for live, kept in zip(self._live, self._kept, strict=True):
+            # One tensor at a time: the whole network would be in memory three times.
             held = live.detach().clone()
             live.copy_(kept)
             kept.copy_(held)

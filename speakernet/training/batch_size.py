@@ -181,12 +181,14 @@ class BatchSizeOptimizer:
         added = monitor.added_bytes
         if self.device.type == "cuda":
             added = torch.cuda.max_memory_allocated(self.device)
+        # A GPU that has not enough raises; a CPU's system swaps or kills.
         fits = self.device.type == "cuda" or added <= self.memory_limit_bytes
         return Measurement(batch_size, fits, seconds if fits else float("inf"), added)
 
     def _timed_step(self, sample: Any) -> float:
         start = self.clock()
         self.step(sample)
+        # Without it a GPU would only have been told of the step.
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return self.clock() - start

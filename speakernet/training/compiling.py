@@ -116,6 +116,7 @@ class Compiler:
         self._last = now
         if self._is_settled or len(self._step_times) < OBSERVED_STEPS:
             return
+        # The median: an evaluation or a save between two steps counts for one of them.
         usual = sorted(self._step_times[WARMUP_STEPS:])[(OBSERVED_STEPS - WARMUP_STEPS) // 2]
         self._step_times = []
         if self.is_compiled:
@@ -179,6 +180,7 @@ class Compiler:
 
     def _uncompile(self) -> None:
         for module in self._targets():
+            # What `Module.compile` sets; torch has no public way back.
             module._compiled_call_impl = None
         self.is_compiled = False
         self._is_settled = True

@@ -20,12 +20,14 @@ def check_continuity(saved: Mapping[str, Any], now: Mapping[str, Any], source: o
     Raises:
         CheckpointError: the classes of the head stand for other speakers.
     """
+    # Checksums of the names in their order: another list of as many speakers would fit the head, and mean others.
     if _differs("speakers", saved, now):
         raise CheckpointError(
             f"{source} was trained with other speakers, or other names of them, by which its classes are numbered: "
             "every class would stand for somebody else; take its training list, or choose another --save_path "
             "(with --initial_model to begin with these weights)"
         )
+    # What the user asks for now holds (see OptimizerState too), so a change is told and not refused.
     changes = _changed_options(saved.get("config", {}), now.get("config", {}))
     if _differs("training_list", saved, now):
         changes.append("the training list holds other utterances, or the same in another order")

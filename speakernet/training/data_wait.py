@@ -44,8 +44,10 @@ def data_wait_advice(wait_share: float, facts: LoadingFacts) -> str:
     if 0 < facts.read_bytes_a_second < SLOW_DISK_BYTES_A_SECOND and not facts.is_packed:
         speed = facts.read_bytes_a_second / 1e6
         return waits + f"the disk gives {speed:.0f} MB/s; pack the corpus onto a faster one (speakernet pack)"
+    # Free: the GPU idles while it waits.
     if facts.augments_on_cpu and facts.has_gpu:
         return waits + "let the GPU augment (augment.device: auto)"
+    # One core is left to the training process itself.
     if facts.num_workers < facts.cores - 1:
         more = facts.cores - 1
         return waits + f"raise data.num_workers from {facts.num_workers} to {more} ({facts.cores} cores are there)"

@@ -39,6 +39,7 @@ class StopRequest:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
+        # SIGTERM is what job schedulers send before they kill; SIGINT is Ctrl-C.
         before = {number: signal.signal(number, self._remember) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
@@ -49,5 +50,6 @@ class StopRequest:
     def _remember(self, number: int, _frame: Any) -> None:
         if self.number:
             raise KeyboardInterrupt
+        # Nothing more in a handler: it may have interrupted torch or the writing of a file at any line.
         self.number = number
         logger.warning("stopping after this step (again: at once)")

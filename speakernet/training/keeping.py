@@ -42,6 +42,7 @@ class Keeper:
         self.state, self.stage = state, stage
         self.modules: dict[str, nn.Module] = {"net": step.net, "loss": step.loss}
         self.parts: dict[str, HasState] = {
+            # Its moments alone: the options are those that the resumed run is given.
             "optimizer": OptimizerState(step.optimizer),
             "learning_rate": course.learning_rate,
             "precision": step.precision,
@@ -87,6 +88,7 @@ class Keeper:
     def model(self) -> dict[str, Any]:
         """The contents of a model file of now."""
         state = self.state
+        # A model file says how good it is, so that another stage, or another run, can compare itself with it.
         summary = {"epoch": state.epoch, "step": state.step, "best_eer_percent": state.best_eer_percent}
         return self._model_contents(summary | ({"stage": self.stage.name} if self.stage.name else {}))
 

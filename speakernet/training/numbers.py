@@ -58,6 +58,7 @@ class RecentSteps:
         outcomes, self._outcomes = self._outcomes, []
         good = []
         for (step, outcome), (loss, accuracy, norm, is_bad, loss_is_bad) in zip(outcomes, rows, strict=True):
+            # In the order of the steps: a good one between bad ones clears the streak.
             if not is_bad:
                 state.bad_streak = 0
                 good.append((loss, accuracy, norm))

@@ -89,6 +89,7 @@ def parameter_groups(modules: Iterable[nn.Module], weight_decay: float, decay_al
     seen: set[int] = set()
     for module in modules:
         for parameter in module.parameters():
+            # RawNet3's frozen norms never see the optimizer; a weight that two modules share is moved once.
             if not parameter.requires_grad or id(parameter) in seen:
                 continue
             seen.add(id(parameter))
@@ -171,6 +172,7 @@ class OptimizerState:
             if set(one) != set(other):
                 differing = ", ".join(sorted(set(one) ^ set(other)))
                 raise ValueError(f"the optimizer's options differ: {differing}")
+        # torch takes up what the state dictionary says, so ours says the options of now.
         groups = [{**one, "params": other["params"]} for one, other in zip(own, saved, strict=True)]
         self.optimizer.load_state_dict({"state": state["state"], "param_groups": groups})
         _fill_in_momentum(self.optimizer)

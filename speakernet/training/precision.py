@@ -133,6 +133,7 @@ class Precision:
         """Adapt the scale after a step; `is_bad` (0-d bool on the device): its gradients were not finite."""
         if not self.scales:
             return
+        # Every case by torch.where: an `if` would ask the device, and the host would wait for the step.
         good = torch.where(is_bad, torch.zeros_like(self._good_steps), self._good_steps + 1)
         grown = good >= self.growth_interval
         factor = torch.where(is_bad, self.BACKOFF, torch.where(grown, self.GROWTH, 1.0))
@@ -147,7 +148,9 @@ class Precision:
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Take up where `state_dict` was taken; a state of another precision is left aside."""
-        if self.scales:
+        # Other precisions keep a constant 1 and count no steps: with that scale fp16 gradients would vanish.
+        is_of_fp16 = float(state["scale"]) != 1.0 or int(state["good_steps"]) > 0
+        if self.scales and is_of_fp16:
             self.scale = state["scale"].to(self.device)
             self._good_steps = state["good_steps"].to(self.device)
 
@@ -171,6 +174,7 @@ def observe_activation_dtype(net: nn.Module, run: Callable[[], Any]) -> torch.dt
     finally:
         for handle in handles:
             handle.remove()
+    # The first layer may be kept in float32 on purpose (the front end): most of them tell.
     return max(counts, key=lambda dtype: counts[dtype]) if counts else None
 
 

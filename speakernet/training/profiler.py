@@ -68,6 +68,7 @@ class StepProfiler:
         )
         self._is_running = True
         self._steps = 0
+        # Profilers fail in ways of their own on some drivers, here and below; none of them may end a run.
         with measuring("the profile"):
             self._profiler.start()
 
@@ -115,6 +116,7 @@ class StepProfiler:
 
     def _report(self, profiler: Any) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
+        # Called when the recording is full or the run ends, whichever comes first.
         recorded = max(1, min(self.num_steps, self._steps - self.num_steps))
         trace = self.folder / "steps.pt.trace.json"
         profiler.export_chrome_trace(str(trace))

@@ -100,7 +100,9 @@ class Progress:
         """
         if self._file is not None:
             line = {"kind": kind, "step": step, "epoch": epoch, **_plain(values)}
+            # `allow_nan=False`: NaN is no JSON, and other programs stop at it.
             self._file.write(json.dumps(line, allow_nan=False) + "\n")
+            # A killed run keeps its last lines, and the report can be made while it trains.
             self._file.flush()
         if self._writer is not None:
             for key, value in values.items():

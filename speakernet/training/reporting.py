@@ -71,11 +71,10 @@ class Reporter:
     def tell_epoch(self) -> None:
         """What the epoch that has just been counted came to; once a run, what to change when it waits for data."""
         state, values = self.state, self.state.epoch_means()
-        values_of_loader = dict(self.course.loader.epoch_report())
-        self.progress.record(
-            "epoch", state.step, state.epoch, {**values, **values_of_loader, "bad_steps": state.bad_steps}
-        )
+        report = self.course.loader.epoch_report()
+        self.progress.record("epoch", state.step, state.epoch, {**values, **report, "bad_steps": state.bad_steps})
         logger.info("%s: loss %.4f, accuracy %.2f %%", self._epoch_name(), values["loss"], values["accuracy_percent"])
+        # After an epoch: the first steps wait for caches and workers, which says nothing.
         advice = "" if self._is_advised else self._advise(self.tracker.summary().get("data_wait_share", 0.0))
         if advice:
             logger.warning("%s", advice)

@@ -79,6 +79,7 @@ def cosine(options: CosineOptions, top: float, epoch: float, num_epochs: float) 
 def cosine_restarts(options: CosineRestartsOptions, top: float, epoch: float, num_epochs: float) -> float:
     """Half cosines one after the other, each `restart_factor` times as long as the one before (SGDR)."""
     length, begin = options.restart_epochs, 0.0
+    # The tiny term: a rounded 10 is the beginning of the next cycle, not the end of this one.
     while epoch >= begin + length - 1e-9:
         begin += length
         length *= options.restart_factor
@@ -121,6 +122,7 @@ class LearningRateSchedule:
         """Learning rate of the step that comes after `step_number` finished ones of `steps_per_epoch`."""
         epoch = step_number / self.steps_per_epoch
         warmup = self.options.warmup_epochs
+        # Epochs, not steps: after a resume with another batch size the rate goes on where it was.
         warmth = max(_WARMUP_FLOOR, epoch / warmup) if epoch < warmup else 1.0
         if epoch < self._shape_begins:
             return self.top * warmth
@@ -128,6 +130,7 @@ class LearningRateSchedule:
         rate = warmth * self._shape(self.options, self.top, epoch - begin, self.num_epochs - begin)
         if not isinstance(self.options, PlateauOptions):
             return rate
+        # Recounted from all EERs each time: there is no state that a resume could leave behind.
         drops = plateau_drops(self._observed_eers, self.options.plateau_patience)
         return max(rate * self.options.decay**drops, _floor(self.options, self.top)) if drops else rate
 

@@ -70,6 +70,7 @@ class TrainingState:
 
     def load_dict(self, values: dict[str, Any]) -> None:
         """Take the values of `to_dict`; fields that the saved run did not have keep theirs."""
+        # Saved by an earlier or a later version: what it does not have, or has beyond ours, changes nothing.
         known = {field.name for field in dataclasses.fields(self)}
         for name, value in values.items():
             if name in known:
@@ -101,6 +102,7 @@ class TrainingState:
 
     def begin_validation(self, trials_checksum: int) -> bool:
         """Forget the best EER where it was measured on other trials; returns whether it was."""
+        # 0: nothing was evaluated yet, or by a version that kept no checksum.
         is_other = bool(self.trials_checksum) and trials_checksum != self.trials_checksum
         if is_other:
             logger.warning(
@@ -120,6 +122,7 @@ class TrainingState:
             summary: `training_summary` of best.pt.
             stage: this run's own.
         """
+        # Its own best.pt is known from last.pt; only another stage can have put a better one there.
         if summary.get("stage", "") != stage and summary["best_eer_percent"] < self.best_eer_percent:
             best = best_of_run(summary)
             self.best_eer_percent, self.best_epoch = best["best_eer_percent"], best["best_epoch"]
@@ -146,6 +149,7 @@ def steps_for_schedules(state: TrainingState, accumulation_steps: int, num_batch
         num_batches: of the epoch under way.
         usual: steps of an epoch, as the schedules were told.
     """
+    # A last step of fewer batches is a step too: rounded up.
     in_epoch, all_of_epoch = -(-state.batch // accumulation_steps), -(-num_batches // accumulation_steps)
     return state.epoch * usual + in_epoch * (usual / all_of_epoch)
 

@@ -135,6 +135,7 @@ class TrainingStep:
             group["lr"] = learning_rate
         loss, accuracy = self._loss_sum / self._weight, self._accuracy_sum / self._weight
         gradients = [p.grad for p in self._parameters if p.grad is not None]
+        # Divided once at the end: a smaller last micro-batch needs no case of its own.
         divisor = self.precision.scale * self._weight
         norm = torch.nn.utils.get_total_norm(gradients) / divisor
         loss_is_bad = ~torch.isfinite(loss)
@@ -210,6 +211,7 @@ class TrainingStep:
         coefficient = 1.0 / divisor
         if self.max_grad_norm > 0:
             coefficient = coefficient * torch.clamp(self.max_grad_norm / (norm + 1e-6), max=1.0)
+        # One kernel for all parameters; clip_grad_norm_ would pass over them once more.
         torch._foreach_mul_(gradients, coefficient)
 
     def _update(self, is_bad: torch.Tensor) -> None:

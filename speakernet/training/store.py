@@ -102,14 +102,13 @@ class CheckpointStore:
     def heal(self, found: Found) -> list[str]:
         """Rename the damaged files, and let the one before be last.pt where it was found; only with the run's lock.
 
-        last.pt is there at every moment: without it the next start would begin anew.
-
         Returns:
             A sentence for each file that was renamed.
         """
         sentences = []
         for path, error in found.damaged.items():
             aside = free_name(path, "damaged")
+            # Under both names for a moment: without a last.pt the next start would begin anew.
             place(path, aside)
             if path != self.last_path:
                 path.unlink()
@@ -218,6 +217,7 @@ def to_cpu(value: Any) -> Any:
     Tensors that are not contiguous keep their memory layout; views are cut loose from what they look into.
     """
     if isinstance(value, torch.Tensor):
+        # `copy`: on a CPU `to` alone would give the live tensor, which the next step changes while it is written.
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
         return {key: to_cpu(entry) for key, entry in value.items()}

@@ -52,6 +52,7 @@ class Window:
             "data_wait_share": self.parts["data"] / self.seconds,
             "forward_backward_share": self.parts["forward_backward"] / self.seconds,
             "optimizer_share": self.parts["optimizer"] / self.seconds,
+            # What lies between the parts; rounding of the clock may make it negative.
             "overhead_share": max(0.0, self.seconds - measured) / self.seconds if measured else 0.0,
         }
 

@@ -65,6 +65,13 @@ def test_scale_survives_a_checkpoint():
     assert float(other.scale) == 16.0
 
 
+@pytest.mark.parametrize("before", ["no", "bf16"])
+def test_a_run_that_changes_to_fp16_begins_with_the_scale_of_its_options(before):
+    other = Precision(PrecisionOptions(loss_scale=1024.0), "fp16", CPU)
+    other.load_state_dict(Precision(PrecisionOptions(), before, CPU).state_dict())
+    assert float(other.scale) == 1024.0
+
+
 @pytest.mark.parametrize(("name", "expected"), [("no", torch.float32), ("bf16", torch.bfloat16)])
 def test_activations_show_whether_autocast_took_effect(name, expected):
     net = nn.Sequential(nn.Conv1d(1, 2, 3), nn.BatchNorm1d(2), nn.Conv1d(2, 2, 3))
