@@ -37,9 +37,6 @@ EMBEDDINGS = "embeddings"
 RESULTS = "results.json"
 SCORES = "scores.txt"
 REPORT = "report.html"
-REPORT_ARRAYS = "report_arrays.npz"
-"""What a report is made again from where the trial list is not there."""
-PLOTS = "plots"
 EVALUATION_FILES = (RESULTS, SCORES, REPORT)
 """What every evaluation leaves."""
 

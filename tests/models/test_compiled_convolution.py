@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from speakernet.models.kernels import WinogradGradient, use_compiled_convolutions
+from speakernet.models.kernels import WinogradGradient, use_compiled_convolutions, use_compiled_kernels
 from speakernet.training.compiling import Compiler
 from speakernet.training.options import CompileOptions
 
@@ -84,7 +84,12 @@ def test_compiled_networks_have_the_outputs_and_gradients_of_eager_ones(dtype: t
     eager = nn.Sequential(nn.Conv2d(128, 128, 3, padding=1, bias=False), nn.BatchNorm2d(128))
     eager = eager.to(memory_format=torch.channels_last)
     compiled = copy.deepcopy(eager)
-    Compiler(compiled, CompileOptions(compile="on", compile_scope="whole"), recover=lambda: None)
+    Compiler(
+        compiled,
+        CompileOptions(compile="on", compile_scope="whole"),
+        recover=lambda: None,
+        prepare=use_compiled_kernels,
+    )
     gradients, outputs = [], []
     for net in (eager, compiled):
         features = draw(4, 128, 5, 10, dtype=torch.float32).requires_grad_()
