@@ -339,7 +339,8 @@ def _with_training_data(results: Results, config: Config, inputs: Inputs) -> Res
     training = inputs.training.rows
     num_samples = inputs.training.table.num_samples
     hours = float(np.maximum(num_samples, 0).sum()) / data.sample_rate / 3600
-    named = (("training", data.train_list), ("validation", data.validation_list))
-    lists = [{"role": role, "name": Path(path).name, "sha256": sha256_of(path)} for role, path in named]
+    validation = inputs.validation.trials
+    named = (("training", data.train_list, training), ("validation", data.validation_list, validation))
+    lists = [{"role": role, "name": Path(path).name, "sha256": rows.sha256} for role, path, rows in named]
     facts = {"speakers": len(training.speakers), "utterances": len(training), "hours": round(hours, 2)}
     return dataclasses.replace(results, lists=[*(results.lists or []), *lists], training=facts)

@@ -110,13 +110,14 @@ def _dying(call, left: list[int], *, fails: bool):
 
 
 @contextlib.contextmanager
-def _without_cleaning(path: Path, mode: str) -> Iterator[IO]:
+def _without_cleaning(path: Path, mode: str, *, is_flushed: bool = True) -> Iterator[IO]:
     """`atomic_write` as a kill leaves it: no exception handler runs."""
     temporary = path.with_name(f".{path.name}.0-{os.urandom(4).hex()}.tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
     with temporary.open(mode) as file:
         yield file
-        os.fsync(file.fileno())
+        if is_flushed:
+            os.fsync(file.fileno())
     temporary.replace(path)
 
 

@@ -26,6 +26,7 @@ from speakernet.training.progress import Progress
 from speakernet.training.schedules import LearningRateSchedule, MarginSchedule
 from speakernet.training.step import TrainingStep
 from speakernet.training.store import CheckpointStore
+from speakernet.training.threads import ThreadWatch
 from speakernet.training.tracker import PerformanceTracker
 from speakernet.training.trainer import Trainer
 
@@ -196,7 +197,12 @@ def make_trainer(
     schedule = CosineOptions(final_learning_rate=0.0, warmup_epochs=0.5, margin="linear", margin_end_epoch=2.0)
     step = make_step(net, loss, moves, precise, utterances_per_speaker=loader.utterances_per_speaker)
     return Trainer(
-        Learner(step=step, average=WeightAverage(net, ema_decay), compiler=make_compiler(net, step)),
+        Learner(
+            step=step,
+            average=WeightAverage(net, ema_decay),
+            compiler=make_compiler(net, step),
+            threads=ThreadWatch(1),
+        ),
         Course(
             loader=loader,
             validate=validate or eer_in_turn,
