@@ -22,6 +22,7 @@ from speakernet.config.yaml_lines import ConfigError, Entry, read_entries
 from speakernet.files import atomic_write
 from speakernet.options import annotations, field_names, is_input, words_of
 from speakernet.registry import nearest, suggestion
+from speakernet.run_folder import CONFIG
 
 logger = logging.getLogger(__name__)
 
@@ -214,7 +215,8 @@ def _found_beside(setting: Setting, file: Path) -> Setting:
 
 def _run_folder(files: Sequence[Path], layers: Sequence[list[Entry]]) -> str:
     """Where a run is kept that names no save_path: beside its own saved configuration, else by the first file."""
-    if files and {entry.key[0] for entry in layers[0]} >= set(SECTIONS):
+    # A recipe may name every section too, so the name tells a run's own copy apart.
+    if files and files[0].name == CONFIG and {entry.key[0] for entry in layers[0]} >= set(SECTIONS):
         return str(files[0].parent)
     return str(Path("exps") / (files[0].stem if files else "exp1"))
 
@@ -222,10 +224,10 @@ def _run_folder(files: Sequence[Path], layers: Sequence[list[Entry]]) -> str:
 def _is_old_copy(entries: list[Entry]) -> bool:
     """Whether a file is the config.yaml of a run of before 0.2: it holds the options of all parts, chosen or not.
 
-    Every section is there, as nobody writes by hand, and an option is not that was added with 0.2.
+    Nobody writes options of a triplet loss, of a learned scale and of the polynomial schedule into one file by hand.
     """
-    keys = {entry.key for entry in entries}
-    return {key[0] for key in keys} >= set(SECTIONS) and ("schedule", "warmup_overlaps") not in keys
+    of_several_parts = {("loss", "hard_rank"), ("loss", "initial_scale"), ("schedule", "power")}
+    return {entry.key for entry in entries} >= of_several_parts
 
 
 def _without_idle_end(entries: list[Entry]) -> list[Entry]:

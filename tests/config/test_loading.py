@@ -12,6 +12,8 @@ from speakernet.config.loading import find_config, save_config
 from speakernet.config.schema import SECTIONS, known_fields
 from speakernet.models.options import ResNetOptions
 
+RECIPES = sorted((Path(__file__).resolve().parents[2] / "configs").rglob("*.yaml"))
+
 
 def write(folder: Path, text: str, name: str = "my.yaml") -> str:
     path = folder / name
@@ -239,6 +241,15 @@ def test_a_saved_copy_means_the_same_from_any_folder(tmp_path: Path, monkeypatch
     (tmp_path / "work" / "run").rename(tmp_path / "copy")
     assert load_config(["--config", "copy/config.yaml"]).config.training.save_path == "copy"
     assert load_config(["--config", "copy/config.yaml", "--save_path", "new"]).config.training.save_path == "new"
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_is_no_saved_copy_and_its_run_is_kept_under_its_name(
+    recipe: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = load_config(["--config", str(recipe)]).config
+    assert config.training.save_path == str(Path("exps") / recipe.stem)
+    assert "no effect" not in caplog.text
 
 
 def test_inputs_are_looked_for_from_here_and_then_from_the_file(

@@ -20,7 +20,7 @@ ALLOWED = {
     "checkpoint": {"files"},
     "run_folder": {"files", "checkpoint"},
     # Composes the option modules of the rooms (`test_config_imports_option_modules_only`).
-    "config": {"options", "registry", "files", *OPTIONS},
+    "config": {"options", "registry", "files", "run_folder", *OPTIONS},
     "data": BASE,
     "corpora": {*BASE, "data"},
     "frontend": BASE,
