@@ -26,6 +26,7 @@ from speakernet.evaluation.score_files import read_scores, scores_file, scores_f
 from speakernet.evaluation.speakers import read_speaker_table, speakers_of
 from speakernet.files import sha256_of
 from speakernet.options import default_of
+from speakernet.run_folder import EVALUATION_FILES
 
 if TYPE_CHECKING:
     from speakernet.evaluation.evaluate import Evaluation
@@ -68,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     sys.stdout.write("\n".join([headline_sentence(evaluation.results, DIGITS), *_details(evaluation.results)]) + "\n")
     if arguments.save_path:
         evaluation.write(arguments.save_path)
-        sys.stdout.write(f"written: {arguments.save_path}/results.json, scores.txt, report.html\n")
+        sys.stdout.write(f"written: {arguments.save_path}/{', '.join(EVALUATION_FILES)}\n")
     return 0
 
 

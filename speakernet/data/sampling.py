@@ -60,8 +60,6 @@ class Sampler(ABC):
         num_speeds: how many speed factors there are.
     """
 
-    unit = 1  # utterances that stay together
-
     def __init__(
         self,
         labels: np.ndarray,
@@ -72,12 +70,19 @@ class Sampler(ABC):
         num_speeds: int = 1,
     ) -> None:
         self.labels = labels
+        self.options = options
         self.eligible = np.arange(len(labels)) if eligible is None else np.asarray(eligible)
         self.batch_size = options.batch_size
         self.shortest_frames = options.crop_frames
         self.longest_frames = max(options.crop_frames, options.crop_frames_max)
         self.seed = seed
         self.num_speeds = num_speeds
+        self._check()
+
+    @property
+    def unit(self) -> int:
+        """Utterances of one speaker that stay together."""
+        return 1
 
     def epoch(self, epoch: int) -> EpochPlan:
         """The batches of an epoch, counted from 0."""
@@ -92,6 +97,10 @@ class Sampler(ABC):
             speeds = np.repeat(drawn.astype(np.int8), self.unit)
         bounds = np.concatenate([[0], np.cumsum(sizes)]) * self.unit
         return EpochPlan(rows.astype(np.int64), bounds, frames, speeds, len(self.eligible) - len(rows))
+
+    @abstractmethod
+    def _check(self) -> None:
+        """Raise where the utterances cannot fill one batch."""
 
     @abstractmethod
     def _units(self, epoch: int) -> np.ndarray:
@@ -115,16 +124,7 @@ class ShuffledSampler(Sampler):
         ValueError: fewer utterances than one batch takes.
     """
 
-    def __init__(
-        self,
-        labels: np.ndarray,
-        options: SamplingOptions,
-        *,
-        seed: int,
-        eligible: np.ndarray | None = None,
-        num_speeds: int = 1,
-    ) -> None:
-        super().__init__(labels, options, seed=seed, eligible=eligible, num_speeds=num_speeds)
+    def _check(self) -> None:
         if len(self.eligible) < self.batch_size:
             raise ValueError(
                 f"the training list has {len(self.eligible)} usable utterances, fewer than data.batch_size "
@@ -144,29 +144,19 @@ class BalancedSampler(Sampler):
         ValueError: fewer speakers with K utterances than a batch takes.
     """
 
-    def __init__(
-        self,
-        labels: np.ndarray,
-        options: SamplingOptions,
-        *,
-        seed: int,
-        eligible: np.ndarray | None = None,
-        num_speeds: int = 1,
-    ) -> None:
-        super().__init__(labels, options, seed=seed, eligible=eligible, num_speeds=num_speeds)
-        self.unit = options.utterances_per_speaker
-        self.max_utterances = options.max_utterances_per_speaker
+    @property
+    def unit(self) -> int:
+        return self.options.utterances_per_speaker
+
+    def _check(self) -> None:
         counts = np.bincount(self.labels[self.eligible])
         usable = int((counts >= self.unit).sum())
-        self.num_short_speakers = int((counts > 0).sum()) - usable
-        if self.num_short_speakers:
-            logger.warning(
-                "%d speakers have fewer than %d utterances and are left out", self.num_short_speakers, self.unit
-            )
-        if self.max_utterances < self.unit:
-            raise ValueError(
-                f"max_utterances_per_speaker is {self.max_utterances}, less than the {self.unit} of a batch"
-            )
+        short = int((counts > 0).sum()) - usable
+        if short:
+            logger.warning("%d speakers have fewer than %d utterances and are left out", short, self.unit)
+        most = self.options.max_utterances_per_speaker
+        if most < self.unit:
+            raise ValueError(f"max_utterances_per_speaker is {most}, less than the {self.unit} of a batch")
         if usable < self.batch_size:
             raise ValueError(
                 f"a batch takes {self.batch_size} speakers with {self.unit} utterances each, but only {usable} have as "
@@ -181,7 +171,7 @@ class BalancedSampler(Sampler):
         shuffled, labels = shuffled[by_speaker], labels[by_speaker]
         first = np.flatnonzero(np.concatenate([[True], labels[1:] != labels[:-1]]))
         counts = np.diff(np.append(first, len(labels)))
-        groups = np.minimum(counts, self.max_utterances) // self.unit
+        groups = np.minimum(counts, self.options.max_utterances_per_speaker) // self.unit
         # Utterance j of a speaker is used when j < groups * K; the survivors lie in runs of K of one speaker.
         place = np.arange(len(labels)) - np.repeat(first, counts)
         kept = shuffled[place < np.repeat(groups * self.unit, counts)].reshape(-1, self.unit)

@@ -24,6 +24,7 @@ from speakernet.evaluation.results import Results
 from speakernet.evaluation.score_files import write_scores
 from speakernet.evaluation.speakers import Speakers
 from speakernet.files import atomic_write
+from speakernet.run_folder import RESULTS, SCORES
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +72,8 @@ class Evaluation:
         """Write results.json, scores.txt and report.html."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        write_scores(folder / "scores.txt", self.trials, self.scores)
-        with atomic_write(folder / "results.json") as file:
+        write_scores(folder / SCORES, self.trials, self.scores)
+        with atomic_write(folder / RESULTS) as file:
             json.dump(self.results.to_dict(), file, indent=2)
         write_report(
             folder,

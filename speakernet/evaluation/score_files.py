@@ -14,8 +14,8 @@ import numpy as np
 from speakernet.data.lists import ListError, StringTable, TrialList
 from speakernet.evaluation.metrics import MAX_NAMED
 from speakernet.files import atomic_write
+from speakernet.run_folder import EVALUATIONS, SCORES, evaluation_folder
 
-SCORES_NAME = "scores.txt"
 FORM = "'enrol test score' (a fourth column target|nontarget is left aside)"
 
 
@@ -44,15 +44,15 @@ def scores_file(path: Path, trials: Path) -> Path:
     """
     if not path.is_dir():
         return path
-    own, named = path / SCORES_NAME, path / "eval" / trials.stem / SCORES_NAME
-    found = sorted((path / "eval").glob(f"*/{SCORES_NAME}"))
+    own, named = path / SCORES, evaluation_folder(path, trials) / SCORES
+    found = sorted((path / EVALUATIONS).glob(f"*/{SCORES}"))
     for candidate in (own, named, *(found if len(found) == 1 else ())):
         if candidate.is_file():
             return candidate
     if not found:
-        raise ListError(f"{path}: no {SCORES_NAME}, nor one in {path}/eval/*/; score the list first, with --eval")
+        raise ListError(f"{path}: no {SCORES}, nor one in {path}/{EVALUATIONS}/*/; score the list first, with --eval")
     names = ", ".join(one.parent.name for one in found)
-    raise ListError(f"{path}/eval holds scores of {names}, none of {trials.stem}; name the folder of one of them")
+    raise ListError(f"{path}/{EVALUATIONS} holds scores of {names}, none of {trials.stem}; name the folder of one of them")
 
 
 def read_scores(path: str | Path) -> ScoreFile:
