@@ -51,8 +51,8 @@ def scores_file(path: Path, trials: Path) -> Path:
             return candidate
     if not found:
         raise ListError(f"{path}: no {SCORES}, nor one in {path}/{EVALUATIONS}/*/; score the list first, with --eval")
-    names = ", ".join(one.parent.name for one in found)
-    raise ListError(f"{path}/{EVALUATIONS} holds scores of {names}, none of {trials.stem}; name the folder of one of them")
+    names, evaluations = ", ".join(one.parent.name for one in found), path / EVALUATIONS
+    raise ListError(f"{evaluations} holds scores of {names}, none of {trials.stem}; name the folder of one of them")
 
 
 def read_scores(path: str | Path) -> ScoreFile:

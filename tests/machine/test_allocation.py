@@ -53,7 +53,7 @@ def test_memory_is_given_back_where_the_c_library_would_keep_it() -> None:
     """By itself it keeps tensors of up to 32 MiB once it has freed one."""
     script = "faults(8, 24)\nprint(faults(4, 24))\n"
     pages = 24 * 2**20 // mmap.PAGESIZE
-    # Once it has freed one, or once more where something small kept the heap from growing in its place: never each time.
+    # Once it has freed one, or once more where something small kept the heap from growing in place: never each time.
     assert page_faults(script)[0] < 3 * pages
     assert page_faults("assert not return_freed_memory()[0]\n" + script)[0] >= 4 * pages
 
