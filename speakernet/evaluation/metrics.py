@@ -176,38 +176,28 @@ def _interpolated_crossing(
     return OperatingPoint(float(threshold), float(rate), float(rate))
 
 
-def eer_convex_hull(scores: np.ndarray, labels: np.ndarray) -> float:
+def hull_eer_percent(rates: ErrorRates) -> float:
     """Equal error rate in percent on the convex hull of the ROC (ROCCH-EER): never above `eer` of the raw curve.
 
     Source: Brümmer and de Villiers, The BOSARIS Toolkit user guide, 2011, section 3.
 
-    >>> eer_convex_hull(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1]))
+    >>> hull_eer_percent(error_rates(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1])))
     25.0
     """
-    return hull_eer_percent(error_rates(scores, labels))
-
-
-def hull_eer_percent(rates: ErrorRates) -> float:
-    """ROCCH-EER in percent of error rates that are there already."""
     miss, false_accept = rates.miss_rates[rates.hull], rates.false_accept_rates[rates.hull]
     after = int(np.searchsorted(miss - false_accept, 0.0))
     return 100 * _interpolated_crossing(rates.thresholds[rates.hull], miss, false_accept, after).miss
 
 
-def eer_voxceleb_trainer(scores: np.ndarray, labels: np.ndarray) -> float:
+def voxceleb_trainer_eer_percent(rates: ErrorRates) -> float:
     """The figure that voxceleb_trainer prints as EER, in percent: the larger rate where the two are nearest.
 
     It looks at the corners of the ROC only (its scikit-learn call drops points between two equal steps), from the
     highest threshold down, and takes the first of equally near points.
 
-    >>> eer_voxceleb_trainer(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1]))
+    >>> voxceleb_trainer_eer_percent(error_rates(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1])))
     50.0
     """
-    return voxceleb_trainer_eer_percent(error_rates(scores, labels))
-
-
-def voxceleb_trainer_eer_percent(rates: ErrorRates) -> float:
-    """voxceleb_trainer's EER in percent of error rates that are there already."""
     # Descending thresholds without the all-rejected point, as that tool counts them.
     accepted_targets = (rates.num_targets - rates.misses)[-2::-1]
     accepted_nontargets = rates.false_accepts[-2::-1]

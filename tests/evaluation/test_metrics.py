@@ -45,7 +45,7 @@ def test_hull_eer_equals_the_maximum_over_priors_of_the_minimum_cost(rows: list[
     miss, accepted = np.array(brute_points(scores, labels)).T
     priors = np.linspace(0, 1, 2001)[:, None]
     expected = (priors * miss + (1 - priors) * accepted).min(axis=1).max()
-    assert metrics.eer_convex_hull(scores, labels) / 100 == pytest.approx(expected, abs=1e-3)
+    assert metrics.hull_eer_percent(metrics.error_rates(scores, labels)) / 100 == pytest.approx(expected, abs=1e-3)
 
 
 @given(trial_lists)
@@ -63,7 +63,7 @@ def test_min_cllr_equals_pool_adjacent_violators(rows: list[tuple[int, bool]]) -
 
 def test_hand_worked_figures() -> None:
     assert metrics.eer(HAND_SCORES, HAND_LABELS) == 50
-    assert metrics.eer_convex_hull(HAND_SCORES, HAND_LABELS) == pytest.approx(25)
+    assert metrics.hull_eer_percent(metrics.error_rates(HAND_SCORES, HAND_LABELS)) == pytest.approx(25)
     assert metrics.min_dcf(HAND_SCORES, HAND_LABELS, 0.5) == 0.5
     # all misses avoided costs a false-accept rate of one half: 0.99 * 0.5 / 0.01; rejecting 0.35 costs half the targets
     assert metrics.min_dcf(HAND_SCORES, HAND_LABELS, 0.01) == pytest.approx(0.5)
@@ -93,12 +93,14 @@ def test_voxceleb_trainers_eer_equals_its_recipe(seed: int) -> None:
     accepted, hit, _ = curves.roc_curve(labels, scores, pos_label=1)
     miss = 1 - hit
     nearest = np.nanargmin(np.abs(miss - accepted))
-    assert metrics.eer_voxceleb_trainer(scores, labels) == pytest.approx(100 * max(accepted[nearest], miss[nearest]))
+    assert metrics.voxceleb_trainer_eer_percent(metrics.error_rates(scores, labels)) == pytest.approx(
+        100 * max(accepted[nearest], miss[nearest])
+    )
 
 
 def test_voxceleb_trainers_eer_by_hand() -> None:
     # thresholds downwards: (0,1/2) (1/2,1/2) is the nearest point with equal rates
-    assert metrics.eer_voxceleb_trainer(HAND_SCORES, HAND_LABELS) == 50
+    assert metrics.voxceleb_trainer_eer_percent(metrics.error_rates(HAND_SCORES, HAND_LABELS)) == 50
 
 
 def test_thresholds_at_a_false_accept_rate() -> None:
