@@ -14,6 +14,7 @@ from speakernet.config.loading import load_config
 from speakernet.config.schema import SECTIONS, known_fields
 
 ROOT = Path(__file__).resolve().parents[2]
+ROOMS = {folder.name for folder in (ROOT / "speakernet").iterdir() if folder.is_dir()}
 
 
 @pytest.mark.parametrize("section", SECTIONS)
@@ -56,6 +57,14 @@ def test_links_between_documents_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", document.read_text(encoding="utf-8")):
             if not target.startswith(("http", "mailto")):
                 assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+def test_files_that_documents_name_exist() -> None:
+    for document in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        for name in re.findall(r"`([\w/.]+/(?:\w+\.py)?)(?:::\w+)?`", document.read_text(encoding="utf-8")):
+            folders = (ROOT, ROOT / "speakernet", ROOT / "speakernet/data")
+            is_code = name.endswith(".py") or name.split("/")[0] in ROOMS
+            assert not is_code or any((folder / name).exists() for folder in folders), f"{document.name} names {name}"
 
 
 def test_commands_in_the_readme_exist() -> None:
