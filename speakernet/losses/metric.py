@@ -60,6 +60,7 @@ class Prototypical(MetricLoss):
     def compare(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Cross entropy over minus the squared distances."""
         queries, prototypes = query_and_prototype(embeddings)
+        # voxceleb_trainer's `pairwise_distance` takes another axis under torch 2; that accident is not reproduced.
         logits = -squared_distances(queries, prototypes)
         return _cross_entropy_of_diagonal(logits)
 
@@ -148,6 +149,7 @@ class Triplet(MetricLoss):
         self.margin = options.margin  # of its own, since a schedule moves it
         self.hard_probability = options.hard_probability
         self.hard_rank = options.hard_rank
+        # On the host, whatever the device: its state then goes on from any checkpoint on any machine.
         self.generator = torch.Generator().manual_seed(seed)
 
     def compare(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

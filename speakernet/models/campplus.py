@@ -21,6 +21,7 @@ GROWTH = 32
 BOTTLENECK = 4 * GROWTH
 # (layers, dilation) of each dense block.
 DENSE_BLOCKS = ((12, 1), (24, 2), (16, 2))
+# One second at a hop of 10 ms: `seg_pooling` of 3D-Speaker's layers.py.
 SEGMENT_FRAMES = 100
 
 
@@ -56,6 +57,7 @@ class CAMPPlus(Trunk):
         self.transitions = nn.ModuleList(transitions)
         self.norm_out = nn.BatchNorm1d(channels)
         self.out_channels = channels
+        # As the original has it: the 2-D head keeps torch's own first weights.
         for part in self.modules():
             if isinstance(part, nn.Conv1d):
                 nn.init.kaiming_normal_(part.weight)
@@ -67,7 +69,7 @@ class CAMPPlus(Trunk):
         hidden = mask_frames(relu(self.norm1(self.conv1(features.unsqueeze(1)))), lengths)
         for stage in self.stages:
             hidden, lengths = stage(hidden, lengths)
-        hidden = relu(self.norm2(self.conv2(hidden))).flatten(1, 2)
+        hidden = relu(self.norm2(self.conv2(hidden))).flatten(1, 2)  # (batch, 32 x mels / 8, frames)
         hidden = relu(self.norm_in(self.conv_in(hidden, lengths)))
         lengths = strided_length(lengths, 2)
         for block, transition in zip(self.dense, self.transitions, strict=True):
@@ -117,6 +119,7 @@ class DenseLayer(nn.Module):
         """(batch, channels, frames) to (batch, 32, frames)."""
         hidden = mask_frames(relu(self.norm(self.bottleneck(features))), lengths)
         gate = self.excite(self.squeeze(context(hidden, lengths)).relu()).sigmoid()  # (batch, 32, segments)
+        # Held over its segment, not interpolated, as the original expands it; the last segment is cut to what is there.
         gate = gate.repeat_interleave(SEGMENT_FRAMES, dim=2)[:, :, : hidden.shape[2]]
         return self.local(hidden, lengths) * gate
 

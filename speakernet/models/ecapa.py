@@ -34,6 +34,7 @@ class ECAPA(Trunk):
         self.norm = nn.BatchNorm1d(channels)
         self.blocks = nn.ModuleList(ECAPABlock(channels, dilation, speechbrain) for dilation in DILATIONS)
         self.aggregate = nn.Conv1d(len(DILATIONS) * channels, aggregate_channels, 1)
+        # SpeechBrain's `mfa` is a block with a norm of its own, wespeaker's `conv` is followed by a ReLU alone.
         self.aggregate_norm = nn.BatchNorm1d(aggregate_channels) if speechbrain else nn.Identity()
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:

@@ -7,6 +7,7 @@ from speakernet.models.options.trunks import GeminiOptions
 from speakernet.models.residual import Block, ResidualStage, Stride, make_shortcut
 from speakernet.models.trunk import Trunk
 
+# Of the first convolution, then of the four stages.
 CHANNELS = (32, 32, 64, 128, 256)
 MEL_STRIDES = (2, 2, 2, 2)
 FRAME_STRIDES = (1, 2, 1, 1)

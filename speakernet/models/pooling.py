@@ -53,6 +53,7 @@ class MaxPooling(Pooling):
         """Maxima, (batch, channels)."""
         if lengths is not None:
             hidden = ~valid_frames(lengths, frames.shape[-1]).unsqueeze(1)
+            # Not zero, which would be the largest value of a channel that is negative throughout.
             frames = frames.masked_fill(hidden, -torch.inf)
         return frames.amax(dim=2)
 
@@ -72,6 +73,8 @@ class StatisticsPooling(Pooling):
     def forward(self, frames: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Means, then standard deviations with n - 1 below, (batch, 2 channels)."""
         mean, variance = mean_and_variance(frames, lengths)
+        # Added as wespeaker does, not clamped: a single frame has variance zero, and the root's gradient is infinite
+        # there.
         return torch.cat((mean, (variance + self.variance_floor).sqrt()), dim=1)
 
 
@@ -141,6 +144,7 @@ class ChannelAttentivePooling(Pooling):
     torch.Size([2, 8])
     """
 
+    # The same in voxceleb_trainer, wespeaker and SpeechBrain.
     BOTTLENECK = 128
     # The others divide the context's variance by n - 1, and subtract squares.
     has_speechbrain_variances = False
@@ -208,6 +212,7 @@ class ContextAttentivePooling(ChannelAttentivePooling):
     """
 
     def __init__(self, channels: int) -> None:
+        # The bounds of the original's `clamp(min=1e-4, max=1e4)`, for the context's variance and the output's.
         super().__init__(channels, with_context=True, floor=1e-4, ceiling=1e4)
 
 
@@ -336,6 +341,7 @@ def weighted_statistics(
         variance = ((frames - mean.unsqueeze(2)).square() * weights).sum(dim=2)
     else:
         variance = (frames.square() * weights).sum(dim=2) - mean.square()
+    # A difference of squares can round below zero; clamped before the root, whose gradient at zero is infinite.
     return torch.cat((mean, variance.clamp(floor, ceiling).sqrt()), dim=1)
 
 

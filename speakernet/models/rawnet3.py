@@ -17,6 +17,7 @@ from speakernet.models.options.trunks import RawNet3Options
 from speakernet.models.trunk import Trunk
 
 PREEMPHASIS = 0.97
+# Both of voxceleb_trainer's RawNet3.py; torch's own instance norm would take 1e-5.
 INPUT_NORM_EPSILON = 1e-4
 LOG_OFFSET = 1e-6
 
@@ -55,6 +56,7 @@ class RawNet3(Trunk):
             hidden, lengths = self._filter(features.float().squeeze(1), lengths)
         first, lengths = self.block1(hidden, lengths)
         second, pooled_lengths = self.block2(first, lengths)
+        # Thinned as the second block thinned its own frames (three to one), so that the two can be added.
         pooled = self.pool(first)
         third, _ = self.block3(pooled + second, pooled_lengths)
         frames = self.aggregate(torch.cat((pooled, second, third), dim=1)).relu_()
@@ -112,6 +114,7 @@ class SincFilterbank(nn.Module):
         self.sample_rate = sample_rate
         self.min_low_hz = min_low_hz
         self.min_band_hz = min_band_hz
+        # The first edges of asteroid's ParamSincFB, which the original builds its filterbank from.
         edges = _mel_spaced(30.0, sample_rate / 2 - (min_low_hz + min_band_hz), num_filters // 2 + 1)
         self.low_hz = nn.Parameter(edges[:-1].unsqueeze(1).float())
         self.band_hz = nn.Parameter(edges.diff().unsqueeze(1).float())
@@ -136,6 +139,7 @@ class SincFilterbank(nn.Module):
         low_phase, high_phase = low @ axis, high @ axis  # (filters / 2, half kernel)
         cosine = (high_phase.sin() - low_phase.sin()) / (axis / 2) * window
         sine = (low_phase.cos() - high_phase.cos()) / (axis / 2) * window
+        # At time zero the quotient's limit is twice the band for the cosine and zero for the sine.
         even = torch.cat((cosine, 2 * band, cosine.flip(1)), dim=1)
         odd = torch.cat((sine, torch.zeros_like(band), -sine.flip(1)), dim=1)
         return torch.cat((even / (2 * band), odd / (2 * band))).unsqueeze(1)

@@ -68,6 +68,7 @@ class WeightedSum(nn.Module):
 
     def __init__(self, num_maps: int, channels: int) -> None:
         super().__init__()
+        # Zeros: behind the softmax training begins with the plain mean of the maps.
         self.weight = nn.Parameter(torch.zeros(1, num_maps, channels, 1), requires_grad=num_maps > 1)
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
@@ -100,6 +101,7 @@ class GroupedResidualBlock(nn.Module):
         self.conv2 = MaskedConvolution(channels, channels, groups=groups)
         self.point2 = nn.Conv2d(channels, channels, 1)
         self.norm2 = nn.BatchNorm2d(channels)
+        # The hidden width is `se_channels=min(64, max(c, 32))` of the authors' model.py.
         self.gate = MelExcitation(num_mels, min(64, max(channels, 32))) if gated else None
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
@@ -190,6 +192,7 @@ class TransformerLayer(nn.Module):
         query, key, value = (
             layer(frames).unflatten(2, (HEADS, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value)
         )  # (batch, heads, frames, channels / heads)
+        # Keys past the end are not heard; queries there give values without meaning, which nobody reads.
         heard = None if lengths is None else valid_frames(lengths, frames.shape[1])[:, None, None, :]
         attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=heard)
         frames = self.norm1(frames + self.out(attended.transpose(1, 2).flatten(2)))

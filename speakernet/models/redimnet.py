@@ -20,6 +20,7 @@ class Grid:
 
     def unfold(self, frames: Tensor) -> Tensor:
         """(batch, mels x channels, frames) to (batch, channels, mels, frames)."""
+        # Mels vary slowest, as in the authors' `to2d`: in another order published weights would meet other values.
         return frames.unflatten(1, (self.num_mels, self.channels)).transpose(1, 2)
 
 
@@ -50,6 +51,7 @@ class ReDimNet(Trunk):
         grid, made = Grid(channels, num_features), []
         for index, sizes in enumerate(options.stages):
             stride, num_blocks, width, divisor = int(sizes[0]), int(sizes[1]), sizes[2], int(sizes[3])
+            # The first stage has one map and, in the authors' `weigth1d(C=1)`, one weight without effect.
             aggregate = WeightedSum(index + 1, size if index else 1)
             wide = int(stride * grid.channels * width)
             conv = nn.Conv2d(grid.channels, wide, (stride, 1), stride=(stride, 1))

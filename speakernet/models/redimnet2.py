@@ -36,6 +36,7 @@ class ReDimNet2(Trunk):
         grid, num_maps, frame_stride, made = Grid(channels, num_features), 1, 1, []
         for sizes in options.stages:
             stride, num_blocks, width, divisor = int(sizes[0]), int(sizes[2]), sizes[3], int(sizes[6])
+            # Every stage gives its maps at the full number of frames, so the next one strides by all strides so far.
             frame_stride *= int(sizes[1])
             wide = int(stride * grid.channels * width)
             groups = math.gcd(grid.channels, wide) if options.grouped_strides else 1

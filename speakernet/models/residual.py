@@ -80,6 +80,8 @@ class ResidualBlock(Block):
         lengths = strided_length(lengths, self.frame_stride)
         hidden = self.conv1(features)
         hidden = self.norm1(relu(hidden)) if self.relu_first else relu(self.norm1(hidden))
+        # A norm turns the zeros past an utterance's end into its bias: the next convolution would hear it, and the
+        # gate's means would count it.
         hidden = mask_frames(hidden, lengths)
         hidden = mask_frames(self.norm2(self.conv2(hidden)), lengths)
         if self.gate is not None:
@@ -102,6 +104,7 @@ class Bottleneck(Block):
         super().__init__(wide, stride)
         self.conv1 = nn.Conv2d(channels_in, channels, 1, bias=False)
         self.norm1 = nn.BatchNorm2d(channels)
+        # The stride is on the 3 x 3 convolution, as in wespeaker; He et al. have it on the 1 x 1 before.
         self.conv2 = nn.Conv2d(channels, channels, 3, stride=stride, padding=1, bias=False)
         self.norm2 = nn.BatchNorm2d(channels)
         self.conv3 = nn.Conv2d(channels, wide, 1, bias=False)

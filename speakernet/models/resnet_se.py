@@ -54,6 +54,7 @@ class ResNetSE34V2(Trunk):
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(batch, mels, frames) to (batch, 256 mels / 8, frames / 8), and the valid frames of each."""
+        # ReLU before the norm, as in the original; ResNetSE34L has them the other way round.
         hidden = mask_frames(self.norm1(relu(self.conv1(features.unsqueeze(1)))), lengths)
         for stage in self.stages:
             hidden, lengths = stage(hidden, lengths)

@@ -21,4 +21,5 @@ class SimAMResNet(ResidualTrunk):
 
 
 def _block(channels_in: int, channels: int, stride: Stride) -> ResidualBlock:
+    # Where SE-ResNets have their gate: behind the second norm, before the shortcut is added.
     return ResidualBlock(channels_in, channels, stride, SimilarityAttention())

@@ -33,6 +33,7 @@ class VGGVox(Trunk):
                 _Convolution(256, 384, (3, 3), padding=(1, 1)),
                 _Convolution(384, 256, (3, 3), padding=(1, 1)),
                 _Convolution(256, 256, (3, 3), padding=(1, 1), pool=(3, 3), pool_stride=(2, 2)),
+                # Spans the four rows that are left of the 40 mel bands.
                 _Convolution(256, 512, (4, 1)),
             ]
         )

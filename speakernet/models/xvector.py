@@ -22,6 +22,7 @@ class XVector(Trunk):
     second embedding layer as in wespeaker.
     """
 
+    # 1 + 4 + 4 + 6: what the kernels of the first three layers span.
     min_frames = 15
 
     def __init__(self, options: XVectorOptions, num_features: int) -> None:

@@ -64,6 +64,7 @@ class ReDimNetOptions(TwoLayerOptions, NormedEmbeddingOptions):
 
 
 B4_STAGES = [[1, 4, 2, 48], [2, 4, 2, 48], [1, 6, 2, 48], [2, 6, 1, 32], [1, 8, 1, 24], [2, 4, 1, 16]]
+# The names stand for wespeaker's tables; the authors' files say in their `model_config` what they are.
 REDIMNETS = {
     "ReDimNetB0": ReDimNetOptions,
     "ReDimNetB1": with_defaults(

@@ -10,6 +10,7 @@ from speakernet.options import Options, with_defaults
 
 Channels = Annotated[int, Ge(8), Le(16_384)]
 Blocks = list[Annotated[int, Ge(1), Le(1000)]]
+# Blocks of each stage (He et al. 2016, table 1); ResNet-50 has as many, of three convolutions each.
 RESNET34 = (3, 4, 6, 3)
 ECAPA_GROUPS = 8
 """Groups of channels in ECAPA-TDNN's split."""
@@ -362,6 +363,7 @@ ERES2NETV2S = {
     "ERes2NetV2": with_defaults(
         ERes2NetOptions,
         "ERes2NetV2",
+        # `baseWidth=26` of 3D-Speaker's ERes2NetV2.py: narrower groups than the first version's 32.
         {"channels": 64, "base_width": 26},
         first_joined_stage=2,
         paper="Chen et al. 2024",
