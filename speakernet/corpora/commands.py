@@ -182,6 +182,7 @@ def fetch_joined(name: str, arguments: argparse.Namespace) -> list[StepSummary]:
     parts = {part for one in corpus.joined.values() for part in one.parts}
     with StepSummary(f"extract_{name}", root) as unpack:
         sums = {file.name: file.md5 for file in corpus.files.values() if file.name not in parts}
+        # CN-Celeb 2's whole has no published sum: its three parts are verified, their concatenation is not.
         sums |= {joined.name: joined.md5 for joined in corpus.joined.values()}
         for archive, md5 in sums.items():
             if verified.has_md5(root / archive, md5):

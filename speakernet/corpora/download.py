@@ -134,6 +134,7 @@ def download_file(
                 _notes_path(root, file.name).unlink(missing_ok=True)
                 verified.remember(target, found)
                 return target
+            # Looked at before it is removed: a login page in place of the archive is the usual reason.
             start_of_file = part.read_bytes()[:15] if part.stat().st_size < BLOCK_BYTES else b""
             part.unlink()
             _notes_path(root, file.name).unlink(missing_ok=True)
@@ -281,6 +282,7 @@ def _fetch_once(
 def _append_body(reply: Reply, part: Path, on_bytes: Callable[[int], object]) -> bool:
     with part.open("r+b" if part.exists() else "xb") as output:
         output.seek(reply.start)
+        # What lies beyond the start of this body belongs to an older file.
         output.truncate()
         while block := reply.body.read(BLOCK_BYTES):
             output.write(block)

@@ -137,6 +137,7 @@ def _total_of(content_range: str) -> int | None:
 def _wanted_wait(retry_after: str) -> float | None:
     """Seconds that the server asks to be left alone, which it gives as a number or as a date."""
     try:
+        # For this alone: urllib3's Retry cannot resume a body that was cut, begins at once and logs whole addresses.
         return Retry().parse_retry_after(retry_after)
     except urllib3.exceptions.InvalidHeader:
         return None

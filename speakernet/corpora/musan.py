@@ -108,6 +108,8 @@ def piece_starts(num_samples: int, piece_samples: int, hop_samples: int) -> list
     >>> piece_starts(3, 5, 3)
     [0]
     """
+    # The classic tool's range ends before a piece that reaches the file's end, and has none for a shorter file: both
+    # are kept here.
     return list(range(0, max(1, num_samples - piece_samples + 1), hop_samples))
 
 

@@ -13,6 +13,7 @@ from speakernet.corpora.utterances import UNKNOWN, Utterances
 from speakernet.seeding import numpy_generator
 
 BLOCK_ROWS = 1024
+# Of drawing, before fewer pairs than asked for are given: rules may leave next to none to find.
 MAX_ROUNDS = 50
 DEFAULT_TARGETS_PER_SPEAKER = 50
 DEFAULT_NONTARGETS_PER_TARGET = 5
@@ -126,6 +127,7 @@ def balanced_pairs(
         if rules.same_gender and utterances.genders[speaker] != UNKNOWN:
             kinds = utterances.genders[others]
             others = others[(kinds == utterances.genders[speaker]) | (kinds == UNKNOWN)]
+        # A speaker without a target pair (one session, one utterance) still gives non-targets.
         wanted = max(1, len(targets[0])) * nontargets_per_target
         pairs = _nontarget_pairs(own, others, members, wanted, random, seen)
         enrol += [pairs[:, 0]]

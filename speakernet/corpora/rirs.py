@@ -31,6 +31,7 @@ from speakernet.data.audio import SAMPLE_BYTES, SAMPLE_RATE, AudioError, audio_i
 from speakernet.files import exclusive, parallel_map
 
 DECAY_DB = 60.0
+# 10 ms at 16 kHz; no response is cut shorter.
 SHORTEST_RESPONSE_SAMPLES = 160
 #: Parts of RIRS_NOISES by what is in them.
 SIMULATED_FOLDER = "RIRS_NOISES/simulated_rirs"

@@ -136,6 +136,7 @@ def _split_utterances(utterances: Utterances, seed: int) -> Split:
     held = []
     for speaker in range(len(utterances.speakers)):
         rows = np.flatnonzero(utterances.labels == speaker)
+        # Two are held out, for a target trial, and two are left to train on.
         if len(rows) < 4:
             continue
         # A draw for each speaker, so that one more recording of another changes nothing here.

@@ -44,9 +44,11 @@ SYNTHESISER_VERSION = 1
 
 PARTS = ("train", "trial")
 PREFIX = {"train": "syn", "trial": "new"}
+# Keys of the random streams: only to be added to, for another order makes another corpus of the same parameters.
 _VOICE_KEY, _SESSION_KEY, _SENTENCE_KEY, _CLIP_KEY, _ROOM_KEY, _TRIAL_KEY = range(6)
 NOISE_SECONDS = 5.0
 MIN_UTTERANCES_FOR_PROCESSES = 200  # fewer are done before a second process has started
+# Of full scale, for 16-bit files; whoever convolves with a response divides it by its energy's root first (`RirBank`).
 RESPONSE_PEAK = 0.5
 
 
@@ -181,6 +183,7 @@ def _is_complete(folder: Path, parameters: CorpusParameters) -> bool:
             raise CorpusError(
                 f"{record_path} is not a record of a synthetic corpus; delete {folder} or name another folder"
             )
+        # Refused where it differs, not made again: deleting thousands of files is the user's decision.
         changed = [
             f"{name} {found.get(name)!r} -> {value!r}" for name, value in wanted.items() if found.get(name) != value
         ]
@@ -212,6 +215,7 @@ def _tasks(folder: Path, parameters: CorpusParameters) -> list[Task]:
         for speaker in range(count):
             place = (root, part, speaker, utterances, parameters.utterances_per_session, parameters.seed)
             tasks.append((utterances, _make_speaker, place))
+    # Talkers twice: babble is mixed of three to seven different ones.
     makers = [*(f"noise-{name}" for name in NOISES), "music-music", "speech-talker", "speech-talker"]
     for number in range(parameters.num_noises):
         category, kind = makers[number % len(makers)].split("-")

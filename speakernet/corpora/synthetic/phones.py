@@ -96,6 +96,7 @@ PHONES: dict[str, tuple[Segment, ...]] = {
     **CONSONANTS,
 }
 PHONE_NAMES = tuple(PHONES)
+# Drawn from by place: a phone that is added or moved makes another corpus (`SYNTHESISER_VERSION`).
 _VOWEL_NAMES = tuple(VOWELS)
 _CONSONANT_NAMES = tuple(CONSONANTS)
 

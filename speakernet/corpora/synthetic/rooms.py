@@ -53,6 +53,7 @@ def room_response(
     Delays are rounded to whole samples. All walls absorb alike.
     """
     volume, surface = float(np.prod(sides)), 2.0 * float(sides @ np.roll(sides, 1))
+    # 0.161 s/m is 24 ln(10) / c.
     reflection = np.exp(-0.5 * 0.161 * volume / (surface * decay_seconds))  # amplitude; Eyring solved for the walls
 
     # Along one axis an image lies at 2 n L + s or 2 n L - s, after |2n| or |2n - 1| reflections.

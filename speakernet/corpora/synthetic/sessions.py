@@ -91,7 +91,7 @@ def _microphone(generator: np.random.Generator) -> np.ndarray:
     decibels -= 10.0 * np.log10(1.0 + (low_hz / np.maximum(_GRID_HZ, 10.0)) ** 4)
     decibels -= 10.0 * np.log10(1.0 + (_GRID_HZ / high_hz) ** 8)
     taps = np.roll(fft.irfft(_from_db(decibels), MICROPHONE_TAPS), MICROPHONE_TAPS // 2)
-    # Only 4 ms either side of the centre: a smooth curve needs no more, and the voice comes undelayed enough.
+    # Tapered to nothing 16 ms either side of the centre, by which the voice comes late; a smooth curve needs no more.
     return (taps * np.hanning(MICROPHONE_TAPS)).astype(np.float32)
 
 

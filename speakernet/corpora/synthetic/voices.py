@@ -26,6 +26,8 @@ NASAL_POLE_HZ = 280.0
 
 # How far speakers lie apart. Standard deviations; together with `sessions` they set how hard the corpus is.
 TRACT_SD = 0.05  # share of the vocal tract's length, within a gender
+# Formants at 3.5 % (colour 4 dB, SNR 12 to 32 dB) were nearly hopeless, EER 26 % after 12 epochs; at 8 % (2 dB, 18 to
+# 38 dB) it was 3.5 %; these give 5.2 % after 16.
 FORMANT_SD = 0.07  # share, of each formant of a speaker
 PHONE_SD = 0.04  # share, of each formant of each phone of a speaker
 PITCH_SD_OCTAVES = 0.25
@@ -139,6 +141,7 @@ def _pulse_table(open_quotient: float, pitch_hz: float) -> np.ndarray:
     place = np.arange(PULSE_TABLE) / (PULSE_TABLE * open_quotient)
     spectrum = fft.rfft(np.where(place < 1.0, 2.0 * place - 3.0 * place**2, 0.0))
     spectrum[0] = 0.0
+    # Harmonics above the Nyquist frequency would come back as tones below it.
     spectrum[int(0.95 * SAMPLE_RATE / 2 / pitch_hz) + 1 :] = 0.0
     return fft.irfft(spectrum, PULSE_TABLE).astype(np.float32)
 
@@ -146,6 +149,8 @@ def _pulse_table(open_quotient: float, pitch_hz: float) -> np.ndarray:
 def _spectra(signal: np.ndarray) -> np.ndarray:
     """(samples,) -> (frames, bins) complex64 of Hann windows that add up to one."""
     window = (0.5 - 0.5 * np.cos(2.0 * np.pi * np.arange(WINDOW) / WINDOW)).astype(np.float32)
+    # All frames at once: filtered sample by sample, with coefficients that change, it could not be vectorised; this
+    # speaks at about 430 x real time on one core.
     frames = np.lib.stride_tricks.sliding_window_view(signal, WINDOW)[::HOP]
     return fft.rfft(frames * window, FFT_SIZE, axis=1)
 

@@ -48,6 +48,7 @@ def _pack_corpus(job: VoxCelebJob, corpus: str, subsets: list[str], summary: Ste
         sources += found
         members = open_inputs(found, None, STRIPPED_FOLDERS[name]).names
         names[name] = [f"{member.rpartition('.')[0]}.wav" for member in members]
+    # Under its final name a packed corpus is whole: until then it is `<name>.partial`.
     if folder.is_dir():
         packed_names = set(PackedSource(folder).index.names)
         summary.add_skipped(len(packed_names))

@@ -43,6 +43,7 @@ class Subset:
 SUBSETS = {
     "vox1_dev": Subset("vox1_dev_wav.zip", "voxceleb1/dev", False, 1211, 148642),
     "vox1_test": Subset("vox1_test_wav.zip", "voxceleb1/test", False, 40, 4874),
+    # Unpacked a folder higher than the others: this archive begins with `dev/` itself.
     "vox2_dev": Subset("vox2_dev_aac.zip", "voxceleb2", True, 5994, 1092009),
     "vox2_test": Subset("vox2_test_aac.zip", "voxceleb2/test", True, 118, 36237),
 }
@@ -267,4 +268,5 @@ def _is_same(source: Path, target: Path) -> bool:
         left, right = source.stat(), target.stat()
     except FileNotFoundError:
         return False
+    # One file where it could be linked; a copy has a number of its own and is known by its size.
     return left.st_ino == right.st_ino or left.st_size == right.st_size
