@@ -54,6 +54,7 @@ def atomic_write(path: str | Path, mode: str = "w", *, is_flushed: bool = True) 
     try:
         with temporary.open(mode.replace("w", "x"), **text) as file:  # type: ignore[call-overload]
             yield file
+            # Renamed without it, after a power cut the new name may stand over content that never reached the disk.
             if is_flushed:
                 file.flush()
                 os.fsync(file.fileno())

@@ -13,6 +13,7 @@ import numpy as np
 def seed_everything(seed: int) -> None:
     """Seed Python's, NumPy's and torch's global generators (dropout and weight initialisation draw from torch's)."""
     random.seed(seed)
+    # NumPy's global generator takes 32 bits, the others take more.
     np.random.seed(seed % 2**32)
     _torch().manual_seed(seed)
 

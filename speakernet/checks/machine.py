@@ -19,6 +19,7 @@ from speakernet.machine.facts import gpu_facts, version_of
 from speakernet.machine.limits import describe_limits, usable_cores
 
 LEAST_FREE_BYTES = 5 << 30
+# Docker gives 64 MiB unless told otherwise: eight batches of 64 crops of 2 s in float32.
 LEAST_SHARED_BYTES = 1 << 30
 NUM_TIMED_FILES = 200
 #: Two-second crops a second and reader below which the disk, not the network, sets the pace.

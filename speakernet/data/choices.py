@@ -85,6 +85,7 @@ def choose_num_workers(
         wanted, reason = MAX_WORKERS, f"{reason}; more than {MAX_WORKERS} workers gain nothing"
     if is_spawned and wanted > MAX_SPAWNED_WORKERS:
         wanted, reason = MAX_SPAWNED_WORKERS, f"{reason}; each worker starts from nothing on this platform"
+    # Half of what is free, at two batches a worker: `choose_prefetch` then finds room for two each.
     fitting = free_shared_bytes // 2 // max(1, 2 * batch_bytes)
     if wanted > fitting:
         return Choice(

@@ -87,6 +87,7 @@ def decode_batch(
     """
     command = [ffmpeg, "-nostdin", "-hide_banner", "-nostats", "-loglevel", "info", "-y"]
     for source in sources:
+        # One thread a file: the callers run several batches at once.
         command += ["-threads", "1", "-i", _as_url(source)]
     # Every output names its input: without a map ffmpeg chooses one stream among all inputs for each of them.
     for row, target in enumerate(targets):

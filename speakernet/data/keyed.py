@@ -14,6 +14,7 @@ from speakernet.seeding import derive_seed
 
 # Streams that loading draws from; those of augmentation begin at 100 (`augment.draw`).
 START_STREAM, REPLACEMENT_STREAM = 1, 2
+# 2^64 divided by the golden ratio: SplitMix64's step.
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -42,6 +43,7 @@ class KeyedRandom:
             keys = _mix(self._key + np.array(streams, dtype=np.uint64) * GOLDEN)
             base = _mix(keys[:, None] ^ self._row_words)
             words = _mix(base[:, :, None] + np.arange(1, count + 1, dtype=np.uint64) * GOLDEN)
+        # The upper 53 bits, as many as a float64 below one holds: never rounded up to one.
         return (words >> np.uint64(11)) * 2.0**-53
 
     def between(self, stream: int, low: float, high: float) -> np.ndarray:

@@ -51,6 +51,7 @@ class ResidentMaker:
         samples = np.asarray(reader.samples)
         self.corpus = torch.empty(len(samples), dtype=torch.int16, device=device)
         for first in range(0, len(samples), COPY_SAMPLES):
+            # Copied: a packed corpus is mapped read-only, and torch warns of tensors over memory that it may not write.
             part = np.array(samples[first : first + COPY_SAMPLES])
             self.corpus[first : first + len(part)] = torch.from_numpy(part).to(device)
 

@@ -146,6 +146,7 @@ class BalancedSampler(Sampler):
 
     @property
     def unit(self) -> int:
+        """K utterances of one speaker."""
         return self.options.utterances_per_speaker
 
     def _check(self) -> None:
@@ -218,6 +219,7 @@ def _deal_exactly(groups: np.ndarray, size: int, random: np.random.Generator) ->
         # Efraimidis and Spirakis (2006): the largest of u^(1/weight) are a draw in proportion to the weights.
         with np.errstate(divide="ignore"):
             rank = np.where(left > 0, np.log(random.random(len(left))) / np.maximum(left, 1), -np.inf)
+        # Above every logarithm of a number below one: who has a group left for each batch to come must be dealt now.
         rank[left >= to_come] = 1.0
         chosen = random.permutation(np.argpartition(-rank, size - 1)[:size])
         order[batch] = next_group[chosen]

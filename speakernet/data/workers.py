@@ -29,6 +29,7 @@ from speakernet.data.sharing import SharedArray
 
 logger = logging.getLogger(__name__)
 
+# Beside those in flight: torch asks for the next batch before it hands one over, which is still being read.
 SPARE_SLOTS = 2
 PARENT_CHECK_SECONDS = 1.0
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -98,6 +98,7 @@ class SpeakerBootstrap:
         rejected = np.concatenate([[0.0], (all_below - targets_below)[ends] / (num_all - num_targets)])
         false_accept = 1 - rejected
         # The same crossing as `metrics.equal_error_point`, here on weighted counts.
+        # The difference starts at -1 (all accepted), so that there is always a point before.
         after = int(np.searchsorted(miss - false_accept, 0.0))
         gap_after = miss[after] - false_accept[after]
         gap_before = miss[after - 1] - false_accept[after - 1]

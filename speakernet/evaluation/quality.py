@@ -20,6 +20,7 @@ def signal_to_noise_db(waveform: np.ndarray, sample_rate: int = SAMPLE_RATE) -> 
     """
     frame = round(FRAME_SECONDS * sample_rate)
     count = max(1, len(waveform) // frame)
+    # An utterance shorter than a frame is one frame, whose ratio to itself is 0 dB.
     frames = waveform[: count * frame].reshape(count, -1) if len(waveform) >= frame else waveform[None, :]
     # A power of exactly zero (digital silence) would give an infinite ratio.
     powers = np.square(frames, dtype=np.float64).mean(axis=1) + SILENCE_POWER

@@ -35,6 +35,7 @@ def mean_embeddings(embeddings: np.ndarray, mean: np.ndarray | None = None) -> n
     if embeddings.ndim == 2:
         embeddings = embeddings[:, None, :]
     result = np.empty((embeddings.shape[0], embeddings.shape[2]), dtype=np.float32)
+    # 64 MiB of float32 at a time: the table of all crops may fill the memory.
     rows_at_once = max(1, (64 << 20) // (4 * embeddings.shape[1] * embeddings.shape[2]))
     for start in range(0, len(result), rows_at_once):
         block = embeddings[start : start + rows_at_once]

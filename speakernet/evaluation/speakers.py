@@ -39,6 +39,7 @@ def read_speaker_table(path: str | Path) -> dict[str, str]:
     Raises:
         ValueError: one of the two columns is missing.
     """
+    # The byte-order mark that Excel writes would become part of the first heading.
     with Path(path).open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file)
         columns = reader.fieldnames or []

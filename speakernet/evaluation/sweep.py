@@ -29,6 +29,7 @@ from speakernet.evaluation.speakers import Speakers
 logger = logging.getLogger(__name__)
 
 KINDS = get_args(Sweep)
+# From the least disturbed to the most, as the rows of a sweep stand in the report.
 NOISE_SNR_DB = (20.0, 15.0, 10.0, 5.0, 0.0)
 REVERB_SHARES_PERCENT = (25, 50, 75, 100)
 DURATIONS_SECONDS = (4.0, 3.0, 2.0, 1.0)

@@ -32,6 +32,8 @@ def huge_pages() -> tuple[bool, str]:
 
 def keep_freed_memory() -> tuple[bool, str]:
     """Let the C library keep freed memory for the next step; returns whether it does, and why (not)."""
+    # A plain step of ResNetSE34V2 had 3.5 million page faults, 10 of its 28 processor seconds; with this and huge pages
+    # the default step has under 1,000.
     problem = _set_thresholds(mapped_from=2**30, trimmed_from=2**31 - 1)
     return (False, problem) if problem else (True, "the next step needs it again")
 
@@ -41,7 +43,8 @@ def return_freed_memory() -> tuple[bool, str]:
 
     Returns False (freed memory is not kept) and the reason, as `keep_freed_memory` does.
     """
-    # A compromise of memory and time: docs/performance.md has the table.
+    # A compromise: from 3 MiB on ResNetSE34L's process grows by 152 to 181 MiB at 1.01 to 1.05 s a step, with memory
+    # kept by 270 MiB at 0.81 s (docs/performance.md).
     problem = _set_thresholds(mapped_from=3 * 2**20, trimmed_from=2**24)
     return False, problem or "gradient checkpointing: memory goes before time"
 

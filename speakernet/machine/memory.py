@@ -9,6 +9,7 @@ import psutil
 
 from speakernet.machine.measuring import measuring
 
+# A peak that is shorter than this may be missed.
 SAMPLE_SECONDS = 0.01
 
 

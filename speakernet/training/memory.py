@@ -63,6 +63,7 @@ def _checkpointed(block: nn.Module, forward: Callable[..., Any]) -> Callable[...
     def run(*inputs: Any) -> Any:
         if not (block.training and torch.is_grad_enabled()):
             return forward(*inputs)
+        # Not reentrant: that kind takes no `context_fn`, which keeps the statistics from moving twice.
         return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=has_dropout, context_fn=contexts)
 
     return run

@@ -149,6 +149,7 @@ class Augmenter:
 
     def _apply_channel(self, waveforms: Tensor, drawn: Drawn) -> Tensor:
         """What the utterance as a whole goes through: telephone, codec, volume."""
+        # Behind the noise: a line carries what the microphone heard, noise and all.
         if drawn.telephone.any():
             rows = torch.from_numpy(np.flatnonzero(drawn.telephone)).to(waveforms.device)
             waveforms[rows] = telephone_band(waveforms[rows], self.sample_rate)

@@ -56,6 +56,7 @@ _SETTINGS: dict[Any, Any] = {
     "legend.frameon": False,
     "legend.fontsize": 8.5,
     "lines.linewidth": 1.4,
+    # Text stays text, in the page's fonts: as paths every letter would be drawn, and none could be selected.
     "svg.fonttype": "none",
     # The same drawing gives the same bytes.
     "svg.hashsalt": "speakernet",
@@ -96,6 +97,7 @@ def figure_svg(figure: Figure, name: str, description: str) -> str:
     """
     buffer = io.StringIO()
     with house_style():
+        # SVG in the page: PNGs inlined would be twice the size and fixed to one background.
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]

@@ -20,6 +20,7 @@ from speakernet.evaluation.report.result_section import list_sentence
 from speakernet.evaluation.speakers import speakers_of
 from speakernet.options import default_of
 
+# Fixed, so that the same runs give the same intervals whenever the page is made.
 DRAW_SEED = 0
 MISSING = "–"
 
