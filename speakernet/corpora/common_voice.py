@@ -56,7 +56,7 @@ def common_voice_rows(root: Path, table: str) -> Iterator[Row]:
             speaker = identity[:CLIENT_ID_LENGTH]
             if identities.setdefault(speaker, identity) != identity:
                 raise ValueError(f"{path}: two speakers begin with {speaker}; they cannot be told apart")
-            yield Row(speaker, f"clips/{row['path']}", "", (row.get("gender") or "").replace("_masculine", ""))
+            yield Row(speaker, f"clips/{row['path']}", "", row.get("gender") or "")
 
 
 def at_least(rows: Iterator[Row], min_utterances: int) -> Iterator[Row]:

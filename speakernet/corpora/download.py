@@ -112,7 +112,7 @@ def download_file(
         DiskFullError: the disk is full.
     """
     target = root.path(file.name)
-    if file.needs_key and any("key=" in url and url.endswith("key=") for url in file.urls):
+    if file.needs_key and any(url.endswith("key=") for url in file.urls):
         raise DownloadError(f"{file.name}: an access key is needed and none was given. {file.access}")
     if not file.urls:
         raise DownloadError(f"{file.name}: no address is known. {file.access}")

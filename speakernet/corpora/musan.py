@@ -45,9 +45,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """The steps asked for, in order."""
+    _check_lengths(arguments.piece_seconds, arguments.hop_seconds)
     with exclusive(arguments.save_path):
         summaries = prepare(arguments, steps_of(arguments), arguments.piece_seconds, arguments.hop_seconds)
         return finish(summaries, arguments.save_path / "summary.txt")
+
+
+def _check_lengths(piece_seconds: float, hop_seconds: float) -> None:
+    if not piece_seconds > 0:
+        raise ValueError(f"--piece_seconds {piece_seconds:g}: expected more than 0")
+    # Pieces are named for the second that they begin at, as the classic tools name them: two must not share one.
+    if not (hop_seconds >= 1 and hop_seconds.is_integer()):
+        raise ValueError(f"--hop_seconds {hop_seconds:g}: expected a whole number of seconds, at least 1")
 
 
 def prepare(

@@ -55,7 +55,7 @@ class ReDimNet(Trunk):
             aggregate = WeightedSum(index + 1, size if index else 1)
             wide = int(stride * grid.channels * width)
             conv = nn.Conv2d(grid.channels, wide, (stride, 1), stride=(stride, 1))
-            narrow = narrowing(wide, stride * grid.channels, group_channels, block, context) if width != 1 else None
+            narrow = narrowing(wide, stride * grid.channels, group_channels) if width != 1 else None
             stage = Stage(grid, aggregate, conv, num_blocks, block, group_channels, narrow)
             if divisor:
                 stage.context = time_context(size, divisor, context)
@@ -138,13 +138,12 @@ class Stage(nn.Module):
         return hidden if self.context is None else self.context(hidden, lengths)  # type: ignore[no-any-return]
 
 
-def narrowing(wide: int, channels: int, group_channels: int, block: str, context: str) -> nn.Sequential:
-    """A grouped 3 x 3 convolution to fewer channels, batch norm, activation, and a 1 x 1 convolution."""
-    is_relu = "relu" in block and "relu" in context
+def narrowing(wide: int, channels: int, group_channels: int) -> nn.Sequential:
+    """A grouped 3 x 3 convolution to fewer channels, batch norm, GELU, and a 1 x 1 convolution."""
     return nn.Sequential(
         MaskedConvolution(wide, channels, groups=channels // group_channels, bias=True),
         nn.BatchNorm2d(channels, eps=EPSILON),
-        nn.ReLU() if is_relu else nn.GELU(),
+        nn.GELU(),
         nn.Conv2d(channels, channels, 1),
     )
 

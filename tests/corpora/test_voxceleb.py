@@ -129,6 +129,19 @@ def test_flac_and_removed_originals(tmp_path, published):
         assert len(read_training_list(folder / "lists" / "vox2_dev_list.txt")) == 12
 
 
+def test_nothing_is_converted_through_a_link_that_leads_outside(tmp_path, published):
+    folder, outside = tmp_path / "data", tmp_path / "outside"
+    outside.mkdir()
+    with played_source(published.files) as source:
+        assert (
+            prepare(source, published, folder, "--download", "--concatenate", "--extract", "--subsets", "vox2_dev") == 0
+        )
+        (folder / "voxceleb2/dev/wav").mkdir()
+        (folder / "voxceleb2/dev/wav/id00001").symlink_to(outside, target_is_directory=True)
+        assert prepare(source, published, folder, "--convert", "--subsets", "vox2_dev") == 1
+    assert not list(outside.iterdir())
+
+
 def test_what_is_missing_gives_a_non_zero_exit_and_is_listed(tmp_path, published):
     folder = tmp_path / "data"
     files = {name: content for name, content in published.files.items() if name != "vox1_dev_wav_partab"}

@@ -8,7 +8,7 @@ import torch
 from scipy.signal import convolve
 
 from speakernet.data.audio import AudioError, write_audio
-from speakernet.data.augment.augmenter import Augmenter
+from speakernet.data.augment.augmenter import Augmenter, mu_law_codec
 from speakernet.data.augment.banks import BlockEnergies, fast_fft_samples, noise_banks, rir_bank
 from speakernet.data.augment.draw import BABBLE, CLEAN, MUSIC, NOISE, REVERB, distinct_choices
 from speakernet.data.augment.options import AugmentOptions
@@ -160,6 +160,9 @@ def test_telephone_band_and_codec(folders: tuple[Path, Path]) -> None:
     assert result[2].abs().max() < 0.05
     error = (result[1] - tones[1]).square().mean() / tones[1].square().mean()
     assert 1e-6 < error < 1e-3
+    # Full scale is one of the codec's steps: nothing comes back louder than it went in, and silence stays silent.
+    assert mu_law_codec(torch.zeros(1, 800), 8000).abs().max() == 0
+    assert mu_law_codec(torch.sign(tones[1:2, ::2] + 1e-3), 8000).abs().max() == pytest.approx(1.0, abs=1e-4)
 
 
 def test_volume_is_a_gain_in_decibels() -> None:

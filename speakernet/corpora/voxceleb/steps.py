@@ -232,7 +232,7 @@ class VoxCelebJob:
         # Beside the m4a, not in their place: voxceleb_trainer's layout.
         target_root = Folder(source_root.parent / self.file_format)
         for name in walk_files(source_root, {".m4a", ".aac", ".mp4"}):
-            target = target_root.root / Path(name).with_suffix(f".{self.file_format}")
+            target = target_root.path(Path(name).with_suffix(f".{self.file_format}").as_posix())
             yield Conversion(source_root / name, target)
 
     def step(self, name: str, made: str = "made") -> StepSummary:

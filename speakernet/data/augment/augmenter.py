@@ -215,6 +215,7 @@ def mu_law_codec(waveforms: Tensor, sample_rate: int) -> Tensor:
     peak = narrow.abs().amax(1, keepdim=True).clamp_min(1e-9)
     scaled = narrow / peak
     coded = torch.sign(scaled) * torch.log1p(MU_LAW * scaled.abs()) / np.log1p(MU_LAW)
-    coded = (coded * 127.5).round() / 127.5
+    # 8 bits are a sign and 127 steps; zero has both signs (G.711), and full scale is a step.
+    coded = (coded * 127).round() / 127
     decoded = torch.sign(coded) * torch.expm1(coded.abs() * np.log1p(MU_LAW)) / MU_LAW * peak
     return torch.fft.irfft(torch.fft.rfft(decoded), length) * (length / short)
