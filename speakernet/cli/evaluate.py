@@ -104,7 +104,7 @@ def evaluate_scores(arguments: argparse.Namespace) -> "Evaluation":
         command=" ".join(sys.argv),
         warnings=[results.interval_note] if results.interval_note else [],
     )
-    return Evaluation(trials, scores, results, llrs)
+    return Evaluation(trials, scores, results, llrs, speakers=speakers)
 
 
 def _fit(arguments: argparse.Namespace, num_systems: int) -> AffineCalibration | None:

@@ -1,6 +1,7 @@
 """Make report.html again from a run's files, or put several runs side by side on one page.
 
     speakernet report exps/a                              rebuilds exps/a/report.html
+    speakernet report exps/a --audio corpus/              the same, and the hardest trials can be played
     speakernet report exps/a exps/b --output both.html    one page for several runs
 
 A run that is still training, or was never evaluated, shows its curves so far.
@@ -14,6 +15,11 @@ from pathlib import Path
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The run folders and where a page of several goes."""
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs or of evaluations")
+    parser.add_argument(
+        "--audio",
+        type=Path,
+        help="folder or packed corpus of the trial list's audio: puts the hardest trials into the page, to be played",
+    )
     parser.add_argument("--output", type=Path, help="page of several runs; default comparison.html")
 
 
@@ -26,7 +32,9 @@ def run(arguments: argparse.Namespace) -> int:
     if len(arguments.runs) == 1:
         if arguments.output is not None:
             raise ValueError("--output is for several runs; the report of one run lies in its folder, as report.html")
-        path = write_report(arguments.runs[0])
+        path = write_report(arguments.runs[0], audio=arguments.audio)
+    elif arguments.audio is not None:
+        raise ValueError("--audio is for one run: a page of several lists no single trials")
     else:
         path = write_side_by_side(arguments.runs, arguments.output or Path("comparison.html"))
     sys.stdout.write(f"{path}\n")

@@ -226,6 +226,13 @@ def write_audio(path: str | Path, waveform: np.ndarray, sample_rate: int = SAMPL
         soundfile.write(file, samples, sample_rate, subtype="PCM_16", format=format_name)
 
 
+def flac_bytes(waveform: np.ndarray, sample_rate: int) -> bytes:
+    """A mono float waveform, (samples,), as 16-bit FLAC: half the size of WAV, and every browser plays it."""
+    buffer = io.BytesIO()
+    soundfile.write(buffer, to_int16(waveform), sample_rate, subtype="PCM_16", format="FLAC")
+    return buffer.getvalue()
+
+
 def to_int16(waveform: np.ndarray) -> np.ndarray:
     """Float samples in -1..1 as int16, rounded and clipped; the reverse of dividing by 32768."""
     return np.clip(np.rint(waveform * np.float32(32768.0)), -32768, 32767).astype(np.int16)

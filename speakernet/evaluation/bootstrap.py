@@ -10,8 +10,10 @@ using joint bootstrap, 2007 (drawing users); percentile intervals.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+from scipy.special import ndtr, ndtri
 
 from speakernet.evaluation.metrics import check_trials, default_cost, group_starts
 from speakernet.evaluation.results import Interval
@@ -26,6 +28,31 @@ MAX_WORK = 2_000_000_000
 MIN_DRAWS = 100
 STREAM = 6101
 LEVEL_PERCENT = 95.0
+BAND_FALSE_ACCEPTS = ndtr(np.linspace(ndtri(1e-5), ndtri(0.98), 50))
+"""False-accept rates at which a DET curve gets its interval: evenly spaced as the curve is drawn."""
+
+
+@dataclass(frozen=True)
+class Band:
+    """How far the misses of a DET curve reach at some false-accept rates.
+
+    Attributes:
+        false_accepts: rates, rising, (points,).
+        low: 2.5th percentile of the miss rates over the draws, (points,).
+        high: 97.5th percentile.
+    """
+
+    false_accepts: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+class DrawFigures(NamedTuple):
+    """EER in percent, a minDCF for each operating point, and the miss rate at each false-accept rate that was asked."""
+
+    eer_percent: float
+    costs: list[float]
+    misses: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -39,6 +66,7 @@ class Measured:
         min_dcf_intervals: the same for each operating point.
         num_draws: that had trials of both kinds.
         note: why there is no interval, or why it is rough; empty when all is well.
+        band: of the DET curve; None without draws, or where no false-accept rates were asked for.
     """
 
     eer_percent: float
@@ -47,6 +75,7 @@ class Measured:
     min_dcf_intervals: list[Interval]
     num_draws: int
     note: str
+    band: Band | None = None
 
 
 class SpeakerBootstrap:
@@ -58,6 +87,7 @@ class SpeakerBootstrap:
         enrol_speakers: (trials,) number of the enrolment speaker; numbers may be missing in between.
         test_speakers: (trials,).
         operating_points: (target prior, c_miss, c_fa) of each minDCF.
+        false_accepts: rates at which the misses are wanted too, (points,).
     """
 
     def __init__(
@@ -67,6 +97,7 @@ class SpeakerBootstrap:
         enrol_speakers: np.ndarray,
         test_speakers: np.ndarray,
         operating_points: Sequence[tuple[float, float, float]],
+        false_accepts: np.ndarray | None = None,
     ) -> None:
         scores, labels = check_trials(scores, labels)
         # Speakers without a trial would be drawn for nothing: those of a slice are counted anew.
@@ -81,10 +112,11 @@ class SpeakerBootstrap:
         is_within = labels | (enrol == test)
         self._second = np.where(is_within, len(present), test)[order].astype(np.int64)
         self._points = operating_points
+        self.false_accepts = np.empty(0) if false_accepts is None else false_accepts
         self.num_trials, self.num_speakers = len(labels), len(present)
 
-    def figures(self, counts: np.ndarray) -> tuple[float, list[float]] | None:
-        """EER in percent and minDCFs when speaker s is drawn `counts[s]` times; None without targets or non-targets."""
+    def figures(self, counts: np.ndarray) -> DrawFigures | None:
+        """The figures when speaker s is drawn `counts[s]` times; None without targets or non-targets."""
         counts = np.append(counts, 1)
         weights = counts[self._first] * counts[self._second]
         all_below = np.cumsum(weights)
@@ -108,9 +140,11 @@ class SpeakerBootstrap:
             float((c_miss * prior * miss + c_fa * (1 - prior) * false_accept).min()) / default_cost(prior, c_miss, c_fa)
             for prior, c_miss, c_fa in self._points
         ]
-        return 100 * float(eer), costs
+        # The lowest threshold that accepts no more non-targets than wanted; rounding must not pass an exact rate by.
+        rows = np.searchsorted(rejected, 1 - self.false_accepts - 1e-12)
+        return DrawFigures(100 * float(eer), costs, miss[rows])
 
-    def plain_figures(self) -> tuple[float, list[float]]:
+    def plain_figures(self) -> DrawFigures:
         """The figures of the trials as they are: every speaker once."""
         found = self.figures(np.ones(self.num_speakers, dtype=np.int64))
         assert found is not None, "there are trials of both kinds"
@@ -134,25 +168,28 @@ def num_draws_for(num_trials: int, wanted: int) -> int:
 
 def measure(prepared: SpeakerBootstrap, wanted: int, seed: int) -> Measured:
     """EER and minDCFs with 95 % intervals; no intervals, and a note, where there are too few speakers."""
-    eer_percent, costs = prepared.plain_figures()
-    eers, *by_point = _drawn([prepared], wanted, seed)[0].T
-    intervals = [interval_of(values) for values in by_point]
+    eer_percent, costs, _ = prepared.plain_figures()
+    eers, *others = _drawn([prepared], wanted, seed)[0].T
+    intervals = [interval_of(values) for values in others[: len(costs)]]
+    misses = [interval for values in others[len(costs) :] if (interval := interval_of(values)) is not None]
+    band = Band(prepared.false_accepts, *np.array(misses).T) if misses else None
     note = speakers_note(prepared.num_speakers)
-    return Measured(eer_percent, costs, interval_of(eers), intervals, len(eers), note)
+    return Measured(eer_percent, costs, interval_of(eers), intervals, len(eers), note, band)
 
 
 def _drawn(systems: Sequence[SpeakerBootstrap], wanted: int, seed: int) -> np.ndarray:
-    """EER in percent and minDCFs of systems under the same draws, (systems, draws, figures).
+    """EER in percent, minDCFs and misses of systems under the same draws, (systems, draws, figures).
 
     Draws without trials of both kinds are left out; with too few speakers there are none.
     """
-    num_figures = 1 + len(systems[0].plain_figures()[1])
+    plain = systems[0].plain_figures()
+    num_figures = 1 + len(plain.costs) + len(plain.misses)
     num_speakers = systems[0].num_speakers
     num_draws = num_draws_for(len(systems) * systems[0].num_trials, wanted) if num_speakers >= MIN_SPEAKERS else 0
     rows = []
     for counts in draw_speakers(num_speakers, num_draws, seed):
         found = [system.figures(counts) for system in systems]
-        kept = [[eer, *costs] for eer, costs in (one for one in found if one is not None)]
+        kept = [[one.eer_percent, *one.costs, *one.misses] for one in found if one is not None]
         if len(kept) == len(systems):
             rows.append(kept)
     return np.array(rows).reshape(len(rows), len(systems), num_figures).transpose(1, 0, 2)
@@ -212,7 +249,7 @@ class Difference:
 
 def differences(first: SpeakerBootstrap, second: SpeakerBootstrap, wanted: int, seed: int) -> list[Difference]:
     """Paired comparison under the same draws: EER in percent first, then every minDCF."""
-    (eer_a, costs_a), (eer_b, costs_b) = first.plain_figures(), second.plain_figures()
+    (eer_a, costs_a, _), (eer_b, costs_b, _) = first.plain_figures(), second.plain_figures()
     whole = np.array([eer_b, *costs_b]) - np.array([eer_a, *costs_a])
     drawn_first, drawn_second = _drawn([first, second], wanted, seed)
     note = speakers_note(first.num_speakers)

@@ -67,7 +67,7 @@ def compare_scores(
     for scores in (first, second):
         check_trials(scores, trials.labels)
         one = SpeakerBootstrap(scores, trials.labels, enrol, test, list(points.values()))
-        eer_percent, costs = one.plain_figures()
+        eer_percent, costs, _ = one.plain_figures()
         prepared.append(one)
         results.append(Results(len(trials), eer_percent=eer_percent, min_dcf=dict(zip(points, costs, strict=True))))
     return PairedResult(results[0], results[1], differences(prepared[0], prepared[1], num_draws, seed))

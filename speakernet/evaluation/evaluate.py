@@ -59,6 +59,7 @@ class Evaluation:
         llrs: calibrated scores, (trials,).
         units: (utterances, dim) of length 1, where something was embedded.
         speakers: of the list's utterances.
+        durations: seconds of each utterance, (utterances,), where there was audio.
     """
 
     trials: TrialList
@@ -67,6 +68,7 @@ class Evaluation:
     llrs: np.ndarray | None = None
     units: np.ndarray | None = None
     speakers: Speakers | None = None
+    durations: np.ndarray | None = None
 
     def write(self, folder: str | Path) -> None:
         """Write results.json, scores.txt and report.html."""
@@ -81,7 +83,8 @@ class Evaluation:
             scores=self.scores,
             llrs=self.llrs,
             embeddings=self.units,
-            speakers=None if self.speakers is None else self.speakers.ids,
+            speakers=self.speakers,
+            durations=self.durations,
         )
 
 
@@ -125,7 +128,12 @@ def evaluate(
         timings_seconds={name: round(value, 3) for name, value in {**scored.seconds, "figures": end - start}.items()},
         seconds=end - begin,
     )
-    return Evaluation(trials, scored.scores, results, llrs, scored.units, speakers)
+    return Evaluation(trials, scored.scores, results, llrs, scored.units, speakers, durations_of(trials, source))
+
+
+def durations_of(trials: TrialList, source: AudioSource) -> np.ndarray:
+    """Seconds of each utterance of a list, (utterances,), from headers."""
+    return np.asarray(source.lookup_table(trials.names).num_samples) / source.sample_rate
 
 
 def score_trials(embedder: Embedder, backend: Backend, trials: TrialList, source: AudioSource) -> Scored:
@@ -160,7 +168,7 @@ def calibration_inputs(inputs: tuple[str, ...], scored: Scored, trials: TrialLis
 def _quality(name: str, scored: Scored, trials: TrialList, source: AudioSource) -> np.ndarray:
     """A quality measure of every utterance, (utterances,)."""
     if name == "duration":
-        return np.log(np.maximum(source.lookup_table(trials.names).num_samples, 1) / source.sample_rate)
+        return np.log(np.maximum(durations_of(trials, source), 1 / source.sample_rate))
     if name == "magnitude":
         first = next(iter(scored.embeddings.values()))
         return np.log(np.maximum(np.linalg.norm(first, axis=2).mean(axis=1), 1e-12))

@@ -10,7 +10,7 @@ import numpy as np
 
 from speakernet.data.lists import TrialList
 from speakernet.evaluation import metrics
-from speakernet.evaluation.bootstrap import SpeakerBootstrap, measure
+from speakernet.evaluation.bootstrap import BAND_FALSE_ACCEPTS, Band, SpeakerBootstrap, measure
 from speakernet.evaluation.options import UNIT_COST, MeasuringOptions
 from speakernet.evaluation.results import Results
 from speakernet.evaluation.speakers import Speakers
@@ -70,7 +70,9 @@ def figures(
     if options.bootstrap_samples == 0:
         return measured
     enrol, test = speakers.ids[trials.enrol], speakers.ids[trials.test]
-    prepared = SpeakerBootstrap(scores, trials.labels, enrol, test, list(points.values()))
+    # Fewer false accepts than one in all: the list says nothing there.
+    false_accepts = BAND_FALSE_ACCEPTS[BAND_FALSE_ACCEPTS * rates.num_nontargets >= 1]
+    prepared = SpeakerBootstrap(scores, trials.labels, enrol, test, list(points.values()), false_accepts)
     drawn = measure(prepared, options.bootstrap_samples, seed)
     return replace(
         measured,
@@ -78,7 +80,14 @@ def figures(
         eer_interval_percent=drawn.eer_interval,
         min_dcf_interval=dict(zip(points, drawn.min_dcf_intervals, strict=True)) if drawn.num_draws else None,
         interval_note=drawn.note,
+        det_band=None if drawn.band is None else _band_in_percent(drawn.band),
     )
+
+
+def _band_in_percent(band: Band) -> dict[str, list[float]]:
+    """The band as results keep it; it is only drawn, so that five digits are enough."""
+    named = {"false_accept_percent": band.false_accepts, "miss_low_percent": band.low, "miss_high_percent": band.high}
+    return {name: [float(f"{100 * value:.5g}") for value in values] for name, values in named.items()}
 
 
 def _with_costs_of_llrs(

@@ -101,6 +101,8 @@ class Results:
     num_draws: int | None = None
     min_dcf_interval: dict[str, Interval] | None = None
     interval_note: str = ""
+    det_band: dict[str, list[float]] | None = None
+    """95 % interval of the DET curve: `false_accept_percent`, `miss_low_percent` and `miss_high_percent`."""
     backend: dict[str, Any] | None = None
     """The scoring that figures and thresholds belong to."""
     lists: list[dict[str, str]] | None = None

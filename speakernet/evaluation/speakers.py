@@ -5,7 +5,7 @@ second part of `dev/so0122/…`), the groups that target trials tie together. Wh
 """
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,11 +26,13 @@ class Speakers:
         ids: number of the speaker of each row of the list's names, int32 (utterances,).
         count: how many speakers there are.
         rule: how they were found, as a sentence for the report.
+        names: of the speakers by number; empty where the rule gives none.
     """
 
     ids: np.ndarray
     count: int
     rule: str
+    names: Sequence[str] = ()
 
 
 def read_speaker_table(path: str | Path) -> dict[str, str]:
@@ -86,7 +88,7 @@ def _rule_of_part(position: int) -> str:
 def _numbered(keys: list[str], rule: str) -> Speakers:
     known: dict[str, int] = {}
     ids = np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.int32)
-    return Speakers(ids, len(known), rule)
+    return Speakers(ids, len(known), rule, list(known))
 
 
 def _agrees(ids: np.ndarray, trials: TrialList) -> bool:

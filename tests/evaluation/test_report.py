@@ -1,5 +1,6 @@
 """Reports: what stands on the page, that it can be made again from files alone, and several runs side by side."""
 
+import base64
 import json
 import re
 import shutil
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from speakernet.cli import main
+from speakernet.data.audio import read_audio_bytes, write_audio
 from speakernet.evaluation.metrics import eer
 from speakernet.evaluation.report.data import embedding_map, read_run
 from speakernet.evaluation.report.report import write_report
@@ -169,7 +171,48 @@ def test_the_hardest_trials_are_named_worst_first(run, trials):
         rows = np.flatnonzero(trials.labels == label)
         row = int(rows[worst(scores[rows])])
         pair = [trials.names[int(trials.enrol[row])], trials.names[int(trials.test[row])]]
-        assert "".join(f"<td>{name}</td>" for name in pair) + f'<td class="number">{scores[row]:.4f}</td>' in text
+        cells = ""
+        for name in pair:
+            # `dev/s03/2.wav` is utterance 14 of the list: 2.4 s by `make_run`.
+            seconds = list(trials.names).index(name) / 10 + 1
+            cells += f'<td>{name}<div class="quiet">speaker {name.split("/")[1]}, {seconds:.1f} s</div></td>'
+        assert f'{cells}<td class="number">{scores[row]:.4f}</td>' in text
+
+
+def test_the_hardest_trials_can_be_played_where_that_is_asked_for(run, trials, tmp_path):
+    text, checker = checked(run / "report.html")
+    assert "audio" not in checker.tags and f"speakernet report {run.name}" not in text
+    for row, name in enumerate(trials.names):
+        write_audio(tmp_path / "corpus" / name, np.full(1600 + row, 0.25, dtype=np.float32))
+    assert main(["report", str(run), "--audio", str(tmp_path / "corpus")]) == 0
+    text, checker = checked(run / "report.html")
+    sounds = [link for link in checker.links if link.startswith("data:audio/flac;base64,")]
+    assert len(sounds) == 48 and "media-src data:" in text
+    first = trials.names.index(re.findall(r"<td>([^<]*)<div", text)[0])
+    played = read_audio_bytes(base64.b64decode(sounds[0].partition(",")[2]), "first")
+    assert len(played) == 1600 + first and np.allclose(played, 0.25, atol=1e-4)
+
+
+def test_audio_that_is_not_there_is_told_and_the_page_stays(run, tmp_path, capsys):
+    before = (run / "report.html").read_text()
+    (tmp_path / "empty").mkdir()
+    for folder, said in (("nowhere", "no such folder"), ("empty", "No such file")):
+        assert main(["report", str(run), "--audio", str(tmp_path / folder)]) == 1
+        assert said in capsys.readouterr().err
+    assert main(["report", str(run), str(run.parent), "--audio", str(tmp_path)]) == 1
+    assert "--audio is for one run" in capsys.readouterr().err
+    (run / "report_arrays.npz").unlink()
+    assert main(["report", str(run), "--audio", str(tmp_path)]) == 1
+    assert "no labelled scores" in capsys.readouterr().err
+    assert (run / "report.html").read_text() == before
+
+
+def test_the_det_curve_has_a_band(run):
+    band = json.loads((run / "results.json").read_text())["det_band"]
+    for low, high in zip(band["miss_low_percent"], band["miss_high_percent"], strict=True):
+        assert 0 <= low <= high <= 100
+    text, _ = checked(run / "report.html")
+    assert "95 % interval</text>" in text and "Bands: 95 % intervals of the misses, over speakers." in text
 
 
 def test_a_report_made_again_from_files_alone_is_the_same(run):

@@ -8,7 +8,7 @@ from speakernet.data.lists import StringTable, TrialList
 from speakernet.evaluation import bootstrap as boot
 from speakernet.evaluation.calibration import AffineCalibration, fit_calibration, named_thresholds
 from speakernet.evaluation.figures import figures
-from speakernet.evaluation.metrics import cllr, eer, error_rates, min_cllr, min_dcf
+from speakernet.evaluation.metrics import cllr, eer, error_rates, min_cllr, min_dcf, point_at_false_accept_rate
 from speakernet.evaluation.options import MeasuringOptions
 from speakernet.evaluation.results import Results
 from speakernet.evaluation.score_norm import cohort_statistics, normalize_scores, speaker_means
@@ -141,6 +141,26 @@ def test_a_draw_equals_repeating_trials_by_its_weights(random: np.random.Generat
     repeated_scores, repeated_labels = np.repeat(scores, weights), np.repeat(labels, weights)
     assert found[0] == pytest.approx(eer(repeated_scores, repeated_labels))
     assert found[1][0] == pytest.approx(min_dcf(repeated_scores, repeated_labels, 0.01))
+
+
+def test_the_band_of_the_det_curve_holds_the_misses_of_the_middle_draws(random: np.random.Generator) -> None:
+    enrol = random.integers(0, 12, 600)
+    labels = random.random(600) < 0.4
+    test = np.where(labels, enrol, (enrol + 1 + random.integers(0, 11, 600)) % 12)
+    scores = random.normal(size=600) + 1.5 * labels
+    wanted = np.array([0.05, 0.2, 0.5])
+    prepared = boot.SpeakerBootstrap(scores, labels, enrol, test, [], wanted)
+    misses = []
+    for counts in boot.draw_speakers(12, 40, 3):
+        weights = np.where(labels, counts[enrol], counts[enrol] * counts[test])
+        rates = error_rates(np.repeat(scores, weights), np.repeat(labels, weights))
+        misses.append([point_at_false_accept_rate(rates, rate).miss for rate in wanted])
+    band = boot.measure(prepared, 40, 3).band
+    assert band is not None
+    low, high = np.percentile(misses, [2.5, 97.5], axis=0)
+    np.testing.assert_allclose(band.low, low, atol=1e-9)
+    np.testing.assert_allclose(band.high, high, atol=1e-9)
+    assert boot.measure(boot.SpeakerBootstrap(scores, labels, enrol, test, []), 40, 3).band is None
 
 
 def test_too_few_speakers_give_no_interval() -> None:

@@ -7,6 +7,7 @@ the audio or the model.
 
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,9 @@ class RunData:
         scores: (trials,) float64.
         llrs: calibrated scores, (trials,).
         embedding_map: of some speakers.
+        speakers: number of the speaker of each utterance, int (utterances,).
+        speaker_names: by number; empty where nobody knows them.
+        durations: seconds of each utterance, (utterances,).
     """
 
     folder: Path
@@ -69,6 +73,9 @@ class RunData:
     scores: np.ndarray | None = None
     llrs: np.ndarray | None = None
     embedding_map: EmbeddingMap | None = None
+    speakers: np.ndarray | None = None
+    speaker_names: Sequence[str] = ()
+    durations: np.ndarray | None = None
 
     @property
     def evaluations(self) -> list[dict[str, Any]]:
@@ -132,6 +139,11 @@ def keep_arrays(run: RunData) -> None:
         arrays["map_speakers"] = run.embedding_map.speakers
         arrays["map_names"] = np.array(run.embedding_map.names, dtype=np.str_)
         arrays["map_shares"] = np.array(run.embedding_map.shares)
+    for name in ("speakers", "durations"):
+        if (array := getattr(run, name)) is not None:
+            arrays[name] = array
+    if run.speaker_names:
+        arrays["speaker_names"] = np.array(run.speaker_names, dtype=np.str_)
     if arrays:
         with atomic_write(run.folder / ARRAYS_NAME, "wb") as file:
             np.savez_compressed(file, **arrays)
@@ -190,7 +202,14 @@ def _with_arrays(run: RunData) -> RunData:
     if "map_points" in arrays:
         shown = [str(one) for one in arrays["map_names"]]
         drawn = EmbeddingMap(arrays["map_points"], arrays["map_speakers"], shown, arrays["map_shares"].tolist())
-    return replace(run, llrs=arrays.get("llrs"), embedding_map=drawn)
+    return replace(
+        run,
+        llrs=arrays.get("llrs"),
+        embedding_map=drawn,
+        speakers=arrays.get("speakers"),
+        speaker_names=arrays.get("speaker_names", np.empty(0, dtype=np.str_)).tolist(),
+        durations=arrays.get("durations"),
+    )
 
 
 def _labels(run: RunData, num_scores: int) -> np.ndarray | None:

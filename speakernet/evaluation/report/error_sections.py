@@ -1,4 +1,4 @@
-"""The parts of a report page about errors: DET curve, score histograms, thresholds, calibration, hardest trials."""
+"""The parts of a report page about errors: DET curve, score histograms, thresholds, calibration, operating points."""
 
 from collections.abc import Mapping, Sequence
 
@@ -19,7 +19,6 @@ from speakernet.evaluation.report.data import RunData
 from speakernet.evaluation.report.page import Block, Card, Cards, Paragraph, Table
 from speakernet.evaluation.report.sections import Drawings
 
-NUM_HARDEST = 12
 HISTOGRAM_NOTE = "Each kind has an area of one."
 
 
@@ -57,8 +56,10 @@ def _det_card(runs: Sequence[RunData], rates: Mapping[str, ErrorRates], drawings
         points["EER"] = equal_error_point(only)
         for prior, (_, point) in _cheapest_points(next(run for run in runs if run.name == name), only).items():
             points[f"minDCF at {prior:g}"] = point
+    bands = {run.name: run.results.det_band for run in runs if run.results is not None and run.results.det_band}
     note = "Lower left is better; the EER lies where a curve meets the diagonal."
-    return drawings.card("det", "Detection error trade-off", plots.det_figure(rates, points), note)
+    note += " Bands: 95 % intervals of the misses, over speakers." if bands else ""
+    return drawings.card("det", "Detection error trade-off", plots.det_figure(rates, points, bands), note)
 
 
 def _cheapest_points(run: RunData, rates: ErrorRates) -> dict[float, tuple[float, OperatingPoint]]:
@@ -126,24 +127,3 @@ def _best_mapping(rates: ErrorRates) -> tuple[np.ndarray, np.ndarray]:
     middles = (rates.thresholds[rows[:-1]] + rates.thresholds[np.maximum(rows[1:] - 1, rows[:-1])]) / 2
     is_finite = (targets > 0) & (nontargets > 0)
     return middles[is_finite], np.log(targets[is_finite]) - np.log(nontargets[is_finite])
-
-
-def hardest_part(run: RunData) -> list[Block]:
-    """The highest-scoring non-targets and the lowest-scoring targets."""
-    if run.labels is None or run.scores is None or run.trials is None:
-        return []
-    cards = []
-    for kind, label, sign in (("False accepts", 0, -1), ("False rejects", 1, 1)):
-        rows = np.flatnonzero(run.labels == label)
-        keys = sign * run.scores[rows]
-        few = min(NUM_HARDEST, len(rows))
-        # Ten million trials are not sorted for twelve of them.
-        nearest = np.argpartition(keys, few - 1)[:few]
-        rows = rows[nearest[np.lexsort((rows[nearest], keys[nearest]))]]
-        cells = [
-            [run.trials.names[int(run.trials.enrol[row])], run.trials.names[int(run.trials.test[row])], score]
-            for row, score in zip(rows, (f"{run.scores[row]:.4f}" for row in rows), strict=True)
-        ]
-        what = "non-targets with the highest scores" if label == 0 else "targets with the lowest scores"
-        cards.append(Card(f"{kind}: {what}", [Table(["enrolment", "test", "score"], cells, numbers=(2,))]))
-    return [Cards(cards, "halves")]

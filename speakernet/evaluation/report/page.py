@@ -41,18 +41,33 @@ class Drawing:
 
 
 @dataclass(frozen=True)
+class Cell:
+    """A cell of a table with more in it than its text.
+
+    Attributes:
+        text: plain text.
+        note: small print below.
+        audio: address of a recording to be played; a `data:` address, for a page loads nothing.
+    """
+
+    text: str
+    note: str = ""
+    audio: str = ""
+
+
+@dataclass(frozen=True)
 class Table:
     """A table that scrolls by itself where it is wider than the screen.
 
     Attributes:
         header: plain text.
-        rows: plain text cells.
+        rows: cells, most of them plain text.
         numbers: columns that are set to the right.
         weak: rows that are greyed.
     """
 
     header: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    rows: Sequence[Sequence[str | Cell]]
     numbers: Collection[int] = ()
     weak: Collection[int] = ()
     kind: ClassVar[str] = "table"

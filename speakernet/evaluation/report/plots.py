@@ -5,6 +5,7 @@ The look and the way into a page or PNG are in `plot_style.py`; what a page show
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import ParamSpec
 
 import numpy as np
@@ -52,12 +53,17 @@ def drawn_in_house_style(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 
 
 @drawn_in_house_style
-def det_figure(curves: Mapping[str, ErrorRates], points: Mapping[str, OperatingPoint]) -> Figure:
+def det_figure(
+    curves: Mapping[str, ErrorRates],
+    points: Mapping[str, OperatingPoint],
+    bands: Mapping[str, Mapping[str, Sequence[float]]] = MappingProxyType({}),
+) -> Figure:
     """Detection error trade-off: misses against false accepts, both in normal-deviate scale.
 
     Args:
         curves: name -> error rates; one for each system.
         points: name -> operating point to mark (of the first system).
+        bands: name of a system -> `det_band` of its results: the interval of its misses.
 
     Source: Martin et al., The DET curve in assessment of detection task performance, 1997.
     """
@@ -70,6 +76,8 @@ def det_figure(curves: Mapping[str, ErrorRates], points: Mapping[str, OperatingP
             # Normal deviates: scores that are normal for both kinds give a straight line.
             axes.plot(ndtri(false_accept), ndtri(miss), color=series_colour(number), label=label)
             shown += [false_accept, miss]
+            if name in bands:
+                _draw_band(axes, bands[name], series_colour(number), "" if label else "95 % interval")
     for number, (name, point) in enumerate(points.items()):
         colour, marker = series_colour(number + len(curves)), MARKERS[number % len(MARKERS)]
         # Without misses or false accepts a point lies infinitely far out.
@@ -86,6 +94,15 @@ def det_figure(curves: Mapping[str, ErrorRates], points: Mapping[str, OperatingP
     axes.set_ylabel("misses (%)")
     legend_above(figure, axes, 2)
     return figure
+
+
+def _draw_band(axes: Axes, band: Mapping[str, Sequence[float]], colour: str, label: str) -> None:
+    # Percentages to rates; a rate of nothing or all lies infinitely far out, beyond whatever the axes show.
+    places, low, high = (
+        ndtri(np.clip(np.array(band[name]) / 100, 1e-9, 1 - 1e-9))
+        for name in ("false_accept_percent", "miss_low_percent", "miss_high_percent")
+    )
+    axes.fill_between(places, low, high, color=colour, alpha=0.18, linewidth=0, label=label or None)
 
 
 def _deviate_axes(axes: Axes, rates: np.ndarray) -> None:

@@ -11,10 +11,15 @@ from pathlib import Path
 
 import numpy as np
 
+from speakernet.data.audio import SAMPLE_RATE
 from speakernet.data.lists import TrialList
+from speakernet.data.opening import open_source
+from speakernet.data.sources import AudioSource
 from speakernet.evaluation.report import error_sections, page, result_section, sections
 from speakernet.evaluation.report.data import RunData, embedding_map, keep_arrays, read_run
-from speakernet.evaluation.report.facts import data_part, facts_part
+from speakernet.evaluation.report.facts import configuration, data_part, facts_part
+from speakernet.evaluation.report.hardest_section import hardest_part
+from speakernet.evaluation.speakers import Speakers
 from speakernet.files import atomic_write
 
 logger = logging.getLogger(__name__)
@@ -30,7 +35,9 @@ def write_report(
     scores: np.ndarray | None = None,
     llrs: np.ndarray | None = None,
     embeddings: np.ndarray | None = None,
-    speakers: np.ndarray | None = None,
+    speakers: Speakers | None = None,
+    durations: np.ndarray | None = None,
+    audio: str | Path | None = None,
 ) -> Path:
     """Write `report.html`, and its plots as PNGs under `plots/`, for the files of a run or evaluation folder.
 
@@ -40,27 +47,41 @@ def write_report(
         scores: (trials,).
         llrs: calibrated scores, (trials,), where there is a calibration.
         embeddings: (utterances, dim) of length 1, one for each name of the trials: for the map of speakers.
-        speakers: number of the speaker of each utterance, (utterances,), for the same.
+        speakers: of the utterances, for the same and for the hardest trials.
+        durations: seconds of each utterance, (utterances,).
+        audio: folder or packed corpus of the utterances; the hardest trials are then put into the page, to be played.
 
     Returns:
         The path of the page.
 
     Raises:
-        ValueError: nothing to report in the folder, or a broken file.
+        ValueError: nothing to report in the folder, a broken file, or audio that is not there.
     """
     given = None if trials is None or scores is None else (trials, np.asarray(scores, dtype=np.float64))
     run = read_run(folder, given=given)
     if llrs is not None:
         run = replace(run, llrs=np.asarray(llrs, dtype=np.float64))
     if embeddings is not None and speakers is not None and trials is not None:
-        run = replace(run, embedding_map=embedding_map(embeddings, speakers, list(trials.names)))
+        run = replace(run, embedding_map=embedding_map(embeddings, speakers.ids, list(trials.names)))
+    if speakers is not None:
+        run = replace(run, speakers=speakers.ids, speaker_names=speakers.names)
+    if durations is not None:
+        run = replace(run, durations=durations.astype(np.float32))
+    source = None if audio is None else _source(run, audio)
     # Before drawing: `speakernet report` must find them even where a plot fails.
     keep_arrays(run)
     lead = result_section.lead(run)
-    return write_page(run.folder / REPORT_NAME, run.name, result_section.subtitle(run), lead, _sections(run))
+    return write_page(run.folder / REPORT_NAME, run.name, result_section.subtitle(run), lead, _sections(run, source))
 
 
-def _sections(run: RunData) -> list[page.Section]:
+def _source(run: RunData, audio: str | Path) -> AudioSource:
+    if run.labels is None:
+        raise ValueError(f"{run.folder}: no labelled scores, so no hardest trials to play; leave out --audio")
+    data = configuration(run).get("data") or {}
+    return open_source(audio, data.get("sample_rate", SAMPLE_RATE))
+
+
+def _sections(run: RunData, audio: AudioSource | None) -> list[page.Section]:
     """The page from top to bottom: what came of it, where it errs, what it was made of, how it got there."""
     drawings = sections.Drawings(run.folder / PLOTS_FOLDER)
     rates = error_sections.rates_of(run)
@@ -72,7 +93,7 @@ def _sections(run: RunData) -> list[page.Section]:
         page.Section("training", "Training", sections.training_part([run], drawings)),
         page.Section("slices", "Slices", sections.slices_part([run], drawings)),
         page.Section("robustness", "Robustness", sections.sweep_part([run], drawings)),
-        page.Section("hardest", "Hardest trials", error_sections.hardest_part(run)),
+        page.Section("hardest", "Hardest trials", hardest_part(run, audio)),
         page.Section("embeddings", "Embeddings", sections.map_part([run], drawings)),
         page.Section("facts", "How it was made", facts_part(run)),
     ]
