@@ -39,6 +39,8 @@ SCORES = "scores.txt"
 REPORT = "report.html"
 EVALUATION_FILES = (RESULTS, SCORES, REPORT)
 """What every evaluation leaves."""
+DECISIONS = "decisions.csv"
+"""What an evaluation without error rates leaves beside them, where there is a calibration or a threshold."""
 
 
 def epoch_path(folder: Path, epoch: int) -> Path:

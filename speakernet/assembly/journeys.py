@@ -121,8 +121,8 @@ def _is_reported(run_folder: Path, model: Path) -> bool:
     return all(file.exists() and file.stat().st_mtime_ns >= model.stat().st_mtime_ns for file in written)
 
 
-def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, Path]:
-    """Score the test list with `training.initial_model` (or the run's best.pt); returns the result and its folder.
+def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, list[Path]]:
+    """Score the test list with `training.initial_model` (or the run's best.pt); returns the result and its files.
 
     Raises:
         ValueError: no model to score with, or lists and audio that do not fit.
@@ -139,9 +139,8 @@ def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, Path]:
     config = with_default_paths(make_synthetic_corpus(config))
     evaluation = run_evaluation(config, Inputs(config, choose_device(config.runtime)), model)
     folder = evaluation_folder(run_folder, config.data.test_list)
-    if distributed.is_main():
-        evaluation.write(folder)
-    return evaluation, folder
+    written = evaluation.write(folder) if distributed.is_main() else []
+    return evaluation, [folder / name for name in written]
 
 
 def check_what_goes_together(config: Config, inputs: Inputs) -> None:

@@ -19,14 +19,12 @@ from speakernet.cli import train
 from speakernet.data.lists import read_trials
 from speakernet.evaluation.calibration import AffineCalibration, fit_calibration
 from speakernet.evaluation.figures import figures
-from speakernet.evaluation.headline import headline_sentence
 from speakernet.evaluation.options import EvaluationOptions, MeasuringOptions
 from speakernet.evaluation.results import Results
 from speakernet.evaluation.score_files import read_scores, scores_file, scores_for
 from speakernet.evaluation.speakers import read_speaker_table, speakers_of
 from speakernet.files import sha256_of
 from speakernet.options import default_of
-from speakernet.run_folder import EVALUATION_FILES
 
 if TYPE_CHECKING:
     from speakernet.evaluation.evaluate import Evaluation
@@ -66,10 +64,10 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.trials:
         raise ValueError("--scores needs --trials, the list that the scores are of")
     evaluation = evaluate_scores(arguments)
-    sys.stdout.write("\n".join([headline_sentence(evaluation.results, DIGITS), *_details(evaluation.results)]) + "\n")
+    sys.stdout.write("\n".join([*train.result_lines(evaluation, DIGITS), *_details(evaluation.results)]) + "\n")
     if arguments.save_path:
-        evaluation.write(arguments.save_path)
-        sys.stdout.write(f"written: {arguments.save_path}/{', '.join(EVALUATION_FILES)}\n")
+        written = [arguments.save_path / name for name in evaluation.write(arguments.save_path)]
+        sys.stdout.write(f"{train.written_line(written)}\n")
     return 0
 
 

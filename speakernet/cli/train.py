@@ -7,7 +7,7 @@ import argparse
 import contextlib
 import logging
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +15,11 @@ from speakernet import distributed
 from speakernet.cli.defaults import is_classic_checkpoint
 from speakernet.config import LoadedConfig, load_config
 from speakernet.evaluation.headline import headline_sentence
-from speakernet.run_folder import BEST, CONFIG, EVALUATION_FILES, LOG, METRICS, REPORT, RESULTS, SCORES
+from speakernet.run_folder import BEST, CONFIG, LOG, METRICS, REPORT, RESULTS, SCORES
 
 if TYPE_CHECKING:
     from speakernet.assembly.journeys import TrainingOutcome
+    from speakernet.evaluation.evaluate import Evaluation
 
 TAKES_CONFIG = True
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
@@ -39,8 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     if loaded.evaluate_only:
         _say_defaults(loaded)
-        evaluation, folder = score_experiment(loaded)
-        _say([headline_sentence(evaluation.results), f"written: {folder}/{', '.join(EVALUATION_FILES)}"])
+        evaluation, written = score_experiment(loaded)
+        _say([*result_lines(evaluation), written_line(written)])
         return 0
     with _log_file(Path(loaded.config.training.save_path) / LOG):
         _say_defaults(loaded)
@@ -80,6 +81,17 @@ def _say_defaults(loaded: LoadedConfig) -> None:
     logger.info("defaults: %s", loaded.defaults)
 
 
+def result_lines(evaluation: "Evaluation", digits: int = 2) -> list[str]:
+    """The headline and, where there is no error rate, what can be said of single trials."""
+    headline = headline_sentence(evaluation.results, digits)
+    return [headline] if evaluation.decisions is None else [headline, *evaluation.decisions.lines()]
+
+
+def written_line(files: Sequence[Path]) -> str:
+    """Where the result lies."""
+    return f"written: {files[0].parent}/{', '.join(one.name for one in files)}" if files else ""
+
+
 def _say(lines: list[str]) -> None:
     """The summary: to the log, and so to the terminal and log.txt."""
     if distributed.is_main():
@@ -101,7 +113,7 @@ def _training_lines(outcome: "TrainingOutcome") -> list[str]:
             "to start anew: --save_path with another folder",
         ]
     return [
-        headline_sentence(outcome.evaluation.results),
+        *result_lines(outcome.evaluation),
         best,
         f"run folder: {folder} ({REPORT}, {RESULTS}, {SCORES}, {METRICS}, {LOG}, TensorBoard events)",
         "next:",

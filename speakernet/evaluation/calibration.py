@@ -17,6 +17,8 @@ from scipy.optimize import minimize
 
 from speakernet.evaluation.metrics import ErrorRates, check_trials, equal_error_point, point_at_false_accept_rate
 
+EER_NAME, RATE_PREFIX = "eer", "far_"
+"""Names of thresholds: at the EER, and at a false-accept rate that follows in percent."""
 FALSE_ACCEPT_RATES = (0.01, 0.001, 0.0001)
 MIN_EXPECTED_ERRORS = 10
 """A false-accept rate is only named where the list expects at least so many false accepts at it."""
@@ -125,7 +127,7 @@ def named_thresholds(rates: ErrorRates, backend: Mapping[str, Any]) -> tuple[lis
         The thresholds as plain dictionaries, and a sentence for each rate that the list is too small for.
     """
     point = equal_error_point(rates)
-    thresholds = [_threshold("eer", point.threshold, point.miss, point.false_accept, backend)]
+    thresholds = [_threshold(EER_NAME, point.threshold, point.miss, point.false_accept, backend)]
     refused = []
     for rate in FALSE_ACCEPT_RATES:
         # A count of ten is off by a third by chance alone; with fewer a threshold would be a guess.
@@ -137,8 +139,20 @@ def named_thresholds(rates: ErrorRates, backend: Mapping[str, Any]) -> tuple[lis
             )
             continue
         point = point_at_false_accept_rate(rates, rate)
-        thresholds.append(_threshold(f"far_{100 * rate:g}%", point.threshold, point.miss, point.false_accept, backend))
+        name = f"{RATE_PREFIX}{100 * rate:g}%"
+        thresholds.append(_threshold(name, point.threshold, point.miss, point.false_accept, backend))
     return thresholds, refused
+
+
+def threshold_label(name: str) -> str:
+    """What a named threshold is for, in words.
+
+    >>> threshold_label("eer"), threshold_label("far_0.1%")
+    ('equal error rate', 'false accepts 0.1 % at most')
+    """
+    if name == EER_NAME:
+        return "equal error rate"
+    return f"false accepts {name.removeprefix(RATE_PREFIX).removesuffix('%')} % at most"
 
 
 def smaller_side(values: np.ndarray, enrol: np.ndarray, test: np.ndarray) -> np.ndarray:

@@ -15,16 +15,18 @@ from speakernet.data.lists import TrialList
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation.backend import Backend
 from speakernet.evaluation.calibration import AffineCalibration, smaller_side
+from speakernet.evaluation.decisions import Decisions
 from speakernet.evaluation.embedder import Embedder
 from speakernet.evaluation.figures import figures
 from speakernet.evaluation.options import MeasuringOptions, Mode
 from speakernet.evaluation.quality import signal_to_noise_db
+from speakernet.evaluation.report.data import ARRAYS_NAME
 from speakernet.evaluation.report.report import write_report
 from speakernet.evaluation.results import Results
 from speakernet.evaluation.score_files import write_scores
 from speakernet.evaluation.speakers import Speakers
 from speakernet.files import atomic_write
-from speakernet.run_folder import RESULTS, SCORES
+from speakernet.run_folder import DECISIONS, EVALUATION_FILES, RESULTS, SCORES
 
 logger = logging.getLogger(__name__)
 
@@ -70,10 +72,23 @@ class Evaluation:
     speakers: Speakers | None = None
     durations: np.ndarray | None = None
 
-    def write(self, folder: str | Path) -> None:
-        """Write results.json, scores.txt and report.html."""
-        folder = Path(folder)
+    @property
+    def decisions(self) -> Decisions | None:
+        """What can be said of each trial; None where there are error rates, which say more."""
+        if self.results.eer_percent is not None:
+            return None
+        return Decisions(self.trials, self.scores, self.llrs, self.results.thresholds or ())
+
+    def write(self, folder: str | Path) -> list[str]:
+        """Write results.json, scores.txt, report.html and, without error rates, decisions.csv; returns the names."""
+        folder, written = Path(folder), [*EVALUATION_FILES]
         folder.mkdir(parents=True, exist_ok=True)
+        # Those of an earlier evaluation say nothing of this one.
+        for name in (DECISIONS, ARRAYS_NAME):
+            (folder / name).unlink(missing_ok=True)
+        if self.decisions is not None and self.decisions.says_more_than_scores:
+            self.decisions.write(folder / DECISIONS)
+            written.append(DECISIONS)
         write_scores(folder / SCORES, self.trials, self.scores)
         with atomic_write(folder / RESULTS) as file:
             json.dump(self.results.to_dict(), file, indent=2)
@@ -86,6 +101,7 @@ class Evaluation:
             speakers=self.speakers,
             durations=self.durations,
         )
+        return written
 
 
 def evaluate(

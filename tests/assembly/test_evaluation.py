@@ -130,3 +130,20 @@ def test_a_mean_of_unknown_origin_is_not_used(tiny_corpus: Path, tmp_path: Path,
         evaluated(configure(tiny_corpus, tmp_path, *subtract, "--train_list", "nowhere.txt"), model)
     evaluated(configure(tiny_corpus, tmp_path, *subtract), model)
     assert torch.load(model, weights_only=True)["embedding_mean"].abs().max() < 100
+
+
+def test_pairs_without_labels_get_ratios_and_decisions_once_they_were_fitted(
+    tiny_corpus: Path, tmp_path: Path, model: Path
+) -> None:
+    pairs = tmp_path / "pairs.txt"
+    lines = (tiny_corpus / "trials.txt").read_text().splitlines()[:20]
+    pairs.write_text("".join(line.partition(" ")[2] + "\n" for line in lines))
+    options = ["--test_list", str(pairs), "--test_path", str(tiny_corpus)]
+    before = evaluated(configure(tiny_corpus, tmp_path, *options), model)
+    assert before.llrs is None and before.decisions is not None and not before.decisions.says_more_than_scores
+    assert any(sentence.startswith("no decisions") for sentence in before.decisions.lines())
+    evaluated(configure(tiny_corpus, tmp_path, "--evaluation.calibration_list", str(tiny_corpus / "trials.txt")), model)
+    after = evaluated(configure(tiny_corpus, tmp_path, *options), model)
+    assert after.decisions is not None and after.decisions.header == ["enrol", "test", "score", "llr", "eer"]
+    assert len(after.llrs) == 20 and after.decisions.sentences()[0].endswith("equal error rate on trials.txt")
+    assert after.write(tmp_path / "eval") == ["results.json", "scores.txt", "report.html", "decisions.csv"]

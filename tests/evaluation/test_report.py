@@ -1,6 +1,7 @@
 """Reports: what stands on the page, that it can be made again from files alone, and several runs side by side."""
 
 import base64
+import csv
 import json
 import re
 import shutil
@@ -14,10 +15,12 @@ import pytest
 
 from speakernet.cli import main
 from speakernet.data.audio import read_audio_bytes, write_audio
+from speakernet.evaluation.evaluate import Evaluation
 from speakernet.evaluation.metrics import eer
 from speakernet.evaluation.report.data import embedding_map, read_run
 from speakernet.evaluation.report.report import write_report
 from speakernet.evaluation.report.side_by_side import write_side_by_side
+from speakernet.evaluation.results import Results
 
 sys.path.insert(0, str(Path(__file__).parent))
 from report_runs import make_run, make_trials
@@ -233,6 +236,53 @@ def test_an_unlabelled_list_gets_a_page_without_error_rates(tmp_path, trials):
     (folder / "results.json").write_text(json.dumps(facts))
     text, checker = checked(write_report(folder, trials=trials, scores=given["scores"]))
     assert "No error rates: the list is unlabelled." in text and "errors" not in checker.ids
+
+
+def test_pairs_without_labels_show_scores_ratios_and_decisions(tmp_path, trials, run):
+    folder = run / "eval" / "pairs"
+    given = make_run(folder, trials)
+    for name in ("metrics.jsonl", "config.yaml", "results.json"):
+        (folder / name).unlink()
+    trials.labels = None
+    kept = [{"name": "eer", "threshold": 0.2, "list": "held_out.txt"}, {"name": "far_1%", "threshold": 0.5}]
+    facts = {"num_trials": len(trials), "why_no_eer": "the list is unlabelled", "thresholds": kept}
+    facts["lists"] = [{"role": "trials", "name": "pairs.txt", "sha256": ""}]
+    results = Results.from_dict({**facts, "checkpoint": {"path": str(run / "best.pt"), "sha256": ""}})
+    llrs = 10 * given["scores"] - 3
+    (folder / "report_arrays.npz").write_bytes(b"of an earlier evaluation")
+    evaluation = Evaluation(trials, given["scores"], results, llrs, given["embeddings"], given["speakers"])
+    written = evaluation.write(folder)
+    assert sorted(written) == sorted(path.name for path in folder.iterdir() if path.is_file())
+    assert set(written) == {"results.json", "scores.txt", "report.html", "decisions.csv"}
+    assert [path.name for path in (folder / "plots").iterdir()] == ["scores.png"]
+    rows = list(csv.reader((folder / "decisions.csv").open()))
+    assert rows[0] == ["enrol", "test", "score", "llr", "eer", "far_1%"] and len(rows) == 1 + len(trials)
+    for (*pair, score, llr, at_eer, at_far), wanted in zip(rows[1:], given["scores"], strict=True):
+        assert len(pair) == 2 and float(score) == pytest.approx(wanted, abs=1e-6)
+        assert float(llr) == pytest.approx(10 * wanted - 3, abs=1e-3)
+        assert (at_eer, at_far) == tuple("accept" if wanted >= limit else "refuse" for limit in (0.2, 0.5))
+    first = (folder / "report.html").read_text()
+    text, checker = checked(folder / "report.html")
+    accepted = np.count_nonzero(given["scores"] >= 0.2)
+    assert f"{accepted:,} of 1,128 accepted at threshold 0.2000: equal error rate on held_out.txt." in text
+    assert {"result", "trials", "facts"} <= set(checker.ids) and not {"training", "errors"} & set(checker.ids)
+    assert f'<td class="number">{rows[1][2]}</td><td class="number">{rows[1][3]}</td><td>{rows[1][4]}</td>' in text
+    assert "The first 100 of 1,128; all are in decisions.csv." in text
+    assert main(["report", str(folder)]) == 0
+    assert re.sub(r"<svg.*?</svg>", "", (folder / "report.html").read_text()) == re.sub(r"<svg.*?</svg>", "", first)
+
+
+def test_pairs_without_labels_say_what_is_missing(tmp_path, trials):
+    trials.labels = None
+    scores = np.linspace(0, 1, len(trials))
+    evaluation = Evaluation(trials, scores, Results(num_trials=len(trials), why_no_eer="the list is unlabelled"))
+    assert set(evaluation.write(tmp_path / "eval")) == {"results.json", "scores.txt", "report.html"}
+    text, _ = checked(tmp_path / "eval" / "report.html")
+    assert "No decisions: there is no threshold for this way of scoring." in text
+    assert "No log-likelihood ratios: there is no calibration for this way of scoring." in text
+    assert "--evaluation.calibration_list" in text
+    lines = evaluation.decisions.lines()
+    assert lines[0].split() == ["enrol", "test", "score"] and lines[11] == "… and 1,118 more"
 
 
 def test_a_run_that_still_trains_shows_its_curves(run):

@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 
 from speakernet.data.lists import TrialList
+from speakernet.evaluation.decisions import Decisions, read_llrs
 from speakernet.evaluation.results import Results
 from speakernet.evaluation.score_files import read_scores
 from speakernet.files import atomic_write
+from speakernet.run_folder import DECISIONS, METRICS
 
 logger = logging.getLogger(__name__)
 
@@ -78,9 +80,21 @@ class RunData:
     durations: np.ndarray | None = None
 
     @property
+    def was_trained_here(self) -> bool:
+        """Whether the folder is that of a training, and not of an evaluation of its own."""
+        return (self.folder / METRICS).is_file()
+
+    @property
     def evaluations(self) -> list[dict[str, Any]]:
         """Records of the evaluations during training, in order."""
         return [one for one in self.metrics if one.get("kind") == "evaluation" and is_number(one.get("eer_percent"))]
+
+    @property
+    def decisions(self) -> Decisions | None:
+        """What can be said of each trial where a list was scored that has no error rate."""
+        if self.results is None or self.results.eer_percent is not None or self.trials is None or self.scores is None:
+            return None
+        return Decisions(self.trials, self.scores, self.llrs, self.results.thresholds or ())
 
     @property
     def labels(self) -> np.ndarray | None:
@@ -123,12 +137,17 @@ def read_run(folder: str | Path, name: str = "", given: tuple[TrialList, np.ndar
     if (folder / "scores.txt").is_file():
         found = read_scores(folder / "scores.txt")
         run = replace(run, trials=replace(found.trials, labels=_labels(run, len(found.scores))), scores=found.scores)
+    if (folder / DECISIONS).is_file():
+        run = replace(run, llrs=read_llrs(folder / DECISIONS))
     return run
 
 
 def keep_arrays(run: RunData) -> None:
     """Write what only the caller had, so that `read_run` finds it later."""
     arrays: dict[str, Any] = {}
+    if run.trials is not None and run.trials.labels is None:
+        # Log-likelihood ratios are in decisions.csv, and nobody knows who speaks.
+        return
     if run.trials is not None and run.trials.labels is not None:
         arrays["labels"] = run.trials.labels.astype(np.int8)
     if run.llrs is not None:
@@ -215,6 +234,8 @@ def _with_arrays(run: RunData) -> RunData:
 def _labels(run: RunData, num_scores: int) -> np.ndarray | None:
     """Labels of the scores, from the arrays beside them."""
     path = run.folder / ARRAYS_NAME
+    if run.results is not None and run.results.why_no_eer and run.results.num_targets is None:
+        return None
     if path.is_file():
         with np.load(path, allow_pickle=False) as file:
             if "labels" in file and len(file["labels"]) == num_scores:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from speakernet.evaluation.calibration import AffineCalibration, named_thresholds
+from speakernet.evaluation.calibration import EER_NAME, AffineCalibration, named_thresholds, threshold_label
 from speakernet.evaluation.figures import ALWAYS_SHOWN_PRIORS
 from speakernet.evaluation.metrics import (
     ErrorRates,
@@ -72,14 +72,14 @@ def _cheapest_points(run: RunData, rates: ErrorRates) -> dict[float, tuple[float
 def _operating_points_card(run: RunData, rates: ErrorRates, after: str) -> Card:
     """What a threshold on the score does: at the EER, at the lowest costs, at named false-accept rates."""
     equal = equal_error_point(rates)
-    rows = [_point_row("equal error rate", equal, "")]
+    rows = [_point_row(threshold_label(EER_NAME), equal, "")]
     for prior, (cost, point) in reversed(_cheapest_points(run, rates).items()):
         rows.append(_point_row(f"lowest cost, target prior {prior:g}", point, f"minDCF {cost:.3f}"))
     named, refused = named_thresholds(rates, {})
     # The first is the EER, which stands above.
     for one in named[1:]:
         at = OperatingPoint(one["threshold"], one["miss_rate"], one["false_accept_rate"])
-        rows.append(_point_row(f"false accepts {one['name'].removeprefix('far_').removesuffix('%')} % at most", at, ""))
+        rows.append(_point_row(threshold_label(one["name"]), at, ""))
     header = ["threshold chosen for", "threshold", "true pairs refused", "impostors accepted", "cost"]
     note = "Measured on this very list: on other speakers a threshold gives other rates."
     if refused:

@@ -34,7 +34,7 @@ def hardest_part(run: RunData, audio: AudioSource | None = None) -> list[Block]:
         # Ten million trials are not sorted for twelve of them.
         nearest = np.argpartition(keys, few - 1)[:few]
         rows = rows[nearest[np.lexsort((rows[nearest], keys[nearest]))]]
-        cells = [
+        cells: list[list[str | Cell]] = [
             [
                 _utterance(run, int(run.trials.enrol[row]), audio),
                 _utterance(run, int(run.trials.test[row]), audio),

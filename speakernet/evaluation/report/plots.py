@@ -124,22 +124,27 @@ def _deviate_axes(axes: Axes, rates: np.ndarray) -> None:
 
 
 @drawn_in_house_style
-def histogram_figure(scores: np.ndarray, labels: np.ndarray, threshold: float, score_name: str = "score") -> Figure:
+def histogram_figure(
+    scores: np.ndarray, labels: np.ndarray | None, threshold: float, score_name: str = "score"
+) -> Figure:
     """Scores of targets and non-targets, each as a density, with the threshold at the EER.
 
     Args:
         scores: (trials,).
-        labels: (trials,), 1 for targets.
-        threshold: at the EER.
+        labels: (trials,), 1 for targets; None draws all trials as one kind.
+        threshold: at the EER; NaN draws none.
         score_name: label of the horizontal axis.
     """
+    kinds = [("trials", np.ones(len(scores), dtype=bool))]
+    if labels is not None:
+        kinds = [("targets", labels == 1), ("non-targets", labels == 0)]
     figure, axes = new_figure()
     finite = np.isfinite(scores)
     # The same bins for both kinds, so that their areas compare.
     edges = np.histogram_bin_edges(scores[finite], bins=HISTOGRAM_BINS)
-    for number, (name, chosen) in enumerate((("non-targets", labels == 0), ("targets", labels == 1))):
+    for number, (name, chosen) in enumerate(kinds):
         density, _ = np.histogram(scores[finite & chosen], bins=edges, density=True)
-        colour = series_colour(1 - number)
+        colour = series_colour(number)
         axes.stairs(density, edges, fill=True, color=colour, alpha=0.3)
         axes.stairs(density, edges, color=colour, linewidth=1.2, label=name)
     if np.isfinite(threshold):

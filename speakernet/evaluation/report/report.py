@@ -19,6 +19,7 @@ from speakernet.evaluation.report import error_sections, page, result_section, s
 from speakernet.evaluation.report.data import RunData, embedding_map, keep_arrays, read_run
 from speakernet.evaluation.report.facts import configuration, data_part, facts_part
 from speakernet.evaluation.report.hardest_section import hardest_part
+from speakernet.evaluation.report.trials_section import trials_part
 from speakernet.evaluation.speakers import Speakers
 from speakernet.files import atomic_write
 
@@ -61,7 +62,8 @@ def write_report(
     run = read_run(folder, given=given)
     if llrs is not None:
         run = replace(run, llrs=np.asarray(llrs, dtype=np.float64))
-    if embeddings is not None and speakers is not None and trials is not None:
+    # Without labels it is a guess who speaks.
+    if embeddings is not None and speakers is not None and trials is not None and trials.labels is not None:
         run = replace(run, embedding_map=embedding_map(embeddings, speakers.ids, list(trials.names)))
     if speakers is not None:
         run = replace(run, speakers=speakers.ids, speaker_names=speakers.names)
@@ -86,11 +88,14 @@ def _sections(run: RunData, audio: AudioSource | None) -> list[page.Section]:
     drawings = sections.Drawings(run.folder / PLOTS_FOLDER)
     rates = error_sections.rates_of(run)
     by_run = {} if rates is None else {run.name: rates}
+    # Pairs without labels are scored to learn of them; how the model was trained is on its own page.
+    trained = [] if run.decisions is not None and not run.was_trained_here else [run]
     return [
         page.Section("result", "Result", result_section.result_part(run)),
+        page.Section("trials", "Trials", trials_part(run, drawings)),
         page.Section("errors", "Errors", error_sections.errors_part([run], by_run, drawings)),
         page.Section("data", "Data", data_part(run)),
-        page.Section("training", "Training", sections.training_part([run], drawings)),
+        page.Section("training", "Training", sections.training_part(trained, drawings)),
         page.Section("slices", "Slices", sections.slices_part([run], drawings)),
         page.Section("robustness", "Robustness", sections.sweep_part([run], drawings)),
         page.Section("hardest", "Hardest trials", hardest_part(run, audio)),

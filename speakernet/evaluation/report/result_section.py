@@ -26,7 +26,7 @@ def subtitle(run: RunData) -> str:
         size,
         ", ".join(one for one in (speakers, hours) if one),
         f"{epochs} epochs in about {duration(training_seconds(run))}" if epochs else "",
-        f"tested on {scored_list_name(run)}" if run.results else "",
+        f"{'tested on' if run.decisions is None else 'scored:'} {scored_list_name(run)}" if run.results else "",
         results.date,
     ]
     return " · ".join(part for part in parts if part)
@@ -49,6 +49,8 @@ def training_seconds(run: RunData) -> float:
 def lead(run: RunData) -> str:
     """The result in a sentence for people who do not know the field; empty without error rates."""
     results = run.results
+    if run.decisions is not None:
+        return " ".join(_as_sentence(one) for one in run.decisions.sentences())
     if results is None or results.eer_percent is None or results.eer_threshold is None:
         return ""
     share = f"{results.eer_percent:.1f} %"
