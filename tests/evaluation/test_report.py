@@ -184,7 +184,7 @@ def test_the_hardest_trials_are_named_worst_first(run, trials):
 
 def test_the_hardest_trials_can_be_played_where_that_is_asked_for(run, trials, tmp_path):
     text, checker = checked(run / "report.html")
-    assert "audio" not in checker.tags and f"speakernet report {run.name}" not in text
+    assert "audio" not in checker.tags and "To listen to them: speakernet report" in text
     for row, name in enumerate(trials.names):
         write_audio(tmp_path / "corpus" / name, np.full(1600 + row, 0.25, dtype=np.float32))
     assert main(["report", str(run), "--audio", str(tmp_path / "corpus")]) == 0

@@ -46,7 +46,8 @@ def hardest_part(run: RunData, audio: AudioSource | None = None) -> list[Block]:
         cards.append(Card(f"{kind}: {what}", [Table(["enrolment", "test", "score"], cells, numbers=(2,))]))
     if audio is not None:
         return [Cards(cards, "halves")]
-    hint = f"To listen to them: speakernet report {run.folder} --audio FOLDER, the folder that the names are below."
+    # Without the folder's name: a copy of the folder gives the same page.
+    hint = "To listen to them: speakernet report FOLDER_OF_THIS_PAGE --audio FOLDER_OF_THE_AUDIO."
     return [Cards(cards, "halves"), Paragraph(hint, is_quiet=True)]
 
 
