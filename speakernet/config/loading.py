@@ -85,6 +85,12 @@ def load_config(
             ]
     evaluate_only = any(setting.value for setting in settings if setting.key == "eval")
     settings = [_with_its_word(setting) for setting in settings if setting.key not in MODE_FLAGS]
+    copies = [
+        number
+        for number, (file, entries) in enumerate(zip(files, layers, strict=True))
+        if _is_copy_of_a_run(file, entries)
+    ]
+    settings = _without_folders_of_other_lists(settings, copies)
     given = frozenset(setting.key for setting in settings)
     defaults_of_origin = dict(CLASSIC_DEFAULTS) if is_classic else {}
     if is_classic and "schedule.decay_interval" not in given:
@@ -215,10 +221,34 @@ def _found_beside(setting: Setting, file: Path) -> Setting:
 
 def _run_folder(files: Sequence[Path], layers: Sequence[list[Entry]]) -> str:
     """Where a run is kept that names no save_path: beside its own saved configuration, else by the first file."""
-    # A recipe may name every section too, so the name tells a run's own copy apart.
-    if files and files[0].name == CONFIG and {entry.key[0] for entry in layers[0]} >= set(SECTIONS):
+    if files and _is_copy_of_a_run(files[0], layers[0]):
         return str(files[0].parent)
     return str(Path("exps") / (files[0].stem if files else "exp1"))
+
+
+def _is_copy_of_a_run(file: Path, entries: Sequence[Entry]) -> bool:
+    """Whether a file is the configuration that a run saved of itself, with everything resolved."""
+    # A recipe may name every section too, so the name tells a run's own copy apart.
+    return file.name == CONFIG and {entry.key[0] for entry in entries} >= set(SECTIONS)
+
+
+def _without_folders_of_other_lists(settings: Sequence[Setting], copies: Sequence[int]) -> list[Setting]:
+    """The settings without each folder that a run saved beside a list, where a later layer names another list alone.
+
+    The copy of a run names every folder, also those that nobody gave: the folder of one list says nothing of another.
+    """
+    last = {setting.key: setting for setting in settings}
+    kept = []
+    for setting in settings:
+        is_folder_of_a_copy = setting.layer in copies and setting.key.endswith("_path") and last[setting.key] is setting
+        named = last.get(f"{setting.key.removesuffix('_path')}_list") if is_folder_of_a_copy else None
+        own = {one.value for one in settings if named and (one.key, one.layer) == (named.key, setting.layer)}
+        # The same list under its own name keeps its folder; a copy names lists from the root.
+        if named and own and str(Path(str(named.value)).absolute()) not in own:
+            logger.info("%s: another list than %s, whose folder is left aside", named.where, *own)
+        else:
+            kept.append(setting)
+    return kept
 
 
 def _is_old_copy(entries: list[Entry]) -> bool:

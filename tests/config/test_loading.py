@@ -243,6 +243,29 @@ def test_a_saved_copy_means_the_same_from_any_folder(tmp_path: Path, monkeypatch
     assert load_config(["--config", "copy/config.yaml", "--save_path", "new"]).config.training.save_path == "new"
 
 
+def test_the_folder_of_a_runs_list_is_not_that_of_another_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = load_config(["--train_list", "a/train.txt", "--test_list", "a/trials.txt"]).config
+    config.data.train_path, config.data.test_path = "corpus/train", "corpus/test"
+    save_config(config, Path("run/config.yaml"))
+
+    def data(*options: str, file: str = "run/config.yaml"):
+        return load_config(["--config", file, *options]).config.data
+
+    corpus = str(tmp_path / "corpus" / "test")
+    assert data().test_path == corpus
+    for spelling in ("--test_list", "--data.test_list"):
+        other = data(spelling, "b/other.txt")
+        assert (other.test_list, other.test_path) == ("b/other.txt", "")
+        assert other.train_path == str(tmp_path / "corpus" / "train")
+        assert data(spelling, "a/trials.txt").test_path == corpus
+        assert data(spelling, "b/other.txt", "--test_path", "c").test_path == "c"
+    assert data("--train_list", "b/other.txt").train_path == "" and data("--train_list", "b/x.txt").test_path == corpus
+    # Whoever writes a folder into a recipe means it, also for another list.
+    Path("recipe.yaml").write_text("data: {test_list: a/trials.txt, test_path: corpus/test}\n")
+    assert data("--test_list", "b/other.txt", file="recipe.yaml").test_path == "corpus/test"
+
+
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_is_no_saved_copy_and_its_run_is_kept_under_its_name(
     recipe: Path, caplog: pytest.LogCaptureFixture
