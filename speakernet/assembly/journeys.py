@@ -23,6 +23,7 @@ from speakernet.checkpoint import read_own_checkpoint
 from speakernet.config import Config, ConfigError, LoadedConfig
 from speakernet.config.loading import save_config
 from speakernet.evaluation.evaluate import Evaluation
+from speakernet.evaluation.report.report import PLOTS_FOLDER
 from speakernet.machine.device import choose_device
 from speakernet.machine.facts import log_system_info
 from speakernet.machine.settings import log_performance_info
@@ -33,6 +34,9 @@ from speakernet.seeding import seed_everything
 from speakernet.training.data_wait import data_wait_advice
 from speakernet.training.state import best_of_run
 from speakernet.training.store import find_checkpoint
+
+PLOTS_OF_ERRORS = ("det", "scores", "llrs", "thresholds", "calibration")
+"""Drawings of the report that TensorBoard shows too."""
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +83,7 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
     evaluation = run_evaluation(config, inputs, summary["best_path"], after_training=True)
     if distributed.is_main():
         evaluation.write(run_folder)
+        _add_to_events(run_folder, int(summary["steps"]), evaluation)
     return TrainingOutcome(summary, evaluation, run_folder)
 
 
@@ -113,6 +118,16 @@ def _train_first_stage(
         return loss, trainer.train()
     finally:
         loader.close()
+
+
+def _add_to_events(run_folder: Path, step: int, evaluation: Evaluation) -> None:
+    """Give TensorBoard the figures and drawings of the final evaluation."""
+    # Late: it takes a second, and scoring needs none of it.
+    from speakernet.training.tensorboard import add_test_results
+
+    plots = [run_folder / PLOTS_FOLDER / f"{name}.png" for name in PLOTS_OF_ERRORS]
+    drawn = [path for path in plots if path.is_file()]
+    add_test_results(run_folder, step, evaluation.results.to_dict(), drawn)
 
 
 def _is_reported(run_folder: Path, model: Path) -> bool:

@@ -167,7 +167,7 @@ def build_trainer(
         store=CheckpointStore(run_folder, config.training),
         model_contents=model_contents,
         origin={**_origin(config, loader), **stage.origin()},
-        progress=Progress(Path(run_folder) if distributed.is_main() else None),
+        progress=Progress(Path(run_folder) if distributed.is_main() else None, configuration=config_to_dict(config)),
         tracker=PerformanceTracker(precision.name, config.training.accumulation_steps, device),
         on_start=on_start,
         advise=advise,

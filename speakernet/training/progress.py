@@ -10,12 +10,16 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TextIO
 
 from tqdm import tqdm
 
 from speakernet.files import atomic_write
 from speakernet.run_folder import METRICS
+
+if TYPE_CHECKING:
+    from speakernet.training.tensorboard import EventFiles
 
 logger = logging.getLogger(__name__)
 
@@ -39,16 +43,25 @@ class Progress:
         folder: the run folder; None shows and writes nothing (other ranks, tests).
         show_bar: whether to draw the progress line where there is a terminal; its numbers go to the log elsewhere.
         tensorboard: whether to write event files.
+        configuration: section -> option -> plain value, for TensorBoard.
     """
 
-    def __init__(self, folder: Path | None, *, show_bar: bool = True, tensorboard: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        *,
+        show_bar: bool = True,
+        tensorboard: bool = True,
+        configuration: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         self.folder = folder
         self.show_bar = show_bar and folder is not None and sys.stderr.isatty()
         self._writes_lines = show_bar and folder is not None and not self.show_bar
         self._last_line = time.monotonic()
         self._tensorboard = tensorboard and folder is not None
         self._file: TextIO | None = None
-        self._writer: Any = None
+        self._configuration = configuration
+        self._events: EventFiles | None = None
         self._bar: tqdm | None = None
 
     def open(self, step: int) -> None:
@@ -62,9 +75,10 @@ class Progress:
         self._file = path.open("a", encoding="utf-8")
         if self._tensorboard:
             # Imported here: it takes a second that other commands should not pay.
-            from torch.utils.tensorboard import SummaryWriter
+            from speakernet.training.tensorboard import EventFiles
 
-            self._writer = SummaryWriter(str(self.folder), purge_step=step + 1)
+            self._events = EventFiles(self.folder, self._configuration)
+            self._events.open(step, map(json.loads, path.read_text(encoding="utf-8").splitlines()))
 
     def start_epoch(self, epoch: int, max_epochs: int, num_batches: int, done: int) -> None:
         """Begin a progress line of `num_batches`, of which `done` were done before a resume."""
@@ -104,10 +118,8 @@ class Progress:
             self._file.write(json.dumps(line, allow_nan=False) + "\n")
             # A killed run keeps its last lines, and the report can be made while it trains.
             self._file.flush()
-        if self._writer is not None:
-            for key, value in values.items():
-                if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-                    self._writer.add_scalar(f"{kind}/{key}", value, step)
+        if self._events is not None:
+            self._events.record(kind, step, values)
         if kind == "step":
             self._show(step, {label: form.format(values[key]) for key, label, form in _SHOWN if key in values})
 
@@ -124,9 +136,9 @@ class Progress:
         if self._file is not None:
             self._file.close()
             self._file = None
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        if self._events is not None:
+            self._events.close()
+            self._events = None
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
