@@ -22,7 +22,7 @@ from speakernet.evaluation.options import MeasuringOptions, Mode
 from speakernet.evaluation.quality import signal_to_noise_db
 from speakernet.evaluation.report.data import ARRAYS_NAME
 from speakernet.evaluation.report.report import write_report
-from speakernet.evaluation.results import Results
+from speakernet.evaluation.results import EMBEDDING, KEPT_EMBEDDINGS, Results
 from speakernet.evaluation.score_files import write_scores
 from speakernet.evaluation.speakers import Speakers
 from speakernet.files import atomic_write
@@ -160,12 +160,17 @@ def score_trials(embedder: Embedder, backend: Backend, trials: TrialList, source
     """
     # Before hours of embedding, not after.
     backend.check()
-    start = time.perf_counter()
     list_name = Path(trials.source).stem
-    embeddings = {mode: embedder.embed(trials.names, source, mode, list_name) for mode in embedder.options.modes}
-    embedded = time.perf_counter()
+    embeddings: dict[Mode, np.ndarray] = {}
+    seconds: dict[str, float] = {}
+    for mode in embedder.options.modes:
+        start = time.perf_counter()
+        embeddings[mode], was_kept = embedder.find_or_embed(trials.names, source, mode, list_name)
+        name = KEPT_EMBEDDINGS if was_kept else EMBEDDING
+        seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
+    start = time.perf_counter()
     parts = [backend.score(one, trials) for one in embeddings.values()]
-    seconds = {"embedding": embedded - start, "scoring": time.perf_counter() - embedded}
+    seconds["scoring"] = time.perf_counter() - start
     scores = np.mean([part[0] for part in parts], axis=0) if len(parts) > 1 else parts[0][0]
     return Scored(scores, embeddings, parts[0][1], parts[0][2], seconds)
 

@@ -12,6 +12,8 @@ from typing import Any
 Interval = tuple[float, float] | None
 """Lowest and highest value of a 95 % interval; None where there is none."""
 
+EMBEDDING, KEPT_EMBEDDINGS = "embedding", "reading_kept_embeddings"
+"""Names of timings."""
 WRITTEN_ALWAYS = ("eer_percent", "eer_interval_percent", "min_dcf")
 """Keys that a reader of the file finds even where there is nothing to say."""
 
@@ -108,6 +110,7 @@ class Results:
     lists: list[dict[str, str]] | None = None
     """`role`, `name` and `sha256` of each list that was read."""
     timings_seconds: dict[str, float] | None = None
+    """Of `embedding`, `scoring` and `figures`; `reading_kept_embeddings` where they were not made anew."""
     seconds: float | None = None
     slices: list[SliceResult] | None = None
     sweep: list[SweepResult] | None = None

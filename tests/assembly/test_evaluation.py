@@ -147,3 +147,10 @@ def test_pairs_without_labels_get_ratios_and_decisions_once_they_were_fitted(
     assert after.decisions is not None and after.decisions.header == ["enrol", "test", "score", "llr", "eer"]
     assert len(after.llrs) == 20 and after.decisions.sentences()[0].endswith("equal error rate on trials.txt")
     assert after.write(tmp_path / "eval") == ["results.json", "scores.txt", "report.html", "decisions.csv"]
+
+
+def test_kept_embeddings_are_told_from_those_that_were_made(tiny_corpus: Path, tmp_path: Path, model: Path) -> None:
+    config = configure(tiny_corpus, tmp_path)
+    made, kept = (evaluated(config, model).results.timings_seconds for _ in range(2))
+    assert set(made) == {"embedding", "scoring", "figures"}
+    assert set(kept) == {"reading_kept_embeddings", "scoring", "figures"}

@@ -74,7 +74,8 @@ def make_run(folder: Path, trials: TrialList, noise: float = 1.2, seed: int = 1)
         if step % 10 == 0:
             epoch = {"step": step, "epoch": step // 10}
             lines.append({"kind": "epoch", **epoch, "loss": 8 / step})
-            lines.append({"kind": "evaluation", **epoch, "eer_percent": 30 / step, "evaluation_seconds": 15.0})
+            found = {"eer_percent": 30 / step, "eer_interval_percent": [20 / step, 45 / step]}
+            lines.append({"kind": "evaluation", **epoch, **found, "evaluation_seconds": 15.0})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "config.yaml").write_text(f"data:\n  batch_size: {64 * seed}\nmodel:\n  name: ResNetSE34L\n")
     return {

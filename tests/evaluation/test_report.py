@@ -155,6 +155,50 @@ def test_slices_with_few_targets_are_grey_and_checksums_short(run):
     assert "c" * 12 + "…" in text and "c" * 13 not in text
 
 
+def test_what_was_measured_once_and_what_is_not_divided_is_said_and_not_drawn(run):
+    shutil.rmtree(run / "plots")
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    evaluations = [line for line in lines if '"evaluation"' in line]
+    (run / "metrics.jsonl").write_text("\n".join(line for line in lines if line not in evaluations[1:]) + "\n")
+    results = json.loads((run / "results.json").read_text())
+    del results["slices"][0]["rows"][1]
+    (run / "results.json").write_text(json.dumps(results))
+    text, checker = checked(write_report(run))
+    assert "Measured once: Held-out EER 3 %." in text and not (run / "plots" / "training_eer_percent.png").exists()
+    assert "By duration of the shorter side: all trials are in one group, under 2 s." in text
+    assert "slices" in checker.ids and not (run / "plots" / "slices_1.png").exists()
+
+
+def test_facts_are_in_words(run):
+    results = json.loads((run / "results.json").read_text())
+    sha = "d" * 64
+    results |= {
+        "backend": {"score": "cosine", "eval_frames": 400, "subtract_mean": False},
+        "thresholds": [{"name": "far_1%", "threshold": 0.5, "list": "held_out.txt"}],
+        "timings_seconds": {"embedding": 2.0, "scoring": 0.25},
+        "seconds": 2.5,
+        "machine": {"cpu_cores": 16, "gpus": [{"name": "a GPU", "memory_bytes": 2**36}], "versions": {"torch": "2.9"}},
+        "versions": {"torch": "2.9"},
+        "checkpoint": {"path": "best.pt", "sha256": sha},
+    }
+
+    def facts() -> dict[str, str]:
+        (run / "results.json").write_text(json.dumps(results))
+        text, _ = checked(write_report(run))
+        return dict(re.findall("<tr><th>([^<]*)</th><td>([^<]*)</td></tr>", unescape(text)))
+
+    found = facts()
+    assert found["Model"] == "ResNetSE34L (pooling SAP)" and found["Parameters"] == "1,437,080"
+    assert found["Scoring"] == "score cosine, frames of 10 ms a crop 400, mean subtracted no"
+    assert found["Kept thresholds"] == "0.5000: false accepts 1 % at most on held_out.txt"
+    assert found["Checkpoint"] == f"best.pt ({sha[:12]}…)" and found["Costs"] == "of a miss 1, of a false accept 1"
+    assert (found["Processor cores"], found["GPUs"]) == ("16", "name a GPU, memory 64.0 GiB")
+    assert found["Time"] == "embedding 2 s (24 utterances/s), scoring 0.25 s, in all 2.5 s"
+    # Read, not made: no rate, no time that would look like one.
+    results["timings_seconds"] = {"reading_kept_embeddings": 2.0, "scoring": 0.25}
+    assert facts()["Time"] == "embeddings kept from before, not made anew, scoring 0.25 s"
+
+
 def test_an_evaluation_of_its_own_takes_the_facts_of_the_run_that_it_scored(run, trials):
     folder = run / "eval" / "other"
     given = make_run(folder, trials)

@@ -187,6 +187,7 @@ def curve_figure(
     series: Mapping[str, tuple[np.ndarray, np.ndarray]],
     x_name: str,
     y_name: str,
+    bands: Mapping[str, np.ndarray] = MappingProxyType({}),
     *,
     mark_lowest: bool = False,
     has_ticks_at_points: bool = False,
@@ -197,6 +198,7 @@ def curve_figure(
         series: name -> (where, value); the name is shown where there are several.
         x_name: label of the horizontal axis.
         y_name: label of the vertical axis, with its unit.
+        bands: name -> where, lowest and highest value of an interval, (3, points).
         mark_lowest: draw a ring round the lowest value of each series and name it.
         has_ticks_at_points: put the ticks where something was measured, instead of at round numbers.
     """
@@ -210,7 +212,10 @@ def curve_figure(
             axes.plot(x[best], y[best], "o", markersize=8, markerfacecolor="none", markeredgecolor=colour)
             label += f"{': ' if label else ''}lowest {y[best]:.2f}"
         axes.plot(x, y, color=colour, marker=marker, markersize=2.5, label=label or None)
-    values = np.concatenate([y for _, y in series.values()])
+        if name in bands:
+            where, low, high = bands[name]
+            axes.fill_between(where, low, high, color=colour, alpha=0.18, linewidth=0)
+    values = np.concatenate([*(y for _, y in series.values()), *(one[2] for one in bands.values())])
     values = values[np.isfinite(values)]
     if len(values) and values.min() >= 0:
         # From zero: a loss that falls from 6.0 to 5.9 must not look like success.

@@ -6,7 +6,7 @@ from pathlib import Path
 from speakernet.data.list_identity import list_identity
 from speakernet.evaluation.headline import HeadlineFigure, headline
 from speakernet.evaluation.report.data import RunData
-from speakernet.evaluation.report.facts import count, duration
+from speakernet.evaluation.report.facts import count, duration, hours_of_speech
 from speakernet.evaluation.report.page import Block, Card, Cards, Facts, Notice, Paragraph, Range, Table, Tile, Tiles
 from speakernet.evaluation.results import Results
 
@@ -19,7 +19,7 @@ def subtitle(run: RunData) -> str:
     training = results.training or {}
     size = f"{results.num_parameters / 1e6:.2f} million parameters" if results.num_parameters else ""
     speakers = f"{count(training['speakers'])} training speakers" if training.get("speakers") else ""
-    hours = f"{training['hours']:.1f} hours" if training.get("hours") else ""
+    hours = hours_of_speech(training["hours"]) if training.get("hours") else ""
     epochs = max((one.get("epoch", 0) for one in run.metrics if one.get("kind") == "epoch"), default=0)
     parts = [
         str((results.model or {}).get("name") or ""),

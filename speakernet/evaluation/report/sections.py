@@ -53,7 +53,9 @@ class Drawings:
 
 def training_part(runs: Sequence[RunData], drawings: Drawings) -> list[Block]:
     """One small plot for each quantity that was recorded and did change; a sentence for those that did not."""
-    cards, constants = [], []
+    cards: list[Card] = []
+    constants: list[str] = []
+    single: list[str] = []
     for kind, key, axis, heading in CURVES:
         is_evaluation = kind == "evaluation"
         where = "epoch" if is_evaluation else "step"
@@ -70,24 +72,43 @@ def training_part(runs: Sequence[RunData], drawings: Drawings) -> list[Block]:
         values = np.concatenate([y for _, y in series.values()]) if series else np.empty(0)
         # A flat line takes a card and says one number.
         if len(values) and np.ptp(values) == 0:
-            constants.append(f"{heading} {values[0]:.4g}{' %' if '%' in axis else ''}")
+            said = constants if max(len(y) for _, y in series.values()) > 1 else single
+            said.append(f"{heading} {values[0]:.4g}{' %' if '%' in axis else ''}")
         elif len(values):
+            bands = eer_bands(runs) if key == "eer_percent" else {}
+            note += " Bands: 95 % intervals over speakers, from few draws." if bands else ""
             figure = plots.curve_figure(
-                series, where, axis, mark_lowest=key == "eer_percent", has_ticks_at_points=is_evaluation
+                series, where, axis, bands, mark_lowest=key == "eer_percent", has_ticks_at_points=is_evaluation
             )
             cards.append(drawings.card(f"training_{key}", heading, figure, note.strip()))
     blocks: list[Block] = [Cards(cards)] if cards else []
     if constants:
         blocks.append(Paragraph(f"The same all the time, and not drawn: {', '.join(constants)}.", is_quiet=True))
+    if single:
+        blocks.append(Paragraph(f"Measured once: {', '.join(single)}.", is_quiet=True))
     return blocks
+
+
+def eer_bands(runs: Sequence[RunData]) -> dict[str, np.ndarray]:
+    """Name of a run -> epoch, lowest and highest EER of the evaluations during its training, (3, evaluations)."""
+    bands = {}
+    for run in runs:
+        intervals = [(one.get("epoch", 0), *(one.get("eer_interval_percent") or ())) for one in run.evaluations]
+        rows = [one for one in intervals if len(one) == 3 and all(map(is_number, one))]
+        if rows:
+            bands[run.name] = np.array(rows, dtype=np.float64).T
+    return bands
 
 
 def slices_part(runs: Sequence[RunData], drawings: Drawings) -> list[Block]:
     """Plot and table of each way the results were sliced, run by run."""
-    cards = []
+    cards, undivided = [], []
     for number, run in enumerate(runs):
         after = f": {run.name}" if len(runs) > 1 else ""
         for row, one in enumerate((run.results.slices if run.results else None) or []):
+            if len(one.rows) == 1:
+                undivided.append(f"By {one.by}{after}: all trials are in one group, {one.rows[0].label}.")
+                continue
             suffix = f"{row + 1}_{number + 1}" if len(runs) > 1 else f"{row + 1}"
             remarks = [f"{r.label}: {r.note}." for r in one.rows if r.note and r.eer_percent is not None]
             weak = [place for place, r in enumerate(one.rows) if plots.is_weak(r)]
@@ -97,7 +118,8 @@ def slices_part(runs: Sequence[RunData], drawings: Drawings) -> list[Block]:
             note = " ".join([one.note, *grey, *remarks]).strip()
             figure = plots.slices_figure(one.rows)
             cards.append(drawings.card(f"slices_{suffix}", f"By {one.by}{after}", figure, note, [table]))
-    return [Cards(cards)] if cards else []
+    blocks: list[Block] = [Cards(cards)] if cards else []
+    return [*blocks, *(Paragraph(text, is_quiet=True) for text in undivided)]
 
 
 def sweep_part(runs: Sequence[RunData], drawings: Drawings) -> list[Block]:
