@@ -63,8 +63,8 @@ class Decisions:
     def sentences(self) -> list[str]:
         """How many trials each threshold accepts, and what cannot be said for want of a fit."""
         found = [
-            f"{self.num_accepted(one):,} of {len(self.trials):,} accepted at threshold {one['threshold']:.4f}: "
-            f"{described(one)}"
+            f"{self.num_accepted(one):,} of {len(self.trials):,} pairs accepted at threshold {one['threshold']:.4f} "
+            f"({described(one)})"
             for one in self.thresholds
         ]
         if not self.thresholds:

@@ -145,7 +145,7 @@ def test_pairs_without_labels_get_ratios_and_decisions_once_they_were_fitted(
     evaluated(configure(tiny_corpus, tmp_path, "--evaluation.calibration_list", str(tiny_corpus / "trials.txt")), model)
     after = evaluated(configure(tiny_corpus, tmp_path, *options), model)
     assert after.decisions is not None and after.decisions.header == ["enrol", "test", "score", "llr", "eer"]
-    assert len(after.llrs) == 20 and after.decisions.sentences()[0].endswith("equal error rate on trials.txt")
+    assert len(after.llrs) == 20 and after.decisions.sentences()[0].endswith("(equal error rate on trials.txt)")
     assert after.write(tmp_path / "eval") == ["results.json", "scores.txt", "report.html", "decisions.csv"]
 
 

@@ -74,13 +74,13 @@ def _operating_points_card(run: RunData, rates: ErrorRates, after: str) -> Card:
     equal = equal_error_point(rates)
     rows = [_point_row(threshold_label(EER_NAME), equal, "")]
     for prior, (cost, point) in reversed(_cheapest_points(run, rates).items()):
-        rows.append(_point_row(f"lowest cost, target prior {prior:g}", point, f"minDCF {cost:.3f}"))
+        rows.append(_point_row(f"lowest cost, target prior {prior:g}", point, f"{cost:.3f}"))
     named, refused = named_thresholds(rates, {})
     # The first is the EER, which stands above.
     for one in named[1:]:
         at = OperatingPoint(one["threshold"], one["miss_rate"], one["false_accept_rate"])
         rows.append(_point_row(threshold_label(one["name"]), at, ""))
-    header = ["threshold chosen for", "threshold", "true pairs refused", "impostors accepted", "cost"]
+    header = ["threshold chosen for", "threshold", "true pairs refused", "impostors accepted", "minDCF"]
     note = "Measured on this very list: on other speakers a threshold gives other rates."
     if refused:
         rarest = "; ".join(refused[:1])
