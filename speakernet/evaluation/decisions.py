@@ -72,10 +72,10 @@ class Decisions:
         if self.llrs is None:
             found.append("no log-likelihood ratios: there is no calibration for this way of scoring")
         if not self.thresholds or self.llrs is None:
-            cure = (
-                "--evaluation.calibration_list LIST (labelled trials) with --eval fits both and keeps them in the model"
+            found.append(
+                "to fit them on labelled trials: --evaluation.calibration_list LIST with --eval (kept in the model "
+                "file); for score files --fusion_scores and --fusion_trials"
             )
-            found.append(cure)
         return found
 
     def lines(self) -> list[str]:

@@ -3,7 +3,7 @@
 Takes scores from anywhere (our own evaluation, another tool's file); knows no audio and no model.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -69,16 +69,31 @@ def figures(
         measured = _with_costs_of_llrs(measured, llrs, trials.labels, points)
     if options.bootstrap_samples == 0:
         return measured
+    return _with_intervals(measured, trials, scores, speakers, list(points.values()), options.bootstrap_samples, seed)
+
+
+def _with_intervals(
+    measured: Results,
+    trials: TrialList,
+    scores: np.ndarray,
+    speakers: Speakers,
+    points: Sequence[tuple[float, float, float]],
+    wanted: int,
+    seed: int,
+) -> Results:
+    """What drawing speakers says of the figures: intervals, and the band of the DET curve."""
+    assert trials.labels is not None
     enrol, test = speakers.ids[trials.enrol], speakers.ids[trials.test]
+    num_nontargets = len(trials) - int(np.count_nonzero(trials.labels))
     # Fewer false accepts than one in all: the list says nothing there.
-    false_accepts = BAND_FALSE_ACCEPTS[BAND_FALSE_ACCEPTS * rates.num_nontargets >= 1]
-    prepared = SpeakerBootstrap(scores, trials.labels, enrol, test, list(points.values()), false_accepts)
-    drawn = measure(prepared, options.bootstrap_samples, seed)
+    false_accepts = BAND_FALSE_ACCEPTS[BAND_FALSE_ACCEPTS * num_nontargets >= 1]
+    prepared = SpeakerBootstrap(scores, trials.labels, enrol, test, points, false_accepts)
+    drawn = measure(prepared, wanted, seed)
     return replace(
         measured,
         num_draws=drawn.num_draws,
         eer_interval_percent=drawn.eer_interval,
-        min_dcf_interval=dict(zip(points, drawn.min_dcf_intervals, strict=True)) if drawn.num_draws else None,
+        min_dcf_interval=dict(zip(measured.min_dcf, drawn.min_dcf_intervals, strict=True)) if drawn.num_draws else None,
         interval_note=drawn.note,
         det_band=None if drawn.band is None else _band_in_percent(drawn.band),
     )
