@@ -241,10 +241,11 @@ def _without_folders_of_other_lists(settings: Sequence[Setting], copies: Sequenc
     kept = []
     for setting in settings:
         is_folder_of_a_copy = setting.layer in copies and setting.key.endswith("_path") and last[setting.key] is setting
-        named = last.get(f"{setting.key.removesuffix('_path')}_list") if is_folder_of_a_copy else None
+        named = last.get(f"{setting.key.removesuffix('_path')}_list") if is_folder_of_a_copy and setting.value else None
+        is_named_later = named is not None and named.layer > setting.layer
         own = {one.value for one in settings if named and (one.key, one.layer) == (named.key, setting.layer)}
         # The same list under its own name keeps its folder; a copy names lists from the root.
-        if named and own and str(Path(str(named.value)).absolute()) not in own:
+        if named and is_named_later and str(Path(str(named.value)).absolute()) not in own:
             logger.info("%s: another list than %s, whose folder is left aside", named.where, *own)
         else:
             kept.append(setting)

@@ -1,5 +1,6 @@
 """Precedence, old names, errors with file, line and nearest key."""
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -243,7 +244,9 @@ def test_a_saved_copy_means_the_same_from_any_folder(tmp_path: Path, monkeypatch
     assert load_config(["--config", "copy/config.yaml", "--save_path", "new"]).config.training.save_path == "new"
 
 
-def test_the_folder_of_a_runs_list_is_not_that_of_another_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_of_a_runs_list_is_not_that_of_another_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.chdir(tmp_path)
     config = load_config(["--train_list", "a/train.txt", "--test_list", "a/trials.txt"]).config
     config.data.train_path, config.data.test_path = "corpus/train", "corpus/test"
@@ -253,7 +256,11 @@ def test_the_folder_of_a_runs_list_is_not_that_of_another_list(tmp_path: Path, m
         return load_config(["--config", file, *options]).config.data
 
     corpus = str(tmp_path / "corpus" / "test")
-    assert data().test_path == corpus
+    with caplog.at_level(logging.INFO):
+        assert data().test_path == corpus
+        assert "another list" not in caplog.text
+        data("--test_list", "b/other.txt")
+    assert caplog.text.count("another list than") == 1 and "a/trials.txt" in caplog.text
     for spelling in ("--test_list", "--data.test_list"):
         other = data(spelling, "b/other.txt")
         assert (other.test_list, other.test_path) == ("b/other.txt", "")
