@@ -246,7 +246,7 @@ def _without_folders_of_other_lists(settings: Sequence[Setting], copies: Sequenc
         own = {one.value for one in settings if named and (one.key, one.layer) == (named.key, setting.layer)}
         # The same list under its own name keeps its folder; a copy names lists from the root.
         if named and is_named_later and str(Path(str(named.value)).absolute()) not in own:
-            logger.info("%s: another list than %s, whose folder is left aside", named.where, *own)
+            logger.info("%s: another list than %s, whose folder is left aside", named.where, ", ".join(map(str, own)))
         else:
             kept.append(setting)
     return kept

@@ -15,10 +15,14 @@ import threading
 from html import unescape
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from speakernet.data.audio import write_audio
+from speakernet.evaluation.evaluate import Evaluation
 from speakernet.evaluation.report.report import write_report
 from speakernet.evaluation.report.side_by_side import write_side_by_side
+from speakernet.evaluation.results import Results
 
 sys.path.insert(0, str(Path(__file__).parent))
 from report_runs import make_run, make_trials
@@ -132,6 +136,34 @@ def test_a_page_is_quiet_and_nothing_overlaps(pages, tmp_path, page, width, is_d
     )
     assert (background < 150 < 600 < ink) if is_dark else (ink < 200 < 600 < background)
     assert (letters > 400) if is_dark else (letters < 400)
+
+
+def test_a_page_of_pairs_with_decisions_fits_a_phone(pages, tmp_path):
+    root, _ = pages
+    given = make_run(root / "pairs", make_trials(tmp_path / "trials.txt"))
+    given["trials"].labels = None
+    kept = [{"name": name, "threshold": 0.2, "list": "held_out.txt"} for name in ("eer", "far_1%", "far_0.1%")]
+    results = Results(num_trials=len(given["trials"]), why_no_eer="the list is unlabelled", thresholds=kept)
+    evaluation = Evaluation(given["trials"], given["scores"], results, 10 * given["scores"] - 3)
+    (root / "pairs" / "metrics.jsonl").unlink()
+    evaluation.write(root / "pairs")
+    found, complaints = browse(pages, "pairs/report.html", 390, tmp_path / "profile", is_dark=True)
+    assert complaints == [] and found["svgs"] == 1 and found["scroll"] <= found["width"] == 390
+    assert found["blocks"] == [] and found["inner"] == [] and found["plots"] == [] and found["outside"] == 0
+
+
+def test_the_hardest_trials_with_sound_fit_a_phone(pages, tmp_path):
+    root, _ = pages
+    trials = make_trials(tmp_path / "trials.txt")
+    given = make_run(root / "sound", trials)
+    for name in trials.names:
+        write_audio(root / "corpus" / name, np.zeros(800, dtype=np.float32))
+    write_report(root / "sound", **given, audio=root / "corpus")
+    found, complaints = browse(pages, "sound/report.html", 390, tmp_path / "profile", is_dark=False)
+    assert complaints == [] and found["scroll"] <= found["width"] == 390
+    # Whatever is asked for lies in the page itself.
+    assert all(address.startswith("data:audio/flac") for address in found["resources"])
+    assert found["blocks"] == [] and found["inner"] == [] and found["outside"] == 0
 
 
 def test_the_measure_sees_an_overlap(pages, tmp_path):
