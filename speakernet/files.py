@@ -1,4 +1,5 @@
-"""What every room does with files: whole or not at all, one process at a time, many at once, sizes for people.
+"""What every room does with files: read without surprises, written whole or not at all, one process at a time, many at
+once, sizes for people.
 
 Knows nothing of audio, lists or checkpoints.
 """
@@ -6,12 +7,14 @@ Knows nothing of audio, lists or checkpoints.
 import collections
 import contextlib
 import hashlib
+import io
 import itertools
 import logging
 import os
 import secrets
 import shlex
 import shutil
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -34,6 +37,91 @@ BLOCK_BYTES = 1 << 20
 SHOWN_BYTES = 512 << 20
 #: The folder that holds trainSpeakerNet.py and data_prep/ where the package is used from a checkout.
 CHECKOUT = Path(__file__).resolve().parents[1]
+
+FILE_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+class FileError(ValueError):
+    """A file that cannot be used; the message names it and says what was found, what was expected, what to do."""
+
+
+@contextlib.contextmanager
+def reading(path: object, expected: str, kind: type[FileError] = FileError) -> Iterator[None]:
+    """Turn whatever goes wrong in the block into one error that names the file.
+
+    Parsers answer a damaged or hostile file with any exception of theirs, from KeyError to MemoryError; every reader
+    stands in such a block, so that none of them ends in a traceback. Errors that already are of `FileError` pass.
+
+    Args:
+        path: of the file, for the message.
+        expected: what the file should be and what to do, as the end of a sentence after "expected".
+        kind: the error of the room.
+
+    Raises:
+        FileError: of that kind.
+    """
+    try:
+        yield
+    except FileError:
+        raise
+    except OSError as error:
+        reason = error.strerror or str(error) or type(error).__name__
+        raise kind(f"{path}: cannot be read ({reason}); expected {expected}") from error
+    except UnicodeDecodeError as error:
+        raise kind(f"{path}: not UTF-8 text (byte {error.start}); expected {expected}") from error
+    except Exception as error:
+        raise kind(f"{path}: damaged or of another kind ({error_line(error)}); expected {expected}") from error
+
+
+def open_regular(path: str | Path, *, buffering: int = -1) -> IO[bytes]:
+    """Open a file for reading bytes; what is no regular file is refused at once.
+
+    A pipe would be waited for without end, and a device may have none.
+
+    Raises:
+        FileError: it is a folder, a pipe, a socket or a device.
+        OSError: it cannot be opened.
+    """
+    file = open(path, "rb", buffering=buffering, opener=_without_waiting)  # noqa: PTH123, SIM115  the caller closes it
+    try:
+        check_regular(path, os.fstat(file.fileno()).st_mode)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def check_regular(path: object, mode: int) -> None:
+    """Refuse what is no regular file, by the mode that `os.stat` gave.
+
+    Raises:
+        FileError: saying what it is.
+    """
+    if not stat.S_ISREG(mode):
+        kind = FILE_KINDS.get(stat.S_IFMT(mode), "something else")
+        raise FileError(f"{path}: not a regular file but {kind}; give a file that lies on a disk")
+
+
+def open_text(path: str | Path) -> IO[str]:
+    """Open a regular file of UTF-8 text, with or without a byte-order mark; line ends are left as they are.
+
+    Raises:
+        FileError: it is a folder, a pipe, a socket or a device.
+        OSError: it cannot be opened.
+    """
+    # Windows' editors write a mark, which would become part of the first word.
+    return io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="")
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    # Without the flag opening a pipe waits for a writer; on a regular file it does nothing, and Windows has none.
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 @contextlib.contextmanager

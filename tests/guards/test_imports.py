@@ -8,12 +8,13 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "speakernet"
 
-BASE = {"options", "registry", "files", "seeding", "distributed", "machine", "checkpoint", "run_folder"}
+BASE = {"options", "registry", "files", "arrays", "seeding", "distributed", "machine", "checkpoint", "run_folder"}
 OPTIONS = {"data", "evaluation", "frontend", "losses", "models", "training"}
 ALLOWED = {
     "options": set(),
     "registry": set(),
     "files": set(),
+    "arrays": {"files"},
     "seeding": set(),
     "distributed": set(),
     "machine": {"options", "files", "distributed"},
