@@ -56,7 +56,7 @@ def reading(path: object, expected: str, kind: type[FileError] = FileError) -> I
     """Turn whatever goes wrong in the block into one error that names the file.
 
     Parsers answer a damaged or hostile file with any exception of theirs, from KeyError to MemoryError; every reader
-    stands in such a block, so that none of them ends in a traceback. Errors that already are of `FileError` pass.
+    stands in such a block, so that none of them ends in a traceback. A `FileError` keeps its words.
 
     Args:
         path: of the file, for the message.
@@ -68,8 +68,10 @@ def reading(path: object, expected: str, kind: type[FileError] = FileError) -> I
     """
     try:
         yield
-    except FileError:
-        raise
+    except FileError as error:
+        if type(error) is not FileError:
+            raise
+        raise kind(str(error)) from error
     except OSError as error:
         reason = error.strerror or str(error) or type(error).__name__
         raise kind(f"{path}: cannot be read ({reason}); expected {expected}") from error
@@ -88,7 +90,7 @@ def open_regular(path: str | Path, *, buffering: int = -1) -> IO[bytes]:
         FileError: it is a folder, a pipe, a socket or a device.
         OSError: it cannot be opened.
     """
-    file = open(path, "rb", buffering=buffering, opener=_without_waiting)  # noqa: PTH123, SIM115  the caller closes it
+    file = open(path, "rb", buffering=buffering, opener=_without_waiting)  # noqa: SIM115  the caller closes it
     try:
         check_regular(path, os.fstat(file.fileno()).st_mode)
     except BaseException:

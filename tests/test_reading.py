@@ -27,25 +27,27 @@ ERRORS = [
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_every_error_of_a_reader_names_the_file_and_what_is_expected(error: Exception) -> None:
-    with pytest.raises(RoomError, match=rf"^my\.csv: .*{type(error).__name__}.*; expected a table") as caught:
-        with reading("my.csv", "a table of two columns", RoomError):
-            raise error
+    message = rf"^my\.csv: .*{type(error).__name__}.*; expected a table"
+    with pytest.raises(RoomError, match=message) as caught, reading("my.csv", "a table of two columns", RoomError):
+        raise error
     assert caught.value.__cause__ is error
 
 
 def test_errors_of_the_system_and_of_text_are_said_in_words(tmp_path: Path) -> None:
-    with pytest.raises(RoomError, match=r"absent: cannot be read \(No such file or directory\); expected a list"):
-        with reading(tmp_path / "absent", "a list", RoomError):
-            open_text(tmp_path / "absent")
+    message = r"absent: cannot be read \(No such file or directory\); expected a list"
+    with pytest.raises(RoomError, match=message), reading(tmp_path / "absent", "a list", RoomError):
+        open_text(tmp_path / "absent")
     (tmp_path / "latin").write_bytes(b"caf\xe9")
-    with pytest.raises(RoomError, match=r"latin: not UTF-8 text \(byte 3\); expected a list"):
-        with reading(tmp_path / "latin", "a list", RoomError), open_text(tmp_path / "latin") as file:
-            file.read()
+    message = r"latin: not UTF-8 text \(byte 3\); expected a list"
+    with pytest.raises(RoomError, match=message), reading(tmp_path / "latin", "a list", RoomError):
+        open_text(tmp_path / "latin").read()
 
 
-def test_errors_that_name_the_file_already_pass() -> None:
-    with pytest.raises(FileError, match="^line 3 of my list$"), reading("x", "y", RoomError):
+def test_errors_that_name_the_file_already_keep_their_words() -> None:
+    with pytest.raises(RoomError, match=r"^line 3 of my list$"), reading("x", "y", RoomError):
         raise FileError("line 3 of my list")
+    with pytest.raises(RoomError, match=r"^line 3 of my list$"), reading("x", "y", FileError):
+        raise RoomError("line 3 of my list")
     with pytest.raises(KeyboardInterrupt), reading("x", "y"):
         raise KeyboardInterrupt
 

@@ -4,16 +4,16 @@ What training and trial lists have in common below their grammar, which is in `l
 """
 
 import hashlib
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from speakernet.files import own_command
+from speakernet.files import FileError, open_regular, own_command, reading
 
 BLOCK_BYTES = 8 << 20  # Lines are split by blocks of about this size, so that the masks stay small.
+LONGEST_LINE_BYTES = 64 << 10  # A path has 4 KiB at most, a trial two of them.
 NEWLINE, TAB, SPACE = 10, 9, 32
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 SHOWN_CHARACTERS = 120  # of a malformed line
@@ -21,7 +21,7 @@ _WHITESPACE = np.zeros(256, dtype=bool)
 _WHITESPACE[[9, 10, 11, 12, 13, 32]] = True
 
 
-class ListError(ValueError):
+class ListError(FileError):
     """A list that cannot be used; the message names the file, the line and what was expected."""
 
 
@@ -67,30 +67,42 @@ class ListFile:
 
     def blocks(self, *, tabs_only_where_present: bool) -> Iterator["Lines"]:
         """The lines of the file, many at a time; those that are no text are blank."""
-        try:
-            file = Path(self._path).open("rb")  # noqa: SIM115  closed below, outside of the error's reach
-        except OSError as error:
-            reason = os.strerror(error.errno or 0)
-            raise ListError(
-                f"{self._path}: cannot read the list ({reason}); give the path of a text file. Lists are made by "
-                f"{own_command('prepare folder')} of your recordings, by {own_command('prepare voxceleb')} of VoxCeleb"
-            ) from error
-        with file:
+        expected = (
+            f"a text file. Lists are made by {own_command('prepare folder')} of your recordings, by "
+            f"{own_command('prepare voxceleb')} of VoxCeleb"
+        )
+        with reading(self._path, expected, ListError), open_regular(self._path) as file:
             rest, line = b"", 1
+            is_old_mac: bool | None = None
             while True:
                 data = file.read(BLOCK_BYTES)
                 self._digest.update(data)
-                block = rest + data
+                if is_old_mac is None:
+                    is_old_mac = b"\r" in data and b"\n" not in data
+                # Lines that end in a carriage return alone would be one.
+                block = rest + (data.replace(b"\r", b"\n") if is_old_mac else data)
                 # The last line may go on in the next block; at the end of the file it need not end in a line break.
                 cut = block.rfind(b"\n") + 1 if data else len(block)
                 block, rest = block[:cut], block[cut:]
+                self._refuse_long(rest, line + block.count(b"\n"))
                 # A byte-order mark, as Windows' editors write it, would become part of the first name.
                 block = block.removeprefix(BYTE_ORDER_MARK) if line == 1 else block
                 if block:
-                    yield _split_lines(self._text_only(block, line), line, tabs_only_where_present)
+                    lines = _split_lines(self._text_only(block, line), line, tabs_only_where_present)
+                    longest = int(np.diff(lines.line_starts, append=len(block)).argmax())
+                    self._refuse_long(block[lines.line_starts[longest] :].split(b"\n", 1)[0], line + longest)
+                    yield lines
                     line += block.count(b"\n")
                 if not data:
                     return
+
+    def _refuse_long(self, content: bytes, line: int) -> None:
+        """Refuse what is no list at all, before its one line takes fifty times its size."""
+        if len(content) > LONGEST_LINE_BYTES:
+            raise ListError(
+                f"{self._path}, line {line}: longer than {LONGEST_LINE_BYTES:,} bytes; expected a list with a line for "
+                "each utterance or trial"
+            )
 
     def _text_only(self, block: bytes, first_line: int) -> bytes:
         if _is_text(block):
@@ -118,6 +130,7 @@ class Lines:
     Attributes:
         content: their bytes, uint8 (bytes,).
         first_line: number of the first line in the file.
+        has_tabs: whether some are split at tabs only, so that a word may have spaces around it.
         line_starts: first byte of each line, (lines,).
         starts: first byte of each word, (words,).
         ends: byte after each word, (words,).
@@ -127,6 +140,7 @@ class Lines:
 
     content: np.ndarray
     first_line: int
+    has_tabs: bool
     line_starts: np.ndarray
     starts: np.ndarray
     ends: np.ndarray
@@ -136,6 +150,12 @@ class Lines:
     def number(self, line: int) -> int:
         """A line's number in the file."""
         return self.first_line + line
+
+    def words(self) -> list[bytes]:
+        """Every word, in order."""
+        content = self.content.tobytes()
+        words = [content[start:end] for start, end in zip(self.starts.tolist(), self.ends.tolist(), strict=True)]
+        return [word.strip() for word in words] if self.has_tabs else words
 
     def text(self, line: int) -> str:
         """A line for a message."""
@@ -151,12 +171,12 @@ def _split_lines(block: bytes, first_line: int, tabs_only_where_present: bool) -
     if not len(line_ends) or line_ends[-1] != len(content) - 1:
         line_ends = np.append(line_ends, len(content))
     line_starts = np.concatenate([[0], line_ends[:-1] + 1])
-    if tabs_only_where_present:
+    has_tabs = tabs_only_where_present and b"\t" in block
+    if has_tabs:
         tabs = np.flatnonzero(content == TAB)
         has_tab = np.searchsorted(tabs, line_ends) > np.searchsorted(tabs, line_starts)
-        if has_tab.any():
-            lengths = np.diff(np.append(line_starts, len(content)))
-            is_gap &= ~(np.repeat(has_tab, lengths) & (content == SPACE))
+        lengths = np.diff(np.append(line_starts, len(content)))
+        is_gap &= ~(np.repeat(has_tab, lengths) & (content == SPACE))
     # A word begins where a gap ends: both ends of all words from one array, without a Python loop over lines.
     padded = np.ones(len(content) + 2, dtype=bool)
     padded[1:-1] = is_gap
@@ -164,4 +184,4 @@ def _split_lines(block: bytes, first_line: int, tabs_only_where_present: bool) -
     ends = np.flatnonzero(~padded[:-1] & padded[1:])
     first = np.searchsorted(starts, line_starts)
     count = np.searchsorted(starts, line_ends) - first
-    return Lines(content, first_line, line_starts, starts, ends, first, count)
+    return Lines(content, first_line, has_tabs, line_starts, starts, ends, first, count)

@@ -18,8 +18,37 @@ from speakernet.data.sharing import SharedArray
 from speakernet.files import atomic_write
 
 MAX_SPEAKER_BYTES = 255
-KALDI_LABELS = {b"nontarget": 0, b"target": 1}
 TRIAL_FORMS = "'1 enrol test' or '0 enrol test', 'enrol test target|nontarget', or 'enrol test' for unlabelled pairs"
+
+
+@dataclass(frozen=True)
+class TrialForm:
+    """One of the forms that a line of a trial list may have."""
+
+    words: str
+    num_fields: int
+    labels: dict[bytes, int]
+    """What stands for non-target and target; empty where there is no label."""
+    label: int = 0
+    """Which field it is."""
+
+    def takes(self, fields: Sequence[bytes]) -> bool:
+        """Whether a line's fields are of this form."""
+        return all(fields) and (not self.labels or fields[self.label] in self.labels)
+
+    def takes_all(self, columns: Sequence[list[bytes]]) -> bool:
+        """Whether every line is of this form, from its fields by column."""
+        is_labelled = not self.labels or set(columns[self.label]) <= self.labels.keys()
+        return is_labelled and all(map(all, columns))
+
+
+FORMS = (
+    TrialForm("'1 enrol test' or '0 enrol test' (as its other lines)", 3, {b"0": 0, b"1": 1}),
+    TrialForm(
+        "'enrol test target' or 'enrol test nontarget' (as its other lines)", 3, {b"nontarget": 0, b"target": 1}, 2
+    ),
+    TrialForm("'enrol test' (as its other lines)", 2, {}),
+)
 
 
 class StringTable(Sequence[str]):
@@ -219,30 +248,26 @@ def read_trials(path: str | Path, malformed: MalformedRows | None = None) -> Tri
     """
     file = ListFile(path, malformed)
     rows: dict[bytes, int] = {}
-    pairs: list[int] = []
-    labels: list[int] = []
-    form = ""
+    pairs: list[np.ndarray] = []
+    labels: list[np.ndarray] = []
+    form: TrialForm | None = None
     for lines in file.blocks(tabs_only_where_present=True):
-        content = lines.content.tobytes()
-        starts, ends = lines.starts.tolist(), lines.ends.tolist()
-        for line, (token, num_tokens) in enumerate(zip(lines.first.tolist(), lines.count.tolist(), strict=True)):
-            if num_tokens == 0:
-                continue
-            fields = [content[starts[t] : ends[t]].strip() for t in range(token, token + min(num_tokens, 4))]
-            form = form or _trial_form(fields)
-            label, enrol, test = _split_trial(fields, form)
-            if enrol is None or test is None:
-                file.refuse(lines.number(line), f"expected {form or TRIAL_FORMS}, found {lines.text(line)!r}")
-                continue
-            pairs.append(rows.setdefault(enrol, len(rows)))
-            pairs.append(rows.setdefault(test, len(rows)))
-            labels.append(label)
-    if not pairs:
+        words = lines.words()
+        form = form or _trial_form(lines, words)
+        fields, kept = _trial_fields(lines, words, form, file)
+        if form is None or not len(kept):
+            continue
+        if form.labels:
+            labels.append(np.array([form.labels[word] for word in fields.pop(form.label)], dtype=np.int8))
+        # In the order of the file, so that a row's number is that of the first mention.
+        names = itertools.chain.from_iterable(zip(*fields, strict=True))
+        pairs.append(np.array([rows.setdefault(name, len(rows)) for name in names], dtype=np.int32))
+    if form is None or not pairs:
         raise ListError(f"{path}: the list is empty; expected lines {TRIAL_FORMS}")
-    both = np.array(pairs, dtype=np.int32).reshape(-1, 2)
+    both = np.concatenate(pairs).reshape(-1, 2)
     # A dictionary keeps the order in which it grew, so position n of it is row n.
     names = StringTable.from_strings(name.decode("utf-8") for name in rows)
-    known = None if labels[0] < 0 else np.array(labels, dtype=np.int8)
+    known = np.concatenate(labels) if labels else None
     return TrialList(names, both[:, 0].copy(), both[:, 1].copy(), known, str(path), file.sha256)
 
 
@@ -306,23 +331,29 @@ def _speaker_labels(block: np.ndarray, starts: np.ndarray, ends: np.ndarray, nam
     return heads[np.cumsum(is_head) - 1]
 
 
-def _trial_form(fields: list[bytes]) -> str:
-    """Which form a file has, by its first line; empty when it has none of them."""
-    if len(fields) == 2:
-        return "'enrol test' (as the lines before it)"
-    if len(fields) == 3 and fields[0] in (b"0", b"1"):
-        return "'1 enrol test' or '0 enrol test' (as the lines before it)"
-    if len(fields) == 3 and fields[2] in KALDI_LABELS:
-        return "'enrol test target' or 'enrol test nontarget' (as the lines before it)"
-    return ""
+def _trial_form(lines: Lines, words: Sequence[bytes]) -> TrialForm | None:
+    """Which form a file has, by the first line that is of any; None where no line is."""
+    for first, count in zip(lines.first.tolist(), lines.count.tolist(), strict=True):
+        for form in FORMS:
+            if count == form.num_fields and form.takes(words[first : first + count]):
+                return form
+    return None
 
 
-def _split_trial(fields: list[bytes], form: str) -> tuple[int, bytes | None, bytes | None]:
-    """(label or -1, enrol, test) of one line, names None where the line has another form."""
-    if form.startswith("'1") and len(fields) == 3 and fields[0] in (b"0", b"1"):
-        return int(fields[0]), fields[1], fields[2]
-    if form.startswith("'enrol test target") and len(fields) == 3 and fields[2] in KALDI_LABELS:
-        return KALDI_LABELS[fields[2]], fields[0], fields[1]
-    if form.startswith("'enrol test'") and len(fields) == 2:
-        return -1, fields[0], fields[1]
-    return -1, None, None
+def _trial_fields(
+    lines: Lines, words: Sequence[bytes], form: TrialForm | None, file: ListFile
+) -> tuple[list[list[bytes]], np.ndarray]:
+    """The lines of this form as columns of words, and which lines they are; the others are refused."""
+    expected = form.words if form else TRIAL_FORMS
+    kept = lines.count == form.num_fields if form else np.zeros(len(lines.count), dtype=bool)
+    fields: list[list[bytes]] = []
+    if form:
+        columns = np.arange(form.num_fields)[:, None] + lines.first[kept]
+        fields = [[words[word] for word in column] for column in columns.tolist()]
+        if not form.takes_all(fields):
+            good = np.array([form.takes(row) for row in zip(*fields, strict=True)], dtype=bool)
+            fields = [list(itertools.compress(column, good)) for column in fields]
+            kept[kept] = good
+    for line in np.flatnonzero(~kept & (lines.count > 0)).tolist():
+        file.refuse(lines.number(line), f"expected {expected}, found {lines.text(line)!r}")
+    return fields, np.flatnonzero(kept)
