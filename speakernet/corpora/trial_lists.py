@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from speakernet.arrays import read_arrays
 from speakernet.corpora.commands import positive_int
 from speakernet.corpora.listing import ListOptions
 from speakernet.corpora.pairing import (
@@ -45,7 +46,7 @@ from speakernet.data.lists import (
     write_trials,
 )
 from speakernet.data.opening import open_source
-from speakernet.files import atomic_write
+from speakernet.files import FileError, atomic_write, reading
 
 logger = logging.getLogger(__name__)
 
@@ -192,15 +193,14 @@ def load_embeddings(path: Path, names: StringTable) -> np.ndarray:
     Raises:
         ValueError: the file has another form, or lacks some of the names.
     """
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            known, embeddings = stored["names"], stored["embeddings"]
-            kept = StringTable(known, stored["name_offsets"]) if "name_offsets" in stored else known.tolist()
-    except (OSError, KeyError, ValueError) as error:
-        raise ValueError(
-            f"{path}: expected an .npz file with the arrays names (strings) and embeddings (utterances, dim): {error}"
-        ) from error
-    row_of = {str(name): row for row, name in enumerate(kept)}
+    expected = "an .npz file with the arrays names (strings) and embeddings (utterances, dim)"
+    with reading(path, expected):
+        stored = read_arrays(path, expected)
+        known, embeddings = stored["names"], stored["embeddings"]
+        kept = StringTable(known, stored["name_offsets"]) if "name_offsets" in stored else known.tolist()
+        row_of = {str(name): row for row, name in enumerate(kept)}
+        if len(row_of) > len(embeddings) or embeddings.ndim not in (2, 3) or embeddings.dtype.kind != "f":
+            raise FileError(f"{path}: {len(row_of)} names and embeddings {embeddings.shape}; expected {expected}")
     missing = [name for name in names if name not in row_of]
     if missing:
         raise ValueError(f"{path} has no embedding of {len(missing)} utterances, the first: {missing[0]}")

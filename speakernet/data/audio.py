@@ -8,6 +8,7 @@ are in samples of the rate asked for.
 import io
 import math
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 import soundfile
 
 from speakernet.data.riff import RiffError, parse_riff
-from speakernet.files import atomic_write
+from speakernet.files import FileError, atomic_write, check_regular, open_regular, reading
 
 SAMPLE_RATE = 16_000  # Hz, of everything unless said otherwise
 SAMPLE_BYTES = {"pcm_u8": 1, "pcm_s16": 2, "pcm_s24": 3, "pcm_s32": 4, "float32": 4, "float64": 8}
@@ -25,10 +26,14 @@ LOWEST_RATE, HIGHEST_RATE = 1_000, 192_000
 WRITABLE = {".wav": "WAV", ".flac": "FLAC"}
 HOPS_A_SECOND = 100  # frames of 10 ms
 WINDOW_EXTRA_SECONDS = 0.015  # a window of 25 ms reaches 15 ms beyond its hop
+MOST_SAMPLES_PER_BYTE = 8192
+"""Of any coding: FLAC packs 65,535 samples of silence into 14 bytes. What claims more has a broken header."""
+DECODED_AT_ONCE = 1 << 22  # samples; a claim is believed so far and no further
+EXPECTED = "an audio file (WAV, FLAC, OGG, MP3 …); convert it again from its source or take it off the list"
 RESAMPLER_REACH = 10  # scipy's default filter reaches this many samples of the slower rate to each side.
 
 
-class AudioError(ValueError):
+class AudioError(FileError):
     """An audio file that cannot be read; the message names the file and what is wrong with it."""
 
 
@@ -94,17 +99,15 @@ def audio_info(path: str | Path) -> AudioInfo:
     Raises:
         AudioError: missing, unreadable, or not audio.
     """
-    try:
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123  pathlib costs as much as the read
-            return info_of_file(file, path)
-    except OSError as error:
-        raise cannot_open(path, error) from error
+    with reading(path, EXPECTED, AudioError), open_regular(path, buffering=0) as file:
+        return info_of_file(file, path)
 
 
 def info_of_file(file: Any, name: str | Path, status: Any = None) -> AudioInfo:
     """`audio_info` for an open binary file (a member of an archive, say); `name` is for messages."""
     if status is None:
         status = os.fstat(file.fileno())
+    check_regular(name, status.st_mode)
     size, modified = status.st_size, status.st_mtime_ns
     if size == 0:
         raise AudioError(f"{name}: the file is empty (0 bytes); replace it or take it off the list")
@@ -113,10 +116,7 @@ def info_of_file(file: Any, name: str | Path, status: Any = None) -> AudioInfo:
     except RiffError as error:
         raise AudioError(f"{name}: broken WAV file: {error}; convert it again from its source") from error
     if riff is not None:
-        if not LOWEST_RATE <= riff.sample_rate <= HIGHEST_RATE:
-            raise AudioError(
-                f"{name}: broken WAV file: {riff.sample_rate} Hz; expected {LOWEST_RATE} to {HIGHEST_RATE} Hz"
-            )
+        _check_rate(name, riff.sample_rate)
         return AudioInfo(
             riff.num_samples,
             riff.sample_rate,
@@ -131,9 +131,16 @@ def info_of_file(file: Any, name: str | Path, status: Any = None) -> AudioInfo:
     try:
         with soundfile.SoundFile(file) as sound:
             format_name = str(sound.format).lower()
-            return AudioInfo(sound.frames, sound.samplerate, sound.channels, format_name, -1, False, size, modified)
+            frames, rate, channels = sound.frames, sound.samplerate, sound.channels
     except (soundfile.LibsndfileError, RuntimeError, TypeError) as error:
         raise AudioError(f"{name}: not a readable audio file ({_reason(error)})") from error
+    _check_rate(name, rate)
+    if frames * channels > size * MOST_SAMPLES_PER_BYTE:
+        raise AudioError(
+            f"{name}: broken {format_name.upper()} file: claims {frames:,} samples in {size:,} bytes; "
+            "convert it again from its source"
+        )
+    return AudioInfo(frames, rate, channels, format_name, -1, False, size, modified)
 
 
 def read_audio(
@@ -158,12 +165,9 @@ def read_audio(
     Raises:
         AudioError: missing, not audio, without samples in the crop, or with NaN or infinite samples.
     """
-    try:
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
-            info = info_of_file(file, path)
-            return crop_of_file(file, info, path, start, num_samples, sample_rate, mixes=mixes)
-    except OSError as error:
-        raise cannot_open(path, error) from error
+    with reading(path, EXPECTED, AudioError), open_regular(path, buffering=0) as file:
+        info = info_of_file(file, path)
+        return crop_of_file(file, info, path, start, num_samples, sample_rate, mixes=mixes)
 
 
 def read_audio_bytes(
@@ -171,8 +175,9 @@ def read_audio_bytes(
 ) -> np.ndarray:
     """`read_audio` for a whole file that is already in memory; `name` is for messages."""
     file = io.BytesIO(content)
-    info = info_of_file(file, name, _BytesStatus(len(content)))
-    return crop_of_file(file, info, name, start, num_samples, sample_rate)
+    with reading(name, EXPECTED, AudioError):
+        info = info_of_file(file, name, _BytesStatus(len(content)))
+        return crop_of_file(file, info, name, start, num_samples, sample_rate)
 
 
 def crop_of_file(
@@ -257,6 +262,7 @@ class _BytesStatus:
     def __init__(self, size: int) -> None:
         self.st_size = size
         self.st_mtime_ns = 0
+        self.st_mode = stat.S_IFREG
 
 
 def _read_frames(
@@ -280,7 +286,14 @@ def _decode_frames(file: Any, name: str | Path, start: int, count: int, mixes: b
         with soundfile.SoundFile(file) as sound:
             if start:
                 sound.seek(start)
-            frames = sound.read(count, dtype="float32", always_2d=True)
+            # A header may promise any length: memory is taken for what was decoded, not for what is promised.
+            blocks = []
+            for first in range(0, count, DECODED_AT_ONCE):
+                wanted = min(DECODED_AT_ONCE, count - first)
+                blocks.append(sound.read(wanted, dtype="float32", always_2d=True))
+                if len(blocks[-1]) < wanted:
+                    break
+            frames = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
     except (soundfile.LibsndfileError, RuntimeError) as error:
         raise AudioError(f"{name}: cannot decode samples {start} to {start + count} ({_reason(error)})") from error
     if len(frames) < count:
@@ -298,9 +311,10 @@ def decode_pcm(raw: bytes | np.ndarray, format_name: str) -> np.ndarray:
         # Placed in the upper three bytes of an int32, so that the sign comes out right.
         wide = np.zeros((len(raw) // 3, 4), dtype=np.uint8)
         wide[:, 1:] = np.frombuffer(raw, dtype=np.uint8).reshape(-1, 3)
-        return wide.view("<i4")[:, 0] * np.float32(2.0**-31)
+        return wide.view("<i4")[:, 0].astype(np.float32) * np.float32(2.0**-31)
     if format_name == "pcm_s32":
-        return np.frombuffer(raw, dtype="<i4") * np.float32(2.0**-31)
+        # Cast first: a product of int32 and float32 is a float64 of twice the size.
+        return np.frombuffer(raw, dtype="<i4").astype(np.float32) * np.float32(2.0**-31)
     return np.frombuffer(raw, dtype="<f4" if format_name == "float32" else "<f8").astype(np.float32)
 
 
@@ -316,7 +330,12 @@ def finish_frames(frames: np.ndarray, name: str | Path, mixes: bool = True) -> n
 def cannot_open(path: str | Path, error: OSError) -> AudioError:
     """What to raise for a file that the system does not give."""
     reason = os.strerror(error.errno) if error.errno else str(error)
-    return AudioError(f"{path}: cannot open the audio file ({reason})")
+    return AudioError(f"{path}: cannot be read ({reason}); expected {EXPECTED}")
+
+
+def _check_rate(name: str | Path, sample_rate: int) -> None:
+    if not LOWEST_RATE <= sample_rate <= HIGHEST_RATE:
+        raise AudioError(f"{name}: broken header: {sample_rate} Hz; expected {LOWEST_RATE} to {HIGHEST_RATE} Hz")
 
 
 def _reason(error: Exception) -> str:

@@ -8,17 +8,17 @@ the rate; whether a file changed since is noticed where the file is opened (`sou
 import hashlib
 import logging
 import os
-import zipfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+from speakernet.arrays import read_arrays
 from speakernet.data.audio import SAMPLE_BYTES, AudioError, AudioInfo, audio_info
 from speakernet.data.lists import StringTable
 from speakernet.data.sharing import SharedArray
-from speakernet.files import atomic_write, parallel_map
+from speakernet.files import FileError, atomic_write, parallel_map, reading
 
 logger = logging.getLogger(__name__)
 
@@ -239,12 +239,16 @@ def _load(path: Path, num_rows: int, sample_rate: int) -> LookupTable | None:
     if not path.exists():
         return None
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with reading(path, "a lookup table"):
+            stored = read_arrays(path, "a lookup table")
             columns = {name: SharedArray(stored[name].astype(dtype, copy=False)) for name, dtype in COLUMNS.items()}
-            problems = dict.fromkeys(stored["problem_rows"].tolist(), "not read yet")
-        if any(column.array.shape != (num_rows,) for column in columns.values()):
-            raise ValueError("wrong number of rows")
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        logger.warning("The kept lookup table %s is damaged (%s); reading the headers again", path, error)
+            problem_rows = stored["problem_rows"].astype(np.int64, casting="safe").tolist()
+            if any(column.array.shape != (num_rows,) for column in columns.values()):
+                raise FileError(f"{path}: another number of rows than {num_rows}")
+            if not all(0 <= row < num_rows for row in problem_rows):
+                raise FileError(f"{path}: problems in rows that there are not")
+    except FileError as error:
+        logger.warning("The kept lookup table is damaged, the headers are read again: %s", error)
         return None
+    problems = dict.fromkeys(problem_rows, "not read yet")
     return LookupTable(sample_rate, columns, problems)

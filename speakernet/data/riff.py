@@ -12,6 +12,7 @@ from typing import BinaryIO
 PCM, IEEE_FLOAT, EXTENSIBLE = 0x0001, 0x0003, 0xFFFE
 HEADER_BYTES = 4096  # Read at once; nearly every header fits, so that a file costs one read.
 MAX_CHUNKS = 1024
+MOST_CHANNELS = 1024  # as soundfile has it
 # The last 14 bytes of the format GUIDs that stand for the plain format codes.
 GUID_TAIL = bytes.fromhex("000000001000800000aa00389b71")
 FORMATS = {
@@ -100,6 +101,8 @@ def _parse_format(body: bytes) -> tuple[str, int, int, int] | None:
     name = FORMATS.get((code, bits))
     if name is None:
         return None
+    if channels > MOST_CHANNELS:
+        raise RiffError(f"{channels} channels; expected {MOST_CHANNELS} at most")
     if channels == 0 or rate == 0 or frame_bytes != channels * bits // 8:
         raise RiffError(
             f"{channels} channels of {bits} bits at {rate} Hz in frames of {frame_bytes} bytes: contradictory"

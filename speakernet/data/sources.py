@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from speakernet.data.audio import (
+    EXPECTED,
     SAMPLE_RATE,
     AudioError,
     audio_info,
@@ -26,11 +27,13 @@ from speakernet.data.audio import (
 from speakernet.data.cache import AudioCache
 from speakernet.data.lists import StringTable
 from speakernet.data.lookup import ROWS_PER_TASK, LookupTable, build_lookup_table, default_cache_folder
-from speakernet.files import parallel_map
+from speakernet.files import open_regular, parallel_map, reading
 
 INT16_SCALE = np.float32(1 / 32768)
-# Windows says text mode unless told; elsewhere there is no such flag.
-OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+# Windows reads text unless told otherwise and knows no other flag; without O_NONBLOCK opening a pipe would wait.
+OPEN_FLAGS = os.O_RDONLY
+for _flag in ("O_BINARY", "O_CLOEXEC", "O_NONBLOCK"):
+    OPEN_FLAGS |= getattr(os, _flag, 0)
 
 
 class AudioSource(ABC):
@@ -309,22 +312,19 @@ class FolderRows(RowReader):
         rate = self._table.sample_rate
         cached = self.cache.get(row) if self.cache else None
         if cached is None:
-            try:
-                with open(path, "rb", buffering=0) as file:  # noqa: PTH123
-                    status = os.fstat(file.fileno())
-                    info = self._table.info(row)
-                    if (status.st_size, status.st_mtime_ns) != (info.file_bytes, info.modified_ns):
-                        info = info_of_file(file, path, status)
-                    total = info.num_samples_at(rate)
-                    if self.cache and self.cache.admits(total):
-                        cached = crop_of_file(file, info, path, 0, None, rate)
-                        self.cache.put(row, cached)
-                    else:
-                        if total and start >= total:
-                            return 0
-                        crop = crop_of_file(file, info, path, start, len(out), rate)
-            except OSError as error:
-                raise cannot_open(path, error) from error
+            with reading(path, EXPECTED, AudioError), open_regular(path, buffering=0) as file:
+                status = os.fstat(file.fileno())
+                info = self._table.info(row)
+                if (status.st_size, status.st_mtime_ns) != (info.file_bytes, info.modified_ns):
+                    info = info_of_file(file, path, status)
+                total = info.num_samples_at(rate)
+                if self.cache and self.cache.admits(total):
+                    cached = crop_of_file(file, info, path, 0, None, rate)
+                    self.cache.put(row, cached)
+                else:
+                    if total and start >= total:
+                        return 0
+                    crop = crop_of_file(file, info, path, start, len(out), rate)
         if cached is not None:
             crop = cached[start : start + len(out)]
         out[: len(crop)] = to_int16(crop) if out.dtype == np.int16 else crop

@@ -7,7 +7,6 @@ name, size and time of change of its audio. Anything else than an equal key mean
 import hashlib
 import json
 import logging
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from speakernet.arrays import read_arrays
 from speakernet.data.lists import StringTable
 from speakernet.data.lookup import LookupTable
-from speakernet.files import atomic_write
+from speakernet.files import FileError, atomic_write, reading
 
 logger = logging.getLogger(__name__)
 
@@ -48,15 +48,16 @@ def load_embeddings(path: Path, key: str) -> np.ndarray | None:
     if not path.is_file():
         return None
     try:
-        # No pickle: a file beside results must not be able to run code.
-        with np.load(path, allow_pickle=False) as kept:
-            if str(kept["key"]) != key:
-                logger.info("%s is of another model, other audio or other settings: embedding again", path)
-                return None
-            return kept["embeddings"]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        logger.warning("%s is damaged: embedding again", path)
+        with reading(path, "kept embeddings"):
+            kept = read_arrays(path, "kept embeddings")
+            found, embeddings = str(kept["key"]), kept["embeddings"]
+    except FileError as error:
+        logger.warning("%s; embedding again", error)
         return None
+    if found != key:
+        logger.info("%s is of another model, other audio or other settings: embedding again", path)
+        return None
+    return embeddings
 
 
 def save_embeddings(path: Path, key: str, names: StringTable, embeddings: np.ndarray) -> None:

@@ -1,9 +1,13 @@
 """The door to audio: every WAV layout against soundfile, crops against whole files, broken files, the fuzzed header."""
 
+import contextlib
 import io
+import os
+import resource
 import struct
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -104,10 +108,67 @@ def test_nan_infinite_missing_and_folder(tmp_path: Path) -> None:
         soundfile.write(tmp_path / f"{number}.wav", samples, 16000, subtype="FLOAT")
         with pytest.raises(AudioError, match="NaN or infinite"):
             read_audio(tmp_path / f"{number}.wav")
-    with pytest.raises(AudioError, match="cannot open"):
+    with pytest.raises(AudioError, match="cannot be read"):
         read_audio(tmp_path / "absent.wav")
     with pytest.raises(AudioError):
         read_audio(tmp_path)
+
+
+def flac_that_claims(path: Path, num_samples: int) -> Path:
+    """A second of FLAC whose header says another length."""
+    soundfile.write(path, 0.1 * np.random.default_rng(0).standard_normal(16000), 16000)
+    content = bytearray(path.read_bytes())
+    content[21:26] = ((content[21] >> 4 << 36) | num_samples).to_bytes(5, "big")
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize("read", [audio_info, read_audio])
+def test_a_length_that_no_such_file_can_have_is_refused_with_claim_and_size(tmp_path: Path, read: Callable) -> None:
+    path = flac_that_claims(tmp_path / "a.flac", 68_000_000_000)
+    message = rf"a\.flac: broken FLAC file: claims 68,000,000,000 samples in {path.stat().st_size:,} bytes"
+    with pytest.raises(AudioError, match=message):
+        read(path)
+
+
+def test_a_length_that_is_not_there_takes_no_memory(tmp_path: Path) -> None:
+    path = flac_that_claims(tmp_path / "a.flac", 200_000_000)
+    with resident_memory_limited(256 << 20), pytest.raises(AudioError, match=r"decoding stopped|cannot decode"):
+        read_audio(path)
+
+
+@contextlib.contextmanager
+def resident_memory_limited(num_bytes: int) -> Iterator[None]:
+    """No more address space than there is now and this."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def test_a_pipe_is_no_recording(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo.wav")
+    for read in (audio_info, read_audio):
+        with pytest.raises(AudioError, match=r"fifo\.wav: not a regular file but a pipe"):
+            read(tmp_path / "fifo.wav")
+
+
+@pytest.mark.parametrize("subtype", SUBTYPES)
+def test_every_coding_is_read_as_float32(tmp_path: Path, random: np.random.Generator, subtype: str) -> None:
+    path = tmp_path / "a.wav"
+    soundfile.write(path, 0.1 * random.standard_normal(3000), 16000, subtype=subtype)
+    found = read_audio(path)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, soundfile.read(path, dtype="float32")[0])
+
+
+def test_more_channels_than_any_recording_has_are_refused() -> None:
+    header = b"WAVEfmt " + struct.pack("<IHHIIHH", 16, 1, 30000, 16000, 960_000_000, 60000, 16) + b"data\0\0\0\0"
+    with pytest.raises(AudioError, match="30000 channels; expected 1024 at most"):
+        read_audio_bytes(b"RIFF\0\0\0\0" + header + bytes(60000), "a.wav")
 
 
 def test_truncated_flac(tmp_path: Path, random: np.random.Generator) -> None:

@@ -19,6 +19,7 @@ from speakernet.data.packed.corpus import PackedError, PackedSource, is_packed, 
 from speakernet.data.packed.names import NameIndex, hash_names
 from speakernet.data.packed.writer import pack
 from speakernet.data.sources import FolderSource, RowReader
+from speakernet.files import sha256_of
 
 NAMES = ["a/plain.wav", "a/b c.flac", "ü/stereo.wav", "short.wav", "wide.wav"]
 
@@ -147,6 +148,19 @@ def _edit(path: Path, **values: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
+def _header(path: Path, text: bytes) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[:10] + text.ljust(118) + content[128:])
+
+
+def _index(root: Path, **columns: np.ndarray) -> None:
+    """Other columns, and the checksum of the file that they make: what no bit flip, but a program could write."""
+    with np.load(root / "index.npz") as stored:
+        kept = dict(stored)
+    np.savez(root / "index.npz", **{**kept, **columns})
+    _edit(root / "corpus.json", index_sha256=sha256_of(root / "index.npz"))
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -156,10 +170,26 @@ def _edit(path: Path, **values: object) -> None:
         (lambda root: _cut(root / "index.npz"), r"index\.npz: the checksum"),
         (lambda root: _flip(root / "index.npz"), r"index\.npz: the checksum"),
         (lambda root: (root / "corpus.json").unlink(), r"corpus\.json is missing"),
-        (lambda root: _cut(root / "corpus.json"), r"cannot read the description"),
+        (
+            lambda root: _cut(root / "corpus.json"),
+            r"corpus\.json: damaged .*expected the description",
+        ),
         (lambda root: _edit(root / "corpus.json", version=99), r"format version 99"),
         (lambda root: _edit(root / "corpus.json", num_utterances=3), r"differ in length"),
         (lambda root: _edit(root / "corpus.json", format="cake"), r"'cake'"),
+        (lambda root: _edit(root / "corpus.json", version=0), r"format version 0, this speakernet reads 1; copy it"),
+        (lambda root: _edit(root / "corpus.json", sample_rate=0), r"'sample_rate': 0.*expected numbers above 0"),
+        (lambda root: _edit(root / "corpus.json", num_samples=[1]), r"corpus\.json: damaged .*TypeError"),
+        (lambda root: (root / "corpus.json").write_text("[" * 100_000), r"corpus\.json: damaged .*RecursionError"),
+        (lambda root: (root / "corpus.json").write_text("[]"), r"corpus\.json: damaged .*TypeError"),
+        (
+            lambda root: _header(root / "samples.npy", b"{'descr': '<i2', ("),
+            r"samples\.npy: damaged .*pack it again",
+        ),
+        (lambda root: _index(root, sample_offsets=np.array([0, 5, 3, 9, 9, 9])), r"sample_offsets do not rise"),
+        (lambda root: _index(root, name_offsets=np.arange(6) * 10**6), r"name_offsets do not rise from 0 to \d+"),
+        (lambda root: _index(root, checksums=np.array("text")), r"index\.npz: damaged .*ValueError"),
+        (lambda root: _index(root, checksums=np.zeros((5, 2))), r"checksums has 2 dimensions, expected 1"),
         (lambda root: (root / "samples.npy").write_bytes(bytes((root / "samples.npy").stat().st_size)), r"expected"),
     ],
 )

@@ -126,7 +126,7 @@ def test_a_file_that_vanished_is_a_problem_of_its_row(folder: Path) -> None:
 def test_missing(folder: Path) -> None:
     source = open_source(folder, keep_lookup=False)
     assert source.missing(StringTable.from_strings(["plain.wav", "no", "b.flac", "neither"])).tolist() == [1, 3]
-    with pytest.raises(AudioError, match="cannot open"):
+    with pytest.raises(AudioError, match="cannot be read"):
         source.read("no")
     with pytest.raises(AudioError, match="no such folder"):
         open_source(folder / "absent")

@@ -8,7 +8,6 @@ This file reads and verifies; `writer.py` makes them, from what `speakernet.corp
 import json
 import math
 import os
-import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from speakernet.arrays import read_arrays
 from speakernet.data.audio import SAMPLE_RATE, AudioError
 from speakernet.data.cache import AudioCache
 from speakernet.data.lists import StringTable
@@ -23,7 +23,7 @@ from speakernet.data.lookup import PCM_S16, LookupTable
 from speakernet.data.packed.names import NameIndex
 from speakernet.data.sharing import SharedArray
 from speakernet.data.sources import INT16_SCALE, AudioSource, RowReader
-from speakernet.files import parallel_map, sha256_of
+from speakernet.files import open_text, parallel_map, reading, sha256_of
 
 FORMAT_NAME = "speakernet packed corpus"
 FORMAT_VERSION = 1
@@ -93,16 +93,27 @@ def read_index(root: str | Path) -> PackedIndex:
     # At every start; the samples' own sums only by `--verify`: 39 GB would take a minute.
     if sha256_of(root / INDEX) != description["index_sha256"]:
         raise PackedError(f"{root / INDEX}: the checksum is not the one in {DESCRIPTION}; {_advice(root)}")
-    try:
-        with np.load(root / INDEX, allow_pickle=False) as stored:
-            columns = {name: stored[name].astype(dtype, copy=False) for name, dtype in INDEX_COLUMNS.items()}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise PackedError(f"{root / INDEX}: cannot read the index ({error}); {_advice(root)}") from error
+    columns = _read_columns(root)
     names = StringTable(columns["name_content"], columns["name_offsets"])
     index = PackedIndex(description["sample_rate"], names, columns["sample_offsets"], columns["checksums"])
     if not len(index.sample_offsets) - 1 == len(names) == len(index.checksums) == description["num_utterances"]:
         raise PackedError(f"{root / INDEX}: its parts differ in length; {_advice(root)}")
+    for name, end in (("name_offsets", len(columns["name_content"])), ("sample_offsets", description["num_samples"])):
+        offsets = columns[name]
+        if offsets[0] != 0 or offsets[-1] != end or (np.diff(offsets) < 0).any():
+            raise PackedError(f"{root / INDEX}: {name} do not rise from 0 to {end}; {_advice(root)}")
     return index
+
+
+def _read_columns(root: Path) -> dict[str, np.ndarray]:
+    path, advice = root / INDEX, f"the index of a packed corpus; {_advice(root)}"
+    with reading(path, advice, PackedError):
+        stored = read_arrays(path, advice, PackedError)
+        columns = {name: stored[name].astype(dtype, copy=False) for name, dtype in INDEX_COLUMNS.items()}
+    for name, column in columns.items():
+        if column.ndim != 1:
+            raise PackedError(f"{path}: {name} has {column.ndim} dimensions, expected 1; {_advice(root)}")
+    return columns
 
 
 def map_samples(root: str | Path, num_samples: int) -> np.ndarray:
@@ -112,12 +123,8 @@ def map_samples(root: str | Path, num_samples: int) -> np.ndarray:
         PackedError: not the array that the index describes.
     """
     path = Path(root) / SAMPLES
-    try:
+    with reading(path, f"{num_samples} samples of 2 bytes and a header; {_advice(root)}", PackedError):
         mapped = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        found = f"{path.stat().st_size} bytes" if path.is_file() else "no such file"
-        wanted = f"{num_samples} samples of 2 bytes and a header"
-        raise PackedError(f"{path}: found {found}, expected {wanted} ({error}); {_advice(root)}") from error
     if mapped.dtype != np.dtype("<i2") or mapped.shape != (num_samples,):
         found = f"{mapped.dtype} of shape {mapped.shape}"
         raise PackedError(f"{path}: found {found}, expected int16 of shape ({num_samples},); {_advice(root)}")
@@ -318,20 +325,19 @@ def _read_description(root: Path) -> dict[str, Any]:
         if is_packed(root):
             raise PackedError(f"{root}: {DESCRIPTION} is missing, so the corpus is not whole; {_advice(root)}")
         raise PackedError(f"{root}: not a packed corpus (it holds no {DESCRIPTION}); make one with `speakernet pack`")
-    try:
-        description = json.loads(path.read_text(encoding="utf-8"))
+    with reading(path, f"the description of a packed corpus; {_advice(root)}", PackedError), open_text(path) as file:
+        description = json.load(file)
         is_ours = description["format"] == FORMAT_NAME
         version, wanted = int(description["version"]), ("num_utterances", "num_samples", "sample_rate")
         numbers = {key: int(description[key]) for key in wanted}
         index_sha256 = str(description["index_sha256"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise PackedError(f"{path}: cannot read the description ({error!r}); {_advice(root)}") from error
     if not is_ours:
         raise PackedError(f"{path}: describes {description['format']!r}, expected {FORMAT_NAME!r}")
-    if version > FORMAT_VERSION:
-        raise PackedError(
-            f"{path}: format version {version}, this version reads up to {FORMAT_VERSION}; update speakernet"
-        )
+    if version != FORMAT_VERSION:
+        advice = "update speakernet" if version > FORMAT_VERSION else _advice(root)
+        raise PackedError(f"{path}: format version {version}, this speakernet reads {FORMAT_VERSION}; {advice}")
+    if min(numbers.values()) < 1:
+        raise PackedError(f"{path}: describes {numbers}, expected numbers above 0; {_advice(root)}")
     for name in (SAMPLES, INDEX):
         if not (root / name).is_file():
             raise PackedError(f"{root}: {name} is missing, so the corpus is not whole; {_advice(root)}")
