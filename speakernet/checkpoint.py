@@ -1,7 +1,9 @@
 """The one reader and writer of checkpoint files: last.pt, model files, and what other toolkits wrote.
 
-A file appears under its name only when it is whole, and reading never runs code from it (`weights_only=True`). What a
-dictionary means is known to those who made it: `speakernet.training` and `speakernet.models.model_file`.
+A file appears under its name only when it is whole, and reading never runs code from it (`weights_only=True`). Every
+member of the archive is compared with its checksum, which torch itself leaves out: without it a flipped bit of a weight
+would be trained on, or scored with. What a dictionary means is known to those who made it: `speakernet.training` and
+`speakernet.models.model_file`.
 """
 
 import errno
@@ -15,13 +17,19 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from speakernet.files import atomic_write, error_line, human_bytes
+from speakernet.files import FileError, atomic_write, error_line, human_bytes, open_regular
 
 # Weights are noise to a compressor: higher levels take longer and gain nothing.
 DEFLATE_LEVEL = 6
+MOST_UNPACKED = 100
+"""Times its size that a compressed checkpoint may unpack to: weights gain a tenth, zeros of a new optimizer more."""
+ALWAYS_UNPACKED_BYTES = 256 << 20
+BLOCK_BYTES = 1 << 20
+ADVICE = "take another copy, or an earlier one from checkpoints/ beside it"
+SMALL_TENSOR_BYTES = 1 << 20
 
 
-class CheckpointError(ValueError):
+class CheckpointError(FileError):
     """A checkpoint that cannot be read, or is not what it is asked to be."""
 
 
@@ -33,16 +41,23 @@ def read_checkpoint(path: str | Path) -> Any:
     """What a checkpoint holds, whoever wrote it, with its tensors on the CPU.
 
     Raises:
-        DamagedError: truncated, no checkpoint at all, or a pickle that would run code.
-        CheckpointError: missing, or it cannot be opened.
+        DamagedError: truncated, a flipped byte, no checkpoint at all, or a pickle that would run code.
+        CheckpointError: missing, no regular file, or it cannot be opened.
     """
     path = Path(path)
     if not path.exists():
         raise CheckpointError(f"no checkpoint at {path}; give the path of a model file such as exps/exp01/best.pt")
     try:
+        open_regular(path).close()
         if path.suffix == ".safetensors":
             return load_file(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
+        if zipfile.is_zipfile(path):
+            _check_members(path)
+        contents = torch.load(path, map_location="cpu", weights_only=True)
+        _check_tensors(contents, path)
+        return contents
+    except FileError as error:
+        raise error if isinstance(error, CheckpointError) else CheckpointError(str(error)) from error
     except (OSError, MemoryError) as error:
         # In a file that is cut off torch looks before its beginning, which the system calls an invalid argument.
         if isinstance(error, OSError) and error.errno == errno.EINVAL:
@@ -104,11 +119,55 @@ def _deflate(path: Path) -> None:
             packed.writestr(entry.filename, stored.read(entry))
 
 
+def _check_members(path: Path) -> None:
+    """Read every member of an archive to its end, where its checksum is compared.
+
+    Raises:
+        DamagedError: a member's bytes are not those that were written, or there are far more than the file can hold.
+    """
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+        unpacked = sum(member.file_size for member in members)
+        if unpacked > max(ALWAYS_UNPACKED_BYTES, MOST_UNPACKED * path.stat().st_size):
+            raise DamagedError(f"{path} would unpack to {human_bytes(unpacked)}; {ADVICE}")
+        for member in members:
+            with archive.open(member) as content:
+                try:
+                    while content.read(BLOCK_BYTES):
+                        pass
+                except zipfile.BadZipFile as error:
+                    raise DamagedError(
+                        f"{path} is damaged: {member.filename} does not match its checksum; {ADVICE} (torch writes "
+                        "none after set_crc32_options(False): save such a file again with it)"
+                    ) from error
+
+
+def _check_tensors(contents: Any, path: Path) -> None:
+    """Refuse tensors that repeat a few numbers over a size that the file does not have, and nesting without end.
+
+    Raises:
+        DamagedError: naming the claim.
+    """
+    # By identity: a value may stand at a thousand places, which are one.
+    waiting, seen = [contents], {id(contents)}
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, torch.Tensor):
+            claimed = value.numel() * value.element_size()
+            is_held = value.device.type == "cpu" and value.layout == torch.strided
+            if not is_held or claimed > max(SMALL_TENSOR_BYTES, value.untyped_storage().nbytes()):
+                raise DamagedError(
+                    f"{path} holds a tensor of shape {tuple(value.shape)} whose numbers are not in the file; {ADVICE}"
+                )
+        inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+        for one in inner:
+            if id(one) not in seen:
+                seen.add(id(one))
+                waiting.append(one)
+
+
 def _damaged(path: Path, error: Exception) -> DamagedError:
-    return DamagedError(
-        f"{path} is truncated or not a checkpoint ({error_line(error)}); take another copy, or an earlier one from "
-        "checkpoints/ beside it"
-    )
+    return DamagedError(f"{path} is truncated or not a checkpoint ({error_line(error)}); {ADVICE}")
 
 
 def _starts_like_pickle(path: Path) -> bool:

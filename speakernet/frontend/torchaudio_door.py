@@ -1,8 +1,11 @@
 """The only place that imports torchaudio; one that does not fit the installed torch is answered with its cure."""
 
+import torch
+from torch import Tensor
+
 try:
     from torchaudio.compliance.kaldi import get_mel_banks
-    from torchaudio.functional import melscale_fbanks
+    from torchaudio.functional import melscale_fbanks as computed_fbanks
 except (ImportError, OSError, RuntimeError) as error:
     raise ImportError(
         "torchaudio could not be loaded beside the installed torch; it must be a release built for it. Mend it with:\n"
@@ -10,5 +13,13 @@ except (ImportError, OSError, RuntimeError) as error:
         "  pip install 'torch>=2.9,<2.15' 'torchaudio>=2.9,<2.12'\n"
         f"(the loader said: {error})"
     ) from error
+
+
+def melscale_fbanks(num_bins: int, low_hz: float, high_hz: float, num_mels: int, sample_rate: int) -> Tensor:
+    """Torchaudio's bank of triangles (bins, mels), also where tensors are made without memory: it looks at numbers."""
+    with torch.device("cpu"):
+        bank = computed_fbanks(num_bins, low_hz, high_hz, num_mels, sample_rate)
+    return bank.to(torch.get_default_device())
+
 
 __all__ = ["get_mel_banks", "melscale_fbanks"]

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from speakernet.checkpoint import CheckpointError, read_checkpoint
+from speakernet.files import reading
 from speakernet.models.importers import translate
+from speakernet.models.model_schema import check_entries, check_mean, laid_out
 from speakernet.models.speaker_net import SPEC_AUGMENT_PREFIX, SpeakerNet
 
 logger = logging.getLogger(__name__)
@@ -102,13 +104,19 @@ def load_model_file(path: str | Path, device: torch.device | str = "cpu") -> Mod
             f"{path} is not a speakernet model file (no format_version); "
             "turn a foreign checkpoint into one with `speakernet import-weights`"
         )
-    check_version(contents, path)
-    net = SpeakerNet.from_spec(contents)
-    weights = network_weights(contents)
-    check_finite(weights, path)
-    # Before loading: torch's own error names at most the tensors, never the file or what to do.
-    check_fits(weights, net.state_dict(), path)
-    net.load_state_dict(weights)
+    with reading(path, "a model file of this program", CheckpointError):
+        check_version(contents, path)
+        check_entries(contents, path)
+        weights = network_weights(contents)
+        check_finite(weights, path)
+        # Before loading: torch's own error names at most the tensors, never the file or what to do. Before building:
+        # whatever the file claims, memory is taken for what fits its weights.
+        with laid_out(weights, path):
+            expected = SpeakerNet.from_spec(contents).state_dict()
+        check_fits(weights, expected, path)
+        net = SpeakerNet.from_spec(contents)
+        check_mean(contents.get("embedding_mean"), net.embedding_dim, path)
+        net.load_state_dict(weights)
     return ModelFile(net.eval().to(device), contents)
 
 
@@ -123,9 +131,15 @@ def check_version(contents: Mapping[str, Any], path: str | Path) -> None:
     Raises:
         CheckpointError: a format version that this speakernet does not know.
     """
-    if contents["format_version"] != FORMAT_VERSION:
+    version = contents["format_version"]
+    # True == 1 in Python.
+    if type(version) is not int or version < 1:
         raise CheckpointError(
-            f"{path} has format version {contents['format_version']}; this one reads {FORMAT_VERSION}: upgrade it"
+            f"{path} has the format version {version!r:.60}; expected a number from 1 to {FORMAT_VERSION}"
+        )
+    if version > FORMAT_VERSION:
+        raise CheckpointError(
+            f"{path} has format version {version}; this speakernet reads up to {FORMAT_VERSION}: upgrade it"
         )
 
 
@@ -192,20 +206,22 @@ def load_initial_weights(net: SpeakerNet, loss: nn.Module | None, path: str | Pa
         CheckpointError: another architecture (both are named), other shapes (both are listed), NaN, damage.
     """
     contents = read_checkpoint(path)
-    if is_model_file(contents):
-        check_version(contents, path)
-        _check_same_architecture(net, contents, path)
-        source, weights, head = "speakernet", network_weights(contents), _saved_head(contents)
-        not_loaded: list[str] = []
-    else:
-        translated = translate(contents, net, path)
-        source, weights, head = translated.source, translated.weights, translated.head_weights
-        not_loaded = list(translated.not_loaded)
-    check_finite(weights, path)
-    check_fits(weights, net.state_dict(), path)
-    net.load_state_dict(weights, strict=False)
-    report = LoadReport(source, len(weights), "none", not_loaded)
-    _load_head(loss, head, report)
+    with reading(path, "a model file, or a checkpoint of a toolkit that can be imported", CheckpointError):
+        if is_model_file(contents):
+            check_version(contents, path)
+            check_entries(contents, path)
+            _check_same_architecture(net, contents, path)
+            source, weights, head = "speakernet", network_weights(contents), _saved_head(contents)
+            not_loaded: list[str] = []
+        else:
+            translated = translate(contents, net, path)
+            source, weights, head = translated.source, translated.weights, translated.head_weights
+            not_loaded = list(translated.not_loaded)
+        check_finite(weights, path)
+        check_fits(weights, net.state_dict(), path)
+        net.load_state_dict(weights, strict=False)
+        report = LoadReport(source, len(weights), "none", not_loaded)
+        _load_head(loss, head, report)
     for line in report.lines():
         logger.info("%s: %s", path, line)
     return report

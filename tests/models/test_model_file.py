@@ -150,7 +150,7 @@ def test_missing_foreign_and_newer_files(tmp_path, model_path):
     with pytest.raises(CheckpointError, match=r"not a speakernet model file.*import-weights"):
         load_model_file(tmp_path / "foreign.pt")
     torch.save(contents_of() | {"format_version": 2}, tmp_path / "newer.pt")
-    with pytest.raises(CheckpointError, match="format version 2; this one reads 1"):
+    with pytest.raises(CheckpointError, match="format version 2; this speakernet reads up to 1: upgrade"):
         load_model_file(tmp_path / "newer.pt")
     (tmp_path / "text.pt").write_text("not a checkpoint at all\n")
     with pytest.raises(CheckpointError, match="not a checkpoint"):
