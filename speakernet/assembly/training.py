@@ -20,6 +20,7 @@ from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.run_folder import PROFILE
 from speakernet.training.averaging import WeightAverage
+from speakernet.training.freezing import Freezing
 from speakernet.training.interfaces import Loader
 from speakernet.training.memory import enable_gradient_checkpointing
 from speakernet.training.optimizers import create_optimizer
@@ -153,6 +154,7 @@ def build_trainer(
     step = _build_step(config, net, loss, loader, precision, Path(run_folder))
     learner = Learner(
         step=step,
+        freezing=Freezing(net, config.training),
         average=WeightAverage(net, config.training.ema_decay),
         compiler=build_compiler(config, net, device, recover=step.forget),
         threads=watch_threads(config, device),

@@ -89,8 +89,15 @@ class Keeper:
         """The contents of a model file of now."""
         state = self.state
         # A model file says how good it is, so that another stage, or another run, can compare itself with it.
-        summary = {"epoch": state.epoch, "step": state.step, "best_eer_percent": state.best_eer_percent}
-        return self._model_contents(summary | ({"stage": self.stage.name} if self.stage.name else {}))
+        summary: dict[str, Any] = {
+            "epoch": state.epoch,
+            "step": state.step,
+            "best_eer_percent": state.best_eer_percent,
+        }
+        summary |= {"stage": self.stage.name} if self.stage.name else {}
+        # Licence and training data of the weights that it was made from hold for it too.
+        summary |= {"initial_model": dict(self.stage.given)} if self.stage.given is not None else {}
+        return self._model_contents(summary)
 
     def training(self) -> dict[str, Any]:
         """The `training` entry of last.pt: tensors and plain values only."""

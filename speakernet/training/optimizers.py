@@ -1,7 +1,8 @@
 """The optimizers by name, and the parameter groups they get (no decay on normalisation weights and biases)."""
 
+import itertools
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +27,8 @@ EPSILON_FLOAT32 = 1e-8
 # Gradients that passed through 16 bits carry noise of about 1e-3 of their size; a second moment near zero must not
 # turn that noise into whole steps.
 EPSILON_HALF = 1e-7
+LEARNING_RATE_FACTOR = "learning_rate_factor"
+"""Key of a group's factor on the learning rate; a group without it has 1."""
 
 
 def sgd(options: SgdOptions, groups: Groups, fused: bool) -> torch.optim.Optimizer:
@@ -79,26 +82,46 @@ def _fill_in_momentum(optimizer: torch.optim.Optimizer) -> None:
                 optimizer.state[parameter]["momentum_buffer"] = zeros
 
 
-def parameter_groups(modules: Iterable[nn.Module], weight_decay: float, decay_all: bool = False) -> Groups:
-    """Two groups: what decays, and what does not (normalisation weights, biases, single numbers).
+def parameter_groups(
+    modules: Iterable[nn.Module], weight_decay: float, decay_all: bool = False, factors: Sequence[float] = ()
+) -> Groups:
+    """Groups of what decays, and of what does not (normalisation weights, biases, single numbers).
 
     A parameter of one dimension or none does not decay: in every normalisation and bias that is the shape.
+
+    Args:
+        modules: what is trained.
+        weight_decay: of what decays.
+        decay_all: let everything decay.
+        factors: of the learning rate of the first modules, 1 for the others; each factor has groups of its own.
     """
-    decaying: list[nn.Parameter] = []
-    plain: list[nn.Parameter] = []
+    # In this order whatever the modules hold: a checkpoint knows the groups by their number.
+    groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
     seen: set[int] = set()
-    for module in modules:
+    for module, factor in zip(modules, itertools.chain(factors, itertools.repeat(1.0)), strict=False):
+        of_module = [groups.setdefault((factor, decays), []) for decays in (True, False)]
         for parameter in module.parameters():
             # RawNet3's frozen norms never see the optimizer; a weight that two modules share is moved once.
             if not parameter.requires_grad or id(parameter) in seen:
                 continue
             seen.add(id(parameter))
-            (decaying if decay_all or parameter.ndim > 1 else plain).append(parameter)
-    groups = [
-        {"params": decaying, "weight_decay": weight_decay},
-        {"params": plain, "weight_decay": 0.0},
+            of_module[0 if decay_all or parameter.ndim > 1 else 1].append(parameter)
+    return [
+        {"params": parameters, "weight_decay": weight_decay if decays else 0.0, **_factor(factor)}
+        for (factor, decays), parameters in groups.items()
+        if parameters
     ]
-    return [group for group in groups if group["params"]]
+
+
+def _factor(factor: float) -> dict[str, float]:
+    # A group without it is what checkpoints of before this option hold.
+    return {} if factor == 1.0 else {LEARNING_RATE_FACTOR: factor}
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """Give every group of parameters its learning rate: the one given, times the group's factor."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate * group.get(LEARNING_RATE_FACTOR, 1.0)
 
 
 def should_fuse(options: OptimizerOptions, device: torch.device) -> tuple[bool, str]:
@@ -126,7 +149,7 @@ def create_optimizer(
 
     Args:
         options: which one, and how far it moves.
-        modules: the network and the head.
+        modules: the network, and the head of the loss.
         device: where they are.
         is_float32: whether gradients are computed in 32 bits; sets what `epsilon: auto` means.
 
@@ -134,7 +157,8 @@ def create_optimizer(
         ValueError: unknown name, a fused form that torch has not, or nothing to train.
     """
     part = lookup(OPTIMIZERS, options.name, "optimizer")
-    groups = parameter_groups(modules, options.weight_decay, options.decay_norms_and_biases)
+    factors = [options.network_learning_rate_factor]
+    groups = parameter_groups(modules, options.weight_decay, options.decay_norms_and_biases, factors)
     if not groups:
         raise ValueError("no trainable parameter: every weight of the model and the loss is frozen")
     fused, reason = should_fuse(options, device)

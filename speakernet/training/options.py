@@ -42,6 +42,8 @@ class OptimizerOptions(NamedOptions):
     """sgd, adam, adamw, radam or nadam."""
     learning_rate: LearningRate = 1e-3
     """Learning rate at the top of the schedule."""
+    network_learning_rate_factor: Annotated[float, Gt(0.0), Le(1000.0)] = 1.0
+    """The network learns at the learning rate times this, the head of the loss at the learning rate itself."""
     weight_decay: Annotated[float, Ge(0.0), Le(100.0)] = 0.0
     """Weight decay: decoupled for adamw, an L2 term in the gradient for the others."""
     decay_norms_and_biases: bool = False
@@ -340,13 +342,23 @@ class LargeMarginOptions(Options):
 
 
 @dataclass(kw_only=True)
-class TrainingOptions(LargeMarginOptions, StepControl, CheckpointOptions):
+class FineTuningOptions(Options):
+    """How a run treats the weights that it was given."""
+
+    initial_model: InputPath = ""
+    """Model file or checkpoint whose weights the run starts from (or that --eval scores)."""
+    freeze_epochs: CountOrZero = 0
+    """Epochs at the start in which only the head of the loss learns; needs initial_model."""
+    freeze_norm_statistics: bool = False
+    """Leave the running statistics of batch norm as initial_model has them, through the whole run."""
+
+
+@dataclass(kw_only=True)
+class TrainingOptions(FineTuningOptions, LargeMarginOptions, StepControl, CheckpointOptions):
     """How long to train, what to keep, and what happens at the end."""
 
     save_path: str = ""
     """Run folder; empty: exps/<name of the first config>."""
-    initial_model: InputPath = ""
-    """Model file or checkpoint whose weights the run starts from (or that --eval scores)."""
     ema_decay: Decay = 0.0
     """Keep an exponential moving average of the weights (0.999, say) and evaluate that; 0 turns it off."""
 

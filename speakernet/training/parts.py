@@ -6,6 +6,7 @@ from typing import Any
 
 from speakernet.training.averaging import WeightAverage
 from speakernet.training.compiling import Compiler, NoCompiler
+from speakernet.training.freezing import Freezing
 from speakernet.training.interfaces import Loader
 from speakernet.training.progress import Progress
 from speakernet.training.schedules import LearningRateSchedule, MarginSchedule
@@ -21,6 +22,8 @@ class Learner:
 
     step: TrainingStep
     """Network, loss and optimizer, their precision, and the profiler."""
+    freezing: Freezing
+    """What of the network stays as it was given, and for how long."""
     average: WeightAverage
     compiler: Compiler | NoCompiler
     threads: ThreadWatch

@@ -106,7 +106,8 @@ def _take_up_best(keeper: Keeper) -> None:
     if best is not None:
         state.take_up_best(best["training_summary"], keeper.stage.name)
         return
-    if not state.evaluated_epoch:
+    if math.isinf(state.best_eer_percent):
+        # Nothing was evaluated yet.
         return
     kept = store.restore_best(state.best_epoch, state.best_eer_percent)
     if kept is not None:

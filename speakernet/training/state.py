@@ -21,6 +21,13 @@ class Stage:
     """The option to raise for more epochs."""
     first_stage_steps: int | None = None
     """Steps of the stage before, whose weights this one began with."""
+    given: Mapping[str, Any] | None = None
+    """What is known of the model whose weights the run was given (file, licence …), in plain values."""
+
+    @property
+    def begins_with_given(self) -> bool:
+        """Whether the weights of the very start are those that were given."""
+        return self.given is not None and self.first_stage_steps is None
 
     def origin(self) -> dict[str, Any]:
         """What its checkpoints say of the stage before."""
@@ -42,6 +49,9 @@ class TrainingState:
     """Optimizer steps done, undone ones included."""
     best_eer_percent: float = math.inf
     best_epoch: int = 0
+    """0: the weights that the run was given."""
+    initial_eer_percent: float | None = None
+    """Of the weights that the run was given; None where it was given none."""
     best_stage: str = ""
     """Where best.pt comes from: this run itself, or a stage that followed it."""
     evaluations_without_gain: int = 0
@@ -111,7 +121,7 @@ class TrainingState:
                 self.best_eer_percent,
             )
             self.best_eer_percent, self.best_epoch, self.evaluations_without_gain = math.inf, 0, 0
-            self.best_stage = ""
+            self.best_stage, self.initial_eer_percent = "", None
         self.trials_checksum = trials_checksum
         return is_other
 
@@ -169,6 +179,7 @@ def run_summary(state: TrainingState) -> dict[str, Any]:
         "best_eer_percent": state.best_eer_percent,
         "best_epoch": state.best_epoch,
         "best_stage": state.best_stage,
+        "initial_eer_percent": state.initial_eer_percent,
         "bad_steps": state.bad_steps,
         "fp16_overflows": state.overflows,
         "stopped_early": state.stopped_early,

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from speakernet.training.interfaces import BatchLike
+from speakernet.training.optimizers import set_learning_rate
 from speakernet.training.options import StepControl
 from speakernet.training.precision import Precision
 from speakernet.training.profiler import NoProfiler, StepProfiler
@@ -131,8 +132,7 @@ class TrainingStep:
         """Clip, check, update the weights (or undo the step), and clear the gradients."""
         if self.gradient_cache:
             self._two_passes()
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
+        set_learning_rate(self.optimizer, learning_rate)
         loss, accuracy = self._loss_sum / self._weight, self._accuracy_sum / self._weight
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         # Divided once at the end: a smaller last micro-batch needs no case of its own.
@@ -193,6 +193,9 @@ class TrainingStep:
             value, accuracy = self._loss_of(leaf, labels)
         self._record(value, accuracy, 1.0)
         self.precision.scaled(value).backward()
+        if not any(parameter.requires_grad for parameter in self.net.parameters()):
+            # A frozen network: the head has its gradient, and there is nothing to send back.
+            return
         assert leaf.grad is not None
         gradients = leaf.grad.split([len(one) for one in embeddings])
         after_loss = _random_state(self.net, self.precision.device)

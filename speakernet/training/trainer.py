@@ -56,7 +56,7 @@ class Trainer:
         self.options, self.stage = options, stage
         # What is trained.
         self.step, self.average, self.compiler = learner.step, learner.average, learner.compiler
-        self.threads = learner.threads
+        self.freezing, self.threads = learner.freezing, learner.threads
         self.net, self.loss, self.optimizer = self.step.net, self.step.loss, self.step.optimizer
         self.precision, self.profiler = self.step.precision, self.step.profiler
         # What drives it.
@@ -87,6 +87,7 @@ class Trainer:
                 return self.summary()
             self.progress.open(self.state.step)
             with self.stop.listening():
+                self._evaluate_start()
                 while not self.state.epochs_done(self.options):
                     self.train_epoch()
                     self._finish_epoch()
@@ -140,7 +141,7 @@ class Trainer:
         if state.batch == 0:
             state.begin_epoch_sums()
             self.loader.set_epoch(state.epoch)
-        self.net.train()
+        self.freezing.begin_training(state.epoch)
         self.loss.train()
         num_batches = len(self.loader)
         self.progress.start_epoch(state.epoch, self.options.max_epochs, num_batches, state.batch)
@@ -241,13 +242,24 @@ class Trainer:
         self.reporter.fetch()
         self.keeper.save_last()
 
+    def _evaluate_start(self) -> None:
+        """Evaluate weights that were given, as epoch 0: they are best.pt until an epoch beats them."""
+        state = self.state
+        if not self.stage.begins_with_given or state.step or state.initial_eer_percent is not None:
+            return
+        state.initial_eer_percent = self.evaluate("initial model")
+        self.save_last()
+        self._stop_if_asked()
+
     def _finish_epoch(self) -> None:
         """Evaluate when it is time, write checkpoints, decide about early stopping."""
         state, options = self.state, self.options
+        is_changed = not self.freezing.is_frozen(state.epoch)
         state.epoch, state.batch = state.epoch + 1, 0
         self.reporter.tell_epoch()
         is_last = state.epoch >= options.max_epochs
-        is_evaluated = is_last or state.epoch % options.test_interval == 0
+        # A frozen network is still the one that was evaluated last.
+        is_evaluated = is_last or (is_changed and state.epoch % options.test_interval == 0)
         if is_evaluated:
             self.learning_rate.observe(self.evaluate())
             if options.patience and state.evaluations_without_gain >= options.patience:
@@ -308,14 +320,20 @@ class Trainer:
         own = to_cpu(self.net.state_dict())
         # What is no weight of the model file (the position in keyed draws) stays as it is.
         self.net.load_state_dict({**own, **weights})
-        self.loader.set_epoch(self.state.epoch)
-        with self.precision.autocast(), self.compiler.paused():
-            some = itertools.islice(iter(self.loader), STATISTICS_BATCHES)
-            num_batches = recompute_statistics(self.net, (batch.waveforms for batch in some))
-        logger.info("averaged the last %d checkpoints; statistics measured over %d batches", len(paths), num_batches)
+        logger.info("averaged the last %d checkpoints", len(paths))
+        if not self.freezing.keeps_statistics:
+            self._measure_statistics()
         # The moving average must not stand in for these weights.
         self.evaluate(f"average of {len(paths)} checkpoints", of_average=False)
         self.keeper.save_average(head)
         self.net.load_state_dict(own)
         self.state.averaged = True
         self.save_last()
+
+    def _measure_statistics(self) -> None:
+        """Measure the batch-norm statistics anew: those of averaged weights are no average of statistics."""
+        self.loader.set_epoch(self.state.epoch)
+        with self.precision.autocast(), self.compiler.paused():
+            some = itertools.islice(iter(self.loader), STATISTICS_BATCHES)
+            num_batches = recompute_statistics(self.net, (batch.waveforms for batch in some))
+        logger.info("batch-norm statistics measured over %d batches", num_batches)

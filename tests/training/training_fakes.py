@@ -11,6 +11,7 @@ from torch import nn
 
 from speakernet.training.averaging import WeightAverage
 from speakernet.training.compiling import NoCompiler
+from speakernet.training.freezing import Freezing
 from speakernet.training.optimizers import create_optimizer
 from speakernet.training.options import (
     OPTIMIZERS,
@@ -24,6 +25,7 @@ from speakernet.training.precision import Precision
 from speakernet.training.profiler import NoProfiler
 from speakernet.training.progress import Progress
 from speakernet.training.schedules import LearningRateSchedule, MarginSchedule
+from speakernet.training.state import WHOLE_RUN, Stage
 from speakernet.training.step import TrainingStep
 from speakernet.training.store import CheckpointStore
 from speakernet.training.threads import ThreadWatch
@@ -166,6 +168,8 @@ def make_trainer(
     seed: int = 0,
     make_compiler: Callable[[nn.Module, TrainingStep], Any] = lambda net, step: NoCompiler(),
     scheduled_epochs: int | None = None,
+    network_learning_rate_factor: float = 1.0,
+    stage: Stage = WHOLE_RUN,
     **options: Any,
 ) -> Trainer:
     """A trainer over the fakes; evaluations take their EER from `eers` in turn (the last one stays).
@@ -175,7 +179,8 @@ def make_trainer(
     torch.manual_seed(seed)
     net, loss = FakeNet(dropout), loss or FakeLoss()
     loader = loader or FakeLoader()
-    moves = create_optimizer(optimizer_options(optimizer, learning_rate=0.01, weight_decay=1e-4), [net, loss], CPU)
+    how = {"learning_rate": 0.01, "network_learning_rate_factor": network_learning_rate_factor, "weight_decay": 1e-4}
+    moves = create_optimizer(optimizer_options(optimizer, **how), [net, loss], CPU)
     precise = Precision(PrecisionOptions(), precision, CPU, reason="test")
     numbers = list(eers or [50.0])
 
@@ -199,6 +204,7 @@ def make_trainer(
     return Trainer(
         Learner(
             step=step,
+            freezing=Freezing(net, settings),
             average=WeightAverage(net, ema_decay),
             compiler=make_compiler(net, step),
             threads=ThreadWatch(1),
@@ -221,6 +227,7 @@ def make_trainer(
             advise=lambda data_wait_share: "",
         ),
         settings,
+        stage,
     )
 
 
