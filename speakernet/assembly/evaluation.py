@@ -123,6 +123,19 @@ def run_evaluation(
     return dataclasses.replace(evaluation, results=results)
 
 
+def scores_of_model(config: Config, inputs: Inputs, model_path: str | Path) -> np.ndarray:
+    """Scores of the test list, (trials,), as `run_evaluation` makes them; the model file stays as it is.
+
+    Raises:
+        ValueError: a list, audio or option that the user can mend.
+    """
+    model = load_for_scoring(config, model_path)
+    embedder = _embedder(config, model.net.to(inputs.device), inputs.device)
+    trials, source = inputs.test.trials, inputs.test.source
+    backend = _backend(config, inputs, model, embedder, _ModelKeeper(Path(model_path), model), trials, [])
+    return score_trials(embedder, backend, trials, source).scores
+
+
 def subset(trials: TrialList, max_trials: int, seed: int) -> TrialList:
     """A fixed random subset of a list with about the same share of targets, in the list's order; 0 takes all."""
     if max_trials == 0 or max_trials >= len(trials):

@@ -14,6 +14,11 @@ from speakernet import distributed
 from speakernet.assembly.checks import check_inputs
 from speakernet.assembly.data import build_training_loader, loading_facts
 from speakernet.assembly.evaluation import build_validation, run_evaluation
+from speakernet.assembly.initial_model import (
+    begin_with_initial_model,
+    compared_with_initial_model,
+    refuse_other_network,
+)
 from speakernet.assembly.inputs import Inputs, make_synthetic_corpus, with_default_paths
 from speakernet.assembly.large_margin import train_large_margin_stage
 from speakernet.assembly.model import build_loss, build_model
@@ -27,13 +32,11 @@ from speakernet.evaluation.report.report import PLOTS_FOLDER
 from speakernet.machine.device import choose_device
 from speakernet.machine.facts import log_system_info
 from speakernet.machine.settings import log_performance_info
-from speakernet.models.model_file import load_initial_weights
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.run_folder import BEST, CONFIG, EVALUATION_FILES, evaluation_folder
 from speakernet.seeding import seed_everything
 from speakernet.training.data_wait import data_wait_advice
-from speakernet.training.state import best_of_run
-from speakernet.training.store import find_checkpoint
+from speakernet.training.state import Stage, best_of_run
 
 PLOTS_OF_ERRORS = ("det", "scores", "llrs", "thresholds", "calibration")
 """Drawings of the report that TensorBoard shows too."""
@@ -67,6 +70,7 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
     net = build_model(loaded.config)
     # A misspelt name or an impossible option should not wait for a corpus to be made or decoded.
     refuse_impossible(loaded.config, net, device)
+    refuse_other_network(loaded.config, net)
     config = with_default_paths(make_synthetic_corpus(loaded.config))
     inputs = Inputs(config, device)
     check_what_goes_together(config, inputs)
@@ -81,6 +85,7 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
     if not summary["performance"]["steps"] and _is_reported(run_folder, Path(summary["best_path"])):
         return TrainingOutcome(summary, None, run_folder)
     evaluation = run_evaluation(config, inputs, summary["best_path"], after_training=True)
+    evaluation = compared_with_initial_model(config, inputs, summary, evaluation)
     if distributed.is_main():
         evaluation.write(run_folder)
         _add_to_events(run_folder, int(summary["steps"]), evaluation)
@@ -95,13 +100,7 @@ def _train_first_stage(
     loader = build_training_loader(config, inputs)
     try:
         loss = build_loss(config, loader.num_classes)
-        initial_model = config.training.initial_model
-        # A run that goes on has weights of its own; the same command again would otherwise begin anew.
-        found = find_checkpoint(run_folder) if initial_model else None
-        if found and found.path:
-            logger.info("initial model %s: not read, the run goes on from %s", initial_model, found.path)
-        elif initial_model:
-            load_initial_weights(net, loss, initial_model)
+        given = begin_with_initial_model(config, net, loss)
         facts = loading_facts(loader)
         trainer = build_trainer(
             config,
@@ -111,6 +110,7 @@ def _train_first_stage(
             validate,
             run_folder,
             inputs.device,
+            stage=Stage(given=given),
             on_start=lambda: save_config(config, run_folder / CONFIG),
             advise=lambda share: data_wait_advice(share, facts),
         )

@@ -59,6 +59,7 @@ def large_margin_config(config: Config) -> Config:
             "test_interval": min(training.test_interval, training.large_margin_epochs),
             "large_margin_epochs": 0,
             "average_checkpoints": 0,
+            "freeze_epochs": 0,
             "patience": 0,
         },
         # Its epochs are counted from 0 again: with the run's own seed they would repeat the draws of the first ones.
@@ -106,7 +107,8 @@ def train_large_margin_stage(
         _begin_with_average(net, loss, folder / CHECKPOINTS / AVERAGE)
     loader = build_training_loader(stage, inputs)
     try:
-        place = Stage(STAGE, "--training.large_margin_epochs", first_stage_steps)
+        given = read_own_checkpoint(folder / BEST)["training_summary"].get("initial_model")
+        place = Stage(STAGE, "--training.large_margin_epochs", first_stage_steps, given)
         stage_folder = folder / SECOND_STAGE
         summary = build_trainer(stage, net, loss, loader, validate, stage_folder, inputs.device, stage=place).train()
     finally:

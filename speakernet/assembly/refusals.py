@@ -8,6 +8,8 @@ import logging
 import torch
 from torch import nn
 
+from speakernet.assembly.model import build_loss
+from speakernet.config import ConfigError
 from speakernet.config.schema import Config
 from speakernet.data.speeds import speed_fractions
 from speakernet.losses.options import LossOptions
@@ -49,10 +51,38 @@ def refuse_impossible(config: Config, net: nn.Module, device: torch.device) -> N
             "second stage trains speech at its own speed, of which the head would know no speaker; "
             "add 1.0 to the speeds, or set large_margin_epochs: 0"
         )
+    _refuse_idle_freezing(config)
     if runtime.gradient_checkpointing:
         blocks_to_checkpoint(net)
     if runtime.compile == "on" and (obstacles := compile_obstacles(config, net, device)):
         raise ValueError(f"runtime.compile: on, but {'; '.join(obstacles)}; or set runtime.compile: off")
+
+
+def _refuse_idle_freezing(config: Config) -> None:
+    """Refuse to freeze what nobody gave, or what then never learns.
+
+    Raises:
+        ConfigError: naming the option.
+    """
+    training = config.training
+    if not training.initial_model:
+        for option in ("freeze_epochs", "freeze_norm_statistics"):
+            if value := getattr(training, option):
+                raise ConfigError(
+                    f"training.{option}: {value}, but no model is given whose network could be kept; name one with "
+                    f"--initial_model FILE, or leave {option} out"
+                )
+    if training.freeze_epochs >= training.max_epochs:
+        raise ConfigError(
+            f"training.freeze_epochs: {training.freeze_epochs} of training.max_epochs: {training.max_epochs}: the "
+            "network would never learn; raise max_epochs, or lower freeze_epochs"
+        )
+    # Built for two speakers to look at it: how many there will be is not known before the list is read.
+    if training.freeze_epochs and not any(one.ndim > 1 for one in build_loss(config, 2).parameters()):
+        raise ConfigError(
+            f"training.freeze_epochs: {training.freeze_epochs}, but the loss {config.loss.name} has no head that could "
+            "learn meanwhile; set it to 0, or take a loss with one, such as aamsoftmax"
+        )
 
 
 def compile_obstacles(config: Config, net: nn.Module, device: torch.device) -> list[str]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from speakernet.config import load_config
+from speakernet.cli.defaults import load_configuration
 from speakernet.files import atomic_write
 
 TAKES_CONFIG = True
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print, write."""
     refuse_below_one("num_batches", arguments.num_batches)
-    config = load_config(arguments.config_arguments).config
+    config = load_configuration(arguments.config_arguments).config
     # Late: options are read, and refused, without torch.
     from speakernet.assembly.benchmark import measure, table
 

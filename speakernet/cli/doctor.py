@@ -13,7 +13,8 @@ from pathlib import Path
 
 from speakernet.checks.findings import Finding, closing_line, exit_code, table
 from speakernet.checks.full import CheckRequest, full_check
-from speakernet.config import Config, load_config
+from speakernet.cli.defaults import load_configuration
+from speakernet.config import Config
 from speakernet.machine.limits import usable_cores
 
 TAKES_CONFIG = True
@@ -34,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Check, print the table, the histograms and what it all comes to, and return the worst level."""
-    config = load_config(arguments.config_arguments).config if arguments.config_arguments else None
+    config = load_configuration(arguments.config_arguments).config if arguments.config_arguments else None
     # Late: --help and a mistyped option need neither torch nor matplotlib.
     from speakernet.assembly.checks import check_options
     from speakernet.checks.histograms import duration_histogram, write_duration_png

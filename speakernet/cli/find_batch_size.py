@@ -8,7 +8,7 @@ import argparse
 import math
 import sys
 
-from speakernet.config import load_config
+from speakernet.cli.defaults import load_configuration
 
 TAKES_CONFIG = True
 
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print every size that was tried and the best one."""
-    config = load_config(arguments.config_arguments).config
+    config = load_configuration(arguments.config_arguments).config
     gib = arguments.memory_limit_gib
     if gib is not None and not 2**-20 <= gib < math.inf:
         raise ValueError(f"--memory_limit_gib: {gib:g}; expected a number of GiB above 0")

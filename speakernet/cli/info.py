@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
         ("mean embedding", _mean(contents.get("embedding_mean"), contents.get("embedding_mean_of"))),
         ("calibration", "fitted" if contents.get("calibration") else "none"),
         *(("threshold", _flat(threshold)) for threshold in contents.get("thresholds", ())),
-        *((f"training {key}", str(value)) for key, value in (contents.get("training_summary") or {}).items()),
+        *((f"training {key}", _value(value)) for key, value in (contents.get("training_summary") or {}).items()),
     ]
     sys.stdout.write("".join(f"{name:<28} {value}\n" for name, value in rows))
     return 0
@@ -51,6 +51,10 @@ def _options(options: Mapping[str, Any]) -> str:
 def _flat(options: Mapping[str, Any]) -> str:
     """The plain values alone: the scoring back end that a threshold belongs to would fill the screen."""
     return _options({key: value for key, value in options.items() if not isinstance(value, Mapping | list)})
+
+
+def _value(value: Any) -> str:
+    return _options(value) if isinstance(value, Mapping) else str(value)
 
 
 def _mean(mean: Any, measured_on: Mapping[str, Any] | None) -> str:

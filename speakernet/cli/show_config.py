@@ -9,8 +9,8 @@ import sys
 
 import yaml
 
-from speakernet.cli.defaults import is_classic_checkpoint
-from speakernet.config import config_to_dict, load_config
+from speakernet.cli.defaults import load_configuration
+from speakernet.config import config_to_dict
 
 TAKES_CONFIG = True
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the resolved configuration as YAML, or its schedule as a table."""
-    loaded = load_config(arguments.config_arguments, is_classic_checkpoint)
+    loaded = load_configuration(arguments.config_arguments)
     logger.info("files: %s", ", ".join(map(str, loaded.files)) or "none")
     logger.info("defaults: %s", loaded.defaults)
     if arguments.schedule:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from speakernet import distributed
-from speakernet.cli.defaults import is_classic_checkpoint
-from speakernet.config import LoadedConfig, load_config
+from speakernet.cli.defaults import load_configuration
+from speakernet.config import LoadedConfig
 from speakernet.evaluation.headline import headline_sentence
 from speakernet.run_folder import BEST, CONFIG, LOG, METRICS, REPORT, RESULTS, SCORES
 
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Train or score, then say what came of it and what to do next."""
     distributed.refuse_several_processes()
-    loaded = load_config(arguments.config_arguments, is_classic_checkpoint)
+    loaded = load_configuration(arguments.config_arguments)
     # Late: a mistyped option should not wait for torch to be imported.
     from speakernet.assembly.journeys import score_experiment, train_experiment
 
@@ -114,6 +114,7 @@ def _training_lines(outcome: "TrainingOutcome") -> list[str]:
         ]
     return [
         *result_lines(outcome.evaluation),
+        *(outcome.evaluation.results.initial_model or {}).get("sentences", ()),
         best,
         f"run folder: {folder} ({REPORT}, {RESULTS}, {SCORES}, {METRICS}, {LOG}, TensorBoard events)",
         "next:",

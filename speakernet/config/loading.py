@@ -3,12 +3,13 @@
 Precedence: default < YAML files in the order given < command line. Types and bounds stand in the option dataclasses of
 the rooms; this file adds what users need around them: old option names (`aliases.py`), errors with file, line and
 nearest key, bare recipe names, and the one rule of defaults: a flat YAML, `--defaults voxceleb_trainer`, and its
-checkpoint scored without a configuration start from voxceleb_trainer's, everything else from ours.
+checkpoint scored without a configuration start from voxceleb_trainer's, everything else from ours; what a model file
+that training starts from says of its network comes before both.
 """
 
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import yaml
 import speakernet
 from speakernet.config.aliases import ALIASES, CLASSIC_DEFAULTS, MODE_FLAGS
 from speakernet.config.composing import Setting, compose
-from speakernet.config.schema import SECTIONS, Config, config_to_dict, known_fields
+from speakernet.config.schema import CHOICES, SECTIONS, Config, config_to_dict, known_fields
 from speakernet.config.yaml_lines import ConfigError, Entry, read_entries
 from speakernet.files import atomic_write
 from speakernet.options import annotations, field_names, is_input, words_of
@@ -48,7 +49,9 @@ class LoadedConfig:
 
 
 def load_config(
-    arguments: Sequence[str], is_classic_checkpoint: Callable[[Path], bool] = lambda path: False
+    arguments: Sequence[str],
+    is_classic_checkpoint: Callable[[Path], bool] = lambda path: False,
+    settings_of_model: Callable[[Path], Mapping[str, Any]] = lambda path: {},
 ) -> LoadedConfig:
     """Read `--config FILE` (repeatable, later wins), `--defaults NAME` and every other option of the command line.
 
@@ -56,6 +59,8 @@ def load_config(
         arguments: the command line.
         is_classic_checkpoint: whether a file is a checkpoint of voxceleb_trainer; asked only of the model that is
             scored without a configuration file.
+        settings_of_model: what a model file says of its network, as dotted keys and values; asked only of the model
+            that training starts from. It holds where nobody says otherwise.
 
     Raises:
         ConfigError: unknown key, wrong type, value out of bounds, an option that nothing chosen takes, unreadable file;
@@ -97,11 +102,25 @@ def load_config(
         # voxceleb_trainer's StepLR decays every test_interval epochs
         intervals = [setting.value for setting in settings if setting.key == "training.test_interval"]
         defaults_of_origin["schedule.decay_interval"] = [CLASSIC_DEFAULTS["training.test_interval"], *intervals][-1]
+    initial = [str(setting.value) for setting in settings if setting.key == "training.initial_model"][-1:]
+    if initial and initial[0] and not evaluate_only:
+        defaults_of_origin |= _of_chosen_parts(settings_of_model(Path(initial[0])), settings)
     config = compose(settings, defaults_of_origin)
     if not config.training.save_path:
         config.training.save_path = _run_folder(files, layers)
     described = f"{CLASSIC if is_classic else OURS}'s ({why})"
     return LoadedConfig(config, files, is_classic, evaluate_only, given, described)
+
+
+def _of_chosen_parts(own: Mapping[str, Any], settings: Sequence[Setting]) -> dict[str, Any]:
+    """What a model file says, less the options of parts in whose place somebody has named another one."""
+    said = {setting.key: str(setting.value) for setting in settings}
+    kept = {}
+    for key, value in own.items():
+        choice = CHOICES.get(Setting(key, value, "").place, "")
+        if said.get(choice, "auto") in ("auto", own.get(choice)):
+            kept[key] = value
+    return kept
 
 
 def find_config(name: str) -> Path:

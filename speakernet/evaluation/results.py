@@ -132,6 +132,8 @@ class Results:
     """Of the evaluation, with hours and minutes of this machine's clock."""
     training: dict[str, Any] | None = None
     """What the model was trained on: `speakers`, `utterances`, `hours`."""
+    initial_model: dict[str, Any] | None = None
+    """The model that training started from: its `file`, figures on this list, whether it stayed best, `sentences`."""
     warnings: list[str] | None = None
     extra: dict[str, Any] = field(default_factory=dict)
     """Keys of a file that this version does not know: kept as they are."""

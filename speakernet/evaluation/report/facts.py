@@ -101,6 +101,7 @@ def _entries(results: Results) -> list[tuple[str, str]]:
         "Lists": [
             f"{one.get('role')}: {_with_checksum(one.get('name'), one.get('sha256'))}" for one in results.lists or []
         ],
+        "Against the initial model": (results.initial_model or {}).get("sentences"),
         "Scoring": results.backend,
         "Calibration": results.calibration,
         "Kept thresholds": [f"{one['threshold']:.4f}: {described(one)}" for one in results.thresholds or []],

@@ -1,0 +1,190 @@
+"""Training from a model file: its network becomes the run's, contradictions are refused, and the end says what came."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from speakernet.assembly.initial_model import refuse_other_network
+from speakernet.assembly.model import build_model
+from speakernet.checkpoint import read_own_checkpoint, write_checkpoint
+from speakernet.cli import main
+from speakernet.cli.defaults import load_configuration
+from speakernet.models.model_file import model_file_contents
+from speakernet.models.speaker_net import SpeakerNet
+
+RECIPE = """# fine-tuning small enough for a test: no word of the network
+data:
+  train_list: {root}/train_list.txt
+  test_list: {root}/trials.txt
+  batch_size: 8
+  crop_frames: 60
+  num_workers: 0
+loss: {{name: amsoftmax}}
+optimizer: {{network_learning_rate_factor: 0.1}}
+training: {{max_epochs: 2, test_interval: 1, freeze_epochs: 1, log_interval: 2}}
+evaluation: {{eval_frames: 60, num_crops: 2, bootstrap_samples: 50}}
+runtime: {{device: cpu, precision: "no", compile: "off"}}
+augment: {{enabled: false}}
+"""
+FRONT_END = {"num_mels": 24, "scale": 1.0, "window": "povey"}
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model file of nobody's default: other front end, size, width; with a mean and a threshold of its own data."""
+    torch.manual_seed(5)
+    options = {"channels": 8, "blocks": [1, 1, 1, 1], "stem_stride": 2}
+    net = SpeakerNet.named("ResNet", "ASP", 24, options, "fbank", FRONT_END, sample_rate=8000)
+    path = tmp_path_factory.mktemp("given") / "theirs.pt"
+    contents = model_file_contents(
+        net,
+        loss_normalizes=True,
+        embedding_mean=torch.ones(24),
+        embedding_mean_of={"embedding": "theirs"},
+        calibration={"fits": [{"backend": {"theirs": 1}}]},
+        thresholds=[{"name": "theirs", "threshold": 0.5, "backend": {"theirs": 1}}],
+        training_summary={"imported_from": "somebody", "licence": "CC BY 4.0", "trained_on": "their voices"},
+    )
+    write_checkpoint(path, contents)
+    return path
+
+
+@pytest.fixture()
+def recipe(tiny_corpus: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(RECIPE.format(root=tiny_corpus))
+    return path
+
+
+def train(recipe: Path, given: Path, run: Path, *options: str) -> int:
+    names = ["--config", str(recipe), "--initial_model", str(given), "--save_path", str(run)]
+    return main(["train", *names, *options])
+
+
+def results_of(run: Path) -> dict[str, Any]:
+    return json.loads((run / "results.json").read_text())
+
+
+def test_the_file_alone_says_which_network_it_is(given: Path, recipe: Path) -> None:
+    loaded = load_configuration(["--config", str(recipe), "--initial_model", str(given)])
+    config = loaded.config
+    assert (config.model.name, config.model.pooling, config.model.embedding_dim) == ("ResNet", "ASP", 24)
+    assert (config.model.options.channels, config.model.options.blocks) == (8, [1, 1, 1, 1])
+    assert (config.frontend.name, config.frontend.num_mels, config.frontend.window) == ("fbank", 24, "povey")
+    assert config.data.sample_rate == 8000
+    # What is scored says itself what it is; the configuration stays what its files say.
+    scored = load_configuration(["--config", str(recipe), "--eval", "--initial_model", str(given)])
+    assert scored.config.model.name != "ResNet"
+
+
+def test_fine_tuning_leaves_a_model_of_its_own(
+    given: Path, recipe: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    before = given.read_bytes()
+    run = tmp_path / "run"
+    # Long enough that some epoch beats random weights.
+    assert train(recipe, given, run, "--max_epoch", "4", "--lr", "0.01") == 0
+    best, start = read_own_checkpoint(run / "best.pt"), read_own_checkpoint(given)
+    assert best["training_summary"]["epoch"] > 0
+    assert not torch.equal(best["weights"]["embedding.weight"], start["weights"]["embedding.weight"])
+    assert best["embedding_mean"] is None or not torch.equal(best["embedding_mean"], start["embedding_mean"])
+    # Thresholds of the old weights would be wrong for the new ones.
+    assert "theirs" not in json.dumps([best["thresholds"], best["calibration"]])
+    facts = best["training_summary"]["initial_model"]
+    assert (facts["file"], facts["licence"], facts["trained_on"]) == ("theirs.pt", "CC BY 4.0", "their voices")
+    said = results_of(run)["initial_model"]
+    assert not said["stayed_best"] and set(said) >= {"eer_percent", "min_dcf", "best_less_initial", "sha256"}
+    difference = said["best_less_initial"]["EER"]["value"]
+    assert difference == pytest.approx(results_of(run)["eer_percent"] - said["eer_percent"])
+    assert "held-out EER: " in caplog.text and "EER (%): best.pt is better than the initial model by" in caplog.text
+    assert "best.pt is better than the initial model" in (run / "report.html").read_text()
+    assert given.read_bytes() == before
+
+
+def test_a_run_that_gains_nothing_keeps_the_given_weights_and_says_so(
+    given: Path, recipe: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    # A step that cannot change anything that is scored.
+    assert train(recipe, given, run, "--lr", "1e-12", "--training.freeze_norm_statistics", "true") == 0
+    best, start = read_own_checkpoint(run / "best.pt"), read_own_checkpoint(given)
+    assert all(torch.equal(best["weights"][name], value) for name, value in start["weights"].items())
+    assert "no epoch was better than the initial model" in caplog.text
+    results = results_of(run)
+    assert (
+        results["initial_model"]["stayed_best"] and results["initial_model"]["best_less_initial"]["EER"]["value"] == 0
+    )
+    assert any("no epoch was better than the initial model" in one for one in results["warnings"])
+    assert "no epoch was better than the initial model" in (run / "report.html").read_text()
+
+
+def test_a_model_that_is_worse_on_the_reported_list_is_said_to_be(
+    given: Path, recipe: Path, tiny_corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Validation whose labels are wrong way round: what it chooses is worse on the test list.
+    wrong = tmp_path / "wrong.txt"
+    lines = (tiny_corpus / "trials.txt").read_text().splitlines()
+    wrong.write_text("".join(f"{1 - int(line[0])}{line[1:]}\n" for line in lines))
+    lists = ["--validation_list", str(wrong), "--validation_path", str(tiny_corpus)]
+    rates = ["--lr", "0.05", "--optimizer.network_learning_rate_factor", "1", "--max_epoch", "4"]
+    assert train(recipe, given, tmp_path / "run", *lists, *rates) == 0
+    results = results_of(tmp_path / "run")
+    assert results["eer_percent"] > results["initial_model"]["eer_percent"]
+    assert any("the initial model is better than best.pt by" in one for one in results["warnings"])
+
+
+@pytest.mark.slow
+def test_interrupted_fine_tuning_resumes_to_the_same_weights(given: Path, recipe: Path, tmp_path: Path) -> None:
+    options = ["--config", "preset_reproducible.yaml", "--schedule.name", "constant", "--max_epoch"]
+    assert train(recipe, given, tmp_path / "a", *options, "3") == 0
+    # Stopped while frozen is what the trainer's own tests try; here the model is gone when the run goes on.
+    copy = tmp_path / "copy.pt"
+    copy.write_bytes(given.read_bytes())
+    assert train(recipe, copy, tmp_path / "b", *options, "2") == 0
+    copy.unlink()
+    assert main(["train", "--config", str(tmp_path / "b" / "config.yaml"), "--max_epoch", "3"]) == 0
+    straight, resumed = (torch.load(tmp_path / name / "last.pt", weights_only=True) for name in "ab")
+    assert all(torch.equal(value, resumed["weights"][name]) for name, value in straight["weights"].items())
+    assert resumed["training_summary"]["initial_model"]["licence"] == "CC BY 4.0"
+    assert any("is gone: best.pt was not compared" in one for one in results_of(tmp_path / "b")["warnings"])
+
+
+MISTAKES = {
+    "embedding": (["--nOut", "32"], ["model.embedding_dim is 24 in the file, 32 in the configuration"]),
+    "mels": (["--n_mels", "40"], ["frontend.num_mels is 24 in the file, 40"]),
+    "rate": (["--data.sample_rate", "16000"], ["data.sample_rate is 8000 in the file, 16000"]),
+    "front end": (["--frontend.name", "log_mel"], ["frontend.name is fbank in the file, log_mel"]),
+    "network": (["--model", "ResNetSE34L"], ["theirs.pt is a ResNet", "model.name says ResNetSE34L"]),
+    "never thawed": (["--max_epoch", "1"], ["training.freeze_epochs: 1 of training.max_epochs: 1"]),
+    "no head": (["--trainfunc", "angleproto", "--nPerSpeaker", "2"], ["training.freeze_epochs: 1", "angleproto"]),
+    "none given": (["--initial_model", ""], ["training.freeze_epochs: 1", "--initial_model"]),
+    "statistics of none": (
+        ["--initial_model", "", "--training.freeze_epochs", "0", "--training.freeze_norm_statistics", "true"],
+        ["training.freeze_norm_statistics", "--initial_model"],
+    ),
+    "no list": (["--train_list", ""], ["train_list"]),
+    "no file": (["--initial_model", "nowhere.pt"], ["training.initial_model", "nowhere.pt"]),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_what_contradicts_the_file_is_refused_by_name(
+    mistake: str, given: Path, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options, expected = MISTAKES[mistake]
+    assert train(recipe, given, tmp_path / "run", *options) == 1
+    message = capsys.readouterr().err
+    assert all(one in message for one in expected), message
+    assert "Traceback" not in message and not (tmp_path / "run" / "last.pt").exists()
+
+
+def test_noise_of_training_alone_may_differ(given: Path, recipe: Path) -> None:
+    options = ["--frontend.dither", "1.0", "--frontend.spec_augment", "true"]
+    config = load_configuration(["--config", str(recipe), "--initial_model", str(given), *options]).config
+    net = build_model(config)
+    refuse_other_network(config, net)
+    assert net.front_end.dither == 1.0 and net.spec_augment is not None
