@@ -203,6 +203,7 @@ def finish_corpus(lists: ListFiles, summaries: Sequence[StepSummary], options: L
     return code
 
 
-def say_next(config: Path) -> None:
-    """Print the command that trains on the configuration, as a shell takes it."""
-    sys.stdout.write(f"{own_command('train')} --config {shlex.quote(str(config))}\n")
+def say_next(*configs: Path, options: str = "") -> None:
+    """Print the command that trains on the configurations, as a shell takes it; `options` as they are."""
+    named = [f"--config {shlex.quote(str(config))}" for config in configs]
+    sys.stdout.write(" ".join([own_command("train"), *named, *filter(None, [options])]) + "\n")

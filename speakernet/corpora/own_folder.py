@@ -22,7 +22,7 @@ from typing import NamedTuple
 from speakernet.corpora.commands import add_jobs_argument, add_list_arguments, chosen, say_next
 from speakernet.corpora.conversion import Conversion, ConversionOptions, convert_all
 from speakernet.corpora.listing import ListOptions, listable_rows, prepare_lists
-from speakernet.corpora.recipe import write_recipe
+from speakernet.corpora.recipe import FINE_TUNING, write_fine_tuning_lists, write_recipe
 from speakernet.corpora.summary import StepSummary, finish
 from speakernet.corpora.utterances import Row, pattern_rule, read_table, row_by_folder, row_by_pattern
 from speakernet.corpora.walking import READABLE_SUFFIXES, walk_files
@@ -98,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prepare the folder and say what to do next."""
+    """Prepare the folder and say what to do next: train from scratch, or from a model that there is."""
     # Before anything is made for a folder that is a slip of the pen.
     if arguments.table is None and not arguments.root.is_dir():
         raise ValueError(f"there is no folder {arguments.root}; give the folder that holds the speakers' folders")
@@ -114,8 +114,14 @@ def run(arguments: argparse.Namespace) -> int:
             "--noise_path data/musan_split and --rir_path data/RIRS_NOISES/simulated_rirs here",
             own_command("prepare musan"), own_command("prepare rirs"),
         )  # fmt: skip
+    logger.info("the first command trains from scratch, the second starts from a model (docs/models.md: MODEL.pt)")
     say_next(config)
+    say_next(Path(FINE_TUNING), _fine_tuning_lists(config), options="--initial_model MODEL.pt")
     return code
+
+
+def _fine_tuning_lists(config: Path) -> Path:
+    return config.with_name(f"{config.stem}_finetune.yaml")
 
 
 def prepare_folder(options: FolderOptions) -> tuple[Path, list[StepSummary]]:
@@ -133,7 +139,9 @@ def prepare_folder(options: FolderOptions) -> tuple[Path, list[StepSummary]]:
         lists = prepare_lists(_with_conversions(rows, options, summaries), options, scan, part_of)
     summaries.append(scan)
     config = options.save_path / f"{options.save_path.resolve().name}.yaml"
-    write_recipe(config, options.root, lists, noise_path=options.noise_path, rir_path=options.rir_path)
+    sets = {"noise_path": options.noise_path, "rir_path": options.rir_path}
+    write_recipe(config, options.root, lists, **sets)
+    write_fine_tuning_lists(_fine_tuning_lists(config), options.root, lists, **sets)
     logger.info(
         "%d utterances of %d speakers for training, %.1f hours in all",
         *(lists.num_train, lists.num_speakers, lists.hours),

@@ -25,6 +25,8 @@ SMALL_CORPUS_SECTIONS: dict[str, dict[str, Any]] = {
     "loss": {"name": "aamsoftmax", "margin": 0.2, "scale": 30},
     "optimizer": {"name": "adamw", "learning_rate": 2.0e-3, "weight_decay": 0.02},
 }
+#: The recipe that trains on from a given model.
+FINE_TUNING = "finetune.yaml"
 LEAST_STEPS = 8  # in an epoch
 FRAMES_PER_SECOND = 100
 SHORTEST_CROP, LONGEST_CROP = 50, 200
@@ -34,8 +36,35 @@ def write_recipe(
     path: Path, root: Path, lists: ListFiles, *, noise_path: Path | None = None, rir_path: Path | None = None
 ) -> None:
     """Write the configuration; every path in it is absolute, so that it works from any folder."""
-    is_small = lists.num_train <= SMALL_CORPUS_UTTERANCES
-    largest = LARGEST_SMALL_BATCH if is_small else LARGEST_BATCH
+    epochs = max(LEAST_EPOCHS, min(MOST_EPOCHS, WANTED_UTTERANCES // max(1, lists.num_train)))
+    sections = _inputs(root, lists, noise_path, rir_path)
+    if lists.num_train <= SMALL_CORPUS_UTTERANCES:
+        sections |= SMALL_CORPUS_SECTIONS
+        # The margin grows as in that recipe, once the speakers are roughly told apart.
+        ramp = {"margin": "linear", "margin_begin_epoch": epochs // 8, "margin_end_epoch": epochs // 2}
+        sections["schedule"] = {"name": "cosine", "warmup_epochs": 2, "final_learning_rate": 1.0e-5, **ramp}
+    sections["training"] = {"max_epochs": epochs}
+    _write(path, f"Trains on {_amount(root, lists)}.", sections)
+
+
+def write_fine_tuning_lists(
+    path: Path, root: Path, lists: ListFiles, *, noise_path: Path | None = None, rir_path: Path | None = None
+) -> None:
+    """Write a configuration of nothing but the lists and the run folder; network and recipe come from elsewhere."""
+    sections = _inputs(root, lists, noise_path, rir_path)
+    # A run of its own beside the one from scratch, which is another network.
+    sections["training"] = {"save_path": f"exps/{path.stem}"}
+    first = f"The lists of {_amount(root, lists)}, for `--config {FINE_TUNING} --config THIS --initial_model MODEL.pt`."
+    _write(path, first, sections)
+
+
+def _amount(root: Path, lists: ListFiles) -> str:
+    return f"{lists.num_train} utterances of {lists.num_speakers} speakers of {root.name}"
+
+
+def _inputs(root: Path, lists: ListFiles, noise_path: Path | None, rir_path: Path | None) -> dict[str, Any]:
+    """The sections data and augment."""
+    largest = LARGEST_SMALL_BATCH if lists.num_train <= SMALL_CORPUS_UTTERANCES else LARGEST_BATCH
     # Batches of 64 had learned next to nothing after 8 epochs of 1,440 utterances; 32 with a ramped margin had.
     batch_size = max(2, min(largest, lists.num_train // LEAST_STEPS))
     data: dict[str, Any] = {
@@ -55,16 +84,12 @@ def write_recipe(
         augment["noise_path"] = str(noise_path.resolve())
     if rir_path is not None:
         augment["rir_path"] = str(rir_path.resolve())
-    epochs = max(LEAST_EPOCHS, min(MOST_EPOCHS, WANTED_UTTERANCES // max(1, lists.num_train)))
-    sections: dict[str, Any] = {"data": data, "augment": augment}
-    if is_small:
-        sections |= SMALL_CORPUS_SECTIONS
-        # The margin grows as in that recipe, once the speakers are roughly told apart.
-        ramp = {"margin": "linear", "margin_begin_epoch": epochs // 8, "margin_end_epoch": epochs // 2}
-        sections["schedule"] = {"name": "cosine", "warmup_epochs": 2, "final_learning_rate": 1.0e-5, **ramp}
-    sections["training"] = {"max_epochs": epochs}
+    return {"data": data, "augment": augment}
+
+
+def _write(path: Path, first_line: str, sections: dict[str, Any]) -> None:
     with atomic_write(path) as file:
-        file.write(f"# Trains on {lists.num_train} utterances of {lists.num_speakers} speakers of {root.name}.\n")
+        file.write(f"# {first_line}\n")
         file.write(
             "# What is not set here keeps its default; `speakernet show-config --config FILE` shows everything.\n"
         )

@@ -25,7 +25,11 @@ def test_a_folder_a_speaker_becomes_disjoint_lists_trials_and_a_config(tmp_path,
     write_voices(root, 20, 4, "spk{speaker:02}/{utterance}.wav", 0.6)
     assert prepare(root, out) == 0
     config = out / "out.yaml"
-    assert capsys.readouterr().out.strip() == f"python trainSpeakerNet.py --config {config}"
+    from_a_model = f"--config finetune.yaml --config {out / 'out_finetune.yaml'} --initial_model MODEL.pt"
+    assert capsys.readouterr().out.splitlines() == [
+        f"python trainSpeakerNet.py --config {config}",
+        f"python trainSpeakerNet.py {from_a_model}",
+    ]
     training = read_training_list(out / "train_list.txt")
     parts = [set(training.speakers)] + [
         speakers_of(out / f"{part}_trials.txt", root) for part in ("validation", "test")
@@ -35,6 +39,8 @@ def test_a_folder_a_speaker_becomes_disjoint_lists_trials_and_a_config(tmp_path,
     written = yaml.safe_load(config.read_text())
     assert written["data"]["train_list"] == str(out / "train_list.txt")
     assert all(Path(value).exists() for key, value in written["data"].items() if key.endswith(("_list", "_path")))
+    lists = yaml.safe_load((out / "out_finetune.yaml").read_text())
+    assert set(lists) == {"data", "augment", "training"} and lists["data"] == written["data"]
     first = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
     assert prepare(root, out) == 0
     assert {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()} == first
