@@ -71,6 +71,7 @@ PUBLISHED: dict[str, list[tuple[float, float, float | None]]] = {
         (0, 2e-6, 0.0),
         *((e, half_cosine(2e-3, 1e-5, (e - 2) / 43), ramp(e, 5, 20)) for e in (2, 5, 12, 20, 45)),
     ],
+    "finetune.yaml": [(e, half_cosine(1e-3, 1e-5, e / 10), 0.2) for e in (0, 1, 5, 9, 10)],
     "exp01.yaml": _EXP01,
     "preset_balanced.yaml": _EXP01,
     "preset_fast.yaml": _EXP01,
@@ -262,6 +263,8 @@ def test_every_recipe_trains(recipe: str, tiny_corpus: Path, tmp_path: Path) -> 
     options += ["--evaluation.eval_frames", "80", "--evaluation.num_crops", "1", "--evaluation.score_norm", "none"]
     options += ["--training.accumulation_steps", "1", "--data.max_utterances_per_speaker", "4"]
     options += ["--training.large_margin_epochs", "0"]
+    # No model is given here; what starts from one is tried in tests/assembly/test_initial_model.py.
+    options += ["--training.freeze_epochs", "0", "--training.freeze_norm_statistics", "false"]
     assert main(["train", *options]) == 0
     assert (run / "best.pt").is_file()
 

@@ -87,8 +87,14 @@ def refuse_other_network(config: Config, net: SpeakerNet) -> None:
         )
 
 
-def begin_with_initial_model(config: Config, net: SpeakerNet, loss: nn.Module) -> dict[str, Any] | None:
+def begin_with_initial_model(config: Config, net: SpeakerNet, loss: nn.Module, speakers: int) -> dict[str, Any] | None:
     """Load the weights that the run is given, unless it goes on from its own.
+
+    Args:
+        config: names the model.
+        net: the run's network.
+        loss: the run's loss, which takes a head of the same speakers.
+        speakers: their checksum.
 
     Returns:
         What is known of them, in plain values, for the model files of the run; None where it is given none.
@@ -104,7 +110,7 @@ def begin_with_initial_model(config: Config, net: SpeakerNet, loss: nn.Module) -
     if found and found.path:
         logger.info("initial model %s: not read, the run goes on from %s", initial_model, found.path)
         return (found.contents.get("training_summary") or {}).get("initial_model")
-    load_initial_weights(net, loss, initial_model)
+    load_initial_weights(net, loss, initial_model, speakers=speakers)
     contents = read_checkpoint(initial_model)
     history = (contents.get("training_summary") or {}) if is_model_file(contents) else {}
     facts = {name: history[name] for name in KEPT_FACTS if history.get(name)}

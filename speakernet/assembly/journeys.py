@@ -100,7 +100,7 @@ def _train_first_stage(
     loader = build_training_loader(config, inputs)
     try:
         loss = build_loss(config, loader.num_classes)
-        given = begin_with_initial_model(config, net, loss)
+        given = begin_with_initial_model(config, net, loss, loader.identity["speakers"])
         facts = loading_facts(loader)
         trainer = build_trainer(
             config,

@@ -195,12 +195,20 @@ def check_fits(found: Mapping[str, Tensor], expected: Mapping[str, Any], path: s
         raise CheckpointError(f"{path} does not fit the network: {_some(problems, '; ')}")
 
 
-def load_initial_weights(net: SpeakerNet, loss: nn.Module | None, path: str | Path) -> LoadReport:
+def load_initial_weights(
+    net: SpeakerNet, loss: nn.Module | None, path: str | Path, *, speakers: int | None = None
+) -> LoadReport:
     """Start from the weights of a file, and from nothing else in it.
 
     The file may be ours (best.pt or last.pt) or a checkpoint that an importer knows. The network is loaded whole or not
     at all; the loss's weights are loaded where they are those of the same loss with the same number of speakers, else
     the head stays new.
+
+    Args:
+        net: takes the weights.
+        loss: likewise, where it has any.
+        path: the file.
+        speakers: checksum of the speakers of now; a head of others stays new, whatever their number.
 
     Raises:
         CheckpointError: another architecture (both are named), other shapes (both are listed), NaN, damage.
@@ -211,7 +219,7 @@ def load_initial_weights(net: SpeakerNet, loss: nn.Module | None, path: str | Pa
             check_version(contents, path)
             check_entries(contents, path)
             _check_same_architecture(net, contents, path)
-            source, weights, head = "speakernet", network_weights(contents), _saved_head(contents)
+            source, weights, head = "speakernet", network_weights(contents), _saved_head(contents, speakers)
             not_loaded: list[str] = []
         else:
             translated = translate(contents, net, path)
@@ -227,10 +235,12 @@ def load_initial_weights(net: SpeakerNet, loss: nn.Module | None, path: str | Pa
     return report
 
 
-def _saved_head(contents: Mapping[str, Any]) -> dict[str, Tensor]:
+def _saved_head(contents: Mapping[str, Any], speakers: int | None) -> dict[str, Tensor]:
     """The loss's weights: last.pt has them among the state of training, best.pt has none."""
-    saved = (contents.get("training") or {}).get("loss") or {}
-    return {strip_wrappers(name): value for name, value in saved.items()}
+    saved = contents.get("training") or {}
+    if None not in (speakers, saved.get("speakers")) and saved["speakers"] != speakers:
+        return {}
+    return {strip_wrappers(name): value for name, value in (saved.get("loss") or {}).items()}
 
 
 def _check_same_architecture(net: SpeakerNet, contents: Mapping[str, Any], path: str | Path) -> None:

@@ -90,6 +90,10 @@ def test_initial_weights_from_our_file_with_the_head(model_path, tmp_path):
     assert load_initial_weights(small_net(), same, tmp_path / "last.pt").head == "loaded"
     assert torch.equal(same.weight, loss.weight)
     assert load_initial_weights(small_net(), other, tmp_path / "last.pt").head == "new"
+    # As many speakers, and others: each row of that head stands for somebody else.
+    write_checkpoint(tmp_path / "last.pt", contents | {"training": {"loss": dict(loss.state_dict()), "speakers": 7}})
+    assert load_initial_weights(small_net(), same, tmp_path / "last.pt", speakers=7).head == "loaded"
+    assert load_initial_weights(small_net(), same, tmp_path / "last.pt", speakers=8).head == "new"
     report = load_initial_weights(small_net(), other, model_path)
     assert report.head == "new" and "the head of the loss starts new" in report.lines()
 
