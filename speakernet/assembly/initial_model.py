@@ -16,6 +16,7 @@ from speakernet.evaluation.comparison import PairedResult, compare_scores
 from speakernet.evaluation.evaluate import Evaluation
 from speakernet.evaluation.headline import headline
 from speakernet.files import sha256_of
+from speakernet.models.importers import translate
 from speakernet.models.model_file import is_model_file, load_initial_weights
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.run_folder import LAST
@@ -61,6 +62,7 @@ def refuse_other_network(config: Config, net: SpeakerNet) -> None:
 
     Raises:
         ConfigError: naming the options that contradict the file, and both values.
+        CheckpointError: neither a model file nor a checkpoint that is known here.
     """
     path = Path(config.training.initial_model)
     # A run that goes on has weights of its own.
@@ -68,8 +70,13 @@ def refuse_other_network(config: Config, net: SpeakerNet) -> None:
         return
     if not path.is_file():
         raise ConfigError(f"training.initial_model: there is no file {path}; give a model file such as best.pt")
-    found, ours = settings_of_file(path), _settings(net.spec())
-    if found and found["model.name"] != ours["model.name"]:
+    contents = read_checkpoint(path)
+    if not is_model_file(contents):
+        # Before the lists are read; what comes of it is asked for again when the weights are loaded.
+        translate(contents, net, path)
+        return
+    found, ours = _settings(contents), _settings(net.spec())
+    if found["model.name"] != ours["model.name"]:
         raise ConfigError(
             f"training.initial_model: {path} is a {found['model.name']}, model.name says {ours['model.name']}; leave "
             "the sections model and frontend out of the configuration: the file brings its own"

@@ -171,6 +171,14 @@ MISTAKES = {
 }
 
 
+def test_a_checkpoint_that_nobody_knows_is_refused_before_any_list_is_read(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save({"some.weight": torch.zeros(1)}, tmp_path / "some.pt")
+    assert train(recipe, tmp_path / "some.pt", tmp_path / "run", "--train_list", "nowhere.txt") == 1
+    assert "some.pt is neither a speakernet model file nor" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_what_contradicts_the_file_is_refused_by_name(
     mistake: str, given: Path, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
