@@ -30,6 +30,10 @@ class Part:
         return getattr(importlib.import_module(module), name)
 
 
+class UnknownNameError(ValueError):
+    """A name that its table does not have; the message names the nearest ones."""
+
+
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     """The known names most like `name`, best first; letter case does not count."""
     known = list(known)
@@ -51,10 +55,10 @@ def lookup(table: Mapping[str, Row], name: str, kind: str = "entry") -> Row:
     """The table's row of that name.
 
     Raises:
-        ValueError: the table has no such name; the message names the nearest ones.
+        UnknownNameError: the table has no such name; the message names the nearest ones.
     """
     if name not in table:
-        raise ValueError(f"unknown {kind} {name!r}; {suggestion(name, table)}")
+        raise UnknownNameError(f"unknown {kind} {name!r}; {suggestion(name, table)}")
     return table[name]
 
 

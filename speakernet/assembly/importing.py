@@ -3,12 +3,13 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 from speakernet.checkpoint import read_checkpoint, write_checkpoint
 from speakernet.losses.options import LOSSES
 from speakernet.models.importers import FORMATS, PUBLISHED, Description
-from speakernet.models.importers.published import import_network
-from speakernet.models.model_file import check_finite, check_fits, model_file_contents
+from speakernet.models.importers.published import import_network, likeness
+from speakernet.models.model_file import check_finite, check_fits, is_model_file, model_file_contents
 from speakernet.models.options import MODELS
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.registry import lookup
@@ -24,13 +25,19 @@ def import_weights(arguments: argparse.Namespace) -> int:
         ValueError: another architecture, an option that is needed and missing, a damaged or unsafe file.
     """
     lookup({**FORMATS, **PUBLISHED}, arguments.source, "toolkit")
-    if arguments.source in PUBLISHED:
-        return _import_published(arguments)
-    lookup(MODELS, arguments.model, "model")
-    importer = lookup(FORMATS, arguments.source, "toolkit")
     contents = read_checkpoint(arguments.file)
+    if is_model_file(contents):
+        raise ValueError(f"{arguments.file} is a model file of speakernet already; use it as it is")
+    if not isinstance(contents, dict):
+        raise ValueError(f"{arguments.file} holds a {type(contents).__name__}, expected tensors by name")
+    if arguments.source in PUBLISHED:
+        return _import_published(arguments, contents)
+    importer = lookup(FORMATS, arguments.source, "toolkit")
     if not importer.is_ours_to_read(contents):
-        raise ValueError(f"{arguments.file} is no checkpoint of {arguments.source} that this speakernet knows")
+        raise ValueError(
+            f"{arguments.file} is no checkpoint of {arguments.source} that this speakernet knows{likeness(contents)}"
+        )
+    lookup(MODELS, arguments.model, "model")
     described = importer.describe(contents)
     if described.model != arguments.model:
         raise ValueError(f"{arguments.file} is a {described.model}, --model says {arguments.model}")
@@ -46,26 +53,17 @@ def import_weights(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _import_published(arguments: argparse.Namespace) -> int:
-    """As `run`, from a toolkit whose files say enough of themselves.
+def _import_published(arguments: argparse.Namespace, contents: dict[str, Any]) -> int:
+    """As `import_weights`, from a toolkit whose files say enough of themselves.
 
     Raises:
-        ValueError: an option that only voxceleb_trainer has, another model, or one that hears through a front end that
-            is not here.
+        ValueError: an option that only voxceleb_trainer has, or another model.
     """
     given = [option for option, value in VOXCELEB_TRAINER_ONLY.items() if getattr(arguments, option) != value]
     if given:
         names = ", ".join(f"--{option.replace('_', '-')}" for option in given)
         raise ValueError(f"{names}: only for voxceleb_trainer; a file of {arguments.source} shows it, leave it out")
-    contents = read_checkpoint(arguments.file)
-    if not isinstance(contents, dict):
-        raise ValueError(f"{arguments.file} holds a {type(contents).__name__}, expected tensors by name")
     imported = import_network(PUBLISHED[arguments.source], arguments.model, contents, arguments.file)
-    if not imported.has_front_end:
-        raise ValueError(
-            f"{arguments.file} is a {arguments.model} of {arguments.source}, which hears through features of its own "
-            "that this version does not compute"
-        )
     _save(arguments, imported.net, normalizes=True)
     lines = [_summary(arguments, imported.net), *(f"not loaded: {entry}" for entry in imported.not_loaded)]
     sys.stdout.write("\n".join([*lines, f"next: speakernet info {arguments.out}"]) + "\n")

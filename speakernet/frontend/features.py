@@ -11,7 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from speakernet.frontend.options import KaldiFbankOptions, KaldiMfccOptions, LogMelOptions, RawWaveformOptions
+from speakernet.frontend.options import (
+    KaldiFbankOptions,
+    KaldiMfccOptions,
+    LogMelOptions,
+    RawWaveformOptions,
+    ShapedMelOptions,
+)
 from speakernet.frontend.torchaudio_door import get_mel_banks, melscale_fbanks
 from speakernet.options import SAMPLE_RATE
 from speakernet.seeding import derive_seed
@@ -34,6 +40,8 @@ class FrontEnd(nn.Module):
     num_features: int
     window_samples: int
     hop_samples: int
+    min_samples: int
+    """Samples of the shortest utterance that it can hear."""
 
     def num_frames(self, num_samples: Tensor) -> Tensor:
         """Frames that so many samples give; takes integers too."""
@@ -58,6 +66,11 @@ class FrontEnd(nn.Module):
         """
         if waveforms.ndim != 2:
             raise ValueError(f"a front end takes waveforms of shape (batch, samples), got {tuple(waveforms.shape)}")
+        shortest = waveforms.shape[1] if lengths is None else int(lengths.min())
+        if shortest < self.min_samples:
+            raise ValueError(
+                f"an utterance of {shortest} samples is too short for the front end, which needs {self.min_samples}"
+            )
         with torch.autocast(waveforms.device.type, enabled=False):
             return self.extract(waveforms.float(), lengths)
 
@@ -82,16 +95,13 @@ class LogMel(FrontEnd):
         self.normalize = options.normalize
         self.window_samples = round(WINDOW_SECONDS * sample_rate)
         self.hop_samples = round(HOP_SECONDS * sample_rate)
-        self.fft_samples = _next_power_of_two(self.window_samples)
+        self.fft_samples = next_power_of_two(self.window_samples)
+        # Both ends are mirrored, which takes one sample more than is mirrored.
+        self.min_samples = self.fft_samples // 2 + 1
         make_window = {"hamming": torch.hamming_window, "hann": torch.hann_window}[options.window]
         num_bins = self.fft_samples // 2 + 1
-        high_hz = float(options.high_hz) or sample_rate / 2
-        if not 0 <= float(options.low_hz) < high_hz <= sample_rate / 2:
-            raise ValueError(
-                f"log_mel: bands from {options.low_hz} to {high_hz} Hz; expected low_hz below high_hz, at most half of "
-                f"the sample rate ({sample_rate})"
-            )
-        bank = melscale_fbanks(num_bins, float(options.low_hz), high_hz, options.num_mels, sample_rate)  # (bins, mels)
+        low_hz, high_hz = band_edges(options, sample_rate)
+        bank = melscale_fbanks(num_bins, low_hz, high_hz, options.num_mels, sample_rate)  # (bins, mels)
         # Not in state_dict: they follow from the options, so a file cannot disagree with them.
         self.register_buffer("window", make_window(self.window_samples), persistent=False)
         self.register_buffer("mel_bank", bank, persistent=False)
@@ -146,9 +156,9 @@ class KaldiFbank(FrontEnd):
         self.scale = options.scale
         self.dither = options.dither
         self.normalize = options.normalize
-        self.window_samples = round(WINDOW_SECONDS * sample_rate)
+        self.window_samples = self.min_samples = round(WINDOW_SECONDS * sample_rate)
         self.hop_samples = round(HOP_SECONDS * sample_rate)
-        self.fft_samples = _next_power_of_two(self.window_samples)
+        self.fft_samples = next_power_of_two(self.window_samples)
         self.noise = DrawCounter(seed)
         if options.window == "hamming":
             shape = torch.hamming_window(self.window_samples, periodic=False)
@@ -167,9 +177,6 @@ class KaldiFbank(FrontEnd):
 
     def extract(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
         """Scale, dither; each frame: mean removed, pre-emphasis 0.97, window, power spectrum, mel, logarithm."""
-        shortest = waveforms.shape[1] if lengths is None else int(lengths.min())
-        if shortest < self.window_samples:
-            raise ValueError(f"an utterance of {shortest} samples is shorter than one window of {self.window_samples}")
         waveforms = waveforms * self.scale
         if self.training and self.dither:
             waveforms = waveforms + self.dither * self.noise.normal_like(waveforms)
@@ -217,8 +224,7 @@ class RawWaveform(FrontEnd):
     """The samples themselves as one feature, for models that learn their own filterbank (RawNet3)."""
 
     num_features = 1
-    window_samples = 1
-    hop_samples = 1
+    window_samples = hop_samples = min_samples = 1
 
     def __init__(self, options: RawWaveformOptions) -> None:
         super().__init__()
@@ -271,6 +277,21 @@ class DrawCounter(nn.Module):
         self.count = int(state)
 
 
+def band_edges(options: ShapedMelOptions, sample_rate: int) -> tuple[float, float]:
+    """The lower edge of the lowest band and the upper edge of the highest, in Hz.
+
+    Raises:
+        ValueError: no band between them, or one beyond half the sample rate.
+    """
+    low_hz, high_hz = float(options.low_hz), float(options.high_hz) or sample_rate / 2
+    if not low_hz < high_hz <= sample_rate / 2:
+        raise ValueError(
+            f"{options.name}: bands from {low_hz} to {high_hz} Hz; expected low_hz below high_hz, at most half of the "
+            f"sample rate ({sample_rate})"
+        )
+    return low_hz, high_hz
+
+
 def preemphasize(waveforms: Tensor, coefficient: float) -> Tensor:
     """First-order high-pass y[t] = x[t] - coefficient x[t-1] over (batch, samples); x[-1] is taken to be x[1].
 
@@ -282,19 +303,29 @@ def preemphasize(waveforms: Tensor, coefficient: float) -> Tensor:
     return waveforms - coefficient * previous
 
 
-def normalize_waveforms(waveforms: Tensor, lengths: Tensor | None = None) -> Tensor:
+def normalize_waveforms(waveforms: Tensor, lengths: Tensor | None = None, epsilon: float = WAVEFORM_EPSILON) -> Tensor:
     """(batch, samples) with mean 0 and deviation 1 over each utterance's own samples; zero past its end.
+
+    Args:
+        waveforms: (batch, samples).
+        lengths: (batch,) or None when all are full.
+        epsilon: added to the deviation.
 
     >>> normalize_waveforms(torch.tensor([[1.0, 3.0]])).round(decimals=3)
     tensor([[-1.,  1.]])
     """
     count = torch.tensor(waveforms.shape[1]) if lengths is None else lengths.unsqueeze(1)
-    inside = None if lengths is None else valid_frames(lengths.to(waveforms.device), waveforms.shape[1])
-    masked = waveforms if inside is None else waveforms * inside
     count = count.to(waveforms.device)
-    centred = masked - masked.sum(dim=1, keepdim=True) / count
-    centred = centred if inside is None else centred * inside
-    return centred / ((centred.square().sum(dim=1, keepdim=True) / count).sqrt() + WAVEFORM_EPSILON)
+    inside = None if lengths is None else valid_frames(lengths.to(waveforms.device), waveforms.shape[1])
+
+    # Sums in float64, so that an utterance in a longer batch has to the last bit the mean that it has alone.
+    def mean(values: Tensor) -> Tensor:
+        masked = values if inside is None else values * inside
+        return (masked.sum(dim=1, keepdim=True, dtype=torch.float64) / count).float()
+
+    centred = waveforms - mean(waveforms)
+    normalized = centred / (mean(centred.square()).sqrt() + epsilon)
+    return normalized if inside is None else normalized * inside
 
 
 def reflect_ends(waveforms: Tensor, pad: int, lengths: Tensor | None = None) -> Tensor:
@@ -302,19 +333,13 @@ def reflect_ends(waveforms: Tensor, pad: int, lengths: Tensor | None = None) -> 
 
     Args:
         waveforms: (batch, samples).
-        pad: samples added at each side.
+        pad: samples added at each side, fewer than every utterance has.
         lengths: (batch,) or None when all are full.
 
     Returns:
         (batch, samples + 2 pad); zero past an utterance's mirrored end.
-
-    Raises:
-        ValueError: an utterance is not longer than `pad`, so that there is nothing to mirror.
     """
     num_samples = waveforms.shape[1]
-    shortest = num_samples if lengths is None else int(lengths.min())
-    if shortest <= pad:
-        raise ValueError(f"an utterance of {shortest} samples is too short for the front end, which needs {pad + 1}")
     if lengths is None:
         return functional.pad(waveforms, (pad, pad), "reflect")
     last = lengths.to(waveforms.device).unsqueeze(1) - 1  # (batch, 1)
@@ -359,5 +384,10 @@ def valid_frames(lengths: Tensor, num_frames: int) -> Tensor:
     return torch.arange(num_frames, device=lengths.device).unsqueeze(0) < lengths.unsqueeze(1)
 
 
-def _next_power_of_two(number: int) -> int:
+def next_power_of_two(number: int) -> int:
+    """The least power of two that is not below the number.
+
+    >>> next_power_of_two(400)
+    512
+    """
     return 1 << (number - 1).bit_length()

@@ -36,7 +36,7 @@ class FrontendOptions(NamedOptions):
     """From samples to features, and SpecAugment on them. What is `auto` follows the model's own definition."""
 
     name: str = "auto"
-    """log_mel (voxceleb_trainer's), fbank or mfcc (Kaldi's), speechbrain, raw (samples); auto: the model's own."""
+    """log_mel (voxceleb_trainer's), fbank or mfcc (Kaldi's), speechbrain, tf_mel, raw (samples); auto: the model's."""
 
     auto_values: ClassVar[Mapping[str, Any]] = {}
     """What `auto` means where the model does not say."""
@@ -61,25 +61,31 @@ class MelOptions(SpecAugmentOptions, FrontendOptions):
     num_mels: MelCount = 64
     """Mel bands."""
     normalize: Literal["auto", "instance", "mean", "none"] = "auto"
-    """Over each utterance and band: instance (mean and variance), mean, none; auto: instance, and mean for fbank."""
+    """Over each utterance and band: instance (mean and variance), mean, none; auto: instance in log_mel, else mean."""
 
 
 @dataclass(kw_only=True)
-class LogMelOptions(MelOptions):
+class ShapedMelOptions(MelOptions):
+    """The base of front ends that work on the whole signal before it is cut into frames."""
+
+    preemphasis: Share | Literal["auto"] = "auto"
+    """Coefficient of the pre-emphasis, 0 for none; auto: 0.97 in ResNetSE34V2, ReDimNet and tf_mel, else 0."""
+    low_hz: Hertz | Literal["auto"] = "auto"
+    """Lower edge of the lowest band; auto: 20 in ReDimNet and tf_mel, else 0."""
+    high_hz: Hertz | Literal["auto"] = "auto"
+    """Upper edge of the highest band, 0 for half the sample rate; auto: 7600 in ReDimNet and tf_mel, else 0."""
+    normalize_waveform: bool | Literal["auto"] = "auto"
+    """Remove the mean of each utterance's samples and divide by their deviation first; auto: in ReDimNet and tf_mel."""
+
+
+@dataclass(kw_only=True)
+class LogMelOptions(ShapedMelOptions):
     """Mel spectrogram as voxceleb_trainer computes it: centred frames, HTK mel scale, optional log, instance norm."""
 
     log_input: bool = True
     """Take the logarithm of the mel energies."""
     window: Literal["auto", "hamming", "hann"] = "auto"
     """Analysis window; auto: hamming, and hann in VGGVox."""
-    preemphasis: Share | Literal["auto"] = "auto"
-    """Coefficient of the pre-emphasis, 0 for none; auto: 0.97 in ResNetSE34V2 and ReDimNet, else 0."""
-    low_hz: Hertz | Literal["auto"] = "auto"
-    """Lower edge of the lowest band; auto: 20 in ReDimNet, else 0."""
-    high_hz: Hertz | Literal["auto"] = "auto"
-    """Upper edge of the highest band, 0 for half the sample rate; auto: 7600 in ReDimNet, else 0."""
-    normalize_waveform: bool | Literal["auto"] = "auto"
-    """Remove the mean of each utterance's samples and divide by their deviation first; auto: off."""
 
     auto_values: ClassVar[Mapping[str, Any]] = {
         "window": "hamming",
@@ -88,6 +94,19 @@ class LogMelOptions(MelOptions):
         "low_hz": 0.0,
         "high_hz": 0.0,
         "normalize_waveform": False,
+    }
+
+
+@dataclass(kw_only=True)
+class TfMelOptions(ShapedMelOptions):
+    """Log mel energies as ReDimNet2 is trained on in wespeaker (its `tfmel`): triangles over mels, mean removed."""
+
+    auto_values: ClassVar[Mapping[str, Any]] = {
+        "preemphasis": 0.97,
+        "normalize": "mean",
+        "low_hz": 20.0,
+        "high_hz": 7600.0,
+        "normalize_waveform": True,
     }
 
 
@@ -139,6 +158,7 @@ FEATURES: dict[str, Part] = {
     "fbank": Part(KaldiFbankOptions, "speakernet.frontend.features:KaldiFbank"),
     "mfcc": Part(KaldiMfccOptions, "speakernet.frontend.features:KaldiMfcc"),
     "speechbrain": Part(SpeechBrainFbankOptions, "speakernet.frontend.speechbrain:SpeechBrainFbank"),
+    "tf_mel": Part(TfMelOptions, "speakernet.frontend.tf_mel:TfMel"),
     "raw": Part(RawWaveformOptions, "speakernet.frontend.features:RawWaveform"),
 }
 

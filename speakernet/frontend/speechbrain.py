@@ -35,6 +35,7 @@ class SpeechBrainFbank(FrontEnd):
         self.num_features = options.num_mels
         self.window_samples = round(WINDOW_SECONDS * sample_rate)
         self.hop_samples = round(HOP_SECONDS * sample_rate)
+        self.min_samples = 1
         bank = triangles(options.num_mels, self.window_samples // 2 + 1, sample_rate)
         # Periodic, torch's default, which SpeechBrain leaves as it is; Kaldi's windows are symmetric.
         self.register_buffer("window", torch.hamming_window(self.window_samples), persistent=False)

@@ -135,7 +135,7 @@ class MaskedConvolution(nn.Conv2d):
         return super().forward(mask_frames(features, lengths))
 
 
-def check_frames(features: Tensor, lengths: Tensor | None, fewest: int, name: str) -> None:
+def check_frames(features: Tensor, lengths: Tensor | None, fewest: int, name: str, unit: str = "frames") -> None:
     """Refuse utterances that are shorter than a model can hear.
 
     Raises:
@@ -143,7 +143,7 @@ def check_frames(features: Tensor, lengths: Tensor | None, fewest: int, name: st
     """
     shortest = features.shape[2] if lengths is None else int(lengths.min())
     if shortest < fewest:
-        raise ValueError(f"{name} needs {fewest} frames or more, found an utterance of {shortest}")
+        raise ValueError(f"{name} needs {fewest} {unit} or more, found an utterance of {shortest}")
 
 
 def relu(features: Tensor) -> Tensor:

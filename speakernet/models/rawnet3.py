@@ -11,7 +11,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from speakernet.frontend.features import preemphasize, valid_frames
-from speakernet.models.layers import FrameConvolution, full_precision, mask_frames, mean_over_frames, valid_length
+from speakernet.models.layers import (
+    FrameConvolution,
+    check_frames,
+    full_precision,
+    mask_frames,
+    mean_over_frames,
+    valid_length,
+)
 from speakernet.models.multi_scale import multi_scale, relu_then_norm
 from speakernet.models.options.trunks import RawNet3Options
 from speakernet.models.trunk import Trunk
@@ -44,6 +51,8 @@ class RawNet3(Trunk):
         self.block2 = MultiScaleBlock(channels, channels, dilation=3, scale=scale, pool=3)
         self.block3 = MultiScaleBlock(channels, channels, dilation=4, scale=scale)
         self.pool = nn.MaxPool1d(3)
+        # A frame behind both poolings comes of 5 x 3 frames of the filterbank.
+        self.min_frames = self.filterbank.kernel_samples + 14 * options.sinc_stride
         self.aggregate = nn.Conv1d(3 * channels, self.out_channels, 1)
         # The published definition counts two batch norms that its forward pass never calls. They are kept, frozen, so
         # that its checkpoints come in whole and the parameter count is the published one.
@@ -52,6 +61,7 @@ class RawNet3(Trunk):
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(batch, 1, samples) to (batch, 1536, samples / stride / 15), and the valid frames of each."""
+        check_frames(features, lengths, self.min_frames, "RawNet3", "samples")
         with full_precision(features):
             hidden, lengths = self._filter(features.float().squeeze(1), lengths)
         first, lengths = self.block1(hidden, lengths)

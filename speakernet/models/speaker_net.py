@@ -163,7 +163,7 @@ class SpeakerNet(nn.Module):
     def min_samples(self) -> int:
         """Samples of the shortest waveform that can be embedded; what is shorter can be repeated from its start."""
         frames = self.front_end.num_frames(torch.arange(LONGEST_MINIMUM_SECONDS * self.sample_rate))
-        return int((frames >= self.trunk.min_frames).nonzero()[0])
+        return max(self.front_end.min_samples, int((frames >= self.trunk.min_frames).nonzero()[0]))
 
     def embed(self, waveforms: Tensor, lengths: Tensor | None = None, *, sample_rate: int) -> Tensor:
         """`forward` in evaluation mode and without gradients; the mode of training is put back afterwards.

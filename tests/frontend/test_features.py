@@ -133,7 +133,10 @@ def test_other_sample_rates_keep_25_and_10_milliseconds():
             "256 samples is too short for the front end, which needs 257",
         ),
         (lambda: LogMel(LogMelOptions())(torch.zeros(2, 9000), torch.tensor([9000, 100])), "100 samples is too short"),
-        (lambda: KaldiFbank(KaldiFbankOptions())(torch.zeros(1, 399)), "399 samples is shorter than one window of 400"),
+        (
+            lambda: KaldiFbank(KaldiFbankOptions())(torch.zeros(1, 399)),
+            "399 samples is too short for the front end, which needs 400",
+        ),
         (lambda: LogMel(LogMelOptions())(torch.zeros(1, 2, 9000)), "shape .batch, samples."),
         (lambda: LogMel(LogMelOptions(window="povey")), "window is 'povey'; expected auto or hamming or hann"),
         (lambda: LogMel(LogMelOptions(normalize="cmvn")), "normalize is 'cmvn'"),

@@ -268,6 +268,7 @@ def test_every_pooling_of_the_table_works_on_a_residual_network():
         (lambda: SpeakerNet.named("RawNet3", front_end="log_mel"), "RawNet3 needs the front end raw"),
         (lambda: embed(make("VGGVox"), waves((9000,))), "VGGVox needs 63 frames or more, found an utterance of 57"),
         (lambda: SpeakerNet.named("VGGVox", front_end_options={"num_mels": 64}), "VGGVox .* 40 mel bands, found 64"),
+        (lambda: embed(make("RawNet3"), waves((390,))), "RawNet3 needs 391 samples or more, found an utterance of 390"),
         (lambda: embed(make("XVector"), waves((2000,))), "XVector needs 15 frames or more, found an utterance of 11"),
         (
             lambda: embed(make("ReDimNet2B0"), waves((800,))),
@@ -301,13 +302,21 @@ def test_parts_that_do_not_fit_are_named(make_net, message):
         make_net()
 
 
-def test_the_shortest_utterance_of_a_model_is_known_to_the_sample():
-    net = make("VGGVox")
-    assert net.min_samples == 62 * 160
-    assert embed(net, waves((net.min_samples,))).shape == (1, 32)
-    with pytest.raises(ValueError, match="VGGVox needs 63 frames or more, found an utterance of 62"):
-        embed(net, waves((net.min_samples - 1,)))
-    assert make("ResNetSE34L").min_samples <= 400
+@pytest.mark.parametrize("name", SMALLEST)
+def test_the_shortest_utterance_of_a_model_is_known_to_the_sample(name):
+    net = make(name)
+    shortest = net.min_samples
+    assert torch.isfinite(embed(net, waves((shortest,)))).all()
+    with pytest.raises(ValueError, match=r"needs \d+"):
+        embed(net, waves((shortest - 1,)))
+    # Beside a longer one it is what it is alone.
+    together = embed(net, waves((shortest, 12000)), torch.tensor([shortest, 12000]))
+    torch.testing.assert_close(together[:1], embed(net, waves((shortest,))), atol=1e-5, rtol=1e-4)
+
+
+def test_the_shortest_utterance_in_numbers():
+    found = {name: make(name).min_samples for name in ("ResNetSE34L", "VGGVox", "RawNet3", "XVector", "ReDimNet2B0")}
+    assert found == {"ResNetSE34L": 257, "VGGVox": 9920, "RawNet3": 391, "XVector": 2640, "ReDimNet2B0": 480}
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,8 @@ def translate(contents: Any, net: SpeakerNet, path: str | Path) -> Translated:
             return importer.translate(contents, net, path)
     keys = ", ".join(map(str, list(contents)[:5])) if isinstance(contents, dict) else type(contents).__name__
     raise ValueError(
-        f"{path} is neither a speakernet model file nor a checkpoint of {', '.join(FORMATS)}; it holds: {keys}"
+        f"{path} is neither a speakernet model file nor a checkpoint of {', '.join(FORMATS)}; it holds: {keys}. "
+        f"Of {', '.join(PUBLISHED)}, make it a model file with `speakernet import-weights {path} --from … --model …`"
     )
 
 

@@ -1,5 +1,7 @@
 """Networks out of other toolkits' checkpoints: what the file says of itself decides, its name is checked against it."""
 
+import contextlib
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,10 +10,12 @@ from typing import Any, Protocol
 import torch
 
 from speakernet.checkpoint import CheckpointError
+from speakernet.models.importers import PUBLISHED, voxceleb_trainer
 from speakernet.models.importers.renaming import Describe, Described, Weights, bare, rename_all
 from speakernet.models.model_file import check_finite, check_fits
+from speakernet.models.options import MODELS
 from speakernet.models.speaker_net import SpeakerNet
-from speakernet.registry import lookup
+from speakernet.registry import UnknownNameError, suggestion
 
 
 class Format(Protocol):
@@ -19,12 +23,16 @@ class Format(Protocol):
 
     SOURCE: str
     FRONT_END: dict[str, Any]
-    """Name and options of the front end that its models hear through; empty where this version has none like it."""
+    """Name and options of the front end that its models hear through, where a file does not say another."""
     UNUSED: dict[str, str]
     """Patterns of tensors that are not of the network, each with the reason."""
 
     def models(self, contents: Mapping[str, Any]) -> dict[str, Describe]:
-        """How each of the toolkit's models is read out of a file, by the toolkit's name."""
+        """How each of the toolkit's models is read out of a file, by the toolkit's name.
+
+        Raises:
+            ValueError: the file lacks what the toolkit's files hold beside their tensors.
+        """
 
 
 @dataclass(frozen=True)
@@ -33,8 +41,6 @@ class Imported:
 
     net: SpeakerNet
     not_loaded: list[str]
-    has_front_end: bool
-    """Whether the network hears as it was trained; else it is for features alone."""
 
 
 def import_network(format: Format, name: str, contents: Mapping[str, Any], path: str | Path) -> Imported:
@@ -51,28 +57,62 @@ def import_network(format: Format, name: str, contents: Mapping[str, Any], path:
     """
     weights = bare(contents, path)
     check_finite(weights, path)
-    models = format.models(contents)
-    known = {**_by_our_names(models, weights), **models}
-    lookup(known, name, f"{format.SOURCE} model")
     try:
-        described = known[name](weights)
+        models = format.models(contents)
+        described = _described(format, models, name, weights)
         net = _network(format, described)
         renamed, left = _fitted(format, described, weights, net, path)
+    except UnknownNameError:
+        raise
     except ValueError as error:
-        raise CheckpointError(
-            f"{path} is no {name} of {format.SOURCE}{_likeness(format, models, weights, path)}: {error}"
-        ) from error
+        # A file of another toolkit is told here too: the names of its tensors say whose it is.
+        raise CheckpointError(f"{path} is no {name} of {format.SOURCE}{likeness(contents, format)}: {error}") from error
     net.load_state_dict(renamed)
-    return Imported(net.eval(), left, bool(_front_end(format, described)))
+    return Imported(net.eval(), left)
 
 
-def _front_end(format: Format, described: Described) -> dict[str, Any]:
-    return dict(format.FRONT_END if described.front_end is None else described.front_end)
+def likeness(contents: Mapping[str, Any], asked: Format | None = None) -> str:
+    """The published models that a checkpoint fits, in words that go on a sentence; nothing where it fits none.
+
+    Args:
+        contents: what the file holds.
+        asked: the toolkit that was named; its models are looked for first, and alone where one fits.
+    """
+    others = [one for one in PUBLISHED.values() if one is not asked]
+    for formats in ([asked] if asked else [], others):
+        found = [
+            name if format is asked else f"{name} (--from {format.SOURCE})"
+            for format in formats
+            for name in _fitting(format, contents)
+        ]
+        if found:
+            return f" but looks like {' or '.join(found)}"
+    found_here = voxceleb_trainer.is_ours_to_read(contents)
+    return f" but looks like a checkpoint of {voxceleb_trainer.SOURCE}" if found_here else ""
+
+
+def _described(format: Format, models: Mapping[str, Describe], name: str, weights: Weights) -> Described:
+    """What the file is, taken to be the model of that name.
+
+    Raises:
+        UnknownNameError: neither the toolkit nor this program has a model of that name.
+        ValueError: the file is another one.
+    """
+    if name in models:
+        return models[name](weights)
+    if name not in MODELS:
+        raise UnknownNameError(f"unknown {format.SOURCE} model {name!r}; {suggestion(name, {**models, **MODELS})}")
+    for describe in models.values():
+        with contextlib.suppress(ValueError):
+            described = describe(weights)
+            if described.model == name:
+                return described
+    raise ValueError(f"no model of {format.SOURCE} with these tensors is a {name}")
 
 
 def _network(format: Format, described: Described) -> SpeakerNet:
-    options = _front_end(format, described)
-    front_end = options.pop("name", "auto")
+    options = dict(format.FRONT_END if described.front_end is None else described.front_end)
+    front_end = options.pop("name")
     return SpeakerNet.named(
         described.model,
         described.pooling,
@@ -100,27 +140,19 @@ def _fitted(
     return complete, left
 
 
-def _by_our_names(models: Mapping[str, Describe], weights: Weights) -> dict[str, Describe]:
-    """The format's models under the names they have here, as far as the file can be one."""
-    found: dict[str, Describe] = {}
-    for describe in models.values():
-        try:
-            found.setdefault(describe(weights).model, describe)
-        except ValueError:
-            continue
-    return found
-
-
-def _likeness(format: Format, models: Mapping[str, Describe], weights: Weights, path: str | Path) -> str:
-    """The models of the format that the weights fit, in words; nothing where they fit none."""
-    fitting = []
+def _fitting(format: Format, contents: Mapping[str, Any]) -> list[str]:
+    """The models of the format whose tensors are those of the file."""
+    found = []
+    try:
+        weights, models = bare(contents, ""), format.models(contents)
+    except ValueError:
+        return []
     for name, describe in models.items():
-        try:
-            described = describe(weights)
+        with contextlib.suppress(ValueError, ZeroDivisionError):
+            # Any front end does for a comparison of tensors; this one needs no memory either.
+            described = dataclasses.replace(describe(weights), front_end={"name": "fbank"})
             with torch.device("meta"):
                 net = _network(format, described)
-            _fitted(format, described, weights, net, path)
-        except (ValueError, ZeroDivisionError):
-            continue
-        fitting.append(name)
-    return f" but looks like {' or '.join(fitting)}" if fitting else ""
+            _fitted(format, described, weights, net, "")
+            found.append(name)
+    return found

@@ -5,16 +5,26 @@ against it. The rules serve wespeaker's copies of the two architectures as well.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from speakernet.models.importers.renaming import Describe, Described, Rule, Weights, last_dim
 from speakernet.models.options.redimnet import REDIMNET2S, REDIMNETS
 from speakernet.options import default_of
+from speakernet.registry import suggestion
 
 SOURCE = "redimnet"
-# Its own kind of mel features, which no front end here computes.
-FRONT_END: dict[str, Any] = {}
+# `MelBanks` as its definition has them where a configuration is silent.
+FRONT_END: dict[str, Any] = {
+    "name": "log_mel",
+    "preemphasis": 0.97,
+    "low_hz": 20.0,
+    "high_hz": 7600.0,
+    "normalize": "mean",
+    "normalize_waveform": False,
+}
+# What `feat_type` may say, and the front end that it means.
+FEATURES = {"pt": "log_mel", "pt_mel": "log_mel", "tf": "tf_mel", "tf_mel": "tf_mel"}
 UNUSED = {r"^spec\.": "constants of its front end", r"^cls_head\.": "the training head"}
 
 # What stands before the blocks in a stage: sum, unfolding and striding convolution.
@@ -31,6 +41,24 @@ KNOWN_VALUES: dict[str, tuple[Any, ...]] = {
     "tf_optimized_arch": (False,),
     "hop_length": (160,),
     "return_all_outputs": (False,),
+    "feat_type": tuple(FEATURES),
+}
+# What only training heeds.
+FOR_TRAINING = {"embed_dim", "num_classes", "class_dropout", "feat_agg_dropout", "head_activation"}
+KNOWN_FEATURES: dict[str, tuple[Any, ...]] = {
+    "sample_rate": (16_000,),
+    "n_fft": (512,),
+    "win_length": (400,),
+    "spec_norm": ("mn",),
+    "eps": (1e-8,),
+}
+FEATURES_FOR_TRAINING = {"do_spec_aug", "freq_start_bin", "num_apply_spec_aug", "freq_mask_width", "time_mask_width"}
+# Their options of the features: ours, and how a value becomes ours.
+_SIGNAL: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "f_min": ("low_hz", float),
+    "f_max": ("high_hz", float),
+    "do_preemph": ("preemphasis", lambda is_on: FRONT_END["preemphasis"] if is_on else 0.0),
+    "norm_signal": ("normalize_waveform", bool),
 }
 # What the authors' definitions assume where a configuration is silent.
 _FIRST = {
@@ -126,13 +154,40 @@ def _describe(name: str, config: Mapping[str, Any]) -> Describe:
         is_second = "compress_tconvs" in config or isinstance((config.get("stages_setup") or [[1]])[0][0], list | tuple)
         if is_second != name.startswith("ReDimNet2"):
             raise ValueError(f"its model_config is that of a ReDimNet{2 if is_second else ''}")
-        for option, values in KNOWN_VALUES.items():
-            if option in config and config[option] not in values:
-                raise ValueError(f"its model_config has {option}: {config[option]}, known here: {values[0]}")
+        _check_known(config, {*KNOWN_VALUES, *FOR_TRAINING, *(_SECOND if is_second else _FIRST), "spec_params"})
         described = _second(config) if is_second else _first(config)
-        return _in_size(name, dataclasses.replace(described, embedding_dim=last_dim(weights, "linear")))
+        dim = last_dim(weights, "linear")
+        return _in_size(name, dataclasses.replace(described, embedding_dim=dim, front_end=_front_end(config)))
 
     return describe
+
+
+def _check_known(config: Mapping[str, Any], options: set[str]) -> None:
+    """Refuse what would change the network or its features and is not known here.
+
+    Raises:
+        ValueError: naming the option.
+    """
+    features = config.get("spec_params") or {}
+    if not isinstance(features, Mapping):
+        raise ValueError(f"its model_config has spec_params: {features!r}, expected options by name")
+    of_features = {*KNOWN_FEATURES, *FEATURES_FOR_TRAINING, *_SIGNAL}
+    for given, known, values in ((config, options, KNOWN_VALUES), (features, of_features, KNOWN_FEATURES)):
+        for option, value in given.items():
+            if option not in known:
+                raise ValueError(f"its model_config has {option}, which is not known here; {suggestion(option, known)}")
+            if option in values and value not in values[option]:
+                raise ValueError(f"its model_config has {option}: {value}, known here: {values[option][0]}")
+
+
+def _front_end(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the network hears through; the number of bands is that of the network."""
+    given = config.get("spec_params") or {}
+    found = FRONT_END | {"name": FEATURES[config.get("feat_type", "pt")]}
+    for theirs, (ours, convert) in _SIGNAL.items():
+        if theirs in given:
+            found[ours] = convert(given[theirs])
+    return found
 
 
 def _first(config: Mapping[str, Any]) -> Described:

@@ -35,7 +35,7 @@ class Described:
     options: Mapping[str, Any] = field(default_factory=dict)
     pooling_options: Mapping[str, Any] = field(default_factory=dict)
     front_end: Mapping[str, Any] | None = None
-    """Name and options of what it hears through; None for its toolkit's, empty where this version has none like it."""
+    """Name and options of what it hears through; None for its toolkit's."""
 
 
 Describe = Callable[[Weights], Described]
@@ -69,6 +69,9 @@ def rename_all(
 
     Returns:
         Weights in our names (those no rule knows under their own), and the unused ones with their reasons.
+
+    Raises:
+        ValueError: two of them have one name here.
     """
     rules = tuple(rules)
     renamed: dict[str, Tensor] = {}
@@ -79,6 +82,8 @@ def rename_all(
             left.append(f"{name} ({reason})")
             continue
         ours = rename(name, rules) or name
+        if ours in renamed:
+            raise ValueError(f"two tensors are {ours} here, {name} among them")
         if ours in shapes and (*shapes[ours].shape, 1) == tuple(value.shape):
             value = value.squeeze(-1)
         renamed[ours] = value

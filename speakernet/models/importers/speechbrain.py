@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from speakernet.models.importers.renaming import Describe, Described, Rule, Weights, first_shape, last_dim
+from speakernet.models.options.trunks import ECAPAS
+from speakernet.options import default_of
 
 SOURCE = "speechbrain"
-# Its own kind of mel features, which no front end here computes.
-FRONT_END: dict[str, Any] = {}
+# `Fbank` and `InputNormalization(norm_type="sentence", std_norm=False)` of its recipes.
+FRONT_END = {"name": "speechbrain", "normalize": "mean"}
 UNUSED: dict[str, str] = {}
 
 _BLOCK = r"^blocks\.([123])\."
@@ -37,7 +39,9 @@ def ecapa(weights: Weights) -> Described:
     channels, num_mels, _ = first_shape(weights, "blocks.0.conv.conv.weight")
     aggregate = first_shape(weights, "mfa.conv.conv.weight")[0]
     options = {"channels": channels, "aggregate_channels": aggregate, "speechbrain": True}
-    return Described("ECAPA_TDNN", _RULES, last_dim(weights, "fc.conv"), num_mels, "NormASTP", options)
+    widths = (default_of(size, "channels") for size in ECAPAS.values())
+    model = dict(zip(widths, ECAPAS, strict=True)).get(channels, "ECAPA_TDNN")
+    return Described(model, _RULES, last_dim(weights, "fc.conv"), num_mels, "NormASTP", options)
 
 
 MODELS: dict[str, Describe] = {"ECAPA_TDNN": ecapa}

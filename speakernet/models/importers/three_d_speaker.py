@@ -6,7 +6,7 @@ from typing import Any
 
 from speakernet.models.importers.renaming import Describe, Described, Rule, Weights, first_shape, last_dim
 from speakernet.models.importers.speechbrain import ecapa
-from speakernet.models.importers.wespeaker import FUSIONS, ONE_LAYER, POOLING, RES2, campplus
+from speakernet.models.importers.wespeaker import FUSIONS, RES2, campplus, ends_of, pooled_width, pooling_of
 
 SOURCE = "3dspeaker"
 FRONT_END = {"name": "fbank", "scale": 1.0, "window": "povey", "normalize": "mean"}
@@ -22,8 +22,6 @@ _RULES: tuple[Rule, ...] = (
     (r"^fuse34\.local_att\.", "trunk.fusions.0.attention."),
     *FUSIONS,
     *RES2,
-    *POOLING,
-    *ONE_LAYER,
 )
 
 
@@ -51,10 +49,12 @@ def _fused(model: str, weights: Weights) -> Described:
         "scale": first_shape(weights, "layer1.0.conv1.weight")[0] // width,
         "expansion": first_shape(weights, "layer1.0.conv3.weight")[0] // channels,
     }
-    wide = first_shape(weights, "layer4.0.shortcut.0.weight")[0]
-    num_mels = 8 * first_shape(weights, "seg_1.weight")[1] // (2 * wide)
+    num_mels = 8 * pooled_width(weights) // first_shape(weights, "layer4.0.shortcut.0.weight")[0]
+    ends, layers = ends_of(weights)
+    pooling = pooling_of(weights)
+    floor = {"variance_floor": VARIANCE_FLOOR} if pooling == "TSTP" else {}
     return Described(
-        model, _RULES, last_dim(weights, "seg_1"), num_mels, "TSTP", options, {"variance_floor": VARIANCE_FLOOR}
+        model, _RULES + ends, last_dim(weights, "seg_1"), num_mels, pooling, options | layers, pooling_options=floor
     )
 
 

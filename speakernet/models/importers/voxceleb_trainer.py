@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from speakernet.models.importers.renaming import Rule, Translated, rename
+from speakernet.models.importers.renaming import Rule, Translated, first_shape, rename
 from speakernet.models.rawnet3 import PREEMPHASIS
 from speakernet.models.speaker_net import SpeakerNet
 
@@ -92,6 +92,15 @@ HEAD_NAMES = {
 }
 
 
+# Tensors that only that architecture has, the first of these that is found; other toolkits' ResNets share most names.
+_MARKS = {
+    "RawNet3": "layer1.afms.alpha",
+    "VGGVox": "netcnn.0.weight",
+    "ResNetSE34L": "sap_linear.weight",
+    "ResNetSE34V2": "layer1.0.se.fc.0.weight",
+}
+
+
 @dataclass(frozen=True)
 class Description:
     """What a checkpoint shows of the network it belongs to."""
@@ -115,12 +124,9 @@ def is_ours_to_read(contents: Any) -> bool:
 
 def recognize(network: Mapping[str, Any]) -> str | None:
     """Which of voxceleb_trainer's architectures a network state dictionary is, None where it is none."""
-    if "layer1.afms.alpha" in network:
-        return "RawNet3"
-    if "netcnn.0.weight" in network:
-        return "VGGVox"
-    if "layer1.0.conv1.weight" in network:
-        return "ResNetSE34V2" if "attention.0.weight" in network else "ResNetSE34L"
+    for model, tensor in _MARKS.items():
+        if tensor in network:
+            return model
     return None
 
 
@@ -128,7 +134,7 @@ def split_parts(contents: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[st
     """Network and loss state dictionaries without their prefixes, and what else lies in the file."""
     beside: list[str] = []
     state = contents
-    if "model_state_dict" in contents:
+    if isinstance(contents.get("model_state_dict"), Mapping):
         state = contents["model_state_dict"]
         beside = [f"{key} (only weights are taken)" for key in contents if key != "model_state_dict"]
     elif "model" in contents and isinstance(contents["model"], Mapping):
@@ -148,21 +154,25 @@ def split_parts(contents: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[st
 
 
 def describe(contents: Mapping[str, Any]) -> Description:
-    """What a checkpoint that `is_ours_to_read` shows of itself."""
+    """What a checkpoint that `is_ours_to_read` shows of itself.
+
+    Raises:
+        ValueError: the tensors that show it are not there.
+    """
     network, head, _ = split_parts(contents)
     model = recognize(network)
     assert model is not None, "asked of a checkpoint that is not ours to read"
-    last = network["fc6.weight" if model == "RawNet3" else "fc.weight"]
+    embedding_dim, pooled = first_shape(network, "fc6.weight" if model == "RawNet3" else "fc.weight")
     bank = next((value for name, value in network.items() if name.endswith(".mel_scale.fb")), None)
     num_mels = 0 if bank is None else bank.shape[1]
     if model == "VGGVox":
         pooling, num_mels = ("SAP" if "sap_linear.weight" in network else ""), 40
     elif model == "RawNet3":
-        pooling = "ASP" if network["attention.3.weight"].shape[0] == 1 else "ECA"
+        pooling = "ASP" if first_shape(network, "attention.3.weight")[0] == 1 else "ECA"
     else:
-        frames = network["sap_linear.weight" if model == "ResNetSE34L" else "attention.3.weight"].shape[0]
-        pooling = "ASP" if last.shape[1] == 2 * frames else "SAP"
-    return Description(model, pooling, last.shape[0], num_mels, bool(head), model == "RawNet3")
+        channels = first_shape(network, "sap_linear.weight" if model == "ResNetSE34L" else "attention.3.weight")[0]
+        pooling = "ASP" if pooled == 2 * channels else "SAP"
+    return Description(model, pooling, embedding_dim, num_mels, bool(head), model == "RawNet3")
 
 
 def translate(contents: Mapping[str, Any], net: SpeakerNet, path: str | Path) -> Translated:

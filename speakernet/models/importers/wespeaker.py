@@ -13,7 +13,13 @@ from speakernet.models.importers.renaming import Describe, Described, Rule, Weig
 
 SOURCE = "wespeaker"
 FRONT_END = {"name": "fbank", "scale": 32768.0, "window": "hamming", "normalize": "mean"}
-UNUSED = {r"^projection\.": "the training head", r"^(?:frontend|spec)\.": "constants of its front end"}
+# Of the recipes of ReDimNet2 (`frontend: tfmel`), which alone do not hear through Kaldi's features.
+TF_FRONT_END = {"name": "tf_mel", "normalize_waveform": True}
+UNUSED = {
+    r"^projection\.": "the training head",
+    r"^(?:frontend|spec)\.": "constants of its front end",
+    r"^xvector\.stats\.": "the pooling, which it names twice",
+}
 
 POOLING: tuple[Rule, ...] = (
     (r"^pool\.linear1\.", "pooling.squeeze."),
@@ -129,14 +135,14 @@ def pooling_of(weights: Weights) -> str:
     return "GlobalASTP" if seen == 3 * channels else "ASTP"
 
 
-def _ends(weights: Weights) -> tuple[tuple[Rule, ...], dict[str, Any]]:
+def ends_of(weights: Weights) -> tuple[tuple[Rule, ...], dict[str, Any]]:
     """Rules of pooling and embedding layer, and the option that says how many layers there are."""
     if "seg_2.weight" in weights:
         return POOLING + TWO_LAYERS, {"two_layers": True}
     return POOLING + ONE_LAYER, {}
 
 
-def _pooled_width(weights: Weights) -> int:
+def pooled_width(weights: Weights) -> int:
     """Channels handed to the pooling."""
     per_channel = 4 if pooling_of(weights) == "MQMHASTP" else 2
     return first_shape(weights, "seg_1.weight", "bottleneck.weight")[1] // per_channel
@@ -152,21 +158,23 @@ def _xvector(weights: Weights) -> Described:
 
 def _ecapa(model: str, pooling: str) -> Describe:
     def describe(weights: Weights) -> Described:
-        if pooling_of(weights) != pooling:
-            raise ValueError(f"its pooling is {pooling_of(weights)}, that of the model with this name {pooling}")
+        found = pooling_of(weights)
+        # The two names differ in what their attention sees; other poolings have none, and both may be told to use one.
+        if found != pooling and found in ("ASTP", "GlobalASTP"):
+            raise ValueError(f"its pooling is {found}, that of the model with this name {pooling}")
         is_normed = "bn2.weight" in weights
         rules = _ECAPA + POOLING + (NORMED_TWICE if is_normed else NORMED)
         num_mels = first_shape(weights, "layer1.conv.weight")[1]
         options = {"embedding_norm": True} if is_normed else {}
-        return Described(model, rules, last_dim(weights, "linear"), num_mels, pooling, options)
+        return Described(model, rules, last_dim(weights, "linear"), num_mels, found, options)
 
     return describe
 
 
 def _residual(model: str, rules: tuple[Rule, ...]) -> Describe:
     def describe(weights: Weights) -> Described:
-        ends, options = _ends(weights)
-        num_mels = 8 * _pooled_width(weights) // first_shape(weights, "layer4.0.shortcut.0.weight")[0]
+        ends, options = ends_of(weights)
+        num_mels = 8 * pooled_width(weights) // first_shape(weights, "layer4.0.shortcut.0.weight")[0]
         dim = last_dim(weights, "seg_1")
         return Described(model, rules + ends, dim, num_mels, pooling_of(weights), options)
 
@@ -176,7 +184,7 @@ def _residual(model: str, rules: tuple[Rule, ...]) -> Describe:
 def _simam(model: str) -> Describe:
     def describe(weights: Weights) -> Described:
         options = {"channels": first_shape(weights, "front.conv1.weight")[0]}
-        num_mels = 8 * _pooled_width(weights) // first_shape(weights, "front.layer4.0.downsample.0.weight")[0]
+        num_mels = 8 * pooled_width(weights) // first_shape(weights, "front.layer4.0.downsample.0.weight")[0]
         return Described(model, SIMAM, last_dim(weights, "bottleneck"), num_mels, "ASP", options)
 
     return describe
@@ -184,8 +192,8 @@ def _simam(model: str) -> Describe:
 
 def _gemini(model: str) -> Describe:
     def describe(weights: Weights) -> Described:
-        ends, options = _ends(weights)
-        num_mels = 16 * _pooled_width(weights) // first_shape(weights, "downsample_layers.4.0.weight")[0]
+        ends, options = ends_of(weights)
+        num_mels = 16 * pooled_width(weights) // first_shape(weights, "downsample_layers.4.0.weight")[0]
         return Described(model, _GEMINI + ends, last_dim(weights, "seg_1"), num_mels, pooling_of(weights), options)
 
     return describe
@@ -196,12 +204,12 @@ def campplus(weights: Weights) -> Described:
     dim = last_dim(weights, "xvector.dense.linear")
     head = first_shape(weights, "head.conv1.weight")[0]
     num_mels = 8 * first_shape(weights, "xvector.tdnn.linear.weight")[1] // head
-    return Described("CAMPPlus", CAMPPLUS, dim, num_mels, "TSTP")
+    return Described("CAMPPlus", CAMPPLUS + POOLING, dim, num_mels, pooling_of(weights))
 
 
 def _redimnet(model: str) -> Describe:
     def describe(weights: Weights) -> Described:
-        ends, options = _ends(weights)
+        ends, options = ends_of(weights)
         last = max(int(name.rpartition(".")[2]) for name in weights if name.startswith("backbone.inputs_weights."))
         rules = (
             (rf"^backbone\.inputs_weights\.{last}$", "trunk.aggregate.weight"),
@@ -224,10 +232,8 @@ def _redimnet2(model: str) -> Describe:
         rules = REDIMNET2_RULES + POOLING + (NORMED_TWICE if is_normed else NORMED)
         options = {"embedding_norm": True} if is_normed else {}
         num_mels = first_shape(weights, "backbone.stage0.0.w")[2] // _stem_channels(weights)
-        # Its recipe does not hear through Kaldi's features, but through the authors' own.
-        return Described(
-            model, rules, last_dim(weights, "linear"), num_mels, pooling_of(weights), options, front_end={}
-        )
+        dim = last_dim(weights, "linear")
+        return Described(model, rules, dim, num_mels, pooling_of(weights), options, front_end=TF_FRONT_END)
 
     return describe
 
@@ -257,5 +263,11 @@ MODELS: dict[str, Describe] = {
 
 
 def models(contents: Mapping[str, Any]) -> dict[str, Describe]:
-    """The models of wespeaker by the names of its classes and functions."""
+    """The models of wespeaker by the names of its classes and functions.
+
+    Raises:
+        ValueError: a file of the ReDimNet authors, whose networks are wespeaker's too but hear otherwise.
+    """
+    if "model_config" in contents:
+        raise ValueError("the file holds a model_config, as files of the ReDimNet authors do")
     return MODELS

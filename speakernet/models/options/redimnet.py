@@ -16,6 +16,11 @@ Context = Literal["att", "conv", "conv+att"]
 MOST_STAGES = 64
 WIDTH = "width"
 """What may be a fraction among the numbers of a stage."""
+FRONT_END = {
+    **{"name": "log_mel", "num_mels": 72, "normalize": "mean"},
+    **{"preemphasis": 0.97, "low_hz": 20.0, "high_hz": 7600.0, "normalize_waveform": True},
+}
+"""The mel features that the authors train on."""
 HALF_STRIDES = ((1, 1), (2, 1), (1, 2), (2, 1), (1, 2), (2, 1))
 """Strides along mels and frames of stages that halve them in turn."""
 
@@ -42,7 +47,7 @@ class ReDimNetOptions(TwoLayerOptions, NormedEmbeddingOptions):
     pooled_norm: bool = True
     """Batch norm behind the pooling, as the authors have it and wespeaker has not."""
 
-    front_end_defaults: ClassVar[Mapping[str, Any]] = {"name": "fbank", "num_mels": 72}
+    front_end_defaults: ClassVar[Mapping[str, Any]] = FRONT_END
     default_pooling: ClassVar[str] = "ASTP"
     tested_poolings: ClassVar[Sequence[str]] = ("ASTP", "GlobalASTP")
     paper: ClassVar[str] = "Yakovlev et al. 2024"
@@ -163,7 +168,7 @@ class ReDimNet2Options(NormedEmbeddingOptions):
     map_norm: bool = False
     """Group norm of every map before it joins the others (`agg_gnorm`)."""
 
-    front_end_defaults: ClassVar[Mapping[str, Any]] = {"name": "fbank", "num_mels": 72}
+    front_end_defaults: ClassVar[Mapping[str, Any]] = FRONT_END
     default_pooling: ClassVar[str] = "GlobalASTP"
     tested_poolings: ClassVar[Sequence[str]] = ("GlobalASTP",)
     paper: ClassVar[str] = "ReDimNet2 2026"

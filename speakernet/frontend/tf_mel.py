@@ -1,0 +1,104 @@
+"""The mel energies that wespeaker's ReDimNet2 hears (`tfmel`), and files of the authors whose configuration says `tf`.
+
+It differs from the log-mel of the other files in what a network notices: frames are 400 samples of which the first
+begins 80 before the utterance, the window is symmetric, the band at half the sample rate is left out, the bins of the
+spectrum are taken to be spread evenly from 0 to it though that band is missing, and filters are triangles over mels.
+"""
+
+import math
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from speakernet.frontend.features import (
+    HOP_SECONDS,
+    WINDOW_SECONDS,
+    FrontEnd,
+    band_edges,
+    next_power_of_two,
+    normalize_features,
+    normalize_waveforms,
+    preemphasize,
+    valid_frames,
+)
+from speakernet.frontend.options import TfMelOptions
+from speakernet.options import SAMPLE_RATE
+
+EPSILON = 1e-8
+"""Least energy, also added before the logarithm and to the waveform's deviation; the largest energy is 1 over it."""
+
+
+class TfMel(FrontEnd):
+    """Log mel energies as wespeaker's `TFMelFrontend` gives them.
+
+    Args:
+        options: bands, pre-emphasis, normalisation.
+        sample_rate: in Hz; sets window (25 ms), hop (10 ms) and the FFT (next power of two).
+
+    Raises:
+        ValueError: bands that the sample rate does not reach.
+
+    Source: wespeaker dfa7419, `frontend/tfmel.py`; ReDimNet2 ffe8f27, `layers/features_tf.py`.
+    """
+
+    def __init__(self, options: TfMelOptions, sample_rate: int = SAMPLE_RATE) -> None:
+        super().__init__()
+        options = options.resolved({})
+        self.options = options
+        self.num_features = options.num_mels
+        self.window_samples = round(WINDOW_SECONDS * sample_rate)
+        self.hop_samples = round(HOP_SECONDS * sample_rate)
+        self.min_samples = self.window_samples - 2 * (self.hop_samples // 2)
+        self.fft_samples = next_power_of_two(self.window_samples)
+        low_hz, high_hz = band_edges(options, sample_rate)
+        bank = triangles_over_mels(options.num_mels, self.fft_samples // 2, low_hz, high_hz, sample_rate)
+        window = torch.hamming_window(self.window_samples, periodic=False)
+        self.register_buffer("window", window, persistent=False)
+        self.register_buffer("mel_bank", bank, persistent=False)
+
+    def num_frames(self, num_samples: Tensor) -> Tensor:
+        """Whole windows of the utterance with half a hop of zeros at both ends."""
+        return (num_samples + 2 * (self.hop_samples // 2) - self.window_samples) // self.hop_samples + 1
+
+    def extract(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
+        """Normalise, pre-emphasis, zeros at the ends, power spectrum, mel bands, logarithm, mean removed."""
+        options, pad = self.options, self.hop_samples // 2
+        if options.normalize_waveform:
+            waveforms = normalize_waveforms(waveforms, lengths, EPSILON)
+        if options.preemphasis:
+            waveforms = preemphasize(waveforms, float(options.preemphasis))
+        frame_lengths = None
+        if lengths is not None:
+            # Behind the pre-emphasis, whose first sample past the end still hears the last one.
+            waveforms = waveforms * valid_frames(lengths.to(waveforms.device), waveforms.shape[1])
+            frame_lengths = self.num_frames(lengths)
+        frames = functional.pad(waveforms, (pad, pad)).unfold(1, self.window_samples, self.hop_samples)
+        spectrum = torch.fft.rfft(frames * cast(Tensor, self.window), n=self.fft_samples)[..., :-1]
+        power = (spectrum.real.square() + spectrum.imag.square()).clamp(EPSILON, 1 / EPSILON)  # (batch, frames, bins)
+        energies = torch.matmul(power, cast(Tensor, self.mel_bank)).clamp(EPSILON, 1 / EPSILON) + EPSILON
+        return normalize_features(energies.log().transpose(1, 2), options.normalize, frame_lengths)
+
+
+def triangles_over_mels(num_mels: int, num_bins: int, low_hz: float, high_hz: float, sample_rate: int) -> Tensor:
+    """Triangular filters over mels, (bins, mels); the last bin is taken to lie at half the sample rate.
+
+    >>> triangles_over_mels(1, 3, 0.0, 1000.0, 2000).round(decimals=2)
+    tensor([[0.0000],
+            [0.7900],
+            [0.0000]])
+    """
+    edges = torch.linspace(_mels(low_hz), _mels(high_hz), num_mels + 2, dtype=torch.float64)
+    bins = 2595.0 * torch.log10(1.0 + torch.linspace(0, sample_rate // 2, num_bins, dtype=torch.float64) / 700.0)
+    bins = bins.unsqueeze(1)
+    rising = (bins - edges[:-2]) / (edges[1:-1] - edges[:-2])
+    falling = (edges[2:] - bins) / (edges[2:] - edges[1:-1])
+    bank = torch.minimum(rising, falling).clamp(min=0.0)
+    # What does not change within a frame is no speech.
+    bank[0] = 0.0
+    return bank.float()
+
+
+def _mels(hertz: float) -> float:
+    return 2595.0 * math.log10(1.0 + hertz / 700.0)
