@@ -1,3 +1,19 @@
 """Training, scoring and using speaker-verification models; docs/architecture.md has the map of the rooms."""
 
+import importlib
+from typing import Any
+
 __version__ = "0.1.0"
+
+# Names that users take from here, and where they are written; torch is imported when one is first asked for.
+_LAZY = {"load": "speakernet.inference.verifier", "SpeakerVerifier": "speakernet.inference.verifier"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_LAZY]

@@ -23,6 +23,8 @@ SAMPLE_RATE = 16_000  # Hz, of everything unless said otherwise
 SAMPLE_BYTES = {"pcm_u8": 1, "pcm_s16": 2, "pcm_s24": 3, "pcm_s32": 4, "float32": 4, "float64": 8}
 # Rates outside are a broken header: resampling from them would take filters of gigabytes.
 LOWEST_RATE, HIGHEST_RATE = 1_000, 192_000
+# 24 dB above full scale, which no recording reaches; samples that were int16 go far beyond.
+LOUDEST_SAMPLE = 16.0
 WRITABLE = {".wav": "WAV", ".flac": "FLAC"}
 HOPS_A_SECOND = 100  # frames of 10 ms
 WINDOW_EXTRA_SECONDS = 0.015  # a window of 25 ms reaches 15 ms beyond its hop
@@ -211,6 +213,45 @@ def crop_of_file(
     resampled = resample(source, up, down).astype(np.float32, copy=False)
     offset = start - blocks * up
     return resampled[offset : offset + stop - start]
+
+
+def audio_of_array(samples: np.ndarray, sample_rate: int, wanted_rate: int = SAMPLE_RATE) -> np.ndarray:
+    """Samples in memory as `read_audio` would give them from a file: float32 in -1..1, mono, at `wanted_rate`.
+
+    Args:
+        samples: (samples,) or (samples, channels) as soundfile gives them, floating point in -1..1 or int16. One
+            channel may also come as (1, samples), since one sample of many channels is no recording.
+        sample_rate: Hz, of the array.
+        wanted_rate: Hz, of the result.
+
+    Returns:
+        (samples,) float32.
+
+    Raises:
+        AudioError: another shape or type, no samples, samples that are NaN or far beyond -1..1, a rate that none is.
+    """
+    samples = np.asarray(samples)
+    if samples.ndim == 2 and samples.shape[0] == 1:
+        samples = samples[0]
+    if samples.ndim == 1:
+        samples = samples[:, None]
+    if samples.ndim != 2 or samples.size == 0 or samples.shape[1] > samples.shape[0]:
+        raise AudioError(
+            f"samples of shape {np.shape(samples)}; expected (samples,) or (samples, channels), one recording at a time"
+        )
+    if samples.dtype != np.int16 and not np.issubdtype(samples.dtype, np.floating):
+        raise AudioError(f"samples of type {samples.dtype}; expected floating point in -1..1 or int16")
+    if not LOWEST_RATE <= sample_rate <= HIGHEST_RATE or sample_rate != int(sample_rate):
+        raise AudioError(f"sample_rate {sample_rate}; expected {LOWEST_RATE} to {HIGHEST_RATE} Hz, a whole number")
+    is_whole = samples.dtype == np.int16
+    mono = finish_frames(samples.astype(np.float32) * np.float32(1 / 32768 if is_whole else 1.0), "the array")
+    if (loudest := float(np.abs(mono).max())) > LOUDEST_SAMPLE:
+        raise AudioError(
+            f"samples up to {loudest:.6g}; expected floating point in -1..1: divide what was int16 by 32768"
+        )
+    common = math.gcd(wanted_rate, int(sample_rate))
+    up, down = wanted_rate // common, int(sample_rate) // common
+    return mono if up == down else resample(mono, up, down).astype(np.float32, copy=False)
 
 
 def write_audio(path: str | Path, waveform: np.ndarray, sample_rate: int = SAMPLE_RATE) -> None:

@@ -29,6 +29,7 @@ ALLOWED = {
     "losses": BASE,
     "training": BASE,
     "evaluation": {*BASE, "data"},
+    "inference": {*BASE, "data", "models"},
     "checks": {*BASE, "data"},
     "assembly": {
         *BASE,

@@ -1,0 +1,1 @@
+"""Using a trained network: from one model file to embeddings, in Python."""
