@@ -19,7 +19,7 @@ from speakernet.files import place
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.run_folder import AVERAGE, BEST, CHECKPOINTS, LAST, SECOND_STAGE, move_aside
 from speakernet.seeding import derive_seed
-from speakernet.training.options import LARGEST_SEED, ExponentialOptions
+from speakernet.training.options import LARGEST_SEED, CosineOptions, ExponentialOptions
 from speakernet.training.state import Stage
 from speakernet.training.store import find_checkpoint
 
@@ -34,14 +34,15 @@ def large_margin_config(config: Config) -> Config:
     """The configuration of the second stage: longer crops, larger margin, small learning rate, no speed perturbation.
 
     Source: Thienpondt et al. 2021, "The IDLab VoxCeleb speaker recognition challenge 2020 system description"; the fall
-    of the learning rate is that of wespeaker's `resnet_lm.yaml`.
+    of the learning rate is that of wespeaker's `resnet_lm.yaml` or of 3D-Speaker's `eres2netv2_lm.yaml`.
     """
     training = config.training
     rate, final = training.large_margin_learning_rate, training.large_margin_final_learning_rate
-    schedule = ExponentialOptions(
+    is_cosine = training.large_margin_schedule == "cosine"
+    schedule = (CosineOptions if is_cosine else ExponentialOptions)(
         final_learning_rate=rate / 4 if final == "auto" else final,
         warmup_epochs=training.large_margin_warmup_epochs,
-        warmup_overlaps=True,
+        warmup_overlaps=not is_cosine,
     )
     return replaced(
         config,
@@ -50,7 +51,7 @@ def large_margin_config(config: Config) -> Config:
             "crop_frames_max": 0,
             "batch_size": training.large_margin_batch_size or config.data.batch_size,
         },
-        augment={"speed_factors": [1.0]},
+        augment={"speed_factors": [1.0], "enabled": config.augment.enabled and training.large_margin_augment},
         loss={"margin": training.large_margin},
         optimizer={"learning_rate": rate},
         schedule=dataclasses.asdict(schedule),

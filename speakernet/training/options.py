@@ -326,9 +326,14 @@ class LargeMarginOptions(Options):
     large_margin_learning_rate: LearningRate = 1e-4
     """Learning rate at the start of the second stage."""
     large_margin_final_learning_rate: LearningRate | Literal["auto"] = "auto"
-    """Where the second stage's learning rate ends, falling exponentially; auto: a quarter of its start."""
+    """Where the second stage's learning rate ends; auto: a quarter of its start."""
+    large_margin_schedule: Literal["exponential", "cosine"] = "exponential"
+    """How it falls: in equal factors, its warm-up a factor on them (wespeaker), or as half a cosine that begins after
+    the warm-up (3D-Speaker)."""
     large_margin_warmup_epochs: Epochs = 0.0
-    """Epochs of linear rise at the beginning of the second stage, as a factor on its fall."""
+    """Epochs of linear rise at the beginning of the second stage."""
+    large_margin_augment: bool = True
+    """Whether the second stage's audio is disturbed as the first's; its speed never is."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """A learning rate that rises."""

@@ -1,0 +1,301 @@
+"""What the sources of the VoxCeleb recipes say: values by option, and schedules as formulas of their own.
+
+wespeaker dfa7419 (examples/voxceleb/v2), 3D-Speaker 09e7806 (egs/voxceleb/sv-eres2netv2) and voxceleb_trainer f51bab8
+(configs/, defaults, the command lines of its README). Epochs count what is finished. Where a source warms up from 0
+the very first rate is a thousandth of the top.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+Moment = tuple[float, float, float | None]
+"""Epochs finished, learning rate, margin (None where the loss has none)."""
+
+
+def wespeaker_rate(epoch: float, first: float, last: float, num_epochs: int, warmup: int, batch_size: int) -> float:
+    """ExponentialDecrease of wespeaker/utils/schedulers.py with warm_from_zero."""
+    scale = batch_size / 64
+    coefficient = scale * epoch / warmup if epoch < warmup else scale
+    return coefficient * first * math.exp(epoch / num_epochs * math.log(last / first))
+
+
+def exponential_margin(epoch: float, final: float, start: float, fix: float) -> float:
+    """MarginScheduler of wespeaker and 3D-Speaker, between two numbers of finished epochs."""
+    if epoch >= fix:
+        return final
+    share = (epoch - start) / (fix - start)
+    return final * (1 - math.exp(share * math.log(1e-3 / (1 + 1e-6)))) if share >= 0 else 0.0
+
+
+def three_d_speaker_rate(epoch: float, first: float, last: float, num_epochs: int, warmup: int) -> float:
+    """WarmupCosineScheduler of speakerlab/process/scheduler.py."""
+    if epoch < warmup:
+        return last + (first - last) * epoch / warmup
+    return last + 0.5 * (first - last) * (1 + math.cos(math.pi * (epoch - warmup) / (num_epochs - warmup)))
+
+
+def half_cosine(first: float, last: float, share: float) -> float:
+    """From the first to the last value."""
+    return last + (first - last) * (1 + math.cos(math.pi * share)) / 2
+
+
+def ramp(epoch: float, begin: float, end: float, full: float = 0.2) -> float:
+    """A margin that grows along a straight line."""
+    return full * min(1.0, max(0.0, (epoch - begin) / (end - begin)))
+
+
+def _wespeaker(epochs: Iterable[int], num_epochs: int, batch_size: int, last: float = 5e-5) -> list[Moment]:
+    # Its epochs 20 and 40 are counted from 1.
+    rates = [(epoch, wespeaker_rate(epoch, 0.1, last, num_epochs, 6, batch_size)) for epoch in epochs]
+    start = (0, batch_size / 64 * 0.1 / 1000, 0.0)
+    return [start, *((epoch, rate, exponential_margin(epoch, 0.2, 19, 39)) for epoch, rate in rates)]
+
+
+_150 = _wespeaker((1, 5, 6, 19, 20, 28, 38, 39, 149, 150), 150, 256)
+_EXP01 = [(0, 2e-6, 0.0), *((e, half_cosine(2e-3, 1e-5, (e - 1) / 15), ramp(e, 2, 7)) for e in (2, 4, 7, 16))]
+SCHEDULES: dict[str, list[Moment]] = {
+    "voxceleb/resnet34.yaml": _150,
+    "voxceleb/ecapa1024_aam.yaml": _150,
+    "voxceleb/campplus_aam.yaml": _150,
+    "voxceleb/simam_resnet34.yaml": _150,
+    "voxceleb/redimnet_b2.yaml": _wespeaker((1, 5, 6, 19, 20, 38, 39, 119, 120), 120, 512),
+    "voxceleb/redimnet2_b0.yaml": _wespeaker((1, 5, 6, 19, 20, 38, 39, 119, 120), 120, 1024, 6e-5),
+    "voxceleb/eres2netv2_aam.yaml": [
+        (0, 2e-4, 0.0),
+        *(
+            (epoch, three_d_speaker_rate(epoch, 0.2, 5e-5, 70, 5), exponential_margin(epoch, 0.3, 20, 50))
+            for epoch in (5, 20, 21, 35, 49, 50, 69, 70)
+        ),
+    ],
+    "voxceleb/rawnet3_aam.yaml": [(e, 1e-3 * 0.75 ** (e // 10), 0.1) for e in (0, 1, 499)],
+    "voxceleb/resnet_se34l_ap.yaml": [(e, 1e-3 * 0.95 ** (e // 10), None) for e in (0, 1, 499)],
+    "voxceleb/resnet_se34v2_ap.yaml": [(e, 1e-3 * 0.95 ** (e // 10), None) for e in (0, 1, 499)],
+    "production.yaml": [
+        (0, 1e-4, 0.0),
+        *((e, 0.1 * (5e-4) ** ((e - 6) / 144), ramp(e, 20, 40)) for e in (6, 20, 21, 30, 40, 149, 150)),
+    ],
+    "speechocean.yaml": [(0, 1e-6, 0.2), *((e, half_cosine(1e-3, 1e-6, (e - 1) / 39), 0.2) for e in (1, 39, 40))],
+    "speechocean_fast.yaml": [
+        (0, 2e-6, 0.0),
+        *((e, half_cosine(2e-3, 1e-5, (e - 2) / 43), ramp(e, 5, 20)) for e in (2, 5, 12, 20, 45)),
+    ],
+    "finetune.yaml": [(e, half_cosine(1e-3, 1e-5, e / 10), 0.2) for e in (0, 1, 5, 9, 10)],
+    "exp01.yaml": _EXP01,
+    "preset_balanced.yaml": _EXP01,
+    "preset_fast.yaml": _EXP01,
+    "preset_reproducible.yaml": _EXP01,
+    "test.yaml": [(0, 2e-6, 0.0), (1, 2e-3, 0.0), (2, 1e-5, 0.0)],
+}
+"""Recipe -> moments: the first, around the ramp, the last."""
+
+_RESNET_LM = [(0, 2e-7, 0.5), *((epoch, wespeaker_rate(epoch, 1e-4, 2.5e-5, 5, 1, 128), 0.5) for epoch in (1, 4, 5))]
+SECOND_STAGES: dict[str, list[Moment]] = {
+    **{f"voxceleb/{name}.yaml": _RESNET_LM for name in ("resnet34", "ecapa1024_aam", "campplus_aam", "simam_resnet34")},
+    "voxceleb/redimnet_b2.yaml": _RESNET_LM,
+    "voxceleb/redimnet2_b0.yaml": [
+        (epoch, wespeaker_rate(epoch, 1e-4, 1e-5, 5, 0, 256), 0.3) for epoch in (0, 1, 4, 5)
+    ],
+    "voxceleb/eres2netv2_aam.yaml": [
+        (0, 1e-7, 0.5),
+        *((epoch, three_d_speaker_rate(epoch, 1e-4, 2e-5, 7, 1), 0.5) for epoch in (1, 6, 7)),
+    ],
+}
+_LM_SIZES = {"training.max_epochs": 5, "data.batch_size": 128, "data.crop_frames": 600}
+_LM_SIZES |= {"augment.speed_factors": [1.0], "augment.enabled": True, "augment.probability": 0.6}
+SECOND_STAGE_VALUES: dict[str, dict[str, Any]] = {
+    **{recipe: _LM_SIZES for recipe, moments in SECOND_STAGES.items() if moments is _RESNET_LM},
+    "voxceleb/redimnet2_b0.yaml": {**_LM_SIZES, "data.batch_size": 256, "augment.enabled": False},
+    "voxceleb/eres2netv2_aam.yaml": {
+        **_LM_SIZES,
+        "training.max_epochs": 7,
+        "data.batch_size": 108,
+        "augment.probability": 0.8,
+    },
+}
+
+_SIMULATED_ROOMS = "data/RIRS_NOISES/simulated_rirs"
+_SGD = {
+    "optimizer.name": "sgd",
+    "optimizer.momentum": 0.9,
+    "optimizer.nesterov": True,
+    "optimizer.weight_decay": 1e-4,
+    "optimizer.decay_norms_and_biases": True,
+    "training.max_grad_norm": 0,
+    "training.accumulation_steps": 1,
+    "evaluation.score": "cosine",
+    "evaluation.eval_frames": 0,
+    "data.sampler": "shuffled",
+    "augment.speed_factors": [0.9, 1.0, 1.1],
+    "augment.noise_snr_db": [0, 15],
+    "frontend.spec_augment": False,
+}
+_AAM = {"loss.name": "aamsoftmax", "loss.scale": 32, "loss.easy_margin": False, "loss.sub_centers": 1}
+_WESPEAKER = {
+    **_SGD,
+    **_AAM,
+    "data.batch_size": 256,
+    "data.crop_frames": 200,
+    "data.min_seconds": 1.0,
+    "augment.probability": 0.6,
+    "augment.rir_path": _SIMULATED_ROOMS,
+    "augment.music_snr_db": [5, 15],
+    "augment.babble_snr_db": [10, 30],
+    "augment.babble_speakers": [1, 1],
+    "frontend.name": "fbank",
+    "frontend.num_mels": 80,
+    "frontend.dither": 1.0,
+    "frontend.window": "hamming",
+    "frontend.normalize": "mean",
+    "frontend.scale": 32768,
+    "training.average_checkpoints": 10,
+    "evaluation.subtract_mean": True,
+    "evaluation.score_norm": "as",
+    "evaluation.cohort_size": 300,
+    "evaluation.cohort_utterances": 0,
+}
+_TFMEL = {
+    "frontend.name": "log_mel",
+    "frontend.num_mels": 72,
+    "frontend.log_input": True,
+    "frontend.window": "hamming",
+    "frontend.preemphasis": 0.97,
+    "frontend.low_hz": 20,
+    "frontend.high_hz": 7600,
+    "frontend.normalize_waveform": True,
+    "frontend.normalize": "mean",
+}
+_SPHEREFACE2 = {
+    "loss.name": "sphereface2",
+    "loss.scale": 32,
+    "loss.margin_type": "C",
+    "loss.positive_weight": 0.7,
+    "loss.exponent": 3,
+}
+_TRAINER = {
+    "optimizer.name": "adam",
+    "optimizer.learning_rate": 1e-3,
+    "training.max_epochs": 500,
+    "training.test_interval": 10,
+    "training.max_grad_norm": 0,
+    "data.max_utterances_per_speaker": 500,
+    "data.sampler": "balanced",
+    "evaluation.eval_frames": 400,
+    "evaluation.num_crops": 10,
+    "evaluation.score": "mean_distance",
+}
+_PAIRS = {
+    **_TRAINER,
+    "frontend.log_input": True,
+    "data.batch_size": 200,
+    "data.utterances_per_speaker": 2,
+    "data.crop_frames": 200,
+    "optimizer.weight_decay": 0.0,
+    "model.embedding_dim": 512,
+}
+
+
+def _without(values: dict[str, Any], *sections: str) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if not key.startswith(sections)}
+
+
+def _model(name: str, pooling: str, embedding_dim: int) -> dict[str, Any]:
+    return {"model.name": name, "model.pooling": pooling, "model.embedding_dim": embedding_dim}
+
+
+VALUES: dict[str, dict[str, Any]] = {
+    "voxceleb/resnet34.yaml": {**_WESPEAKER, **_model("ResNet34", "TSTP", 256)},
+    "voxceleb/ecapa1024_aam.yaml": {**_WESPEAKER, **_model("ECAPA_TDNN_1024", "GlobalASTP", 192)},
+    "voxceleb/campplus_aam.yaml": {**_WESPEAKER, **_model("CAMPPlus", "TSTP", 512)},
+    "voxceleb/simam_resnet34.yaml": {**_WESPEAKER, **_model("SimAM_ResNet34", "ASP", 256)},
+    "voxceleb/redimnet_b2.yaml": {
+        **_without(_WESPEAKER, "evaluation.cohort"),
+        **_model("ReDimNetB2", "GlobalASTP", 192),
+        "model.options": {"pooled_norm": False, "embedding_norm": False},
+        "data.batch_size": 512,
+        "frontend.num_mels": 72,
+        "optimizer.weight_decay": 2e-5,
+        "evaluation.score_norm": "none",
+    },
+    "voxceleb/redimnet2_b0.yaml": {
+        **_without(_WESPEAKER, "frontend.", "loss.", "evaluation.cohort"),
+        **_TFMEL,
+        **_SPHEREFACE2,
+        **_model("ReDimNet2B0", "GlobalASTP", 192),
+        "data.batch_size": 1024,
+        "data.min_seconds": 0.0,
+        "optimizer.weight_decay": 2e-5,
+        "frontend.spec_augment": False,
+        "evaluation.score_norm": "none",
+    },
+    "voxceleb/eres2netv2_aam.yaml": {
+        **_SGD,
+        **_AAM,
+        **_model("ERes2NetV2", "TSTP", 192),
+        "model.options": {"channels": 64, "base_width": 26, "scale": 2, "expansion": 2},
+        "model.pooling_options": {"variance_floor": 1e-8},
+        "data.batch_size": 168,
+        "data.crop_frames": 300,
+        "data.min_seconds": 0.0,
+        "augment.probability": 0.8,
+        "augment.categories": ["reverb", "noise"],
+        "augment.rir_path": "data/RIRS_NOISES/real_rirs_isotropic_noises",
+        "frontend.name": "fbank",
+        "frontend.num_mels": 80,
+        "frontend.scale": 1,
+        "frontend.window": "povey",
+        "frontend.dither": 0.0,
+        "frontend.normalize": "mean",
+        "training.average_checkpoints": 0,
+        "evaluation.subtract_mean": False,
+        "evaluation.score_norm": "none",
+    },
+    "voxceleb/rawnet3_aam.yaml": {
+        **_TRAINER,
+        "data.batch_size": 32,
+        "data.utterances_per_speaker": 1,
+        "data.crop_frames": 300,
+        "augment.enabled": True,
+        "augment.style": "classic",
+        "augment.rir_path": _SIMULATED_ROOMS,
+        "model.pooling": "ECA",
+        "model.embedding_dim": 256,
+        "model.options": {"sinc_stride": 10},
+        "loss.name": "aamsoftmax",
+        "loss.margin": 0.1,
+        "loss.scale": 30,
+        "optimizer.weight_decay": 5e-5,
+        "optimizer.decay_norms_and_biases": True,
+    },
+    "voxceleb/resnet_se34l_ap.yaml": {
+        **_PAIRS,
+        "augment.enabled": False,
+        "frontend.num_mels": 40,
+        "model.pooling": "SAP",
+        "loss.name": "angleproto",
+    },
+    "voxceleb/resnet_se34v2_ap.yaml": {
+        **_PAIRS,
+        "augment.enabled": True,
+        "augment.style": "classic",
+        "augment.rir_path": _SIMULATED_ROOMS,
+        "frontend.num_mels": 64,
+        "model.pooling": "ASP",
+        "loss.name": "softmaxproto",
+    },
+}
+"""Recipe -> option -> value, beside the schedules."""
+
+PARAMETERS = {
+    "voxceleb/resnet34.yaml": 6.63,
+    "voxceleb/ecapa1024_aam.yaml": 14.65,
+    "voxceleb/campplus_aam.yaml": 7.18,
+    "voxceleb/simam_resnet34.yaml": 25.2,
+    "voxceleb/redimnet_b2.yaml": 4.89,
+    "voxceleb/redimnet2_b0.yaml": 0.70,
+    "voxceleb/eres2netv2_aam.yaml": 17.8,
+    "voxceleb/rawnet3_aam.yaml": 16.28,
+    "voxceleb/resnet_se34l_ap.yaml": 1.44,
+    "voxceleb/resnet_se34v2_ap.yaml": 8.03,
+}
+"""Millions, as the sources count them (redimnet2_b0: as its wespeaker definition has them)."""
