@@ -30,13 +30,13 @@ from speakernet.data.choices import (
 from speakernet.data.loader import TrainingLoader
 from speakernet.data.lookup import LookupTable
 from speakernet.data.options import DataOptions
-from speakernet.data.packed.corpus import PackedRows
+from speakernet.data.packed.corpus import PackedRows, PackedSource
 from speakernet.data.ram import load_into_ram
 from speakernet.data.replacing import SpeakerIndex
 from speakernet.data.requests import CropMaker
 from speakernet.data.resident import ResidentMaker
 from speakernet.data.sampling import BalancedSampler, Sampler, ShuffledSampler
-from speakernet.data.sources import FolderRows, FolderSource, RowReader, list_names
+from speakernet.data.sources import FolderRows, RowReader, list_names
 from speakernet.data.speeds import speed_fractions
 from speakernet.data.workers import Workers, starts_from_nothing
 from speakernet.machine.limits import usable_cores, usable_memory_bytes
@@ -218,7 +218,7 @@ def _reader(data: DataOptions, given: TrainingInput) -> RowReader:
         switch=data.ram_corpus,
         corpus_bytes=2 * int(table.num_samples.sum()),  # as int16
         is_compressed=not table.all_plain,
-        is_packed=not isinstance(source, FolderSource),
+        is_packed=isinstance(source, PackedSource),
         # Each process of a distributed run holds the whole corpus.
         budget_bytes=budget // max(1, distributed.world_size()),
     )

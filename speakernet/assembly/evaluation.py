@@ -227,7 +227,7 @@ def _mean(config: Config, inputs: Inputs, model: ModelFile, embedder: Embedder, 
     if kept is not None and kept_of == described:
         return np.asarray(kept, dtype=np.float32)
     data = config.data
-    if not data.train_list or not Path(data.train_list).is_file():
+    if not data.train_list or not Path(data.train_list).exists():
         found = "no mean embedding" if kept is None else f"the mean embedding of {_in_words(kept_of)}"
         raise ValueError(
             f"subtract_mean: the model file holds {found}, this scoring needs that of {_in_words(described)}, and "

@@ -15,7 +15,7 @@ import torch
 from speakernet import distributed
 from speakernet.config import Config, ConfigError
 from speakernet.corpora.synthetic import make_corpus
-from speakernet.data.lists import TrainingList, TrialList, read_training_list, read_trials
+from speakernet.data.lists import TrainingList, TrialList, audio_folder_of, read_training_list, read_trials
 from speakernet.data.lookup import LookupTable
 from speakernet.data.opening import open_source
 from speakernet.data.sources import AudioSource
@@ -96,11 +96,11 @@ class Inputs:
         return self.trial_input(self._data.test_list, self._data.test_path)
 
     def training_input(self, path: str | Path, root: str | Path = "") -> TrainingInput:
-        """Any list of `speaker path` lines, with its audio below `root` (empty: below the folder of the list)."""
+        """Any training list, with its audio below `root` (empty: see `lists.audio_folder_of`)."""
         return TrainingInput(_once(self._training_lists, path, read_training_list), self._source(path, root))
 
     def trial_input(self, path: str | Path, root: str | Path = "") -> TrialInput:
-        """Any trial list, with its audio below `root` (empty: below the folder of the list)."""
+        """Any trial list, with its audio below `root` (empty: see `lists.audio_folder_of`)."""
         return TrialInput(_once(self._trial_lists, path, read_trials), self._source(path, root))
 
     def _require_trials(self) -> None:
@@ -108,7 +108,7 @@ class Inputs:
             raise ConfigError("no trial list: set --test_list (or data.validation_list), or name a --config")
 
     def _source(self, path: str | Path, root: str | Path) -> AudioSource:
-        return _once(self._sources, root or Path(path).parent, self._open)
+        return _once(self._sources, root or audio_folder_of(path), self._open)
 
     def _open(self, root: str | Path) -> AudioSource:
         return open_source(root, self._data.sample_rate, show_progress=distributed.is_main())
@@ -158,5 +158,5 @@ def with_default_paths(config: Config) -> Config:
         data.validation_list, data.validation_path = data.test_list, data.test_path
     for kind in ("train", "validation", "test"):
         if (path := getattr(data, f"{kind}_list")) and not getattr(data, f"{kind}_path"):
-            setattr(data, f"{kind}_path", str(Path(path).parent))
+            setattr(data, f"{kind}_path", str(audio_folder_of(path)))
     return dataclasses.replace(config, data=data)

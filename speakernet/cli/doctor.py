@@ -15,6 +15,7 @@ from speakernet.checks.findings import Finding, closing_line, exit_code, table
 from speakernet.checks.full import CheckRequest, full_check
 from speakernet.cli.defaults import load_configuration
 from speakernet.config import Config
+from speakernet.data.lists import audio_folder_of
 from speakernet.machine.limits import usable_cores
 
 TAKES_CONFIG = True
@@ -63,7 +64,7 @@ def _request(arguments: argparse.Namespace, config: Config | None) -> CheckReque
         return CheckRequest(train_list=arguments.list, train_root=arguments.root, trials=given, **thoroughness)
     data = config.data
     lists = {
-        (Path(path), Path(root or Path(path).parent))
+        (Path(path), Path(root or audio_folder_of(path)))
         for path, root in ((data.validation_list, data.validation_path), (data.test_list, data.test_path))
         if path
     }
@@ -71,7 +72,7 @@ def _request(arguments: argparse.Namespace, config: Config | None) -> CheckReque
         return CheckRequest(save_path=Path(config.training.save_path or "exps"), **thoroughness)
     return CheckRequest(
         train_list=Path(data.train_list) if data.train_list else None,
-        train_root=Path(data.train_path or Path(data.train_list).parent) if data.train_list else None,
+        train_root=Path(data.train_path or audio_folder_of(data.train_list)) if data.train_list else None,
         trials=tuple(sorted(lists, key=str)) + given,
         save_path=Path(config.training.save_path or "exps"),
         min_utterances=data.utterances_per_speaker,

@@ -50,7 +50,7 @@ class ListFile:
     """A list that is being read: its lines, its checksum, and what becomes of malformed ones."""
 
     def __init__(self, path: str | Path, malformed: MalformedRows | None) -> None:
-        self._path = path
+        self.path = path
         self._malformed = malformed
         self._digest = hashlib.sha256()
 
@@ -62,7 +62,7 @@ class ListFile:
     def refuse(self, line: int, problem: str) -> None:
         """Note a malformed line, which is then left out; where nobody takes notes it ends the reading."""
         if self._malformed is None:
-            raise ListError(f"{self._path}, line {line}: {problem}")
+            raise ListError(f"{self.path}, line {line}: {problem}")
         self._malformed.add(f"line {line}: {problem}")
 
     def blocks(self, *, tabs_only_where_present: bool) -> Iterator["Lines"]:
@@ -71,7 +71,7 @@ class ListFile:
             f"a text file. Lists are made by {own_command('prepare folder')} of your recordings, by "
             f"{own_command('prepare voxceleb')} of VoxCeleb"
         )
-        with reading(self._path, expected, ListError), open_regular(self._path) as file:
+        with reading(self.path, expected, ListError), open_regular(self.path) as file:
             rest, line = b"", 1
             is_old_mac: bool | None = None
             while True:
@@ -100,7 +100,7 @@ class ListFile:
         """Refuse what is no list at all, before its one line takes fifty times its size."""
         if len(content) > LONGEST_LINE_BYTES:
             raise ListError(
-                f"{self._path}, line {line}: longer than {LONGEST_LINE_BYTES:,} bytes; expected a list with a line for "
+                f"{self.path}, line {line}: longer than {LONGEST_LINE_BYTES:,} bytes; expected a list with a line for "
                 "each utterance or trial"
             )
 

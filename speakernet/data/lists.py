@@ -1,11 +1,14 @@
 """Training and trial lists as compact arrays: read first, and what samplers and sources refer to by row.
 
+A Kaldi folder (`utt2spk` and `wav.scp`) is a training list as well; its utterances go by their ids.
+
 A million rows are two byte buffers and two integer arrays, never a Python object a row, so that worker processes share
 them for nothing. Nothing here opens audio.
 """
 
 import functools
 import itertools
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +21,9 @@ from speakernet.data.sharing import SharedArray
 from speakernet.files import atomic_write
 
 MAX_SPEAKER_BYTES = 255
+UTT2SPK, WAV_SCP, SEGMENTS = "utt2spk", "wav.scp", "segments"
+COMMAND_MARK, LAST_DIGIT = ord("|"), ord("9")
+KALDI_ARCHIVE = re.compile(rb"\.ark(?:\.gz)?:\d+$")
 TRIAL_FORMS = "'1 enrol test' or '0 enrol test', 'enrol test target|nontarget', or 'enrol test' for unlabelled pairs"
 
 
@@ -194,44 +200,100 @@ class TrialList:
         return total
 
 
+@dataclass
+class Recordings:
+    """Which file holds which utterance.
+
+    Attributes:
+        names: the utterances' ids.
+        files: the file of each, absolute or from the working directory.
+    """
+
+    names: StringTable
+    files: StringTable
+
+
+def audio_folder_of(path: str | Path) -> Path:
+    """Where the audio of a list is looked for when nobody says: a Kaldi folder itself, else the folder of the list."""
+    return Path(path) if Path(path).is_dir() else Path(path).parent
+
+
 def read_training_list(path: str | Path, malformed: MalformedRows | None = None) -> TrainingList:
     """Read `speaker path` lines; the path is all after the first white space. Blank lines are skipped.
 
     Args:
-        path: of the list.
+        path: of the list, or of a Kaldi folder, whose `utt2spk` is read (`utterance speaker` lines).
         malformed: where malformed rows are noted and left out; without it the first one is an error.
 
     Raises:
         ListError: missing, empty, not UTF-8, or a malformed line (named with its number).
     """
-    file = ListFile(path, malformed)
-    names: dict[bytes, int] = {}
-    labels, contents, lengths = [], [], []
+    if not Path(path).is_dir():
+        return _read_speakers(path, ListFile(path, malformed), "'speaker path'", is_speaker_first=True)
+    inner = Path(path) / UTT2SPK
+    if not inner.is_file():
+        raise ListError(
+            f"{path}: a folder without {UTT2SPK}; expected a list of 'speaker path' lines, or a Kaldi folder with "
+            f"{WAV_SCP} and {UTT2SPK}"
+        )
+    return _read_speakers(path, ListFile(inner, malformed), "'utterance speaker'", is_speaker_first=False)
+
+
+def _read_speakers(path: str | Path, file: ListFile, expected: str, *, is_speaker_first: bool) -> TrainingList:
+    """A list of two columns, of which the name of the utterance is the other one."""
+    speakers: dict[bytes, int] = {}
+    labels, names = [], _Column()
     for lines in file.blocks(tabs_only_where_present=False):
-        kept = _well_formed(lines, file)
-        first, count = lines.first[kept], lines.count[kept]
-        if not len(first):
+        kept = _well_formed(lines, file, expected, None if is_speaker_first else 2)
+        first, last = lines.first[kept], lines.first[kept] + lines.count[kept] - 1
+        speaker, name = (first, first + 1) if is_speaker_first else (last, first)
+        fits = _speaker_fits(lines, np.flatnonzero(kept), speaker, file)
+        speaker, name, last = speaker[fits], name[fits], last[fits]
+        if not len(speaker):
             continue
-        labels.append(_speaker_labels(lines.content, lines.starts[first], lines.ends[first], names))
-        path_starts, path_ends = lines.starts[first + 1], lines.ends[first + count - 1]
-        # +1 where a path begins, -1 behind its end: the running sum marks the bytes of all paths at once.
-        mark = np.zeros(len(lines.content) + 1, dtype=np.int8)
-        mark[path_starts] = 1
-        mark[path_ends] = -1
-        contents.append(lines.content[np.cumsum(mark[:-1], dtype=np.int8).view(bool)])
-        lengths.append(path_ends - path_starts)
+        labels.append(_speaker_labels(lines.content, lines.starts[speaker], lines.ends[speaker], speakers))
+        names.add(lines.content, lines.starts[name], lines.ends[last if is_speaker_first else name])
     if not labels:
-        raise ListError(f"{path}: the list is empty; expected one 'speaker path' a line")
+        raise ListError(f"{file.path}: the list is empty; expected one {expected} a line")
     # By name, not by first mention: a list that is shuffled has the same classes.
-    by_name = sorted(names)
-    new_label = np.empty(len(names), dtype=np.int32)
-    for label, name in enumerate(by_name):
-        new_label[names[name]] = label
-    offsets = np.zeros(sum(map(len, lengths)) + 1, dtype=np.int64)
-    np.cumsum(np.concatenate(lengths), out=offsets[1:])
-    paths = StringTable(np.concatenate(contents), offsets)
-    speakers = StringTable.from_strings(name.decode("utf-8") for name in by_name)
-    return TrainingList(paths, new_label[np.concatenate(labels)], speakers, str(path), file.sha256)
+    by_name = sorted(speakers)
+    new_label = np.empty(len(speakers), dtype=np.int32)
+    for label, speaker_name in enumerate(by_name):
+        new_label[speakers[speaker_name]] = label
+    table = StringTable.from_strings(one.decode("utf-8") for one in by_name)
+    return TrainingList(names.table(), new_label[np.concatenate(labels)], table, str(path), file.sha256)
+
+
+def read_wav_scp(path: str | Path) -> Recordings:
+    """Read the `utterance file` lines of Kaldi's `wav.scp`; the file is all after the first white space.
+
+    Raises:
+        ListError: missing, empty, not UTF-8, a malformed line, a command or a place in an archive in place of a file
+            (named with its number).
+    """
+    file = ListFile(path, None)
+    names, files = _Column(), _Column()
+    for lines in file.blocks(tabs_only_where_present=False):
+        kept = _well_formed(lines, file, "'utterance file'")
+        first, count = lines.first[kept], lines.count[kept]
+        starts, ends = lines.starts[first + 1], lines.ends[first + count - 1]
+        is_command = lines.content[ends - 1] == COMMAND_MARK
+        for row in np.flatnonzero(is_command | (lines.content[ends - 1] <= LAST_DIGIT)).tolist():
+            text = lines.content[starts[row] : ends[row]].tobytes()
+            if is_command[row] or KALDI_ARCHIVE.search(text):
+                line = int(np.flatnonzero(kept)[row])
+                file.refuse(lines.number(line), not_a_file(text.decode("utf-8")))
+        names.add(lines.content, lines.starts[first], lines.ends[first])
+        files.add(lines.content, starts, ends)
+    if not len(names):
+        raise ListError(f"{path}: the list is empty; expected one 'utterance file' a line")
+    return Recordings(names.table(), files.table())
+
+
+def not_a_file(text: str) -> str:
+    """Why a command or a place in one of Kaldi's archives is refused where a file is expected."""
+    what = "a command, and no list may start one" if text.endswith("|") else "a place in an archive of Kaldi's"
+    return f"{text!r} is {what}; write the audio out as WAV files and name those"
 
 
 def read_trials(path: str | Path, malformed: MalformedRows | None = None) -> TrialList:
@@ -300,19 +362,47 @@ def write_trials(path: str | Path, rows: Iterable[tuple[int | None, str, str]]) 
             file.write(("\t" if any(" " in field for field in fields) else " ").join(fields) + "\n")
 
 
-def _well_formed(lines: Lines, file: ListFile) -> np.ndarray:
-    """Which lines are rows of a training list, bool (lines,): neither blank nor malformed."""
-    kept = lines.count > 1
-    for line in np.flatnonzero(lines.count == 1).tolist():
-        file.refuse(lines.number(line), f"expected 'speaker path', found {lines.text(line)!r}")
-    first = lines.first[kept]
-    lengths = lines.ends[first] - lines.starts[first]
-    for line in np.flatnonzero(kept)[lengths > MAX_SPEAKER_BYTES].tolist():
-        found = int(lines.ends[lines.first[line]] - lines.starts[lines.first[line]])
-        problem = f"a speaker name of {found} bytes ({lines.text(line)[:40]!r}…); at most {MAX_SPEAKER_BYTES} are taken"
-        file.refuse(lines.number(line), problem)
-        kept[line] = False
+class _Column:
+    """One word of every line (or several), collected from the blocks of a list."""
+
+    def __init__(self) -> None:
+        self._contents: list[np.ndarray] = []
+        self._lengths: list[np.ndarray] = []
+
+    def __len__(self) -> int:
+        return sum(map(len, self._lengths))
+
+    def add(self, content: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> None:
+        """Bytes `starts[i]:ends[i]` of a block, ascending."""
+        # +1 where a string begins, -1 behind its end: the running sum marks the bytes of all at once.
+        mark = np.zeros(len(content) + 1, dtype=np.int8)
+        mark[starts] = 1
+        mark[ends] = -1
+        self._contents.append(content[np.cumsum(mark[:-1], dtype=np.int8).view(bool)])
+        self._lengths.append(ends - starts)
+
+    def table(self) -> StringTable:
+        """All of them."""
+        offsets = np.zeros(len(self) + 1, dtype=np.int64)
+        np.cumsum(np.concatenate(self._lengths), out=offsets[1:])
+        return StringTable(np.concatenate(self._contents), offsets)
+
+
+def _well_formed(lines: Lines, file: ListFile, expected: str, num_words: int | None = None) -> np.ndarray:
+    """Which lines are rows of two words or more (or of just so many), bool (lines,): neither blank nor malformed."""
+    kept = lines.count > 1 if num_words is None else lines.count == num_words
+    for line in np.flatnonzero(~kept & (lines.count > 0)).tolist():
+        file.refuse(lines.number(line), f"expected {expected}, found {lines.text(line)!r}")
     return kept
+
+
+def _speaker_fits(lines: Lines, rows: np.ndarray, speakers: np.ndarray, file: ListFile) -> np.ndarray:
+    """Which of the words `speakers` (in the lines `rows`) are no longer than a name may be, bool (rows,)."""
+    lengths = lines.ends[speakers] - lines.starts[speakers]
+    for line, found in zip(rows[lengths > MAX_SPEAKER_BYTES], lengths[lengths > MAX_SPEAKER_BYTES], strict=True):
+        problem = f"a speaker name of {found} bytes ({lines.text(line)[:40]!r}…); at most {MAX_SPEAKER_BYTES} are taken"
+        file.refuse(lines.number(int(line)), problem)
+    return lengths <= MAX_SPEAKER_BYTES
 
 
 def _speaker_labels(block: np.ndarray, starts: np.ndarray, ends: np.ndarray, names: dict[bytes, int]) -> np.ndarray:

@@ -27,17 +27,18 @@ class CorpusOptions(Options):
     """Which recordings."""
 
     train_list: InputPath = ""
-    """Training list: `speaker path` a line."""
+    """Training list: `speaker path` a line; or a Kaldi folder, whose utt2spk names speakers and utterances."""
     train_path: InputPath = ""
-    """Folder (or packed corpus) that the paths of train_list start from; empty: the folder of the list."""
+    """Folder that the paths of train_list start from (or packed corpus, or folder with a wav.scp, by whose ids its
+    recordings are named); empty: the folder of the list."""
     validation_list: InputPath = ""
     """Trials that choose the best checkpoint during training; empty: test_list, and the report says so."""
     validation_path: InputPath = ""
-    """Folder (or packed corpus) of validation_list; empty: the folder of the list."""
+    """As train_path, of validation_list."""
     test_list: InputPath = ""
     """Trials that are reported: `1 enrol test`, `enrol test target`, or unlabelled pairs for scores alone."""
     test_path: InputPath = ""
-    """Folder (or packed corpus) of test_list; empty: the folder of the list."""
+    """As train_path, of test_list."""
     synthetic_corpus: InputPath = ""
     """Folder of the synthetic corpus, made there on first use when it is not complete."""
     sample_rate: Annotated[int, Ge(1000), Le(768_000)] = SAMPLE_RATE

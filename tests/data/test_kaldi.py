@@ -1,0 +1,133 @@
+"""Kaldi folders: wav.scp and utt2spk as training list and as audio; what is refused, by name and line."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from speakernet.cli import main
+from speakernet.data.audio import AudioError, write_audio
+from speakernet.data.kaldi import KaldiSource
+from speakernet.data.lists import (
+    ListError,
+    MalformedRows,
+    StringTable,
+    audio_folder_of,
+    read_training_list,
+    read_wav_scp,
+)
+from speakernet.data.opening import open_source
+from speakernet.files import sha256_of
+
+IDS = [f"spk{row // 3}-utt{row}" for row in range(9)]
+
+
+@pytest.fixture()
+def kaldi(tmp_path: Path, random: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Nine utterances, every third one named from the working directory, one with a space in its name."""
+    monkeypatch.chdir(tmp_path)
+    folder, audio = tmp_path / "data" / "train", tmp_path / "audio"
+    folder.mkdir(parents=True)
+    rows = []
+    for row, name in enumerate(IDS):
+        path = audio / ("two words.wav" if row == 4 else f"{row}.wav")
+        path.parent.mkdir(exist_ok=True)
+        write_audio(path, 0.1 * random.standard_normal(2000 + 100 * row))
+        rows.append(f"{name} {path.relative_to(tmp_path) if row % 3 == 0 else path}\n")
+    (folder / "wav.scp").write_text("".join(rows))
+    (folder / "utt2spk").write_text("".join(f"{name} {name.split('-')[0]}\n" for name in reversed(IDS)))
+    return folder
+
+
+def test_a_folder_is_a_training_list_of_utterance_ids(kaldi: Path) -> None:
+    found = read_training_list(kaldi)
+    assert list(found.paths) == IDS[::-1]
+    assert list(found.speakers) == ["spk0", "spk1", "spk2"]
+    assert found.labels.tolist() == [2, 2, 2, 1, 1, 1, 0, 0, 0]
+    assert found.sha256 == sha256_of(kaldi / "utt2spk")
+    assert audio_folder_of(kaldi) == kaldi
+    assert audio_folder_of(kaldi / "trials") == kaldi
+
+
+def test_its_audio_is_found_by_id(kaldi: Path, tmp_path: Path) -> None:
+    source = open_source(kaldi, keep_lookup=False)
+    assert isinstance(source, KaldiSource)
+    names = StringTable.from_strings([IDS[4], "absent", IDS[0]])
+    table = source.lookup_table(names)
+    assert table.native_samples.tolist() == [2400, 0, 2000]
+    assert list(table.problems) == [1] and "wav.scp names no utterance 'absent'" in table.problems[1]
+    assert source.missing(names).tolist() == [1]
+    (tmp_path / "audio" / "0.wav").unlink()
+    assert source.missing(names).tolist() == [1, 2]
+    out = np.empty((1, 3000), dtype=np.float32)
+    assert source.rows(names, table).fill(np.array([0]), np.array([0]), out) == {}
+    whole = source.read(IDS[4])
+    np.testing.assert_array_equal(out[0, :2400], whole)
+    np.testing.assert_array_equal(source.read(IDS[4], 100, 50), whole[100:150])
+    with pytest.raises(AudioError, match=r"wav\.scp names no utterance 'absent'"):
+        source.read("absent")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("b sph2pipe -f wav b.sph |", r"wav\.scp, line 2: 'sph2pipe -f wav b\.sph \|' is a command"),
+        ("b cat b.flac | flac -cd - |", r"line 2: .* is a command"),
+        ("b corpus.ark:1234", r"line 2: 'corpus\.ark:1234' is a place in an archive"),
+        ("b", r"line 2: expected 'utterance file', found 'b'"),
+        ("a other.wav", r"wav\.scp: 'a' is there twice"),
+    ],
+)
+def test_what_wav_scp_may_not_hold(tmp_path: Path, row: str, message: str) -> None:
+    (tmp_path / "wav.scp").write_text(f"a a.wav\n{row}\nc c.wav\n")
+    with pytest.raises(ListError, match=message):
+        open_source(tmp_path)
+
+
+def test_other_things_are_refused(kaldi: Path, tmp_path: Path) -> None:
+    (kaldi / "utt2spk").write_text("a spk 1\n")
+    with pytest.raises(ListError, match=r"utt2spk, line 1: expected 'utterance speaker', found 'a spk 1'"):
+        read_training_list(kaldi)
+    (kaldi / "utt2spk").write_text("\nlonely\nb spk1\n")
+    found = read_training_list(kaldi, malformed := MalformedRows())
+    assert list(found.paths) == ["b"]
+    assert malformed.first == ["line 2: expected 'utterance speaker', found 'lonely'"]
+    (kaldi / "segments").write_text("a rec 0 1\n")
+    with pytest.raises(ListError, match=r"segments: pieces of recordings"):
+        open_source(kaldi)
+    with pytest.raises(ListError, match=r"audio: a folder without utt2spk"):
+        read_training_list(tmp_path / "audio")
+
+
+def test_recordings_by_line(kaldi: Path) -> None:
+    found = read_wav_scp(kaldi / "wav.scp")
+    assert list(found.names) == IDS
+    assert found.files[0] == "audio/0.wav" and found.files[4].endswith("audio/two words.wav")
+
+
+def test_training_and_scoring_by_utterance_id(tiny_corpus: Path, tmp_path: Path) -> None:
+    """The same run from a Kaldi folder and from a list: the same losses, the same scores."""
+    listed = [line.split() for line in (tiny_corpus / "train_list.txt").read_text().splitlines()]
+    trials = [line.split() for line in (tiny_corpus / "trials.txt").read_text().splitlines()]
+    train, test = tmp_path / "train", tmp_path / "test"
+    for folder in (train, test):
+        folder.mkdir()
+    (train / "wav.scp").write_text("".join(f"{path[:-4]} {tiny_corpus / path}\n" for _, path in listed))
+    (train / "utt2spk").write_text("".join(f"{path[:-4]} {speaker}\n" for speaker, path in listed))
+    names = sorted({name for _, *pair in trials for name in pair})
+    (test / "wav.scp").write_text("".join(f"{name[:-4]} {tiny_corpus / name}\n" for name in names))
+    kinds = {"1": "target", "0": "nontarget"}
+    (test / "trials").write_text("".join(f"{a[:-4]} {b[:-4]} {kinds[label]}\n" for label, a, b in trials))
+    options = ["--model.name", "ResNet", "--model.options", "{channels: 8, blocks: [1], stem_stride: 2}"]
+    options += ["--frontend.num_mels", "40", "--model.embedding_dim", "16", "--loss.name", "softmax"]
+    options += ["--data.batch_size", "8", "--data.crop_frames", "50", "--data.num_workers", "0"]
+    options += ["--training.max_epochs", "1", "--runtime.compile", "off", "--runtime.precision", "no"]
+    options += ["--evaluation.eval_frames", "60", "--evaluation.num_crops", "1", "--evaluation.bootstrap_samples", "0"]
+    by_id = ["--data.train_list", str(train), "--data.test_list", str(test / "trials")]
+    assert main(["train", *options, *by_id, "--save_path", str(tmp_path / "by_id")]) == 0
+    by_path = ["--data.train_list", str(tiny_corpus / "train_list.txt")]
+    by_path += ["--data.test_list", str(tiny_corpus / "trials.txt")]
+    assert main(["train", *options, *by_path, "--save_path", str(tmp_path / "by_path")]) == 0
+    scores = [(tmp_path / run / "scores.txt").read_text().split() for run in ("by_id", "by_path")]
+    assert scores[0][2::3] == scores[1][2::3]
+    assert scores[0][0] == scores[1][0][:-4]
