@@ -3,6 +3,7 @@
     speakernet pack CORPUS --source FOLDER                        every audio file of a folder
     speakernet pack CORPUS --source FOLDER --list train_list.txt  what a list names
     speakernet pack CORPUS --source part_aa part_ab --list LIST   straight from zip and tar archives, not unpacked
+    speakernet pack CORPUS --source raw.list --write-list train.txt   wespeaker's list, its shard.list, a Kaldi folder
     speakernet pack CORPUS --verify                               read it all and compare every checksum
 
 Name the corpus in place of the folder afterwards (`--data.train_path CORPUS`). A run that was killed is finished by
@@ -13,8 +14,9 @@ import argparse
 import logging
 
 from speakernet.corpora.pack_inputs import open_inputs
-from speakernet.data.lists import StringTable, read_training_list, read_trials
-from speakernet.data.packed.corpus import verify
+from speakernet.data.lists import StringTable, read_training_list, read_trials, write_training_list
+from speakernet.data.packed.corpus import read_index, verify
+from speakernet.data.packed.names import NameIndex
 from speakernet.data.packed.writer import SKIPPED, pack
 from speakernet.files import human_bytes
 from speakernet.machine.limits import usable_cores
@@ -29,7 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Where from, where to, and what to do with files that cannot be read."""
     parser.add_argument("corpus", help="the packed corpus: a folder to be made, or to be verified")
     parser.add_argument(
-        "--source", nargs="+", metavar="PATH", help="a folder, or zip and tar archives (name all parts of one in parts)"
+        "--source",
+        nargs="+",
+        metavar="PATH",
+        help="a folder, a Kaldi folder, wespeaker's raw.list or shard.list, or zip and tar archives (all parts)",
     )
     parser.add_argument("--list", action="append", default=[], help="training list: pack what it names (repeatable)")
     parser.add_argument("--trials", action="append", default=[], help="trial list: pack what it names (repeatable)")
@@ -37,6 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--strip",
         type=int,
         help="leading folders of the names in archives to drop; found from the list if there is one",
+    )
+    parser.add_argument(
+        "--write-list", help="write a training list of what was packed (raw.list, shards, Kaldi folders with utt2spk)"
     )
     parser.add_argument("--sample-rate", type=int, default=16000, help="Hz of the corpus (default %(default)s)")
     parser.add_argument("--num-threads", type=int, help="files decoded at a time (default: one for each core)")
@@ -60,6 +68,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _pack(arguments: argparse.Namespace, num_threads: int) -> None:
     source = open_inputs(arguments.source, _wanted(arguments), arguments.strip)
+    if arguments.write_list and source.speakers is None:
+        raise ValueError(
+            f"--write-list: {source.description} does not say who speaks; it is for raw.list, shards and Kaldi folders "
+            "with utt2spk. Of folders speakernet prepare folder makes lists"
+        )
     summary = pack(
         source,
         arguments.corpus,
@@ -79,6 +92,18 @@ def _pack(arguments: argparse.Namespace, num_threads: int) -> None:
     )
     if summary.num_skipped:
         logger.warning("%d files could not be read; %s/%s names them", summary.num_skipped, arguments.corpus, SKIPPED)
+    if arguments.write_list and source.speakers is not None:
+        _write_list(arguments.write_list, source.names, source.speakers, arguments.corpus)
+
+
+def _write_list(path: str, names: StringTable, speakers: StringTable, corpus: str) -> None:
+    """A training list of the utterances that the corpus holds and whose speaker is known."""
+    is_packed = (NameIndex(read_index(corpus).names).find(names) >= 0).tolist()
+    rows = [row for row, speaker in enumerate(speakers) if speaker and is_packed[row]]
+    write_training_list(path, ((speakers[row], names[row]) for row in rows))
+    logger.info("%s: %d utterances", path, len(rows))
+    if len(rows) < sum(is_packed):
+        logger.warning("%d utterances are packed without a speaker and left out of it", sum(is_packed) - len(rows))
 
 
 def _wanted(arguments: argparse.Namespace) -> StringTable | None:

@@ -42,13 +42,9 @@ class KaldiSource(AudioSource):
             )
         recordings = read_wav_scp(Path(root) / WAV_SCP)
         self.names = recordings.names
+        self.files = recordings.files
         self._index = NameIndex(self.names)
-        repeated = np.flatnonzero(self._index.find(self.names) != np.arange(len(self.names)))
-        if len(repeated):
-            raise ListError(f"{Path(root) / WAV_SCP}: {self.names[int(repeated[0])]!r} is there twice; remove one")
-        # One more, of no file, for names that it lacks.
-        given = recordings.files
-        self.files = StringTable(given.content, np.append(given.offsets, given.offsets[-1]))
+        self._index.refuse_repeated(Path(root) / WAV_SCP)
         self._folder = FolderSource(Path.cwd(), sample_rate, **options)  # type: ignore[arg-type]
 
     def __len__(self) -> int:
@@ -77,9 +73,8 @@ class KaldiSource(AudioSource):
         return self._folder.rows(self._files_of(names), table, cache)
 
     def _files_of(self, names: StringTable) -> StringTable:
-        """The file of each; the last of `files`, which is none, for names that are not here (row -1)."""
-        rows = self._index.find(names)
-        return self.files.take(np.where(rows < 0, len(self.names), rows))
+        """The file of each, empty where it is not here: there is never such a file."""
+        return self.files.take(self._index.find(names))
 
     def _lacks(self, name: str) -> str:
         return f"{Path(self.root) / WAV_SCP} names no utterance {name!r}"

@@ -98,9 +98,9 @@ class StringTable(Sequence[str]):
         return self
 
     def take(self, rows: np.ndarray) -> "StringTable":
-        """The table of the strings at `rows`, without making Python strings."""
+        """The table of the strings at `rows` (an empty one for row -1), without making Python strings."""
         rows = np.asarray(rows, dtype=np.int64)
-        starts, ends = self.offsets[rows], self.offsets[rows + 1]
+        starts, ends = self.offsets[rows], np.where(rows < 0, self.offsets[rows], self.offsets[rows + 1])
         offsets = np.zeros(len(rows) + 1, dtype=np.int64)
         np.cumsum(ends - starts, out=offsets[1:])
         content = np.empty(int(offsets[-1]), dtype=np.uint8)
@@ -207,10 +207,12 @@ class Recordings:
     Attributes:
         names: the utterances' ids.
         files: the file of each, absolute or from the working directory.
+        speakers: who speaks in each; None where it is not said.
     """
 
     names: StringTable
     files: StringTable
+    speakers: StringTable | None = None
 
 
 def audio_folder_of(path: str | Path) -> Path:

@@ -3,9 +3,11 @@
 A dictionary of a million paths would cost 150 MB and be copied into every worker; this costs 16 bytes a name.
 """
 
+from pathlib import Path
+
 import numpy as np
 
-from speakernet.data.lists import StringTable
+from speakernet.data.lists import ListError, StringTable
 
 HASH_SEED = 20260101
 ROWS_PER_BLOCK = 1 << 13  # Keeps the temporary arrays in the processor's cache.
@@ -42,6 +44,16 @@ class NameIndex:
                     break
                 place += 1
         return found
+
+    def refuse_repeated(self, path: str | Path) -> None:
+        """Refuse a list that names an utterance twice.
+
+        Raises:
+            ListError: it does; the first such name is said.
+        """
+        repeated = np.flatnonzero(self.find(self._names) != np.arange(len(self._names)))
+        if len(repeated):
+            raise ListError(f"{path}: {self._names[int(repeated[0])]!r} is there twice; remove one")
 
 
 def hash_names(names: StringTable) -> np.ndarray:

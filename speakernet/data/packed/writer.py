@@ -50,11 +50,18 @@ FLUSH_SECONDS = 20.0
 
 
 class PackInput(ABC):
-    """Utterances in a fixed order, to be decoded one by one in threads."""
+    """Utterances in a fixed order, to be decoded one by one in threads.
 
-    def __init__(self, names: StringTable, description: str) -> None:
+    Args:
+        names: of the utterances.
+        description: of the source, for messages.
+        speakers: of the utterances, empty where it is not said; None where the source says none.
+    """
+
+    def __init__(self, names: StringTable, description: str, speakers: StringTable | None = None) -> None:
         self.names = names
         self.description = description
+        self.speakers = speakers
 
     def items(self, rows: Iterable[int]) -> Iterator[tuple[int, bytes | None]]:
         """(row, content) for `decode`, rows ascending; the content is None where `decode` fetches it itself."""

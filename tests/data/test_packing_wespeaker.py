@@ -1,0 +1,213 @@
+"""Packing what a user of wespeaker has: raw.list, shards, Kaldi folders; what hostile ones may not do."""
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from speakernet.cli import main
+from speakernet.corpora.archives import ArchiveError
+from speakernet.corpora.pack_inputs import open_inputs
+from speakernet.data.audio import AudioError, read_audio, write_audio
+from speakernet.data.lists import ListError, StringTable, read_training_list
+from speakernet.data.packed.corpus import PackedSource
+from speakernet.data.packed.writer import pack
+
+KEYS = [f"id{row // 3}/video/{row:05d}.wav" for row in range(7)]
+
+
+@pytest.fixture()
+def audio(tmp_path: Path, random: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    """Key -> file, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    files = {}
+    for row, key in enumerate(KEYS):
+        files[key] = tmp_path / "wav" / f"{row}.wav"
+        files[key].parent.mkdir(exist_ok=True)
+        write_audio(files[key], 0.1 * random.standard_normal(1000 + 10 * row))
+    return files
+
+
+def raw_list(path: Path, audio: dict[str, Path]) -> Path:
+    """As tools/make_raw_list.py writes it, every other file named from the working directory."""
+    rows = []
+    for row, (key, file) in enumerate(audio.items()):
+        wav = str(file) if row % 2 else f"wav/{file.name}"
+        rows.append(json.dumps({"key": key, "wav": wav, "spk": key.split("/")[0]}) + "\n")
+    path.write_text("".join(rows))
+    return path
+
+
+def add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    archive.addfile(member, io.BytesIO(content))
+
+
+def shards(root: Path, audio: dict[str, Path], mode: str = "w") -> Path:
+    """Shards of three as tools/make_shard_list.py writes them, and their list."""
+    root.mkdir(exist_ok=True)
+    paths = []
+    for first in range(0, len(KEYS), 3):
+        paths.append(root / f"shards_{first:09d}.tar")
+        with tarfile.open(paths[-1], mode) as archive:
+            for key in KEYS[first : first + 3]:
+                add(archive, f"{key}.spk", key.split("/")[0].encode())
+                add(archive, f"{key}.wav", audio[key].read_bytes())
+    (root / "shard.list").write_text("".join(f"{path}\n" for path in paths))
+    return root / "shard.list"
+
+
+def kaldi_folder(root: Path, audio: dict[str, Path]) -> Path:
+    root.mkdir(exist_ok=True)
+    (root / "wav.scp").write_text("".join(f"{key} {file}\n" for key, file in audio.items()))
+    (root / "utt2spk").write_text("".join(f"{key} {key.split('/')[0]}\n" for key in audio))
+    return root
+
+
+SOURCES = {
+    "raw.list": lambda root, audio: raw_list(root / "raw.list", audio),
+    "shard.list": lambda root, audio: shards(root / "shards", audio),
+    "compressed shards": lambda root, audio: shards(root / "shards", audio, "w:gz"),
+    "Kaldi folder": lambda root, audio: kaldi_folder(root / "kaldi", audio),
+}
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_they_are_packed_by_key_with_a_list_of_their_speakers(
+    kind: str, audio: dict[str, Path], tmp_path: Path
+) -> None:
+    source = SOURCES[kind](tmp_path, audio)
+    corpus, listed = tmp_path / "corpus", tmp_path / "train.txt"
+    assert main(["pack", str(corpus), "--source", str(source), "--write-list", str(listed), "--verify"]) == 0
+    packed = PackedSource(corpus)
+    assert list(packed.index.names) == KEYS
+    for key, file in audio.items():
+        np.testing.assert_array_equal(packed.read(key), read_audio(file))
+    found = read_training_list(listed)
+    assert list(found.paths) == KEYS
+    assert [found.speakers[label] for label in found.labels] == [key.split("/")[0] for key in KEYS]
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_a_list_chooses_among_them(kind: str, audio: dict[str, Path], tmp_path: Path) -> None:
+    source = SOURCES[kind](tmp_path, audio)
+    wanted = StringTable.from_strings([KEYS[5], KEYS[1]])
+    pack(open_inputs([source], wanted), tmp_path / "some")
+    assert sorted(PackedSource(tmp_path / "some").index.names) == [KEYS[1], KEYS[5]]
+    absent = open_inputs([source], StringTable.from_strings([KEYS[0], "id9/absent"]))
+    with pytest.raises(AudioError, match=r"id9/absent: the list names it"):
+        pack(absent, tmp_path / "absent")
+
+
+def test_shards_are_named_one_by_one_too(audio: dict[str, Path], tmp_path: Path) -> None:
+    listed = shards(tmp_path / "shards", audio)
+    pack(open_inputs(listed.read_text().split()), tmp_path / "corpus")
+    assert list(PackedSource(tmp_path / "corpus").index.names) == KEYS
+
+
+def test_many_shards_leave_no_file_open(audio: dict[str, Path], tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    content = next(iter(audio.values())).read_bytes()
+    paths = []
+    for number in range(300):
+        paths.append(tmp_path / f"shards_{number:09d}.tar")
+        with tarfile.open(paths[-1], "w") as archive:
+            add(archive, f"{number}.spk", b"someone")
+            add(archive, f"{number}.wav", content)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, before[1]))
+    try:
+        assert pack(open_inputs(paths), tmp_path / "corpus").num_utterances == 300
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_list_is_only_written_where_speakers_are_known(audio: dict[str, Path], tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+    command = ["pack", str(tmp_path / "corpus"), "--source", str(tmp_path / "wav"), "--write-list", "train.txt"]
+    assert main(command) == 1
+    assert "--write-list: " in capsys.readouterr().err
+    assert not (tmp_path / "corpus").exists() and not (tmp_path / "train.txt").exists()
+
+
+def test_bad_files_are_not_in_the_written_list(audio: dict[str, Path], tmp_path: Path) -> None:
+    source = raw_list(tmp_path / "raw.list", audio)
+    audio[KEYS[2]].write_bytes(b"nonsense")
+    command = ["pack", "corpus", "--source", str(source), "--skip-bad", "--write-list", "train.txt"]
+    assert main(command) == 0
+    assert list(read_training_list("train.txt").paths) == [key for key in KEYS if key != KEYS[2]]
+
+
+GOOD = '{"key": "a", "wav": "a.wav", "spk": "s"}'
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ('{"key": "b", "wav": "sox b.wav -t wav - |", "spk": "s"}', r"line 2: 'sox b\.wav -t wav - \|' is a command"),
+        ('{"key": "b", "wav": "raw.ark:17", "spk": "s"}', "line 2: 'raw.ark:17' is a place in an archive"),
+        ('{"key": "b", "wav": "b.wav"}', "line 2: expected key, wav and spk, found key, wav"),
+        ('{"key": "b", "wav": "b.wav", "spk": "s", "vad": [[0, 1]]}', "line 2: vad: .* make_shard_list"),
+        ('{"key": "b", "feat": "f.ark:9", "spk": "s"}', "line 2: expected key, wav and spk, found key, feat, spk"),
+        ('{"key": 7, "wav": "b.wav", "spk": "s"}', "line 2: key: 7; expected text of one line"),
+        ('{"key": "b\\nc", "wav": "b.wav", "spk": "s"}', "line 2: key: .*; expected text of one line"),
+        ('{"key": "b", "wav": "", "spk": "s"}', "line 2: wav: ''; expected text of one line"),
+        ('{"key": "b", "wav": "b.wav", "spk": "two words"}', "line 2: spk: 'two words'; expected one word"),
+        ('{"key": "b", "wav": "b\\u0000.wav", "spk": "s"}', "line 2: wav: .*; expected text of one line"),
+        ('{"key": "b\\ud800", "wav": "b.wav", "spk": "s"}', "line 2: key: .*; expected text of one line"),
+        ('{"key": "b", "wav": "b.wav"', "line 2: expected a JSON object"),
+        ("[" * 100_000, "line 2: expected a JSON object"),
+        ("[1, 2]", "line 2: expected a JSON object"),
+        (GOOD, "'a' is there twice"),
+    ],
+)
+def test_what_a_raw_list_may_not_hold(tmp_path: Path, row: str, message: str) -> None:
+    (tmp_path / "raw.list").write_text(f"{GOOD}\n{row}\n")
+    with pytest.raises(ListError, match=message):
+        open_inputs([tmp_path / "raw.list"])
+
+
+def test_what_a_shard_list_may_not_hold(audio: dict[str, Path], tmp_path: Path) -> None:
+    listed = shards(tmp_path / "shards", audio)
+    listed.write_text(listed.read_text() + "https://host/shards_9.tar\n")
+    with pytest.raises(ListError, match=r"shard\.list, line 4: 'https://host/shards_9\.tar' is an address"):
+        open_inputs([listed])
+    listed.write_text(f"{tmp_path}/absent.tar\n")
+    with pytest.raises(AudioError, match=r"absent\.tar: no such folder or archive"):
+        open_inputs([listed])
+    with pytest.raises(AudioError, match="expected one folder, one list or some archives"):
+        open_inputs([raw_list(tmp_path / "raw.list", audio), tmp_path / "shards" / "shards_000000000.tar"])
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({"../a.spk": b"s", "../a.wav": b"x"}, "refused"),
+        ({"/a.spk": b"s", "/a.wav": b"x"}, "refused"),
+        ({"a.spk": b"s", "b.wav": b"x"}, r"b\.wav: no b\.spk in the shard"),
+        ({"a.spk": b"two words", "a.wav": b"x"}, r"a\.spk: .*expected one word"),
+        ({"a.spk": b"\xff", "a.wav": b"x"}, r"a\.spk: .*expected one word"),
+        ({"a.spk": b"s" * 10_000_000, "a.wav": b"x"}, r"a\.spk: .*expected one word"),
+        ({"a.spk": b"", "a.wav": b"x"}, r"a\.spk: .*expected one word"),
+        ({"a.spk": b"s", "a.wav": b"x", "a.flac": b"x"}, "'a' is there twice"),
+    ],
+)
+def test_what_a_shard_may_not_hold(tmp_path: Path, members: dict[str, bytes], message: str) -> None:
+    with tarfile.open(tmp_path / "shard.tar", "w") as archive:
+        for name, content in members.items():
+            add(archive, name, content)
+    with pytest.raises(ArchiveError, match=message):
+        open_inputs([tmp_path / "shard.tar"])
+    assert not (tmp_path.parent / "a.wav").exists()
+
+
+def test_links_in_shards_are_refused(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "shard.tar", "w") as archive:
+        member = tarfile.TarInfo("a.spk")
+        member.type, member.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(member)
+    with pytest.raises(ArchiveError, match="is a link"):
+        open_inputs([tmp_path / "shard.tar"])
