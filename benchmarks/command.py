@@ -4,6 +4,7 @@
     python benchmark_performance.py --config exp01.yaml --num_batches 30 --compare --json figures.json
     python benchmark_performance.py --scoring [--scoring_trials veri_test.txt] [--recordings FOLDER]
     python benchmark_performance.py --steps ResNetSE34L VGGVox [--variants all | NAME …] [--memory]
+    python benchmark_performance.py --models [NAME …] [--step_batch 16] [--rounds 5]
     python benchmark_performance.py --epoch --config speechocean.yaml --augment True [--rounds 3]
 
 --compare runs both pipelines in turn (A B A B …) on the same recordings, taken from the configuration's corpus, in this
@@ -22,9 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """How much to measure, and where to write it."""
     benchmark.add_arguments(parser)
     parser.add_argument("--compare", action="store_true", help="the classic pipeline against ours, instead")
-    parser.add_argument(
-        "--rounds", type=int, default=5, help="with --compare, --scoring, --steps: rounds (default %(default)s)"
-    )
+    parser.add_argument("--rounds", type=int, default=5, help="with all but the first: rounds (default %(default)s)")
     parser.add_argument(
         "--num_utterances",
         type=int,
@@ -47,7 +46,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a step of these networks (default ResNetSE34L) against their plain definitions in torch, instead",
     )
     parser.add_argument("--variants", nargs="+", metavar="NAME", help="with --steps: speed-ups on and off, or `all`")
-    parser.add_argument("--step_batch", type=int, default=64, help="with --steps: crops of 2 s (default %(default)s)")
+    parser.add_argument(
+        "--step_batch", type=int, default=64, help="with --steps, --models: crops of 2 s (default %(default)s)"
+    )
+    parser.add_argument(
+        "--models",
+        nargs="*",
+        metavar="NAME",
+        help="training step and embedding of these networks (default: the smallest of each family), instead",
+    )
     parser.add_argument(
         "--memory", nargs="*", metavar="NAME", help="with --steps: the peak memory of these variants, instead of time"
     )
@@ -73,6 +80,8 @@ def run(arguments: argparse.Namespace) -> int:
         figures = suites.scoring(arguments)
     elif arguments.memory is not None:
         figures = suites.memory(arguments)
+    elif arguments.models is not None:
+        figures = suites.models(arguments)
     elif arguments.steps is not None:
         figures = suites.steps(arguments)
     elif arguments.epoch:

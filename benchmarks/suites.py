@@ -15,6 +15,7 @@ import torch
 
 from benchmarks.data import prepare_data
 from benchmarks.epoch import measure_epochs, serve_epochs
+from benchmarks.families import SMALLEST, load_now, measure_models
 from benchmarks.loader import compare_evaluation, compare_loading, measure_worker_memory
 from benchmarks.plain_models import PLAIN_MODELS
 from benchmarks.scoring import PARTS, compare_embedding, measure_scoring
@@ -110,6 +111,29 @@ def steps(arguments: argparse.Namespace) -> dict[str, Any]:
         _timing_table("step", "of the plain definition", timings)
         figures[model] = [dataclasses.asdict(one) for one in timings]
     return {"steps": figures}
+
+
+def models(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Seconds of a training step and of an embedding of each network, beside what it costs in numbers."""
+    config = load_config(arguments.config_arguments).config
+    before, batch_size = load_now(), arguments.step_batch
+    done = measure_models(config, arguments.models or SMALLEST, batch_size=batch_size, rounds=arguments.rounds)
+    _begin_table("network", "parameters", "MACs", f"training step of {batch_size} crops, s", "embedding of 2 s, ms")
+    for one in done:
+        trunk: Any = MODELS[one.name].options
+        _row(
+            f"`{one.name}`",
+            f"{trunk.parameters / 1e6:.2f} M",
+            f"{trunk.macs / 1e9:.2f} G",
+            f"{one.step_seconds:.3f} ({one.step_spread_seconds:.3f})",
+            f"{1000 * one.embedding_seconds:.1f} ({1000 * one.embedding_spread_seconds:.1f})",
+        )
+    threads, after = torch.get_num_threads(), load_now()
+    sys.stdout.write(
+        f"\nMedians of {arguments.rounds} rounds in turn (between quartiles), {threads} threads, "
+        f"load {before:.1f} before and {after:.1f} after\n"
+    )
+    return {"models": [dataclasses.asdict(one) for one in done], "threads": threads, "load": [before, after]}
 
 
 def memory(arguments: argparse.Namespace) -> dict[str, Any]:
