@@ -105,6 +105,16 @@ def test_recordings_by_line(kaldi: Path) -> None:
     assert found.files[0] == "audio/0.wav" and found.files[4].endswith("audio/two words.wav")
 
 
+def test_the_doctor_looks_at_it(kaldi: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["doctor", "--list", str(kaldi), "--root", str(kaldi), "--fast", "--min_seconds", "0"]
+    assert main(command) in (0, 1)
+    assert "9 utterances of 3 speakers" in capsys.readouterr().out
+    (tmp_path / "audio" / "3.wav").unlink()
+    assert main(command) == 2
+    out = capsys.readouterr().out
+    assert "1 of 9 are missing" in out and IDS[3] in out
+
+
 def test_training_and_scoring_by_utterance_id(tiny_corpus: Path, tmp_path: Path) -> None:
     """The same run from a Kaldi folder and from a list: the same losses, the same scores."""
     listed = [line.split() for line in (tiny_corpus / "train_list.txt").read_text().splitlines()]
