@@ -109,7 +109,8 @@ class ArchiveInput(PackInput):
             speakers += [archive.speakers[member] for member in members.tolist()] if archive.speakers else []
             of_archive.append(np.full(len(members), number))
             of_member.append(members)
-        _refuse_twice(names, archives)
+        description = _named(archives)
+        _refuse_twice(names, description)
         # One archive that does not say who speaks leaves the whole without a list.
         says_speakers = len(speakers) == len(names)
         if wanted is not None:
@@ -119,10 +120,8 @@ class ArchiveInput(PackInput):
             speakers += [""] * len(absent_names)
             of_archive.append(np.full(len(absent_names), NOT_IN_ANY))
             of_member.append(np.zeros(len(absent_names), dtype=np.int64))
-        shown = ", ".join(archive.name for archive in archives[:NAMED_ARCHIVES])
-        more = f" and {len(archives) - NAMED_ARCHIVES} more" if len(archives) > NAMED_ARCHIVES else ""
         said = StringTable.from_strings(speakers) if says_speakers else None
-        super().__init__(StringTable.from_strings(names), shown + more, said)
+        super().__init__(StringTable.from_strings(names), description, said)
         self._archives = archives
         self._ffmpeg = ffmpeg
         self._of_archive = np.concatenate(of_archive)
@@ -175,17 +174,17 @@ def open_inputs(
         ListError: a list or a Kaldi folder that cannot be used.
         ArchiveError: a damaged archive, a name that leads outside, a link.
     """
-    kinds = {path: _kind(path) for path in map(Path, sources)}
+    kinds = [(path, _kind(path)) for path in map(Path, sources)]
     if len(kinds) == 1:
-        (path, kind), *_ = kinds.items()
+        path, kind = kinds[0]
         if kind == FOLDER:
             return FolderInput(path, wanted, ffmpeg)
         if kind in (KALDI, RAW_LIST):
             recordings = read_raw_list(path) if kind == RAW_LIST else _of_kaldi_folder(path)
             return FileInput(recordings, str(path), wanted=wanted, ffmpeg=ffmpeg)
-    if set(kinds.values()) - {ARCHIVE, SHARD_LIST}:
+    if {kind for _, kind in kinds} - {ARCHIVE, SHARD_LIST}:
         raise AudioError("expected one folder, one list or some archives, found a folder or list among several sources")
-    paths = [one for path, kind in kinds.items() for one in (read_shard_list(path) if kind == SHARD_LIST else [path])]
+    paths = [one for path, kind in kinds for one in (read_shard_list(path) if kind == SHARD_LIST else [path])]
     for path in paths:
         _kind(path)
     return ArchiveInput([open_archive(parts) for parts in group_parts(paths)], wanted, strip, ffmpeg)
@@ -243,6 +242,9 @@ def _kind(path: Path) -> str:
         raise AudioError(f"{path}: no such folder or archive")
     if path.is_dir():
         return KALDI if is_kaldi(path) else FOLDER
+    # A pipe would be waited for without end.
+    if not path.is_file():
+        raise AudioError(f"{path}: neither a file nor a folder; give a folder, a list or an archive")
     return list_kind(path) or ARCHIVE
 
 
@@ -261,11 +263,15 @@ def _absent(name: str, description: str) -> str:
     return f"{name}: the list names it, but {description} does not hold it"
 
 
-def _refuse_twice(names: list[str], archives: Sequence[Archive]) -> None:
+def _named(archives: Sequence[Archive]) -> str:
+    shown = ", ".join(archive.name for archive in archives[:NAMED_ARCHIVES])
+    return shown if len(archives) <= NAMED_ARCHIVES else f"{shown} and {len(archives) - NAMED_ARCHIVES} more"
+
+
+def _refuse_twice(names: list[str], where: str) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            where = ", ".join(archive.name for archive in archives)
             raise ArchiveError(f"{where}: {name!r} is there twice; pack the archives one by one or change --strip")
         seen.add(name)
 

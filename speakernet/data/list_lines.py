@@ -164,6 +164,48 @@ class Lines:
         return self.content[start:stop].tobytes().decode("utf-8", "replace").strip()[:SHOWN_CHARACTERS]
 
 
+class Column:
+    """One word of every line (or several), collected from the blocks of a list."""
+
+    def __init__(self) -> None:
+        self._contents: list[np.ndarray] = []
+        self._lengths: list[np.ndarray] = []
+
+    def __len__(self) -> int:
+        return sum(map(len, self._lengths))
+
+    def add(self, content: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> None:
+        """Bytes `starts[i]:ends[i]` of a block, ascending."""
+        # +1 where a string begins, -1 behind its end: the running sum marks the bytes of all at once.
+        mark = np.zeros(len(content) + 1, dtype=np.int8)
+        mark[starts] = 1
+        mark[ends] = -1
+        self._contents.append(content[np.cumsum(mark[:-1], dtype=np.int8).view(bool)])
+        self._lengths.append(ends - starts)
+
+    def joined(self) -> tuple[np.ndarray, np.ndarray]:
+        """All of them end to end, and where each starts: what a `StringTable` is made of."""
+        offsets = np.zeros(len(self) + 1, dtype=np.int64)
+        np.cumsum(np.concatenate(self._lengths), out=offsets[1:])
+        return np.concatenate(self._contents), offsets
+
+
+def number_words(block: np.ndarray, starts: np.ndarray, ends: np.ndarray, names: dict[bytes, int]) -> np.ndarray:
+    """Number of the words `starts[i]:ends[i]` in order of first mention, int32 (words,); grows `names`."""
+    lengths = ends - starts
+    width = int(lengths.max())
+    columns = np.arange(width)
+    # Zero-padded rows of equal width compare as NumPy byte strings; the text was checked to hold no zero byte.
+    positions = np.minimum(starts[:, None] + columns, len(block) - 1)
+    table = np.where(columns < lengths[:, None], block[positions], 0).astype(np.uint8)
+    words = np.ascontiguousarray(table).view(f"S{width}")[:, 0]
+    # Lists come grouped by speaker more often than not: only the first of each run is looked up.
+    is_head = np.ones(len(words), dtype=bool)
+    is_head[1:] = words[1:] != words[:-1]
+    heads = np.array([names.setdefault(word, len(names)) for word in words[is_head].tolist()], dtype=np.int32)
+    return heads[np.cumsum(is_head) - 1]
+
+
 def _split_lines(block: bytes, first_line: int, tabs_only_where_present: bool) -> Lines:
     content = np.frombuffer(block, dtype=np.uint8)
     is_gap = _WHITESPACE[content]

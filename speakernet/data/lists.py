@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from speakernet.data.list_lines import Lines, ListError, ListFile, MalformedRows
+from speakernet.data.list_lines import Column, Lines, ListError, ListFile, MalformedRows, number_words
 from speakernet.data.sharing import SharedArray
 from speakernet.files import atomic_write
 
@@ -216,7 +216,7 @@ class Recordings:
 
 
 def audio_folder_of(path: str | Path) -> Path:
-    """Where the audio of a list is looked for when nobody says: a Kaldi folder itself, else the folder of the list."""
+    """Where audio is looked for when nobody says: a Kaldi folder itself, else the folder of the list."""
     return Path(path) if Path(path).is_dir() else Path(path).parent
 
 
@@ -230,6 +230,9 @@ def read_training_list(path: str | Path, malformed: MalformedRows | None = None)
     Raises:
         ListError: missing, empty, not UTF-8, or a malformed line (named with its number).
     """
+    if Path(path).name in (UTT2SPK, WAV_SCP):
+        # Its columns stand the other way round: every utterance would be a speaker.
+        raise ListError(f"{path}: a part of a Kaldi folder; name the folder, {Path(path).parent}")
     if not Path(path).is_dir():
         return _read_speakers(path, ListFile(path, malformed), "'speaker path'", is_speaker_first=True)
     inner = Path(path) / UTT2SPK
@@ -244,7 +247,7 @@ def read_training_list(path: str | Path, malformed: MalformedRows | None = None)
 def _read_speakers(path: str | Path, file: ListFile, expected: str, *, is_speaker_first: bool) -> TrainingList:
     """A list of two columns, of which the name of the utterance is the other one."""
     speakers: dict[bytes, int] = {}
-    labels, names = [], _Column()
+    labels, names = [], Column()
     for lines in file.blocks(tabs_only_where_present=False):
         kept = _well_formed(lines, file, expected, None if is_speaker_first else 2)
         first, last = lines.first[kept], lines.first[kept] + lines.count[kept] - 1
@@ -253,7 +256,7 @@ def _read_speakers(path: str | Path, file: ListFile, expected: str, *, is_speake
         speaker, name, last = speaker[fits], name[fits], last[fits]
         if not len(speaker):
             continue
-        labels.append(_speaker_labels(lines.content, lines.starts[speaker], lines.ends[speaker], speakers))
+        labels.append(number_words(lines.content, lines.starts[speaker], lines.ends[speaker], speakers))
         names.add(lines.content, lines.starts[name], lines.ends[last if is_speaker_first else name])
     if not labels:
         raise ListError(f"{file.path}: the list is empty; expected one {expected} a line")
@@ -263,7 +266,7 @@ def _read_speakers(path: str | Path, file: ListFile, expected: str, *, is_speake
     for label, speaker_name in enumerate(by_name):
         new_label[speakers[speaker_name]] = label
     table = StringTable.from_strings(one.decode("utf-8") for one in by_name)
-    return TrainingList(names.table(), new_label[np.concatenate(labels)], table, str(path), file.sha256)
+    return TrainingList(StringTable(*names.joined()), new_label[np.concatenate(labels)], table, str(path), file.sha256)
 
 
 def read_wav_scp(path: str | Path) -> Recordings:
@@ -274,7 +277,7 @@ def read_wav_scp(path: str | Path) -> Recordings:
             (named with its number).
     """
     file = ListFile(path, None)
-    names, files = _Column(), _Column()
+    names, files = Column(), Column()
     for lines in file.blocks(tabs_only_where_present=False):
         kept = _well_formed(lines, file, "'utterance file'")
         first, count = lines.first[kept], lines.count[kept]
@@ -289,7 +292,7 @@ def read_wav_scp(path: str | Path) -> Recordings:
         files.add(lines.content, starts, ends)
     if not len(names):
         raise ListError(f"{path}: the list is empty; expected one 'utterance file' a line")
-    return Recordings(names.table(), files.table())
+    return Recordings(StringTable(*names.joined()), StringTable(*files.joined()))
 
 
 def not_a_file(text: str) -> str:
@@ -364,32 +367,6 @@ def write_trials(path: str | Path, rows: Iterable[tuple[int | None, str, str]]) 
             file.write(("\t" if any(" " in field for field in fields) else " ").join(fields) + "\n")
 
 
-class _Column:
-    """One word of every line (or several), collected from the blocks of a list."""
-
-    def __init__(self) -> None:
-        self._contents: list[np.ndarray] = []
-        self._lengths: list[np.ndarray] = []
-
-    def __len__(self) -> int:
-        return sum(map(len, self._lengths))
-
-    def add(self, content: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> None:
-        """Bytes `starts[i]:ends[i]` of a block, ascending."""
-        # +1 where a string begins, -1 behind its end: the running sum marks the bytes of all at once.
-        mark = np.zeros(len(content) + 1, dtype=np.int8)
-        mark[starts] = 1
-        mark[ends] = -1
-        self._contents.append(content[np.cumsum(mark[:-1], dtype=np.int8).view(bool)])
-        self._lengths.append(ends - starts)
-
-    def table(self) -> StringTable:
-        """All of them."""
-        offsets = np.zeros(len(self) + 1, dtype=np.int64)
-        np.cumsum(np.concatenate(self._lengths), out=offsets[1:])
-        return StringTable(np.concatenate(self._contents), offsets)
-
-
 def _well_formed(lines: Lines, file: ListFile, expected: str, num_words: int | None = None) -> np.ndarray:
     """Which lines are rows of two words or more (or of just so many), bool (lines,): neither blank nor malformed."""
     kept = lines.count > 1 if num_words is None else lines.count == num_words
@@ -405,22 +382,6 @@ def _speaker_fits(lines: Lines, rows: np.ndarray, speakers: np.ndarray, file: Li
         problem = f"a speaker name of {found} bytes ({lines.text(line)[:40]!r}…); at most {MAX_SPEAKER_BYTES} are taken"
         file.refuse(lines.number(int(line)), problem)
     return lengths <= MAX_SPEAKER_BYTES
-
-
-def _speaker_labels(block: np.ndarray, starts: np.ndarray, ends: np.ndarray, names: dict[bytes, int]) -> np.ndarray:
-    """Number of each line's speaker in order of first mention, int32 (lines,); grows `names`."""
-    lengths = ends - starts
-    width = int(lengths.max())
-    columns = np.arange(width)
-    # Zero-padded rows of equal width compare as NumPy byte strings; the text was checked to hold no zero byte.
-    positions = np.minimum(starts[:, None] + columns, len(block) - 1)
-    table = np.where(columns < lengths[:, None], block[positions], 0).astype(np.uint8)
-    words = np.ascontiguousarray(table).view(f"S{width}")[:, 0]
-    # Lists come grouped by speaker more often than not: only the first of each run is looked up.
-    is_head = np.ones(len(words), dtype=bool)
-    is_head[1:] = words[1:] != words[:-1]
-    heads = np.array([names.setdefault(word, len(names)) for word in words[is_head].tolist()], dtype=np.int32)
-    return heads[np.cumsum(is_head) - 1]
 
 
 def _trial_form(lines: Lines, words: Sequence[bytes]) -> TrialForm | None:

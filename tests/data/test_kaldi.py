@@ -97,6 +97,8 @@ def test_other_things_are_refused(kaldi: Path, tmp_path: Path) -> None:
         open_source(kaldi)
     with pytest.raises(ListError, match=r"audio: a folder without utt2spk"):
         read_training_list(tmp_path / "audio")
+    with pytest.raises(ListError, match=r"utt2spk: a part of a Kaldi folder; name the folder, .*train"):
+        read_training_list(kaldi / "utt2spk")
 
 
 def test_recordings_by_line(kaldi: Path) -> None:

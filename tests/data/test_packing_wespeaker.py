@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import tarfile
 from pathlib import Path
 
@@ -202,6 +203,13 @@ def test_what_a_shard_may_not_hold(tmp_path: Path, members: dict[str, bytes], me
     with pytest.raises(ArchiveError, match=message):
         open_inputs([tmp_path / "shard.tar"])
     assert not (tmp_path.parent / "a.wav").exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here")
+def test_a_pipe_is_no_source(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(AudioError, match="neither a file nor a folder"):
+        open_inputs([tmp_path / "pipe"])
 
 
 def test_links_in_shards_are_refused(tmp_path: Path) -> None:
