@@ -70,7 +70,7 @@ class Inputs:
             ValueError: list or folder cannot be read.
         """
         if not self._data.train_list:
-            raise ConfigError("no training list: set data.train_list")
+            raise ConfigError("no training list: set data.train_list (--train_list FILE)")
         return self.training_input(self._data.train_list, self._data.train_path)
 
     @functools.cached_property
@@ -105,7 +105,7 @@ class Inputs:
 
     def _require_trials(self) -> None:
         if not self._data.test_list:
-            raise ConfigError("no trial list: set --test_list (or data.validation_list), or name a --config")
+            raise ConfigError("no trial list: set data.test_list (--test_list FILE), or data.validation_list")
 
     def _source(self, path: str | Path, root: str | Path) -> AudioSource:
         return _once(self._sources, root or audio_folder_of(path), self._open)

@@ -5,18 +5,22 @@ speakers in both training and trials, speakers with too few utterances, trial li
 """
 
 from collections.abc import Iterable, Sequence
+from pathlib import PurePosixPath
 from typing import Protocol
 
 import numpy as np
 
 from speakernet.checks.findings import Finding
 from speakernet.checks.headers import header_findings
+from speakernet.data.augment.banks import AUDIO_SUFFIXES
+from speakernet.data.ffmpeg import CONVERTIBLE_SUFFIXES
 from speakernet.data.list_identity import identify_trials
 from speakernet.data.lists import StringTable, TrainingList, TrialList
 from speakernet.data.sources import AudioSource
 from speakernet.files import own_command
 
 NUM_EXAMPLES = 10
+NAMES_OF_AUDIO = {*AUDIO_SUFFIXES, *CONVERTIBLE_SUFFIXES}
 
 
 class FileSource(Protocol):
@@ -51,6 +55,10 @@ def quick_check(
     """
     findings: list[Finding] = []
     if train_list is not None:
+        if form := trial_form(train_list):
+            # Its names are no files, and its speakers no speakers: more findings would only bury this one.
+            advice = "name it as --test_list; --train_list takes `speaker path` lines, as the data preparation writes"
+            return [Finding("error", "training list", f"{train_list.source} is a list of trials ({form})", advice)]
         findings += training_findings(train_list, min_utterances)
         findings += file_findings(train_list.paths, train_source, "training files", max_bad_share, reads_headers)
     for one, source in trials:
@@ -197,6 +205,20 @@ def overlap_findings(training: TrainingList, trials: TrialList) -> list[Finding]
     if shared:
         return [_overlap("speakers", sorted(shared), trials)]
     return [Finding("ok", "overlap", f"no speaker of {trials.source} is in training")]
+
+
+def trial_form(training: TrainingList, num_rows: int = 1000) -> str:
+    """The form of a trial list that was read as a training list; empty for a list of `speaker path` lines."""
+    rows = range(min(num_rows, len(training)))
+    paths = [training.paths[row].split() for row in rows]
+    firsts = [training.speakers[int(training.labels[row])] for row in rows]
+    if all(first in ("0", "1") and len(path) == 2 for first, path in zip(firsts, paths, strict=True)):
+        return "`1 enrol test` or `0 enrol test` a line"
+    if all(len(path) == 2 and path[1] in ("target", "nontarget") for path in paths):
+        return "`enrol test target` or `enrol test nontarget` a line"
+    # A speaker may be called anything, but hardly by the name of an audio file.
+    suffixes = {PurePosixPath(first).suffix.casefold() for first in firsts}
+    return "`enrol test` a line" if suffixes <= NAMES_OF_AUDIO else ""
 
 
 def speaker_depths(training: TrainingList, num_rows: int = 1000) -> list[int]:

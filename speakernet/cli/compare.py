@@ -15,7 +15,7 @@ from speakernet.evaluation.comparison import compare_scores, short_names
 from speakernet.evaluation.figures import ALWAYS_SHOWN_PRIORS
 from speakernet.evaluation.headline import headline
 from speakernet.evaluation.options import MeasuringOptions
-from speakernet.evaluation.score_files import read_scores, scores_file, scores_for
+from speakernet.evaluation.score_files import find_scores
 from speakernet.evaluation.speakers import read_speaker_table, speakers_of
 from speakernet.options import default_of
 
@@ -39,10 +39,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--priors {arguments.priors}: expected probabilities between 0 and 1")
     if arguments.draws < 1:
         raise ValueError(f"--draws {arguments.draws}: expected at least 1")
-    # A run that was only scored with --eval keeps its scores under eval/.
-    paths = [scores_file(path, arguments.trials) for path in arguments.scores]
     trials = read_trials(arguments.trials)
-    first, second = (scores_for(trials, read_scores(path)) for path in paths)
+    # A run that was only scored with --eval keeps its scores under eval/.
+    paths, (first, second) = zip(*(find_scores(path, trials) for path in arguments.scores), strict=True)
     speakers = speakers_of(trials, read_speaker_table(arguments.speaker_table) if arguments.speaker_table else None)
     result = compare_scores(
         trials, first, second, speakers, num_draws=arguments.draws, seed=arguments.seed, priors=arguments.priors

@@ -21,7 +21,7 @@ from speakernet.evaluation.calibration import AffineCalibration, fit_calibration
 from speakernet.evaluation.figures import figures
 from speakernet.evaluation.options import EvaluationOptions, MeasuringOptions
 from speakernet.evaluation.results import Results
-from speakernet.evaluation.score_files import read_scores, scores_file, scores_for
+from speakernet.evaluation.score_files import find_scores
 from speakernet.evaluation.speakers import read_speaker_table, speakers_of
 from speakernet.files import sha256_of
 from speakernet.options import default_of
@@ -82,8 +82,7 @@ def evaluate_scores(arguments: argparse.Namespace) -> "Evaluation":
 
     options = MeasuringOptions(dcf_target_priors=arguments.priors, bootstrap_samples=arguments.draws)
     trials = read_trials(arguments.trials)
-    files = [scores_file(path, arguments.trials) for path in arguments.scores]
-    columns = [scores_for(trials, read_scores(file)) for file in files]
+    files, columns = zip(*(find_scores(path, trials) for path in arguments.scores), strict=True)
     fit = _fit(arguments, len(columns))
     scores, llrs = columns[0], None
     if fit is not None:
@@ -121,8 +120,7 @@ def _fit(arguments: argparse.Namespace, num_systems: int) -> AffineCalibration |
     trials = read_trials(arguments.fusion_trials)
     if trials.labels is None:
         raise ValueError(f"{arguments.fusion_trials} is unlabelled; a fit needs labels")
-    files = [scores_file(path, arguments.fusion_trials) for path in arguments.fusion_scores]
-    columns = [scores_for(trials, read_scores(file)) for file in files]
+    columns = [find_scores(path, trials)[1] for path in arguments.fusion_scores]
     names = [path.stem if path.stem != "scores" else path.parent.name for path in arguments.scores]
     return fit_calibration(np.stack(columns, axis=1), trials.labels, arguments.prior, names)
 

@@ -143,7 +143,11 @@ def fetch(
     steps: Sequence[str] = ("download", "extract"),
     files: Sequence[str] | None = None,
 ) -> list[StepSummary]:
-    """Download a corpus's archives into the target folder and unpack them there, as far as `steps` asks for it."""
+    """Download a corpus's archives into the target folder and unpack them there, as far as `steps` asks for it.
+
+    Raises:
+        ValueError: none of the archives could be fetched.
+    """
     save_path = arguments.save_path
     corpus = load_corpus(name, base_url=arguments.base_url, catalogue_path=arguments.catalogue)
     wanted = [corpus.files[file] for file in (files or corpus.files)]
@@ -151,6 +155,9 @@ def fetch(
     if "download" in steps:
         with StepSummary(f"download_{name}", save_path, made="fetched") as summary:
             download_all(wanted, save_path, arguments.num_jobs, download_options(arguments), summary)
+        if summary.broken == summary.found > 0:
+            # What follows would only find nothing to unpack, and say so instead of why.
+            raise ValueError("nothing could be fetched: " + "; ".join(summary.first_broken))
         summaries.append(summary)
     if "extract" in steps:
         with StepSummary(f"extract_{name}", save_path) as summary:

@@ -23,6 +23,7 @@ from speakernet.corpora import verified
 from speakernet.corpora.catalogue import RemoteFile
 from speakernet.corpora.http_client import (
     NETWORK_ERRORS,
+    UNANSWERED,
     Credentials,
     RangeError,
     RefusedError,
@@ -220,7 +221,7 @@ def _fetch_part(
         except NETWORK_ERRORS as error:
             cause = root_of(error)
             reason = f"{type(cause).__name__}: {cause}"
-            if is_first and (isinstance(cause, socket.gaierror) or getattr(cause, "errno", None) in UNREACHABLE):
+            if is_first and _is_no_network(error):
                 # Minutes of asking again help a line that drops, not a machine without one.
                 raise DownloadError(
                     f"no way to the server ({reason}); is there a network, or a proxy to set?"
@@ -245,6 +246,13 @@ def _fetch_part(
         wait = min(backoff if wait is None else wait, options.longest_wait_seconds)
         logger.info("%s: %s; asking again in %.0f s", file.name, reason, wait)
         options.sleep(wait)
+
+
+def _is_no_network(error: Exception) -> bool:
+    """Whether a first attempt failed as it does without a network, behind a firewall, or with a dead proxy."""
+    cause = root_of(error)
+    is_cut_off = isinstance(cause, socket.gaierror) or getattr(cause, "errno", None) in UNREACHABLE
+    return is_cut_off or isinstance(error, UNANSWERED)
 
 
 def _fetch_once(

@@ -16,6 +16,8 @@ from urllib3.util.retry import Retry
 USER_AGENT = "speakernet-data-preparation"
 #: What goes wrong on the way; an address that nobody can ask (`InvalidSchema` …) is a ValueError and not among them.
 NETWORK_ERRORS = (requests.ConnectionError, requests.Timeout, requests.TooManyRedirects, urllib3.exceptions.HTTPError)
+#: Those where nobody took the call: a firewall that swallows everything, a proxy that is not there.
+UNANSWERED = (requests.ConnectTimeout, requests.exceptions.ProxyError)
 
 
 @dataclass(frozen=True)

@@ -32,27 +32,36 @@ class ScoreFile:
     scores: np.ndarray
 
 
-def scores_file(path: Path, trials: Path) -> Path:
-    """The score file that a folder of a run or an evaluation holds; a file is itself.
+def find_scores(path: Path, trials: TrialList) -> tuple[Path, np.ndarray]:
+    """The score file of a list in a folder of a run or an evaluation (a file is itself), and its scores.
 
     Args:
-        path: a score file or a folder; a run that was scored on its own keeps its scores under `eval/`.
+        path: a score file or a folder; a run keeps the scores of its test list itself, others under `eval/`.
         trials: the list that the scores are of: its name tells evaluations of one run apart.
 
     Raises:
-        ListError: no scores in the folder, or those of several lists.
+        ListError: no scores in the folder, or those of other lists.
+        ValueError: NaN scores.
     """
     if not path.is_dir():
-        return path
-    own, named = path / SCORES, evaluation_folder(path, trials) / SCORES
+        return path, scores_for(trials, read_scores(path))
     found = sorted((path / EVALUATIONS).glob(f"*/{SCORES}"))
+    own, named = path / SCORES, evaluation_folder(path, trials.source) / SCORES
+    refused: ListError | None = None
     for candidate in (own, named, *(found if len(found) == 1 else ())):
-        if candidate.is_file():
-            return candidate
+        if not candidate.is_file():
+            continue
+        try:
+            return candidate, scores_for(trials, read_scores(candidate))
+        except ListError as error:
+            # The run's own scores may be those of its test list, and the list's own lie under eval/.
+            refused = refused or error
+    if refused:
+        raise refused
     if not found:
         raise ListError(f"{path}: no {SCORES}, nor one in {path}/{EVALUATIONS}/*/; score the list first, with --eval")
-    names, evaluations = ", ".join(one.parent.name for one in found), path / EVALUATIONS
-    raise ListError(f"{evaluations} holds scores of {names}, none of {trials.stem}; name the folder of one of them")
+    names, other = ", ".join(one.parent.name for one in found), Path(trials.source).stem
+    raise ListError(f"{path}/{EVALUATIONS} holds scores of {names}, none of {other}; name the folder of one of them")
 
 
 def read_scores(path: str | Path) -> ScoreFile:

@@ -8,8 +8,8 @@ from torch import nn
 
 from speakernet import distributed
 from speakernet.checkpoint import CheckpointError
-from speakernet.files import error_line
 from speakernet.seeding import capture_random_state, restore_random_state
+from speakernet.training.continuity import misfit
 from speakernet.training.optimizers import OptimizerState
 from speakernet.training.options import TrainerOptions
 from speakernet.training.parts import Course, Learner, Records
@@ -125,8 +125,9 @@ class Keeper:
             for name, part in self.parts.items():
                 part.load_state_dict(saved[name])
         except (RuntimeError, ValueError, KeyError) as error:
+            why = misfit(saved, self.origin, self.modules, error)
             raise CheckpointError(
-                f"{source} is of another model, loss, optimizer or number of speakers ({error_line(error)}); "
+                f"{source} is of another model, loss, optimizer or number of speakers: {why}. Set that back to go on, "
                 "choose another --save_path, or remove the folder to start anew"
             ) from error
         self.state.load_dict(saved["state"])

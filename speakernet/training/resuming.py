@@ -6,8 +6,7 @@ import logging
 import math
 
 from speakernet.checkpoint import CheckpointError
-from speakernet.files import error_line
-from speakernet.training.continuity import check_continuity
+from speakernet.training.continuity import check_speakers, misfit, say_changes
 from speakernet.training.keeping import Keeper
 from speakernet.training.options import TrainerOptions
 from speakernet.training.store import Found
@@ -51,8 +50,9 @@ def _go_on(keeper: Keeper, found: Found, options: TrainerOptions) -> None:
         CheckpointError: the weights are of another model or another number of speakers.
     """
     state = keeper.state
-    check_continuity(found.contents.get("training", {}), keeper.origin, found.path)
+    check_speakers(found.contents.get("training", {}), keeper.origin, found.path)
     saved = keeper.restore(found.contents, found.path)
+    say_changes(saved, keeper.origin, found.path)
     if options.patience == 0 or state.evaluations_without_gain < options.patience:
         state.stopped_early = False
     # More epochs than then: there will be other checkpoints to average.
@@ -77,9 +77,8 @@ def _begin_with_model(keeper: Keeper, found: Found, options: TrainerOptions) -> 
         # What is no weight of a model file (the position in keyed draws) stays as it is.
         keeper.net.load_state_dict({**keeper.net.state_dict(), **found.contents["weights"]})
     except RuntimeError as error:
-        raise CheckpointError(
-            f"{found.path} is of another model ({error_line(error)}); choose another --save_path"
-        ) from error
+        why = misfit({"net": found.contents["weights"]}, {}, {"net": keeper.net}, error)
+        raise CheckpointError(f"{found.path} is of another model: {why}. Choose another --save_path") from error
     keeper.average.load_state_dict({"steps": 0, "kept": []})
     # A later stage begins where the epochs of this one are done.
     is_own = summary.get("stage", "") == keeper.stage.name

@@ -134,5 +134,6 @@ def test_what_is_not_named_is_refused_when_it_is_needed() -> None:
     inputs = Inputs(Config(), CPU)
     with pytest.raises(ConfigError, match="no training list"):
         _ = inputs.training
-    with pytest.raises(ConfigError, match="no trial list"):
+    with pytest.raises(ConfigError, match=r"no trial list: set data.test_list \(--test_list FILE\)") as refused:
         _ = inputs.test
+    assert "--config" not in str(refused.value), "one may have been named"

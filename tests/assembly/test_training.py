@@ -178,6 +178,12 @@ def test_a_resume_with_other_speakers_is_refused_and_other_changes_are_named(
 
     with pytest.raises(CheckpointError, match="trained with other speakers, or other names of them"):
         resumed(renamed)[0].train()
+    caplog.clear()
+    with pytest.raises(
+        CheckpointError, match=r"another model.*: model.embedding_dim 8 \(was 16\)\. Set that back"
+    ) as refused:
+        resumed(turned, model={"embedding_dim": 8})[0].train()
+    assert "state_dict" not in str(refused.value) and "going on" not in caplog.text
     other, _, _ = resumed(turned, training={"max_epochs": 2}, optimizer={"weight_decay": 0.25})
     other.train()
     assert "optimizer.weight_decay 0.25 (was " in caplog.text

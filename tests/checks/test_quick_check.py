@@ -177,3 +177,25 @@ def test_headers_are_looked_at_too_but_missing_files_are_told_once(corpus):
         finding.check.endswith(": rate")
         for finding in quick_check(train_list=corpus / "train.txt", train_root=corpus, reads_headers=False)
     )
+
+
+@pytest.mark.parametrize(
+    ("line", "form"),
+    [("{label} {one} {other}", "1 enrol test"), ("{one} {other} {kaldi}", "target"), ("{one} {other}", "enrol test")],
+)
+def test_a_trial_list_in_the_place_of_the_training_list_is_told_as_such(corpus, line, form):
+    pairs = [("c/1.wav", "c/2.wav", 1), ("c/1.wav", "d/1.wav", 0)]
+    lines = [
+        line.format(one=one, other=other, label=label, kaldi="target" if label else "nontarget")
+        for one, other, label in pairs
+    ]
+    mistaken = write(corpus / "mistaken.txt", "\n".join(lines))
+    findings = quick_check(mistaken, corpus, [(corpus / "trials.txt", corpus)])
+    assert [finding.level for finding in findings] == ["error"]
+    assert "mistaken.txt is a list of trials" in str(findings[0]) and form in str(findings[0])
+    assert "--test_list" in str(findings[0])
+
+
+def test_speakers_called_0_and_1_are_speakers(corpus):
+    odd = write(corpus / "odd.txt", "0 a/1.wav\n0 a/2.wav\n1 b/1.wav\n1 b/2.wav\n")
+    assert worst(quick_check(odd, corpus, [(corpus / "trials.txt", corpus)])) == "ok"

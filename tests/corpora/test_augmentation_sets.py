@@ -1,6 +1,7 @@
 """MUSAN pieces and room responses: by hand, as the classic tools leave them, resumed, broken."""
 
 import shutil
+import socket
 from pathlib import Path
 
 import numpy as np
@@ -125,3 +126,14 @@ def test_nothing_to_prepare_is_explained(tmp_path, capsys):
     assert run_data_prep("rirs", "--save_path", tmp_path, "--prepare") == 1
     assert run_data_prep("musan", "--save_path", tmp_path, "--split") == 1
     assert "--download" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("part", ["musan", "rirs"])
+def test_without_a_network_the_last_word_is_why(tmp_path, monkeypatch, capsys, part):
+    def no_name(*arguments, **options):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", no_name)
+    assert run_data_prep(part, "--save_path", tmp_path) == 1
+    last = capsys.readouterr().err.rstrip().rsplit("\n", 1)[-1]
+    assert "nothing could be fetched" in last and "is there a network, or a proxy to set?" in last

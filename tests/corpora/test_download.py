@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import requests
 from preparation_server import PlayedSource, played_source
 
 from speakernet.corpora import download as download_module
@@ -191,6 +192,19 @@ def test_a_machine_without_a_network_is_told_so_at_once(tmp_path, monkeypatch):
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
     monkeypatch.setattr(socket, "getaddrinfo", no_name)
+    waits: list[float] = []
+    file = RemoteFile("a.zip", ("https://example.org/a.zip",), "0" * 32, 1000, ACCESS)
+    summary = fetch([file], tmp_path, sleep=waits.append)
+    assert waits == []
+    assert "is there a network" in summary.broken_path.read_text()
+
+
+@pytest.mark.parametrize("obstacle", [requests.ConnectTimeout("no answer"), requests.exceptions.ProxyError("dead")])
+def test_a_firewall_that_swallows_everything_and_a_dead_proxy_are_not_asked_again(tmp_path, monkeypatch, obstacle):
+    def swallowed(*arguments, **options):
+        raise obstacle
+
+    monkeypatch.setattr(requests, "get", swallowed)
     waits: list[float] = []
     file = RemoteFile("a.zip", ("https://example.org/a.zip",), "0" * 32, 1000, ACCESS)
     summary = fetch([file], tmp_path, sleep=waits.append)

@@ -61,6 +61,18 @@ def test_a_run_that_was_scored_on_its_own_is_found_in_its_eval_folder(tmp_path, 
     assert "A and B are equal" in capsys.readouterr().out
 
 
+def test_scores_of_another_list_in_the_run_folder_do_not_hide_those_under_eval(tmp_path, trials, random, capsys):
+    write_pair(tmp_path, trials, random)
+    other = make_trials(tmp_path / "other.txt", num_speakers=5)
+    write_scores(tmp_path / "run" / "scores.txt", other, np.zeros(len(other)))
+    command = ["compare", str(tmp_path / "run"), str(tmp_path / "b"), "--trials", trials.source, "--draws", "20"]
+    assert main(command) == 1
+    assert "give the scores of this very list" in capsys.readouterr().err
+    shutil.copytree(tmp_path / "a", tmp_path / "run" / "eval" / "trials")
+    assert main(command) == 0
+    assert f"({tmp_path / 'run' / 'eval' / 'trials' / 'scores.txt'})" in capsys.readouterr().out
+
+
 def test_both_systems_meet_the_same_draws(trials, random):
     scores = random.standard_normal(len(trials)) + 2.0 * trials.labels
     result = compare_scores(trials, scores, 3 * scores + 1, speakers_of(trials), num_draws=50, seed=0)
