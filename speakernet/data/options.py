@@ -71,8 +71,8 @@ class SamplingOptions(Options):
     """Utterances in a batch; with utterances_per_speaker above 1, speakers in a batch."""
     utterances_per_speaker: Annotated[int, Ge(1), Le(100_000)] = 1
     """Utterances of each speaker in a batch; metric losses need 2 or more."""
-    max_utterances_per_speaker: Count = 500
-    """Utterances of one speaker used in an epoch (balanced sampler)."""
+    max_utterances_per_speaker: Count | Literal["auto"] = "auto"
+    """Utterances of one speaker used in an epoch, drawn anew in each; auto: 500 if balanced, all if shuffled."""
     sampler: Literal["auto", "shuffled", "balanced"] = "auto"
     """shuffled: all utterances in random order; balanced: no speaker twice in a batch; auto: by the loss."""
 

@@ -6,6 +6,7 @@ same batches. No audio is touched, nothing is a Python object a row, and what do
 
 import functools
 import logging
+import sys
 import zlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -79,10 +80,19 @@ class Sampler(ABC):
         self.num_speeds = num_speeds
         self._check()
 
+    auto_max_utterances = sys.maxsize
+    """What `max_utterances_per_speaker: auto` means for this sampler."""
+
     @property
     def unit(self) -> int:
         """Utterances of one speaker that stay together."""
         return 1
+
+    @property
+    def max_utterances(self) -> int:
+        """Most utterances of one speaker in an epoch."""
+        most = self.options.max_utterances_per_speaker
+        return self.auto_max_utterances if most == "auto" else most
 
     def epoch(self, epoch: int) -> EpochPlan:
         """The batches of an epoch, counted from 0."""
@@ -118,21 +128,27 @@ class Sampler(ABC):
 
 
 class ShuffledSampler(Sampler):
-    """All utterances in random order.
+    """All utterances in random order, of each speaker at most `max_utterances_per_speaker` where that is a number.
 
     Raises:
         ValueError: fewer utterances than one batch takes.
     """
 
     def _check(self) -> None:
-        if len(self.eligible) < self.batch_size:
+        counts = np.bincount(self.labels[self.eligible], minlength=1)
+        usable = int(np.minimum(counts, self.max_utterances).sum())
+        if usable < self.batch_size:
             raise ValueError(
-                f"the training list has {len(self.eligible)} usable utterances, fewer than data.batch_size "
+                f"the training list has {usable} usable utterances an epoch, fewer than data.batch_size "
                 f"({self.batch_size}); lower the batch size"
             )
 
     def _units(self, epoch: int) -> np.ndarray:
-        return numpy_generator(self.seed, _ORDER, epoch).permutation(self.eligible)[:, None]
+        shuffled = numpy_generator(self.seed, _ORDER, epoch).permutation(self.eligible)
+        by_speaker, place, _ = _by_speaker(self.labels[shuffled])
+        kept = np.empty(len(shuffled), dtype=bool)
+        kept[by_speaker] = place < self.max_utterances
+        return shuffled[kept][:, None]
 
 
 class BalancedSampler(Sampler):
@@ -143,6 +159,8 @@ class BalancedSampler(Sampler):
     Raises:
         ValueError: fewer speakers with K utterances than a batch takes.
     """
+
+    auto_max_utterances = 500  # voxceleb_trainer's, whose sampler this is
 
     @property
     def unit(self) -> int:
@@ -155,9 +173,10 @@ class BalancedSampler(Sampler):
         short = int((counts > 0).sum()) - usable
         if short:
             logger.warning("%d speakers have fewer than %d utterances and are left out", short, self.unit)
-        most = self.options.max_utterances_per_speaker
-        if most < self.unit:
-            raise ValueError(f"max_utterances_per_speaker is {most}, less than the {self.unit} of a batch")
+        if self.max_utterances < self.unit:
+            raise ValueError(
+                f"max_utterances_per_speaker is {self.max_utterances}, less than the {self.unit} of a batch"
+            )
         if usable < self.batch_size:
             raise ValueError(
                 f"a batch takes {self.batch_size} speakers with {self.unit} utterances each, but only {usable} have as "
@@ -167,16 +186,11 @@ class BalancedSampler(Sampler):
     def _units(self, epoch: int) -> np.ndarray:
         random = numpy_generator(self.seed, _ORDER, epoch)
         shuffled = random.permutation(self.eligible)
-        labels = self.labels[shuffled]
-        by_speaker = np.argsort(labels, kind="stable")
-        shuffled, labels = shuffled[by_speaker], labels[by_speaker]
-        first = np.flatnonzero(np.concatenate([[True], labels[1:] != labels[:-1]]))
-        counts = np.diff(np.append(first, len(labels)))
-        groups = np.minimum(counts, self.options.max_utterances_per_speaker) // self.unit
+        by_speaker, place, counts = _by_speaker(self.labels[shuffled])
+        groups = np.minimum(counts, self.max_utterances) // self.unit
         # Utterance j of a speaker is used when j < groups * K; the survivors lie in runs of K of one speaker.
-        place = np.arange(len(labels)) - np.repeat(first, counts)
-        kept = shuffled[place < np.repeat(groups * self.unit, counts)].reshape(-1, self.unit)
-        return kept[self._deal(np.repeat(np.arange(len(first)), groups), groups, random)]
+        kept = shuffled[by_speaker][place < np.repeat(groups * self.unit, counts)].reshape(-1, self.unit)
+        return kept[self._deal(np.repeat(np.arange(len(counts)), groups), groups, random)]
 
     def _deal(self, speakers: np.ndarray, groups: np.ndarray, random: np.random.Generator) -> np.ndarray:
         """Order of the groups (given speaker after speaker) in which no batch holds a speaker twice."""
@@ -195,6 +209,15 @@ class BalancedSampler(Sampler):
             for place, other in zip(repeated, random.integers(0, len(order), len(repeated)), strict=True):
                 order[place], order[other] = order[other], order[place]
         return _deal_exactly(groups, size, random)
+
+
+def _by_speaker(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows ordered by speaker, (rows,); the place of each among its speaker's, (rows,); rows of each speaker."""
+    order = np.argsort(labels, kind="stable")
+    ordered = labels[order]
+    first = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+    counts = np.diff(np.append(first, len(labels)))
+    return order, np.arange(len(labels)) - np.repeat(first, counts), counts
 
 
 def _deal_exactly(groups: np.ndarray, size: int, random: np.random.Generator) -> np.ndarray:

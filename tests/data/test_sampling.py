@@ -23,6 +23,27 @@ def test_shuffled_uses_everything_once() -> None:
         ShuffledSampler(np.zeros(103, np.int32), SamplingOptions(batch_size=104), seed=1)
 
 
+def test_shuffled_takes_so_many_of_a_speaker_and_others_the_next_time() -> None:
+    labels = np.repeat(np.arange(3), [2, 10, 5]).astype(np.int32)
+    sampler = ShuffledSampler(labels, SamplingOptions(batch_size=2, max_utterances_per_speaker=4), seed=1)
+    plans = [sampler.epoch(epoch) for epoch in range(2)]
+    for plan in plans:
+        assert np.bincount(labels[plan.rows]).tolist() == [2, 4, 4] and len(set(plan.rows.tolist())) == 10
+        assert plan.num_left_out == 7
+    assert set(plans[0].rows.tolist()) != set(plans[1].rows.tolist())
+    with pytest.raises(ValueError, match="10 usable utterances an epoch"):
+        ShuffledSampler(labels, SamplingOptions(batch_size=11, max_utterances_per_speaker=4), seed=1)
+
+
+def test_a_bound_that_binds_nobody_changes_no_batch() -> None:
+    labels = np.repeat(np.arange(3), [2, 10, 5]).astype(np.int32)
+    free, bound = (
+        ShuffledSampler(labels, SamplingOptions(batch_size=2, max_utterances_per_speaker=most), seed=1).epoch(0)
+        for most in ("auto", 10)
+    )
+    np.testing.assert_array_equal(free.rows, bound.rows)
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=12), st.integers(1, 3), st.integers(1, 6), st.booleans())
 def test_balanced_batches_hold_no_speaker_twice(counts: list[int], unit: int, size: int, by_rounds: bool) -> None:
