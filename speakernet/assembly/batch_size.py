@@ -1,6 +1,7 @@
 """From a configuration to the batch size that trains fastest: real steps of network and loss on random waveforms."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +14,9 @@ from speakernet.assembly.training import (
 )
 from speakernet.config.schema import Config
 from speakernet.data.audio import crop_samples
+from speakernet.data.lists import read_training_list
 from speakernet.machine.device import choose_device
+from speakernet.training.batch_advice import PlannedRun
 from speakernet.training.batch_size import BatchSizeOptimizer
 from speakernet.training.optimizers import create_optimizer
 from speakernet.training.profiler import NoProfiler
@@ -86,7 +89,32 @@ def find_batch_size(
         step=run,
         memory_limit_bytes=memory_limit_bytes,
     )
-    return finder, finder.find_optimal_batch_size()
+    best = finder.find_optimal_batch_size()
+    # Speed means nothing but against that of the configuration.
+    finder.measured(configured_batch_size(config))
+    return finder, best
+
+
+def configured_batch_size(config: Config) -> int:
+    """Utterances in a batch of the configuration."""
+    return config.data.batch_size * config.data.utterances_per_speaker
+
+
+def planned_run(config: Config) -> PlannedRun:
+    """What a batch size is looked for; the training list is read where it is there, no audio is.
+
+    Raises:
+        ValueError: it is no training list.
+    """
+    data, training = config.data, config.training
+    is_there = bool(data.train_list) and Path(data.train_list).is_file()
+    return PlannedRun(
+        num_utterances=len(read_training_list(data.train_list)) if is_there else 0,
+        num_epochs=training.max_epochs,
+        learning_rate=config.optimizer.learning_rate,
+        accumulation_steps=training.accumulation_steps,
+        can_accumulate=not config.loss.is_metric,
+    )
 
 
 def _sampler(config: Config, num_classes: int, device: torch.device) -> Callable[[int], _Sample]:

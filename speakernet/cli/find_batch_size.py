@@ -1,7 +1,7 @@
-"""Find the batch size that trains fastest within the memory there is, for the network and loss of a configuration.
+"""Find the batch size that runs fastest within the memory there is, and say what it would do to training.
 
 Runs real steps on random waveforms of the configured length, eagerly (compiling every size would take hours), a
-micro-batch where steps are accumulated; touches no data and no run folder.
+micro-batch where steps are accumulated; reads the training list, no audio, and touches no run folder.
 """
 
 import argparse
@@ -32,19 +32,21 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--memory_limit_gib: {gib:g}; expected a number of GiB above 0")
     limit = None if gib is None else int(gib * 2**30)
     # Late: options are read, and refused, without torch.
-    from speakernet.assembly.batch_size import find_batch_size
+    from speakernet.assembly.batch_size import configured_batch_size, find_batch_size, planned_run
+    from speakernet.training.batch_advice import batch_size_advice
 
+    run_of_it = planned_run(config)
     finder, best = find_batch_size(config, arguments.min_batch_size, arguments.max_batch_size, limit)
     for one in sorted(finder.measurements, key=lambda one: one.batch_size):
         outcome = (
             f"{one.throughput:8.1f} utterances/s, {one.memory_bytes / 2**20:8.0f} MiB" if one.fits else "does not fit"
         )
         sys.stdout.write(f"{one.batch_size:6d}  {outcome}\n")
-    sys.stdout.write(f"best: {best} utterances in a batch; the largest tried that fits: {finder.largest_batch_size}\n")
-    per_speaker = config.data.utterances_per_speaker
-    # data.batch_size counts speakers, as voxceleb_trainer's does.
-    option = f"--batch_size {max(best // per_speaker, 1)}"
     sys.stdout.write(
-        f"use it with {option}" + (f" ({per_speaker} utterances a speaker)\n" if per_speaker > 1 else "\n")
+        f"fastest: {best} utterances in a batch; the largest tried that fits: {finder.largest_batch_size}\n"
     )
+    configured = finder.measured(configured_batch_size(config))
+    # data.batch_size counts speakers, as voxceleb_trainer's does.
+    advice = batch_size_advice(configured, finder.measured(best), run_of_it, config.data.utterances_per_speaker)
+    sys.stdout.write("".join(f"{line}\n" for line in advice))
     return 0

@@ -4,9 +4,10 @@ Doubling until a step does not fit, bisection between the last that fitted and t
 with the best throughput. Is handed a network and a way to make a batch; knows nothing of speech.
 """
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,18 +102,31 @@ class BatchSizeOptimizer:
             ValueError: not even the smallest size fits.
         """
         self.measurements = []
-        buffers = [(buffer, buffer.detach().clone()) for buffer in self.model.buffers()]
-        try:
+        with self._buffers_kept():
             first_too_large = self._double()
             if first_too_large is not None:
                 self._bisect(first_too_large)
+        fitting = sorted((one for one in self.measurements if one.fits), key=lambda one: one.batch_size)
+        best = max(one.throughput for one in fitting)
+        return next(one.batch_size for one in fitting if one.throughput >= best * (1 - EQUAL_SHARE))
+
+    def measured(self, batch_size: int) -> Measurement:
+        """What a size came to; it is tried where it was not yet."""
+        found = [one for one in self.measurements if one.batch_size == batch_size]
+        if found:
+            return found[0]
+        with self._buffers_kept():
+            return self._try(batch_size)
+
+    @contextlib.contextmanager
+    def _buffers_kept(self) -> Iterator[None]:
+        buffers = [(buffer, buffer.detach().clone()) for buffer in self.model.buffers()]
+        try:
+            yield
         finally:
             # Batch-norm statistics have followed the samples.
             for buffer, before in buffers:
                 buffer.data.copy_(before)
-        fitting = sorted((one for one in self.measurements if one.fits), key=lambda one: one.batch_size)
-        best = max(one.throughput for one in fitting)
-        return next(one.batch_size for one in fitting if one.throughput >= best * (1 - EQUAL_SHARE))
 
     def _double(self) -> int | None:
         """Try min, 2 min, 4 min … max; returns the first size that does not fit, None where all do."""
