@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import IO, TypeVar
 
 from filelock import FileLock, Timeout
-from tqdm import tqdm
+
+from speakernet.terminal import Bar
 
 logger = logging.getLogger(__name__)
 
@@ -283,7 +284,7 @@ def parallel_map(
     """
     waiting: collections.deque[Future[Result]] = collections.deque()
     limit = max(1, num_jobs) * IN_FLIGHT_PER_WORKER
-    bar = tqdm(total=total, desc=description, unit=unit, disable=not description, dynamic_ncols=True, mininterval=0.5)
+    bar = Bar(description, total, unit, is_shown=bool(description))
     with ThreadPoolExecutor(max_workers=max(1, num_jobs)) as pool, bar:
         try:
             for item in items:
@@ -318,11 +319,7 @@ def md5_of(path: str | Path) -> str:
 
 def _hex_of(path: Path, digest: "hashlib._Hash") -> str:
     num_bytes = path.stat().st_size
-    bar = tqdm(
-        total=num_bytes, desc=f"verify {path.name}", unit="B", unit_scale=True, dynamic_ncols=True, leave=False,
-        disable=num_bytes < SHOWN_BYTES,
-    )  # fmt: skip
-    with path.open("rb") as file, bar:
+    with path.open("rb") as file, Bar(f"verify {path.name}", num_bytes, "B", is_shown=num_bytes >= SHOWN_BYTES) as bar:
         while block := file.read(BLOCK_BYTES):
             digest.update(block)
             bar.update(len(block))

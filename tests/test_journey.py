@@ -1,6 +1,7 @@
 """The main job through the command line on a tiny corpus: train, resume, score, and the mistakes users make."""
 
 import json
+import logging
 import shutil
 from pathlib import Path
 
@@ -92,6 +93,34 @@ def test_tensorboard_shows_curves_settings_and_the_final_result(finished: tuple[
     assert {"test/det", "test/scores", "test/llrs"} <= set(tags["images"])
     assert "configuration/text_summary" in tags["tensors"]
     assert "_hparams_/session_start_info" in events.PluginTagToContent("hparams")
+
+
+def test_few_lines_come_before_the_first_step_and_the_details_are_in_the_log(
+    recipe: Path, run_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    assert train(recipe, "--max_epoch", "1", "--runtime.memory_fraction", "0.5") == 0
+    # The terminal's handler leaves the details out.
+    lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.INFO]
+    first = next(number for number, line in enumerate(lines) if line.startswith("epoch 1: loss"))
+    assert first <= 12, lines[:first]
+    assert sum("device" in line for line in lines[:first]) == 1
+    assert sum("memory_fraction = no effect" in line for line in lines[:first]) == 1
+    log = (run_folder / "log.txt").read_text()
+    for detail in (
+        "torch setting: threads",
+        "python 3",
+        "RAM corpus: no (",
+        "optimizer ",
+        "training files: all 32 are there",
+    ):
+        assert detail in log and not any(detail in line for line in lines), detail
+    assert all(line in log for line in lines if "\n" not in line)
+
+
+def test_a_start_that_is_refused_leaves_no_folder(recipe: Path, run_folder: Path) -> None:
+    assert train(recipe, "--train_list", "nowhere.txt") == 1
+    assert not run_folder.exists()
 
 
 def test_the_model_file_is_plain_and_self_describing(finished: tuple[Path, Path]) -> None:

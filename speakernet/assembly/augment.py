@@ -26,7 +26,8 @@ def build_augmenter(config: Config, reader: RowReader, table: LookupTable, eligi
     if banks:
         # Noise is read more often than speech: babble takes three to seven clips for one utterance.
         in_memory = clips_into_ram(banks, config.data.cache_megabytes << 20)
-        logger.info("noise clips are %s", "in memory" if in_memory else "read from disk (data.cache_megabytes)")
+        where = "in memory" if in_memory else "read from disk (data.cache_megabytes)"
+        logger.log(logging.DEBUG if in_memory else logging.INFO, "noise clips are %s", where)
         if "babble" not in banks and "babble" in section.categories:
             # Read like the training crops themselves; not copied into memory, for it is the whole corpus.
             banks["babble"] = ClipBank(reader, eligible, table.num_samples[eligible])
@@ -68,5 +69,5 @@ def augments_on_device(config: Config, device: torch.device, *, is_resident: boo
         where, reason = "on the CPU, on batches of the resident corpus", "the corpus lies there"
     else:
         where, reason = "on the CPU, with the loading", "asked for" if wanted == "cpu" else "no GPU"
-    logger.info("augmentation runs %s (%s)", where, reason)
+    logger.debug("augmentation runs %s (%s)", where, reason)
     return is_on_gpu or is_resident

@@ -12,6 +12,9 @@ from speakernet.machine.device import choose_device
 
 logger = logging.getLogger(__name__)
 
+TOLD = ("speakers", "training files: length", "trials", "trial identity")
+"""What is worth reading where all is well: how much there is. That nothing is missing is a detail."""
+
 
 def check_options(config: Config) -> list[Finding]:
     """Whether this machine can train what the options ask for, as the doctor's line."""
@@ -40,8 +43,10 @@ def check_inputs(config: Config, inputs: Inputs) -> list[Finding]:
         max_bad_share=data.max_bad_share if data.on_bad_audio == "skip" else 0.0,
     )
     for finding in findings:
-        if finding.level != "error":
-            logger.log(logging.WARNING if finding.level == "warning" else logging.INFO, "%s", finding)
+        if finding.level == "warning":
+            logger.warning("%s", finding)
+        elif finding.level == "ok":
+            logger.log(logging.INFO if finding.check in TOLD else logging.DEBUG, "%s", finding)
     if worst(findings) == "error":
         raise ValueError("\n".join(str(finding) for finding in findings if finding.level == "error"))
     return findings

@@ -1,6 +1,6 @@
 """From the sections data and augment to the training loader: the only file that knows both.
 
-Every automatic choice made here is logged with its reason.
+Every automatic choice made here is logged with its reason; those that change nothing as details, for log.txt.
 """
 
 import dataclasses
@@ -21,6 +21,7 @@ from speakernet.data.batches import BatchMaker
 from speakernet.data.cache import AudioCache
 from speakernet.data.choices import (
     MEMORY_SHARE,
+    Choice,
     choose_device_resident,
     choose_num_workers,
     choose_prefetch,
@@ -209,6 +210,11 @@ def _sampler(config: Config, labels: np.ndarray, eligible: np.ndarray, num_speed
     return kind(labels, data, seed=config.runtime.seed, eligible=eligible, num_speeds=num_speeds)
 
 
+def _say_choice(what: str, choice: Choice[bool]) -> None:
+    """What is done is worth a line, what is not done is a detail."""
+    logger.log(logging.INFO if choice.value else logging.DEBUG, "%s: %s", what, choice)
+
+
 def _reader(data: DataOptions, given: TrainingInput) -> RowReader:
     """Rows of the list from disk, packed corpus or memory."""
     source, table = given.source, given.table
@@ -222,7 +228,7 @@ def _reader(data: DataOptions, given: TrainingInput) -> RowReader:
         # Each process of a distributed run holds the whole corpus.
         budget_bytes=budget // max(1, distributed.world_size()),
     )
-    logger.info("RAM corpus: %s (%s)", "yes" if choice.value else "no", choice.reason)
+    _say_choice("RAM corpus", choice)
     if choice.value:
         return load_into_ram(
             source, given.rows.paths, table, num_threads=usable_cores(), show_progress=distributed.is_main()
@@ -247,7 +253,7 @@ def _is_resident(
         augments_elsewhere=has_augmenter and config.augment.device == "cpu" and device.type != "cpu",
         budget_bytes=int(data.device_gigabytes * GIGABYTE) or int(free * MEMORY_SHARE),
     )
-    logger.info("corpus on the device: %s (%s)", "yes" if choice.value else "no", choice.reason)
+    _say_choice("corpus on the device", choice)
     return choice.value
 
 
@@ -281,7 +287,7 @@ def _decided(
             changed_share=changed_share,
         )
         num_workers = choice.value
-        logger.info("loader workers: %d (%s)", num_workers, choice.reason)
+        logger.info("loader workers: %s", choice)
     prefetch = data.prefetch_factor
     if prefetch == "auto":
         prefetch = choose_prefetch(

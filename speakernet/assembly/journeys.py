@@ -101,7 +101,6 @@ def _train_first_stage(
     try:
         loss = build_loss(config, loader.num_classes)
         given = begin_with_initial_model(config, net, loss, loader.identity["speakers"])
-        facts = loading_facts(loader)
         trainer = build_trainer(
             config,
             net,
@@ -112,7 +111,8 @@ def _train_first_stage(
             inputs.device,
             stage=Stage(given=given),
             on_start=lambda: save_config(config, run_folder / CONFIG),
-            advise=lambda share: data_wait_advice(share, facts),
+            # Asked for in the end: how fast the disk is shows while training reads.
+            advise=lambda share: data_wait_advice(share, loading_facts(loader)),
         )
         log_performance_info()
         return loss, trainer.train()

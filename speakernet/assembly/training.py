@@ -42,7 +42,7 @@ Validate = Callable[[], Mapping[str, Any]]
 
 
 def prepare_machine(config: Config) -> list[AppliedSetting]:
-    """Apply the machine switches of `runtime` to torch, and log each with its reason.
+    """Apply the machine switches of `runtime` to torch, and log each with its reason (a detail where it acts).
 
     Raises:
         ValueError: a GPU was asked for and is not there, or a switch without sense.
@@ -50,7 +50,8 @@ def prepare_machine(config: Config) -> list[AppliedSetting]:
     runtime = config.runtime
     applied = optimize_torch_settings(runtime, find_device(runtime), save_memory=runtime.gradient_checkpointing)
     for setting in applied:
-        logger.info("torch setting: %s", setting)
+        # Applied as asked it is a detail; asked for in vain it is not.
+        logger.log(logging.DEBUG if setting.is_applied else logging.WARNING, "torch setting: %s", setting)
     return applied
 
 
@@ -111,7 +112,7 @@ def apply_memory_options(config: Config, net: nn.Module, device: torch.device, p
             logger.warning("runtime.channels_last: on has no effect: oneDNN crashes on this network's few channels")
             return
         net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        logger.info("2-D convolutions in channels_last layout")
+        logger.debug("2-D convolutions in channels_last layout")
     elif runtime.channels_last == "off" or device.type == "cuda":
         # SpeakerNet is built in channels_last, which never lost on a CPU (ResNet 0.25 instead of 0.32 s a step); in
         # float32 on a GPU it may.

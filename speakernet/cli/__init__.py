@@ -14,6 +14,7 @@ from types import ModuleType
 import speakernet
 from speakernet.machine.allocation import HUGE_PAGES
 from speakernet.registry import suggestion
+from speakernet.terminal import TerminalHandler
 
 COMMANDS = {
     "train": "train",
@@ -152,7 +153,14 @@ def _first_line(module_name: str) -> str:
 
 
 def _log_to_the_terminal(*packages: str) -> None:
+    handler = TerminalHandler()
+    # What is only looked up when something is odd goes to the run's log.txt, which takes everything.
+    handler.setLevel(logging.INFO)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"))
+    if not logging.getLogger().handlers:
+        # Python's warnings come as log lines: printed by themselves they would be glued onto a bar.
+        logging.captureWarnings(True)
     # Does nothing where a host program (a notebook, pytest) has set up logging already.
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     for package in {"speakernet", *packages}:
-        logging.getLogger(package).setLevel(logging.INFO)
+        logging.getLogger(package).setLevel(logging.DEBUG)

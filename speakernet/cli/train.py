@@ -9,7 +9,7 @@ import logging
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from speakernet import distributed
 from speakernet.cli.defaults import load_configuration
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _log_file(path: Path) -> Iterator[None]:
-    """Everything that is logged also goes to the run folder, which is made with the first line."""
+    """Everything that is logged, details too, also goes to the run folder once there is one."""
     if not distributed.is_main():
         yield
         return
@@ -67,14 +67,19 @@ def _log_file(path: Path) -> Iterator[None]:
 
 
 class _LateFileHandler(logging.FileHandler):
-    """A file handler that makes the folder when the first line is written."""
+    """Keeps its lines until the run makes its folder: a start that is refused leaves none behind."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, mode="a", encoding="utf-8", delay=True)
+        self._waiting: list[logging.LogRecord] = []
 
-    def _open(self) -> Any:
-        Path(self.baseFilename).parent.mkdir(parents=True, exist_ok=True)
-        return super()._open()
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record and those that waited, or let it wait."""
+        self._waiting.append(record)
+        if Path(self.baseFilename).parent.is_dir():
+            waited, self._waiting = self._waiting, []
+            for one in waited:
+                super().emit(one)
 
 
 def _say_defaults(loaded: LoadedConfig) -> None:

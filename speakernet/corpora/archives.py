@@ -13,13 +13,12 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from tqdm import tqdm
-
 from speakernet.corpora import verified
 from speakernet.corpora.download import check_space
 from speakernet.corpora.safe_paths import Folder, UnsafeNameError, checked_relative
 from speakernet.corpora.summary import StepSummary
 from speakernet.files import human_bytes, md5_of, parallel_map, temporary_beside
+from speakernet.terminal import Bar
 
 BLOCK_BYTES = 1 << 20
 #: Recorded speech packs to a third at best; silence could reach 1000. An honest corpus stays far below this.
@@ -124,7 +123,7 @@ def join_parts(
         # The parts are kept until the sum is right: for a moment both are on the disk.
         check_space(whole.parent, num_bytes)
         half = temporary_beside(whole)
-        with tqdm(total=num_bytes, desc=f"join {whole.name}", unit="B", unit_scale=True, dynamic_ncols=True) as bar:
+        with Bar(f"join {whole.name}", num_bytes, "B") as bar:
             _copy_parts(parts, half, bar.update)
         found = md5_of(half)
         if md5 is not None and found != md5:
@@ -218,7 +217,7 @@ def _extract_zip(path: Path, folder: Folder, summary: StepSummary, num_jobs: int
 
 def _extract_tar(path: Path, folder: Folder, summary: StepSummary) -> None:
     taken = 0
-    bar = tqdm(desc=f"extract {path.name}", unit="file", dynamic_ncols=True)
+    bar = Bar(f"extract {path.name}")
     # Stream mode keeps no table of members, so that memory stays flat; nothing is read twice.
     with path.open("rb") as compressed, tarfile.open(fileobj=compressed, mode="r|*") as archive, bar:
         for member in _tar_members(archive):

@@ -15,9 +15,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-from tqdm import tqdm
 
 from speakernet.corpora import verified
 from speakernet.corpora.catalogue import RemoteFile
@@ -35,6 +32,7 @@ from speakernet.corpora.http_client import (
 from speakernet.corpora.safe_paths import Folder
 from speakernet.corpora.summary import StepSummary
 from speakernet.files import human_bytes, md5_of, parallel_map
+from speakernet.terminal import Bar
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +87,7 @@ def download_all(
     sizes = dict(zip((file.name for file in missing), _sizes(missing, num_jobs, options), strict=True))
     check_space(root.root, sum(max(0, size - _bytes_there(root, name)) for name, size in sizes.items()))
     known_total = sum(sizes.values()) if all(sizes.values()) else None
-    with tqdm(total=known_total, desc="download", unit="B", unit_scale=True, dynamic_ncols=True) as bar:
+    with Bar("download", known_total, "B") as bar:
         progress = _Progress(bar)
         outcomes = parallel_map(
             lambda file: (file, _outcome(file, root, options, progress)), missing, num_jobs, unit="file"
@@ -162,7 +160,7 @@ def check_space(folder: Path, num_bytes: int) -> None:
 class _Progress:
     """A byte counter for several threads."""
 
-    def __init__(self, bar: "tqdm[Any]") -> None:
+    def __init__(self, bar: Bar) -> None:
         self._bar = bar
         self._lock = threading.Lock()
 

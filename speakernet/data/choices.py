@@ -32,6 +32,10 @@ class Choice(Generic[T]):
     value: T
     reason: str
 
+    def __str__(self) -> str:
+        value = {True: "yes", False: "no"}[self.value] if isinstance(self.value, bool) else self.value
+        return f"{value} ({self.reason})"
+
 
 def free_shared_memory() -> int:
     """Bytes left for memory that processes share; Docker gives 64 MiB unless told otherwise."""

@@ -16,8 +16,10 @@ from speakernet.data.packed.corpus import PackedRows
 from speakernet.data.sharing import SharedArray
 from speakernet.data.sources import AudioSource
 from speakernet.files import parallel_map
+from speakernet.terminal import Bar
 
 ROWS_PER_TASK = 64
+SHOWN_BYTES = 64 << 20  # of noise; less is decoded before a bar could be looked at
 
 
 class RamRows(PackedRows):
@@ -85,6 +87,7 @@ def clips_into_ram(banks: Mapping[str, ClipBank], budget_bytes: int) -> bool:
     total = 2 * sum(int(bank.lengths.sum()) for bank in banks.values())
     if total > budget_bytes:
         return False
+    bar = Bar("decoding noise", sum(len(bank) for bank in banks.values()), "clip", is_shown=total > SHOWN_BYTES)
     for bank in banks.values():
         starts = np.concatenate([[0], np.cumsum(bank.lengths)[:-1]])
         samples = SharedArray.allocate((int(bank.lengths.sum()),), np.int16)
@@ -93,7 +96,9 @@ def clips_into_ram(banks: Mapping[str, ClipBank], budget_bytes: int) -> bool:
             have = bank.reader.read_row(row, 0, place)
             # A clip that became shorter since its header was read repeats, as it would from disk.
             place[have:] = np.resize(place[:have], len(place) - have) if have else 0
+            bar.update()
         bank.reader = RamRows(samples, starts, bank.lengths, {})
         bank.rows = np.arange(len(bank.lengths))
         bank.energies = BlockEnergies(samples)
+    bar.close()
     return True

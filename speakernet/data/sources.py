@@ -26,7 +26,13 @@ from speakernet.data.audio import (
 )
 from speakernet.data.cache import AudioCache
 from speakernet.data.lists import StringTable
-from speakernet.data.lookup import ROWS_PER_TASK, LookupTable, build_lookup_table, default_cache_folder
+from speakernet.data.lookup import (
+    FEWEST_FOR_A_BAR,
+    ROWS_PER_TASK,
+    LookupTable,
+    build_lookup_table,
+    default_cache_folder,
+)
 from speakernet.files import open_regular, parallel_map, reading
 
 INT16_SCALE = np.float32(1 / 32768)
@@ -188,7 +194,9 @@ class FolderSource(AudioSource):
             rows = range(first, min(first + ROWS_PER_TASK, len(names)))
             return [row for row in rows if not os.path.isfile(self.path_of(names[row]))]  # noqa: PTH113  a million times
 
-        found = parallel_map(absent, range(0, len(names), ROWS_PER_TASK), num_threads)
+        first_rows = range(0, len(names), ROWS_PER_TASK)
+        description = "looking for files" if self.show_progress and len(names) >= FEWEST_FOR_A_BAR else ""
+        found = parallel_map(absent, first_rows, num_threads, description, total=len(first_rows), unit="block")
         return np.array([row for rows in found for row in rows], dtype=np.int64)
 
     def rows(self, names: StringTable, table: LookupTable, cache: AudioCache | None = None) -> "FolderRows":

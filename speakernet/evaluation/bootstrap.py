@@ -18,6 +18,7 @@ from scipy.special import ndtr, ndtri
 from speakernet.evaluation.metrics import check_trials, default_cost, group_starts
 from speakernet.evaluation.results import Interval
 from speakernet.seeding import numpy_generator
+from speakernet.terminal import Bar
 
 MIN_SPEAKERS = 5
 """Below this, an interval over speakers would be a guess."""
@@ -25,6 +26,8 @@ ROUGH_SPEAKERS = 20
 """Below this, the interval is called rough."""
 MAX_WORK = 2_000_000_000
 """Trials x draws; above it fewer draws are made (and the number is reported)."""
+SHOWN_WORK = 100_000_000
+"""Trials x draws that take seconds: below it there is nothing to look at."""
 MIN_DRAWS = 100
 STREAM = 6101
 LEVEL_PERCENT = 95.0
@@ -187,11 +190,13 @@ def _drawn(systems: Sequence[SpeakerBootstrap], wanted: int, seed: int) -> np.nd
     num_speakers = systems[0].num_speakers
     num_draws = num_draws_for(len(systems) * systems[0].num_trials, wanted) if num_speakers >= MIN_SPEAKERS else 0
     rows = []
-    for counts in draw_speakers(num_speakers, num_draws, seed):
-        found = [system.figures(counts) for system in systems]
-        kept = [[one.eer_percent, *one.costs, *one.misses] for one in found if one is not None]
-        if len(kept) == len(systems):
-            rows.append(kept)
+    work = num_draws * len(systems) * systems[0].num_trials
+    with Bar("intervals", num_draws, "draws of speakers", is_shown=work > SHOWN_WORK) as bar:
+        for counts in bar.over(draw_speakers(num_speakers, num_draws, seed)):
+            found = [system.figures(counts) for system in systems]
+            kept = [[one.eer_percent, *one.costs, *one.misses] for one in found if one is not None]
+            if len(kept) == len(systems):
+                rows.append(kept)
     return np.array(rows).reshape(len(rows), len(systems), num_figures).transpose(1, 0, 2)
 
 

@@ -53,7 +53,7 @@ class Embedder:
             names: utterances, each once.
             source: where their audio lies.
             mode: crops or whole utterances.
-            list_name: what they are kept by.
+            list_name: what they are kept by, and called while it takes.
 
         Raises:
             ValueError: audio that is missing or broken.
@@ -65,8 +65,9 @@ class Embedder:
     ) -> tuple[np.ndarray, bool]:
         """The same as `embed`, and whether they were kept: then the time it took says nothing of speed."""
         options = self.options.in_mode(mode)
+        description = f"embedding {list_name.replace('_', ' ')}"
         if self.store is None or not self.model_digest:
-            return self._embed(names, source, options), False
+            return self._embed(names, source, options, description), False
         frames = options.eval_frames if mode == "crops" else 0
         settings = {"frames": frames, "crops": options.num_crops if frames else 1, "precision": self.precision}
         key = store_key(self.model_digest, names, source.lookup_table(names, reader_threads(options)), settings)
@@ -76,10 +77,14 @@ class Embedder:
         if kept is not None:
             logger.info("embeddings of %d utterances taken from %s", len(names), path)
             return kept, True
-        embeddings = self._embed(names, source, options)
+        embeddings = self._embed(names, source, options, description)
         if distributed.is_main():
             save_embeddings(path, key, names, embeddings)
         return embeddings, False
 
-    def _embed(self, names: StringTable, source: AudioSource, options: EmbeddingOptions) -> np.ndarray:
-        return embed_utterances(self.net, source, names, options, device=self.device, autocast=self.autocast)
+    def _embed(
+        self, names: StringTable, source: AudioSource, options: EmbeddingOptions, description: str
+    ) -> np.ndarray:
+        return embed_utterances(
+            self.net, source, names, options, device=self.device, autocast=self.autocast, description=description
+        )

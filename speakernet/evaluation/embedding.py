@@ -16,7 +16,6 @@ from typing import Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from speakernet import distributed
 from speakernet.data.audio import AudioError, crop_samples, wrap_to_length
@@ -24,6 +23,7 @@ from speakernet.data.lists import StringTable
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation.options import EmbeddingOptions
 from speakernet.machine.limits import usable_cores
+from speakernet.terminal import Bar
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +91,7 @@ def embed_utterances(
     *,
     device: torch.device | str = "cpu",
     autocast: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
+    description: str = "embedding",
 ) -> np.ndarray:
     """Embeddings of all named utterances, in one way: crops or whole utterances.
 
@@ -101,6 +102,7 @@ def embed_utterances(
         options: what is embedded, and how much at once.
         device: where the waveforms go.
         autocast: gives the context that the network runs in.
+        description: what is shown while it takes.
 
     Returns:
         (utterances, crops, dim) float32, in the order of the names, on every rank; a whole utterance is one crop.
@@ -124,9 +126,7 @@ def embed_utterances(
     num_columns = options.num_crops if length else 1
     values: np.ndarray | None = None
     position = {int(row): index for index, row in enumerate(mine)}
-    # None: where there is a terminal.
-    disable = None if distributed.is_main() else True
-    progress = tqdm(total=len(mine), desc="Embedding", unit="utt", disable=disable, leave=False)
+    progress = Bar(description, len(mine), "utt", is_shown=distributed.is_main())
     with ThreadPoolExecutor(num_threads) as pool, progress:
         for batch in _batches(_ahead(pool, read, mine), options.batch_size, net.sample_rate):
             waveforms, lengths = _padded([piece.waveforms[index] for piece, index in batch])

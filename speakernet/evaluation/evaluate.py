@@ -17,9 +17,10 @@ from speakernet.evaluation.backend import Backend
 from speakernet.evaluation.calibration import AffineCalibration, smaller_side
 from speakernet.evaluation.decisions import Decisions
 from speakernet.evaluation.embedder import Embedder
+from speakernet.evaluation.embedding import MAX_READERS
 from speakernet.evaluation.figures import figures
 from speakernet.evaluation.options import MeasuringOptions, Mode
-from speakernet.evaluation.quality import signal_to_noise_db
+from speakernet.evaluation.quality import signal_to_noise_ratios
 from speakernet.evaluation.report.data import ARRAYS_NAME
 from speakernet.evaluation.report.report import write_report
 from speakernet.evaluation.results import EMBEDDING, KEPT_EMBEDDINGS, Results
@@ -194,7 +195,7 @@ def _quality(name: str, scored: Scored, trials: TrialList, source: AudioSource) 
         first = next(iter(scored.embeddings.values()))
         return np.log(np.maximum(np.linalg.norm(first, axis=2).mean(axis=1), 1e-12))
     if name == "snr":
-        return np.array([signal_to_noise_db(source.read(one), source.sample_rate) for one in trials.names])
+        return signal_to_noise_ratios(source, trials.names, MAX_READERS)
     if name == "cohort":
         if scored.cohort_mean is None:
             raise ValueError("the quality measure 'cohort' needs score normalisation; set --score_norm and a cohort")

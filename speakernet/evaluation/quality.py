@@ -2,11 +2,32 @@
 
 import numpy as np
 
+from speakernet.data.lists import StringTable
+from speakernet.data.sources import AudioSource
+from speakernet.evaluation.embedding import read_checked
+from speakernet.files import parallel_map
 from speakernet.options import SAMPLE_RATE
 
 FRAME_SECONDS = 0.025
 QUIET_PERCENTILE, LOUD_PERCENTILE = 10, 90
 SILENCE_POWER = 1e-10
+
+
+def signal_to_noise_ratios(source: AudioSource, names: StringTable, num_threads: int) -> np.ndarray:
+    """`signal_to_noise_db` of every utterance, (utterances,) float64.
+
+    Raises:
+        AudioError: an utterance that cannot be read, or holds nothing.
+    """
+    found = parallel_map(
+        lambda name: signal_to_noise_db(read_checked(source, name), source.sample_rate),
+        names,
+        num_threads,
+        "signal-to-noise ratios",
+        total=len(names),
+        unit="utt",
+    )
+    return np.fromiter(found, dtype=np.float64, count=len(names))
 
 
 def signal_to_noise_db(waveform: np.ndarray, sample_rate: int = SAMPLE_RATE) -> float:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from speakernet.evaluation.options import ScoreNorm
+from speakernet.terminal import Bar
 
 METHODS = get_args(ScoreNorm)
 BLOCK_SCORES = 1 << 22
@@ -57,7 +58,9 @@ def cohort_statistics(embeddings: np.ndarray, cohort: np.ndarray, top: int | Non
     deviation = np.empty(len(embeddings), dtype=np.float32)
     block = max(1, BLOCK_SCORES // len(members))
     num_threads = torch.get_num_threads()
-    with ThreadPoolExecutor(num_threads) as pool:
+    # A small list is done before anybody could look.
+    bar = Bar("scores against the cohort", len(embeddings), "utt", is_shown=len(embeddings) > 2 * block)
+    with ThreadPoolExecutor(num_threads) as pool, bar:
         for start in range(0, len(embeddings), block):
             rows = slice(start, start + block)
             scores = torch.from_numpy(np.ascontiguousarray(embeddings[rows], dtype=np.float32)) @ members.T
@@ -68,6 +71,7 @@ def cohort_statistics(embeddings: np.ndarray, cohort: np.ndarray, top: int | Non
                 scores = scores[:, -top:]
             block_deviation, block_mean = torch.std_mean(scores, dim=1, correction=0)
             mean[rows], deviation[rows] = block_mean.numpy(), block_deviation.numpy()
+            bar.update(len(scores))
     # A cohort whose scores are all equal must not divide by zero.
     return CohortStatistics(mean, np.maximum(deviation, SMALLEST_DEVIATION))
 

@@ -7,20 +7,19 @@ speakers. `all_slices` is the whole way, from what the configuration names to re
 import csv
 import itertools
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from speakernet.data.lists import StringTable, TrialList
+from speakernet.data.lists import TrialList
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation.bootstrap import SpeakerBootstrap, measure
 from speakernet.evaluation.calibration import smaller_side
-from speakernet.evaluation.embedding import checked_lengths, read_checked
+from speakernet.evaluation.embedding import checked_lengths
 from speakernet.evaluation.figures import ALWAYS_SHOWN_PRIORS, operating_points
 from speakernet.evaluation.options import SliceOptions
-from speakernet.evaluation.quality import signal_to_noise_db
+from speakernet.evaluation.quality import signal_to_noise_ratios
 from speakernet.evaluation.results import GroupResult, SliceResult
 from speakernet.evaluation.speakers import Speakers
 from speakernet.registry import suggestion
@@ -92,17 +91,11 @@ def all_slices(
             seconds = checked_lengths(source, trials.names, num_threads) / source.sample_rate
             slicings.append(duration_slicing(seconds, trials))
         elif name == "snr":
-            slicings.append(snr_slicing(_snr_db(source, trials.names, num_threads), trials))
+            slicings.append(snr_slicing(signal_to_noise_ratios(source, trials.names, num_threads), trials))
         else:
             known = ["duration", "snr", *columns]
             raise ValueError(f"slices: {name!r} is none of {', '.join(known)}; {suggestion(name, known)}")
     return [slice_results(slicing, trials, scores, speakers, num_draws, seed) for slicing in slicings]
-
-
-def _snr_db(source: AudioSource, names: StringTable, num_threads: int) -> np.ndarray:
-    with ThreadPoolExecutor(max(1, num_threads)) as pool:
-        found = pool.map(lambda name: signal_to_noise_db(read_checked(source, name), source.sample_rate), names)
-        return np.fromiter(found, dtype=np.float64, count=len(names))
 
 
 def value_slicing(

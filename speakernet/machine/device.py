@@ -5,6 +5,8 @@ import logging
 import torch
 
 from speakernet import distributed
+from speakernet.machine.facts import cpu_name
+from speakernet.machine.limits import usable_cores
 from speakernet.machine.options import MachineOptions
 
 logger = logging.getLogger(__name__)
@@ -19,7 +21,8 @@ def choose_device(options: MachineOptions) -> torch.device:
     device = find_device(options)
     if device.type == "cpu":
         why = "asked for" if options.device == "cpu" else "no GPU that torch can use"
-        logger.info("device: cpu (%s)", why)
+        threads = torch.get_num_threads()
+        logger.info("device: cpu (%s): %s, %d cores, threads: %d", why, cpu_name(), usable_cores(), threads)
         return device
     # What names no device (pinned memory, the profiler, a library) then uses this GPU too, and leaves the first alone.
     torch.cuda.set_device(device)

@@ -34,13 +34,13 @@ def system_info() -> dict[str, Any]:
 
 
 def log_system_info() -> dict[str, Any]:
-    """Write the machine's facts to the log in two lines and return them."""
+    """Write the machine's facts to the log, as details, and return them."""
     info = system_info()
     versions = ", ".join(f"{name} {version}" for name, version in info["versions"].items() if version)
     names = ", ".join(f"{gpu['name']} ({human_bytes(gpu['memory_bytes'])})" for gpu in info["gpus"]) or "no GPU"
-    logger.info("python %s, %s", info["python"], versions)
+    logger.debug("python %s, %s", info["python"], versions)
     memory = human_bytes(info["memory_bytes"]) if "memory_bytes" in info else "an unknown amount"
-    logger.info("%s, %d cores, %s of memory; %s", info["cpu"], info["cpu_cores"], memory, names)
+    logger.debug("%s, %d cores, %s of memory; %s", info["cpu"], info["cpu_cores"], memory, names)
     return info
 
 

@@ -26,6 +26,7 @@ ATTENTION_SWITCHES = {
     "cudnn": "enable_cudnn_sdp",
 }
 MOST_THREADS_A_CORE = 4
+NO_EFFECT = "no effect"
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,11 @@ class AppliedSetting:
     name: str
     value: Any
     reason: str
+
+    @property
+    def is_applied(self) -> bool:
+        """Whether it acts on this machine."""
+        return bool(self.value != NO_EFFECT)
 
     def __str__(self) -> str:
         return f"{self.name} = {self.value} ({self.reason})"
@@ -55,10 +61,10 @@ def performance_info() -> dict[str, Any]:
 
 
 def log_performance_info() -> dict[str, Any]:
-    """Write torch's settings to the log in one line and return them."""
+    """Write torch's settings to the log, as a detail, and return them."""
     info = performance_info()
     shown = {name: human_bytes(value) if name.endswith("_bytes") else value for name, value in info.items()}
-    logger.info("torch: %s", ", ".join(f"{name} {value}" for name, value in shown.items()))
+    logger.debug("torch: %s", ", ".join(f"{name} {value}" for name, value in shown.items()))
     return info
 
 
@@ -89,7 +95,7 @@ def optimize_torch_settings(
         "memory_fraction": options.memory_fraction,
         "cudnn_benchmark": options.cudnn_benchmark is True,
     }
-    return applied + [AppliedSetting(name, "no effect", "there is no GPU") for name, value in asked.items() if value]
+    return applied + [AppliedSetting(name, NO_EFFECT, "there is no GPU") for name, value in asked.items() if value]
 
 
 def _set_determinism(deterministic: bool) -> AppliedSetting:
@@ -120,7 +126,7 @@ def _set_gpu(options: MachineOptions, device: torch.device | None) -> list[Appli
             getattr(torch.backends.cuda, switch)(name in attention)
         applied.append(AppliedSetting("attention", list(attention), "asked for"))
     if memory_fraction and device is not None and device.type != "cuda":
-        applied.append(AppliedSetting("memory_fraction", "no effect", "this run is on the CPU"))
+        applied.append(AppliedSetting("memory_fraction", NO_EFFECT, "this run is on the CPU"))
     elif memory_fraction:
         torch.cuda.set_per_process_memory_fraction(memory_fraction, device)
         applied.append(AppliedSetting("memory_fraction", memory_fraction, "asked for"))

@@ -127,14 +127,7 @@ class Compiler:
     def _decide(self, usual: float, steps_left: int) -> None:
         gain, cost = estimate(usual, steps_left, num_layers(self.net))
         verdict = gain > REQUIRED_GAIN * cost
-        logger.info(
-            "compile auto: %d steps of %.3f s left, expected to save %.0f s for a cost of about %.0f s: %s",
-            steps_left,
-            usual,
-            gain,
-            cost,
-            "compiling" if verdict else "not compiling",
-        )
+        logger.info("compile auto: %s", in_words(gain, cost, steps_left))
         self._eager_seconds = usual
         self._is_settled = not verdict
         if verdict:
@@ -171,6 +164,7 @@ class Compiler:
             logger.info("compile auto: not compiled; it takes %d steps to judge by", OBSERVED_STEPS)
 
     def _compile(self) -> None:
+        logger.info("compiling the network: the next step may take minutes")
         self.prepare(self.net)
         for module in self._targets():
             # dynamic=False: training crops have one length (a second length compiles a second version).
@@ -193,6 +187,19 @@ class Compiler:
 def estimate(step_seconds: float, steps_left: int, layers: int) -> tuple[float, float]:
     """Seconds that compiling would save, and seconds that it costs."""
     return ASSUMED_SAVING * step_seconds * steps_left, SECONDS_PER_LAYER * layers
+
+
+def in_words(gain: float, cost: float, steps_left: int) -> str:
+    """The decision, with the reason where it is against compiling; seconds.
+
+    >>> in_words(45.0, 25.0, 900)
+    'not compiling: about 45 s saved in the 900 steps left are no clear gain over 25 s of compiling (both are guesses)'
+    """
+    figures = f"about {gain:.0f} s saved in the {steps_left} steps left"
+    if gain > REQUIRED_GAIN * cost:
+        return f"compiling ({figures}, for about {cost:.0f} s of compiling)"
+    verdict = "are no clear gain over" if gain > cost else "do not repay"
+    return f"not compiling: {figures} {verdict} {cost:.0f} s of compiling (both are guesses)"
 
 
 def num_layers(net: nn.Module) -> int:

@@ -75,12 +75,16 @@ class RecentSteps:
         if scale.scales:
             self._latest["loss_scale"] = loss_scale
 
+    def means(self) -> dict[str, float]:
+        """Means over the good steps fetched since `take` (those of then where there was none), and counts."""
+        if not self._good:
+            return dict(self._latest)
+        means = [sum(column) / len(self._good) for column in zip(*self._good, strict=True)]
+        return {**self._latest, **dict(zip(("loss", "accuracy_percent", "grad_norm"), means, strict=True))}
+
     def take(self) -> dict[str, float]:
-        """Means over the good steps fetched since the last call (those of then where there was none), and counts."""
-        if self._good:
-            means = [sum(column) / len(self._good) for column in zip(*self._good, strict=True)]
-            self._latest |= dict(zip(("loss", "accuracy_percent", "grad_norm"), means, strict=True))
-            self._good = []
+        """The means, which begin anew."""
+        self._latest, self._good = self.means(), []
         return dict(self._latest)
 
     def _count_bad(self, state: TrainingState, step: int, outcome: StepOutcome, loss: float, norm: float) -> None:

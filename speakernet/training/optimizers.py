@@ -162,7 +162,7 @@ def create_optimizer(
     if not groups:
         raise ValueError("no trainable parameter: every weight of the model and the loss is frozen")
     fused, reason = should_fuse(options, device)
-    logger.info("optimizer %s, fused: %s (%s)", options.name, fused, reason)
+    logger.debug("optimizer %s, fused: %s (%s)", options.name, fused, reason)
     epsilon = getattr(options, "epsilon", "auto")
     if epsilon == "auto":
         epsilon = EPSILON_FLOAT32 if is_float32 else EPSILON_HALF

@@ -1,4 +1,4 @@
-"""What a run shows and writes while it trains: progress line, metrics.jsonl, TensorBoard; on the main process only.
+"""What a run shows and writes while it trains: one bar, metrics.jsonl, TensorBoard; on the main process only.
 
 It is handed plain numbers and never touches a tensor. The other ranks get an object that does nothing.
 """
@@ -6,42 +6,40 @@ It is handed plain numbers and never touches a tensor. The other ranks get an ob
 import json
 import logging
 import math
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TextIO
 
-from tqdm import tqdm
-
 from speakernet.files import atomic_write
 from speakernet.run_folder import METRICS
+from speakernet.terminal import Bar
 
 if TYPE_CHECKING:
     from speakernet.training.tensorboard import EventFiles
 
 logger = logging.getLogger(__name__)
 
-# Where no terminal shows a progress line, its numbers go to the log, at most this often.
-LINE_SECONDS = 30.0
-# What the progress line shows, in this order, as (key, label, format).
-_SHOWN = (
-    ("loss", "loss", "{:.3f}"),
-    ("accuracy_percent", "acc", "{:.1f}%"),
-    ("utterances_per_second", "utt/s", "{:.0f}"),
-    ("data_wait_share", "data", "{:.0%}"),
-    ("learning_rate", "lr", "{:.2e}"),
-    ("run_time_left", "left", "{}"),
-)
+# What is shown of a run's numbers, in this order.
+_SHOWN = {
+    "loss": "loss {:.3f}",
+    "utterances_per_second": "{:.0f} utt/s",
+    "data_wait_share": "{:.0%} waiting for data",
+    "run_time_left": "{} left",
+}
+REFRESH_SECONDS = 5.0
+"""What is shown is never much older than this, however rarely numbers are recorded."""
+SHOWN_WAIT = 0.1
+"""Waiting for data for a smaller share of the time is not worth a word."""
 
 
 class Progress:
-    """Writes the numbers of one run.
+    """Writes the numbers of one run, and shows the last of them.
 
     Args:
         folder: the run folder; None shows and writes nothing (other ranks, tests).
-        show_bar: whether to draw the progress line where there is a terminal; its numbers go to the log elsewhere.
+        show_bar: whether to show how far the run is: drawn in a terminal, lines of the log elsewhere.
         tensorboard: whether to write event files.
         configuration: section -> option -> plain value, for TensorBoard.
     """
@@ -55,14 +53,15 @@ class Progress:
         configuration: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.folder = folder
-        self.show_bar = show_bar and folder is not None and sys.stderr.isatty()
-        self._writes_lines = show_bar and folder is not None and not self.show_bar
-        self._last_line = time.monotonic()
+        self.show_bar = show_bar and folder is not None
         self._tensorboard = tensorboard and folder is not None
         self._file: TextIO | None = None
         self._configuration = configuration
         self._events: EventFiles | None = None
-        self._bar: tqdm | None = None
+        self._bar: Bar | None = None
+        self._share_of_batch = 0.0
+        self._epoch = self._numbers = ""
+        self._shown_at = time.monotonic()
 
     def open(self, step: int) -> None:
         """Begin or go on after `step`: records of later steps, which a killed run left, are removed."""
@@ -81,30 +80,40 @@ class Progress:
             self._events.open(step, map(json.loads, path.read_text(encoding="utf-8").splitlines()))
 
     def start_epoch(self, epoch: int, max_epochs: int, num_batches: int, done: int) -> None:
-        """Begin a progress line of `num_batches`, of which `done` were done before a resume."""
-        if self.show_bar:
-            self._bar = tqdm(
-                total=num_batches,
-                initial=done,
-                desc=f"epoch {epoch + 1}/{max_epochs}",
-                unit="batch",
-                dynamic_ncols=True,
-                leave=False,
-            )
+        """Go on with an epoch (from 0) of `num_batches`, of which `done` were done before a resume.
+
+        One bar shows the whole run, with an epoch as its unit.
+        """
+        self._epoch = f"epoch {epoch + 1}/{max_epochs}"
+        self._share_of_batch = 1 / max(1, num_batches)
+        place = epoch + done * self._share_of_batch
+        if self._bar is None:
+            self._bar = Bar("training", max_epochs, done=place, note=self._note, is_shown=self.show_bar)
+        self._bar.done = place
 
     def advance(self) -> None:
         """One more batch."""
         if self._bar is not None:
-            self._bar.update()
+            self._bar.update(self._share_of_batch)
 
-    def end_epoch(self) -> None:
-        """Close the progress line."""
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
+    @property
+    def is_due(self) -> bool:
+        """Whether what is shown is too old, and `show` should be called."""
+        return self.show_bar and time.monotonic() - self._shown_at >= REFRESH_SECONDS
+
+    def show(self, values: Mapping[str, Any]) -> None:
+        """Take the numbers of now into the bar; those that are not there are left out."""
+        self._shown_at = time.monotonic()
+        shown = {key: form.format(values[key]) for key, form in _SHOWN.items() if key in values}
+        if values.get("data_wait_share", 0.0) < SHOWN_WAIT:
+            shown.pop("data_wait_share", None)
+        self._numbers = ", ".join(shown.values())
+
+    def _note(self) -> str:
+        return ", ".join(filter(None, [self._epoch, self._numbers]))
 
     def record(self, kind: str, step: int, epoch: int, values: Mapping[str, Any]) -> None:
-        """Write one line of metrics.jsonl, the numbers to TensorBoard, and refresh the progress line.
+        """Write one line of metrics.jsonl, the numbers to TensorBoard, and show those of a step.
 
         Args:
             kind: step, epoch or evaluation.
@@ -121,18 +130,13 @@ class Progress:
         if self._events is not None:
             self._events.record(kind, step, values)
         if kind == "step":
-            self._show(step, {label: form.format(values[key]) for key, label, form in _SHOWN if key in values})
-
-    def _show(self, step: int, shown: dict[str, str]) -> None:
-        if self._bar is not None:
-            self._bar.set_postfix(shown, refresh=False)
-        elif self._writes_lines and time.monotonic() - self._last_line >= LINE_SECONDS:
-            self._last_line = time.monotonic()
-            logger.info("step %d: %s", step, ", ".join(f"{label} {value}" for label, value in shown.items()))
+            self.show(values)
 
     def close(self) -> None:
         """Flush and close everything."""
-        self.end_epoch()
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -161,13 +165,3 @@ def _drop_after(path: Path, step: int) -> None:
             kept.append(line)
     with atomic_write(path) as file:
         file.writelines(line + "\n" for line in kept)
-
-
-def clock(seconds: float) -> str:
-    """A duration for people.
-
-    >>> clock(3725)
-    '1:02:05'
-    """
-    whole = round(seconds)
-    return f"{whole // 3600}:{whole % 3600 // 60:02d}:{whole % 60:02d}"

@@ -4,13 +4,13 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from speakernet.terminal import duration
 from speakernet.training.interfaces import BatchLike
 from speakernet.training.numbers import RecentSteps
 from speakernet.training.options import TrainerOptions
 from speakernet.training.parts import Course, Learner, Records
 from speakernet.training.precision import report_activations
-from speakernet.training.progress import clock
-from speakernet.training.state import Stage, TrainingState, steps_left
+from speakernet.training.state import Stage, TrainingState, evaluations_left, steps_left
 from speakernet.training.step import StepOutcome
 
 logger = logging.getLogger(__name__)
@@ -33,14 +33,13 @@ class Reporter:
         self.state, self.stage = state, stage
         self._recent = RecentSteps(options.max_bad_steps, course.loader.file_names)
         self._advise = records.advise
-        self._is_advised = False
+        self._is_advised = self._has_told_epoch = False
+        self._evaluation_seconds = 0.0
 
     def before_first_step(self, batch: BatchLike) -> None:
-        """Whether autocast acts, and what training accuracy means."""
+        """Tell whether autocast acts."""
         with self.learner.compiler.paused():
             report_activations(self.learner.step.net, self.learner.step.precision, batch.waveforms)
-        if self.course.margin is not None and self.course.margin.full > 0:
-            logger.info("training accuracy is low by design: the margin makes every utterance look harder than it is")
 
     def count(self, outcome: StepOutcome, parts: dict[str, float], seconds: float) -> None:
         """Take in a finished step: what it gave, and the seconds of its parts and in all."""
@@ -59,6 +58,11 @@ class Reporter:
         if self.state.step % self.options.log_interval == 0:
             self.fetch()
             self._tell_steps(scheduled, num_batches)
+        elif self.progress.is_due:
+            self.fetch()
+            window = self.tracker.window.summary()
+            left = self._time_left(num_batches, window)
+            self.progress.show({**window, **self._recent.means(), "run_time_left": left})
 
     def fetch(self) -> None:
         """Bring the numbers of the steps since the last fetch to the host, all in one transfer.
@@ -73,7 +77,12 @@ class Reporter:
         state, values = self.state, self.state.epoch_means()
         report = self.course.loader.epoch_report()
         self.progress.record("epoch", state.step, state.epoch, {**values, **report, "bad_steps": state.bad_steps})
-        logger.info("%s: loss %.4f, accuracy %.2f %%", self._epoch_name(), values["loss"], values["accuracy_percent"])
+        # Said once a start: the figure looks like a failure.
+        is_odd = not self._has_told_epoch and self.course.margin is not None and self.course.margin.full > 0
+        note = " (low by design: the margin makes every utterance look harder than it is)" if is_odd else ""
+        self._has_told_epoch = True
+        loss, accuracy = values["loss"], values["accuracy_percent"]
+        logger.info("%s: loss %.4f, accuracy %.2f %%%s", self._epoch_name(), loss, accuracy, note)
         # After an epoch: the first steps wait for caches and workers, which says nothing.
         advice = "" if self._is_advised else self._advise(self.tracker.summary().get("data_wait_share", 0.0))
         if advice:
@@ -82,6 +91,7 @@ class Reporter:
 
     def tell_evaluation(self, metrics: Mapping[str, Any], seconds: float, note: str) -> None:
         """What the validation found, and how long it took."""
+        self._evaluation_seconds = seconds
         state, best = self.state, self.state.best_eer_percent
         values = {**metrics, "best_eer_percent": best, "evaluation_seconds": seconds, "note": note}
         self.progress.record("evaluation", state.step, state.epoch, values)
@@ -96,16 +106,20 @@ class Reporter:
 
     def _tell_steps(self, scheduled: float, num_batches: int) -> None:
         window = self.tracker.take_window()
-        left = steps_left(self.state, self.options, num_batches) * window.get("step_seconds", 0.0)
         values = {
             **window,
             **self._recent.take(),
             "learning_rate": self.course.learning_rate(scheduled),
-            "run_time_left": clock(left),
+            "run_time_left": self._time_left(num_batches, window),
         }
         if self.course.margin is not None:
             values["margin"] = self.course.margin(scheduled)
         self.progress.record("step", self.state.step, self.state.epoch + 1, values)
+
+    def _time_left(self, num_batches: int, window: Mapping[str, float]) -> str:
+        """Of training and evaluations, as fast as the last ones were."""
+        of_steps = steps_left(self.state, self.options, num_batches) * window.get("step_seconds", 0.0)
+        return duration(of_steps + evaluations_left(self.state, self.options) * self._evaluation_seconds)
 
     def _epoch_name(self) -> str:
         return f"epoch {self.state.epoch}" + (f" of the {self.stage.name}" if self.stage.name else "")

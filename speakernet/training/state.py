@@ -171,6 +171,12 @@ def steps_left(state: TrainingState, options: TrainerOptions, num_batches: int) 
     return in_epoch + per_epoch * max(0, options.max_epochs - state.epoch - 1)
 
 
+def evaluations_left(state: TrainingState, options: TrainerOptions) -> int:
+    """Evaluations to the end of the run: one every `test_interval` epochs, and one after the last."""
+    interval, last = options.test_interval, options.max_epochs
+    return max(0, -(-last // interval) - state.epoch // interval)
+
+
 def run_summary(state: TrainingState) -> dict[str, Any]:
     """What a run came to, by the names that the report uses."""
     return {

@@ -18,6 +18,7 @@ import torch
 from speakernet import distributed
 from speakernet.run_folder import held
 from speakernet.seeding import capture_random_state, restore_random_state
+from speakernet.terminal import Bar
 from speakernet.training.averaging import average_checkpoints, recompute_statistics
 from speakernet.training.interfaces import BatchLike
 from speakernet.training.interrupts import Interrupted, StopRequest
@@ -149,7 +150,6 @@ class Trainer:
         while state.batch < num_batches and self.run_step(batches):
             pass
         self.reporter.fetch()
-        self.progress.end_epoch()
 
     def run_step(self, batches: Iterator[BatchLike]) -> bool:
         """One optimizer step and what comes between two; False when the loader had nothing left."""
@@ -335,5 +335,7 @@ class Trainer:
         self.loader.set_epoch(self.state.epoch)
         with self.precision.autocast(), self.compiler.paused():
             some = itertools.islice(iter(self.loader), STATISTICS_BATCHES)
-            num_batches = recompute_statistics(self.net, (batch.waveforms for batch in some))
+            most = min(STATISTICS_BATCHES, len(self.loader))
+            with Bar("batch-norm statistics", most, "batch", is_shown=self.progress.show_bar) as bar:
+                num_batches = recompute_statistics(self.net, (batch.waveforms for batch in bar.over(some)))
         logger.info("batch-norm statistics measured over %d batches", num_batches)

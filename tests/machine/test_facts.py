@@ -12,7 +12,7 @@ from speakernet.machine.facts import cpu_flags, cpu_name, log_system_info, versi
 
 
 def test_system_info_is_plain_and_names_versions(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG)
     info = log_system_info()
     assert json.loads(json.dumps(info)) == info
     assert info["versions"]["torch"] == torch.__version__.split("+")[0] or info["versions"]["torch"]

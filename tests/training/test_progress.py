@@ -1,46 +1,87 @@
-"""What a run shows: a progress line in a terminal, lines in the log elsewhere; records that a resume takes back."""
+"""What a run shows: one bar for all of it, in the words of its last numbers; records that a resume takes back."""
 
 import json
 import logging
 from pathlib import Path
 
 import pytest
+from training_fakes import make_trainer
 
+from speakernet import terminal
 from speakernet.training import progress
+from speakernet.training.options import TrainingOptions
 from speakernet.training.progress import Progress
+from speakernet.training.state import TrainingState, evaluations_left
 
-VALUES = {"loss": 2.5, "accuracy_percent": 10.0, "utterances_per_second": 200.0, "learning_rate": 1e-3}
+VALUES = {
+    "loss": 2.5,
+    "accuracy_percent": 10.0,
+    "utterances_per_second": 200.0,
+    "data_wait_share": 0.05,
+    "run_time_left": "0:12:31",
+}
 
 
-def test_without_a_terminal_the_numbers_go_to_the_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture()
+def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Progress:
+    """A run's progress without a terminal, which tells the log at every batch."""
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
-    shown = Progress(tmp_path, tensorboard=False)
+    monkeypatch.setattr(terminal, "LINE_SECONDS", 0.0)
+    return Progress(tmp_path, tensorboard=False)
+
+
+def test_one_bar_tells_of_the_whole_run(shown: Progress, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     shown.open(0)
-    shown.start_epoch(0, 2, 10, 0)
+    shown.start_epoch(0, 4, 2, 0)
     shown.advance()
+    assert caplog.messages[-1] == "training: 12 %, epoch 1/4"
     shown.record("step", 1, 1, VALUES)
-    assert "step 1: loss 2.500, acc 10.0%, utt/s 200, lr 1.00e-03" in caplog.text
-    monkeypatch.setattr(progress, "LINE_SECONDS", 1000.0)
-    shown.record("step", 2, 1, VALUES)
-    assert "step 2" not in caplog.text
+    shown.advance()
+    assert caplog.messages[-1] == "training: 25 %, epoch 1/4, loss 2.500, 200 utt/s, 0:12:31 left"
+    shown.start_epoch(1, 4, 4, 0)
+    shown.record("step", 2, 2, {**VALUES, "data_wait_share": 0.31})
+    shown.advance()
+    expected = "training: 31 %, epoch 2/4, loss 2.500, 200 utt/s, 31% waiting for data, 0:12:31 left"
+    assert caplog.messages[-1] == expected
     shown.close()
+    shown.advance()
+    assert caplog.messages[-1] == expected
     assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2]
 
 
-def test_in_a_terminal_there_is_a_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    shown = Progress(tmp_path, tensorboard=False)
-    shown.open(0)
-    shown.start_epoch(0, 2, 10, 0)
-    shown.record("step", 1, 1, VALUES)
+def test_a_resumed_run_begins_where_it_was(shown: Progress, caplog: pytest.LogCaptureFixture) -> None:
+    shown.start_epoch(2, 4, 10, 4)
     shown.advance()
-    shown.close()
-    assert "epoch 1/2" in capsys.readouterr().err
+    assert caplog.messages[-1] == "training: 62 %, epoch 3/4"
+
+
+def test_numbers_are_fresh_however_rarely_they_are_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(terminal, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "REFRESH_SECONDS", 0.0)
+    trainer = make_trainer(tmp_path / "shown", log_interval=100)
+    monkeypatch.setattr(trainer.progress, "show_bar", True)
+    trainer.train()
+    lines = [line for line in caplog.messages if line.startswith("training: ")]
+    assert len(lines) == 3 * 7 and all("loss" in line and " left" in line for line in lines[1:])
+    assert lines[-1].startswith("training: 100 %, epoch 3/3, loss ")
+    # What is shown changes nothing of what is recorded.
+    quiet = make_trainer(tmp_path / "quiet", log_interval=100)
+    quiet.train()
+    assert quiet.state.epoch_loss_sum == trainer.state.epoch_loss_sum
+    epochs = [line for line in caplog.messages if line.startswith("epoch ")]
+    assert [line.split(":")[0] for line in epochs] == 2 * ["epoch 1", "epoch 2", "epoch 3"]
+    assert "low by design" in epochs[0] and not any("low by design" in line for line in epochs[1:3])
+
+
+@pytest.mark.parametrize(
+    ("epoch", "interval", "left"), [(0, 4, 4), (3, 4, 4), (4, 4, 3), (14, 4, 1), (0, 5, 4), (15, 5, 1)]
+)
+def test_evaluations_left_are_counted(epoch: int, interval: int, left: int) -> None:
+    options = TrainingOptions(max_epochs=16, test_interval=interval)
+    assert evaluations_left(TrainingState(epoch=epoch), options) == left
 
 
 def test_records_after_the_step_of_a_resume_are_taken_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

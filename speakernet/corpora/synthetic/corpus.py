@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from speakernet.corpora.synthetic.noises import NOISES, music, talker
 from speakernet.corpora.synthetic.phones import draw_phones, lay_out
@@ -36,6 +35,7 @@ from speakernet.data.lists import write_training_list, write_trials
 from speakernet.files import atomic_write
 from speakernet.machine.limits import usable_cores
 from speakernet.seeding import numpy_generator
+from speakernet.terminal import Bar
 
 logger = logging.getLogger(__name__)
 
@@ -143,7 +143,7 @@ def make_corpus(
     if num_workers is None:
         num_workers = usable_cores() if num_utterances >= MIN_UTTERANCES_FOR_PROCESSES else 0
     logger.info("Making the synthetic corpus in %s: %d files", folder, num_utterances)
-    with tqdm(total=num_utterances, desc="synthetic corpus", unit="file", disable=not show_progress) as bar:
+    with Bar("synthetic corpus", num_utterances, is_shown=show_progress) as bar:
         rows = list(itertools.chain.from_iterable(_run(tasks, num_workers, bar.update)))
     _write_lists(paths, parameters, rows)
     with atomic_write(folder / "complete.json") as file:

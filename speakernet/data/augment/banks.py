@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from speakernet import distributed
 from speakernet.data.audio import AudioError, read_audio
 from speakernet.data.cache import AudioCache
 from speakernet.data.lists import StringTable
@@ -171,7 +172,7 @@ def noise_banks(root: str | Path, sample_rate: int, cache: AudioCache | None) ->
         AudioError: no such folder, or no usable audio in it.
     """
     names = find_audio_files(root)
-    source = FolderSource(root, sample_rate)
+    source = FolderSource(root, sample_rate, show_progress=distributed.is_main())
     listed = StringTable.from_strings(names)
     table = source.lookup_table(listed)
     lengths = np.asarray(table.num_samples)

@@ -1,0 +1,140 @@
+"""What long work shows: a line that fits the terminal and its neighbours, lines of the log elsewhere, never silence."""
+
+import io
+import logging
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from speakernet import terminal
+from speakernet.terminal import LINE_SECONDS, Bar, TerminalHandler
+
+
+class Screen(io.StringIO):
+    """A terminal of so many columns, as far as its rows can be told from what is written."""
+
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+        self.columns = columns
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+    def drawn(self) -> list[str]:
+        """Everything that was written, cut at every return to the beginning of a line."""
+        return [part for part in self.getvalue().replace("\n", "\r").split("\r") if part.strip()]
+
+    def rows(self) -> list[str]:
+        """What is left on the screen: what follows a return takes the place of what stood there."""
+        rows = []
+        for row in self.getvalue().split("\n"):
+            shown = ""
+            for part in row.split("\r"):
+                shown = part + shown[len(part) :]
+            rows.append(shown.rstrip())
+        return rows
+
+
+Make = Callable[[int], Screen]
+
+
+@pytest.fixture()
+def screen(monkeypatch: pytest.MonkeyPatch) -> Make:
+    def make(columns: int) -> Screen:
+        made = Screen(columns)
+        monkeypatch.setattr(sys, "stderr", made)
+        monkeypatch.setattr(terminal, "_columns", lambda: columns)
+        return made
+
+    return make
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("columns", [30, 60, 80, 120, 200])
+def test_a_line_fits_and_uses_the_width(screen: Make, columns: int) -> None:
+    shown = screen(columns)
+    with Bar("training", 16, done=2, note=lambda: "epoch 3/16, loss 3.412, 312 utt/s, 0:12:31 left"):
+        pass
+    lines = [line for line in shown.drawn() if "training" in line]
+    assert lines and all(len(line) <= columns - 1 for line in lines)
+    if columns >= 80:
+        assert len(lines[0]) == columns - 1 and lines[0].endswith("0:12:31 left")
+        assert lines[0].count("█") == pytest.approx(2 / 16 * (columns - 1 - 67), abs=2)
+
+
+def test_counts_speed_and_time_left(screen: Make) -> None:
+    clock = Clock()
+    shown = screen(100)
+    with Bar("embedding trials", 4000, "utt", clock=clock) as bar:
+        clock.now = 10.0
+        bar.update(1000)
+        assert bar._drawn(99, False).endswith("| 1,000 of 4,000 utt, 100 utt/s, 0:00:30 left")
+        assert bar._drawn(99, True).count("#") > 5
+    with Bar("extract", clock=clock) as unknown:
+        unknown.update(7)
+        assert unknown._drawn(99, False).startswith("extract: 7 file")
+    assert shown.rows()[-1] == "", "a bar that ends leaves nothing"
+
+
+def test_log_lines_stand_alone_and_the_bar_comes_back(screen: Make) -> None:
+    shown = screen(80)
+    handler = TerminalHandler(sys.stderr)
+    logger = logging.Logger("alone")
+    logger.addHandler(handler)
+    with Bar("training", 4, done=1) as bar:
+        for number in range(3):
+            logger.info("epoch %d: loss 1.0", number)
+        assert [row for row in shown.rows() if "epoch" in row] == [f"epoch {number}: loss 1.0" for number in range(3)]
+        assert shown.rows()[-1].startswith("training")
+        # A bar of a part of the work, as an evaluation is of training.
+        with Bar("embedding trials", 4):
+            assert shown.rows()[-1].startswith("embedding")
+            bar.update()
+            logger.info("and another line")
+            assert shown.rows()[-2] == "and another line" and shown.rows()[-1].startswith("embedding")
+        assert shown.rows()[-1].startswith("training  50 %")
+    assert shown.rows()[-1] == ""
+
+
+def test_a_terminal_of_no_height_shows_it_too(screen: Make) -> None:
+    shown = screen(80)
+    with Bar("training", 4):
+        pass
+    assert any("training" in line for line in shown.drawn())
+
+
+def test_without_a_terminal_no_minute_is_silent(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    clock = Clock()
+    said = []
+    with Bar("embedding trials", 1000, "utt", clock=clock) as bar:
+        for second in range(1, 301):
+            clock.now = float(second)
+            bar.update()
+            if len(caplog.records) > len(said):
+                said.append(second)
+    assert LINE_SECONDS <= 60 and said == list(range(30, 301, 30))
+    assert caplog.messages[0] == "embedding trials: 3 %, 30 of 1,000 utt, 1 utt/s, 0:16:10 left"
+    with Bar("extract", clock=clock) as unknown:
+        clock.now += 31
+        unknown.update(5)
+    assert caplog.messages[-1] == "extract: 5 file, 0.2 file/s"
+
+
+def test_what_is_not_shown_is_silent(screen: Make, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    shown, clock = screen(80), Clock()
+    with Bar("verify", 10, "B", is_shown=False, clock=clock) as bar:
+        clock.now = 100.0
+        bar.update()
+    assert not shown.getvalue() and not caplog.messages
