@@ -9,7 +9,9 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from speakernet.assembly import journeys
 from speakernet.cli import main
+from speakernet.training.data_wait import LoadingFacts
 
 RECIPE = """# a network small enough for a test
 data:
@@ -116,6 +118,18 @@ def test_few_lines_come_before_the_first_step_and_the_details_are_in_the_log(
     ):
         assert detail in log and not any(detail in line for line in lines), detail
     assert all(line in log for line in lines if "\n" not in line)
+
+
+@pytest.mark.parametrize(("options", "is_disk"), [((), True), (("--augment.speed_factors", "[1.0, 0.9]"), False)])
+def test_advice_about_data_knows_how_fast_the_disk_was_in_training(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], is_disk: bool
+) -> None:
+    """Before the first step nothing has been read; and with changed speeds it is not the disk that is timed."""
+    asked: list[LoadingFacts] = []
+    monkeypatch.setattr(journeys, "data_wait_advice", lambda share, facts: asked.append(facts) or "")
+    on = ("--augment.enabled", "true", *options) if options else ()
+    assert train(recipe, "--max_epoch", "1", "--loss.name", "softmax", *on) == 0
+    assert [facts.read_bytes_a_second > 0 for facts in asked] == [is_disk]
 
 
 def test_a_start_that_is_refused_leaves_no_folder(recipe: Path, run_folder: Path) -> None:

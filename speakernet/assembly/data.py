@@ -123,14 +123,17 @@ def _where_it_runs(
 def loading_facts(loader: TrainingLoader) -> LoadingFacts:
     """What advice about waiting for data needs to know of a loader (`speakernet.training.data_wait`)."""
     reader = loader.maker.reader
+    is_compressed = isinstance(reader, FolderRows) and reader.needs_decoding
+    # Decoding, or changing speed, is timed with the reading: then it says nothing of the disk.
+    is_disk_timed = not is_compressed and all(speed == 1 for speed in loader.maker.speeds)
     return LoadingFacts(
         num_workers=int(loader.options.num_workers),
         cores=usable_cores(),
         is_packed=isinstance(reader, PackedRows),
-        is_compressed=isinstance(reader, FolderRows) and reader.needs_decoding,
+        is_compressed=is_compressed,
         augments_on_cpu=loader.maker.augments,
         has_gpu=loader.device.type == "cuda",
-        read_bytes_a_second=loader.read_bytes_a_second(),
+        read_bytes_a_second=loader.read_bytes_a_second() if is_disk_timed else 0.0,
     )
 
 
