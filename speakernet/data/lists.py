@@ -327,8 +327,8 @@ def read_trials(path: str | Path, malformed: MalformedRows | None = None) -> Tri
         if form.labels:
             labels.append(np.array([form.labels[word] for word in fields.pop(form.label)], dtype=np.int8))
         # In the order of the file, so that a row's number is that of the first mention.
-        names = itertools.chain.from_iterable(zip(*fields, strict=True))
-        pairs.append(np.array([rows.setdefault(name, len(rows)) for name in names], dtype=np.int32))
+        mentioned = itertools.chain.from_iterable(zip(*fields, strict=True))
+        pairs.append(np.array([rows.setdefault(name, len(rows)) for name in mentioned], dtype=np.int32))
     if form is None or not pairs:
         raise ListError(f"{path}: the list is empty; expected lines {TRIAL_FORMS}")
     both = np.concatenate(pairs).reshape(-1, 2)
