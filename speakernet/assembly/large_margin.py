@@ -52,7 +52,7 @@ def large_margin_config(config: Config) -> Config:
             "batch_size": training.large_margin_batch_size or config.data.batch_size,
         },
         augment={"speed_factors": [1.0], "enabled": config.augment.enabled and training.large_margin_augment},
-        loss={"margin": training.large_margin},
+        loss=dataclasses.asdict(config.loss.with_margin(training.large_margin)),
         optimizer={"learning_rate": rate},
         schedule=dataclasses.asdict(schedule),
         training={

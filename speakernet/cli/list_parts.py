@@ -14,7 +14,7 @@ from speakernet.config.schema import SECTIONS
 from speakernet.frontend.options import FEATURES
 from speakernet.losses.options import LOSSES
 from speakernet.models.options import FAMILIES, MODELS, POOLINGS
-from speakernet.options import default_of, documentation, field_names, summary
+from speakernet.options import NamedOptions, default_of, documentation, field_names, summary
 from speakernet.registry import Part
 from speakernet.training.options import OPTIMIZERS, SCHEDULES
 
@@ -81,6 +81,8 @@ def _parts(kind: str, *, with_options: bool) -> Iterator[str]:
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, NamedOptions):
+        return value.name
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

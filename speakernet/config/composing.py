@@ -16,11 +16,12 @@ import yaml
 from speakernet.config.schema import (
     CHOICES,
     NESTED,
-    POOLING,
+    PARTS,
     TABLES,
     Config,
     Names,
     chosen,
+    has_nested,
     names_in,
     nested_owner,
     owner_of,
@@ -40,7 +41,7 @@ class Setting:
     """One value that somebody gave."""
 
     key: str
-    """Dotted: section and option, or `model.options` and an option of the model (of its pooling likewise)."""
+    """Dotted: section and option, or a field such as `model.options` and an option of the part that it is for."""
     value: Any
     where: str
     """File and line, or the option of the command line."""
@@ -87,7 +88,10 @@ def compose(settings: Sequence[Setting], defaults: Mapping[str, Any]) -> Config:
     idle: list[Setting] = []
     for setting in settings:
         was_for_another = setting.layer < replaced_in.get(setting.place, -1)
-        if was_for_another and _nested(setting.key):
+        if setting.section in TABLES:
+            # With its section's part a part within it goes too. (A model's pooling may be the next model's as well.)
+            was_for_another |= setting.layer < replaced_in[setting.section]
+        if was_for_another and _nested(setting.key) and setting.key not in CHOICES.values():
             # 32 channels of one network are not 32 channels of another, though both take the option.
             dropped.append(setting)
         elif _is_taken(setting.key, names):
@@ -105,8 +109,8 @@ def compose(settings: Sequence[Setting], defaults: Mapping[str, Any]) -> Config:
 
 
 def _flattened(setting: Setting) -> list[Setting]:
-    """`model.options` with a mapping as one setting for each of its keys."""
-    if setting.section != "model" or setting.option not in NESTED:
+    """`model.options` (or its like) with a mapping as one setting for each of its keys."""
+    if setting.key not in NESTED:
         return [setting]
     given = _plain(setting.value)
     if not isinstance(given, dict):
@@ -115,10 +119,9 @@ def _flattened(setting: Setting) -> list[Setting]:
 
 
 def _nested(key: str) -> tuple[str, str] | None:
-    """Field of the section and option of a key such as `model.options.channels`."""
-    section, _, rest = key.partition(".")
-    field, _, option = rest.partition(".")
-    return (field, option) if section == "model" and field in NESTED and option else None
+    """Field of NESTED and option of a key such as `model.options.channels`."""
+    field, _, option = key.rpartition(".")
+    return (field, option) if field in NESTED else None
 
 
 def _chosen_names(settings: Sequence[Setting], base: Names) -> tuple[dict[str, str], dict[str, int]]:
@@ -146,7 +149,7 @@ def _chosen_names(settings: Sequence[Setting], base: Names) -> tuple[dict[str, s
 def _is_taken(key: str, names: Names) -> bool:
     section, _, option = key.partition(".")
     if nested := _nested(key):
-        return nested[1] in field_names(nested_owner(nested[0], names))
+        return has_nested(nested[0], names) and nested[1] in field_names(nested_owner(nested[0], names))
     return option in field_names(owner_of(section, names))
 
 
@@ -174,21 +177,22 @@ def _plain(value: Any) -> Any:
 def _put(values: dict[str, dict[str, Any]], key: str, value: Any) -> None:
     section, _, option = key.partition(".")
     if nested := _nested(key):
-        values.setdefault(section, {}).setdefault(nested[0], {})[nested[1]] = value
+        values.setdefault(section, {}).setdefault(nested[0].partition(".")[2], {})[nested[1]] = value
     else:
         values.setdefault(section, {})[option] = value
 
 
 def _why_idle(setting: Setting, names: Names) -> str:
-    if nested := _nested(setting.key):
-        own = field_names(nested_owner(nested[0], names))
-        kind = "pooling" if setting.place == POOLING else "model"
+    nested = _nested(setting.key)
+    if nested and has_nested(nested[0], names):
+        own = [name for name in field_names(nested_owner(nested[0], names)) if name != "name"]
+        kind = PARTS[setting.place][0]
         has = suggestion(nested[1], own) if own else "it has none"
         return (
             f"{setting.key} has no effect: the {kind} {chosen(names, setting.place)} has no option {nested[1]!r}; {has}"
         )
-    kind = TABLES[setting.section][0]
-    takes = ", ".join(takers(setting.section, setting.option))
+    kind = PARTS[setting.section][0]
+    takes = ", ".join(takers(setting.section, setting.option.partition(".")[0]))
     return (
         f"{setting.key} has no effect: the {kind} {chosen(names, setting.section)} does not take it "
         f"({takes} would); remove it, or choose another {setting.section}.name"

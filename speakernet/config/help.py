@@ -5,7 +5,7 @@ from textwrap import fill
 
 from speakernet.config.aliases import ALIASES
 from speakernet.config.loading import CLASSIC, OURS
-from speakernet.config.schema import NESTED, SECTIONS, TABLES, names_in, owner_of, takers
+from speakernet.config.schema import NESTED, PARTS, SECTIONS, TABLES, names_in, owner_of, takers
 from speakernet.options import annotations, default_of, documentation, field_names, words_of
 
 EVERYDAY = {
@@ -84,8 +84,8 @@ def _option(section: str, field: str, owner: type | None = None) -> Iterator[str
         owner = TABLES[section][1][takers(section, field)[0]].options
     default = default_of(owner, field)
     shown = "empty" if default in ("", None, []) else str(default).lower() if isinstance(default, bool) else default
-    if section == "model" and field in NESTED:
-        shown = f"those of the {NESTED[field].rpartition('.')[2]}"
+    if place := NESTED.get(f"{section}.{field}"):
+        shown = getattr(default, "name", "") or f"those of the {PARTS[place][0]}"
     words = words_of(annotations(owner)[field])
     choices = f"{'|'.join(map(str, words))}; " if words else ""
     yield f"  --{section}.{field} ({choices}default {shown})"

@@ -13,9 +13,9 @@ from speakernet.data.augment.options import AugmentOptions
 from speakernet.data.options import DataOptions
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.frontend.options import FEATURES, FrontendOptions, LogMelOptions
-from speakernet.losses.options import LOSSES, AAMSoftmaxOptions, LossOptions
+from speakernet.losses.options import CLASSIFICATIONS, LOSSES, METRICS, AAMSoftmaxOptions, LossOptions
 from speakernet.models.options import MODELS, POOLINGS, ModelOptions, pooling_of
-from speakernet.options import Options, field_names
+from speakernet.options import Options, default_of, field_names
 from speakernet.registry import Part, lookup
 from speakernet.training.options import (
     OPTIMIZERS,
@@ -54,11 +54,24 @@ TABLES: dict[str, tuple[str, Mapping[str, Part]]] = {
 }
 """Sections whose `name` chooses a part, with what such a part is called. (A model's own options are nested.)"""
 
-POOLING = "model.pooling"
-CHOICES = {"model": "model.name", POOLING: POOLING, **{section: f"{section}.name" for section in TABLES}}
-"""Place where a part is chosen -> the key that names it. (The model's pooling is a part beside the model itself.)"""
-NESTED = {"options": "model", "pooling_options": POOLING}
-"""Field of the section `model` that holds further options -> the place where the part that takes them is chosen."""
+POOLING, CLASSIFICATION, METRIC = "model.pooling", "loss.classification", "loss.metric"
+PARTS: dict[str, tuple[str, Mapping[str, Part]]] = {
+    "model": ("model", MODELS),
+    POOLING: ("pooling", POOLINGS),
+    CLASSIFICATION: ("classification loss", CLASSIFICATIONS),
+    METRIC: ("metric loss", METRICS),
+    **TABLES,
+}
+"""Place where a part is chosen -> what such a part is called, and its table. (A section, or a part within one.)"""
+CHOICES = {place: place if place == POOLING else f"{place}.name" for place in PARTS}
+"""Place -> the key that names the part."""
+NESTED = {
+    "model.options": "model",
+    "model.pooling_options": POOLING,
+    CLASSIFICATION: CLASSIFICATION,
+    METRIC: METRIC,
+}
+"""Field that holds the options of a further part -> the place where that part is chosen."""
 
 Names = Mapping[str, str]
 """Place -> the name of the part that is chosen there."""
@@ -68,9 +81,21 @@ def names_in(values: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """What is chosen in these sections, and where nobody chooses."""
     found = {}
     for place, key in CHOICES.items():
-        section, _, field = key.partition(".")
-        found[place] = values.get(section, {}).get(field, getattr(getattr(Config(), section), field))
+        at: Any = values
+        for word in key.split("."):
+            at = at.get(word) if isinstance(at, Mapping) else None
+        found[place] = DEFAULT_NAMES[place] if at is None else at
     return found
+
+
+def _default_name(place: str) -> str:
+    section, _, field = place.partition(".")
+    owner = SECTIONS[section]
+    if field and field not in field_names(owner):
+        # Of the section's parts, only some have such a part within them.
+        owner = TABLES[section][1][takers(section, field)[0]].options
+    default = default_of(owner, field or "name")
+    return str(getattr(default, "name", default))
 
 
 def chosen(names: Names, place: str) -> str:
@@ -84,11 +109,8 @@ def chosen(names: Names, place: str) -> str:
         return str(lookup(MODELS, names["model"], "model").options.front_end_defaults["name"])  # type: ignore[attr-defined]
     if place == POOLING:
         return pooling_of(names["model"], name)
-    if place == "model":
-        lookup(MODELS, name, "model")
-    else:
-        kind, table = TABLES[place]
-        lookup(table, name, kind)
+    kind, table = PARTS[place]
+    lookup(table, name, kind)
     return name
 
 
@@ -99,10 +121,16 @@ def owner_of(section: str, names: Names) -> type[Options]:
     return TABLES[section][1][chosen(names, section)].options
 
 
-def nested_owner(field: str, names: Names) -> type[Options]:
-    """The class whose fields are the keys of `model.options` or of `model.pooling_options`."""
-    place = NESTED[field]
-    return (MODELS if place == "model" else POOLINGS)[chosen(names, place)].options
+def nested_owner(key: str, names: Names) -> type[Options]:
+    """The class whose fields are the keys below a field of NESTED."""
+    place = NESTED[key]
+    return PARTS[place][1][chosen(names, place)].options
+
+
+def has_nested(key: str, names: Names) -> bool:
+    """Whether the part that is chosen in the section has that field of NESTED."""
+    section, _, field = key.partition(".")
+    return field in field_names(owner_of(section, names))
 
 
 def takers(section: str, field: str) -> list[str]:
@@ -121,14 +149,18 @@ def known_fields(section: str) -> list[str]:
     return names
 
 
+DEFAULT_NAMES = {place: _default_name(place) for place in PARTS}
+
+
 def sections_of(values: Mapping[str, Mapping[str, Any]], names: Names) -> Config:
     """A configuration from checked values; what is left out keeps its default."""
     made: dict[str, Any] = {}
     for section in SECTIONS:
         fields = dict(values.get(section, {}))
-        if section == "model":
-            for field in NESTED:
-                fields[field] = nested_owner(field, names)(**fields.get(field, {}))
+        for key in NESTED:
+            if key.startswith(f"{section}.") and has_nested(key, names):
+                field = key.partition(".")[2]
+                fields[field] = nested_owner(key, names)(**fields.get(field, {}))
         made[section] = owner_of(section, names)(**fields)
     return Config(**made)
 
@@ -147,10 +179,11 @@ def replaced(config: Config, **sections: Mapping[str, Any]) -> Config:
             values[section] = {name: values[section][name] for name in field_names(SECTIONS[section])}
         values[section] |= dict(fields)
     before = names_in(config_to_dict(config))
-    for field, place in NESTED.items():
+    for key, place in NESTED.items():
+        section, _, field = key.partition(".")
         is_same = chosen(before, place) == chosen(names_in(values), place)
-        if not is_same and field not in sections.get("model", {}):
-            values["model"][field] = {}
+        if not is_same and field not in sections.get(section, {}):
+            values[section].pop(field, None)
     return config_from_dict(values)
 
 
@@ -159,9 +192,16 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
     for section in SECTIONS:
         for field, message in getattr(config, section).problems():
             yield f"{section}.{field}", message
-    for nested in NESTED:
-        for field, message in getattr(config.model, nested).problems():
-            yield f"model.{nested}.{field}", message
+    for key in NESTED:
+        section, _, nested = key.partition(".")
+        for field, message in nested_problems(getattr(config, section), nested):
+            yield f"{key}.{field}", message
+
+
+def nested_problems(section: Options, field: str) -> Iterator[tuple[str, str]]:
+    """What contradicts itself among the options of a part within another; nothing where the section has none."""
+    if field in field_names(type(section)):
+        yield from getattr(section, field).problems()
 
 
 def config_to_dict(config: Config) -> dict[str, dict[str, Any]]:
@@ -188,8 +228,9 @@ def config_from_dict(values: Mapping[str, Mapping[str, Any]]) -> Config:
         section: {field: value for field, value in fields.items() if field in field_names(owner_of(section, names))}
         for section, fields in values.items()
     }
-    for nested in NESTED:
-        own = field_names(nested_owner(nested, names))
-        given = kept.get("model", {}).get(nested, {})
-        kept.setdefault("model", {})[nested] = {key: value for key, value in given.items() if key in own}
+    for key in NESTED:
+        section, _, field = key.partition(".")
+        if field in kept.get(section, {}):
+            own = field_names(nested_owner(key, names))
+            kept[section][field] = {option: value for option, value in kept[section][field].items() if option in own}
     return sections_of(kept, names)

@@ -1,7 +1,7 @@
-"""Losses that compare the utterances of a batch with each other: prototypical, GE2E, triplet, softmax + prototypical.
+"""Losses that compare the utterances of a batch with each other: prototypical, GE2E, triplet.
 
 They take embeddings `(speakers, utterances, dim)`, each row one speaker and no speaker twice, and the speakers' labels,
-which only the losses with a head look at; they give `(loss, accuracy)` on the device, in float32.
+which only a loss with a head beside them looks at (`combined`); they give `(loss, accuracy)` on the device, in float32.
 """
 
 from typing import ClassVar
@@ -10,12 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from speakernet.losses.classification import Softmax, SpeakerLoss, accuracy_percent
+from speakernet.losses.classification import SpeakerLoss, accuracy_percent
 from speakernet.losses.options import (
     GE2EOptions,
     LearnedScaleOptions,
-    SoftmaxOptions,
-    SoftmaxPrototypicalOptions,
     TripletOptions,
 )
 
@@ -200,31 +198,6 @@ class Triplet(MetricLoss):
     def set_extra_state(self, state: Tensor) -> None:
         """Go on from there."""
         self.generator.set_state(state.cpu())
-
-
-class SoftmaxPrototypical(MetricLoss):
-    """Sum of softmax over all utterances and the angular prototypical loss between them.
-
-    Its accuracy is the softmax's.
-
-    Source: Heo et al. 2020, "Clova baseline system for the VoxCeleb Speaker Recognition Challenge 2020", section 3.2.
-
-    >>> loss = SoftmaxPrototypical(SoftmaxPrototypicalOptions(), embedding_dim=3, num_classes=4)
-    >>> loss(torch.ones(2, 2, 3), torch.tensor([0, 3]))[0].shape
-    torch.Size([])
-    """
-
-    def __init__(self, options: SoftmaxPrototypicalOptions, embedding_dim: int, num_classes: int) -> None:
-        super().__init__(options)
-        self.softmax = Softmax(SoftmaxOptions(), embedding_dim, num_classes)
-        self.angular = AngularPrototypical(options)
-
-    def compare(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Both losses added."""
-        utterances = embeddings.shape[1]
-        softmax, accuracy = self.softmax(embeddings.flatten(0, 1), labels.repeat_interleave(utterances))
-        angular, _ = self.angular(embeddings, labels)
-        return softmax + angular, accuracy
 
 
 def query_and_prototype(embeddings: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,13 +1,16 @@
 """The options of every loss, and the table by which a configuration names them. No torch is imported here."""
 
-from dataclasses import dataclass
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Le
 
-from speakernet.options import NamedOptions, Positive, Share
-from speakernet.registry import Part
+from speakernet.options import NamedOptions, OptionError, Positive, Share
+from speakernet.registry import Part, lookup
 
+Weight = Annotated[float, Ge(0.0), Le(1e6)]
 Scalar = Annotated[float, Ge(-1e6), Le(1e6)]
 
 
@@ -24,6 +27,10 @@ class LossOptions(NamedOptions):
     """Utterances of each speaker that a batch must hold."""
     normalize_embeddings: ClassVar[bool] = True
     """Whether voxceleb_trainer scores embeddings of this loss after normalising them (its `test_normalize`)."""
+
+    def with_margin(self, margin: float) -> "LossOptions":
+        """A copy with another margin, of a loss that has one (`hasattr(options, "margin")`)."""
+        return dataclasses.replace(self, margin=margin)  # type: ignore[call-arg]  # those that have one take it
 
 
 @dataclass(kw_only=True)
@@ -131,19 +138,71 @@ class TripletOptions(MetricOptions):
 
 @dataclass(kw_only=True)
 class SoftmaxPrototypicalOptions(LearnedScaleOptions):
-    """Softmax and angular prototypical, added."""
+    """Softmax and angular prototypical, added; voxceleb_trainer's name of that case of `combined`."""
 
     name: str = "softmaxproto"
 
 
-LOSSES: dict[str, Part] = {
+CLASSIFICATIONS: dict[str, Part] = {
     "softmax": Part(SoftmaxOptions, "speakernet.losses.classification:Softmax"),
     "amsoftmax": Part(AMSoftmaxOptions, "speakernet.losses.classification:AMSoftmax"),
     "aamsoftmax": Part(AAMSoftmaxOptions, "speakernet.losses.classification:AAMSoftmax"),
     "sphereface2": Part(SphereFace2Options, "speakernet.losses.classification:SphereFace2"),
+}
+"""Losses with a head, each for itself or within `combined`."""
+METRICS: dict[str, Part] = {
     "proto": Part(PrototypicalOptions, "speakernet.losses.metric:Prototypical"),
     "angleproto": Part(AngularPrototypicalOptions, "speakernet.losses.metric:AngularPrototypical"),
     "ge2e": Part(GE2EOptions, "speakernet.losses.metric:GE2E"),
     "triplet": Part(TripletOptions, "speakernet.losses.metric:Triplet"),
-    "softmaxproto": Part(SoftmaxPrototypicalOptions, "speakernet.losses.metric:SoftmaxPrototypical"),
+}
+"""Losses that compare utterances, each for itself or within `combined`."""
+
+
+@dataclass(kw_only=True)
+class CombinedOptions(MetricOptions):
+    """A classification and a metric loss of the same utterances, weighted and added."""
+
+    name: str = "combined"
+    classification: LossOptions = field(default_factory=AAMSoftmaxOptions)
+    """The loss with a head: its name and its options, such as {name: aamsoftmax, margin: 0.3}; its margin is ramped."""
+    classification_weight: Weight = 1.0
+    """What the classification loss counts."""
+    metric: MetricOptions = field(default_factory=AngularPrototypicalOptions)
+    """The loss that compares utterances: its name and its options, such as {name: triplet, margin: 0.1}."""
+    metric_weight: Weight = 1.0
+    """What the metric loss counts."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for part, table in (("classification", CLASSIFICATIONS), ("metric", METRICS)):
+            options = getattr(self, part)
+            if type(options) is not lookup(table, options.name, f"{part} loss").options:
+                raise OptionError(f"{part}: {type(options).__name__} are no options of {options.name}")
+
+    @property
+    def margin(self) -> float:
+        """The classification loss's, where it has one.
+
+        Raises:
+            AttributeError: it has none.
+        """
+        return float(self.classification.margin)  # type: ignore[attr-defined]
+
+    def with_margin(self, margin: float) -> "CombinedOptions":
+        """A copy whose classification loss has another margin."""
+        return dataclasses.replace(self, classification=self.classification.with_margin(margin))
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Nothing that is added."""
+        yield from super().problems()
+        if not self.classification_weight and not self.metric_weight:
+            yield "metric_weight", "0, and classification_weight too; expected one of them above 0"
+
+
+LOSSES: dict[str, Part] = {
+    **CLASSIFICATIONS,
+    **METRICS,
+    "combined": Part(CombinedOptions, "speakernet.losses.combined:Combined"),
+    "softmaxproto": Part(SoftmaxPrototypicalOptions, "speakernet.losses.combined:SoftmaxPrototypical"),
 }

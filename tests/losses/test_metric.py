@@ -5,12 +5,11 @@ import math
 import pytest
 import torch
 
-from speakernet.losses.metric import GE2E, AngularPrototypical, Prototypical, SoftmaxPrototypical, Triplet
+from speakernet.losses.metric import GE2E, AngularPrototypical, Prototypical, Triplet
 from speakernet.losses.options import (
     AngularPrototypicalOptions,
     GE2EOptions,
     PrototypicalOptions,
-    SoftmaxPrototypicalOptions,
     TripletOptions,
 )
 
@@ -160,13 +159,3 @@ def test_triplet_draws_go_on_after_a_resume():
 def test_triplet_wants_exactly_two():
     with pytest.raises(ValueError, match="exactly 2 utterances of at least 2 speakers, found 3 of 4"):
         Triplet(TripletOptions())(torch.randn(4, 3, 8), torch.arange(4))
-
-
-def test_softmax_prototypical_is_the_sum_of_its_parts():
-    embeddings, _ = batch(speakers=4, utterances=2)
-    labels = torch.tensor([5, 0, 2, 3])
-    loss = SoftmaxPrototypical(SoftmaxPrototypicalOptions(), embedding_dim=4, num_classes=6)
-    softmax, accuracy = loss.softmax(embeddings.reshape(8, 4), torch.tensor([5, 5, 0, 0, 2, 2, 3, 3]))
-    value, found = loss(embeddings, labels)
-    torch.testing.assert_close(value, softmax + AngularPrototypical(ANGULAR)(embeddings, labels)[0])
-    assert found == accuracy
