@@ -3,15 +3,21 @@
 A family is tested in its smallest size, made smaller where an option allows it; the others differ in numbers only.
 """
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 from speakernet.frontend.masking import SpecAugment
 from speakernet.frontend.options import SpecAugmentOptions
+from speakernet.models.kernels import use_compiled_kernels
+from speakernet.models.layers import is_safe_in_channels_last
 from speakernet.models.options import FAMILIES, MODELS, POOLINGS
 from speakernet.models.speaker_net import SpeakerNet
+from speakernet.training.compiling import Compiler
 from speakernet.training.memory import enable_gradient_checkpointing
+from speakernet.training.options import CompileOptions
 
 SMALLEST = [next(iter(sizes)) for sizes in FAMILIES.values()]
 SMALL = {
@@ -42,6 +48,8 @@ MELS = {"VGGVox": 40, "ReDimNetB0": 72, "ReDimNet2B0": 72}
 # Long enough for three strides; unlike each other in every stride's remainder.
 LENGTHS = (18000, 13473, 10122)
 NO_BLOCKS = {"XVector"}
+# float16 is emulated on a CPU.
+SIXTEEN_BITS = [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)]
 
 
 def make(name, pooling="auto", model_options=None, **others):
@@ -129,24 +137,51 @@ def test_embed_is_evaluation_and_puts_the_mode_back(name):
     assert net.training and not first.requires_grad
 
 
+@pytest.mark.parametrize("dtype", SIXTEEN_BITS, ids=str)
 @pytest.mark.parametrize("name", SMALLEST)
-def test_autocast_stays_close_and_gives_float32(name):
+def test_autocast_stays_close_and_gives_float32(name, dtype):
     net = make(name)
     plain = embed(net, waves())
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast("cpu", dtype=dtype):
         mixed = embed(net, waves())
     assert mixed.dtype == torch.float32
     cosine = nn.functional.cosine_similarity(plain - plain.mean(0), mixed - mixed.mean(0))
     assert cosine.min() > 0.98
 
 
+@pytest.mark.parametrize("dtype", SIXTEEN_BITS, ids=str)
 @pytest.mark.parametrize("name", SMALLEST)
-def test_a_step_in_bfloat16_has_finite_gradients(name):
+def test_a_step_in_16_bits_has_finite_gradients(name, dtype):
     net = make(name).train()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast("cpu", dtype=dtype):
         embeddings = net(waves((12000, 12000)))
     embeddings.square().sum().backward()
     assert all(torch.isfinite(value.grad).all() for value in net.parameters() if value.grad is not None)
+
+
+@pytest.mark.parametrize("name", SMALLEST)
+def test_the_memory_layout_of_convolutions_changes_no_gradient(name):
+    found = []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        # In evaluation, where two utterances are no batch whose statistics blow up what rounding leaves.
+        net = make(name).eval()
+        planes = [part.weight for part in net.trunk.modules() if isinstance(part, nn.Conv2d)]
+        if not is_safe_in_channels_last(net.trunk):
+            # No 2-D convolutions, or too narrow ones: left as they were made.
+            assert all(weight.is_contiguous() for weight in planes)
+            return
+        net.to(memory_format=layout)
+        embeddings = net(waves((12000, 12000)))
+        embeddings.square().sum().backward()
+        found.append([embeddings, *(value.grad for value in net.parameters() if value.grad is not None)])
+    assert_near(found, 1e-3)
+
+
+def assert_near(found, allowed):
+    """Two lists of tensors, each near its fellow; gradients that are nought but for rounding are so beside the others."""
+    largest = max(one.norm() for one in found[0])
+    for one, other in zip(*found, strict=True):
+        assert (one - other).norm() <= allowed * (one.norm() + 0.01 * largest)
 
 
 @pytest.mark.slow
@@ -162,6 +197,43 @@ def test_a_training_step_is_traced_whole(name):
     found = compiled(features)
     found.square().sum().backward()
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", SMALLEST)
+def test_the_smallest_size_compiled_has_the_outputs_and_gradients_of_the_eager_one(name):
+    owner = MODELS[name].options
+    mels = {"num_mels": owner.published_mels} if owner.published_mels else {}
+    torch.manual_seed(0)
+    net = SpeakerNet.named(name, embedding_dim=32, front_end_options=mels).train()
+    randomize_norms(net)
+    features = net.front_end(waves((16000, 16000, 16000, 16000)))
+    found = []
+    for is_compiled in (False, True):
+        twin = copy.deepcopy(net)
+        # What a training step runs: the whole of it, from features to embedding, with its own kernels.
+        part = FromFeatures(twin)
+        if is_compiled:
+            torch._dynamo.reset()
+            options = CompileOptions(compile="on", compile_scope="whole")
+            Compiler(part, options, recover=lambda: None, prepare=use_compiled_kernels)
+        embeddings = part(features)
+        (embeddings * torch.randn(embeddings.shape, generator=torch.Generator().manual_seed(0))).sum().backward()
+        found.append([embeddings, *(value.grad for value in twin.parameters() if value.grad is not None)])
+    # The statistics of so small a batch blow up what rounding leaves, and so does a ReLU; a wrong kernel is no near thing.
+    assert_near(found, 0.05)
+
+
+class FromFeatures(nn.Module):
+    """A network without its front end."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, features):
+        return self.net.from_features(features)
 
 
 @pytest.mark.parametrize("name", SMALLEST)
