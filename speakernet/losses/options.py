@@ -84,6 +84,19 @@ class SphereFace2Options(LossOptions):
 
 
 @dataclass(kw_only=True)
+class HAMSoftmaxOptions(LossOptions):
+    """Distances in hyperbolic space, that to the speaker's own centre lengthened by a margin."""
+
+    name: str = "hamsoftmax"
+    margin: Annotated[float, Ge(0.0), Le(100.0)] = 0.2
+    """Margin of the distance; schedule.margin_* can ramp it."""
+    scale: Positive = 30.0
+    """Scale of the distances before the softmax."""
+    curvature: Annotated[float, Ge(1.0), Le(1e6)] = 1.0
+    """Of the space: embeddings and centres stay within 1 / sqrt(curvature) of the origin (3 in wespeaker's results)."""
+
+
+@dataclass(kw_only=True)
 class MetricOptions(LossOptions):
     """The base of losses that compare the utterances of a batch."""
 
@@ -148,6 +161,7 @@ CLASSIFICATIONS: dict[str, Part] = {
     "amsoftmax": Part(AMSoftmaxOptions, "speakernet.losses.classification:AMSoftmax"),
     "aamsoftmax": Part(AAMSoftmaxOptions, "speakernet.losses.classification:AAMSoftmax"),
     "sphereface2": Part(SphereFace2Options, "speakernet.losses.classification:SphereFace2"),
+    "hamsoftmax": Part(HAMSoftmaxOptions, "speakernet.losses.hyperbolic:HAMSoftmax"),
 }
 """Losses with a head, each for itself or within `combined`."""
 METRICS: dict[str, Part] = {

@@ -6,7 +6,15 @@ import pytest
 import torch
 
 from speakernet.losses.classification import AAMSoftmax, AMSoftmax, Softmax, SphereFace2
-from speakernet.losses.options import LOSSES, AAMSoftmaxOptions, AMSoftmaxOptions, SoftmaxOptions, SphereFace2Options
+from speakernet.losses.hyperbolic import HAMSoftmax
+from speakernet.losses.options import (
+    CLASSIFICATIONS,
+    AAMSoftmaxOptions,
+    AMSoftmaxOptions,
+    HAMSoftmaxOptions,
+    SoftmaxOptions,
+    SphereFace2Options,
+)
 
 
 def batch(num_classes=7, dim=5, size=6, seed=0):
@@ -81,10 +89,10 @@ def test_the_margin_can_be_ramped():
         assert loss(embeddings, labels)[0] > without
 
 
-@pytest.mark.parametrize("name", ["softmax", "amsoftmax", "aamsoftmax"])
+@pytest.mark.parametrize("name", CLASSIFICATIONS)
 def test_float32_inside_autocast(name):
     embeddings, labels = batch()
-    loss = LOSSES[name].load()(LOSSES[name].options(), 5, 7)
+    loss = CLASSIFICATIONS[name].load()(CLASSIFICATIONS[name].options(), 5, 7)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         inside = loss(embeddings.bfloat16(), labels)[0]
     assert inside.dtype == torch.float32
@@ -173,3 +181,36 @@ def test_sphereface2_against_a_loop(margin_type, margin, exponent):
             else:
                 total += 0.3 * math.log(1 + math.exp(answer(cosine, -1)))
     assert loss(embeddings, labels)[0].item() == pytest.approx(total / 20, rel=1e-5)
+
+
+@pytest.mark.parametrize("curvature", [1.0, 3.0])
+@pytest.mark.parametrize("margin", [0.0, 0.4])
+def test_hamsoftmax_against_a_loop(curvature, margin):
+    embeddings, labels = batch(size=20)
+    # Some within the ball, some beyond it.
+    embeddings = embeddings * torch.linspace(0.05, 2.0, 20).unsqueeze(1)
+    loss = HAMSoftmax(HAMSoftmaxOptions(margin=margin, scale=5.0, curvature=curvature), 5, 7)
+    torch.nn.init.normal_(loss.weight, std=0.3, generator=torch.Generator().manual_seed(1))
+
+    def inside(point):
+        return [value * min(1.0, (1 - 1e-5) / curvature**0.5 / math.hypot(*point)) for value in point]
+
+    total = 0.0
+    for embedding, label in zip(embeddings.double().tolist(), labels.tolist(), strict=True):
+        here, logits = inside(embedding), []
+        for row, vector in enumerate(loss.weight.detach().double().tolist()):
+            there = inside(vector)
+            from_edge = (1 - math.hypot(*here) ** 2) * (1 - math.hypot(*there) ** 2)
+            cosh = 1 + 2 * math.dist(here, there) ** 2 / max(from_edge, 1e-5)
+            logits.append(-5.0 * (math.acosh(cosh) + (margin if row == label else 0.0)))
+        total += math.log(sum(map(math.exp, logits))) - logits[label]
+    assert loss(embeddings, labels)[0].item() == pytest.approx(total / 20, rel=1e-4)
+
+
+def test_hamsoftmax_has_finite_gradients_at_the_origin_on_a_centre_and_far_out():
+    loss = HAMSoftmax(HAMSoftmaxOptions(), 3, 2)
+    with torch.no_grad():
+        loss.weight.copy_(torch.tensor([[0.5, 0.0, 0.0], [0.0, 2.0, 0.0]]))
+    embeddings = torch.tensor([[0.0, 0.0, 0.0], [0.5, 0.0, 0.0], [0.0, 1e6, 0.0]], requires_grad=True)
+    loss(embeddings, torch.tensor([0, 0, 0]))[0].backward()
+    assert torch.isfinite(embeddings.grad).all() and torch.isfinite(loss.weight.grad).all()

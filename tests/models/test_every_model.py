@@ -178,7 +178,7 @@ def test_the_memory_layout_of_convolutions_changes_no_gradient(name):
 
 
 def assert_near(found, allowed):
-    """Two lists of tensors, each near its fellow; gradients that are nought but for rounding are so beside the others."""
+    """Two lists of tensors, each near its fellow, or nought beside the largest."""
     largest = max(one.norm() for one in found[0])
     for one, other in zip(*found, strict=True):
         assert (one - other).norm() <= allowed * (one.norm() + 0.01 * largest)
@@ -221,7 +221,7 @@ def test_the_smallest_size_compiled_has_the_outputs_and_gradients_of_the_eager_o
         embeddings = part(features)
         (embeddings * torch.randn(embeddings.shape, generator=torch.Generator().manual_seed(0))).sum().backward()
         found.append([embeddings, *(value.grad for value in twin.parameters() if value.grad is not None)])
-    # The statistics of so small a batch blow up what rounding leaves, and so does a ReLU; a wrong kernel is no near thing.
+    # Statistics of so small a batch blow up what rounding leaves, and so does a ReLU; a wrong kernel is no near thing.
     assert_near(found, 0.05)
 
 
