@@ -9,8 +9,10 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from speakernet import terminal
 from speakernet.assembly import journeys
 from speakernet.cli import main
+from speakernet.evaluation import bootstrap, score_norm
 from speakernet.training.data_wait import LoadingFacts
 
 RECIPE = """# a network small enough for a test
@@ -211,6 +213,25 @@ def test_scoring_needs_no_training_data_and_touches_nothing_of_the_run(
     trained = [float(line.split()[2]) for line in (run / "scores.txt").read_text().splitlines()]
     alone = [float(line.split()[2]) for line in (folder / "scores.txt").read_text().splitlines()]
     assert alone == pytest.approx(trained, abs=1e-4)
+
+
+def test_every_phase_of_scoring_says_where_it_is_without_a_terminal(
+    finished: tuple[Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(terminal, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(score_norm, "BLOCK_SCORES", 8)
+    monkeypatch.setattr(bootstrap, "SHOWN_WORK", 0)
+    # Without the embeddings that are kept there, which would be taken.
+    shutil.copytree(finished[0], tmp_path / "run", ignore=shutil.ignore_patterns("embeddings"))
+    options = ["--eval", "--save_path", str(tmp_path / "run"), "--evaluation.subtract_mean", "true"]
+    options += ["--evaluation.score_norm", "as", "--evaluation.slices", "[snr]"]
+    assert train(finished[1], *options) == 0
+    phases = {line.partition(":")[0] for line in caplog.messages if "%, " in line}
+    assert phases >= {
+        *("embedding trials", "embedding training mean", "embedding cohort train list"),
+        *("scores against the cohort", "intervals", "signal-to-noise ratios"),
+    }
 
 
 def test_unlabelled_pairs_are_scored_without_an_eer(

@@ -191,7 +191,7 @@ def _drawn(systems: Sequence[SpeakerBootstrap], wanted: int, seed: int) -> np.nd
     num_draws = num_draws_for(len(systems) * systems[0].num_trials, wanted) if num_speakers >= MIN_SPEAKERS else 0
     rows = []
     work = num_draws * len(systems) * systems[0].num_trials
-    with Bar("intervals", num_draws, "draws of speakers", is_shown=work > SHOWN_WORK) as bar:
+    with Bar("intervals", num_draws, "draw", is_shown=work > SHOWN_WORK) as bar:
         for counts in bar.over(draw_speakers(num_speakers, num_draws, seed)):
             found = [system.figures(counts) for system in systems]
             kept = [[one.eer_percent, *one.costs, *one.misses] for one in found if one is not None]

@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 _SHOWN = {
     "loss": "loss {:.3f}",
     "utterances_per_second": "{:.0f} utt/s",
-    "data_wait_share": "{:.0%} waiting for data",
     "run_time_left": "{} left",
+    "data_wait_share": "waits {:.0%}",
 }
 REFRESH_SECONDS = 5.0
 """What is shown is never much older than this, however rarely numbers are recorded."""

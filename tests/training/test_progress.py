@@ -41,7 +41,7 @@ def test_one_bar_tells_of_the_whole_run(shown: Progress, caplog: pytest.LogCaptu
     shown.start_epoch(1, 4, 4, 0)
     shown.record("step", 2, 2, {**VALUES, "data_wait_share": 0.31})
     shown.advance()
-    expected = "training: 31 %, epoch 2/4, loss 2.500, 200 utt/s, 31% waiting for data, 0:12:31 left"
+    expected = "training: 31 %, epoch 2/4, loss 2.500, 200 utt/s, 0:12:31 left, waits 31%"
     assert caplog.messages[-1] == expected
     shown.close()
     shown.advance()
