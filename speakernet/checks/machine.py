@@ -15,6 +15,7 @@ from speakernet.data.ffmpeg import FfmpegError, ffmpeg_version, find_ffmpeg
 from speakernet.data.lists import StringTable
 from speakernet.data.sources import AudioSource
 from speakernet.files import human_bytes
+from speakernet.machine.driver import driver_version, unusable_gpu
 from speakernet.machine.facts import gpu_facts, version_of
 from speakernet.machine.limits import describe_limits, usable_cores
 
@@ -114,25 +115,11 @@ def _torch_pair() -> Finding:
 
 
 def _gpu() -> Finding:
-    facts, driver = gpu_facts(), _driver_version()
+    facts = gpu_facts()
     if facts:
         names = ", ".join(f"{gpu['name']} ({human_bytes(gpu['memory_bytes'])})" for gpu in facts["gpus"])
-        return Finding("ok", "GPU", f"{names}; CUDA {facts['cuda']}; driver {driver or 'unknown'}")
-    if driver:
-        advice = "the driver is older than this torch's CUDA, or the container was started without GPUs"
-        message = f"a driver ({driver}) is there, but torch {version_of('torch')} sees no GPU"
-        return Finding("warning", "GPU", message, advice)
+        return Finding("ok", "GPU", f"{names}; CUDA {facts['cuda']}; driver {driver_version() or 'unknown'}")
+    found, advice = unusable_gpu()
+    if found:
+        return Finding("warning", "GPU", found, advice)
     return Finding("ok", "GPU", f"none; training runs on {usable_cores()} CPU cores")
-
-
-def _driver_version() -> str:
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return ""
-    command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        outcome = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    lines = outcome.stdout.split()
-    return lines[0] if outcome.returncode == 0 and lines else ""

@@ -5,6 +5,7 @@ import logging
 import torch
 
 from speakernet import distributed
+from speakernet.machine.driver import unusable_gpu
 from speakernet.machine.facts import cpu_name
 from speakernet.machine.limits import usable_cores
 from speakernet.machine.options import MachineOptions
@@ -21,6 +22,9 @@ def choose_device(options: MachineOptions) -> torch.device:
     device = find_device(options)
     if device.type == "cpu":
         why = "asked for" if options.device == "cpu" else "no GPU that torch can use"
+        found, advice = ("", "") if options.device == "cpu" else unusable_gpu()
+        if found:
+            logger.warning("%s; this run is on the CPU, which is many times slower. To use the GPU: %s", found, advice)
         threads = torch.get_num_threads()
         logger.info("device: cpu (%s): %s, %d cores, threads: %d", why, cpu_name(), usable_cores(), threads)
         return device
@@ -40,10 +44,9 @@ def find_device(options: MachineOptions) -> torch.device:
     if options.device == "cpu" or (options.device == "auto" and count == 0):
         return torch.device("cpu")
     if count == 0:
-        raise ValueError(
-            "runtime.device: cuda, but torch finds no GPU here; use --runtime.device auto or cpu, "
-            "or install the driver that this torch needs"
-        )
+        found, advice = unusable_gpu()
+        found, advice = found or "torch finds no GPU here", advice or "use --runtime.device auto or cpu"
+        raise ValueError(f"runtime.device: cuda, but {found}; {advice}")
     number = distributed.local_rank() if options.gpu_id is None else options.gpu_id
     if number >= count:
         raise ValueError(f"runtime.gpu_id: {number}, but there are {count} GPUs, numbered from 0")
