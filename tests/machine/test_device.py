@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from speakernet.config import load_config
+from speakernet.machine import device
 from speakernet.machine.device import choose_device, find_device
 from speakernet.machine.options import MachineOptions
 
@@ -54,6 +55,7 @@ def test_a_gpu_that_is_not_there_is_refused(gpus: list[torch.device], monkeypatc
     with pytest.raises(ValueError, match="gpu_id: 2, but there are 2 GPUs, numbered from 0"):
         find_device(MachineOptions(gpu_id=2))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(device, "unusable_gpu", lambda: ("", ""))
     with pytest.raises(ValueError, match=r"torch finds no GPU here; use --runtime\.device auto or cpu"):
         choose_device(MachineOptions(device="cuda"))
 

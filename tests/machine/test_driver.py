@@ -15,9 +15,7 @@ from speakernet.machine.driver import FOR_OLDER_CUDA, driver_version, unusable_g
 from speakernet.machine.options import MachineOptions
 
 CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Thu Oct 19 18:56:32 UTC 2023\nGCC version:  gcc 12.2.0\n"
-OPEN = (
-    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build  (builder@host)\nGCC version: 13.3.0\n"
-)
+OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build  (builder@host)\nGCC version: 13.3\n"
 
 
 class Machine:
@@ -90,9 +88,7 @@ def test_training_warns_and_the_doctor_too(machine: Machine, caplog: pytest.LogC
     assert choose_device(MachineOptions()).type == "cpu"
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert "535.129.03" in warning and "CUDA 13.0" in warning and FOR_OLDER_CUDA in warning
-    with pytest.raises(
-        ValueError, match=r"runtime\.device: cuda, but there is an NVIDIA driver \(535.*or use --runtime"
-    ):
+    with pytest.raises(ValueError, match=r"runtime\.device: cuda, but there is an NVIDIA driver \(535.*pip install"):
         choose_device(MachineOptions(device="cuda"))
     (finding,) = [one for one in machine_findings(tmp_path) if one.check == "GPU"]
     assert finding.level == "warning" and FOR_OLDER_CUDA in finding.advice
