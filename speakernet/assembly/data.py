@@ -213,9 +213,9 @@ def _sampler(config: Config, labels: np.ndarray, eligible: np.ndarray, num_speed
     return kind(labels, data, seed=config.runtime.seed, eligible=eligible, num_speeds=num_speeds)
 
 
-def _say_choice(what: str, choice: Choice[bool]) -> None:
-    """What is done is worth a line, what is not done is a detail."""
-    logger.log(logging.INFO if choice.value else logging.DEBUG, "%s: %s", what, choice)
+def _say_choice(what: str, choice: Choice[bool], *, could_help: bool) -> None:
+    """What is done is worth a line, and so is why it is not where it would help; else it is a detail."""
+    logger.log(logging.INFO if choice.value or could_help else logging.DEBUG, "%s: %s", what, choice)
 
 
 def _reader(data: DataOptions, given: TrainingInput) -> RowReader:
@@ -231,7 +231,7 @@ def _reader(data: DataOptions, given: TrainingInput) -> RowReader:
         # Each process of a distributed run holds the whole corpus.
         budget_bytes=budget // max(1, distributed.world_size()),
     )
-    _say_choice("RAM corpus", choice)
+    _say_choice("RAM corpus", choice, could_help=not table.all_plain)
     if choice.value:
         return load_into_ram(
             source, given.rows.paths, table, num_threads=usable_cores(), show_progress=distributed.is_main()
@@ -256,7 +256,7 @@ def _is_resident(
         augments_elsewhere=has_augmenter and config.augment.device == "cpu" and device.type != "cpu",
         budget_bytes=int(data.device_gigabytes * GIGABYTE) or int(free * MEMORY_SHARE),
     )
-    _say_choice("corpus on the device", choice)
+    _say_choice("corpus on the device", choice, could_help=device.type == "cuda")
     return choice.value
 
 

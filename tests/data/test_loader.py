@@ -181,7 +181,7 @@ def test_a_resident_corpus_is_not_for_one_other_speed_either(tiny_corpus: Path, 
 def test_the_log_says_where_augmentation_runs(
     tiny_corpus: Path, disturbances: Path, resident: str, where: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG)
     made = loader(tiny_corpus, disturbances, data__ram_corpus="on", data__device_resident=resident)
     assert [line for line in caplog.messages if line.startswith("augmentation runs")] == [where]
     assert made.maker.augments is (resident == "off") and (made.augmenter is not None) is (resident == "on")
@@ -191,7 +191,7 @@ def test_augmentation_on_the_cpu_and_a_corpus_on_the_gpu_exclude_each_other(
     tiny_corpus: Path, disturbances: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The decision comes before anything is moved: no GPU is needed to see it."""
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 34, 1 << 34))
     options = {"data__ram_corpus": "on", "data__pin_memory": False, "augment__device": "cpu"}
     gpu = torch.device("cuda")
