@@ -31,6 +31,31 @@ def test_det_axes_are_normal_deviates_and_the_marked_point_lies_on_the_curve(ran
     assert np.array_equal(diagonal.get_xdata(), diagonal.get_ydata())
 
 
+def test_the_band_of_a_det_curve_reaches_from_its_lowest_to_its_highest_misses(random):
+    scores, labels = overlapping_scores(random)
+    band = {"false_accept_percent": [1.0, 10.0], "miss_low_percent": [5.0, 0.0], "miss_high_percent": [20.0, 8.0]}
+    axes = plots.det_figure({"only": error_rates(scores, labels)}, {}, {"only": band}).axes[0]
+    (filled,) = axes.collections
+    corners = {(round(x, 9), round(y, 9)) for x, y in filled.get_paths()[0].vertices}
+    assert {tuple(np.round(ndtri([x, y]), 9)) for x, y in ((0.01, 0.05), (0.01, 0.2), (0.1, 0.08))} <= corners
+    # A band that reaches no misses at all goes beyond the plot, and does not stretch it.
+    assert min(y for _, y in corners) < axes.get_ylim()[0] and np.isfinite(list(corners)).all()
+    assert filled.get_label() == "95 % interval"
+
+
+def test_trials_without_labels_are_one_histogram(random):
+    axes = plots.histogram_figure(random.standard_normal(100), None, np.nan).axes[0]
+    assert [patch.get_label() for patch in axes.patches if not patch.get_fill()] == ["trials"] and not axes.lines
+
+
+def test_the_interval_of_a_training_curve_fits_into_the_plot():
+    band = np.array([[0.0, 2.0], [8.0, 4.0], [12.0, 6.0]])
+    axes = plots.curve_figure({"run": (np.arange(3.0), np.array([9.0, 7.0, 5.0]))}, "epoch", "EER", {"run": band}).axes[
+        0
+    ]
+    assert axes.collections[0].get_paths()[0].vertices[:, 1].max() == 12.0 < axes.get_ylim()[1]
+
+
 def test_det_without_a_single_error_says_so():
     rates = error_rates(np.array([0.0, 1.0]), np.array([0, 1]))
     texts = [one.get_text() for one in plots.det_figure({"perfect": rates}, {}).axes[0].texts]

@@ -185,13 +185,14 @@ def test_speakers_by_the_part_of_the_name_that_agrees() -> None:
     found = speakers_of(trial_list(rows))
     assert found.rule.startswith("second part of the name")
     assert (found.count, found.ids.tolist()) == (2, [0, 0, 1, 1])
+    assert list(found.names) == ["s1", "s2"]
 
 
 def test_speakers_by_groups_where_names_do_not_tell() -> None:
     rows = [(1, "u1", "u2"), (1, "u2", "u3"), (0, "u1", "u4"), (1, "u4", "u5")]
     found = speakers_of(trial_list(rows))
     assert found.rule == "groups that target trials tie together"
-    assert found.count == 2 and len(set(found.ids[:3])) == 1
+    assert found.count == 2 and len(set(found.ids[:3])) == 1 and not found.names
 
 
 def test_a_speaker_table_that_lacks_names_is_refused() -> None:

@@ -137,14 +137,15 @@ def histogram_figure(
     """
     kinds = [("trials", np.ones(len(scores), dtype=bool))]
     if labels is not None:
-        kinds = [("targets", labels == 1), ("non-targets", labels == 0)]
+        kinds = [("non-targets", labels == 0), ("targets", labels == 1)]
     figure, axes = new_figure()
     finite = np.isfinite(scores)
     # The same bins for both kinds, so that their areas compare.
     edges = np.histogram_bin_edges(scores[finite], bins=HISTOGRAM_BINS)
     for number, (name, chosen) in enumerate(kinds):
         density, _ = np.histogram(scores[finite & chosen], bins=edges, density=True)
-        colour = series_colour(number)
+        # Targets are blue on every page.
+        colour = series_colour(len(kinds) - 1 - number)
         axes.stairs(density, edges, fill=True, color=colour, alpha=0.3)
         axes.stairs(density, edges, color=colour, linewidth=1.2, label=name)
     if np.isfinite(threshold):
