@@ -3,7 +3,10 @@
 Used by the last lines of a training, by `evaluate` and `compare`, and by the tiles of the report.
 """
 
+import math
 from dataclasses import dataclass
+
+import numpy as np
 
 from speakernet.evaluation.results import Interval, Results
 
@@ -73,6 +76,18 @@ def headline(results: Results, digits: int = 2) -> list[HeadlineFigure]:
         if value is not None:
             shown.append(HeadlineFigure(name, "bits", value, digits + 1))
     return shown
+
+
+def threshold_text(threshold: float, scores: np.ndarray) -> str:
+    """A threshold with the digits that tell it from other scores: a young network's lie between 0.99 and 1.
+
+    >>> threshold_text(0.5612, np.array([0.1, 0.4, 0.8])), threshold_text(0.99964, np.array([0.998, 0.999, 1.0]))
+    ('0.56', '0.99964')
+    """
+    finite = scores[np.isfinite(scores)]
+    spread = float(np.std(finite)) if len(finite) else 0.0
+    digits = max(2, 1 - math.floor(math.log10(spread))) if spread > 0 else 4
+    return f"{threshold:.{min(digits, 8)}f}"
 
 
 def headline_sentence(results: Results, digits: int = 2) -> str:

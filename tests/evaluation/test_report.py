@@ -111,7 +111,7 @@ def test_the_top_says_what_was_trained_and_what_came_of_it(run):
     assert "4 epochs in about 4 min" in header and "tested on trials.txt" in header
     results = json.loads((run / "results.json").read_text())
     share = f"{results['eer_percent']:.1f} %"
-    sentence = f"At threshold {results['eer_threshold']:.3g}, {share} of impostors pass and {share} of true pairs are"
+    sentence = f"At threshold {results['eer_threshold']:.2f}, {share} of impostors pass and {share} of true pairs are"
     assert sentence in header
     tile = text[text.index('<div class="tile main">') : text.index('<div class="tile">')]
     assert '<div class="range"' in tile and "The best checkpoint was chosen on this very list." in tile

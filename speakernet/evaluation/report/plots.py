@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullLocator
 from scipy.special import ndtri
 
+from speakernet.evaluation.headline import threshold_text
 from speakernet.evaluation.metrics import ErrorRates, OperatingPoint, det_points
 from speakernet.evaluation.report.plot_style import (
     GRID,
@@ -149,7 +150,9 @@ def histogram_figure(
         axes.stairs(density, edges, fill=True, color=colour, alpha=0.3)
         axes.stairs(density, edges, color=colour, linewidth=1.2, label=name)
     if np.isfinite(threshold):
-        axes.axvline(threshold, color=INK, linewidth=1, linestyle="--", label=f"at the EER: {threshold:.3f}")
+        axes.axvline(
+            threshold, color=INK, linewidth=1, linestyle="--", label=f"at the EER: {threshold_text(threshold, scores)}"
+        )
     axes.set_xlabel(score_name)
     axes.set_ylabel("density")
     legend_above(figure, axes)
@@ -175,7 +178,9 @@ def threshold_figure(rates: ErrorRates, chosen: float, score_name: str = "score"
     ):
         axes.plot(thresholds, 100 * values[rows], color=series_colour(number), drawstyle="steps-pre", label=name)
     if np.isfinite(chosen):
-        axes.axvline(chosen, color=INK, linewidth=1, linestyle="--", label=f"at the EER: {chosen:.3f}")
+        axes.axvline(
+            chosen, color=INK, linewidth=1, linestyle="--", label=f"at the EER: {threshold_text(chosen, thresholds)}"
+        )
     axes.set_ylim(0, 102)
     axes.set_xlabel(f"threshold on the {score_name}")
     axes.set_ylabel("% of their trials")

@@ -3,8 +3,10 @@
 import dataclasses
 from pathlib import Path
 
+import numpy as np
+
 from speakernet.data.list_identity import list_identity
-from speakernet.evaluation.headline import HeadlineFigure, headline
+from speakernet.evaluation.headline import HeadlineFigure, headline, threshold_text
 from speakernet.evaluation.report.data import RunData
 from speakernet.evaluation.report.facts import count, duration, hours_of_speech
 from speakernet.evaluation.report.page import Block, Card, Cards, Facts, Notice, Paragraph, Range, Table, Tile, Tiles
@@ -54,7 +56,8 @@ def lead(run: RunData) -> str:
     if results is None or results.eer_percent is None or results.eer_threshold is None:
         return ""
     share = f"{results.eer_percent:.1f} %"
-    return f"At threshold {results.eer_threshold:.3g}, {share} of impostors pass and {share} of true pairs are refused."
+    found = threshold_text(results.eer_threshold, np.empty(0) if run.scores is None else run.scores)
+    return f"At threshold {found}, {share} of impostors pass and {share} of true pairs are refused."
 
 
 def result_part(run: RunData) -> list[Block]:
