@@ -88,6 +88,8 @@ def _shown(value: object) -> str:
 
 def _recipes() -> Iterator[str]:
     folder = recipe_folder()
-    for path in sorted(folder.rglob("*.yaml")):
+    names = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.yaml"))}
+    width = max(map(len, names), default=0)
+    for name, path in names.items():
         first = path.read_text(encoding="utf-8").split("\n", 1)[0]
-        yield f"  {path.relative_to(folder).as_posix():<24} {first.lstrip('# ').strip()}"
+        yield f"  {name:<{width}} {first.lstrip('# ').strip()}"
