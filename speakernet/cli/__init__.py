@@ -45,6 +45,7 @@ EXIT_STATUSES = {
     2: "wrong usage",
     75: "a loader worker was killed or crashed; last.pt is written, the same command goes on",
     INTERRUPTED: "interrupted by Ctrl-C (SIGINT); training has written last.pt, the same command goes on",
+    129: "the terminal was closed (SIGHUP); training has written last.pt, the same command goes on",
     143: "ended by SIGTERM; training has written last.pt, the same command goes on",
 }
 """What a command's exit status means; `speakernet doctor` says in its help what its own 1 and 2 mean."""

@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import logging
 import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from speakernet import distributed
 from speakernet.cli.defaults import load_configuration
 from speakernet.config import LoadedConfig
 from speakernet.evaluation.headline import headline_sentence
+from speakernet.files import error_line
 from speakernet.run_folder import BEST, CONFIG, LOG, METRICS, REPORT, RESULTS, SCORES
 
 if TYPE_CHECKING:
@@ -80,6 +82,17 @@ class _LateFileHandler(logging.FileHandler):
             waited, self._waiting = self._waiting, []
             for one in waited:
                 super().emit(one)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Go on without the file where the disk takes nothing: with a word, not with a traceback a line."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        logging.getLogger().removeHandler(self)
+        with contextlib.suppress(OSError):
+            self.close()
+        logger.warning("%s cannot be written (%s): the run goes on without it", self.baseFilename, error_line(error))
 
 
 def _say_defaults(loaded: LoadedConfig) -> None:

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 # Beside those in flight: torch asks for the next batch before it hands one over, which is still being read.
 SPARE_SLOTS = 2
 PARENT_CHECK_SECONDS = 1.0
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM, *(one for one in signal.Signals if one.name == "SIGHUP")}
 LIKELY_REASONS = {
     "SIGKILL": "most likely the system ran out of memory and killed it: lower data.num_workers or "
     "data.prefetch_factor, or switch data.ram_corpus off",

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a polite request: the step under way is finished, last.pt is written, then the run ends."""
+"""Ctrl-C, SIGTERM and SIGHUP as a polite request: the step under way is finished, last.pt written, the run ended."""
 
 import contextlib
 import logging
@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 class Interrupted(KeyboardInterrupt):
-    """The run was asked to stop (Ctrl-C, SIGTERM) and has written last.pt."""
+    """The run was asked to stop (Ctrl-C, SIGTERM, a terminal that was closed) and has written last.pt."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -39,8 +39,13 @@ class StopRequest:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        # SIGTERM is what job schedulers send before they kill; SIGINT is Ctrl-C.
-        before = {number: signal.signal(number, self._remember) for number in (signal.SIGINT, signal.SIGTERM)}
+        # SIGTERM is what job schedulers send before they kill; SIGINT is Ctrl-C; SIGHUP comes when a terminal is closed
+        # or a connection lost, which `nohup` asks to leave aside. Windows has none.
+        hangup = getattr(signal, "SIGHUP", None)
+        taken = [signal.SIGINT, signal.SIGTERM]
+        if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:
+            taken.append(hangup)
+        before = {number: signal.signal(number, self._remember) for number in taken}
         try:
             yield
         finally:
@@ -49,6 +54,9 @@ class StopRequest:
 
     def _remember(self, number: int, _frame: Any) -> None:
         if self.number:
+            # A terminal that is closed may say so twice, and a service manager sends it beside SIGTERM.
+            if signal.Signals(number).name == "SIGHUP":
+                return
             raise KeyboardInterrupt
         # Nothing more in a handler: it may have interrupted torch or the writing of a file at any line.
         self.number = number

@@ -8,6 +8,7 @@ from torch import nn
 
 from speakernet import distributed
 from speakernet.checkpoint import CheckpointError
+from speakernet.files import reading
 from speakernet.seeding import capture_random_state, restore_random_state
 from speakernet.training.continuity import misfit
 from speakernet.training.optimizers import OptimizerState
@@ -124,13 +125,14 @@ class Keeper:
                 module.load_state_dict(saved[name])
             for name, part in self.parts.items():
                 part.load_state_dict(saved[name])
-        except (RuntimeError, ValueError, KeyError) as error:
+        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
             why = misfit(saved, self.origin, self.modules, error)
             raise CheckpointError(
                 f"{source} is of another model, loss, optimizer or number of speakers: {why}. Set that back to go on, "
                 "choose another --save_path, or remove the folder to start anew"
             ) from error
-        self.state.load_dict(saved["state"])
-        # Last: loading may draw, and what was drawn after the save must be drawn again.
-        restore_random_state(saved["random"])
+        with reading(source, "the training state of this program; choose another --save_path", CheckpointError):
+            self.state.load_dict(saved["state"])
+            # Last: loading may draw, and what was drawn after the save must be drawn again.
+            restore_random_state(saved["random"])
         return saved

@@ -3,6 +3,7 @@
 It is handed plain numbers and never touches a tensor. The other ranks get an object that does nothing.
 """
 
+import contextlib
 import json
 import logging
 import math
@@ -143,6 +144,15 @@ class Progress:
         if self._events is not None:
             self._events.close()
             self._events = None
+
+    def give_up(self) -> None:
+        """Write no more files: the disk takes nothing. The progress line goes on."""
+        for part in (self._file, self._writer):
+            # Closing writes what is still held back, in vain.
+            with contextlib.suppress(OSError):
+                if part is not None:
+                    part.close()
+        self._file = self._writer = None
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -83,8 +83,13 @@ class TrainingState:
         # Saved by an earlier or a later version: what it does not have, or has beyond ours, changes nothing.
         known = {field.name for field in dataclasses.fields(self)}
         for name, value in values.items():
-            if name in known:
-                setattr(self, name, value)
+            if name not in known:
+                continue
+            own = getattr(self, name)
+            are_numbers = isinstance(own, int | float) and isinstance(value, int | float)
+            if None not in (own, value) and type(value) is not type(own) and not are_numbers:
+                raise ValueError(f"{name} is {value!r:.60}; expected {type(own).__name__}")
+            setattr(self, name, value)
 
     def epochs_done(self, options: TrainerOptions) -> bool:
         """Whether all epochs are trained, or the run was stopped early."""
@@ -140,7 +145,8 @@ class TrainingState:
 
     def epoch_means(self) -> dict[str, float]:
         """Loss and accuracy over the good steps of the epoch."""
-        good = max(1, self.epoch_good_steps)
+        # Of no good step there is no mean: 0 would read as a perfect loss.
+        good = self.epoch_good_steps or math.nan
         return {"loss": self.epoch_loss_sum / good, "accuracy_percent": self.epoch_accuracy_sum / good}
 
     def begin_epoch_sums(self) -> None:

@@ -8,13 +8,13 @@ interrupt at any moment leaves the old file whole.
 import dataclasses
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from speakernet.checkpoint import DamagedError, read_own_checkpoint, write_checkpoint
+from speakernet.checkpoint import CheckpointError, DamagedError, read_own_checkpoint, write_checkpoint
 from speakernet.files import error_line, free_name, place
 from speakernet.run_folder import AVERAGE, BEST, CHECKPOINTS, LAST, PREVIOUS, epoch_path, epoch_paths, move_aside
 from speakernet.training.options import CheckpointOptions
@@ -52,10 +52,32 @@ def find_checkpoint(folder: Path) -> Found | None:
         if not path.exists():
             continue
         try:
-            return Found(path, read_own_checkpoint(path), path in models, damaged)
+            contents = read_own_checkpoint(path)
         except DamagedError as error:
             damaged[path] = error
+            continue
+        if path in models:
+            check_model(contents, path)
+        return Found(path, contents, path in models, damaged)
     return Found(None, {}, False, damaged)
+
+
+def check_model(contents: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+    """The `training_summary` of a model that a run keeps.
+
+    Raises:
+        CheckpointError: the file is a checkpoint, but none that a run wrote.
+    """
+    summary = contents.get("training_summary")
+    has_all = isinstance(summary, Mapping) and all(
+        isinstance(summary.get(name), int | float) for name in ("epoch", "step", "best_eer_percent")
+    )
+    if not has_all or not isinstance(contents.get("weights"), Mapping):
+        raise CheckpointError(
+            f"{path} is not the model of a run (it says nothing of its training); it was put there by hand: move it "
+            "away, or choose another --save_path"
+        )
+    return cast(Mapping[str, Any], summary)
 
 
 class CheckpointStore:
@@ -119,12 +141,18 @@ class CheckpointStore:
         return sentences
 
     def load_best(self) -> dict[str, Any] | None:
-        """The contents of best.pt; None where there is none or it is damaged, which renames it."""
+        """The contents of best.pt; None where there is none or it is damaged, which renames it.
+
+        Raises:
+            CheckpointError: it is not the model of a run, or cannot be opened.
+        """
         self.wait()
         if not self.best_path.exists():
             return None
         try:
-            return read_own_checkpoint(self.best_path)
+            contents = read_own_checkpoint(self.best_path)
+            check_model(contents, self.best_path)
+            return contents
         except DamagedError as error:
             logger.warning("%s", *self.heal(Found(None, {}, False, {self.best_path: error})))
             return None
@@ -135,7 +163,7 @@ class CheckpointStore:
         if not path.exists():
             return None
         try:
-            summary = read_own_checkpoint(path)["training_summary"]
+            summary = check_model(read_own_checkpoint(path), path)
         except DamagedError as error:
             logger.warning("%s", error)
             return None

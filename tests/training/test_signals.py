@@ -58,7 +58,7 @@ def running(recipe: Path, repository: Path) -> Iterator[subprocess.Popen]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_a_signal_to_the_group_loses_nothing(
     running: subprocess.Popen, tmp_path: Path, number: signal.Signals, status: int
 ) -> None:
@@ -115,12 +115,31 @@ def test_a_loader_that_fails_at_once_leaves_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "last.pt").exists()
 
 
-def test_a_signal_while_evaluating_ends_the_run_after_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [([signal.SIGTERM], 143), ([signal.SIGHUP, signal.SIGHUP], 129), ([signal.SIGTERM, signal.SIGHUP], 143)],
+)
+def test_a_signal_while_evaluating_ends_the_run_after_it(
+    tmp_path: Path, sent: list[signal.Signals], status: int
+) -> None:
     def validate() -> dict[str, float]:
-        os.kill(os.getpid(), signal.SIGTERM)
+        for number in sent:
+            os.kill(os.getpid(), number)
         return {"eer_percent": 9.0}
 
     with pytest.raises(Interrupted) as caught:
         make_trainer(tmp_path, max_epochs=2, validate=validate).train()
-    assert caught.value.exit_status == 143
+    assert caught.value.exit_status == status
     assert read_own_checkpoint(tmp_path / "last.pt")["training"]["state"]["evaluated_epoch"] == 1
+
+
+def test_a_hangup_that_nohup_has_turned_off_stays_off(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        trainer = make_trainer(tmp_path, max_epochs=1, validate=lambda: os.kill(os.getpid(), signal.SIGHUP) or EER)
+        assert trainer.train()["epochs"] == 1
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+EER = {"eer_percent": 9.0}

@@ -1,0 +1,131 @@
+"""What a run does where its numbers, its disk or its own files fail it: it says so, and loses nothing that it had."""
+
+import logging
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from training_fakes import FakeLoader, make_trainer
+
+from speakernet.checkpoint import CheckpointError, read_own_checkpoint, write_checkpoint
+from speakernet.cli import train as train_command
+from speakernet.training.numbers import NonFiniteError
+from speakernet.training.progress import Progress
+
+
+def test_an_epoch_whose_every_step_was_undone_ends_the_run_and_is_no_best_model(tmp_path: Path) -> None:
+    loader = FakeLoader(poisoned=frozenset(range(7, 14)))
+    with pytest.raises(NonFiniteError, match=r"every step of epoch 2.* was undone: loss or gradient were not finite"):
+        make_trainer(tmp_path, loader=loader, max_bad_steps=100, eers=[9.0, 5.0]).train()
+    assert read_own_checkpoint(tmp_path / "best.pt")["training_summary"]["epoch"] == 1
+    assert read_own_checkpoint(tmp_path / "last.pt")["training"]["state"]["epoch"] == 1
+
+
+def test_a_first_epoch_that_was_undone_leaves_no_model(tmp_path: Path) -> None:
+    loader = FakeLoader(poisoned=frozenset(range(7)))
+    with pytest.raises(NonFiniteError, match="every step of epoch 1"):
+        make_trainer(tmp_path, loader=loader, max_bad_steps=100).train()
+    assert not (tmp_path / "best.pt").exists() and not (tmp_path / "last.pt").exists()
+
+
+def flip(path: Path, member: bytes) -> None:
+    """Turn over one bit in the midst of a member's bytes; a hard link to them keeps the old ones."""
+    content = bytearray(path.read_bytes())
+    content[content.index(member) + len(member) + 120] ^= 0x40
+    path.unlink()
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("member", [b"/data/0", b"/data/3", b"/data.pkl"])
+def test_a_flipped_bit_in_last_is_found_and_the_one_before_goes_on(
+    tmp_path: Path, member: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_trainer(tmp_path, max_epochs=2).train()
+    flip(tmp_path / "last.pt", member)
+    resumed = make_trainer(tmp_path, max_epochs=3)
+    resumed.train()
+    assert "last.pt is damaged" in caplog.text and "the run goes on from last.previous.pt" in caplog.text
+    assert resumed.state.step == 3 * 7
+
+
+def test_a_flipped_bit_in_best_is_found_and_it_is_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make_trainer(tmp_path, max_epochs=2, eers=[5.0, 9.0]).train()
+    best = (tmp_path / "best.pt").read_bytes()
+    flip(tmp_path / "best.pt", b"/data/0")
+    make_trainer(tmp_path, max_epochs=2, eers=[1.0]).train()
+    assert (tmp_path / "best.pt").read_bytes() == best and "made again from epoch_0001.pt" in caplog.text
+
+
+@pytest.mark.parametrize("contents", [{"state_dict": {}}, {"weights": {}, "training_summary": {"epoch": "one"}}])
+def test_a_best_of_another_program_is_refused_by_name(tmp_path: Path, contents: dict[str, Any]) -> None:
+    make_trainer(tmp_path, max_epochs=1).train()
+    write_checkpoint(tmp_path / "best.pt", contents)
+    with pytest.raises(CheckpointError, match=r"best\.pt is not the model of a run .* move it away, or choose another"):
+        make_trainer(tmp_path, max_epochs=2).train()
+
+
+def nested(name: str, value: Any) -> Callable[[dict], Any]:
+    return lambda training: training[name].update(value)
+
+
+HOSTILE: dict[str, Callable[[dict], Any]] = {
+    "no state": lambda training: training.pop("state"),
+    "state of text": lambda training: training.update(state="here"),
+    "epoch of text": nested("state", {"epoch": "one"}),
+    "step of a list": nested("state", {"step": [1]}),
+    "no net": lambda training: training.pop("net"),
+    "net of nothing": lambda training: training.update(net=None),
+    "optimizer of text": lambda training: training.update(optimizer="sgd"),
+    "optimizer of a list": lambda training: training.update(optimizer=[1, 2]),
+    "no random state": lambda training: training.pop("random"),
+    "random state of text": lambda training: training.update(random="dice"),
+    "short random state": nested("random", {"torch": torch.zeros(3, dtype=torch.uint8)}),
+    "random state of floats": nested("random", {"torch": torch.zeros(5056)}),
+    "precision of text": lambda training: training.update(precision=3),
+    "average of text": lambda training: training.update(average="mean"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_odd_content_of_last_is_an_error_that_names_it(tmp_path: Path, kind: str) -> None:
+    make_trainer(tmp_path, max_epochs=1, ema_decay=0.5).train()
+    contents = read_own_checkpoint(tmp_path / "last.pt")
+    HOSTILE[kind](contents["training"])
+    write_checkpoint(tmp_path / "last.pt", contents)
+    with pytest.raises(CheckpointError, match=r"last\.pt"):
+        make_trainer(tmp_path, max_epochs=2, ema_decay=0.5).train()
+
+
+class Full(Progress):
+    """Metrics on a disk that takes nothing."""
+
+    def open(self, step: int) -> None:
+        super().open(step)
+        self._file = Path("/dev/full").open("w")  # noqa: SIM115  closed by the progress
+
+
+def test_metrics_that_cannot_be_written_are_dropped_with_one_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = make_trainer(tmp_path, max_epochs=2)
+    trainer.progress = trainer.reporter.progress = Full(tmp_path, show_bar=False, tensorboard=False)
+    trainer.train()
+    assert caplog.text.count("training goes on without them") == 1 and trainer.state.epoch == 2
+    assert read_own_checkpoint(tmp_path / "last.pt")["training"]["state"]["epoch"] == 2
+
+
+def test_a_log_that_cannot_be_written_is_dropped_with_one_word(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture
+) -> None:
+    with train_command._log_file(Path("/dev/full")):
+        for number in range(3):
+            logging.getLogger("speakernet.training").warning("line %d", number)
+    assert caplog.text.count("/dev/full cannot be written") == 1 and "line 2" in caplog.text
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_an_epoch_without_a_good_step_has_no_loss(tmp_path: Path) -> None:
+    assert math.isnan(make_trainer(tmp_path).state.epoch_means()["loss"])
