@@ -6,9 +6,9 @@ Pure functions of facts about machine and corpus; the caller hands them in and l
 import math
 import shutil
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Generic, TypeVar
 
+from speakernet.data.sharing import SHARED_MEMORY
 from speakernet.files import human_bytes
 from speakernet.machine.limits import usable_memory_bytes
 
@@ -22,7 +22,6 @@ MEMORY_SHARE = 0.5  # of what is free, for corpora kept in memory
 SPEED_MILLISECONDS = 0.6
 HANDOVER_MILLISECONDS = 0.05
 MOST_CROPS_A_SECOND = 10_000  # beyond what one GPU trains on, so more readers would wait
-SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True)

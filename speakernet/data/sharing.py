@@ -1,11 +1,23 @@
 """Arrays that worker processes share: the same memory under fork and under spawn, nothing copied, nothing pickled."""
 
+import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from speakernet.files import error_line, human_bytes
+
 if TYPE_CHECKING:
     import torch
+
+
+SHARED_MEMORY = Path("/dev/shm")
+"""Where Linux keeps what processes share."""
+
+
+class SharedMemoryError(ValueError):
+    """There is not enough memory that processes can share; Docker gives 64 MiB unless told otherwise."""
 
 
 class SharedArray:
@@ -53,4 +65,13 @@ def _shared_zeros(shape: tuple[int, ...], dtype: np.dtype) -> "torch.Tensor":
     # Late: lists are arrays of this kind, and who only reads them (speakernet compare, prepare) shares nothing.
     import torch
 
-    return torch.zeros(shape, dtype=torch.from_numpy(np.empty(0, dtype=dtype)).dtype).share_memory_()
+    made = torch.zeros(shape, dtype=torch.from_numpy(np.empty(0, dtype=dtype)).dtype)
+    try:
+        return made.share_memory_()
+    except RuntimeError as error:
+        free = f", {human_bytes(shutil.disk_usage(SHARED_MEMORY).free)} are left" if SHARED_MEMORY.is_dir() else ""
+        raise SharedMemoryError(
+            f"{human_bytes(made.nbytes)} of shared memory are needed for what loader workers hand over{free}. In "
+            "Docker raise --shm-size or use --ipc=host; else take --data.num_workers 0, or a smaller data.prefetch_factor "
+            f"or data.batch_size ({error_line(error)})"
+        ) from error

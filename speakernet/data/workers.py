@@ -13,7 +13,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,8 @@ logger = logging.getLogger(__name__)
 # Beside those in flight: torch asks for the next batch before it hands one over, which is still being read.
 SPARE_SLOTS = 2
 PARENT_CHECK_SECONDS = 1.0
+LOOK_SECONDS = 5.0  # between two looks whether a worker that is waited for still lives
+TIMED_OUT = "timed out"
 STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM, *(one for one in signal.Signals if one.name == "SIGHUP")}
 LIKELY_REASONS = {
     "SIGKILL": "most likely the system ran out of memory and killed it: lower data.num_workers or "
@@ -55,12 +58,17 @@ class WorkerDied(ChildProcessError):
     """Of the command (EX_TEMPFAIL of sysexits.h): nothing is wrong with the input, the same command may go on."""
 
 
+class WorkerHung(WorkerDied):
+    """A worker process gave nothing for longer than anybody should wait."""
+
+
 class Workers:
     """Worker processes and the ring they write into; both live as long as the loader.
 
     Args:
         maker: makes the batches, in the workers.
-        options: number of processes and of batches ahead, both decided; whether they are kept between epochs.
+        options: number of processes and of batches ahead, both decided; whether they are kept between epochs; how long
+            a batch is waited for.
         start_method: `fork`, `spawn` or `forkserver`; None is the platform's own.
     """
 
@@ -69,6 +77,8 @@ class Workers:
         self.reader, self.speeds, self.augments = maker.reader, maker.speeds, maker.augments
         self._num_workers, self._prefetch_factor = int(options.num_workers), int(options.prefetch_factor)
         self._is_persistent, self._start_method = options.persistent_workers, start_method
+        self._timeout_seconds = options.worker_timeout_seconds
+        self._waits_since = time.monotonic()
         # Samples go through a ring made once: fresh shared tensors cost a page fault every 4 KiB of every batch.
         self._num_slots = self._num_workers * self._prefetch_factor + SPARE_SLOTS
         self._requests = _Requests()
@@ -84,7 +94,8 @@ class Workers:
         """Each request with its crops (memory that is valid until the next one) and report, in their order.
 
         Raises:
-            WorkerDied: naming the worker, what ended it and the likely reason.
+            WorkerDied: naming the worker, the batch, what ended it and the likely reason; `WorkerHung` where it lives
+                and gives nothing.
         """
         if not requests:
             return
@@ -97,8 +108,9 @@ class Workers:
         self._begin()
         mine = self._iterator
         try:
-            for request in requests:
-                with self._deaths_named():
+            for number, request in enumerate(requests):
+                self._waits_since = time.monotonic()
+                with self._deaths_named(number, len(requests)):
                     report = next(mine)
                 slot = self._ring.array[report.slot, : len(request.rows) * request.num_samples]
                 yield request, torch.from_numpy(slot.reshape(len(request.rows), request.num_samples)), report
@@ -132,6 +144,9 @@ class Workers:
             collate_fn=_as_it_is,
             worker_init_fn=_settle,
             multiprocessing_context=self._start_method,
+            # Its own: torch draws a seed for its workers, which draw nothing, from whatever generator it is given. From
+            # the global one a run with workers would not draw what a run without them does.
+            generator=torch.Generator(),
         )
 
     def _begin(self) -> None:
@@ -144,6 +159,7 @@ class Workers:
         with _stop_signals_held():
             self._iterator = iter(self._loader)
         self._processes = list(self._iterator._workers)
+        self._iterator._try_get_data = self._bounded(self._iterator._try_get_data)
         # torch would raise from a signal handler, in the middle of whatever the training process is doing: half a
         # step, half a checkpoint. Without it the death is found where the next batch is waited for.
         signal_handling._remove_worker_pids(id(self._iterator))
@@ -151,23 +167,44 @@ class Workers:
         # Before multiprocessing's own end, which asks with the signal that they ignore and waits for ever.
         self._at_exit = multiprocessing.util.Finalize(None, kill, args=(self._processes,), exitpriority=100)
 
+    def _bounded(self, attempt: Callable[[float], tuple[bool, Any]]) -> Callable[[], tuple[bool, Any]]:
+        """The wait for a batch, ended after too long; torch's own timeout would not look whether workers live."""
+
+        def attempt_again() -> tuple[bool, Any]:
+            found = attempt(min(LOOK_SECONDS, self._timeout_seconds or LOOK_SECONDS))
+            if not found[0] and 0 < self._timeout_seconds < time.monotonic() - self._waits_since:
+                raise RuntimeError(TIMED_OUT)
+            return found
+
+        return attempt_again
+
     @contextlib.contextmanager
-    def _deaths_named(self) -> Iterator[None]:
+    def _deaths_named(self, batch: int = 0, num_batches: int = 0) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:
+            asked = f" at batch {batch + 1} of {num_batches} asked for" if num_batches else ""
             ended = {
                 number: process.exitcode
                 for number, process in enumerate(self._processes)
                 if process.exitcode is not None
             }
+            if not ended and str(error) == TIMED_OUT:
+                # Requests go round the workers, from the first of an epoch on.
+                hung = batch % self._num_workers
+                raise WorkerHung(
+                    f"loader worker {hung} of {self._num_workers} (process {self._processes[hung].pid}) gave nothing "
+                    f"for {self._timeout_seconds:g} seconds{asked}: most likely it waits for a disk or a network that "
+                    "does not answer, or was stopped; data.worker_timeout_seconds sets how long is waited. The same "
+                    "command goes on where last.pt was written"
+                ) from error
             if not ended:
                 raise
             number, code = next(iter(ended.items()))
             more = f" (and {len(ended) - 1} more)" if len(ended) > 1 else ""
             raise WorkerDied(
                 f"loader worker {number} of {self._num_workers} (process {self._processes[number].pid}) {_ending(code)}"
-                f"{more}; the same command goes on where last.pt was written"
+                f"{asked}{more}; the same command goes on where last.pt was written"
             ) from error
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -17,7 +18,8 @@ from speakernet.config import Config
 from speakernet.config.schema import replaced
 from speakernet.data.batches import Batch
 from speakernet.data.loader import TrainingLoader
-from speakernet.data.workers import WorkerDied
+from speakernet.data.sharing import SharedArray, SharedMemoryError
+from speakernet.data.workers import WorkerDied, WorkerHung
 
 OWNER = """
 import sys
@@ -78,6 +80,40 @@ def test_a_killed_worker_is_named_with_what_ended_it(tiny_corpus: Path) -> None:
     made.set_epoch(1)
     assert len(list(made)) == len(made)
     made.close()
+
+
+def test_a_hung_worker_is_named_with_its_batch_and_ended(tiny_corpus: Path) -> None:
+    made = helped(tiny_corpus, worker_timeout_seconds=0.5, prefetch_factor=1)
+    batches, workers = begun(made)
+    for worker in workers:
+        worker.suspend()
+    message = r"worker [01] of 2 \(process \d+\) gave nothing for 0\.5 seconds at batch [234] of \d+ asked for"
+    with pytest.raises(WorkerHung, match=message) as caught:
+        list(batches)
+    assert caught.value.exit_status == 75
+    made.close()
+    assert not any(worker.is_running() for worker in workers)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_epoch_draws_nothing_from_the_global_generators(tiny_corpus: Path, num_workers: int) -> None:
+    made = helped(tiny_corpus, num_workers=num_workers)
+    before = torch.get_rng_state()
+    for epoch in range(2):
+        made.set_epoch(epoch)
+        assert len(list(made)) == len(made)
+    made.close()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_too_little_shared_memory_is_said_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(tensor: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)")
+
+    monkeypatch.setattr(torch.Tensor, "share_memory_", full)
+    message = r"^3\.8 MiB of shared memory are needed .*, .* are left\. .*--shm-size .*--data\.num_workers 0"
+    with pytest.raises(SharedMemoryError, match=message):
+        SharedArray.allocate((1000, 1000), np.float32)
 
 
 def test_workers_of_one_epoch_are_gone_when_their_reader_stops_early(tiny_corpus: Path) -> None:
