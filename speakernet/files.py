@@ -82,6 +82,19 @@ def reading(path: object, expected: str, kind: type[FileError] = FileError) -> I
         raise kind(f"{path}: damaged or of another kind ({error_line(error)}); expected {expected}") from error
 
 
+@contextlib.contextmanager
+def writing(path: object, advice: str) -> Iterator[None]:
+    """Turn an error of the system in the block into one sentence: what cannot be written, why, what to do.
+
+    Raises:
+        FileError: ends in `advice`.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise FileError(f"{path}: cannot be written ({error.strerror or error}); {advice}") from error
+
+
 def open_regular(path: str | Path, *, buffering: int = -1) -> IO[bytes]:
     """Open a file for reading bytes; what is no regular file is refused at once.
 

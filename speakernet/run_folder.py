@@ -10,7 +10,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from speakernet.files import free_name, hold_lock
+from speakernet.files import free_name, hold_lock, writing
 
 LOCK = "run.lock"
 
@@ -68,10 +68,13 @@ def held(folder: str | Path) -> Iterator[None]:
     """Hold a run folder for this process; the operating system lets go of it when the process dies, however it dies.
 
     Raises:
-        ValueError: another process trains into this folder; says which.
+        ValueError: another process trains into this folder; says which. Or nothing can be written there.
     """
     path = Path(folder) / LOCK
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with writing(path.parent, "choose another --save_path"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # A folder that may only be read is found out now, not after the first epoch.
+        path.touch()
     refusal = (
         f"{path.parent} is in use by another run ({_holder(path)}); wait for it, stop it, or choose another --save_path"
     )

@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import errno
 import importlib
 import importlib.util
 import logging
@@ -39,6 +40,22 @@ instead and parses what follows its name itself.
 """
 
 INTERRUPTED = 130
+BROKEN_PIPE = 141
+DEBUG_HINT = " (--debug shows where)"
+ADVICE = {
+    errno.ENOSPC: "free some space or choose a folder on another disk",
+    # Windows has no quotas.
+    getattr(errno, "EDQUOT", -1): "free some of your quota or choose a folder on another disk",
+    errno.EACCES: "choose a file or folder that you may use",
+    errno.EPERM: "choose a file or folder that you may use",
+    errno.EROFS: "choose a folder on a disk that can be written",
+    errno.ENOTDIR: "a part of the path is a file, where a folder is needed",
+    errno.ENOENT: "check the path",
+    errno.EISDIR: "give a file",
+    errno.EIO: "the disk fails: copy away what can be read",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+}
+"""What to do about an error of the system that no room has put into words."""
 EXIT_STATUSES = {
     0: "done",
     1: "failed; the message says what to mend",
@@ -46,6 +63,7 @@ EXIT_STATUSES = {
     75: "a loader worker was killed or crashed; last.pt is written, the same command goes on",
     INTERRUPTED: "interrupted by Ctrl-C (SIGINT); training has written last.pt, the same command goes on",
     129: "the terminal was closed (SIGHUP); training has written last.pt, the same command goes on",
+    BROKEN_PIPE: "the program that read the output has ended",
     143: "ended by SIGTERM; training has written last.pt, the same command goes on",
 }
 """What a command's exit status means; `speakernet doctor` says in its help what its own 1 and 2 mean."""
@@ -90,11 +108,15 @@ def run_command(module_name: str, program: str, arguments: Sequence[str]) -> int
     try:
         if hasattr(module, "main"):
             return module.main(arguments)
-        return module.run(_parse(module, program, arguments)) or 0
+        status = module.run(_parse(module, program, arguments)) or 0
+        sys.stdout.flush()
+        return status
     except KeyboardInterrupt as interrupt:
         sys.stderr.write("\ninterrupted\n")
         return getattr(interrupt, "exit_status", INTERRUPTED)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, MemoryError) as error:
+        if isinstance(error, BrokenPipeError) and _nobody_reads():
+            return BROKEN_PIPE
         if "--debug" in arguments:
             raise
         sys.stderr.write(f"\n{program}: {_message(error)}\n")
@@ -133,8 +155,24 @@ def _exit_statuses() -> str:
 
 
 def _message(error: Exception) -> str:
-    # An OSError knows its number and file name; anything else is our own sentence.
+    if isinstance(error, MemoryError):
+        return f"out of memory ({error}); take a smaller batch, fewer workers or a machine with more" + DEBUG_HINT
+    if isinstance(error, OSError) and error.errno:
+        # The system's own words, without its number, and what they ask for.
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror}; {ADVICE.get(error.errno, 'look at the file system')}" + DEBUG_HINT
     return str(error) or type(error).__name__
+
+
+def _nobody_reads() -> bool:
+    """Whether the program that this one's output went to (`head`, a pager) has ended; it is then left in peace."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The interpreter flushes once more at its end, and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
 
 
 def _overview() -> str:

@@ -5,19 +5,32 @@ more than its size. Every file is written under a temporary name and renamed, so
 """
 
 import bisect
+import contextlib
 import io
+import lzma
 import os
 import re
+import struct
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from speakernet.corpora import verified
 from speakernet.corpora.download import check_space
 from speakernet.corpora.safe_paths import Folder, UnsafeNameError, checked_relative
 from speakernet.corpora.summary import StepSummary
-from speakernet.files import human_bytes, md5_of, parallel_map, temporary_beside
+from speakernet.files import (
+    FileError,
+    human_bytes,
+    md5_of,
+    open_regular,
+    parallel_map,
+    reading,
+    temporary_beside,
+    writing,
+)
 from speakernet.terminal import Bar
 
 BLOCK_BYTES = 1 << 20
@@ -27,11 +40,14 @@ MAX_RATIO = 100
 ALWAYS_ALLOWED_BYTES = 256 << 20
 ZIP_LINK_MODE = 0o120000
 MODE_MASK = 0o170000
+ADVICE = "free some space or unpack into another folder"
+DAMAGE = (zipfile.BadZipFile, EOFError, RuntimeError, zlib.error, lzma.LZMAError, struct.error)
+"""What a damaged member of a zip, or one packed in a way that is not known here, is answered with."""
 #: Names of parts: `vox1_dev_wav_partaa`, `corpus.part1`, `corpus.zip.001`.
 PART = re.compile(r"^(?P<stem>.*?)(?:[._-]?part[._-]?[a-z]{1,2}|[._-]?part[._-]?\d+|\.\d{3})$")
 
 
-class ArchiveError(ValueError):
+class ArchiveError(FileError):
     """An archive that is damaged or that would do what an archive must not."""
 
 
@@ -54,7 +70,7 @@ class JoinedFile(io.RawIOBase):
 
     def __init__(self, paths: Sequence[Path]) -> None:
         super().__init__()
-        self._files = [path.open("rb") for path in paths]
+        self._files = [open_regular(path) for path in paths]
         self._starts = [0]
         for path in paths:
             self._starts.append(self._starts[-1] + path.stat().st_size)
@@ -156,17 +172,17 @@ def extract(
         ArchiveError: an unsafe name, a link, a bomb, or not an archive; of a zip nothing is then written at all.
         DiskFullError: the disk cannot hold the content.
     """
-    try:
-        if zipfile.is_zipfile(archive):
-            _extract_zip(archive, Folder(folder), summary, num_jobs)
-        elif tarfile.is_tarfile(archive):
-            _extract_tar(archive, Folder(folder), summary)
-        else:
-            raise ArchiveError(f"{archive} is neither a zip nor a tar archive, or is damaged; fetch it again")
-    except UnsafeNameError as error:
-        raise ArchiveError(f"{archive}: refused: {error}") from error
-    except (zipfile.BadZipFile, tarfile.TarError, EOFError) as error:
-        raise ArchiveError(f"{archive} is damaged ({error}); remove it and fetch it again") from error
+    with reading(archive, "a whole zip or tar archive; remove it and fetch it again", ArchiveError):
+        open_regular(archive).close()
+        try:
+            if zipfile.is_zipfile(archive):
+                _extract_zip(archive, Folder(folder), summary, num_jobs)
+            elif tarfile.is_tarfile(archive):
+                _extract_tar(archive, Folder(folder), summary)
+            else:
+                raise ArchiveError(f"{archive} is neither a zip nor a tar archive, or is damaged; fetch it again")
+        except UnsafeNameError as error:
+            raise ArchiveError(f"{archive}: refused: {error}") from error
 
 
 def zip_members(archive: zipfile.ZipFile, path: Path) -> list[zipfile.ZipInfo]:
@@ -176,7 +192,7 @@ def zip_members(archive: zipfile.ZipFile, path: Path) -> list[zipfile.ZipInfo]:
         ArchiveError: a link, two members of one name, or a bomb.
         UnsafeNameError: an absolute name or one with `..`.
     """
-    members = [member for member in archive.infolist() if not member.is_dir()]
+    members = [member for member in archive.infolist() if not (member.filename and member.is_dir())]
     seen: set[str] = set()
     for member in members:
         if (member.external_attr >> 16) & MODE_MASK == ZIP_LINK_MODE:
@@ -185,6 +201,9 @@ def zip_members(archive: zipfile.ZipFile, path: Path) -> list[zipfile.ZipInfo]:
         if name in seen:
             raise ArchiveError(f"{path}: refused: two members are called {name!r}")
         seen.add(name)
+    for name in seen:
+        if folder := next((str(one) for one in PurePosixPath(name).parents if str(one) in seen), None):
+            raise ArchiveError(f"{path}: refused: {folder!r} is a file and the folder of {name!r}")
     _refuse_bomb(path, sum(member.file_size for member in members))
     return members
 
@@ -203,8 +222,8 @@ def _extract_zip(path: Path, folder: Folder, summary: StepSummary, num_jobs: int
         def take(member: zipfile.ZipInfo) -> tuple[str, str | None]:
             try:
                 with archive.open(member) as source:
-                    _write_member(source.read, folder.path(member.filename), member.file_size)
-            except (zipfile.BadZipFile, EOFError, ArchiveError, RuntimeError) as error:
+                    _write_member(source.read, _target(folder, member.filename), member.file_size)
+            except (*DAMAGE, ArchiveError) as error:
                 return member.filename, str(error)
             return member.filename, None
 
@@ -226,7 +245,7 @@ def _extract_tar(path: Path, folder: Folder, summary: StepSummary) -> None:
                 continue
             if not member.isfile():
                 raise ArchiveError(f"{path}: refused: {member.name!r} is a link or a device; expected files only")
-            target = folder.path(member.name)
+            target = _target(folder, member.name)
             taken += member.size
             _refuse_bomb(path, taken)
             if _is_there(target, member.size):
@@ -262,20 +281,35 @@ def _is_there(path: Path, num_bytes: int) -> bool:
         return False
 
 
+def _target(folder: Folder, name: str) -> Path:
+    with writing(folder.root / name, "it may be a folder where a file is there, or the other way round"):
+        return folder.path(name)
+
+
 def _write_member(read: Callable[[int], bytes], target: Path, num_bytes: int) -> None:
     """Write exactly the declared bytes under a temporary name, then rename."""
     half = temporary_beside(target)
     written = 0
     try:
-        with half.open("wb") as output:
+        with writing(target, ADVICE):
+            output = half.open("wb")
+        try:
             while block := read(BLOCK_BYTES):
                 written += len(block)
                 if written > num_bytes:
                     raise ArchiveError(f"{target.name} unpacks to more than the {num_bytes} bytes that it declares")
-                output.write(block)
+                with writing(target, ADVICE):
+                    output.write(block)
+            with writing(target, ADVICE):
+                output.flush()
+        finally:
+            # Flushed, or what could not be is said already.
+            with contextlib.suppress(OSError):
+                output.close()
         if written != num_bytes:
             raise ArchiveError(f"{target.name} unpacks to {written} bytes, but declares {num_bytes}")
-        half.replace(target)
+        with writing(target, ADVICE):
+            half.replace(target)
     except BaseException:
         half.unlink(missing_ok=True)
         raise

@@ -31,7 +31,7 @@ from speakernet.corpora.http_client import (
 )
 from speakernet.corpora.safe_paths import Folder
 from speakernet.corpora.summary import StepSummary
-from speakernet.files import human_bytes, md5_of, parallel_map
+from speakernet.files import FileError, human_bytes, md5_of, parallel_map
 from speakernet.terminal import Bar
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ FINAL_CODES = {400: "the request was refused", 401: "no or wrong credentials", 4
 UNREACHABLE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
 
 
-class DownloadError(ValueError):
+class DownloadError(FileError):
     """A file that could not be fetched; the message says what the user can do."""
 
 

@@ -72,6 +72,6 @@ def _shared_zeros(shape: tuple[int, ...], dtype: np.dtype) -> "torch.Tensor":
         free = f", {human_bytes(shutil.disk_usage(SHARED_MEMORY).free)} are left" if SHARED_MEMORY.is_dir() else ""
         raise SharedMemoryError(
             f"{human_bytes(made.nbytes)} of shared memory are needed for what loader workers hand over{free}. In "
-            "Docker raise --shm-size or use --ipc=host; else take --data.num_workers 0, or a smaller data.prefetch_factor "
-            f"or data.batch_size ({error_line(error)})"
+            "Docker raise --shm-size or use --ipc=host; else take --data.num_workers 0, or a smaller "
+            f"data.prefetch_factor or data.batch_size ({error_line(error)})"
         ) from error

@@ -1,10 +1,16 @@
 """Joining and unpacking archives: whole, interrupted, damaged and hostile ones."""
 
+import contextlib
 import gzip
 import hashlib
 import io
+import os
+import re
+import struct
 import tarfile
 import zipfile
+import zlib
+from pathlib import Path
 
 import pytest
 
@@ -144,6 +150,84 @@ def test_a_cut_archive_is_an_error_that_says_so(tmp_path, keep):
     (tmp_path / "a.tar.gz").write_bytes(content[: int(len(content) * keep)])
     with pytest.raises(ArchiveError, match=r"damaged|neither"):
         unpack(tmp_path / "a.tar.gz", tmp_path / "out")
+
+
+def raw_zip(path, name, method, packed, size, crc):
+    """A zip of one member put together by hand: whatever its header says."""
+    fields = struct.pack("<HHHHHIIIHH", 20, 0, method, 0, 33, crc, len(packed), size, len(name), 0)
+    central = b"PK\1\2" + struct.pack("<H", 20) + fields + struct.pack("<HHHII", 0, 0, 0, 0, 0) + name
+    begin = b"PK\3\4" + fields + name + packed
+    end = b"PK\5\6" + struct.pack("<HHHHIIH", 0, 0, 1, 1, len(central), len(begin), 0)
+    path.write_bytes(begin + central + end)
+
+
+MEMBERS = {
+    "deflated noise": (b"a.wav", 8, b"\xff" * 50, 100, 1, "invalid"),
+    "unknown method": (b"a.wav", 99, b"x" * 50, 100, 1, "not supported"),
+    "broken lzma": (
+        b"a.wav",
+        14,
+        b"\x09\x14\x05\x00" + b"\xff" * 60,
+        100,
+        1,
+        "[Ii]nvalid|[Cc]orrupt",
+    ),
+    "wrong sum": (b"a.wav", 0, b"x" * 50, 50, 1, "Bad CRC-32"),
+}
+
+
+@pytest.mark.parametrize("kind", MEMBERS)
+def test_a_member_that_cannot_be_unpacked_is_named(tmp_path, kind):
+    *fields, message = MEMBERS[kind]
+    target = tmp_path / "out"
+    raw_zip(tmp_path / "a.zip", *fields)
+    summary = unpack(tmp_path / "a.zip", target)
+    left = tree(target)
+    assert summary.broken == 1 and "a.wav" not in left
+    assert any(re.search(message, said.decode()) for said in left.values())
+
+
+def test_an_empty_name_is_refused(tmp_path):
+    raw_zip(tmp_path / "a.zip", b"", 0, b"x", 1, zlib.crc32(b"x"))
+    with pytest.raises(ArchiveError, match=r"a\.zip: refused: the name '' is empty"):
+        unpack(tmp_path / "a.zip", tmp_path / "out")
+
+
+def test_a_name_that_is_file_and_folder_is_refused(tmp_path):
+    make_zip(tmp_path / "a.zip", {"a": b"file", "a/b.wav": b"below it"})
+    with pytest.raises(ArchiveError, match=r"a\.zip: refused: 'a' is a file and the folder of 'a/b\.wav'"):
+        unpack(tmp_path / "a.zip", tmp_path / "out")
+    make_tar(tmp_path / "a.tar.gz", {"a": b"file", "a/b.wav": b"below it"})
+    with pytest.raises(ArchiveError, match=r"a/b\.wav: cannot be written .*a folder where a file is there"):
+        unpack(tmp_path / "a.tar.gz", tmp_path / "out")
+
+
+def test_a_damaged_compressed_tar_is_an_archive_error(tmp_path):
+    make_tar(tmp_path / "a.tar.gz", {f"{row}.wav": bytes([row]) * 5000 for row in range(50)})
+    content = bytearray((tmp_path / "a.tar.gz").read_bytes())
+    for position in range(30, len(content), 40):
+        broken = content.copy()
+        broken[position] ^= 0xFF
+        (tmp_path / "b.tar.gz").write_bytes(broken)
+        with contextlib.suppress(ArchiveError):
+            unpack(tmp_path / "b.tar.gz", tmp_path / f"out{position}")
+
+
+def test_a_full_disk_is_said_of_the_file_and_not_of_the_archive(tmp_path, monkeypatch):
+    make_zip(tmp_path / "a.zip", {"a.wav": b"x" * 100})
+    monkeypatch.setattr(archives, "temporary_beside", lambda path: Path("/dev/full"))
+    monkeypatch.setattr(Path, "unlink", lambda path, missing_ok=False: None)
+    with (
+        StepSummary("extract", tmp_path / "out") as summary,
+        pytest.raises(ArchiveError, match=r"a\.wav: cannot be written \(No space left on device\); free some space"),
+    ):
+        extract(tmp_path / "a.zip", tmp_path / "out", summary)
+
+
+def test_a_pipe_is_no_archive(tmp_path):
+    os.mkfifo(tmp_path / "a.zip")
+    with pytest.raises(ArchiveError, match=r"a\.zip: not a regular file but a pipe"):
+        unpack(tmp_path / "a.zip", tmp_path / "out")
 
 
 def test_what_is_no_archive_is_refused(tmp_path):
