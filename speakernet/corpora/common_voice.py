@@ -15,7 +15,7 @@ from pathlib import Path
 from speakernet.corpora.commands import add_corpus_arguments, finish_corpus, list_options
 from speakernet.corpora.listing import prepare_corpus
 from speakernet.corpora.utterances import Row
-from speakernet.files import exclusive
+from speakernet.files import FileError, exclusive, open_text, reading
 
 #: Common Voice names speakers by 128 hexadecimal digits; this many tell a million of them apart.
 CLIENT_ID_LENGTH = 24
@@ -49,13 +49,13 @@ def common_voice_rows(root: Path, table: str) -> Iterator[Row]:
             "(Common Voice is handed out on request at https://commonvoice.mozilla.org/datasets)"
         )
     identities: dict[str, str] = {}
-    with path.open(encoding="utf-8", newline="") as file:
+    with reading(path, "a table of Common Voice in UTF-8, with client_id and path"), open_text(path) as file:
         # Sentences hold quotation marks that open and never close.
         for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE):
             identity = row["client_id"]
             speaker = identity[:CLIENT_ID_LENGTH]
             if identities.setdefault(speaker, identity) != identity:
-                raise ValueError(f"{path}: two speakers begin with {speaker}; they cannot be told apart")
+                raise FileError(f"{path}: two speakers begin with {speaker}; they cannot be told apart")
             yield Row(speaker, f"clips/{row['path']}", "", row.get("gender") or "")
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from speakernet.data.lists import ListError, StringTable, read_training_list
+from speakernet.files import open_text, reading
 from speakernet.registry import suggestion
 
 UNKNOWN = -1
@@ -147,7 +148,8 @@ def read_table(path: str | Path) -> Iterator[Row]:
     """
     path = Path(path)
     # Excel writes a byte-order mark, which would become part of the first heading.
-    with path.open(encoding="utf-8-sig", newline="") as file:
+    expected = "a table in UTF-8 with the headings path,speaker[,session,gender]"
+    with reading(path, expected, ListError), open_text(path) as file:
         first = file.readline()
         file.seek(0)
         reader = csv.DictReader(file, delimiter="\t" if "\t" in first else ",")

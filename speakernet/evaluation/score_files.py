@@ -13,9 +13,10 @@ import numpy as np
 
 from speakernet.data.lists import ListError, StringTable, TrialList
 from speakernet.evaluation.metrics import MAX_NAMED
-from speakernet.files import atomic_write
+from speakernet.files import atomic_write, open_text, reading
 from speakernet.run_folder import EVALUATIONS, SCORES, evaluation_folder
 
+LONGEST_LINE = 64 << 10
 FORM = "'enrol test score' (a fourth column target|nontarget is left aside)"
 
 
@@ -104,34 +105,37 @@ def scores_for(trials: TrialList, found: ScoreFile) -> np.ndarray:
 
     Raises:
         ListError: another number of trials or another order (the first difference, with both line numbers).
-        ValueError: NaN scores (the first ten lines are named).
+        ValueError: scores that are NaN or infinite (the first ten lines are named).
     """
     ours, theirs = trials, found.trials
     # Rows of names count by first mention in both, so equal lists have equal tables and equal rows.
     is_same = len(ours) == len(theirs) and ours.names == theirs.names
     if not (is_same and np.array_equal(ours.enrol, theirs.enrol) and np.array_equal(ours.test, theirs.test)):
         raise ListError(_first_difference(ours, theirs))
-    bad = np.flatnonzero(np.isnan(found.scores))
+    bad = np.flatnonzero(~np.isfinite(found.scores))
     if len(bad):
         lines = ", ".join(str(_line_of(theirs.source, int(row))) for row in bad[:MAX_NAMED])
         more = " …" if len(bad) > MAX_NAMED else ""
-        raise ValueError(f"{theirs.source}: {len(bad)} of {len(theirs)} scores are NaN: lines {lines}{more}")
+        raise ValueError(
+            f"{theirs.source}: {len(bad)} of {len(theirs)} scores are NaN or infinite: lines {lines}{more}"
+        )
     return found.scores
 
 
 def _lines(path: str | Path) -> Iterator[tuple[int, list[str]]]:
     """Number and fields of each line that is not blank."""
-    try:
-        # utf-8-sig: score files of Windows tools begin with a byte-order mark.
-        with Path(path).open(encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, start=1):
-                fields = line.strip().split("\t") if "\t" in line.strip() else line.split()
-                if fields:
-                    yield number, fields
-    except UnicodeDecodeError as error:
-        raise ListError(f"{path}: not UTF-8 text; expected lines {FORM}") from error
-    except OSError as error:
-        raise ListError(f"{path}: cannot read the scores ({error.strerror}); give the path of a score file") from error
+    with reading(path, f"a score file with lines {FORM}", ListError), open_text(path) as file:
+        # Every way to end a line counts, also a carriage return alone.
+        file.reconfigure(newline=None)  # type: ignore[attr-defined]
+        for number in itertools.count(start=1):
+            line = file.readline(LONGEST_LINE)
+            if not line:
+                return
+            if len(line) == LONGEST_LINE:
+                raise ListError(f"{path}, line {number}: longer than {LONGEST_LINE:,} characters; expected {FORM}")
+            fields = line.strip().split("\t") if "\t" in line.strip() else line.split()
+            if fields:
+                yield number, fields
 
 
 def _first_difference(ours: TrialList, theirs: TrialList) -> str:

@@ -4,7 +4,6 @@ A slicing gives every trial a group; each group is evaluated as if it were a lis
 speakers. `all_slices` is the whole way, from what the configuration names to results.
 """
 
-import csv
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from speakernet.data.lists import TrialList
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation.bootstrap import SpeakerBootstrap, measure
 from speakernet.evaluation.calibration import smaller_side
+from speakernet.evaluation.csv_tables import read_csv
 from speakernet.evaluation.embedding import checked_lengths
 from speakernet.evaluation.figures import ALWAYS_SHOWN_PRIORS, operating_points
 from speakernet.evaluation.options import SliceOptions
@@ -185,18 +185,14 @@ def read_metadata(path: str | Path, names: Sequence[str]) -> dict[str, list[str]
     Raises:
         ValueError: no column `path`, or utterances that it lacks (the first ten, and how many).
     """
-    with Path(path).open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file)
-        columns = list(reader.fieldnames or [])
-        if "path" not in columns:
-            raise ValueError(f"{path}: no column 'path'; its columns are {', '.join(columns) or 'none'}")
-        rows = {row["path"]: row for row in reader}
+    columns, found = read_csv(path, ("path",))
+    rows = {row["path"]: row for row in found}
     unknown = [name for name in names if name not in rows]
     if unknown:
         shown = ", ".join(unknown[:MAX_NAMED])
         raise ValueError(f"{path}: lacks {len(unknown)} of the list's {len(names)} utterances: {shown}")
     kept = [column for column in columns if column not in NOT_COLUMNS]
-    return {column: [(rows[name][column] or "").strip() for name in names] for column in kept}
+    return {column: [rows[name][column].strip() for name in names] for column in kept}
 
 
 def slice_results(

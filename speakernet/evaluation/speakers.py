@@ -4,7 +4,6 @@ Sources, in this order: a CSV, the first part of the names that agrees with ever
 second part of `dev/so0122/…`), the groups that target trials tie together. Which one was used is part of the answer.
 """
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
 from speakernet.data.lists import TrialList
+from speakernet.evaluation.csv_tables import read_csv
 
 MAX_NAMED = 10
 
@@ -39,16 +39,9 @@ def read_speaker_table(path: str | Path) -> dict[str, str]:
     """Path -> speaker of a CSV with the columns `path` and `speaker`.
 
     Raises:
-        ValueError: one of the two columns is missing.
+        ValueError: not such a file, or one of the two columns is missing.
     """
-    # The byte-order mark that Excel writes would become part of the first heading.
-    with Path(path).open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file)
-        columns = reader.fieldnames or []
-        missing = [name for name in ("path", "speaker") if name not in columns]
-        if missing:
-            raise ValueError(f"{path}: no column {missing[0]!r}; its columns are {', '.join(columns)}")
-        return {row["path"]: row["speaker"] for row in reader}
+    return {row["path"]: row["speaker"] for row in read_csv(path, ("path", "speaker"))[1]}
 
 
 def speakers_of(trials: TrialList, table: Mapping[str, str] | None = None) -> Speakers:

@@ -114,7 +114,7 @@ def test_the_first_difference_is_named_with_both_lines(tmp_path):
     with pytest.raises(ListError, match=r"has 1 scores, .* has 2 trials"):
         scores_for(trials, read_scores(tmp_path / "scores.txt"))
     (tmp_path / "scores.txt").write_text("a b 0.5\n\na c nan\n")
-    with pytest.raises(ValueError, match="1 of 2 scores are NaN: lines 3"):
+    with pytest.raises(ValueError, match="1 of 2 scores are NaN or infinite: lines 3"):
         scores_for(trials, read_scores(tmp_path / "scores.txt"))
 
 
@@ -123,7 +123,7 @@ def test_malformed_score_files_are_refused(tmp_path, text):
     (tmp_path / "scores.txt").write_text("a b 0.1\n" * bool(text.strip()) + text)
     with pytest.raises(ListError, match="line 2: expected" if text.strip() else "no scores"):
         read_scores(tmp_path / "scores.txt")
-    with pytest.raises(ListError, match="cannot read"):
+    with pytest.raises(ListError, match="cannot be read"):
         read_scores(tmp_path / "none.txt")
 
 
