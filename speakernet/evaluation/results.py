@@ -5,6 +5,8 @@ only writer and reader of `results.json`. What is not known is None (or empty) a
 """
 
 import dataclasses
+import types
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,7 +55,11 @@ class GroupResult:
     def from_dict(cls, values: Mapping[str, Any]) -> "GroupResult":
         """What `to_dict` gave."""
         known = {one.name: values[one.name] for one in dataclasses.fields(cls) if one.name in values}
-        return cls(**{**known, "eer_interval_percent": _interval(values.get("eer_interval_percent"))})
+        known["eer_interval_percent"] = _interval(values.get("eer_interval_percent"))
+        for name, declared in typing.get_type_hints(cls).items():
+            if name in known and not _is_of(known[name], declared):
+                raise TypeError(f"{name} of a row is {str(known[name])[:60]!r}")
+        return cls(**known)
 
 
 @dataclass(frozen=True)
@@ -175,18 +181,42 @@ class Results:
                 known["slices"] = [_table(SliceResult, one, ("by", "note")) for one in known["slices"]]
             if "sweep" in known:
                 known["sweep"] = [_table(SweepResult, one, ("kind", "axis", "note")) for one in known["sweep"]]
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"values of an unknown form ({type(error).__name__}: {error})") from error
         # Before model files had a checksum, the path alone was kept.
         if isinstance(known.get("checkpoint"), str):
             known["checkpoint"] = {"path": known["checkpoint"], "sha256": ""}
         if isinstance(known.get("model"), str):
             known["model"] = {"name": known["model"]}
+        for one in dataclasses.fields(cls):
+            if one.name in known and not _is_of(known[one.name], DECLARED[one.name]):
+                raise ValueError(f"{one.name} is {str(known[one.name])[:60]!r}; expected {one.type}")
         return cls(**known, extra=extra)
 
     def list_name(self, role: str = "trials") -> str:
         """The name of the list that was read in that role; empty where it is not known."""
         return next((str(one["name"]) for one in self.lists or [] if one.get("role") == role and one.get("name")), "")
+
+
+def _is_of(value: Any, declared: Any) -> bool:
+    """Whether a value of JSON is of a declared type; objects of this file checked themselves when they were made."""
+    origin, arguments = typing.get_origin(declared), typing.get_args(declared)
+    if origin in (typing.Union, types.UnionType):
+        return any(_is_of(value, one) for one in arguments)
+    if origin is dict:
+        return isinstance(value, dict) and all(_is_of(one, arguments[1]) for one in value.values())
+    if origin is list:
+        return isinstance(value, list) and all(_is_of(one, arguments[0]) for one in value)
+    if origin is tuple:
+        return isinstance(value, tuple) and len(value) == len(arguments)
+    if declared is float:
+        # JSON has one kind of number, of which some readers make integers.
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return declared is Any or (isinstance(value, declared) and not (declared is int and isinstance(value, bool)))
+
+
+DECLARED = typing.get_type_hints(Results)
+"""Field -> type of what `results.json` holds."""
 
 
 def _table(kind: Any, values: Mapping[str, Any], words: tuple[str, ...]) -> Any:

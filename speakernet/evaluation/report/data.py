@@ -14,16 +14,27 @@ from typing import Any
 
 import numpy as np
 
+from speakernet.arrays import read_arrays
 from speakernet.data.lists import TrialList
 from speakernet.evaluation.decisions import Decisions, read_llrs
 from speakernet.evaluation.results import Results
 from speakernet.evaluation.score_files import read_scores
-from speakernet.files import atomic_write
+from speakernet.files import FileError, atomic_write, open_text, reading
 from speakernet.run_folder import DECISIONS, METRICS
 
 logger = logging.getLogger(__name__)
 
 ARRAYS_NAME = "report_arrays.npz"
+ARRAYS_EXPECTED = "the arrays of a report; evaluate again to write them anew"
+KEPT_ARRAYS = (
+    ("labels", "iu", 1),
+    ("llrs", "f", 1),
+    ("map_points", "f", 2),
+    ("map_speakers", "iu", 1),
+    ("map_names", "U", 1),
+    ("map_shares", "f", 1),
+)
+"""Name, kinds of numbers and dimensions of what `keep_arrays` writes."""
 SECOND_STAGE = "large_margin"
 """Folder of a run's large-margin stage, within the run folder."""
 MAP_SPEAKERS = 12
@@ -125,7 +136,10 @@ def read_run(folder: str | Path, name: str = "", given: tuple[TrialList, np.ndar
     config_path = folder / "config.yaml"
     if not config_path.is_file():
         config_path = run_folder / "config.yaml"
-    config = config_path.read_text(encoding="utf-8") if config_path.is_file() else ""
+    config = ""
+    if config_path.is_file():
+        with reading(config_path, "a configuration in UTF-8"), open_text(config_path) as file:
+            config = file.read()
     if results is not None and results.training is None and run_folder != folder:
         # An evaluation of its own knows nothing of the training; the run that it scored does.
         trained = _read_results(run_folder / "results.json")
@@ -215,8 +229,9 @@ def _with_arrays(run: RunData) -> RunData:
     path = run.folder / ARRAYS_NAME
     if not path.is_file():
         return run
-    with np.load(path, allow_pickle=False) as file:
-        arrays = dict(file)
+    with reading(path, ARRAYS_EXPECTED):
+        arrays = read_arrays(path, ARRAYS_EXPECTED)
+        _check_arrays(arrays, path)
     drawn = None
     if "map_points" in arrays:
         shown = [str(one) for one in arrays["map_names"]]
@@ -237,9 +252,9 @@ def _labels(run: RunData, num_scores: int) -> np.ndarray | None:
     if run.results is not None and run.results.why_no_eer and run.results.num_targets is None:
         return None
     if path.is_file():
-        with np.load(path, allow_pickle=False) as file:
-            if "labels" in file and len(file["labels"]) == num_scores:
-                return file["labels"]
+        labels = read_arrays(path, ARRAYS_EXPECTED).get("labels")
+        if labels is not None and labels.shape == (num_scores,):
+            return labels
     logger.warning("%s: no labels are kept: the report has no curves of errors", run.folder)
     return None
 
@@ -271,11 +286,11 @@ def _read_metrics(folder: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     records = []
-    with path.open(encoding="utf-8") as file:
+    with reading(path, "a line of JSON for each record"), open_text(path) as file:
         for number, line in enumerate(file, start=1):
             try:
                 record = json.loads(line)
-            except json.JSONDecodeError:
+            except (json.JSONDecodeError, RecursionError):
                 # A run that was killed leaves half a line; a report is read while training writes, too.
                 logger.warning("%s, line %d: cut off, left out", path, number)
                 continue
@@ -287,8 +302,18 @@ def _read_metrics(folder: Path) -> list[dict[str, Any]]:
 def _read_results(path: Path) -> Results | None:
     if not path.is_file():
         return None
-    try:
-        return Results.from_dict(json.loads(path.read_text(encoding="utf-8")))
-    except ValueError as error:
-        kind = "not JSON" if isinstance(error, json.JSONDecodeError) else "not a result"
-        raise ValueError(f"{path}: {kind} ({error}); evaluate again to write it anew") from error
+    with reading(path, "the results of an evaluation; evaluate again to write them anew"), open_text(path) as file:
+        return Results.from_dict(json.load(file))
+
+
+def _check_arrays(arrays: dict[str, np.ndarray], path: Path) -> None:
+    """Refuse arrays that are not those of a report: they would fail where they are drawn."""
+    for name, kinds, dimensions in KEPT_ARRAYS:
+        if name in arrays and (arrays[name].dtype.kind not in kinds or arrays[name].ndim != dimensions):
+            found = f"{arrays[name].dtype} of {arrays[name].ndim} dimensions"
+            raise FileError(f"{path}: {name} is {found}; expected {ARRAYS_EXPECTED}")
+    if "map_points" in arrays:
+        points, speakers = arrays["map_points"], arrays["map_speakers"]
+        is_whole = points.shape == (len(speakers), 2) and len(arrays["map_shares"]) == 2
+        if not is_whole or not set(speakers.tolist()) <= set(range(len(arrays["map_names"]))):
+            raise FileError(f"{path}: the map's parts do not fit one another; expected {ARRAYS_EXPECTED}")

@@ -178,7 +178,18 @@ def render(title: str, subtitle: str, lead: str, sections: Sequence[Section]) ->
             light=colour_variables(False),
             dark=colour_variables(True),
         )
+        .translate(INVISIBLE)
     )
+
+
+INVISIBLE = {
+    code: f"\\u{code:04x}"
+    for code in (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0x20))
+    if chr(code) not in "\t\n\r"
+}
+"""Characters that change the order in which others are shown, or are no text: written out, so that a name cannot look
+like another one.
+"""
 
 
 @functools.cache
