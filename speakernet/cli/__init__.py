@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import logging
 import os
+import select
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -166,13 +167,15 @@ def _message(error: Exception) -> str:
 
 def _nobody_reads() -> bool:
     """Whether the program that this one's output went to (`head`, a pager) has ended; it is then left in peace."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The interpreter flushes once more at its end, and would complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return True
-    return False
+    if hasattr(select, "poll"):
+        # The pipe may be another one, to a process of this run; this asks of stdout alone.
+        asked = select.poll()
+        asked.register(sys.stdout.fileno(), 0)
+        if not any(state & select.POLLERR for _, state in asked.poll(0)):
+            return False
+    # The interpreter flushes once more at its end, and would complain.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
 
 
 def _overview() -> str:
