@@ -1,0 +1,119 @@
+"""Hostile variants of small files, drawn from a seed: of bytes, of text, of JSON-like values."""
+
+import random
+import re
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+MOST_CHANGES = 6
+NUMBERS = (0, 1, -1, 2, 7, 127, 128, 255, 256, 32767, 65535, 65536, 2**24, 2**31 - 1, -(2**31), 2**32 - 1, 2**40, 2**63 - 1)
+TOKENS = (
+    *(b"", b"0", b"-1", b"1e12", b"1e999", b"nan", b".nan", b"inf", b"-.inf", b"NaN", b"9" * 400, b"0x10", b"1_0"),
+    *(b"null", b"true", b"~", b"{}", b"[]", b'"', b"'", b"\\", b"&a [*a]", b"*a", b"!!python/object:os.system x", b"<<: *a"),
+    *(b"[" * 600, b"{" * 600, b"\x00", b"\xff\xfe", b"\xef\xbb\xbf", b"\r", b"\r\n", b"\n\n", b"\t", b" ", b",", b",,,,"),
+    *("\u202e\u2066".encode(), "\u00a0".encode(), b"\xed\xa0\x80", b"../../etc/passwd", b"/dev/zero", b"a" * 70_000, b"%s%n"),
+    *(b"2024-13-45", b"0b_", b"<script>alert(1)</script>"),
+)
+VALUES: tuple[Any, ...] = (
+    *(None, True, False, 0, 1, -1, 10**6, 10**9, 10**15, -(10**15), 0.0, -1.5, 1e308, float("nan"), float("inf")),
+    *("", "x", "nan", "../x", "a" * 5000, "\x00", "\u202e", [], {}, [[]], [None], [1, "a"], {"a": {}}, [10**7], [0.5] * 3),
+)
+"""What stands in the place of any value of a tree."""
+
+
+def mutated(content: bytes, draw: random.Random, others: Sequence[bytes] = ()) -> bytes:
+    """A few random changes to the bytes of a file; `others` are files to take pieces of."""
+    changed = bytearray(content)
+    for _ in range(1 + min(int(draw.expovariate(0.8)), MOST_CHANGES - 1)):
+        draw.choice(CHANGES)(changed, draw, others)
+    return bytes(changed)
+
+
+def _place(content: bytearray, draw: random.Random) -> int:
+    # Headers decide more than bodies do: half of all changes are made near the beginning or the end.
+    size = len(content)
+    where = draw.random()
+    if where < 0.35:
+        return draw.randrange(min(size, 64) + 1)
+    if where < 0.5:
+        return max(0, size - draw.randrange(min(size, 128) + 1))
+    return draw.randrange(size + 1)
+
+
+def _span(content: bytearray, draw: random.Random) -> slice:
+    start = _place(content, draw)
+    return slice(start, start + int(draw.expovariate(1 / 24)) + 1)
+
+
+def _flip(content: bytearray, draw: random.Random, _others: Sequence[bytes]) -> None:
+    place = _place(content, draw)
+    if place < len(content):
+        content[place] ^= 1 << draw.randrange(8)
+
+
+def _number(content: bytearray, draw: random.Random, _others: Sequence[bytes]) -> None:
+    width, code = draw.choice(((1, "B"), (2, "H"), (4, "I"), (8, "Q")))
+    value = draw.choice((*NUMBERS, len(content))) % (1 << 8 * width)
+    place = _place(content, draw)
+    content[place : place + width] = struct.pack(draw.choice("<>") + code, value)
+
+
+def _delete(content: bytearray, draw: random.Random, _others: Sequence[bytes]) -> None:
+    del content[_span(content, draw)]
+
+
+def _repeat(content: bytearray, draw: random.Random, _others: Sequence[bytes]) -> None:
+    span = _span(content, draw)
+    content[span.start : span.start] = content[span] * draw.choice((1, 2, 50))
+
+
+def _insert(content: bytearray, draw: random.Random, others: Sequence[bytes]) -> None:
+    piece = draw.choice(TOKENS) if draw.random() < 0.6 else draw.randbytes(draw.randrange(1, 40))
+    if others and draw.random() < 0.2:
+        other = draw.choice(others)
+        start = draw.randrange(len(other) + 1)
+        piece = other[start : start + draw.randrange(1, 400)]
+    place = _place(content, draw)
+    content[place:place] = piece
+
+
+def _token(content: bytearray, draw: random.Random, _others: Sequence[bytes]) -> None:
+    found = list(re.finditer(rb"[^\s,:=\"]+", bytes(content[:50_000])))
+    if found:
+        match = draw.choice(found)
+        content[match.start() : match.end()] = draw.choice(TOKENS)
+
+
+def _truncate(content: bytearray, draw: random.Random, _others: Sequence[bytes]) -> None:
+    del content[_place(content, draw) :]
+
+
+CHANGES: tuple[Callable[[bytearray, random.Random, Sequence[bytes]], None], ...] = (
+    *(_flip, _flip, _number, _number, _delete, _repeat, _insert, _token, _truncate),
+)
+
+
+def mutated_tree(tree: Any, draw: random.Random, values: Sequence[Any] = VALUES) -> Any:
+    """A copy of nested dictionaries and lists in which a few entries are gone, doubled or something else."""
+    for _ in range(1 + min(int(draw.expovariate(1.0)), MOST_CHANGES - 1)):
+        tree = _changed(tree, draw, values)
+    return tree
+
+
+def _changed(tree: Any, draw: random.Random, values: Sequence[Any]) -> Any:
+    """The tree with one entry changed, somewhere down a random path."""
+    if not isinstance(tree, dict | list) or not tree or draw.random() < 0.05:
+        return draw.choice(values)
+    keys = list(tree) if isinstance(tree, dict) else list(range(len(tree)))
+    key = draw.choice(keys)
+    copy: Any = dict(tree) if isinstance(tree, dict) else list(tree)
+    if isinstance(tree[key], dict | list) and draw.random() < 0.7:
+        copy[key] = _changed(tree[key], draw, values)
+    elif draw.random() < 0.25:
+        del copy[key]
+    elif isinstance(copy, dict) and draw.random() < 0.2:
+        copy[draw.choice(("x", "", 3, "a" * 500))] = draw.choice(values)
+    else:
+        copy[key] = draw.choice(values)
+    return copy

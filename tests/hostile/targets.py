@@ -1,0 +1,418 @@
+"""What is given hostile files: every reader with small valid files to begin from, and what its answers must be."""
+
+import copy
+import io
+import json
+import random
+import tarfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soundfile
+import torch
+from mutation import VALUES, mutated, mutated_tree
+from safetensors.torch import save_file
+
+from speakernet.checkpoint import read_checkpoint, read_own_checkpoint
+from speakernet.cli import main
+from speakernet.config import load_config
+from speakernet.corpora.archives import extract
+from speakernet.corpora.pack_inputs import FolderInput
+from speakernet.corpora.summary import StepSummary
+from speakernet.data.audio import read_audio, write_audio
+from speakernet.data.lists import StringTable, read_training_list, read_trials
+from speakernet.data.lookup import build_lookup_table
+from speakernet.data.opening import open_source
+from speakernet.data.packed.corpus import PackedSource, verify
+from speakernet.data.packed.writer import pack
+from speakernet.evaluation.embedding_store import load_embeddings, save_embeddings
+from speakernet.evaluation.report.data import ARRAYS_NAME, read_run
+from speakernet.evaluation.report.report import write_report
+from speakernet.evaluation.results import Results
+from speakernet.evaluation.score_files import read_scores
+from speakernet.evaluation.slices import read_metadata
+from speakernet.evaluation.speakers import read_speaker_table
+from speakernet.models.model_file import load_model_file, model_file_contents
+from speakernet.models.speaker_net import SpeakerNet
+
+NAMES = ["spk1/a.wav", "spk1/b.wav", "spk2/a.wav", "spk2/b.wav", "spk3/a.wav", "spk3/b.wav"]
+CODE = ("__import__('os').system('x')",)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A reader and what it is given.
+
+    Attributes:
+        make: writes the valid files into a folder.
+        read: reads them from there; raises AssertionError where the answer cannot be right.
+        files: which of the files are changed, one at a time.
+        changes: how; bytes at random where None.
+        is_checked: damage is found, or changes nothing: what is read then equals what the whole files gave.
+        weight: cases of this target among all.
+    """
+
+    make: Callable[[Path], None]
+    read: Callable[[Path], Any]
+    files: tuple[str, ...]
+    changes: Callable[[Path, random.Random], None] | None = None
+    is_checked: bool = False
+    weight: int = 4
+    kept: dict[str, bytes] = field(default_factory=dict, compare=False)
+
+    def damage(self, folder: Path, draw: random.Random) -> str:
+        """Change one of the files in `folder`, which holds them as `make` wrote them; its name."""
+        name = draw.choice(self.files)
+        path = folder / name
+        if self.changes is not None:
+            self.changes(path, draw)
+        else:
+            path.write_bytes(mutated(path.read_bytes(), draw, [path.read_bytes()]))
+        return name
+
+
+def voice(seconds: float = 0.2, channels: int = 1) -> np.ndarray:
+    """Noise that swells, in -1..1."""
+    draw = np.random.default_rng(7)
+    samples = 0.2 * draw.standard_normal((int(16_000 * seconds), channels)) * np.linspace(0, 1, int(16_000 * seconds))[:, None]
+    return samples[:, 0] if channels == 1 else samples
+
+
+def _audio(name: str, subtype: str, *, rate: int = 16_000, channels: int = 1) -> Target:
+    def make(folder: Path) -> None:
+        soundfile.write(folder / name, voice(channels=channels), rate, subtype=subtype)
+
+    def read(folder: Path) -> Any:
+        whole = read_audio(folder / name)
+        assert whole.dtype == np.float32 and whole.ndim == 1 and np.isfinite(whole).all()
+        assert len(read_audio(folder / name, 0, 100)) == min(100, len(whole))
+        table = build_lookup_table(str(folder), StringTable.from_strings([name]), cache_folder=None, num_threads=1)
+        assert table.problems or table.num_samples[0] == len(whole)
+
+    return Target(make, read, (name,), weight=8)
+
+
+def _wave_header(path: Path, draw: random.Random) -> None:
+    """Only the header: every field of it decides about memory and shapes."""
+    content = path.read_bytes()
+    path.write_bytes(mutated(content[:60], draw) + content[60:])
+
+
+def _lines(name: str, text: str, read: Callable[[Path], Any], weight: int = 6) -> Target:
+    def make(folder: Path) -> None:
+        (folder / name).write_text(text, encoding="utf-8")
+
+    return Target(make, lambda folder: read(folder / name), (name,), weight=weight)
+
+
+def _training_list(path: Path) -> None:
+    found = read_training_list(path)
+    assert len(found.paths) == len(found.labels) and found.labels.max() < len(found.speakers)
+    assert all(found.paths[row] for row in range(len(found.paths)))
+
+
+def _trials(path: Path) -> None:
+    found = read_trials(path)
+    assert len(found.enrol) == len(found.test) and max(found.enrol.max(), found.test.max()) < len(found.names)
+    assert found.labels is None or set(np.unique(found.labels)) <= {0, 1}
+
+
+def _scores(path: Path) -> None:
+    found = read_scores(path)
+    assert len(found.scores) == len(found.trials)
+
+
+TRAINING = "".join(f"{name.split('/')[0]} {name}\n" for name in NAMES)
+TRIALS = "".join(f"{int(a[:4] == b[:4])} {a} {b}\n" for a in NAMES for b in NAMES if a < b)
+PAIRS = [line.split()[1:] for line in TRIALS.splitlines()]
+SCORES = "".join(f"{enrol} {test} {row / 7 - 1:.4f}\n" for row, (enrol, test) in enumerate(PAIRS))
+TABLE = "path,speaker,gender,age\n" + "".join(f"{name},{name[:4]},{'fm'[n % 2]},{20 + n}\n" for n, name in enumerate(NAMES))
+YAML = """# a run
+data: {train_list: a.txt, batch_size: 8, crop_frames: 60, num_workers: 0}
+model:
+  name: ResNet
+  options: {channels: 8, blocks: [1, 1], gated: true}
+loss: {name: amsoftmax, margin: 0.2}
+optimizer: {name: sgd, learning_rate: 1.0e-2}
+schedule: {name: step}
+augment: {speed_factors: [0.9, 1.0, 1.1], enabled: false}
+training: {max_epochs: 2, save_path: here}
+evaluation: {eval_frames: 60, dcf_target_priors: [0.01, 0.05], sweep: [noise]}
+runtime: {device: cpu, seed: 3}
+"""
+
+
+def _make_compare(folder: Path) -> None:
+    (folder / "trials.txt").write_text(TRIALS)
+    (folder / "a.txt").write_text(SCORES)
+    (folder / "b.txt").write_text(SCORES)
+    (folder / "speakers.csv").write_text(TABLE)
+
+
+def _compare(folder: Path) -> None:
+    files = [str(folder / name) for name in ("a.txt", "b.txt")]
+    options = ["--trials", str(folder / "trials.txt"), "--speaker_table", str(folder / "speakers.csv"), "--draws", "5"]
+    _command("compare", *files, *options)
+
+
+def _command(*arguments: str) -> None:
+    """A command to its end; what it refuses is raised, so that the message is looked at."""
+    assert main([*arguments, "--debug"]) == 0
+
+
+def tiny_net() -> SpeakerNet:
+    """The smallest network there is."""
+    torch.manual_seed(3)
+    return SpeakerNet.named("ResNet", embedding_dim=8, model_options={"channels": 8, "blocks": [1], "stem_stride": 4})
+
+
+def tiny_model() -> dict[str, Any]:
+    """What a model file of it holds."""
+    summary = {"epoch": 2, "step": 20, "best_eer_percent": 12.5}
+    backend = {"score": "cosine", "embedding": "crops", "eval_frames": 400, "num_crops": 10}
+    contents = model_file_contents(
+        tiny_net(),
+        loss_normalizes=True,
+        embedding_mean=torch.zeros(8),
+        embedding_mean_of=backend,
+        calibration={"fits": [{"backend": backend, "inputs": ["score"], "weights": [1.0], "offset": 0.0}]},
+        thresholds=[{"name": "eer", "threshold": 0.2, "backend": backend}],
+        training_summary=summary,
+    )
+    return contents
+
+
+def _save(path: Path, contents: Any) -> None:
+    torch.save(contents, path)
+
+
+def _same_tree(value: Any) -> str:
+    """A text that two equal trees of tensors and plain values share."""
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype}{tuple(value.shape)}{value.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes().hex()}"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{_same_tree(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(_same_tree, value)) + "]"
+    return repr(value)
+
+
+HOSTILE_TENSORS = (
+    *(torch.zeros(0), torch.zeros(3), torch.full((8,), float("nan")), torch.zeros(8, dtype=torch.int64)),
+    *(torch.zeros(2, 2, dtype=torch.complex64), torch.zeros(()), torch.zeros(1).expand(10**9), torch.eye(3).to_sparse()),
+)
+
+
+def _model_content(path: Path, draw: random.Random) -> None:
+    _save(path, mutated_tree(copy.deepcopy(tiny_model()), draw, (*VALUES, *HOSTILE_TENSORS)))
+
+
+def _load_model(folder: Path) -> None:
+    model = load_model_file(folder / "best.pt")
+    embedding = model.net.embed(torch.from_numpy(voice(0.5))[None].float(), sample_rate=model.net.sample_rate)
+    assert embedding.ndim == 2 and bool(torch.isfinite(embedding).all())
+
+
+def _make_packed(folder: Path) -> None:
+    for row, name in enumerate(NAMES[:3]):
+        (folder / "audio" / name).parent.mkdir(parents=True, exist_ok=True)
+        write_audio(folder / "audio" / name, voice(0.05 + 0.02 * row))
+    pack(FolderInput(folder / "audio"), folder / "corpus", num_threads=1)
+
+
+def _read_packed(folder: Path) -> Any:
+    source = open_source(folder / "corpus")
+    assert isinstance(source, PackedSource)
+    problems = verify(folder / "corpus", 1)
+    read = [source.read(name) for name in NAMES[:3]]
+    if problems:
+        raise ValueError(f"{folder / 'corpus'}: {problems[0]}")
+    return [one.tobytes() for one in read]
+
+
+def _archive_members() -> dict[str, bytes]:
+    return {f"wav/id{row}/a.wav": bytes([row]) * 3000 for row in range(4)}
+
+
+def _make_zip(folder: Path) -> None:
+    with zipfile.ZipFile(folder / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in _archive_members().items():
+            archive.writestr(name, content)
+
+
+def _make_tar(folder: Path) -> None:
+    with tarfile.open(folder / "a.tar.gz", "w:gz") as archive:
+        _fill(archive)
+
+
+def _make_plain_tar(folder: Path) -> None:
+    with tarfile.open(folder / "a.tar", "w") as archive:
+        _fill(archive)
+
+
+def _fill(archive: tarfile.TarFile) -> None:
+    for name, content in _archive_members().items():
+        member = tarfile.TarInfo(name)
+        member.size = len(content)
+        archive.addfile(member, io.BytesIO(content))
+
+
+def _extract(name: str) -> Callable[[Path], Any]:
+    def read(folder: Path) -> None:
+        outside = set(folder.iterdir())
+        with StepSummary("extract", folder / "out") as summary:
+            extract(folder / name, folder / "out", summary)
+        assert set(folder.iterdir()) <= outside | {folder / "out"}
+        if summary.broken:
+            raise ValueError(f"{name}: {summary.broken} members are broken")
+
+    return read
+
+
+def _results() -> dict[str, Any]:
+    table = [{"by": "duration", "note": "", "rows": [{"label": "2 to 4 s", "eer_percent": 3.0, "eer_interval_percent": [1, 5]}]}]
+    sweep = [{"kind": "noise", "axis": "dB", "note": "", "rows": [{"label": "10", "eer_percent": 9.0, "eer_interval_percent": [1, 9]}]}]
+    known = Results(len(PAIRS), 6, 12.5, (10.0, 15.0), {"0.01": 0.5, "0.05": 0.4}, 3, backend={"score": "cosine"})
+    more = {"slices": table, "sweep": sweep, "lists": [{"role": "trials", "name": "t", "sha256": "0"}]}
+    facts = {"machine": {"cpu": "x"}, "versions": {"torch": "2"}, "thresholds": [{"name": "eer", "threshold": 0.1, "backend": {}}]}
+    return {**known.to_dict(), **more, **facts, "training": {"speakers": 3, "utterances": 6, "hours": 0.1}}
+
+
+METRICS = "".join(
+    json.dumps({"kind": kind, "step": step, "epoch": 1, "loss": 1.0, "eer_percent": 9.0, "learning_rate": 0.1}) + "\n"
+    for step, kind in enumerate(("step", "step", "epoch", "evaluation"))
+)
+
+
+def _make_run(folder: Path) -> None:
+    (folder / "results.json").write_text(json.dumps(_results()))
+    (folder / "scores.txt").write_text(SCORES)
+    (folder / "metrics.jsonl").write_text(METRICS)
+    (folder / "config.yaml").write_text(YAML)
+    labels = np.array([int(line[0]) for line in TRIALS.splitlines()], dtype=np.int8)
+    np.savez(folder / ARRAYS_NAME, labels=labels, llrs=np.linspace(-3, 3, len(labels)))
+
+
+def _result_content(path: Path, draw: random.Random) -> None:
+    if path.name == "results.json" and draw.random() < 0.7:
+        path.write_text(json.dumps(mutated_tree(_results(), draw)))
+    else:
+        path.write_bytes(mutated(path.read_bytes(), draw))
+
+
+def _read_run(folder: Path) -> None:
+    read_run(folder)
+
+
+def _report(folder: Path) -> None:
+    text = write_report(folder).read_text(encoding="utf-8")
+    assert "<script>alert(1)" not in text and "\u202e" not in text
+
+
+def _make_embeddings(folder: Path) -> None:
+    save_embeddings(folder / "e.npz", "key", StringTable.from_strings(NAMES), np.ones((len(NAMES), 1, 8), np.float32))
+
+
+def _embeddings(folder: Path) -> Any:
+    kept = load_embeddings(folder / "e.npz", "key")
+    # What is damaged is embedded again: no embeddings, or the very ones.
+    assert kept is None or (kept.shape == (len(NAMES), 1, 8) and (kept == 1).all())
+
+
+def _make_lookup(folder: Path) -> None:
+    for name in NAMES[:2]:
+        (folder / "audio" / name).parent.mkdir(parents=True, exist_ok=True)
+        write_audio(folder / "audio" / name, voice(0.05))
+    _lookup(folder)
+    (kept,) = (folder / "kept").iterdir()
+    kept.rename(folder / "kept.npz")
+
+
+def _lookup(folder: Path) -> Any:
+    (folder / "kept").mkdir(exist_ok=True)
+    table = build_lookup_table(
+        str(folder / "audio"), StringTable.from_strings(NAMES[:2]), cache_folder=folder / "kept", num_threads=1
+    )
+    assert list(table.num_samples) == [800, 800]
+
+
+def _kept_lookup(folder: Path) -> Any:
+    name = (folder / "name").read_text() if (folder / "name").is_file() else None
+    if name is None:
+        _lookup(folder)
+        (made,) = (folder / "kept").iterdir()
+        (folder / "name").write_text(made.name)
+        name = made.name
+    (folder / "kept" / name).write_bytes((folder / "kept.npz").read_bytes())
+    _lookup(folder)
+
+
+def _write_model(folder: Path) -> None:
+    _save(folder / "best.pt", tiny_model())
+
+
+def _write_safetensors(folder: Path) -> None:
+    save_file({"a": torch.ones(4), "b": torch.zeros(2, 3)}, folder / "w.safetensors")
+
+
+TARGETS: dict[str, Target] = {
+    "wav 16": _audio("a.wav", "PCM_16"),
+    "wav 24 stereo": _audio("a.wav", "PCM_24", rate=8000, channels=2),
+    "wav 32": _audio("a.wav", "PCM_32"),
+    "wav float": _audio("a.wav", "FLOAT"),
+    "wav a-law": _audio("a.wav", "ALAW"),
+    "flac": _audio("a.flac", "PCM_16"),
+    "ogg": _audio("a.ogg", "VORBIS"),
+    "aiff": _audio("a.aiff", "PCM_16"),
+    "training list": _lines("train.txt", TRAINING, _training_list, 10),
+    "trial list": _lines("trials.txt", TRIALS, _trials, 10),
+    "trial list with words": _lines(
+        "trials.txt", "".join(f"{a} {b} {'nontarget' if a[:4] != b[:4] else 'target'}\n" for a, b in PAIRS), _trials
+    ),
+    "scores": _lines("scores.txt", SCORES, _scores, 8),
+    "speaker table": _lines("speakers.csv", TABLE, read_speaker_table),
+    "metadata": _lines("meta.csv", TABLE, lambda path: read_metadata(path, NAMES[:2])),
+    "configuration": _lines("run.yaml", YAML, lambda path: load_config(["--config", str(path)]), 12),
+    "compare": Target(_make_compare, _compare, ("a.txt", "b.txt", "trials.txt", "speakers.csv"), weight=6),
+    "model by byte": Target(
+        _write_model,
+        lambda folder: _same_tree(read_own_checkpoint(folder / "best.pt")),
+        ("best.pt",),
+        is_checked=True,
+        weight=12,
+    ),
+    "model by content": Target(_write_model, _load_model, ("best.pt",), _model_content, weight=10),
+    "safetensors": Target(
+        _write_safetensors, lambda folder: read_checkpoint(folder / "w.safetensors"), ("w.safetensors",)
+    ),
+    "packed corpus": Target(
+        _make_packed,
+        _read_packed,
+        ("corpus/corpus.json", "corpus/index.npz", "corpus/samples.npy"),
+        is_checked=True,
+        weight=8,
+    ),
+    "zip": Target(_make_zip, _extract("a.zip"), ("a.zip",), weight=6),
+    "tar.gz": Target(_make_tar, _extract("a.tar.gz"), ("a.tar.gz",)),
+    "tar": Target(_make_plain_tar, _extract("a.tar"), ("a.tar",), weight=6),
+    "run folder": Target(
+        _make_run,
+        _read_run,
+        ("results.json", "scores.txt", "metrics.jsonl", "config.yaml", ARRAYS_NAME),
+        _result_content,
+        weight=10,
+    ),
+    "report": Target(
+        _make_run,
+        _report,
+        ("results.json", "scores.txt", "metrics.jsonl", "config.yaml", ARRAYS_NAME),
+        _result_content,
+        weight=1,
+    ),
+    "kept embeddings": Target(_make_embeddings, _embeddings, ("e.npz",)),
+    "kept lookup table": Target(_make_lookup, _kept_lookup, ("kept.npz",)),
+}
