@@ -33,6 +33,8 @@ SECOND_STAGE = "large_margin"
 EVALUATIONS = "eval"
 """Evaluations of their own, each in a folder named for its trial list."""
 EMBEDDINGS = "embeddings"
+PLOTS = "plots"
+"""The pictures of the report, one by one."""
 
 RESULTS = "results.json"
 SCORES = "scores.txt"
@@ -63,6 +65,26 @@ def move_aside(path: Path) -> Path:
     return path.rename(free_name(path, "before"))
 
 
+def refuse_unusable(folder: str | Path) -> None:
+    """Refuse a run folder that cannot be made or written into, before anything is done for it. Changes nothing.
+
+    Raises:
+        ValueError: it is a file or lies below one, or the disk or the rights forbid writing there.
+    """
+    path = Path(folder)
+    found = next(one for one in (path, *path.absolute().parents) if os.path.lexists(one))
+    if not found.is_dir():
+        below = "is a file" if found == path else f"lies below {found}, which is a file"
+        raise ValueError(
+            f"training.save_path: {path} {below}; expected a folder, or a name for one: choose another --save_path"
+        )
+    if not os.access(found, os.W_OK | os.X_OK):
+        raise ValueError(
+            f"training.save_path: {path} cannot be written: {found} is read-only for this user or lies on a disk that "
+            "is; choose another --save_path"
+        )
+
+
 @contextlib.contextmanager
 def held(folder: str | Path) -> Iterator[None]:
     """Hold a run folder for this process; the operating system lets go of it when the process dies, however it dies.
@@ -79,8 +101,9 @@ def held(folder: str | Path) -> Iterator[None]:
         f"{path.parent} is in use by another run ({_holder(path)}); wait for it, stop it, or choose another --save_path"
     )
     with hold_lock(path, refusal):
-        # For whoever is refused.
-        path.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
+        # For whoever is refused; on a full disk they are told less.
+        with contextlib.suppress(OSError):
+            path.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
         yield
 
 

@@ -26,7 +26,6 @@ from speakernet.data.choices import (
     choose_num_workers,
     choose_prefetch,
     choose_ram_corpus,
-    free_shared_memory,
 )
 from speakernet.data.loader import TrainingLoader
 from speakernet.data.lookup import LookupTable
@@ -37,6 +36,7 @@ from speakernet.data.replacing import SpeakerIndex
 from speakernet.data.requests import CropMaker
 from speakernet.data.resident import ResidentMaker
 from speakernet.data.sampling import BalancedSampler, Sampler, ShuffledSampler
+from speakernet.data.sharing import free_shared_memory
 from speakernet.data.sources import FolderRows, RowReader, list_names
 from speakernet.data.speeds import speed_fractions
 from speakernet.data.workers import Workers, starts_from_nothing

@@ -3,6 +3,7 @@
 This file is a table of contents; the parts come from the other files of this room and know nothing of each other.
 """
 
+import contextlib
 import dataclasses
 import logging
 from pathlib import Path
@@ -28,12 +29,20 @@ from speakernet.checkpoint import read_own_checkpoint
 from speakernet.config import Config, ConfigError, LoadedConfig
 from speakernet.config.loading import save_config
 from speakernet.evaluation.evaluate import Evaluation
-from speakernet.evaluation.report.report import PLOTS_FOLDER
 from speakernet.machine.device import choose_device
 from speakernet.machine.facts import log_system_info
 from speakernet.machine.settings import log_performance_info
 from speakernet.models.speaker_net import SpeakerNet
-from speakernet.run_folder import BEST, CONFIG, EVALUATION_FILES, evaluation_folder
+from speakernet.run_folder import (
+    BEST,
+    CONFIG,
+    EVALUATION_FILES,
+    LAST,
+    PLOTS,
+    SECOND_STAGE,
+    evaluation_folder,
+    held,
+)
 from speakernet.seeding import seed_everything
 from speakernet.training.data_wait import data_wait_advice
 from speakernet.training.state import Stage, best_of_run
@@ -82,13 +91,15 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
     # Only the main process writes best.pt, and every process scores with it.
     distributed.barrier()
     summary |= best_of_run(read_own_checkpoint(summary["best_path"])["training_summary"])
-    if not summary["performance"]["steps"] and _is_reported(run_folder, Path(summary["best_path"])):
+    if not summary["performance"]["steps"] and _is_reported(run_folder):
         return TrainingOutcome(summary, None, run_folder)
-    evaluation = run_evaluation(config, inputs, summary["best_path"], after_training=True)
-    evaluation = compared_with_initial_model(config, inputs, summary, evaluation)
-    if distributed.is_main():
-        evaluation.write(run_folder)
-        _add_to_events(run_folder, int(summary["steps"]), evaluation)
+    # Held as while training: the next start removes what a killed one left half written, and nothing of a living one.
+    with held(run_folder) if distributed.is_main() else contextlib.nullcontext():
+        evaluation = run_evaluation(config, inputs, summary["best_path"], after_training=True)
+        evaluation = compared_with_initial_model(config, inputs, summary, evaluation)
+        if distributed.is_main():
+            evaluation.write(run_folder)
+            _add_to_events(run_folder, int(summary["steps"]), evaluation)
     return TrainingOutcome(summary, evaluation, run_folder)
 
 
@@ -125,15 +136,17 @@ def _add_to_events(run_folder: Path, step: int, evaluation: Evaluation) -> None:
     # Late: it takes a second, and scoring needs none of it.
     from speakernet.training.tensorboard import add_test_results
 
-    plots = [run_folder / PLOTS_FOLDER / f"{name}.png" for name in PLOTS_OF_ERRORS]
+    plots = [run_folder / PLOTS / f"{name}.png" for name in PLOTS_OF_ERRORS]
     drawn = [path for path in plots if path.is_file()]
     add_test_results(run_folder, step, evaluation.results.to_dict(), drawn)
 
 
-def _is_reported(run_folder: Path, model: Path) -> bool:
-    """Whether there are results, scores and a report, and the model was not replaced after them."""
+def _is_reported(run_folder: Path) -> bool:
+    """Whether there are results, scores and a report, and neither training nor the best model went on after them."""
+    trained = [run_folder / BEST, run_folder / LAST, run_folder / SECOND_STAGE / LAST]
+    latest = max(file.stat().st_mtime_ns for file in trained if file.exists())
     written = [run_folder / name for name in EVALUATION_FILES]
-    return all(file.exists() and file.stat().st_mtime_ns >= model.stat().st_mtime_ns for file in written)
+    return all(file.exists() and file.stat().st_mtime_ns >= latest for file in written)
 
 
 def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, list[Path]]:

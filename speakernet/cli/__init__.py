@@ -5,11 +5,12 @@ import ast
 import errno
 import importlib
 import importlib.util
+import io
 import logging
 import os
 import select
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -42,32 +43,29 @@ instead and parses what follows its name itself.
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
-DEBUG_HINT = " (--debug shows where)"
-ADVICE = {
-    errno.ENOSPC: "free some space or choose a folder on another disk",
-    # Windows has no quotas.
-    getattr(errno, "EDQUOT", -1): "free some of your quota or choose a folder on another disk",
-    errno.EACCES: "choose a file or folder that you may use",
-    errno.EPERM: "choose a file or folder that you may use",
-    errno.EROFS: "choose a folder on a disk that can be written",
-    errno.ENOTDIR: "a part of the path is a file, where a folder is needed",
-    errno.ENOENT: "check the path",
-    errno.EISDIR: "give a file",
-    errno.EIO: "the disk fails: copy away what can be read",
-    errno.EMFILE: "raise the limit of open files (ulimit -n)",
-}
-"""What to do about an error of the system that no room has put into words."""
 EXIT_STATUSES = {
     0: "done",
     1: "failed; the message says what to mend",
     2: "wrong usage",
-    75: "a loader worker was killed or crashed; last.pt is written, the same command goes on",
+    75: "a loader worker was killed, crashed or hung; last.pt is written, the same command goes on",
+    129: "ended by SIGHUP (the terminal was closed); training has written last.pt, the same command goes on",
     INTERRUPTED: "interrupted by Ctrl-C (SIGINT); training has written last.pt, the same command goes on",
-    129: "the terminal was closed (SIGHUP); training has written last.pt, the same command goes on",
-    BROKEN_PIPE: "the program that read the output has ended",
+    BROKEN_PIPE: "whoever read the output closed it (`speakernet list | head`)",
     143: "ended by SIGTERM; training has written last.pt, the same command goes on",
 }
 """What a command's exit status means; `speakernet doctor` says in its help what its own 1 and 2 mean."""
+
+
+SYSTEM_ADVICE = {
+    errno.ENOSPC: "the disk is full: free some space, then give the same command again",
+    errno.EDQUOT: "your share of the disk is used up: free some space, then give the same command again",
+    errno.EROFS: "the disk can only be read: choose another place (--save_path for a run)",
+    errno.EACCES: "you may not write or read there: choose another place (--save_path for a run), or mend the rights",
+    errno.ENOTDIR: "part of that path is a file: choose another place (--save_path for a run)",
+    errno.EIO: "the disk or the network gives errors: look at the system's log",
+    errno.EMFILE: "too many open files: raise `ulimit -n`",
+}
+"""What to do where the system refuses, by its number."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -76,7 +74,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: one of `EXIT_STATUSES`.
     """
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    return _to_a_reader(lambda: _dispatch(given))
+
+
+def _dispatch(arguments: list[str]) -> int:
+    """Find the command and run it, or say what there is."""
     if not arguments or arguments[0] in ("-h", "--help"):
         sys.stdout.write(_overview())
         return 0 if arguments else 2
@@ -101,6 +104,36 @@ def run_command(module_name: str, program: str, arguments: Sequence[str]) -> int
     Returns:
         The exit status: one of `EXIT_STATUSES`.
     """
+    return _to_a_reader(lambda: _run(module_name, program, arguments))
+
+
+def _to_a_reader(work: Callable[[], int]) -> int:
+    """Do work that prints; where its reader has closed the pipe nothing more is said."""
+    try:
+        try:
+            return work()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # The interpreter flushes once more at its end, and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+
+
+def _has_no_reader() -> bool:
+    """Whether the output goes into a pipe that was closed at its other end."""
+    if not hasattr(select, "poll"):
+        return True
+    watch = select.poll()
+    try:
+        watch.register(sys.stdout.fileno(), 0)
+    except io.UnsupportedOperation:
+        # A host program has put something else in its place.
+        return False
+    return any(event & select.POLLERR for _, event in watch.poll(0))
+
+
+def _run(module_name: str, program: str, arguments: Sequence[str]) -> int:
     _log_to_the_terminal(module_name.partition(".")[0])
     if "torch" not in sys.modules:
         # torch reads it once, when it is imported.
@@ -116,9 +149,8 @@ def run_command(module_name: str, program: str, arguments: Sequence[str]) -> int
         sys.stderr.write("\ninterrupted\n")
         return getattr(interrupt, "exit_status", INTERRUPTED)
     except (ValueError, OSError, MemoryError) as error:
-        if isinstance(error, BrokenPipeError) and _nobody_reads():
-            return BROKEN_PIPE
-        if "--debug" in arguments:
+        # A worker's or a converter's pipe is an error like others.
+        if "--debug" in arguments or (isinstance(error, BrokenPipeError) and _has_no_reader()):
             raise
         sys.stderr.write(f"\n{program}: {_message(error)}\n")
         return getattr(error, "exit_status", 1)
@@ -156,13 +188,15 @@ def _exit_statuses() -> str:
 
 
 def _message(error: Exception) -> str:
+    """Our own sentence, or the system's: which file, what it says of it, what to do."""
     if isinstance(error, MemoryError):
-        return f"out of memory ({error}); take a smaller batch, fewer workers or a machine with more" + DEBUG_HINT
-    if isinstance(error, OSError) and error.errno:
-        # The system's own words, without its number, and what they ask for.
-        where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{error.strerror}; {ADVICE.get(error.errno, 'look at the file system')}" + DEBUG_HINT
-    return str(error) or type(error).__name__
+        return f"out of memory ({error}); take a smaller batch, fewer workers or a machine with more"
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error) or type(error).__name__
+    # The second name is that of a rename's target.
+    where = error.filename2 or error.filename
+    advice = SYSTEM_ADVICE.get(error.errno or 0, "see to that, then give the same command again")
+    return f"{where}: {error.strerror}; {advice}" if where else f"{error.strerror}; {advice}"
 
 
 def _nobody_reads() -> bool:

@@ -7,17 +7,16 @@ import argparse
 import contextlib
 import logging
 import shlex
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from speakernet import distributed
+from speakernet.appending import GrowingFile
 from speakernet.cli.defaults import load_configuration
 from speakernet.config import LoadedConfig
 from speakernet.evaluation.headline import headline_sentence
-from speakernet.files import error_line
-from speakernet.run_folder import BEST, CONFIG, LOG, METRICS, REPORT, RESULTS, SCORES
+from speakernet.run_folder import BEST, CONFIG, LOG, METRICS, REPORT, RESULTS, SCORES, refuse_unusable
 
 if TYPE_CHECKING:
     from speakernet.assembly.journeys import TrainingOutcome
@@ -37,6 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Train or score, then say what came of it and what to do next."""
     distributed.refuse_several_processes()
     loaded = load_configuration(arguments.config_arguments)
+    refuse_unusable(loaded.config.training.save_path)
     # Late: a mistyped option should not wait for torch to be imported.
     from speakernet.assembly.journeys import score_experiment, train_experiment
 
@@ -58,7 +58,7 @@ def _log_file(path: Path) -> Iterator[None]:
     if not distributed.is_main():
         yield
         return
-    handler = _LateFileHandler(path)
+    handler = _RunLog(path)
     handler.setFormatter(logging.Formatter(LOG_FORMAT))
     logging.getLogger().addHandler(handler)
     try:
@@ -68,31 +68,27 @@ def _log_file(path: Path) -> Iterator[None]:
         handler.close()
 
 
-class _LateFileHandler(logging.FileHandler):
-    """Keeps its lines until the run makes its folder: a start that is refused leaves none behind."""
+class _RunLog(logging.Handler):
+    """Log records to a file of the run folder; a full disk drops lines, not the run.
+
+    Lines wait until the run makes its folder: a start that is refused leaves none behind.
+    """
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, mode="a", encoding="utf-8", delay=True)
-        self._waiting: list[logging.LogRecord] = []
+        super().__init__()
+        self._file = GrowingFile(path)
+        self._waiting: list[bytes] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one record and those that waited, or let it wait."""
-        self._waiting.append(record)
-        if Path(self.baseFilename).parent.is_dir():
+        self._waiting.append((self.format(record) + "\n").encode("utf-8", "backslashreplace"))
+        if self._file.path.parent.is_dir():
             waited, self._waiting = self._waiting, []
-            for one in waited:
-                super().emit(one)
+            self._file.append(b"".join(waited))
 
-    def handleError(self, record: logging.LogRecord) -> None:
-        """Go on without the file where the disk takes nothing: with a word, not with a traceback a line."""
-        error = sys.exc_info()[1]
-        if not isinstance(error, OSError):
-            super().handleError(record)
-            return
-        logging.getLogger().removeHandler(self)
-        with contextlib.suppress(OSError):
-            self.close()
-        logger.warning("%s cannot be written (%s): the run goes on without it", self.baseFilename, error_line(error))
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def _say_defaults(loaded: LoadedConfig) -> None:

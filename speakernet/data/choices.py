@@ -4,13 +4,10 @@ Pure functions of facts about machine and corpus; the caller hands them in and l
 """
 
 import math
-import shutil
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from speakernet.data.sharing import SHARED_MEMORY
 from speakernet.files import human_bytes
-from speakernet.machine.limits import usable_memory_bytes
 
 T = TypeVar("T")
 
@@ -34,12 +31,6 @@ class Choice(Generic[T]):
     def __str__(self) -> str:
         value = {True: "yes", False: "no"}[self.value] if isinstance(self.value, bool) else self.value
         return f"{value} ({self.reason})"
-
-
-def free_shared_memory() -> int:
-    """Bytes left for memory that processes share; Docker gives 64 MiB unless told otherwise."""
-    free = usable_memory_bytes()
-    return min(free, shutil.disk_usage(SHARED_MEMORY).free) if SHARED_MEMORY.is_dir() else free
 
 
 def choose_num_workers(

@@ -167,7 +167,7 @@ class TrainingLoader:
         # Whole batches are asked for, not utterances: what goes to a worker and comes back is then a few hundred bytes.
         share = rank_share(plan, batch, self.sampler.unit, self._rank, self._world_size)
         num_samples = crop_samples(int(plan.crop_frames[batch]), self.options.sample_rate)
-        return BatchRequest(self._epoch, plan.rows[share], plan.speeds[share], num_samples)
+        return BatchRequest(self._epoch, plan.rows[share], plan.speeds[share], num_samples, batch)
 
     def _batches(self, requests: list[BatchRequest]) -> Iterator[tuple[Batch, BatchReport]]:
         for request, crops, report in self.maker.run(requests):

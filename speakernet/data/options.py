@@ -92,8 +92,8 @@ class LoadingOptions(Options):
     """Loader processes; 0 loads in the training process; auto: from cores and corpus, the reason is logged."""
     prefetch_factor: Annotated[int, Ge(1), Le(10_000)] | Literal["auto"] = "auto"
     """Batches that each worker prepares ahead."""
-    worker_timeout_seconds: Annotated[float, Ge(0.0), Le(1e6)] = 1800.0
-    """Longest wait for a batch of a worker before the run ends with last.pt written; 0: for ever."""
+    worker_timeout_seconds: Annotated[float, Ge(0.0), Le(1e6)] = 600.0
+    """Seconds to wait for a batch before its worker counts as hung: last.pt is written, the run ends; 0: no bound."""
     persistent_workers: bool = True
     """Keep the workers between epochs."""
     pin_memory: bool | Literal["auto"] = "auto"

@@ -21,6 +21,7 @@ class BatchRequest:
         rows: rows of the training list, (batch,).
         speeds: index into the speed factors, (batch,).
         num_samples: length of the crops.
+        batch: of the epoch, counted from 0.
         slot: where the result goes, for the loader's ring.
     """
 
@@ -28,6 +29,7 @@ class BatchRequest:
     rows: np.ndarray
     speeds: np.ndarray
     num_samples: int
+    batch: int = 0
     slot: int = 0
 
 

@@ -1,23 +1,30 @@
 """Arrays that worker processes share: the same memory under fork and under spawn, nothing copied, nothing pickled."""
 
+import math
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from speakernet.files import error_line, human_bytes
+from speakernet.files import human_bytes
+from speakernet.machine.limits import usable_memory_bytes
 
 if TYPE_CHECKING:
     import torch
 
 
 SHARED_MEMORY = Path("/dev/shm")
-"""Where Linux keeps what processes share."""
 
 
 class SharedMemoryError(ValueError):
-    """There is not enough memory that processes can share; Docker gives 64 MiB unless told otherwise."""
+    """What processes are to share does not fit; the message says how much there is."""
+
+
+def free_shared_memory() -> int:
+    """Bytes left for memory that processes share; Docker gives 64 MiB unless told otherwise."""
+    free = usable_memory_bytes()
+    return min(free, shutil.disk_usage(SHARED_MEMORY).free) if SHARED_MEMORY.is_dir() else free
 
 
 class SharedArray:
@@ -31,7 +38,11 @@ class SharedArray:
         self._tensor: torch.Tensor | None = None
 
     def share(self) -> "SharedArray":
-        """Copy into shared memory, once; returns itself."""
+        """Copy into shared memory, once; returns itself.
+
+        Raises:
+            SharedMemoryError: it does not fit.
+        """
         if self._tensor is None and self.array.size:
             shared = _shared_zeros(self.array.shape, self.array.dtype)
             shared.numpy()[...] = self.array
@@ -40,7 +51,11 @@ class SharedArray:
 
     @classmethod
     def allocate(cls, shape: tuple[int, ...], dtype: Any) -> "SharedArray":
-        """Zeros that are shared from the start, so that filling them needs no second copy."""
+        """Zeros that are shared from the start, so that filling them needs no second copy.
+
+        Raises:
+            SharedMemoryError: they do not fit.
+        """
         made = cls(np.empty((0,), dtype=dtype))
         made._adopt(_shared_zeros(shape, np.dtype(dtype)))
         return made
@@ -65,13 +80,13 @@ def _shared_zeros(shape: tuple[int, ...], dtype: np.dtype) -> "torch.Tensor":
     # Late: lists are arrays of this kind, and who only reads them (speakernet compare, prepare) shares nothing.
     import torch
 
-    made = torch.zeros(shape, dtype=torch.from_numpy(np.empty(0, dtype=dtype)).dtype)
+    # Asked first: where the pages are missing only when they are written, the system ends the process.
+    needed, free = math.prod(shape) * dtype.itemsize, free_shared_memory()
+    full = f"{human_bytes(needed)} are needed in shared memory, {human_bytes(free)} are free there"
+    if needed > free:
+        raise SharedMemoryError(full)
     try:
-        return made.share_memory_()
+        return torch.zeros(shape, dtype=torch.from_numpy(np.empty(0, dtype=dtype)).dtype).share_memory_()
     except RuntimeError as error:
-        free = f", {human_bytes(shutil.disk_usage(SHARED_MEMORY).free)} are left" if SHARED_MEMORY.is_dir() else ""
-        raise SharedMemoryError(
-            f"{human_bytes(made.nbytes)} of shared memory are needed for what loader workers hand over{free}. In "
-            "Docker raise --shm-size or use --ipc=host; else take --data.num_workers 0, or a smaller "
-            f"data.prefetch_factor or data.batch_size ({error_line(error)})"
-        ) from error
+        # Another process was faster.
+        raise SharedMemoryError(full) from error

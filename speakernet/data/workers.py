@@ -6,6 +6,7 @@ signals, and end when the training process closes them or is gone, however it we
 """
 
 import contextlib
+import itertools
 import logging
 import multiprocessing
 import multiprocessing.util
@@ -13,8 +14,7 @@ import os
 import signal
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -26,16 +26,18 @@ from speakernet.data.audio import AudioError
 from speakernet.data.batches import BatchMaker
 from speakernet.data.options import LoadingOptions
 from speakernet.data.requests import BatchReport, BatchRequest
-from speakernet.data.sharing import SharedArray
+from speakernet.data.sharing import SharedArray, SharedMemoryError
+from speakernet.machine.signals import STOP_SIGNALS
 
 logger = logging.getLogger(__name__)
 
 # Beside those in flight: torch asks for the next batch before it hands one over, which is still being read.
 SPARE_SLOTS = 2
 PARENT_CHECK_SECONDS = 1.0
-LOOK_SECONDS = 5.0  # between two looks whether a worker that is waited for still lives
-TIMED_OUT = "timed out"
-STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM, *(one for one in signal.Signals if one.name == "SIGHUP")}
+WAIT_SECONDS = 5.0
+"""While a batch does not come, the workers are looked at so often."""
+TIMED_OUT = "DataLoader timed out"
+"""How torch's error begins where nothing came in time; the tests hold it to that."""
 LIKELY_REASONS = {
     "SIGKILL": "most likely the system ran out of memory and killed it: lower data.num_workers or "
     "data.prefetch_factor, or switch data.ram_corpus off",
@@ -52,7 +54,7 @@ def starts_from_nothing(start_method: str | None = None) -> bool:
 
 
 class WorkerDied(ChildProcessError):
-    """A worker process ended by itself: killed from outside, or crashed."""
+    """A worker process gives no batches any more: killed from outside, crashed, or hung."""
 
     exit_status = 75
     """Of the command (EX_TEMPFAIL of sysexits.h): nothing is wrong with the input, the same command may go on."""
@@ -78,7 +80,7 @@ class Workers:
         self._num_workers, self._prefetch_factor = int(options.num_workers), int(options.prefetch_factor)
         self._is_persistent, self._start_method = options.persistent_workers, start_method
         self._timeout_seconds = options.worker_timeout_seconds
-        self._waits_since = time.monotonic()
+        self._wait_seconds = min(WAIT_SECONDS, self._timeout_seconds or WAIT_SECONDS)
         # Samples go through a ring made once: fresh shared tensors cost a page fault every 4 KiB of every batch.
         self._num_slots = self._num_workers * self._prefetch_factor + SPARE_SLOTS
         self._requests = _Requests()
@@ -109,15 +111,39 @@ class Workers:
         mine = self._iterator
         try:
             for number, request in enumerate(requests):
-                self._waits_since = time.monotonic()
-                with self._deaths_named(number, len(requests)):
-                    report = next(mine)
+                report = self._next(mine, number, request)
                 slot = self._ring.array[report.slot, : len(request.rows) * request.num_samples]
                 yield request, torch.from_numpy(slot.reshape(len(request.rows), request.num_samples)), report
         finally:
             # Also where the reader stops early; but not the workers of the epoch after, if that has begun.
             if not self._is_persistent and self._iterator is mine:
                 self.close()
+
+    def _next(self, iterator: Any, number: int, request: BatchRequest) -> BatchReport:
+        """The report of the request of that number, which is the next to come.
+
+        Raises:
+            WorkerDied: a worker ended, or the batch did not come in time.
+        """
+        where = f"batch {request.batch + 1} of epoch {request.epoch + 1}"
+        for waited in itertools.count(1):
+            try:
+                return next(iterator)
+            except RuntimeError as error:
+                self._refuse_the_dead(where, error)
+                if not str(error).startswith(TIMED_OUT):
+                    raise
+                # Waits are counted, not the clock asked: a run that was stopped for a night has not waited one.
+                if self._timeout_seconds and waited * self._wait_seconds >= self._timeout_seconds:
+                    # torch hands requests out in turn.
+                    worker = number % self._num_workers
+                    raise WorkerHung(
+                        f"loader worker {worker} of {self._num_workers} (process {self._processes[worker].pid}) hangs: "
+                        f"{where} did not come in {waited * self._wait_seconds:g} s (data.worker_timeout_seconds); "
+                        "most likely the disk or the network that holds the audio does not answer. The same command "
+                        "goes on where last.pt was written"
+                    ) from error
+        raise AssertionError("counting has no end")
 
     def close(self) -> None:
         """End the processes; those that do not answer are killed."""
@@ -133,7 +159,16 @@ class Workers:
 
     def _prepare(self, size: int) -> None:
         self.close()
-        self._ring = SharedArray.allocate((self._num_slots, size), self.maker.dtype)
+        # The old one first: shared memory may not hold both.
+        self._ring = SharedArray(np.empty(0))
+        try:
+            self._ring = SharedArray.allocate((self._num_slots, size), self.maker.dtype)
+        except SharedMemoryError as error:
+            raise SharedMemoryError(
+                f"{self._num_workers} loader workers with {self._prefetch_factor} batches ahead: {error}; take "
+                "--data.num_workers 0, a smaller --data.prefetch_factor or --data.batch_size, or more shared memory "
+                "(in Docker: --shm-size, or --ipc=host)"
+            ) from error
         self._loader = DataLoader(
             _RingDataset(self.maker, self._ring),
             batch_size=None,
@@ -143,9 +178,10 @@ class Workers:
             persistent_workers=self._is_persistent,
             collate_fn=_as_it_is,
             worker_init_fn=_settle,
+            timeout=self._wait_seconds,
             multiprocessing_context=self._start_method,
-            # Its own: torch draws a seed for its workers, which draw nothing, from whatever generator it is given. From
-            # the global one a run with workers would not draw what a run without them does.
+            # Its own: torch draws a seed for its workers, which draw nothing, at every start of an iteration. From the
+            # global generator, dropout's, a run with workers or resumed would draw more than one without.
             generator=torch.Generator(),
         )
 
@@ -153,13 +189,15 @@ class Workers:
         """Hand the requests to the processes, which are started where there are none."""
         assert self._loader is not None
         if self._iterator is not None:
-            with self._deaths_named():
+            try:
                 iter(self._loader)
+            except RuntimeError as error:
+                self._refuse_the_dead("the beginning of an epoch", error)
+                raise
             return
         with _stop_signals_held():
             self._iterator = iter(self._loader)
         self._processes = list(self._iterator._workers)
-        self._iterator._try_get_data = self._bounded(self._iterator._try_get_data)
         # torch would raise from a signal handler, in the middle of whatever the training process is doing: half a
         # step, half a checkpoint. Without it the death is found where the next batch is waited for.
         signal_handling._remove_worker_pids(id(self._iterator))
@@ -167,45 +205,23 @@ class Workers:
         # Before multiprocessing's own end, which asks with the signal that they ignore and waits for ever.
         self._at_exit = multiprocessing.util.Finalize(None, kill, args=(self._processes,), exitpriority=100)
 
-    def _bounded(self, attempt: Callable[[float], tuple[bool, Any]]) -> Callable[[], tuple[bool, Any]]:
-        """The wait for a batch, ended after too long; torch's own timeout would not look whether workers live."""
+    def _refuse_the_dead(self, where: str, error: RuntimeError) -> None:
+        """Raise where a worker has ended, which torch says in words of its own.
 
-        def attempt_again() -> tuple[bool, Any]:
-            found = attempt(min(LOOK_SECONDS, self._timeout_seconds or LOOK_SECONDS))
-            if not found[0] and 0 < self._timeout_seconds < time.monotonic() - self._waits_since:
-                raise RuntimeError(TIMED_OUT)
-            return found
-
-        return attempt_again
-
-    @contextlib.contextmanager
-    def _deaths_named(self, batch: int = 0, num_batches: int = 0) -> Iterator[None]:
-        try:
-            yield
-        except RuntimeError as error:
-            asked = f" at batch {batch + 1} of {num_batches} asked for" if num_batches else ""
-            ended = {
-                number: process.exitcode
-                for number, process in enumerate(self._processes)
-                if process.exitcode is not None
-            }
-            if not ended and str(error) == TIMED_OUT:
-                # Requests go round the workers, from the first of an epoch on.
-                hung = batch % self._num_workers
-                raise WorkerHung(
-                    f"loader worker {hung} of {self._num_workers} (process {self._processes[hung].pid}) gave nothing "
-                    f"for {self._timeout_seconds:g} seconds{asked}: most likely it waits for a disk or a network that "
-                    "does not answer, or was stopped; data.worker_timeout_seconds sets how long is waited. The same "
-                    "command goes on where last.pt was written"
-                ) from error
-            if not ended:
-                raise
-            number, code = next(iter(ended.items()))
-            more = f" (and {len(ended) - 1} more)" if len(ended) > 1 else ""
-            raise WorkerDied(
-                f"loader worker {number} of {self._num_workers} (process {self._processes[number].pid}) {_ending(code)}"
-                f"{asked}{more}; the same command goes on where last.pt was written"
-            ) from error
+        Raises:
+            WorkerDied: naming the first that did.
+        """
+        ended = {
+            number: process.exitcode for number, process in enumerate(self._processes) if process.exitcode is not None
+        }
+        if not ended:
+            return
+        number, code = next(iter(ended.items()))
+        more = f" (and {len(ended) - 1} more)" if len(ended) > 1 else ""
+        raise WorkerDied(
+            f"loader worker {number} of {self._num_workers} (process {self._processes[number].pid}) {_ending(code)}"
+            f"{more}; this was found at {where}. The same command goes on where last.pt was written"
+        ) from error
 
 
 def kill(processes: list[Any]) -> None:

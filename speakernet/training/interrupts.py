@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP as a polite request: the step under way is finished, last.pt written, the run ended."""
+"""Ctrl-C, SIGTERM and SIGHUP as a polite request: the step under way is finished, last.pt is written, the run ends."""
 
 import contextlib
 import logging
@@ -7,11 +7,13 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from speakernet.machine.signals import HANGUP, STOP_SIGNALS
+
 logger = logging.getLogger(__name__)
 
 
 class Interrupted(KeyboardInterrupt):
-    """The run was asked to stop (Ctrl-C, SIGTERM, a terminal that was closed) and has written last.pt."""
+    """The run was asked to stop (Ctrl-C, SIGTERM, SIGHUP) and has written last.pt."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -39,13 +41,9 @@ class StopRequest:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        # SIGTERM is what job schedulers send before they kill; SIGINT is Ctrl-C; SIGHUP comes when a terminal is closed
-        # or a connection lost, which `nohup` asks to leave aside. Windows has none.
-        hangup = getattr(signal, "SIGHUP", None)
-        taken = [signal.SIGINT, signal.SIGTERM]
-        if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:
-            taken.append(hangup)
-        before = {number: signal.signal(number, self._remember) for number in taken}
+        # `nohup` starts a run that ignores the end of its terminal, and is to outlive it.
+        ignored = {HANGUP} if HANGUP and signal.getsignal(HANGUP) == signal.SIG_IGN else set()
+        before = {number: signal.signal(number, self._remember) for number in STOP_SIGNALS if number not in ignored}
         try:
             yield
         finally:
@@ -55,7 +53,7 @@ class StopRequest:
     def _remember(self, number: int, _frame: Any) -> None:
         if self.number:
             # A terminal that is closed may say so twice, and a service manager sends it beside SIGTERM.
-            if signal.Signals(number).name == "SIGHUP":
+            if number == HANGUP:
                 return
             raise KeyboardInterrupt
         # Nothing more in a handler: it may have interrupted torch or the writing of a file at any line.

@@ -16,7 +16,26 @@ NUM_NAMES_SHOWN = 8
 
 
 class NonFiniteError(ValueError):
-    """Too many steps in a row gave a loss or gradient that is not finite."""
+    """Too many steps in a row, or all of an epoch, gave a loss or gradient that is not finite."""
+
+
+def check_epoch(state: TrainingState, *, is_last: bool) -> None:
+    """Look at an epoch that has just been counted: whether any of its steps changed the weights.
+
+    Under fp16 the scale of the loss may be too large for a whole short epoch, which the next one mends; not the last.
+
+    Raises:
+        NonFiniteError: all of them were undone.
+    """
+    if state.epoch_good_steps:
+        return
+    what = f"epoch {state.epoch}: every step was undone or left out, so the weights are those before it"
+    if state.bad_streak or is_last:
+        raise NonFiniteError(
+            f"{what}, and there is nothing to evaluate. Lower optimizer.learning_rate, try --mixed-precision no, or "
+            "look at the audio of the utterances that the log names"
+        )
+    logger.warning("%s: gradients overflowed under the loss scale of fp16, which has been lowered", what)
 
 
 class RecentSteps:

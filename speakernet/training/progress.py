@@ -3,7 +3,6 @@
 It is handed plain numbers and never touches a tensor. The other ranks get an object that does nothing.
 """
 
-import contextlib
 import json
 import logging
 import math
@@ -11,8 +10,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
+from speakernet.appending import GrowingFile
 from speakernet.files import atomic_write
 from speakernet.run_folder import METRICS
 from speakernet.terminal import Bar
@@ -56,7 +56,7 @@ class Progress:
         self.folder = folder
         self.show_bar = show_bar and folder is not None
         self._tensorboard = tensorboard and folder is not None
-        self._file: TextIO | None = None
+        self._file: GrowingFile | None = None
         self._configuration = configuration
         self._events: EventFiles | None = None
         self._bar: Bar | None = None
@@ -68,17 +68,19 @@ class Progress:
         """Begin or go on after `step`: records of later steps, which a killed run left, are removed."""
         if self.folder is None:
             return
-        path = self.folder / METRICS
+        path, records = self.folder / METRICS, []
         if path.exists():
-            _drop_after(path, step)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a", encoding="utf-8")
+            try:
+                records = _drop_after(path, step)
+            except OSError as error:
+                logger.warning("%s keeps its lines after step %d, which come a second time: %s", path, step, error)
+        self._file = GrowingFile(path)
         if self._tensorboard:
             # Imported here: it takes a second that other commands should not pay.
             from speakernet.training.tensorboard import EventFiles
 
             self._events = EventFiles(self.folder, self._configuration)
-            self._events.open(step, map(json.loads, path.read_text(encoding="utf-8").splitlines()))
+            self._events.open(step, records)
 
     def start_epoch(self, epoch: int, max_epochs: int, num_batches: int, done: int) -> None:
         """Go on with an epoch (from 0) of `num_batches`, of which `done` were done before a resume.
@@ -125,9 +127,7 @@ class Progress:
         if self._file is not None:
             line = {"kind": kind, "step": step, "epoch": epoch, **_plain(values)}
             # `allow_nan=False`: NaN is no JSON, and other programs stop at it.
-            self._file.write(json.dumps(line, allow_nan=False) + "\n")
-            # A killed run keeps its last lines, and the report can be made while it trains.
-            self._file.flush()
+            self._file.append((json.dumps(line, allow_nan=False) + "\n").encode())
         if self._events is not None:
             self._events.record(kind, step, values)
         if kind == "step":
@@ -145,15 +145,6 @@ class Progress:
             self._events.close()
             self._events = None
 
-    def give_up(self) -> None:
-        """Write no more files: the disk takes nothing. The progress line goes on."""
-        for part in (self._file, self._writer):
-            # Closing writes what is still held back, in vain.
-            with contextlib.suppress(OSError):
-                if part is not None:
-                    part.close()
-        self._file = self._writer = None
-
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values as JSON can hold them: a number that is not finite becomes null."""
@@ -162,9 +153,9 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _drop_after(path: Path, step: int) -> None:
-    """Keep the complete lines up to `step`: what follows will be written again."""
-    kept: list[str] = []
+def _drop_after(path: Path, step: int) -> list[dict[str, Any]]:
+    """Keep the complete lines up to `step`, which are returned: what follows will be written again."""
+    kept: list[dict[str, Any]] = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             record = json.loads(line)
@@ -172,6 +163,7 @@ def _drop_after(path: Path, step: int) -> None:
             logger.warning("%s: leaving out a line that was cut off", path)
             continue
         if record.get("step", 0) <= step:
-            kept.append(line)
+            kept.append(record)
     with atomic_write(path) as file:
-        file.writelines(line + "\n" for line in kept)
+        file.writelines(json.dumps(record) + "\n" for record in kept)
+    return kept

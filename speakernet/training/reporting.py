@@ -4,10 +4,9 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from speakernet.files import error_line
 from speakernet.terminal import duration
 from speakernet.training.interfaces import BatchLike
-from speakernet.training.numbers import NonFiniteError, RecentSteps
+from speakernet.training.numbers import RecentSteps
 from speakernet.training.options import TrainerOptions
 from speakernet.training.parts import Course, Learner, Records
 from speakernet.training.precision import report_activations
@@ -74,20 +73,10 @@ class Reporter:
         self._recent.fetch_into(self.state, self.learner.step.precision)
 
     def tell_epoch(self) -> None:
-        """What the epoch that has just been counted came to; once a run, what to change when it waits for data.
-
-        Raises:
-            NonFiniteError: not one of its steps could be kept, so that there is nothing to evaluate.
-        """
+        """What the epoch that has just been counted came to; once a run, what to change when it waits for data."""
         state, values = self.state, self.state.epoch_means()
-        if state.bad_streak and not state.epoch_good_steps:
-            raise NonFiniteError(
-                f"every step of {self._epoch_name()} was undone: loss or gradient were not finite, and the weights are "
-                "those before it. Lower optimizer.learning_rate, try --mixed-precision no, or look at the audio of the "
-                "utterances named above"
-            )
         report = self.course.loader.epoch_report()
-        self._record("epoch", state.epoch, {**values, **report, "bad_steps": state.bad_steps})
+        self.progress.record("epoch", state.step, state.epoch, {**values, **report, "bad_steps": state.bad_steps})
         # Said once a start: the figure looks like a failure.
         is_odd = not self._has_told_epoch and self.course.margin is not None and self.course.margin.full > 0
         note = " (low by design: the margin makes every utterance look harder than it is)" if is_odd else ""
@@ -105,7 +94,7 @@ class Reporter:
         self._evaluation_seconds = seconds
         state, best = self.state, self.state.best_eer_percent
         values = {**metrics, "best_eer_percent": best, "evaluation_seconds": seconds, "note": note}
-        self._record("evaluation", state.epoch, values)
+        self.progress.record("evaluation", state.step, state.epoch, values)
         logger.info(
             "evaluation after %s%s: EER %.2f %% (best %.2f %%), %.1f s",
             self._epoch_name(),
@@ -125,15 +114,7 @@ class Reporter:
         }
         if self.course.margin is not None:
             values["margin"] = self.course.margin(scheduled)
-        self._record("step", self.state.epoch + 1, values)
-
-    def _record(self, kind: str, epoch: int, values: Mapping[str, Any]) -> None:
-        try:
-            self.progress.record(kind, self.state.step, epoch, values)
-        except OSError as error:
-            # A full disk must not end a run of days, which needs its weights and not its curves.
-            self.progress.give_up()
-            logger.warning("the metrics cannot be written (%s): training goes on without them", error_line(error))
+        self.progress.record("step", self.state.step, self.state.epoch + 1, values)
 
     def _time_left(self, num_batches: int, window: Mapping[str, float]) -> str:
         """Of training and evaluations, as fast as the last ones were."""

@@ -4,11 +4,14 @@ of each. Damaged files are set aside under other names, never removed, and a bes
 
 import logging
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from speakernet.checkpoint import CheckpointError
 from speakernet.training.continuity import check_speakers, misfit, say_changes
 from speakernet.training.keeping import Keeper
 from speakernet.training.options import TrainerOptions
+from speakernet.training.state import TrainingState
 from speakernet.training.store import Found
 
 logger = logging.getLogger(__name__)
@@ -102,15 +105,28 @@ def _take_up_best(keeper: Keeper) -> None:
     """Let best.pt be the model to beat; made again where it is missing or damaged and its epoch was kept."""
     store, state = keeper.store, keeper.state
     best = store.load_best()
-    if best is not None:
+    if best is not None and not _is_behind(best["training_summary"], state, keeper.stage.name):
         state.take_up_best(best["training_summary"], keeper.stage.name)
         return
     if math.isinf(state.best_eer_percent):
         # Nothing was evaluated yet.
         return
     kept = store.restore_best(state.best_epoch, state.best_eer_percent)
+    found = "missing" if best is None else "older than last.pt"
     if kept is not None:
-        logger.warning("best.pt was missing: made again from %s", kept.name)
+        logger.warning("best.pt was %s: made again from %s", found, kept.name)
+        return
+    if best is not None:
+        # A worse model that is there is more than a better one that is not.
+        summary = best["training_summary"]
+        state.best_eer_percent, state.best_epoch = float(summary["best_eer_percent"]), int(summary["epoch"])
+        logger.warning("best.pt is of epoch %d: the better one was never written", state.best_epoch)
         return
     logger.warning("best.pt, of epoch %d, was missing and is not in checkpoints/: it begins anew", state.best_epoch)
     state.best_eer_percent, state.evaluations_without_gain, state.best_stage = math.inf, 0, ""
+
+
+def _is_behind(summary: Mapping[str, Any], state: TrainingState, stage: str) -> bool:
+    """Whether best.pt is not the best model that this stage knows of: the disk was full when that one was written."""
+    is_own = summary.get("stage", "") == stage == state.best_stage
+    return is_own and summary["best_eer_percent"] > state.best_eer_percent

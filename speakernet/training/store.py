@@ -16,7 +16,18 @@ import torch
 
 from speakernet.checkpoint import CheckpointError, DamagedError, read_own_checkpoint, write_checkpoint
 from speakernet.files import error_line, free_name, place
-from speakernet.run_folder import AVERAGE, BEST, CHECKPOINTS, LAST, PREVIOUS, epoch_path, epoch_paths, move_aside
+from speakernet.run_folder import (
+    AVERAGE,
+    BEST,
+    CHECKPOINTS,
+    EMBEDDINGS,
+    LAST,
+    PLOTS,
+    PREVIOUS,
+    epoch_path,
+    epoch_paths,
+    move_aside,
+)
 from speakernet.training.options import CheckpointOptions
 
 logger = logging.getLogger(__name__)
@@ -80,6 +91,14 @@ def check_model(contents: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
     return cast(Mapping[str, Any], summary)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Write:
+    """A snapshot on its way to the disk, and what to do when it is there."""
+
+    contents: dict[str, Any]
+    afterwards: Callable[[], None]
+
+
 class CheckpointStore:
     """Writes and reads the checkpoints of one run folder, which is made when missing."""
 
@@ -93,6 +112,8 @@ class CheckpointStore:
         self.keep = max(options.keep_checkpoints, options.average_checkpoints)
         self.compress = options.compress_checkpoints
         self._thread: threading.Thread | None = None
+        # What could not be written, by its name: a better best.pt may never come, so this one is tried again.
+        self._owed: dict[Path, _Write] = {}
         self._failure: OSError | None = None
 
     def epoch_paths(self) -> list[Path]:
@@ -174,8 +195,9 @@ class CheckpointStore:
 
     def remove_leftovers(self) -> None:
         """Delete temporary files that a killed run left behind; call it only while holding the run's lock."""
-        for folder in (self.folder, self.folder / CHECKPOINTS):
-            for leftover in folder.glob(".*.pt.*.tmp"):
+        # Pictures, reports, scores and lists of a run are written by the process that holds its lock, as these are.
+        for folder in (self.folder, self.folder / CHECKPOINTS, self.folder / PLOTS, self.folder / EMBEDDINGS):
+            for leftover in folder.glob(".*.tmp"):
                 logger.info("removing %s, left by an interrupted write", leftover.name)
                 leftover.unlink(missing_ok=True)
 
@@ -195,37 +217,49 @@ class CheckpointStore:
             self._thread = None
 
     def close(self) -> None:
-        """Wait for the last write.
+        """Wait for the last write, and try once more what could not be written.
 
         Raises:
-            OSError: the last write failed, so what is on disk is older than the run.
+            OSError: it still cannot, so what is on disk is older than the run.
         """
         self.wait()
-        if self._failure is not None:
+        self._write_all()
+        if self._owed and self._failure is not None:
             raise self._failure
 
     def _save(self, path: Path, contents: dict[str, Any], afterwards: Callable[[], None] = lambda: None) -> None:
         snapshot = to_cpu(contents)
         self.wait()  # one write at a time, in order
+        # What was owed under this name is older; the others are written first, in their order.
+        self._owed.pop(path, None)
+        self._owed[path] = _Write(snapshot, afterwards)
         # Not a daemon: the interpreter waits for it at exit, so that a finished run is a written run.
-        arguments = (path, snapshot, afterwards)
-        self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint-writer")
+        self._thread = threading.Thread(target=self._write_all, name="checkpoint-writer")
         self._thread.start()
 
-    def _write(self, path: Path, contents: dict[str, Any], afterwards: Callable[[], None]) -> None:
-        try:
-            if path == self.last_path and path.exists():
-                self._replace_last(contents)
+    def _write_all(self) -> None:
+        """Write everything that is owed; what fails stays so."""
+        for path, one in list(self._owed.items()):
+            try:
+                if path == self.last_path and path.exists():
+                    self._replace_last(one.contents)
+                else:
+                    write_checkpoint(path, one.contents, compress=self.compress)
+                one.afterwards()
+            except OSError as error:
+                # A full disk must not end a run of days: what is on disk is whole, and there is a next save.
+                self._failure = error
+                logger.error("could not write %s: %s; the old file is untouched. Free some space: training goes on "
+                             "and will try again at the next save", path, error)  # fmt: skip
             else:
-                write_checkpoint(path, contents, compress=self.compress)
-        except OSError as error:
-            # A full disk must not end a run of days: what is on disk is whole, and there is a next save.
-            self._failure = error
-            logger.error("could not write %s: %s; the old file is untouched. Free some space: training goes on "
-                         "and will try again at the next save", path, error)  # fmt: skip
-            return
-        self._failure = None
-        afterwards()
+                del self._owed[path]
+        self._forget_old_epochs()
+
+    def _forget_old_epochs(self) -> None:
+        """Of models of epochs that are owed only those are held that would be kept: they fill the memory."""
+        epochs = sorted(path for path in self._owed if path.match(f"{CHECKPOINTS}/epoch_*"))
+        for path in epochs[: -self.keep or None]:
+            del self._owed[path]
 
     def _replace_last(self, contents: dict[str, Any]) -> None:
         # Whole beside the old one first: a kill between any two of these lines leaves last.pt, and one before it.

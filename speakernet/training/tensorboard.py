@@ -4,6 +4,7 @@ A curve that never changes says one number and hides those that do: its points a
 this file imports TensorBoard, which takes a second: whoever needs it imports it late.
 """
 
+import contextlib
 import math
 import struct
 import time
@@ -13,8 +14,9 @@ from typing import Any
 
 import yaml
 from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
-from torch.utils.tensorboard import SummaryWriter
-from torch.utils.tensorboard.summary import hparams
+from torch.utils.tensorboard.summary import custom_scalars, hparams, scalar, text
+
+from speakernet.training.event_file import EventFile
 
 # A single point of these is worth seeing, and two equal ones are news.
 ALWAYS_SHOWN = ("evaluation/eer_", "evaluation/min_dcf", "step/loss", "epoch/loss")
@@ -40,7 +42,7 @@ class EventFiles:
     def __init__(self, folder: Path, configuration: Mapping[str, Any]) -> None:
         self._folder, self._configuration = folder, configuration
         self._curves = _Curves()
-        self._writer: SummaryWriter | None = None
+        self._file: EventFile | None = None
 
     def open(self, step: int, records: Iterable[Mapping[str, Any]]) -> None:
         """Begin or go on after `step`.
@@ -49,36 +51,30 @@ class EventFiles:
             step: events of later steps, which a killed run left, are not shown.
             records: lines of metrics.jsonl up to that step: which curves have changed so far.
         """
-        self._writer = SummaryWriter(str(self._folder), purge_step=step + 1)
+        self._file = EventFile(self._folder, step)
         for record in records:
             for tag, value in scalars(str(record.get("kind", "")), record):
                 self._curves.due(tag, value, int(record.get("step", 0)))
         if self._configuration:
-            text = yaml.safe_dump(dict(self._configuration), sort_keys=False, allow_unicode=True)
+            lines = yaml.safe_dump(dict(self._configuration), sort_keys=False, allow_unicode=True).splitlines()
             # Four spaces make it code in Markdown, as TensorBoard shows text.
-            self._writer.add_text("configuration", "".join(f"    {line}\n" for line in text.splitlines()), step)
-            # The writer's own `add_hparams` would put these into a folder of their own, as another run.
+            self._file.add(text("configuration", "".join(f"    {line}\n" for line in lines)), step)
             for summary in hparams(hyperparameters(self._configuration), dict.fromkeys((EER, MIN_DCF, TEST_EER), 0.0)):
-                self._file.add_summary(summary)
-        self._writer.add_custom_scalars({"evaluation": {"EER (%)": ["Margin", [EER, EER_LOW, EER_HIGH]]}})
+                self._file.add(summary, step)
+        self._file.add(custom_scalars({"evaluation": {"EER (%)": ["Margin", [EER, EER_LOW, EER_HIGH]]}}), step)
 
     def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """Take in the numbers of one record."""
-        assert self._writer is not None, "opened before anything is recorded"
+        assert self._file is not None, "opened before anything is recorded"
         for tag, value in scalars(kind, values):
             for at, one, moment in self._curves.due(tag, value, step):
-                self._writer.add_scalar(tag, one, at, walltime=moment)
+                self._file.add(scalar(tag, one), at, moment)
 
     def close(self) -> None:
-        """Write what is waiting."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-
-    @property
-    def _file(self) -> Any:
-        assert self._writer is not None
-        return self._writer._get_file_writer()  # the writer has no public way for ready-made summaries
+        """Let go of the files."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 class _Curves:
@@ -111,9 +107,9 @@ def add_test_results(folder: Path, step: int, results: Mapping[str, Any], plots:
         results: as in `results.json`.
         plots: PNG files.
     """
-    with SummaryWriter(str(folder)) as writer:
+    with contextlib.closing(EventFile(folder, step)) as file:
         for tag, value in scalars("test", {name: results.get(name) for name in TEST_FIGURES}):
-            writer.add_scalar(tag, value, step)
+            file.add(scalar(tag, value), step)
         for path in plots:
             # Ready-made: drawing them once more would need the scores.
             content = path.read_bytes()
@@ -121,7 +117,7 @@ def add_test_results(folder: Path, step: int, results: Mapping[str, Any], plots:
             width, height = struct.unpack(">II", content[16:24])
             image = Summary.Image(encoded_image_string=content, width=width, height=height, colorspace=4)
             summary = Summary(value=[Summary.Value(tag=f"test/{path.stem}", image=image)])
-            writer._get_file_writer().add_summary(summary, step)
+            file.add(summary, step)
 
 
 def scalars(kind: str, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

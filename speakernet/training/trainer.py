@@ -23,6 +23,7 @@ from speakernet.training.averaging import average_checkpoints, recompute_statist
 from speakernet.training.interfaces import BatchLike
 from speakernet.training.interrupts import Interrupted, StopRequest
 from speakernet.training.keeping import Keeper
+from speakernet.training.numbers import check_epoch
 from speakernet.training.options import TrainerOptions
 from speakernet.training.parts import Course, Learner, Records
 from speakernet.training.reporting import Reporter
@@ -77,8 +78,8 @@ class Trainer:
         """Train to the end, or from where the run was stopped; returns the summary.
 
         Raises:
-            Interrupted: after Ctrl-C or SIGTERM, once last.pt is written.
-            NonFiniteError: too many steps in a row had to be undone.
+            Interrupted: after Ctrl-C, SIGTERM or SIGHUP, once last.pt is written.
+            NonFiniteError: too many steps in a row, or all of an epoch, had to be undone.
             ValueError: the run folder is in use, or its checkpoint is of another model.
         """
         with self._in_its_folder():
@@ -256,8 +257,9 @@ class Trainer:
         state, options = self.state, self.options
         is_changed = not self.freezing.is_frozen(state.epoch)
         state.epoch, state.batch = state.epoch + 1, 0
-        self.reporter.tell_epoch()
         is_last = state.epoch >= options.max_epochs
+        check_epoch(state, is_last=is_last)
+        self.reporter.tell_epoch()
         # A frozen network is still the one that was evaluated last.
         is_evaluated = is_last or (is_changed and state.epoch % options.test_interval == 0)
         if is_evaluated:

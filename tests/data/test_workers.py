@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +17,11 @@ from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs
 from speakernet.config import Config
 from speakernet.config.schema import replaced
+from speakernet.data.audio import crop_samples
 from speakernet.data.batches import Batch
 from speakernet.data.loader import TrainingLoader
 from speakernet.data.sharing import SharedArray, SharedMemoryError
-from speakernet.data.workers import WorkerDied, WorkerHung
+from speakernet.data.workers import WorkerDied, WorkerHung, Workers
 
 OWNER = """
 import sys
@@ -87,7 +89,7 @@ def test_a_hung_worker_is_named_with_its_batch_and_ended(tiny_corpus: Path) -> N
     batches, workers = begun(made)
     for worker in workers:
         worker.suspend()
-    message = r"worker [01] of 2 \(process \d+\) gave nothing for 0\.5 seconds at batch [234] of \d+ asked for"
+    message = r"worker [01] of 2 \(process \d+\) hangs: batch [234] of epoch 1 did not come in 0\.5 s"
     with pytest.raises(WorkerHung, match=message) as caught:
         list(batches)
     assert caught.value.exit_status == 75
@@ -106,12 +108,12 @@ def test_an_epoch_draws_nothing_from_the_global_generators(tiny_corpus: Path, nu
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_too_little_shared_memory_is_said_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_memory_that_another_process_took_is_said_too(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(tensor: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)")
 
     monkeypatch.setattr(torch.Tensor, "share_memory_", full)
-    message = r"^3\.8 MiB of shared memory are needed .*, .* are left\. .*--shm-size .*--data\.num_workers 0"
+    message = r"^3\.8 MiB are needed in shared memory, .* are free there"
     with pytest.raises(SharedMemoryError, match=message):
         SharedArray.allocate((1000, 1000), np.float32)
 
@@ -125,6 +127,42 @@ def test_workers_of_one_epoch_are_gone_when_their_reader_stops_early(tiny_corpus
     assert len(workers) == 2 and not any(worker.is_running() for worker in workers)
     made.set_epoch(1)
     assert len(list(made)) == len(made)
+
+
+def test_a_slow_worker_is_waited_for(tiny_corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("speakernet.data.workers.WAIT_SECONDS", 0.1)
+    made = helped(tiny_corpus, num_workers=1, prefetch_factor=1, worker_timeout_seconds=0.0)
+    batches, (worker,) = begun(made)
+    worker.suspend()
+    threading.Timer(0.5, worker.resume).start()
+    assert len(list(batches)) == len(made) - 1
+    made.close()
+
+
+def test_shared_memory_that_is_too_small_is_said_in_numbers(tiny_corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = helped(tiny_corpus, prefetch_factor=4)
+    monkeypatch.setattr("speakernet.data.sharing.free_shared_memory", lambda: 1 << 10)
+    with pytest.raises(
+        SharedMemoryError,
+        match=r"2 loader workers with 4 batches ahead: .* are needed .*, 1\.0 KiB are free.*num_workers 0.*--shm-size",
+    ):
+        list(made)
+    monkeypatch.undo()
+    assert len(list(made)) == len(made)
+    made.close()
+
+
+@pytest.mark.parametrize("free", [0, 1 << 10, 200 << 10, 1 << 20, 1 << 40])
+def test_the_automatic_choice_fits(tiny_corpus: Path, monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    """What was chosen for so much shared memory can be allocated in it."""
+    monkeypatch.setattr("speakernet.assembly.data.free_shared_memory", lambda: free)
+    monkeypatch.setattr("speakernet.data.sharing.free_shared_memory", lambda: free)
+    monkeypatch.setattr("speakernet.assembly.data.usable_cores", lambda: 16)
+    made = helped(tiny_corpus, num_workers="auto", batch_size=2)
+    assert isinstance(made.maker, Workers) == (free > 100 << 10)
+    if isinstance(made.maker, Workers):
+        made.maker._prepare(2 * crop_samples(50))
+    made.close()
 
 
 @pytest.mark.slow

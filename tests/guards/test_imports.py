@@ -9,7 +9,8 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[2] / "speakernet"
 
 BASE = {
-    *("options", "registry", "terminal", "files", "arrays", "seeding", "distributed", "machine", "checkpoint"),
+    *("options", "registry", "terminal", "files", "appending", "arrays", "seeding", "distributed", "machine"),
+    "checkpoint",
     "run_folder",
 }
 OPTIONS = {"data", "evaluation", "frontend", "losses", "models", "training"}
@@ -18,6 +19,7 @@ ALLOWED = {
     "registry": set(),
     "terminal": set(),
     "files": {"terminal"},
+    "appending": set(),
     "arrays": {"files"},
     "seeding": set(),
     "distributed": set(),

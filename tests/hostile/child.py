@@ -61,7 +61,7 @@ def judged(error: BaseException, case: Path, damaged: str) -> dict[str, str]:
     """An error is clear where it is of ours to raise and names what was read."""
     said = str(error)
     names = {path.name for path in case.rglob("*")} | {case.name, Path(damaged).name}
-    if not isinstance(error, ValueError) or type(error).__module__ == "builtins" and type(error) is not ValueError:
+    if not isinstance(error, ValueError) or (type(error).__module__ == "builtins" and type(error) is not ValueError):
         return {"outcome": FAILED, "said": f"{type(error).__name__}: {said}"[:300], "file": damaged}
     if not any(name in said for name in names):
         return {"outcome": FAILED, "said": f"names no file: {said}"[:300], "file": damaged}

@@ -78,7 +78,11 @@ class Target:
 def voice(seconds: float = 0.2, channels: int = 1) -> np.ndarray:
     """Noise that swells, in -1..1."""
     draw = np.random.default_rng(7)
-    samples = 0.2 * draw.standard_normal((int(16_000 * seconds), channels)) * np.linspace(0, 1, int(16_000 * seconds))[:, None]
+    samples = (
+        0.2
+        * draw.standard_normal((int(16_000 * seconds), channels))
+        * np.linspace(0, 1, int(16_000 * seconds))[:, None]
+    )
     return samples[:, 0] if channels == 1 else samples
 
 
@@ -90,7 +94,8 @@ def _audio(name: str, subtype: str, *, rate: int = 16_000, channels: int = 1) ->
         whole = read_audio(folder / name)
         assert whole.dtype == np.float32 and whole.ndim == 1 and np.isfinite(whole).all()
         assert len(read_audio(folder / name, 0, 100)) == min(100, len(whole))
-        table = build_lookup_table(str(folder), StringTable.from_strings([name]), cache_folder=None, num_threads=1)
+        names = StringTable.from_strings([name])
+        table = build_lookup_table(str(folder), names, sample_rate=16_000, cache_folder=None, num_threads=1)
         assert table.problems or table.num_samples[0] == len(whole)
 
     return Target(make, read, (name,), weight=8)
@@ -130,7 +135,9 @@ TRAINING = "".join(f"{name.split('/')[0]} {name}\n" for name in NAMES)
 TRIALS = "".join(f"{int(a[:4] == b[:4])} {a} {b}\n" for a in NAMES for b in NAMES if a < b)
 PAIRS = [line.split()[1:] for line in TRIALS.splitlines()]
 SCORES = "".join(f"{enrol} {test} {row / 7 - 1:.4f}\n" for row, (enrol, test) in enumerate(PAIRS))
-TABLE = "path,speaker,gender,age\n" + "".join(f"{name},{name[:4]},{'fm'[n % 2]},{20 + n}\n" for n, name in enumerate(NAMES))
+TABLE = "path,speaker,gender,age\n" + "".join(
+    f"{name},{name[:4]},{'fm'[n % 2]},{20 + n}\n" for n, name in enumerate(NAMES)
+)
 YAML = """# a run
 data: {train_list: a.txt, batch_size: 8, crop_frames: 60, num_workers: 0}
 model:
@@ -193,7 +200,8 @@ def _save(path: Path, contents: Any) -> None:
 def _same_tree(value: Any) -> str:
     """A text that two equal trees of tensors and plain values share."""
     if isinstance(value, torch.Tensor):
-        return f"{value.dtype}{tuple(value.shape)}{value.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes().hex()}"
+        content = value.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes().hex()
+        return f"{value.dtype}{tuple(value.shape)}{content}"
     if isinstance(value, dict):
         return "{" + ",".join(f"{key}:{_same_tree(one)}" for key, one in value.items()) + "}"
     if isinstance(value, list | tuple):
@@ -203,7 +211,12 @@ def _same_tree(value: Any) -> str:
 
 HOSTILE_TENSORS = (
     *(torch.zeros(0), torch.zeros(3), torch.full((8,), float("nan")), torch.zeros(8, dtype=torch.int64)),
-    *(torch.zeros(2, 2, dtype=torch.complex64), torch.zeros(()), torch.zeros(1).expand(10**9), torch.eye(3).to_sparse()),
+    *(
+        torch.zeros(2, 2, dtype=torch.complex64),
+        torch.zeros(()),
+        torch.zeros(1).expand(10**9),
+        torch.eye(3).to_sparse(),
+    ),
 )
 
 
@@ -274,11 +287,28 @@ def _extract(name: str) -> Callable[[Path], Any]:
 
 
 def _results() -> dict[str, Any]:
-    table = [{"by": "duration", "note": "", "rows": [{"label": "2 to 4 s", "eer_percent": 3.0, "eer_interval_percent": [1, 5]}]}]
-    sweep = [{"kind": "noise", "axis": "dB", "note": "", "rows": [{"label": "10", "eer_percent": 9.0, "eer_interval_percent": [1, 9]}]}]
+    table = [
+        {
+            "by": "duration",
+            "note": "",
+            "rows": [{"label": "2 to 4 s", "eer_percent": 3.0, "eer_interval_percent": [1, 5]}],
+        }
+    ]
+    sweep = [
+        {
+            "kind": "noise",
+            "axis": "dB",
+            "note": "",
+            "rows": [{"label": "10", "eer_percent": 9.0, "eer_interval_percent": [1, 9]}],
+        }
+    ]
     known = Results(len(PAIRS), 6, 12.5, (10.0, 15.0), {"0.01": 0.5, "0.05": 0.4}, 3, backend={"score": "cosine"})
     more = {"slices": table, "sweep": sweep, "lists": [{"role": "trials", "name": "t", "sha256": "0"}]}
-    facts = {"machine": {"cpu": "x"}, "versions": {"torch": "2"}, "thresholds": [{"name": "eer", "threshold": 0.1, "backend": {}}]}
+    facts = {
+        "machine": {"cpu": "x"},
+        "versions": {"torch": "2"},
+        "thresholds": [{"name": "eer", "threshold": 0.1, "backend": {}}],
+    }
     return {**known.to_dict(), **more, **facts, "training": {"speakers": 3, "utterances": 6, "hours": 0.1}}
 
 
@@ -334,8 +364,9 @@ def _make_lookup(folder: Path) -> None:
 
 def _lookup(folder: Path) -> Any:
     (folder / "kept").mkdir(exist_ok=True)
+    names = StringTable.from_strings(NAMES[:2])
     table = build_lookup_table(
-        str(folder / "audio"), StringTable.from_strings(NAMES[:2]), cache_folder=folder / "kept", num_threads=1
+        str(folder / "audio"), names, sample_rate=16_000, cache_folder=folder / "kept", num_threads=1
     )
     assert list(table.num_samples) == [800, 800]
 

@@ -94,7 +94,7 @@ def test_everything_that_counts_cores_and_memory_asks_here(container: Path) -> N
     import torch
 
     from speakernet.checks.machine import machine_findings
-    from speakernet.data.choices import free_shared_memory
+    from speakernet.data.sharing import free_shared_memory
     from speakernet.machine.facts import system_info
     from speakernet.machine.options import MachineOptions
     from speakernet.machine.settings import optimize_torch_settings

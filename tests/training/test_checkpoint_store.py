@@ -45,9 +45,32 @@ def test_full_disk_keeps_the_old_file_and_is_told(tmp_path: Path, monkeypatch, c
     with pytest.raises(OSError, match="No space left"):
         store.close()
     monkeypatch.undo()
+    # Tried again, though nothing new came.
+    store.close()
+    assert read_own_checkpoint(store.last_path)["weights"]["a"][0] == 2.0
     store.save_last(contents(3.0))
     store.close()
     assert read_own_checkpoint(store.last_path)["weights"]["a"][0] == 3.0
+
+
+def test_what_could_not_be_written_is_written_with_the_next(tmp_path: Path, monkeypatch) -> None:
+    """best.pt above all: a better one may never come."""
+    store = CheckpointStore(tmp_path, CheckpointOptions(keep_checkpoints=2))
+
+    def full(*_arguments) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    store.save_best(contents(1.0))
+    for epoch in range(1, 6):
+        store.save_epoch(epoch, contents(epoch))
+    store.wait()
+    assert [path.name for path in store._owed] == ["best.pt", "epoch_0004.pt", "epoch_0005.pt"]
+    monkeypatch.undo()
+    store.save_last(contents(6.0))
+    store.close()
+    assert read_own_checkpoint(store.best_path)["weights"]["a"][0] == 1.0
+    assert [path.name for path in store.epoch_paths()] == ["epoch_0004.pt", "epoch_0005.pt"]
 
 
 def test_really_full_device():

@@ -22,11 +22,11 @@ from speakernet.evaluation.report.hardest_section import hardest_part
 from speakernet.evaluation.report.trials_section import trials_part
 from speakernet.evaluation.speakers import Speakers
 from speakernet.files import atomic_write
+from speakernet.run_folder import PLOTS
 
 logger = logging.getLogger(__name__)
 
 REPORT_NAME = "report.html"
-PLOTS_FOLDER = "plots"
 
 
 def write_report(
@@ -85,7 +85,7 @@ def _source(run: RunData, audio: str | Path) -> AudioSource:
 
 def _sections(run: RunData, audio: AudioSource | None) -> list[page.Section]:
     """The page from top to bottom: what came of it, where it errs, what it was made of, how it got there."""
-    drawings = sections.Drawings(run.folder / PLOTS_FOLDER)
+    drawings = sections.Drawings(run.folder / PLOTS)
     rates = error_sections.rates_of(run)
     by_run = {} if rates is None else {run.name: rates}
     # Pairs without labels are scored to learn of them; how the model was trained is on its own page.
