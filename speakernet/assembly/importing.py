@@ -25,6 +25,8 @@ def import_weights(arguments: argparse.Namespace) -> int:
         ValueError: another architecture, an option that is needed and missing, a damaged or unsafe file.
     """
     lookup({**FORMATS, **PUBLISHED}, arguments.source, "toolkit")
+    if Path(arguments.out).resolve() == Path(arguments.file).resolve():
+        raise ValueError(f"--out is the checkpoint itself, {arguments.file}; give the model file a name of its own")
     contents = read_checkpoint(arguments.file)
     if is_model_file(contents):
         raise ValueError(f"{arguments.file} is a model file of speakernet already; use it as it is")

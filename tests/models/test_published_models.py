@@ -207,6 +207,26 @@ def test_a_missing_tensor_is_named():
         import_network(PUBLISHED["wespeaker"], "XVEC", state, "file.pt")
 
 
+@pytest.mark.parametrize(
+    ("model", "tensor", "value", "message"),
+    [
+        ("XVEC", "seg_1.weight", torch.zeros(3), r"embedding.0.weight is \(3,\) in the file"),
+        ("XVEC", "frame_1.conv_1d.weight", torch.zeros(3), "not enough values to unpack"),
+        ("ResNet18", "seg_1.weight", torch.zeros(5), "not laid out as those of this model .IndexError"),
+        (
+            "ResNet18",
+            "layer4.0.shortcut.0.weight",
+            torch.zeros(0, 2),
+            "not laid out as those of this model .ZeroDivision",
+        ),
+    ],
+)
+def test_tensors_of_other_shapes_are_refused_whatever_is_read_from_them(model, tensor, value, message):
+    state = foreign_state(case_of("wespeaker", model)) | {tensor: value}
+    with pytest.raises(ValueError, match=rf"^file.pt is no {model} of wespeaker: .*{message}"):
+        import_network(PUBLISHED["wespeaker"], model, state, "file.pt")
+
+
 def test_a_tensor_that_no_model_has_is_refused_and_a_training_head_is_named():
     state = foreign_state(case_of("wespeaker", "XVEC"))
     with_head = state | {"projection.weight": torch.zeros(7, 16)}
@@ -240,13 +260,17 @@ def test_a_file_of_another_size_or_version_of_redimnet_is_told():
         ({"group_divizor": 2}, "has group_divizor, which is not known here; did you mean 'group_divisor'"),
         ({"spec_params": {"spec_norm": "bn"}}, "has spec_norm: bn, known here: mn"),
         ({"spec_params": {"f_mix": 9}}, "has f_mix, which is not known here; did you mean 'f_min' or 'f_max'"),
+        ({"stages_setup": [1, 2]}, None),
+        ({"F": 10**9}, None),
+        ({"spec_params": {"f_min": "low"}}, None),
         ({"spec_params": [1]}, r"has spec_params: \[1\], expected options by name"),
     ],
 )
 def test_options_of_redimnet_that_are_not_known_here_are_named(options, message):
     contents = contents_of(case_of("redimnet", "ReDimNet2B0"))
     contents["model_config"] = contents["model_config"] | options
-    with pytest.raises(ValueError, match=f"is no ReDimNet2B0 of redimnet: its model_config {message}"):
+    said = f"its model_config {message}" if message else "(?!its model_config)"
+    with pytest.raises(ValueError, match=f"^b0.pt is no ReDimNet2B0 of redimnet: {said}"):
         import_network(PUBLISHED["redimnet"], "ReDimNet2B0", contents, "b0.pt")
 
 
@@ -318,6 +342,8 @@ def test_a_model_file_of_our_own_is_told(tmp_path, capsys):
     source, out = save(foreign_state(case_of("wespeaker", "XVEC")), tmp_path), str(tmp_path / "model.pt")
     base = ["import-weights", "--from", "wespeaker", "--model", "XVEC"]
     assert main([*base, source, "--out", out]) == 0
+    assert main([*base, source, "--out", source]) == 1
+    assert "--out is the checkpoint itself" in capsys.readouterr().err
     assert main([*base, out, "--out", str(tmp_path / "again.pt")]) == 1
     assert "is a model file of speakernet already" in capsys.readouterr().err
     assert not (tmp_path / "again.pt").exists()

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from speakernet.checkpoint import CheckpointError
+from speakernet.files import error_line
 from speakernet.models.importers import PUBLISHED, voxceleb_trainer
 from speakernet.models.importers.renaming import Describe, Described, Weights, bare, rename_all
 from speakernet.models.model_file import check_finite, check_fits
@@ -58,16 +59,17 @@ def import_network(format: Format, name: str, contents: Mapping[str, Any], path:
     weights = bare(contents, path)
     check_finite(weights, path)
     try:
-        models = format.models(contents)
-        described = _described(format, models, name, weights)
-        net = _network(format, described)
-        renamed, left = _fitted(format, described, weights, net, path)
+        with _as_value_errors():
+            described = _described(format, format.models(contents), name, weights)
+            renamed, left = _fitted(format, described, weights, path)
+            net = _network(format, described)
     except UnknownNameError:
         raise
     except ValueError as error:
         # A file of another toolkit is told here too: the names of its tensors say whose it is.
         raise CheckpointError(f"{path} is no {name} of {format.SOURCE}{likeness(contents, format)}: {error}") from error
-    net.load_state_dict(renamed)
+    # The front end's own state (how often it has drawn noise) is no weight and in no foreign file.
+    net.load_state_dict(net.state_dict() | renamed)
     return Imported(net.eval(), left)
 
 
@@ -125,34 +127,45 @@ def _network(format: Format, described: Described) -> SpeakerNet:
 
 
 def _fitted(
-    format: Format, described: Described, weights: Weights, net: SpeakerNet, path: str | Path
+    format: Format, described: Described, weights: Weights, path: str | Path
 ) -> tuple[dict[str, Any], list[str]]:
-    """The weights in our names, and what was not needed.
+    """The weights in our names, and what was not needed; compared without taking memory for a network.
 
     Raises:
         CheckpointError: they are not exactly those of the network.
     """
-    ours = net.state_dict()
+    # Any front end does for a comparison of tensors; this one can be made without memory.
+    blueprint = dataclasses.replace(described, front_end={"name": "fbank"})
+    with torch.device("meta"):
+        net = _network(format, blueprint)
+    ours = {name: value for name, value in net.state_dict().items() if not name.startswith("front_end.")}
     renamed, left = rename_all(weights, described.rules, format.UNUSED, ours)
-    # The front end's own state (how often it has drawn noise) is no weight and in no foreign file.
-    complete = {name: value for name, value in ours.items() if name.startswith("front_end.")} | renamed
-    check_fits(complete, ours, path)
-    return complete, left
+    check_fits(renamed, ours, path)
+    return renamed, left
 
 
 def _fitting(format: Format, contents: Mapping[str, Any]) -> list[str]:
     """The models of the format whose tensors are those of the file."""
     found = []
-    try:
-        weights, models = bare(contents, ""), format.models(contents)
-    except ValueError:
-        return []
-    for name, describe in models.items():
-        with contextlib.suppress(ValueError, ZeroDivisionError):
-            # Any front end does for a comparison of tensors; this one needs no memory either.
-            described = dataclasses.replace(describe(weights), front_end={"name": "fbank"})
-            with torch.device("meta"):
-                net = _network(format, described)
-            _fitted(format, described, weights, net, "")
-            found.append(name)
+    with contextlib.suppress(ValueError), _as_value_errors():
+        weights = bare(contents, "")
+        for name, describe in format.models(contents).items():
+            with contextlib.suppress(ValueError), _as_value_errors():
+                _fitted(format, describe(weights), weights, "")
+                found.append(name)
     return found
+
+
+@contextlib.contextmanager
+def _as_value_errors() -> Iterator[None]:
+    """What reading sizes out of a file raises where it is laid out otherwise than its names promise.
+
+    Raises:
+        ValueError: saying that it is.
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError) as error:
+        raise ValueError(
+            f"its sizes or options are not laid out as those of this model ({error_line(error)})"
+        ) from error
