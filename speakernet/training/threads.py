@@ -15,6 +15,8 @@ logger = logging.getLogger(__name__)
 
 WINDOW_STEPS = 8
 WINDOW_SECONDS = 1.0
+# Beside much other work a step takes ten seconds: waiting for all of a window would cost the minutes that it saves.
+LONG_SECONDS, LONG_STEPS = 8.0, 2
 # After a start or a change caches are cold.
 SKIPPED_STEPS = 2
 # Undisturbed, the training thread runs (or spins) through nearly all of a step; beside other work 13 to 40 % was seen.
@@ -99,7 +101,8 @@ class ThreadWatch:
         self._seconds += seconds
         self._processor_seconds += processor_seconds
         self._utterances += num_utterances
-        if self._steps >= WINDOW_STEPS and self._seconds >= WINDOW_SECONDS:
+        is_full = self._steps >= WINDOW_STEPS and self._seconds >= WINDOW_SECONDS
+        if is_full or (self._steps >= LONG_STEPS and self._seconds >= LONG_SECONDS):
             share = min(1.0, self._processor_seconds / self._seconds)
             self._end_window(Window(self.threads, share, self._utterances / self._seconds), is_compiled)
 

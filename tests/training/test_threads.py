@@ -145,3 +145,10 @@ def test_the_trainer_hands_over_every_step_and_puts_the_threads_back(tmp_path, c
     assert last == ("closed",) and len(steps) == trainer.state.step
     assert sum(step[2] for step in steps) == trainer.state.utterances
     assert all(step[0] > 0 and step[1] >= 0 and step[3] is False for step in steps)
+
+
+def test_long_steps_are_not_waited_for() -> None:
+    """64 utterances at 2 a second: half a minute a step."""
+    run = Run(2, lambda threads: (2.0, BUSY) if threads > 1 else (31.0, 0.6))
+    run.go(2 * SKIPPED_STEPS + 8)
+    assert run.used[SKIPPED_STEPS + 2] == 1 and run.watch.threads == 1
