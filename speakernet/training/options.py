@@ -278,7 +278,7 @@ class TrainerOptions(Options):
     accumulation_steps: Annotated[int, Ge(1), Le(1_000_000)] = 1
     """Micro-batches per optimizer step; the effective batch is this times data.batch_size."""
     log_interval: Count = 20
-    """Optimizer steps between two fetches of the numbers from the device (log, progress line, TensorBoard)."""
+    """Optimizer steps between two records of the numbers (metrics.jsonl, TensorBoard); what is shown is fresher."""
     patience: CountOrZero = 0
     """Stop after so many evaluations in a row without a better EER; 0 never stops early."""
     save_steps: CountOrZero = 0

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from speakernet.options import summary
 from speakernet.training.options import (
     SCHEDULES,
     ConstantOptions,
@@ -108,3 +109,10 @@ def test_margin_ramps():
     assert MarginSchedule(ConstantOptions(), 0.2, steps_per_epoch=10)(7) == 0.2
     with pytest.raises(ValueError, match="expected constant"):
         MarginOptions(margin="cubic")
+
+
+def test_every_schedule_says_what_it_is_itself() -> None:
+    """`speakernet list schedules` shows these lines; a schedule without one would show its base's."""
+    lines = {name: summary(part.options) for name, part in SCHEDULES.items()}
+    assert all(part.options.__doc__ for part in SCHEDULES.values()) and len(set(lines.values())) == len(lines)
+    assert lines["constant"] == "Always the top." and "no better EER" in lines["plateau"]
