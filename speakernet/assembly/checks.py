@@ -8,7 +8,7 @@ from speakernet.assembly.refusals import refuse_impossible
 from speakernet.checks.findings import Finding, worst
 from speakernet.checks.quick import quick_check
 from speakernet.config import Config
-from speakernet.machine.device import choose_device
+from speakernet.machine.device import find_device
 
 logger = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ TOLD = ("speakers", "training files: length", "trials", "trial identity")
 def check_options(config: Config) -> list[Finding]:
     """Whether this machine can train what the options ask for, as the doctor's line."""
     try:
-        device = choose_device(config.runtime)
+        device = find_device(config.runtime)
         refuse_impossible(config, build_model(config), device)
     except ValueError as error:
         return [Finding("error", "options", str(error))]
