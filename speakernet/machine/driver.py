@@ -6,8 +6,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import torch
-
 VERSION_FILE = Path("/proc/driver/nvidia/version")
 ASKING_SECONDS = 30
 LEAST_DRIVERS = {11: 450, 12: 525, 13: 580}
@@ -45,6 +43,9 @@ def _asked_version() -> str:
 
 def unusable_gpu() -> tuple[str, str]:
     """What is wrong and what to do, where torch has no GPU and the machine shows one; two empty texts elsewhere."""
+    # Late: the doctor's --help needs no torch.
+    import torch
+
     # Set to nothing or to -1 it hides all GPUs, which somebody has asked for.
     is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1")
     if is_hidden or torch.cuda.is_available() or not (driver := driver_version()):
