@@ -24,7 +24,7 @@ FIGURES = {
     *("num_duplicate_trials", "eer_threshold", "eer_convex_hull_percent", "eer_voxceleb_trainer_percent"),
     *("dcf_costs", "area_under_roc", "min_cllr", "num_speakers", "speaker_rule"),
 }
-DRAWN = {"num_draws", "min_dcf_interval", "interval_note"}
+DRAWN = {"num_draws", "min_dcf_interval", "interval_note", "det_band"}
 CALIBRATED = {"cllr", "act_dcf", "calibration_loss"}
 NEVER_MISSING = {"num_trials", "num_utterances", "eer_percent", "eer_interval_percent", "min_dcf"}
 
