@@ -1,7 +1,7 @@
 # Developer shortcuts; `make check` is what a change must pass before it is proposed.
 PYTHON ?= python
 
-.PHONY: check lint types test slow demo
+.PHONY: check lint types test slow hostile demo
 
 check: lint types test
 
@@ -17,6 +17,10 @@ test:
 
 slow:
 	$(PYTHON) -m pytest -m slow
+
+# Some hours; goes on where it was stopped.
+hostile:
+	$(PYTHON) tests/hostile/run.py
 
 demo:
 	$(PYTHON) trainSpeakerNet.py --config exp01.yaml
