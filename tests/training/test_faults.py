@@ -111,3 +111,13 @@ def test_metrics_that_cannot_be_written_are_dropped_with_one_word(
 
 def test_an_epoch_without_a_good_step_has_no_loss(tmp_path: Path) -> None:
     assert math.isnan(make_trainer(tmp_path).state.epoch_means()["loss"])
+
+
+def test_what_a_kill_left_half_written_is_removed_by_the_next_start(tmp_path: Path) -> None:
+    make_trainer(tmp_path, max_epochs=1).train()
+    (tmp_path / "plots").mkdir()
+    left = [tmp_path / "plots" / ".det.png.1-a.tmp", tmp_path / ".results.json.1-b.tmp", tmp_path / ".last.pt.new.tmp"]
+    for path in left:
+        path.touch()
+    make_trainer(tmp_path, max_epochs=1).train()
+    assert not any(path.exists() for path in left)
