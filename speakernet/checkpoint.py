@@ -25,6 +25,8 @@ MOST_UNPACKED = 100
 """Times its size that a compressed checkpoint may unpack to: weights gain a tenth, zeros of a new optimizer more."""
 ALWAYS_UNPACKED_BYTES = 256 << 20
 BLOCK_BYTES = 1 << 20
+ZIP_MARK, PICKLE_MARK = b"PK\x03\x04", b"\x80"
+"""By its first bytes, as torch tells them: it also opens archives whose end Python's `zipfile` no longer finds."""
 ADVICE = "take another copy, or an earlier one from checkpoints/ beside it"
 SMALL_TENSOR_BYTES = 1 << 20
 
@@ -51,7 +53,7 @@ def read_checkpoint(path: str | Path) -> Any:
         open_regular(path).close()
         if path.suffix == ".safetensors":
             return load_file(path)
-        if zipfile.is_zipfile(path):
+        if _begins_with(path, ZIP_MARK):
             _check_members(path)
         contents = torch.load(path, map_location="cpu", weights_only=True)
         _check_tensors(contents, path)
@@ -65,7 +67,7 @@ def read_checkpoint(path: str | Path) -> Any:
         # Of this machine and this moment: the file may well be whole.
         raise CheckpointError(f"{path} cannot be read now ({error_line(error)}); see to that and try again") from error
     except pickle.UnpicklingError as error:
-        if zipfile.is_zipfile(path) or _starts_like_pickle(path):
+        if zipfile.is_zipfile(path) or _begins_with(path, PICKLE_MARK):
             raise DamagedError(
                 f"{path} holds more than tensors and plain values and could run code when read; it was refused "
                 "and nothing in it was run. Save its state dictionary alone, or get it from another source"
@@ -170,6 +172,6 @@ def _damaged(path: Path, error: Exception) -> DamagedError:
     return DamagedError(f"{path} is truncated or not a checkpoint ({error_line(error)}); {ADVICE}")
 
 
-def _starts_like_pickle(path: Path) -> bool:
+def _begins_with(path: Path, mark: bytes) -> bool:
     with path.open("rb") as file:
-        return file.read(1) == b"\x80"
+        return file.read(len(mark)) == mark

@@ -161,6 +161,15 @@ def test_a_flipped_byte_anywhere_in_the_contents_is_found(compress: bool, tmp_pa
     assert torch.equal(torch.load(path, weights_only=True)["weights"]["a"], torch.arange(300.0))
 
 
+def test_an_archive_whose_end_is_lost_is_damaged(tmp_path) -> None:
+    """Such a file torch would open."""
+    write_checkpoint(tmp_path / "my.pt", whole(), compress=True)
+    with (tmp_path / "my.pt").open("ab") as file:
+        file.write(b"PK" + b"x" * 70_000)
+    with pytest.raises(CheckpointError, match=r"my\.pt is truncated or not a checkpoint \(BadZipFile"):
+        load_model_file(tmp_path / "my.pt")
+
+
 def test_a_pipe_is_no_checkpoint(tmp_path) -> None:
     os.mkfifo(tmp_path / "my.pt")
     with pytest.raises(CheckpointError, match=r"my\.pt: not a regular file but a pipe"):
