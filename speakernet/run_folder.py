@@ -39,8 +39,6 @@ PLOTS = "plots"
 RESULTS = "results.json"
 SCORES = "scores.txt"
 REPORT = "report.html"
-PLOTS = "plots"
-"""The drawings of the report, each by itself."""
 EVALUATION_FILES = (RESULTS, SCORES, REPORT)
 """What every evaluation leaves."""
 DECISIONS = "decisions.csv"

@@ -199,19 +199,6 @@ def _message(error: Exception) -> str:
     return f"{where}: {error.strerror}; {advice}" if where else f"{error.strerror}; {advice}"
 
 
-def _nobody_reads() -> bool:
-    """Whether the program that this one's output went to (`head`, a pager) has ended; it is then left in peace."""
-    if hasattr(select, "poll"):
-        # The pipe may be another one, to a process of this run; this asks of stdout alone.
-        asked = select.poll()
-        asked.register(sys.stdout.fileno(), 0)
-        if not any(state & select.POLLERR for _, state in asked.poll(0)):
-            return False
-    # The interpreter flushes once more at its end, and would complain.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return True
-
-
 def _overview() -> str:
     lines = ["speakernet: train, score and use speaker-verification models", "", "commands:"]
     for name, module_name in COMMANDS.items():
