@@ -155,10 +155,8 @@ _WESPEAKER = {
     "evaluation.cohort_utterances": 0,
 }
 _TFMEL = {
-    "frontend.name": "log_mel",
+    "frontend.name": "tf_mel",
     "frontend.num_mels": 72,
-    "frontend.log_input": True,
-    "frontend.window": "hamming",
     "frontend.preemphasis": 0.97,
     "frontend.low_hz": 20,
     "frontend.high_hz": 7600,
