@@ -121,17 +121,28 @@ def _is_plain(value: Any) -> bool:
 
 
 def _is_calibration(value: Any) -> bool:
-    if not _is_plain_dict(value) or not {"inputs", "weights", "offset", "prior"} <= value.keys():
+    return (
+        _is_plain_dict(value) and isinstance(value.get("fits", []), list) and all(map(_is_fit, value.get("fits", [])))
+    )
+
+
+def _is_fit(value: Any) -> bool:
+    if not isinstance(value, dict) or not {"inputs", "weights", "offset", "prior", "backend"} <= value.keys():
         return False
     inputs, weights = value["inputs"], value["weights"]
-    are_lists = isinstance(inputs, list | tuple) and isinstance(weights, list | tuple)
-    numbers = [*weights, value["offset"], value["prior"]] if are_lists else []
-    return are_lists and len(inputs) == len(weights) > 0 and all(map(_is_finite, numbers))
+    if not isinstance(inputs, list | tuple) or not isinstance(weights, list | tuple):
+        return False
+    numbers = [*weights, value["offset"], value["prior"]]
+    return len(inputs) == len(weights) > 0 and all(map(_is_finite, numbers)) and isinstance(value["backend"], dict)
 
 
 def _are_thresholds(value: Any) -> bool:
     return isinstance(value, list | tuple) and all(
-        _is_plain_dict(one) and isinstance(one.get("name"), str) and _is_number(one.get("threshold")) for one in value
+        _is_plain_dict(one)
+        and isinstance(one.get("name"), str)
+        and _is_number(one.get("threshold"))
+        and isinstance(one.get("backend"), dict)
+        for one in value
     )
 
 
@@ -158,8 +169,12 @@ ENTRIES: dict[str, tuple[Callable[[Any], bool], str, bool]] = {
     "loss_normalizes": (lambda value: isinstance(value, bool), "true or false", True),
     "embedding_mean": (_is_mean, "a vector or nothing", False),
     "embedding_mean_of": (_is_plain_dict, "plain values by their names or nothing", False),
-    "calibration": (_is_calibration, "inputs, as many finite weights, offset and prior, or nothing", False),
-    "thresholds": (_are_thresholds, "a list of names with thresholds", False),
+    "calibration": (
+        _is_calibration,
+        "fits of inputs, as many finite weights, offset, prior and backend, or nothing",
+        False,
+    ),
+    "thresholds": (_are_thresholds, "a list of names with thresholds and their backends", False),
     "training_summary": (_is_plain_dict, "plain values by their names or nothing", False),
 }
 """Entry -> whether a value is right, what is expected in words, whether it has to be there."""

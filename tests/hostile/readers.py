@@ -95,10 +95,14 @@ def model(*, compress: bool, as_training: bool = False) -> Reader:
     """Model files, to be scored with or to begin with."""
 
     def make(folder: Path) -> Path:
-        fit = {"inputs": ["score"], "weights": [2.0], "offset": 0.5, "prior": 0.01}
+        fit = {"inputs": ["score"], "weights": [2.0], "offset": 0.5, "prior": 0.01, "backend": {"score": "cosine"}}
         summary = {"epoch": 3, "step": 9, "best_eer_percent": 5.0}
         contents = model_file_contents(
-            network(), loss_normalizes=True, embedding_mean=torch.ones(8), calibration=fit, training_summary=summary
+            network(),
+            loss_normalizes=True,
+            embedding_mean=torch.ones(8),
+            calibration={"fits": [fit]},
+            training_summary=summary,
         )
         write_checkpoint(folder / "best.pt", contents, compress=compress)
         return folder / "best.pt"

@@ -13,6 +13,8 @@ from speakernet.models.model_schema import laid_out
 from speakernet.models.options import MODELS
 from speakernet.models.speaker_net import SpeakerNet
 
+BACKEND = {"score": "cosine"}
+
 
 def small_net() -> SpeakerNet:
     torch.manual_seed(0)
@@ -20,13 +22,13 @@ def small_net() -> SpeakerNet:
 
 
 def whole() -> dict[str, Any]:
-    fit = {"inputs": ["score"], "weights": [2.0], "offset": 0.5, "prior": 0.01}
-    threshold = {"name": "eer", "threshold": 0.4}
+    fit = {"inputs": ["score"], "weights": [2.0], "offset": 0.5, "prior": 0.01, "backend": BACKEND}
+    threshold = {"name": "eer", "threshold": 0.4, "backend": BACKEND}
     return model_file_contents(
         small_net(),
         loss_normalizes=True,
         embedding_mean=torch.ones(8),
-        calibration=fit,
+        calibration={"fits": [fit]},
         thresholds=[threshold],
         training_summary={"epoch": 3},
     )
@@ -89,8 +91,14 @@ KINDS: dict[str, tuple[Callable[[dict], Any], str]] = {
     "long mean": (set_entry(embedding_mean=torch.ones(9)), r"embedding_mean is of shape \(9,\); expected 8 finite"),
     "mean of text": (set_entry(embedding_mean="zero"), "embedding_mean is 'zero'; expected a vector"),
     "no word of the loss": (drop("loss_normalizes"), "loss_normalizes is missing; expected true or false"),
-    "calibration cut": (drop("calibration", "offset"), "calibration is a dict of another content; expected inputs"),
-    "calibration of NaN": (lambda contents: contents["calibration"].update(offset=torch.nan), "calibration is a dict"),
+    "calibration cut": (
+        lambda contents: contents["calibration"]["fits"][0].pop("offset"),
+        "calibration is a dict of another content; expected fits",
+    ),
+    "calibration of NaN": (
+        lambda contents: contents["calibration"]["fits"][0].update(offset=torch.nan),
+        "calibration is a dict",
+    ),
     "thresholds of text": (set_entry(thresholds="eer"), "thresholds is 'eer'"),
     "summary of text": (set_entry(training_summary="good"), "training_summary is 'good'"),
     "version of text": (set_entry(format_version="1"), "format version '1'; expected a number"),
@@ -127,7 +135,9 @@ def test_odd_content_starts_no_training(kind: str, tmp_path) -> None:
 
 def test_what_a_file_may_say_is_taken(tmp_path) -> None:
     write_checkpoint(tmp_path / "my.pt", whole())
-    assert load_model_file(tmp_path / "my.pt").contents["thresholds"] == [{"name": "eer", "threshold": 0.4}]
+    assert load_model_file(tmp_path / "my.pt").contents["thresholds"] == [
+        {"name": "eer", "threshold": 0.4, "backend": BACKEND}
+    ]
 
 
 @pytest.mark.parametrize("name", MODELS)
