@@ -73,21 +73,7 @@ def load_config(
     scored = "" if defaults or files else _scored_model(options)
     if scored and is_classic_checkpoint(Path(scored)):
         is_classic, why = True, f"{scored} is its checkpoint"
-    settings: list[Setting] = []
-    for number, entries in enumerate([*layers, options]):
-        is_flat = is_classic if number == len(layers) else not any(map(_is_sectioned, entries))
-        is_old_copy = number < len(layers) and _is_old_copy(entries)
-        if is_old_copy:
-            entries = _without_idle_end(entries)
-        settings += [
-            dataclasses.replace(setting, layer=number, is_forgiven=is_flat or is_old_copy)
-            for entry in entries
-            for setting in _translate(entry)
-        ]
-        if number < len(layers):
-            settings = [
-                _found_beside(setting, files[number]) if setting.layer == number else setting for setting in settings
-            ]
+    settings = _settings_of(layers, files, options, is_classic)
     evaluate_only = any(setting.value for setting in settings if setting.key == "eval")
     settings = [_with_its_word(setting) for setting in settings if setting.key not in MODE_FLAGS]
     copies = [
@@ -110,6 +96,22 @@ def load_config(
         config.training.save_path = _run_folder(files, layers)
     described = f"{CLASSIC if is_classic else OURS}'s ({why})"
     return LoadedConfig(config, files, is_classic, evaluate_only, given, described)
+
+
+def _settings_of(
+    layers: Sequence[list[Entry]], files: Sequence[Path], options: list[Entry], is_classic: bool
+) -> list[Setting]:
+    """What every layer sets, the command line last; inputs of a file are looked for beside it too."""
+    settings: list[Setting] = []
+    for number, entries in enumerate([*layers, options]):
+        is_file = number < len(layers)
+        is_flat = not any(map(_is_sectioned, entries)) if is_file else is_classic
+        is_old_copy = is_file and _is_old_copy(entries)
+        for entry in _without_idle_end(entries) if is_old_copy else entries:
+            for setting in _translate(entry):
+                placed = dataclasses.replace(setting, layer=number, is_forgiven=is_flat or is_old_copy)
+                settings.append(_found_beside(placed, files[number]) if is_file else placed)
+    return settings
 
 
 def _of_chosen_parts(own: Mapping[str, Any], settings: Sequence[Setting]) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """The options of optimizers, schedules, the trainer and its machine, and the tables of the first two. No torch here.
 
-What depends on the machine (no GPU, no native bfloat16, no C++ compiler) is not checked here: a configuration must be
-readable on any machine.
+What depends on the machine (no GPU, no C++ compiler) is not checked here: a configuration reads the same on any.
 """
 
 from collections.abc import Iterator
