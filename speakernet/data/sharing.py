@@ -82,7 +82,10 @@ def _shared_zeros(shape: tuple[int, ...], dtype: np.dtype) -> "torch.Tensor":
 
     # Asked first: where the pages are missing only when they are written, the system ends the process.
     needed, free = math.prod(shape) * dtype.itemsize, free_shared_memory()
-    full = f"{human_bytes(needed)} are needed in shared memory, {human_bytes(free)} are free there"
+    full = (
+        f"{human_bytes(needed)} are needed in shared memory, {human_bytes(free)} are free there (in Docker: "
+        "--shm-size, or --ipc=host)"
+    )
     if needed > free:
         raise SharedMemoryError(full)
     try:

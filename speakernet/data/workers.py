@@ -140,8 +140,8 @@ class Workers:
                     raise WorkerHung(
                         f"loader worker {worker} of {self._num_workers} (process {self._processes[worker].pid}) hangs: "
                         f"{where} did not come in {waited * self._wait_seconds:g} s (data.worker_timeout_seconds); "
-                        "most likely the disk or the network that holds the audio does not answer. The same command "
-                        "goes on where last.pt was written"
+                        "most likely the disk or network that holds the audio does not answer. The same command goes "
+                        "on where last.pt was written"
                     ) from error
         raise AssertionError("counting has no end")
 
@@ -165,9 +165,8 @@ class Workers:
             self._ring = SharedArray.allocate((self._num_slots, size), self.maker.dtype)
         except SharedMemoryError as error:
             raise SharedMemoryError(
-                f"{self._num_workers} loader workers with {self._prefetch_factor} batches ahead: {error}; take "
-                "--data.num_workers 0, a smaller --data.prefetch_factor or --data.batch_size, or more shared memory "
-                "(in Docker: --shm-size, or --ipc=host)"
+                f"{self._num_workers} loader workers with {self._prefetch_factor} batches ahead: {error}; or take "
+                "--data.num_workers 0, a smaller --data.prefetch_factor or --data.batch_size"
             ) from error
         self._loader = DataLoader(
             _RingDataset(self.maker, self._ring),

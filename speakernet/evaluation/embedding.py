@@ -5,11 +5,13 @@ that start at the same sample are embedded once. Whole utterances go in buckets 
 that the answer is that of one by one. The processes of a distributed run share the work.
 """
 
+import collections
 import contextlib
 import itertools
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,6 +36,12 @@ MIN_WHOLE_SECONDS = 0.5
 MAX_READERS = 8
 """More threads than this wait for each other: cutting crops holds the interpreter's lock."""
 READ_AHEAD_UTTERANCES = 64
+READ_AHEAD_SAMPLES = 1 << 25
+"""Audio that waits for the network: 128 MiB, whatever the length of the recordings."""
+LONG_SECONDS = 180.0
+"""Recordings longer than this are not read at once: VoxCeleb's longest has 145 s."""
+WINDOW_SECONDS = 60.0
+"""Long recordings are embedded whole in windows of about this length, whose embeddings are averaged."""
 MAX_NAMED = 10
 
 
@@ -62,16 +70,33 @@ def crop_starts(num_samples: int, length: int, num_crops: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """What an utterance gives the network: different waveforms, and which of them each of its columns takes.
+class Stretch:
+    """What is read at once: an utterance, or a window of a long one.
 
     Attributes:
         row: of the list of names.
+        start: first sample of the window.
+        num_samples: of the utterance or the window.
+        num_windows: of the utterance.
+    """
+
+    row: int
+    start: int
+    num_samples: int
+    num_windows: int = 1
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a stretch gives the network: different waveforms, and which of them each of its columns takes.
+
+    Attributes:
+        stretch: where they were read.
         waveforms: (waveforms, samples) float32.
         columns: (crops,) row of `waveforms` for each crop.
     """
 
-    row: int
+    stretch: Stretch
     waveforms: np.ndarray
     columns: np.ndarray
 
@@ -114,41 +139,47 @@ def embed_utterances(
     table = names if isinstance(names, StringTable) else StringTable.from_strings(names)
     num_threads = reader_threads(options)
     # Neighbours of like length share a batch with little padding.
-    order = np.argsort(checked_lengths(source, table, num_threads), kind="stable")
+    lengths = checked_lengths(source, table, num_threads)
+    order = np.argsort(lengths, kind="stable")
     # Every world_size-th of the order by length: all ranks get as much audio.
     mine = order[distributed.rank() :: distributed.world_size()]
     length = crop_samples(options.eval_frames, net.sample_rate) if mode == "crops" else 0
 
-    def read(row: int) -> Piece:
-        waveform = read_checked(source, table[row])
-        return _crops(waveform, row, length, options.num_crops) if length else _whole(waveform, row, net)
+    def read(stretch: Stretch) -> Piece:
+        name = table[stretch.row]
+        return (
+            _crops(source, name, stretch, length, options.num_crops) if length else _whole(source, name, stretch, net)
+        )
 
     num_columns = options.num_crops if length else 1
     values: np.ndarray | None = None
     position = {int(row): index for index, row in enumerate(mine)}
     progress = Bar(description, len(mine), "utt", is_shown=distributed.is_main())
     with ThreadPoolExecutor(num_threads) as pool, progress:
-        for batch in _batches(_ahead(pool, read, mine), options.batch_size, net.sample_rate):
-            waveforms, lengths = _padded([piece.waveforms[index] for piece, index in batch])
+        stretches = _stretches(mine, lengths, source.sample_rate, are_whole=not length)
+        for batch in _batches(_ahead(pool, read, stretches), options.batch_size, net.sample_rate):
+            waveforms, num_samples = _padded([piece.waveforms[index] for piece, index in batch])
             with autocast():
-                embedded = net.embed(waveforms.to(device), lengths, sample_rate=source.sample_rate)
+                embedded = net.embed(waveforms.to(device), num_samples, sample_rate=source.sample_rate)
             # Scores are float32 whatever the precision of the network.
             embedded = embedded.float().cpu()
             if values is None:
-                values = np.empty((len(mine), num_columns, embedded.shape[1]), dtype=np.float32)
+                values = np.zeros((len(mine), num_columns, embedded.shape[1]), dtype=np.float32)
             for (piece, index), embedding in zip(batch, embedded.numpy(), strict=True):
-                values[position[piece.row], piece.columns == index] = embedding
-                progress.update(index == len(piece.waveforms) - 1)
+                stretch = piece.stretch
+                # Windows of one recording are as long as each other, so that their plain mean weighs every frame alike.
+                values[position[stretch.row], piece.columns == index] += embedding / stretch.num_windows
+                progress.update((index == len(piece.waveforms) - 1) / stretch.num_windows)
     return _gather(mine, values, len(table))
 
 
-def read_checked(source: AudioSource, name: str) -> np.ndarray:
-    """A whole utterance, (samples,) float32.
+def read_checked(source: AudioSource, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
+    """A whole utterance, or a stretch of it, (samples,) float32.
 
     Raises:
         AudioError: it cannot be read, holds no samples, or NaN.
     """
-    waveform = source.read(name)
+    waveform = source.read(name, start, num_samples)
     if not len(waveform):
         raise AudioError(f"{name}: holds no samples")
     if not np.isfinite(waveform).all():
@@ -173,30 +204,64 @@ def checked_lengths(source: AudioSource, names: StringTable, num_threads: int) -
     return np.asarray(lookup.num_samples)
 
 
-def _crops(waveform: np.ndarray, row: int, length: int, num_crops: int) -> Piece:
-    starts = crop_starts(len(waveform), length, num_crops)
-    if len(waveform) <= length:
-        waveform = wrap_to_length(waveform, length + 1)
+def _stretches(rows: np.ndarray, lengths: np.ndarray, sample_rate: int, *, are_whole: bool) -> list[Stretch]:
+    """What is read for these rows, in their order; said where it is not each at once."""
+    longest = round(LONG_SECONDS * sample_rate)
+    stretches: list[Stretch] = []
+    for row in rows.tolist():
+        total = int(lengths[row])
+        if total <= longest or not are_whole:
+            stretches.append(Stretch(row, 0, total))
+            continue
+        edges = np.linspace(0, total, math.ceil(total / (WINDOW_SECONDS * sample_rate)) + 1).astype(np.int64).tolist()
+        windows = itertools.pairwise(edges)
+        stretches += [Stretch(row, start, stop - start, len(edges) - 1) for start, stop in windows]
+    num_long = int((lengths[rows] > longest).sum()) if are_whole else 0
+    if num_long:
+        logger.info(
+            "%d recordings are longer than %g s: embedded in windows of %g s, the mean of whose embeddings is theirs",
+            *(num_long, LONG_SECONDS, WINDOW_SECONDS),
+        )
+    return stretches
+
+
+def _crops(source: AudioSource, name: str, stretch: Stretch, length: int, num_crops: int) -> Piece:
+    is_long = stretch.num_samples > max(length, round(LONG_SECONDS * source.sample_rate))
+    waveform = np.empty(0, dtype=np.float32) if is_long else read_checked(source, name)
+    starts = crop_starts(stretch.num_samples if is_long else len(waveform), length, num_crops)
     # Short recordings give equal crops (28 of 40 in speechocean_mini, at 4 s): each is embedded once.
     different, columns = np.unique(starts, return_inverse=True)
-    return Piece(row, np.stack([waveform[start : start + length] for start in different]), columns)
+    if is_long:
+        # Where they lie: two hours are half a gigabyte.
+        return Piece(stretch, np.stack([read_checked(source, name, int(at), length) for at in different]), columns)
+    if len(waveform) <= length:
+        waveform = wrap_to_length(waveform, length + 1)
+    return Piece(stretch, np.stack([waveform[start : start + length] for start in different]), columns)
 
 
-def _whole(waveform: np.ndarray, row: int, net: EmbeddingNet) -> Piece:
+def _whole(source: AudioSource, name: str, stretch: Stretch, net: EmbeddingNet) -> Piece:
+    is_window = stretch.num_windows > 1
+    part = (stretch.start, stretch.num_samples) if is_window else ()
+    waveform = read_checked(source, name, *part)
     shortest = max(round(MIN_WHOLE_SECONDS * net.sample_rate), net.min_samples)
     if len(waveform) < shortest:
         waveform = wrap_to_length(waveform, shortest)
-    return Piece(row, waveform[None, :], np.zeros(1, dtype=np.int64))
+    return Piece(stretch, waveform[None, :], np.zeros(1, dtype=np.int64))
 
 
-def _ahead(pool: ThreadPoolExecutor, read: Callable[[int], Piece], rows: np.ndarray) -> Iterator[Piece]:
-    """Pieces in order, with reading a bounded number of utterances ahead."""
-    waiting = iter(rows.tolist())
-    futures = [pool.submit(read, row) for row in itertools.islice(waiting, READ_AHEAD_UTTERANCES)]
-    while futures:
-        piece = futures.pop(0).result()
-        futures += [pool.submit(read, row) for row in itertools.islice(waiting, 1)]
-        yield piece
+def _ahead(pool: ThreadPoolExecutor, read: Callable[[Stretch], Piece], stretches: Iterable[Stretch]) -> Iterator[Piece]:
+    """Pieces in order, with a bounded number of stretches and of samples read ahead."""
+    waiting: collections.deque[tuple[int, Future[Piece]]] = collections.deque()
+    samples = 0
+    for stretch in stretches:
+        while waiting and (len(waiting) >= READ_AHEAD_UTTERANCES or samples + stretch.num_samples > READ_AHEAD_SAMPLES):
+            taken, future = waiting.popleft()
+            yield future.result()
+            samples -= taken
+        waiting.append((stretch.num_samples, pool.submit(read, stretch)))
+        samples += stretch.num_samples
+    for _, future in waiting:
+        yield future.result()
 
 
 def _batches(pieces: Iterable[Piece], batch_size: int, sample_rate: int) -> Iterator[list[tuple[Piece, int]]]:

@@ -56,6 +56,8 @@ class Progress:
         self.folder = folder
         self.show_bar = show_bar and folder is not None
         self._tensorboard = tensorboard and folder is not None
+        self.num_lines = 0
+        """Of metrics.jsonl."""
         self._file: GrowingFile | None = None
         self._configuration = configuration
         self._events: EventFiles | None = None
@@ -64,16 +66,22 @@ class Progress:
         self._epoch = self._numbers = ""
         self._shown_at = time.monotonic()
 
-    def open(self, step: int) -> None:
-        """Begin or go on after `step`: records of later steps, which a killed run left, are removed."""
+    def open(self, step: int, num_lines: int | None = None) -> None:
+        """Begin or go on after `step`: what a killed run wrote after its last checkpoint is removed.
+
+        Args:
+            step: optimizer steps done.
+            num_lines: of metrics.jsonl that the run had then; None where it is not known.
+        """
         if self.folder is None:
             return
         path, records = self.folder / METRICS, []
         if path.exists():
             try:
-                records = _drop_after(path, step)
+                records = _drop_after(path, step, num_lines)
             except OSError as error:
                 logger.warning("%s keeps its lines after step %d, which come a second time: %s", path, step, error)
+        self.num_lines = len(records)
         self._file = GrowingFile(path)
         if self._tensorboard:
             # Imported here: it takes a second that other commands should not pay.
@@ -127,7 +135,7 @@ class Progress:
         if self._file is not None:
             line = {"kind": kind, "step": step, "epoch": epoch, **_plain(values)}
             # `allow_nan=False`: NaN is no JSON, and other programs stop at it.
-            self._file.append((json.dumps(line, allow_nan=False) + "\n").encode())
+            self.num_lines += self._file.append((json.dumps(line, allow_nan=False) + "\n").encode())
         if self._events is not None:
             self._events.record(kind, step, values)
         if kind == "step":
@@ -153,8 +161,12 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _drop_after(path: Path, step: int) -> list[dict[str, Any]]:
-    """Keep the complete lines up to `step`, which are returned: what follows will be written again."""
+def _drop_after(path: Path, step: int, num_lines: int | None) -> list[dict[str, Any]]:
+    """Keep the complete lines up to `step`, no more than so many: what follows will be written again.
+
+    Returns:
+        What they hold.
+    """
     kept: list[dict[str, Any]] = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
@@ -164,6 +176,7 @@ def _drop_after(path: Path, step: int) -> list[dict[str, Any]]:
             continue
         if record.get("step", 0) <= step:
             kept.append(record)
+    kept = kept[:num_lines]
     with atomic_write(path) as file:
         file.writelines(json.dumps(record) + "\n" for record in kept)
     return kept

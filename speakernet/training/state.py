@@ -71,6 +71,8 @@ class TrainingState:
     stopped_early: bool = False
     averaged: bool = False
     """Whether the mean of the last checkpoints has been tried."""
+    metrics_lines: int = 0
+    """Lines of metrics.jsonl that belong to the run as it is; what follows them is done, and written, again."""
     trials_checksum: int = 0
     """Of the trials that the best EER was measured on."""
 

@@ -195,7 +195,7 @@ class CheckpointStore:
 
     def remove_leftovers(self) -> None:
         """Delete temporary files that a killed run left behind; call it only while holding the run's lock."""
-        # Pictures, reports, scores and lists of a run are written by the process that holds its lock, as these are.
+        # Not below eval/, where a model may be scored at this moment: all else is written by who holds the lock.
         for folder in (self.folder, self.folder / CHECKPOINTS, self.folder / PLOTS, self.folder / EMBEDDINGS):
             for leftover in folder.glob(".*.tmp"):
                 logger.info("removing %s, left by an interrupted write", leftover.name)

@@ -87,7 +87,7 @@ class Trainer:
             if self.is_finished():
                 say_finished(self.state, self.options, self.stage, self.store.best_path)
                 return self.summary()
-            self.progress.open(self.state.step)
+            self.progress.open(self.state.step, self.state.metrics_lines or None)
             with self.stop.listening():
                 self._evaluate_start()
                 while not self.state.epochs_done(self.options):
@@ -241,6 +241,7 @@ class Trainer:
     def save_last(self) -> None:
         """Write everything that a resume needs, the numbers that still lie on the device included."""
         self.reporter.fetch()
+        self.state.metrics_lines = self.progress.num_lines
         self.keeper.save_last()
 
     def _evaluate_start(self) -> None:

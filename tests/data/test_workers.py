@@ -144,7 +144,7 @@ def test_shared_memory_that_is_too_small_is_said_in_numbers(tiny_corpus: Path, m
     monkeypatch.setattr("speakernet.data.sharing.free_shared_memory", lambda: 1 << 10)
     with pytest.raises(
         SharedMemoryError,
-        match=r"2 loader workers with 4 batches ahead: .* are needed .*, 1\.0 KiB are free.*num_workers 0.*--shm-size",
+        match=r"2 loader workers with 4 batches ahead: .* are needed .*, 1\.0 KiB are free.*--shm-size.*num_workers 0",
     ):
         list(made)
     monkeypatch.undo()

@@ -1,10 +1,13 @@
 """Utterances to embeddings: batches equal one by one, crops as voxceleb_trainer cuts them, kept embeddings."""
 
 import dataclasses
+import math
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 
 from speakernet.assembly.evaluation import subset
@@ -13,6 +16,7 @@ from speakernet.data.audio import AudioError, write_audio
 from speakernet.data.lists import StringTable, read_trials
 from speakernet.data.sources import FolderSource
 from speakernet.evaluation import embedder as module
+from speakernet.evaluation import embedding
 from speakernet.evaluation.backend import Backend
 from speakernet.evaluation.embedder import Embedder
 from speakernet.evaluation.embedding import crop_starts, embed_utterances
@@ -61,6 +65,71 @@ def test_crops_equal_one_utterance_at_a_time(
         lengths = torch.full((len(crops),), length)
         expected = net.embed(torch.from_numpy(np.stack(crops)), lengths, sample_rate=16000)
         np.testing.assert_allclose(found[row], expected.numpy(), atol=1e-5)
+
+
+def test_crops_of_long_recordings_are_read_where_they_lie(
+    net: SpeakerNet, source: FolderSource, names: StringTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = EmbeddingOptions(eval_frames=30, num_crops=4)
+    expected = embed_utterances(net, source, names, options)
+    read: list[int | None] = []
+    monkeypatch.setattr(embedding, "LONG_SECONDS", 1.05)
+    read_any = source.read
+
+    def counted(name: str, start: int = 0, count: int | None = None) -> np.ndarray:
+        read.append(count)
+        return read_any(name, start, count)
+
+    monkeypatch.setattr(source, "read", counted)
+    np.testing.assert_array_equal(embed_utterances(net, source, names, options), expected)
+    assert set(read) == {None, 30 * 160 + 240}
+
+
+def test_long_recordings_are_the_mean_of_their_windows(
+    net: SpeakerNet, source: FolderSource, names: StringTable, monkeypatch: pytest.MonkeyPatch, caplog
+) -> None:
+    caplog.set_level("INFO", logger="speakernet")
+    whole = embed_utterances(net, source, names, EmbeddingOptions(eval_frames=0))
+    monkeypatch.setattr(embedding, "LONG_SECONDS", 1.05)
+    monkeypatch.setattr(embedding, "WINDOW_SECONDS", 0.7)
+    found = embed_utterances(net, source, names, EmbeddingOptions(eval_frames=0, batch_size=5))
+    num_long = 0
+    for row, name in enumerate(names):
+        audio = source.read(name)
+        if len(audio) <= 1.05 * 16000:
+            np.testing.assert_allclose(found[row], whole[row], atol=1e-5)
+            continue
+        num_long += 1
+        windows = np.array_split(audio, math.ceil(len(audio) / 11200))
+        expected = [net.embed(torch.from_numpy(one.copy())[None], sample_rate=16000).numpy() for one in windows]
+        np.testing.assert_allclose(found[row], np.mean(expected, axis=0), atol=1e-3)
+    assert num_long == 12 and f"{num_long} recordings are longer than 1.05 s" in caplog.text
+
+
+@pytest.mark.parametrize("frames", [200, 0])
+def test_an_hour_takes_no_more_memory_than_its_parts(tmp_path: Path, frames: int) -> None:
+    class Counting:
+        """A network that is nothing but its interface."""
+
+        sample_rate, min_samples = 16000, 400
+
+        def embed(self, waveforms: torch.Tensor, lengths: torch.Tensor, *, sample_rate: int) -> torch.Tensor:
+            return waveforms[:, :4]
+
+    block = np.random.default_rng(0).integers(-9999, 9999, 16000 * 60, dtype=np.int16)
+    with soundfile.SoundFile(tmp_path / "long.wav", "w", 16000, 1, "PCM_16") as file:
+        for _ in range(60):
+            file.write(block)
+    source = FolderSource(tmp_path, keep_lookup=False)
+    options = EmbeddingOptions(eval_frames=frames, num_crops=5, num_workers=2)
+    tracemalloc.start()
+    try:
+        embed_utterances(Counting(), source, ["long.wav"], options)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    # Of crops five of 64,000 samples; of windows what waits and one batch, where the hour itself has 230 MB.
+    assert peak < (4 << 20 if frames else 180 << 20)
 
 
 def test_crops_of_a_short_utterance() -> None:

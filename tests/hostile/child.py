@@ -1,14 +1,17 @@
-"""Runs cases of one target in this process, under a memory limit: `python child.py TARGET FOLDER SEED…`.
+"""Runs cases, each batch in a copy of this warm process under a memory limit; `cases.py` gives the orders.
 
-A line of JSON before each case and one after it: whoever reads them knows at which seed the process died or hangs.
+Reads a line of JSON for each batch: `target`, `folder`, `seeds`. Answers with the copy's process, a line before and
+after each case, and the status that the copy ended with: whoever reads them knows at which seed it died or hangs.
 """
 
 import json
 import logging
+import os
 import random
 import resource
 import shutil
 import sys
+import traceback
 import warnings
 import zlib
 from pathlib import Path
@@ -22,49 +25,71 @@ SPARE_BYTES = 512 << 20
 READ, REFUSED, FAILED = "read", "refused", "failed"
 
 
-def main(target_name: str, folder: str, seeds: list[int]) -> None:
-    """Run the cases, one after the other."""
+def serve() -> None:
+    """One batch after the other, until the input ends."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
-    target = TARGETS[target_name]
-    original, case = Path(folder) / "original", Path(folder) / "case"
+    # What the readers print is no answer.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    say(answers, {"ready": True})
+    for line in sys.stdin:
+        order = json.loads(line)
+        process = os.fork()
+        if process == 0:
+            status = 70
+            try:
+                run_cases(answers, TARGETS[order["target"]], order)
+                status = 0
+            except Exception:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        say(answers, {"process": process})
+        say(answers, {"status": os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])})
+
+
+def run_cases(answers: Any, target: Target, order: dict[str, Any]) -> None:
+    """In the copy: the cases, one after the other."""
+    original, case = Path(order["folder"]) / "original", Path(order["folder"]) / "case"
     original.mkdir(parents=True)
     target.make(original)
     # Once undamaged: imports that come late, and what a checked answer is compared with.
     shutil.copytree(original, case)
     right = target.read(case)
     limit_memory()
-    for seed in seeds:
-        say({"seed": seed})
-        say({"seed": seed, **run_case(target, original, case, seed, right, target_name)})
+    for seed in order["seeds"]:
+        say(answers, {"seed": seed})
+        # Another draw for every target, from the one seed.
+        draw = random.Random(zlib.crc32(order["target"].encode()) ^ seed)
+        say(answers, {"seed": seed, **run_case(target, original, case, draw, right)})
 
 
-def run_case(target: Target, original: Path, case: Path, seed: int, right: Any, name: str) -> dict[str, str]:
+def run_case(target: Target, original: Path, case: Path, draw: random.Random, right: Any) -> dict[str, str]:
     """Damage a copy of the files and read it; what came of it."""
     shutil.rmtree(case)
     shutil.copytree(original, case)
-    # Another draw for every target, from the one seed.
-    damaged = target.damage(case, random.Random(zlib.crc32(name.encode()) ^ seed))
+    damaged = target.damage(case, draw)
     try:
         found = target.read(case)
-    except (ValueError, KeyboardInterrupt, SystemExit) as error:
-        return judged(error, case, damaged)
     except BaseException as error:
-        return {"outcome": FAILED, "said": f"{type(error).__name__}: {error}"[:300], "file": damaged}
+        return {"file": damaged, **judged(error, case, damaged)}
     if target.is_checked and found != right:
         return {"outcome": FAILED, "said": "damage was not noticed", "file": damaged}
     return {"outcome": READ}
 
 
 def judged(error: BaseException, case: Path, damaged: str) -> dict[str, str]:
-    """An error is clear where it is of ours to raise and names what was read."""
+    """An error is clear where it is of ours to raise, not the language's own, and names what was read."""
     said = str(error)
     names = {path.name for path in case.rglob("*")} | {case.name, Path(damaged).name}
-    if not isinstance(error, ValueError) or (type(error).__module__ == "builtins" and type(error) is not ValueError):
-        return {"outcome": FAILED, "said": f"{type(error).__name__}: {said}"[:300], "file": damaged}
+    # UnicodeDecodeError and its like are ValueErrors too, which no reader should let through.
+    is_ours = isinstance(error, ValueError) and (type(error) is ValueError or type(error).__module__ != "builtins")
+    if not is_ours:
+        return {"outcome": FAILED, "said": f"{type(error).__name__}: {said}"[:300]}
     if not any(name in said for name in names):
-        return {"outcome": FAILED, "said": f"names no file: {said}"[:300], "file": damaged}
+        return {"outcome": FAILED, "said": f"names no file: {said}"[:300]}
     return {"outcome": REFUSED}
 
 
@@ -75,14 +100,10 @@ def limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
-def say(record: dict[str, Any]) -> None:
-    sys.__stdout__.write(json.dumps(record) + "\n")
-    sys.__stdout__.flush()
+def say(answers: Any, record: dict[str, Any]) -> None:
+    answers.write(json.dumps(record) + "\n")
+    answers.flush()
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 4:
-        raise SystemExit(__doc__)
-    # The commands print; this pipe carries cases alone.
-    sys.stdout = sys.stderr
-    main(sys.argv[1], sys.argv[2], [int(seed) for seed in sys.argv[3:]])
+    serve()

@@ -1,29 +1,114 @@
 """All of the hostile cases, resumable: `make hostile`.
 
-    python tests/hostile/run.py [--cases 100000] [--kills 200] [--folder exps/hostile]
+    python tests/hostile/run.py [--cases 100000] [--kills 200] [--faults all] [--folder exps/hostile]
 
-The state file in the folder says how far each reader and how many kills were done; what failed is appended to
-`failures.jsonl`, with the case's number, by which it comes again.
+The journal in the folder has a line for every batch of cases, round of kills and fault that is done, with what failed
+in it; a start goes on behind them. `seed` and target of a failure bring it again (`cases.Reader.run`).
 """
 
 import argparse
+import errno
 import json
-import random
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
-for folder in (HERE.parent, HERE.parents[1], HERE):
-    sys.path.insert(0, str(folder))
-from conftest import tiny_voice  # noqa: E402  found by the path above
-from fuzz import CASES_PER_CHILD, failures  # noqa: E402
-from kills import differences, finish, killed_run, make_corpus  # noqa: E402
-from readers import READERS  # noqa: E402
-
-from speakernet.files import atomic_write  # noqa: E402
+sys.path[:0] = [str(HERE), str(HERE.parents[1])]
+from cases import Reader, Tally, shares  # noqa: E402  found by the path above
+from runs import DiskFaults, Kills, Starter, build_shim  # noqa: E402
 
 SEED = 20260101
-KILLS_PER_RUN = 5
+CASES_A_BATCH = 500
+KILLS_A_ROUND = 5
+WORKERS = (0, 2)
+
+
+class Journal:
+    """What is done, a line each, kept when the process is killed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        self.records = [json.loads(line) for line in lines if line.endswith("}")]
+        self.done = {record["name"] for record in self.records}
+
+    def add(self, name: str, **values: Any) -> None:
+        """Note a part that is done."""
+        record = {"name": name, **values}
+        self.records.append(record)
+        self.done.add(name)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+        print(f"{name}: {values}", flush=True)
+
+    def failures(self) -> list[str]:
+        """Everything that failed, in this start or before."""
+        return [f"{record['name']}: {one}" for record in self.records for one in record["failures"]]
+
+
+def run_cases(journal: Journal, num_cases: int) -> None:
+    """Mutated files over all readers."""
+    left = [batch for batch in batches(num_cases) if batch[0] not in journal.done]
+    if not left:
+        return
+    with Reader() as reader:
+        for name, target, first, last in left:
+            tally = Tally()
+            reader.run(target, range(SEED + first, SEED + last), tally.add)
+            journal.add(name, cases=dict(tally.outcomes), failures=tally.failures)
+
+
+def batches(num_cases: int) -> Iterator[tuple[str, str, int, int]]:
+    """Name, target, first and last case of each batch."""
+    for target, count in shares(num_cases).items():
+        for first in range(0, count, CASES_A_BATCH):
+            last = min(count, first + CASES_A_BATCH)
+            yield f"{target} {first}-{last}", target, first, last
+
+
+def run_kills(journal: Journal, folder: Path, num_kills: int) -> None:
+    """Kills at random moments over all stages of a run, without and with workers."""
+    done = Counter(dict.fromkeys(WORKERS, 0))
+    rounds: Counter[int] = Counter()
+    for record in journal.records:
+        if "kills" in record:
+            done[record["workers"]] += record["kills"]
+            rounds[record["workers"]] += 1
+    for workers in WORKERS:
+        if done[workers] >= num_kills / len(WORKERS):
+            continue
+        with Starter(folder) as starter:
+            kills = Kills(starter, workers, SEED + 1000 * workers + rounds[workers])
+            while done[workers] < num_kills / len(WORKERS):
+                before, phases = kills.num_kills, Counter(kills.phases)
+                problems = kills.round(KILLS_A_ROUND)
+                done[workers] += kills.num_kills - before
+                rounds[workers] += 1
+                journal.add(
+                    f"kills with {workers} workers, round {rounds[workers]}",
+                    workers=workers,
+                    kills=kills.num_kills - before,
+                    phases=dict(kills.phases - phases),
+                    failures=problems,
+                )
+
+
+def run_faults(journal: Journal, folder: Path, every: int) -> None:
+    """A full and a broken disk at each call that changes it (or each so many)."""
+    shim = build_shim(folder)
+    if shim is None:
+        print("no compiler, or no Linux: the faults of disks are left out")
+        return
+    with Starter(folder, shim) as starter:
+        faults = DiskFaults(starter)
+        for call in range(1, faults.num_calls + 1, every):
+            for error, lasts in ((errno.EIO, False), (errno.ENOSPC, True)):
+                name = f"{errno.errorcode[error]} at call {call} of {faults.num_calls}{' and all after' * lasts}"
+                if name not in journal.done:
+                    journal.add(name, failures=faults.case(call, error, lasts=lasts))
 
 
 def main() -> int:
@@ -31,45 +116,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=100_000, help="mutated files over all readers")
     parser.add_argument("--kills", type=int, default=200, help="kills over runs with 0 and with 2 workers")
-    parser.add_argument("--folder", type=Path, default=Path("exps/hostile"), help="state, failures and runs")
+    parser.add_argument("--every", type=int, default=1, help="faults at every so many calls; 0: none")
+    parser.add_argument("--folder", type=Path, default=Path("exps/hostile"), help="journal and runs")
     asked = parser.parse_args()
-    asked.folder.mkdir(parents=True, exist_ok=True)
-    state_path, failed_path = asked.folder / "state.json", asked.folder / "failures.jsonl"
-    state = json.loads(state_path.read_text()) if state_path.exists() else {"cases": {}, "kills": 0, "runs": 0}
-
-    def keep() -> None:
-        with atomic_write(state_path) as file:
-            json.dump(state, file, indent=1)
-
-    def note(problem: dict) -> None:
-        with failed_path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(problem) + "\n")
-
-    each = -(-asked.cases // len(READERS))
-    for name in READERS:
-        while (first := state["cases"].get(name, 0)) < each:
-            last = min(each, first + CASES_PER_CHILD)
-            for problem in failures(name, first, last, SEED):
-                note(problem)
-            state["cases"][name] = last
-            keep()
-            print(f"{name}: {last} of {each} cases", flush=True)
-    if state["kills"] < asked.kills:
-        root = asked.folder.absolute() / "runs"
-        make_corpus(root, tiny_voice)
-        seconds = {workers: finish(root, root / f"undisturbed{workers}", workers) for workers in (0, 2)}
-        while state["kills"] < asked.kills:
-            workers, draw = (0, 2)[state["runs"] % 2], random.Random(f"{SEED} {state['runs']}")
-            run = root / f"run{state['runs']}"
-            count = killed_run(root, run, workers, seconds[workers], draw, KILLS_PER_RUN)
-            for difference in differences(run, root / f"undisturbed{workers}"):
-                note({"run": run.name, "problem": difference})
-            state["kills"], state["runs"] = state["kills"] + count, state["runs"] + 1
-            keep()
-            print(f"{state['kills']} of {asked.kills} kills", flush=True)
-    failed = failed_path.read_text().count("\n") if failed_path.exists() else 0
-    print(f"{sum(state['cases'].values())} cases, {state['kills']} kills, {failed} failures ({failed_path})")
-    return int(failed > 0)
+    folder = asked.folder.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    journal = Journal(folder / "journal.jsonl")
+    run_cases(journal, asked.cases)
+    run_kills(journal, folder, asked.kills)
+    if asked.every:
+        run_faults(journal, folder, asked.every)
+    failures = journal.failures()
+    print(f"{len(journal.done)} parts done, {len(failures)} failures", *failures, sep="\n")
+    return int(bool(failures))
 
 
 if __name__ == "__main__":

@@ -3,8 +3,11 @@
 import copy
 import io
 import json
+import os
 import random
+import signal
 import tarfile
+import time
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,12 +20,13 @@ import torch
 from mutation import VALUES, mutated, mutated_tree
 from safetensors.torch import save_file
 
-from speakernet.checkpoint import read_checkpoint, read_own_checkpoint
+from speakernet.checkpoint import read_checkpoint, read_own_checkpoint, write_checkpoint
 from speakernet.cli import main
 from speakernet.config import load_config
 from speakernet.corpora.archives import extract
 from speakernet.corpora.pack_inputs import FolderInput
 from speakernet.corpora.summary import StepSummary
+from speakernet.corpora.utterances import read_table
 from speakernet.data.audio import read_audio, write_audio
 from speakernet.data.lists import StringTable, read_training_list, read_trials
 from speakernet.data.lookup import build_lookup_table
@@ -36,7 +40,8 @@ from speakernet.evaluation.results import Results
 from speakernet.evaluation.score_files import read_scores
 from speakernet.evaluation.slices import read_metadata
 from speakernet.evaluation.speakers import read_speaker_table
-from speakernet.models.model_file import load_model_file, model_file_contents
+from speakernet.files import sha256_of
+from speakernet.models.model_file import load_initial_weights, load_model_file, model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
 
 NAMES = ["spk1/a.wav", "spk1/b.wav", "spk2/a.wav", "spk2/b.wav", "spk3/a.wav", "spk3/b.wav"]
@@ -61,7 +66,7 @@ class Target:
     files: tuple[str, ...]
     changes: Callable[[Path, random.Random], None] | None = None
     is_checked: bool = False
-    weight: int = 4
+    weight: float = 4
     kept: dict[str, bytes] = field(default_factory=dict, compare=False)
 
     def damage(self, folder: Path, draw: random.Random) -> str:
@@ -86,9 +91,28 @@ def voice(seconds: float = 0.2, channels: int = 1) -> np.ndarray:
     return samples[:, 0] if channels == 1 else samples
 
 
-def _audio(name: str, subtype: str, *, rate: int = 16_000, channels: int = 1) -> Target:
+def tiny_voice_corpus(root: Path) -> None:
+    """Six speakers to train on, with four utterances each, four with three for trials; lists beside the audio."""
+    lines, trials = [], []
+    for speaker in range(10):
+        count = 4 if speaker < 6 else 3
+        for row in range(count):
+            name = f"spk{speaker}/{row}.wav"
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            draw = np.random.default_rng([speaker, row])
+            times = np.arange(int(16_000 * (0.6 + 0.1 * row))) / 16_000
+            tone = np.sin(2 * np.pi * (200 + 150 * speaker) * times + draw.random())
+            write_audio(root / name, 0.2 * tone + 0.05 * draw.standard_normal(len(times)))
+            (lines if speaker < 6 else trials).append(f"spk{speaker} {name}")
+    names = [line.split()[1] for line in trials]
+    pairs = [f"{int(a[:4] == b[:4])} {a} {b}" for a in names for b in names if a < b]
+    (root / "train_list.txt").write_text("\n".join(lines) + "\n")
+    (root / "trials.txt").write_text("\n".join(pairs) + "\n")
+
+
+def _audio(name: str, subtype: str, *, rate: int = 16_000, channels: int = 1, form: str | None = None) -> Target:
     def make(folder: Path) -> None:
-        soundfile.write(folder / name, voice(channels=channels), rate, subtype=subtype)
+        soundfile.write(folder / name, voice(channels=channels), rate, subtype=subtype, format=form)
 
     def read(folder: Path) -> Any:
         whole = read_audio(folder / name)
@@ -186,7 +210,9 @@ def tiny_model() -> dict[str, Any]:
         loss_normalizes=True,
         embedding_mean=torch.zeros(8),
         embedding_mean_of=backend,
-        calibration={"fits": [{"backend": backend, "inputs": ["score"], "weights": [1.0], "offset": 0.0}]},
+        calibration={
+            "fits": [{"backend": backend, "inputs": ["score"], "weights": [1.0], "offset": 0.0, "prior": 0.01}]
+        },
         thresholds=[{"name": "eer", "threshold": 0.2, "backend": backend}],
         training_summary=summary,
     )
@@ -230,6 +256,12 @@ def _load_model(folder: Path) -> None:
     assert embedding.ndim == 2 and bool(torch.isfinite(embedding).all())
 
 
+def _begin_with(folder: Path) -> None:
+    net = tiny_net()
+    load_initial_weights(net, None, folder / "best.pt")
+    assert all(bool(torch.isfinite(value).all()) for value in net.state_dict().values())
+
+
 def _make_packed(folder: Path) -> None:
     for row, name in enumerate(NAMES[:3]):
         (folder / "audio" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -245,6 +277,20 @@ def _read_packed(folder: Path) -> Any:
     if problems:
         raise ValueError(f"{folder / 'corpus'}: {problems[0]}")
     return [one.tobytes() for one in read]
+
+
+def _index_with_its_sum(path: Path, draw: random.Random) -> None:
+    """A hostile index that says of itself that it is whole."""
+    path.write_bytes(mutated(path.read_bytes(), draw))
+    description = json.loads((path.parent / "corpus.json").read_text())
+    description["index_sha256"] = sha256_of(path)
+    (path.parent / "corpus.json").write_text(json.dumps(description))
+
+
+def _read_packed_anew(folder: Path) -> None:
+    source = open_source(folder / "corpus")
+    for name in NAMES[:3]:
+        assert np.isfinite(source.read(name)).all()
 
 
 def _archive_members() -> dict[str, bytes]:
@@ -396,6 +442,9 @@ TARGETS: dict[str, Target] = {
     "wav 32": _audio("a.wav", "PCM_32"),
     "wav float": _audio("a.wav", "FLOAT"),
     "wav a-law": _audio("a.wav", "ALAW"),
+    "rf64": _audio("a.wav", "PCM_16", form="RF64"),
+    "wav extensible": _audio("a.wav", "PCM_24", form="WAVEX"),
+    "mp3": _audio("a.mp3", "MPEG_LAYER_III"),
     "flac": _audio("a.flac", "PCM_16"),
     "ogg": _audio("a.ogg", "VORBIS"),
     "aiff": _audio("a.aiff", "PCM_16"),
@@ -404,8 +453,10 @@ TARGETS: dict[str, Target] = {
     "trial list with words": _lines(
         "trials.txt", "".join(f"{a} {b} {'nontarget' if a[:4] != b[:4] else 'target'}\n" for a, b in PAIRS), _trials
     ),
+    "trial list with tabs": _lines("trials.txt", "1\ta b\tc d\n0\ta b\te\n" * 9, _trials),
     "scores": _lines("scores.txt", SCORES, _scores, 8),
     "speaker table": _lines("speakers.csv", TABLE, read_speaker_table),
+    "utterance table": _lines("table.csv", TABLE, lambda path: list(read_table(path))),
     "metadata": _lines("meta.csv", TABLE, lambda path: read_metadata(path, NAMES[:2])),
     "configuration": _lines("run.yaml", YAML, lambda path: load_config(["--config", str(path)]), 12),
     "compare": Target(_make_compare, _compare, ("a.txt", "b.txt", "trials.txt", "speakers.csv"), weight=6),
@@ -417,6 +468,14 @@ TARGETS: dict[str, Target] = {
         weight=12,
     ),
     "model by content": Target(_write_model, _load_model, ("best.pt",), _model_content, weight=10),
+    "deflated model by byte": Target(
+        lambda folder: write_checkpoint(folder / "best.pt", tiny_model(), compress=True),
+        lambda folder: _same_tree(read_own_checkpoint(folder / "best.pt")),
+        ("best.pt",),
+        is_checked=True,
+        weight=6,
+    ),
+    "initial model by content": Target(_write_model, _begin_with, ("best.pt",), _model_content, weight=5),
     "safetensors": Target(
         _write_safetensors, lambda folder: read_checkpoint(folder / "w.safetensors"), ("w.safetensors",)
     ),
@@ -426,6 +485,9 @@ TARGETS: dict[str, Target] = {
         ("corpus/corpus.json", "corpus/index.npz", "corpus/samples.npy"),
         is_checked=True,
         weight=8,
+    ),
+    "packed corpus with its sum": Target(
+        _make_packed, _read_packed_anew, ("corpus/index.npz",), _index_with_its_sum, weight=4
     ),
     "zip": Target(_make_zip, _extract("a.zip"), ("a.zip",), weight=6),
     "tar.gz": Target(_make_tar, _extract("a.tar.gz"), ("a.tar.gz",)),
@@ -442,8 +504,39 @@ TARGETS: dict[str, Target] = {
         _report,
         ("results.json", "scores.txt", "metrics.jsonl", "config.yaml", ARRAYS_NAME),
         _result_content,
-        weight=1,
+        weight=0.25,
     ),
     "kept embeddings": Target(_make_embeddings, _embeddings, ("e.npz",)),
     "kept lookup table": Target(_make_lookup, _kept_lookup, ("kept.npz",)),
 }
+
+
+def _misbehave(how: str) -> Callable[[Path], Any]:
+    """A reader that does once what no reader may, for the tests of the harness."""
+
+    def read(folder: Path) -> Any:
+        content = (folder / "file").read_bytes()
+        if content == b"whole":
+            return content
+        if how == "dies":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if how == "hangs":
+            time.sleep(1000)
+        if how == "eats":
+            return bytearray(2 << 30)
+        if how == "is silent":
+            raise ValueError("something is wrong")
+        return content
+
+    return read
+
+
+if os.environ.get("HOSTILE_MISBEHAVIOUR"):
+    for misbehaviour in ("dies", "hangs", "eats", "misses", "is silent"):
+        TARGETS[misbehaviour] = Target(
+            lambda folder: (folder / "file").write_bytes(b"whole"),  # type: ignore[arg-type,return-value]
+            _misbehave(misbehaviour),
+            ("file",),
+            lambda path, draw: path.write_bytes(b"broken"),  # type: ignore[arg-type,return-value]
+            is_checked=True,
+        )

@@ -94,3 +94,18 @@ def test_records_after_the_step_of_a_resume_are_taken_back(tmp_path: Path, caplo
     records = [json.loads(line) for line in path.read_text().splitlines()]
     assert [record["step"] for record in records] == [1, 4] and records[1]["loss"] is None
     assert "cut off" in caplog.text
+
+
+def test_what_was_told_after_the_last_checkpoint_is_told_once(tmp_path: Path) -> None:
+    """An epoch has the step of its last step, after which the checkpoint may have been written."""
+    first = Progress(tmp_path, show_bar=False, tensorboard=False)
+    first.open(0)
+    first.record("step", 2, 1, {"loss": 1.0})
+    num_lines = first.num_lines
+    first.record("epoch", 2, 1, {"loss": 1.0})
+    again = Progress(tmp_path, show_bar=False, tensorboard=False)
+    again.open(2, num_lines)
+    again.record("epoch", 2, 1, {"loss": 1.0})
+    again.close()
+    kinds = [json.loads(line)["kind"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert (num_lines, kinds, again.num_lines) == (1, ["step", "epoch"], 2)

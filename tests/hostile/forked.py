@@ -1,0 +1,82 @@
+"""Starts runs as copies of one warm process, so that a hundred starts do not import torch a hundred times.
+
+Reads a line of JSON for each run from its input: `arguments` of the command line, the file for what it says, and where
+one is to be injected a fault of the disk. Answers with the process, and when that has ended with its status.
+"""
+
+import ctypes
+import json
+import os
+import sys
+from typing import Any
+
+import torch
+
+import speakernet.assembly.journeys as journeys
+import speakernet.evaluation.report.report  # imported late by the run; here it is imported once
+import speakernet.training.tensorboard  # noqa: F401
+from speakernet.cli import main, train  # noqa: F401
+
+DROPOUT = 0.2
+
+
+def with_dropout(config: Any) -> Any:
+    """The network of a run, with a layer that draws from torch's global generator: no published trunk here has one."""
+    net = build_model(config)
+
+    def drop(module: Any, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        return (torch.nn.functional.dropout(inputs[0], DROPOUT, training=module.training),)
+
+    net.embedding.register_forward_pre_hook(drop)
+    return net
+
+
+build_model, journeys.build_model = journeys.build_model, with_dropout  # type: ignore[assignment]
+
+
+def run(order: dict[str, Any]) -> None:
+    """In the copy: the command to its end, with its own files and a session of its own."""
+    os.setsid()
+    said = os.open(order["said"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(said, 1)
+    os.dup2(said, 2)
+    if "fault" in order:
+        fault = order["fault"]
+        shim = ctypes.CDLL(os.environ["LD_PRELOAD"])
+        shim.hostile_arm(
+            os.fsencode(fault["folder"]),
+            ctypes.c_long(fault["call"]),
+            ctypes.c_int(fault["error"]),
+            ctypes.c_int(fault["lasts"]),
+            os.fsencode(fault["count"]),
+        )
+    status = 70
+    try:
+        status = main(order["arguments"])
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # As at the end of every process: threads that write checkpoints are waited for, workers ended.
+        import multiprocessing.util
+        import threading
+
+        threading._shutdown()
+        multiprocessing.util._exit_function()
+        os._exit(status)
+
+
+def serve() -> None:
+    """One run after the other, until the input ends."""
+    torch.set_num_threads(1)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        process = os.fork()
+        if process == 0:
+            run(json.loads(line))
+        print(process, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)
+
+
+if __name__ == "__main__":
+    serve()

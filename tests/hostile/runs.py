@@ -1,0 +1,302 @@
+"""Small runs that are killed or whose disk fails, and what they must come to all the same."""
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from targets import tiny_voice_corpus
+
+from speakernet.checkpoint import read_own_checkpoint
+
+HERE = Path(__file__).parent
+END_SECONDS = 120
+SAME_SECTIONS = ("errors", "slices", "hardest", "embeddings")
+VOLATILE = {"seconds", "timings_seconds", "date", "command", "checkpoint", "machine"}
+SAME_NUMBERS = ("kind", "step", "epoch", "loss", "accuracy_percent", "grad_norm", "eer_percent", "learning_rate")
+PHASES = (
+    ("evaluation", r"EER .* best|written:|report:"),
+    ("large-margin stage", r"large-margin stage"),
+    ("averaging", r"averaged the last"),
+    ("training", r"epoch \d"),
+)
+
+RECIPE = """# every stage of a run, as small as it can be
+data:
+  train_list: {corpus}/train_list.txt
+  train_path: {corpus}
+  test_list: {corpus}/trials.txt
+  test_path: {corpus}
+  batch_size: 4
+  crop_frames: 40
+  num_workers: {workers}
+model: {{name: ResNet, embedding_dim: 8, options: {{channels: 8, blocks: [1], stem_stride: 4}}}}
+frontend: {{spec_augment: true}}
+loss: {{name: aamsoftmax}}
+schedule: {{name: step}}
+training:
+  max_epochs: 3
+  test_interval: 1
+  save_path: {run}
+  log_interval: 1
+  save_steps: 2
+  average_checkpoints: 2
+  ema_decay: 0.9
+  large_margin_epochs: 1
+  large_margin_crop_frames: 60
+evaluation: {{eval_frames: 40, num_crops: 2, bootstrap_samples: 20}}
+runtime: {{device: cpu, precision: "no", compile: "off", deterministic: true}}
+augment: {{enabled: false}}
+"""
+
+
+def write_recipe(folder: Path, workers: int) -> Path:
+    """The configuration of a run into `folder`/run, over the corpus beside it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "run.yaml"
+    path.write_text(RECIPE.format(corpus=folder.parent / "corpus", run=folder / "run", workers=workers))
+    return path
+
+
+class Starter:
+    """A warm process that starts runs; see `forked.py`.
+
+    Args:
+        folder: where everything lies; the corpus is made here.
+        shim: the library of the failing disk, where faults are to be injected.
+    """
+
+    def __init__(self, folder: Path, shim: Path | None = None) -> None:
+        self.folder = folder
+        if not (folder / "corpus").exists():
+            tiny_voice_corpus(folder / "corpus")
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "SPEAKERNET_CACHE": str(folder / "cache")}
+        if shim is not None:
+            environment["LD_PRELOAD"] = str(shim)
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / "forked.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            text=True,
+        )
+        assert self._answer() == "ready"
+
+    def __enter__(self) -> "Starter":
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.kill()
+        self._process.wait()
+
+    def start(self, recipe: Path, **order: Any) -> int:
+        """Begin a run; its process. `end` must follow."""
+        assert self._process.stdin is not None
+        said = recipe.parent / "said.txt"
+        arguments = ["train", "--config", str(recipe)]
+        self._process.stdin.write(json.dumps({"arguments": arguments, "said": str(said), **order}) + "\n")
+        self._process.stdin.flush()
+        return int(self._answer())
+
+    def end(self) -> int:
+        """Wait for the run that was begun; its status."""
+        return int(self._answer())
+
+    def run(self, recipe: Path, **order: Any) -> int:
+        """A run from its beginning to its end; one that takes too long is killed, which its status says."""
+        process = self.start(recipe, **order)
+        watch = subprocess.Popen(["sh", "-c", f"sleep {END_SECONDS}; kill -9 -{process}"], start_new_session=True)
+        try:
+            return self.end()
+        finally:
+            os.killpg(watch.pid, signal.SIGKILL)
+            watch.wait()
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+
+def came_to(run: Path) -> dict[str, Any]:
+    """Everything that a finished run must agree in with one that nothing disturbed."""
+    results = json.loads((run / "results.json").read_text())
+    report = (run / "report.html").read_text()
+    sections = {name: re.search(rf'<section[^>]*id="{name}".*?</section>', report, re.DOTALL) for name in SAME_SECTIONS}
+    return {
+        **{name: digests(run / name) for name in ("last.pt", "best.pt", "large_margin/last.pt")},
+        "scores": (run / "scores.txt").read_text(),
+        "results": {key: value for key, value in results.items() if key not in VOLATILE},
+        "report": {name: found and hashlib.sha256(found[0].encode()).hexdigest() for name, found in sections.items()},
+        "numbers": [numbers(run / name) for name in ("metrics.jsonl", "large_margin/metrics.jsonl")],
+        "files": sorted(
+            path.relative_to(run).as_posix()
+            for path in run.rglob("*")
+            if path.is_file() and "tfevents" not in path.name and path.name != "run.lock"
+        ),
+    }
+
+
+def digests(path: Path) -> dict[str, str]:
+    """Of the weights, and of all that training holds where the file has it."""
+    contents = read_own_checkpoint(path)
+    training = contents.get("training", {})
+    names = ("net", "loss", "optimizer", "average", "random", "loader", "learning_rate")
+    held = {"weights": contents["weights"], **{name: training[name] for name in names if name in training}}
+    return {name: digest(tree) for name, tree in held.items()}
+
+
+def digest(tree: Any) -> str:
+    """Of everything in nested containers."""
+    found = hashlib.sha256()
+    for value in leaves(tree):
+        found.update(value.numpy().tobytes() if isinstance(value, torch.Tensor) else repr(value).encode())
+    return found.hexdigest()
+
+
+def leaves(tree: Any) -> list[Any]:
+    """The values of nested containers, in order."""
+    if isinstance(tree, dict):
+        return [leaf for key in tree for leaf in (key, *leaves(tree[key]))]
+    if isinstance(tree, list | tuple):
+        return [leaf for one in tree for leaf in leaves(one)]
+    return [tree]
+
+
+def numbers(path: Path) -> list[dict[str, Any]]:
+    """The records of a metrics file without what the clock decides."""
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    return [{name: one[name] for name in SAME_NUMBERS if name in one} for one in records]
+
+
+def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
+    """Names of what is not the same, and of the parts of it that are not."""
+    names = []
+    for name, value in expected.items():
+        if found[name] != value:
+            parts = [part for part in value if found[name].get(part) != value[part]] if isinstance(value, dict) else []
+            names.append(f"{name} ({', '.join(parts)})" if parts else name)
+    return names
+
+
+def phase(run: Path) -> str:
+    """What a run was about when it ended, by the last words of its log."""
+    if not (run / "log.txt").exists():
+        return "start"
+    lines = (run / "log.txt").read_text(errors="replace").splitlines()
+    for line in reversed(lines):
+        for name, pattern in PHASES:
+            if re.search(pattern, line):
+                return name
+    return "start"
+
+
+class Kills:
+    """Kills runs at random moments, a few in each folder, and compares what they come to in the end.
+
+    Args:
+        starter: starts them.
+        workers: of the loader.
+        seed: of the moments.
+    """
+
+    def __init__(self, starter: Starter, workers: int, seed: int) -> None:
+        self.starter, self.workers = starter, workers
+        self.draw = random.Random(seed)
+        self.phases: Counter[str] = Counter()
+        self.num_kills = 0
+        recipe = write_recipe(starter.folder / f"straight{workers}", workers)
+        begin = time.monotonic()
+        assert starter.run(recipe) == 0, (recipe.parent / "said.txt").read_text()[-3000:]
+        self.seconds = time.monotonic() - begin
+        self.expected = came_to(recipe.parent / "run")
+
+    def round(self, most_kills: int) -> list[str]:
+        """One folder: kills while there are any left, then a run to its end; what went wrong, in words."""
+        folder = self.starter.folder / f"killed{self.workers}"
+        shutil.rmtree(folder, ignore_errors=True)
+        recipe, problems = write_recipe(folder, self.workers), []
+        for _ in range(most_kills):
+            process = self.starter.start(recipe)
+            # A run that goes on is shorter: so the moments fall over all of it, a few kills after another.
+            time.sleep(self.draw.uniform(0, 0.6 * self.seconds))
+            # The whole group, as a container ends it, or the process alone, as a system without memory does.
+            with contextlib.suppress(ProcessLookupError):
+                (os.killpg if self.draw.random() < 0.5 else os.kill)(process, signal.SIGKILL)
+            status = self.starter.end()
+            if status != -signal.SIGKILL:
+                problems += [] if status == 0 else [f"status {status}: {said(folder)}"]
+                continue
+            self.num_kills += 1
+            self.phases[phase(folder / "run")] += 1
+        status = self.starter.run(recipe)
+        if status:
+            return [*problems, f"status {status} at the last: {said(folder)}"]
+        return problems + [f"{name} differs" for name in differences(came_to(folder / "run"), self.expected)]
+
+
+def said(folder: Path) -> str:
+    """The end of what the runs of a folder said."""
+    return (folder / "said.txt").read_text(errors="replace")[-1500:]
+
+
+def build_shim(folder: Path) -> Path | None:
+    """The library of the failing disk; None where there is no compiler, or no Linux."""
+    compiler = shutil.which("cc")
+    if compiler is None or not sys.platform.startswith("linux"):
+        return None
+    library = folder / "failing_disk.so"
+    source = HERE / "failing_disk.c"
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
+    return library
+
+
+class DiskFaults:
+    """Lets one call that changes the disk fail in a run, and looks at what the run says and the next one comes to."""
+
+    def __init__(self, starter: Starter) -> None:
+        self.starter = starter
+        folder = starter.folder / "whole"
+        recipe, count = write_recipe(folder, 0), starter.folder / "count.txt"
+        assert starter.run(recipe, fault=self._fault(folder, 0, 0, False, count)) == 0, said(folder)
+        self.num_calls = int(count.read_text())
+        self.expected = came_to(folder / "run")
+
+    def _fault(self, folder: Path, call: int, error: int, lasts: bool, count: Path | str = "") -> dict[str, Any]:
+        below = str(folder / "run")
+        return {"folder": below, "call": call, "error": error, "lasts": int(lasts), "count": str(count)}
+
+    def case(self, call: int, error: int, *, lasts: bool) -> list[str]:
+        """The run with the fault, and where that did not end well another one; what went wrong, in words."""
+        folder = self.starter.folder / "failing"
+        shutil.rmtree(folder, ignore_errors=True)
+        recipe = write_recipe(folder, 0)
+        status = self.starter.run(recipe, fault=self._fault(folder, call, error, lasts))
+        words, problems = said(folder), []
+        if "Traceback" in words or status not in (0, 1):
+            problems.append(f"status {status}: {words}")
+        if status and self.starter.run(recipe):
+            return [*problems, f"did not go on: {said(folder)}"]
+        names = differences(came_to(folder / "run"), self.expected)
+        # Lines that were dropped are gone, which is said; all the rest is what it would have been.
+        if "are dropped" in words:
+            names = [name for name in names if name not in ("numbers", "files", "report")]
+        return problems + [f"{name} differs" for name in names]
+
+
+def report_lines(outcome: Sequence[str], limit: int = 5) -> str:
+    """The first few problems, for a message."""
+    return "\n".join(outcome[:limit])

@@ -1,0 +1,43 @@
+"""A seeded sample of `make hostile`: runs that are killed, and runs whose disk fails, come to what they would have."""
+
+import errno
+import random
+from pathlib import Path
+
+import pytest
+from runs import DiskFaults, Kills, Starter, build_shim
+
+SEED = 20260101
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="copies of a process need fork"),
+]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_kills_change_nothing(tmp_path: Path, workers: int) -> None:
+    """Weights, optimizer, random state (a dropout draws from it), scores, figures and report."""
+    with Starter(tmp_path) as starter:
+        kills = Kills(starter, workers, SEED)
+        for _ in range(2):
+            assert not kills.round(4)
+        assert kills.num_kills >= 3
+
+
+def test_workers_change_nothing(tmp_path: Path) -> None:
+    with Starter(tmp_path) as starter:
+        assert Kills(starter, 0, SEED).expected == Kills(starter, 2, SEED).expected
+
+
+def test_a_failing_disk_loses_lines_at_most(tmp_path: Path) -> None:
+    shim = build_shim(tmp_path)
+    if shim is None:
+        pytest.skip("no C compiler, or no Linux")
+    draw = random.Random(SEED)
+    with Starter(tmp_path, shim) as starter:
+        faults = DiskFaults(starter)
+        assert faults.num_calls > 100
+        for error, lasts in ((errno.EIO, False), (errno.ENOSPC, True)):
+            for _ in range(4):
+                call = draw.randint(1, faults.num_calls)
+                assert not faults.case(call, error, lasts=lasts), f"{errno.errorcode[error]} at call {call}"
