@@ -59,7 +59,9 @@ def speakers_of(trials: TrialList, table: Mapping[str, str] | None = None) -> Sp
         unknown = [name for name in names if name not in table]
         if unknown:
             named = ", ".join(unknown[:MAX_NAMED])
-            raise ValueError(f"the speaker table lacks {len(unknown)} of {len(names)} utterances: {named}")
+            raise ValueError(
+                f"{trials.source}: the speaker table lacks {len(unknown)} of its {len(names)} utterances: {named}"
+            )
         return _numbered([table[name] for name in names], "column 'speaker' of the CSV")
     parts = [name.replace("\\", "/").split("/") for name in names]
     if trials.labels is None:
