@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import shutil
 from pathlib import Path
 
@@ -177,6 +178,18 @@ def test_a_finished_run_makes_again_what_is_missing(finished: tuple[Path, Path],
     assert train(finished[1], "--save_path", str(copy)) == 0
     assert (copy / name).is_file() and (copy / "last.pt").read_bytes() == before
     assert (copy / "scores.txt").read_text() == (finished[0] / "scores.txt").read_text()
+
+
+def test_a_report_of_before_the_last_epochs_is_made_again(finished: tuple[Path, Path], tmp_path: Path) -> None:
+    """As a run leaves it that was trained on and killed while its report was made."""
+    copy = tmp_path / "copy"
+    shutil.copytree(finished[0], copy)
+    before = (copy / "report.html").stat().st_mtime_ns
+    os.utime(copy / "last.pt", ns=(before + 1, before + 1))
+    leftover = copy / "plots" / ".scores.png.1-ab.tmp"
+    leftover.write_bytes(b"half")
+    assert train(finished[1], "--save_path", str(copy)) == 0
+    assert (copy / "report.html").stat().st_mtime_ns > before and not leftover.exists()
 
 
 def test_an_initial_model_is_read_where_a_damaged_run_begins_anew(

@@ -146,16 +146,14 @@ def embed_utterances(
     length = crop_samples(options.eval_frames, net.sample_rate) if mode == "crops" else 0
 
     def read(stretch: Stretch) -> Piece:
-        name = table[stretch.row]
-        return (
-            _crops(source, name, stretch, length, options.num_crops) if length else _whole(source, name, stretch, net)
-        )
+        given = (source, table[stretch.row], stretch)
+        return _crops(*given, length, options.num_crops) if length else _whole(*given, net)
 
     num_columns = options.num_crops if length else 1
     values: np.ndarray | None = None
     position = {int(row): index for index, row in enumerate(mine)}
-    progress = Bar(description, len(mine), "utt", is_shown=distributed.is_main())
-    with ThreadPoolExecutor(num_threads) as pool, progress:
+    bar = Bar(description, len(mine), "utt", is_shown=distributed.is_main())
+    with ThreadPoolExecutor(num_threads) as pool, bar as progress:
         stretches = _stretches(mine, lengths, source.sample_rate, are_whole=not length)
         for batch in _batches(_ahead(pool, read, stretches), options.batch_size, net.sample_rate):
             waveforms, num_samples = _padded([piece.waveforms[index] for piece, index in batch])

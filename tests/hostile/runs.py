@@ -156,6 +156,9 @@ def digests(path: Path) -> dict[str, str]:
     training = contents.get("training", {})
     names = ("net", "loss", "optimizer", "average", "random", "loader", "learning_rate")
     held = {"weights": contents["weights"], **{name: training[name] for name in names if name in training}}
+    if "optimizer" in held:
+        # Its moments: the learning rate beside them is that of the last step of this process, and none may be left.
+        held["optimizer"] = held["optimizer"]["state"]
     return {name: digest(tree) for name, tree in held.items()}
 
 

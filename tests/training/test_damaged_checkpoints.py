@@ -59,8 +59,8 @@ class Killed(BaseException):
 class AtOnce:
     """A thread that has done its work when it was started."""
 
-    def __init__(self, target, args, name: str) -> None:
-        self.start = lambda: target(*args)
+    def __init__(self, target, name: str) -> None:
+        self.start = target
 
     def join(self) -> None:
         """Nothing to wait for."""

@@ -56,6 +56,24 @@ def test_a_flipped_bit_in_best_is_found_and_it_is_made_again(tmp_path: Path, cap
     assert (tmp_path / "best.pt").read_bytes() == best and "made again from epoch_0001.pt" in caplog.text
 
 
+def test_a_best_that_the_disk_did_not_take_is_made_again_from_its_epoch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_trainer(tmp_path, max_epochs=3, eers=[9.0, 5.0, 7.0]).train()
+    best, older = (tmp_path / "best.pt").read_bytes(), (tmp_path / "checkpoints" / "epoch_0001.pt").read_bytes()
+    (tmp_path / "best.pt").unlink()
+    (tmp_path / "best.pt").write_bytes(older)
+    make_trainer(tmp_path, max_epochs=4, eers=[6.0]).train()
+    assert (tmp_path / "best.pt").read_bytes() == best
+    assert "best.pt was older than last.pt: made again from epoch_0002" in caplog.text
+    (tmp_path / "best.pt").unlink()
+    (tmp_path / "best.pt").write_bytes(older)
+    (tmp_path / "checkpoints" / "epoch_0002.pt").unlink()
+    resumed = make_trainer(tmp_path, max_epochs=5, eers=[8.0])
+    resumed.train()
+    assert resumed.state.best_eer_percent == 8.0 and "best.pt is of epoch 1" in caplog.text
+
+
 @pytest.mark.parametrize("contents", [{"state_dict": {}}, {"weights": {}, "training_summary": {"epoch": "one"}}])
 def test_a_best_of_another_program_is_refused_by_name(tmp_path: Path, contents: dict[str, Any]) -> None:
     make_trainer(tmp_path, max_epochs=1).train()
