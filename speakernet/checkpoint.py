@@ -19,6 +19,8 @@ from safetensors.torch import load_file
 
 from speakernet.files import FileError, atomic_write, error_line, human_bytes, open_regular
 
+FOLDER_ATTRIBUTE = 0x10
+"""Of a member of a zip file, as MS-DOS has it."""
 # Weights are noise to a compressor: higher levels take longer and gain nothing.
 DEFLATE_LEVEL = 6
 MOST_UNPACKED = 100
@@ -67,7 +69,7 @@ def read_checkpoint(path: str | Path) -> Any:
         # Of this machine and this moment: the file may well be whole.
         raise CheckpointError(f"{path} cannot be read now ({error_line(error)}); see to that and try again") from error
     except pickle.UnpicklingError as error:
-        if zipfile.is_zipfile(path) or _begins_with(path, PICKLE_MARK):
+        if _begins_with(path, ZIP_MARK) or _begins_with(path, PICKLE_MARK):
             raise DamagedError(
                 f"{path} holds more than tensors and plain values and could run code when read; it was refused "
                 "and nothing in it was run. Save its state dictionary alone, or get it from another source"
@@ -133,6 +135,9 @@ def _check_members(path: Path) -> None:
         if unpacked > max(ALWAYS_UNPACKED_BYTES, MOST_UNPACKED * path.stat().st_size):
             raise DamagedError(f"{path} would unpack to {human_bytes(unpacked)}; {ADVICE}")
         for member in members:
+            # As a folder torch would not read it, and hand out memory as it happens to be.
+            if member.external_attr & FOLDER_ATTRIBUTE or member.is_dir():
+                raise DamagedError(f"{path} is damaged: {member.filename} is marked as a folder; {ADVICE}")
             with archive.open(member) as content:
                 try:
                     while content.read(BLOCK_BYTES):

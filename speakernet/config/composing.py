@@ -191,6 +191,9 @@ def _why_idle(setting: Setting, names: Names) -> str:
         return (
             f"{setting.key} has no effect: the {kind} {chosen(names, setting.place)} has no option {nested[1]!r}; {has}"
         )
+    if setting.section not in PARTS:
+        # A file may write a name with a dot below a section.
+        return f"{setting.key} is no option; a name in a section has no dot"
     kind = PARTS[setting.section][0]
     takes = ", ".join(takers(setting.section, setting.option.partition(".")[0]))
     return (

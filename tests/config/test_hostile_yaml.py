@@ -29,6 +29,7 @@ BROKEN = {
         "model:\n  options: {blocks: [[1], [2]]}\n  name: ResNet\n",
         r"my\.yaml:2: model\.options\.blocks is",
     ),
+    "a dot in a name": ("data: {train_list.x: a}\n", r"data\.train_list\.x is no option"),
     "not text": (b"\xff\xfe\x00data", "cannot read the configuration"),
     "too large": ("# " + "x" * (1 << 20) + "\n", "bytes; a configuration has 1,048,576 at most"),
 }

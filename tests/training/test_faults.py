@@ -48,6 +48,17 @@ def test_a_flipped_bit_in_last_is_found_and_the_one_before_goes_on(
     assert resumed.state.step == 3 * 7
 
 
+def test_a_member_that_is_marked_as_a_folder_is_found(tmp_path: Path) -> None:
+    """Torch would leave its memory as it happens to be."""
+    write_checkpoint(tmp_path / "a.pt", {"weights": {"a": torch.arange(100.0)}})
+    content = bytearray((tmp_path / "a.pt").read_bytes())
+    # Attributes lie 8 bytes before the name in the table of contents.
+    content[content.rindex(b"archive/data/0") - 8] |= 0x10
+    (tmp_path / "a.pt").write_bytes(content)
+    with pytest.raises(CheckpointError, match="marked as a folder"):
+        read_own_checkpoint(tmp_path / "a.pt")
+
+
 def test_a_flipped_bit_in_best_is_found_and_it_is_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     make_trainer(tmp_path, max_epochs=2, eers=[5.0, 9.0]).train()
     best = (tmp_path / "best.pt").read_bytes()

@@ -274,11 +274,15 @@ def _read_stages(folder: Path) -> list[dict[str, Any]]:
     """The run's records, and behind them those of its large-margin stage, whose epochs and steps go on counting."""
     first, second = _read_metrics(folder), _read_metrics(folder / SECOND_STAGE)
     # The second stage counts its own epochs and steps from one.
-    ends = {key: max((record.get(key, 0) for record in first), default=0) for key in ("epoch", "step")}
+    ends = {key: max((_count(record, key) for record in first), default=0) for key in ("epoch", "step")}
     for record in second:
-        record |= {key: record.get(key, 0) + end for key, end in ends.items()}
+        record |= {key: _count(record, key) + end for key, end in ends.items()}
         record["second_stage_from"] = ends
     return first + second
+
+
+def _count(record: dict[str, Any], key: str) -> float:
+    return record[key] if is_number(record.get(key)) else 0
 
 
 def _read_metrics(folder: Path) -> list[dict[str, Any]]:
