@@ -149,7 +149,6 @@ def embed_utterances(
         given = (source, table[stretch.row], stretch)
         return _crops(*given, length, options.num_crops) if length else _whole(*given, net)
 
-    num_columns = options.num_crops if length else 1
     values: np.ndarray | None = None
     position = {int(row): index for index, row in enumerate(mine)}
     bar = Bar(description, len(mine), "utt", is_shown=distributed.is_main())
@@ -159,11 +158,11 @@ def embed_utterances(
             waveforms, num_samples = _padded([piece.waveforms[index] for piece, index in batch])
             with autocast():
                 embedded = net.embed(waveforms.to(device), num_samples, sample_rate=source.sample_rate)
-            # Scores are float32 whatever the precision of the network.
-            embedded = embedded.float().cpu()
             if values is None:
+                num_columns = options.num_crops if length else 1
                 values = np.zeros((len(mine), num_columns, embedded.shape[1]), dtype=np.float32)
-            for (piece, index), embedding in zip(batch, embedded.numpy(), strict=True):
+            # Scores are float32 whatever the precision of the network.
+            for (piece, index), embedding in zip(batch, embedded.float().cpu().numpy(), strict=True):
                 stretch = piece.stretch
                 # Windows of one recording are as long as each other, so that their plain mean weighs every frame alike.
                 values[position[stretch.row], piece.columns == index] += embedding / stretch.num_windows

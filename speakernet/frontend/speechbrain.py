@@ -81,7 +81,8 @@ def triangles(num_mels: int, num_bins: int, sample_rate: int) -> Tensor:
             [0.0000, 0.8000],
             [0.0000, 0.0000]])
     """
-    top = 2595.0 * torch.log10(torch.tensor(1.0 + (sample_rate // 2) / 700.0))
+    # On the CPU, also where a network is only laid out: its value is needed at once.
+    top = 2595.0 * torch.log10(torch.tensor(1.0 + (sample_rate // 2) / 700.0, device="cpu"))
     hertz = 700.0 * (10.0 ** (torch.linspace(0.0, float(top), num_mels + 2) / 2595.0) - 1.0)
     widths = (hertz[1:] - hertz[:-1])[:-1]
     bins = torch.linspace(0, sample_rate // 2, num_bins).unsqueeze(1)

@@ -66,7 +66,10 @@ def misfit(saved: Mapping[str, Any], now: Mapping[str, Any], modules: Mapping[st
     before, after = ({name: config.get(name, {}) for name in TENSOR_SECTIONS} for config in configs)
     changes = _changed_options(before, after)
     if not changes:
-        changes = [line for name, module in modules.items() for line in _other_tensors(saved.get(name, {}), module)]
+        found = {name: saved.get(name) for name in modules}
+        # A damaged file may hold anything in their place.
+        kept = {name: value if isinstance(value, Mapping) else {} for name, value in found.items()}
+        changes = [line for name, module in modules.items() for line in _other_tensors(kept[name], module)]
     return "; ".join(changes) or error_line(error)
 
 

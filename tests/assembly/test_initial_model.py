@@ -32,6 +32,9 @@ augment: {{enabled: false}}
 FRONT_END = {"num_mels": 24, "scale": 1.0, "window": "povey"}
 
 
+FIT = {"inputs": ["score"], "weights": [2.0], "offset": 0.1, "prior": 0.5, "backend": {"theirs": 1}}
+
+
 @pytest.fixture(scope="module")
 def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model file of nobody's default: other front end, size, width; with a mean and a threshold of its own data."""
@@ -44,7 +47,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
         loss_normalizes=True,
         embedding_mean=torch.ones(24),
         embedding_mean_of={"embedding": "theirs"},
-        calibration={"fits": [{"backend": {"theirs": 1}}]},
+        calibration={"fits": [FIT]},
         thresholds=[{"name": "theirs", "threshold": 0.5, "backend": {"theirs": 1}}],
         training_summary={"imported_from": "somebody", "licence": "CC BY 4.0", "trained_on": "their voices"},
     )

@@ -21,7 +21,10 @@ OPENED: list[str] | None = None
 
 
 def _note_opened(event: str, arguments: tuple[Any, ...]) -> None:
+    # An opener of Python's own `open` is seen a second time, as the call of the system that it makes, without a mode.
     if OPENED is not None and event == "open" and isinstance(arguments[0], str):
+        if arguments[1] is None and OPENED[-1:] == [arguments[0]]:
+            return
         OPENED.append(arguments[0])
 
 

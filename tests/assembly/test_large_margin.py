@@ -34,8 +34,12 @@ def loaded(corpus: Path, run: Path, *options: str) -> LoadedConfig:
 @pytest.fixture(autouse=True)
 def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes after training takes longer than these runs."""
-    evaluation = types.SimpleNamespace(write=lambda folder: None)
-    monkeypatch.setattr(journeys, "run_evaluation", lambda *arguments, **options: evaluation)
+    leave_out_the_report(monkeypatch)
+
+
+def leave_out_the_report(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(journeys, "run_evaluation", lambda *arguments, **options: types.SimpleNamespace(write=str))
+    patch.setattr(journeys, "_add_to_events", lambda *arguments: None)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +47,7 @@ def straight(tiny_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     """The folder of a run that nothing stopped."""
     run = tmp_path_factory.mktemp("straight") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(journeys, "run_evaluation", lambda *arguments, **options: types.SimpleNamespace(write=str))
+        leave_out_the_report(patch)
         train_experiment(loaded(tiny_corpus, run))
     return run
 

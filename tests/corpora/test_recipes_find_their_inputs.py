@@ -53,6 +53,7 @@ def prepared(tmp_path_factory, ffmpeg) -> Path:
         to_m4a(ffmpeg, root / "plain" / name, root / "vox2_dev/dev/aac" / name.replace(".wav", ".m4a"))
     write_voices(root / "made", 1, 1, "musan/noise/free{speaker}/{utterance}.wav", 6.0)
     write_voices(root / "rooms", 1, 1, "RIRS_NOISES/simulated_rirs/smallroom/Room00{speaker}/{utterance}.wav", 0.2)
+    write_voices(root / "rooms", 1, 1, "RIRS_NOISES/real_rirs_isotropic_noises/RWCP_rir_{speaker}_{utterance}.wav", 0.2)
     whole = zip_tree(root / "vox2_dev")
     parts = parts_of(whole, "vox2_dev_aac_part", 8)
     files = parts | {"vox1_test_wav.zip": zip_tree(root / "vox1_test")}
