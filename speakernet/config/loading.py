@@ -235,9 +235,12 @@ def _found_beside(setting: Setting, file: Path) -> Setting:
     if not is_input(SECTIONS[setting.section], setting.option) or not isinstance(setting.value, str):
         return setting
     beside = file.parent / setting.value
-    if not setting.value or Path(setting.value).exists() or not beside.exists():
-        return setting
-    return dataclasses.replace(setting, value=str(beside))
+    try:
+        is_beside = bool(setting.value) and not Path(setting.value).exists() and beside.exists()
+    except OSError as error:
+        shown = f"{setting.value[:40]!r} of {len(setting.value):,} letters"
+        raise ConfigError(f"{setting.where}: {setting.key} is {shown}; expected a path ({error.strerror})") from error
+    return dataclasses.replace(setting, value=str(beside)) if is_beside else setting
 
 
 def _run_folder(files: Sequence[Path], layers: Sequence[list[Entry]]) -> str:

@@ -30,6 +30,10 @@ BROKEN = {
         r"my\.yaml:2: model\.options\.blocks is",
     ),
     "a dot in a name": ("data: {train_list.x: a}\n", r"data\.train_list\.x is no option"),
+    "a path of 70,000 letters": (
+        f"data:\n  train_list: {'x' * 70_000}\n",
+        r"my\.yaml:2: data\.train_list is 'x+' of 70,000 letters; expected a path",
+    ),
     "not text": (b"\xff\xfe\x00data", "cannot read the configuration"),
     "too large": ("# " + "x" * (1 << 20) + "\n", "bytes; a configuration has 1,048,576 at most"),
 }
