@@ -11,8 +11,8 @@ from speakernet.models.model_file import (
     ModelFile,
     is_model_file,
     load_initial_weights,
-    load_model_file,
     model_file_contents,
+    model_of,
 )
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.registry import create, lookup
@@ -37,12 +37,12 @@ def load_for_scoring(config: Config, path: str | Path) -> ModelFile:
     Raises:
         ValueError: missing, damaged or unsafe; a foreign checkpoint of another architecture than the config's.
     """
-    if is_model_file(read_checkpoint(path)):
-        return load_model_file(path)
+    contents = read_checkpoint(path)
+    if is_model_file(contents):
+        return model_of(contents, path)
     net = build_model(config)
     load_initial_weights(net, None, path)
-    contents = model_file_contents(net, loss_normalizes=config.loss.normalize_embeddings)
-    return ModelFile(net.eval(), contents)
+    return ModelFile(net.eval(), model_file_contents(net, loss_normalizes=config.loss.normalize_embeddings))
 
 
 def build_loss(config: Config, num_classes: int) -> nn.Module:

@@ -104,6 +104,15 @@ def load_model_file(path: str | Path, device: torch.device | str = "cpu") -> Mod
             f"{path} is not a speakernet model file (no format_version); "
             "turn a foreign checkpoint into one with `speakernet import-weights`"
         )
+    return model_of(contents, path, device)
+
+
+def model_of(contents: dict[str, Any], path: str | Path, device: torch.device | str = "cpu") -> ModelFile:
+    """The network of a model file that was read, in evaluation mode, on `device`.
+
+    Raises:
+        CheckpointError: of a newer format, damaged, or with other weights than it says.
+    """
     with reading(path, "a model file of this program", CheckpointError):
         check_version(contents, path)
         check_entries(contents, path)
