@@ -196,5 +196,5 @@ def test_speakers_by_groups_where_names_do_not_tell() -> None:
 
 
 def test_a_speaker_table_that_lacks_names_is_refused() -> None:
-    with pytest.raises(ValueError, match="lacks 1 of 2 utterances: b"):
+    with pytest.raises(ValueError, match="lacks 1 of its 2 utterances: b"):
         speakers_of(trial_list([(0, "a", "b")]), {"a": "x"})
