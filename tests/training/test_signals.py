@@ -34,6 +34,14 @@ augment: {{enabled: false}}
 """
 
 
+@pytest.fixture(autouse=True)
+def _hears_a_hangup() -> Iterator[None]:
+    """As a terminal starts it, also where the tests themselves run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture()
 def recipe(tiny_corpus: Path, tmp_path: Path) -> Path:
     path = tmp_path / "run.yaml"
@@ -58,14 +66,6 @@ def running(recipe: Path, repository: Path) -> Iterator[subprocess.Popen]:
 
 
 @pytest.mark.slow
-@pytest.fixture(autouse=True)
-def _hears_a_hangup() -> Iterator[None]:
-    """As a terminal starts it, also where the tests themselves run under nohup."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
-
-
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_a_signal_to_the_group_loses_nothing(
     running: subprocess.Popen, tmp_path: Path, number: signal.Signals, status: int
