@@ -98,7 +98,7 @@ def prepared(tiny_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     kinds = {"1": "target", "0": "nontarget"}
     lines = [f"{enrol} {second} {kinds[label]}\n" for label, enrol, second in trials]
     (test / "trials" / "vox1_O_cleaned.kaldi").write_text("".join(lines))
-    (xvector,) = [case for case in GOLDEN if (case["toolkit"], case["model"]) == ("wespeaker", "XVEC")]
+    xvector = next(case for case in GOLDEN if (case["toolkit"], case["model"]) == ("wespeaker", "XVEC"))
     torch.save(foreign_state(xvector), tmp_path / "avg_model.pt")
     return tmp_path
 
