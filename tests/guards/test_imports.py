@@ -9,7 +9,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[2] / "speakernet"
 
 BASE = {
-    *("options", "registry", "terminal", "files", "appending", "arrays", "seeding", "distributed", "machine"),
+    *("options", "registry", "terminal", "files", "appending", "arrays", "seeding", "distributed", "machine", "parts"),
     "checkpoint",
     "run_folder",
 }
@@ -23,6 +23,7 @@ ALLOWED = {
     "arrays": {"files"},
     "seeding": set(),
     "distributed": set(),
+    "parts": set(),
     "machine": {"options", "files", "distributed"},
     "checkpoint": {"files"},
     "run_folder": {"files", "checkpoint"},
