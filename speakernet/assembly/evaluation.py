@@ -20,13 +20,14 @@ from speakernet import distributed
 from speakernet.assembly.detail import build_sweep, check_slices, with_detail
 from speakernet.assembly.inputs import Inputs
 from speakernet.assembly.model import load_for_scoring
-from speakernet.checkpoint import read_checkpoint, write_checkpoint
+from speakernet.checkpoint import read_checkpoint
 from speakernet.config import Config
 from speakernet.config.schema import config_to_dict
 from speakernet.data.lists import TrialList
 from speakernet.evaluation import metrics
-from speakernet.evaluation.backend import Backend, Cohort, plain_backend
-from speakernet.evaluation.calibration import AffineCalibration, fit_calibration, named_thresholds
+from speakernet.evaluation.backend import Backend, Cohort, plain_backend, verifying_backend
+from speakernet.evaluation.calibrating import SCORE_ONLY, Fit, fit_for_verifying, fit_scores
+from speakernet.evaluation.calibration import AffineCalibration
 from speakernet.evaluation.embedder import Embedder
 from speakernet.evaluation.embedding import EmbeddingNet
 from speakernet.evaluation.embedding_store import weights_digest
@@ -39,7 +40,7 @@ from speakernet.evaluation.scoring import mean_embeddings
 from speakernet.evaluation.speakers import Speakers, read_speaker_table, speakers_of
 from speakernet.files import sha256_of
 from speakernet.machine.facts import system_info
-from speakernet.models.model_file import ModelFile, is_model_file
+from speakernet.models.model_file import ModelFile, is_model_file, update_model_file
 from speakernet.run_folder import EMBEDDINGS
 from speakernet.seeding import numpy_generator
 from speakernet.training.precision import DTYPES, choose_precision
@@ -104,7 +105,7 @@ def run_evaluation(
     )
     trials, source = inputs.test.trials, inputs.test.source
     speakers = _speakers(config, trials)
-    keep = _ModelKeeper(Path(model_path), model)
+    keep = _ModelKeeper(Path(model_path), model, is_ours=after_training)
     warnings: list[str] = []
     if after_training and config.data.validation_list == config.data.test_list:
         warnings.append("the best checkpoint was chosen on this very list: the error rates flatter")
@@ -160,25 +161,27 @@ def subset(trials: TrialList, max_trials: int, seed: int) -> TrialList:
 class _ModelKeeper:
     """Collects what was measured anew and writes it into the model file once, on the main process."""
 
-    def __init__(self, path: Path, model: ModelFile) -> None:
+    def __init__(self, path: Path, model: ModelFile, *, is_ours: bool = False) -> None:
         self.path = path
         self.changes: dict[str, Any] = {}
         self.contents = model.contents
+        # This very run made it a moment ago: there is nothing to come back to.
+        self._is_ours = is_ours
 
-    def put(self, name: str, value: Any) -> None:
-        self.changes[name] = value
-        self.contents[name] = value
+    def put(self, found: Fit | Mapping[str, Any]) -> None:
+        changes = found.changes(self.contents) if isinstance(found, Fit) else found
+        self.changes.update(changes)
+        self.contents.update(changes)
 
     def write(self) -> None:
         if not self.changes or not distributed.is_main():
             return
-        # Read again: the weights on disk stay as they are, whatever was done to the network here.
-        contents = read_checkpoint(self.path)
-        if not is_model_file(contents):
-            logger.info("%s is a foreign checkpoint: %s not kept in it", self.path, ", ".join(self.changes))
+        names = ", ".join(self.changes)
+        if not is_model_file(read_checkpoint(self.path)):
+            logger.info("%s is a foreign checkpoint: %s not kept in it", self.path, names)
             return
-        write_checkpoint(self.path, {**contents, **self.changes})
-        logger.info("kept in %s: %s", self.path, ", ".join(self.changes))
+        backup = update_model_file(self.path, self.changes, backs_up=not self._is_ours)
+        logger.info("kept in %s: %s%s", self.path, names, f" (as it was: {backup})" if backup else "")
 
 
 def _embedder(config: Config, net: EmbeddingNet, device: torch.device) -> Embedder:
@@ -241,8 +244,7 @@ def _mean(config: Config, inputs: Inputs, model: ModelFile, embedder: Embedder, 
     mean = embeddings.mean(axis=(0, 1), dtype=np.float64).astype(np.float32)
     if kept is not None:
         logger.info("mean embedding measured anew: the kept one is of %s", _in_words(kept_of))
-    keep.put("embedding_mean", torch.from_numpy(mean))
-    keep.put("embedding_mean_of", described)
+    keep.put({"embedding_mean": torch.from_numpy(mean), "embedding_mean_of": described})
     return mean
 
 
@@ -290,40 +292,31 @@ def _calibration(
     path = section.calibration_list or (data.validation_list if after_training else "")
     folder = section.calibration_path or (data.test_path if section.calibration_list else data.validation_path)
     if not path:
-        for fit in (model.contents.get("calibration") or {}).get("fits", []):
-            if plain_backend(fit["backend"]) == plain_backend(described):
-                return AffineCalibration.from_dict(fit)
+        # The newest first: there may be one of the score alone, and one of quality measures too.
+        for kept in reversed((model.contents.get("calibration") or {}).get("fits", [])):
+            if plain_backend(kept["backend"]) == plain_backend(described):
+                return AffineCalibration.from_dict(kept)
         return None
     given = inputs.trial_input(path, folder)
     trials, source = given.trials, given.source
-    reason = why_no_error_rate(trials)
-    if reason:
+    if reason := why_no_error_rate(trials):
+        # Before hours of embedding, not after.
         raise ValueError(f"cannot calibrate: {reason}")
-    assert trials.labels is not None
     scored = score_trials(embedder, backend, trials, source)
     measures = ("score", *section.quality_measures)
     columns = calibration_inputs(measures, scored, trials, source)
-    calibration = fit_calibration(columns, trials.labels, section.calibration_prior, measures)
+    fit = fit_scores(trials, scored.scores, section.calibration_prior, described, columns, measures)
     # Said, not refused: with one list only it is all that one can do.
     if Path(path).resolve() == Path(data.test_list).resolve():
         warnings.append("calibration was fitted on the list that is reported: its actual costs and Cllr flatter")
-    thresholds, refused = named_thresholds(metrics.error_rates(scored.scores, trials.labels), described)
-    for sentence in refused:
+    for sentence in fit.refused:
         logger.info("%s: %s", path, sentence)
-    origin = {"list": Path(path).name, "list_sha256": trials.sha256, "backend": described}
-    _keep_fit(keep, {**calibration.to_dict(), **origin}, [{**one, **origin} for one in thresholds])
-    return calibration
-
-
-def _keep_fit(keep: _ModelKeeper, fit: Mapping[str, Any], thresholds: list[dict[str, Any]]) -> None:
-    """Put a fit and its thresholds in the place of those of the same scoring; those of other scorings stay."""
-    same = plain_backend(fit["backend"])
-    fits = (keep.contents.get("calibration") or {}).get("fits", [])
-    # Thresholds of one scoring mean nothing under another: each fit stays with its own.
-    others = [one for one in fits if plain_backend(one["backend"]) != same]
-    kept = [one for one in keep.contents.get("thresholds") or [] if plain_backend(one["backend"]) != same]
-    keep.put("calibration", {"fits": [*others, dict(fit)]})
-    keep.put("thresholds", [*kept, *thresholds])
+    keep.put(fit)
+    # `speakernet verify` decides by whole utterances and cosine, whatever the list was scored by.
+    verifying = verifying_backend(keep.contents).describe(embedder.options.in_mode("whole"))
+    if (plain_backend(described), measures) != (plain_backend(verifying), SCORE_ONLY):
+        keep.put(fit_for_verifying(embedder, keep.contents, trials, source, section.calibration_prior))
+    return fit.calibration
 
 
 def _with_facts(results: Results, config: Config, model: ModelFile, model_path: Path, warnings: list[str]) -> Results:

@@ -12,6 +12,9 @@ from speakernet.evaluation.options import EmbeddingOptions, ScoringOptions
 from speakernet.evaluation.score_norm import cohort_statistics, normalize_scores
 from speakernet.evaluation.scoring import cosine_scores, mean_distance_scores, mean_embeddings
 
+WHOLE_COSINE = "whole utterances and cosine"
+"""`whole_cosine` in words."""
+
 
 @dataclass(frozen=True)
 class Cohort:
@@ -98,6 +101,32 @@ class Backend:
         return normalize_scores(scores, trials.enrol, trials.test, statistics, method), units, statistics.mean
 
 
+def whole_cosine(subtracts_mean: bool) -> dict[str, Any]:
+    """The description of the way that two recordings are verified: whole utterances, cosine, no normalisation.
+
+    >>> whole_cosine(False)
+    {'score': 'cosine', 'embedding': 'whole', 'subtract_mean': False, 'score_norm': 'none'}
+    """
+    mean = np.zeros(1) if subtracts_mean else None
+    return Backend(ScoringOptions(score="cosine", score_norm="none"), mean=mean).describe(
+        EmbeddingOptions(embedding="whole")
+    )
+
+
 def plain_backend(values: Mapping[str, Any]) -> str:
     """A described back end as text that equal back ends share."""
     return json.dumps(values, sort_keys=True)
+
+
+def verifying_backend(contents: Mapping[str, Any]) -> Backend:
+    """The way that two recordings are verified with a model file: the cosine, less the mean where there is one of whole
+    utterances.
+    """
+    return Backend(ScoringOptions(score="cosine", score_norm="none"), mean=mean_of_whole_utterances(contents))
+
+
+def mean_of_whole_utterances(contents: Mapping[str, Any]) -> np.ndarray | None:
+    """A model file's mean embedding, (dim,), where it was measured on whole utterances; a mean of crops is another."""
+    mean = contents.get("embedding_mean")
+    is_of_whole = (contents.get("embedding_mean_of") or {}).get("embedding") == "whole"
+    return np.asarray(mean, dtype=np.float32) if mean is not None and is_of_whole else None

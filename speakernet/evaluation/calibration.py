@@ -139,7 +139,7 @@ def named_thresholds(rates: ErrorRates, backend: Mapping[str, Any]) -> tuple[lis
             )
             continue
         point = point_at_false_accept_rate(rates, rate)
-        name = f"{RATE_PREFIX}{100 * rate:g}%"
+        name = threshold_name(rate)
         thresholds.append(_threshold(name, point.threshold, point.miss, point.false_accept, backend))
     return thresholds, refused
 
@@ -153,6 +153,28 @@ def threshold_label(name: str) -> str:
     if name == EER_NAME:
         return "equal error rate"
     return f"false accepts {name.removeprefix(RATE_PREFIX).removesuffix('%')} % at most"
+
+
+def threshold_name(rate: float) -> str:
+    """The name of the threshold at a false-accept rate.
+
+    >>> threshold_name(0.001)
+    'far_0.1%'
+    """
+    return f"{RATE_PREFIX}{100 * rate:g}%"
+
+
+def false_accept_rate_of(name: str) -> float | None:
+    """The rate that a threshold is named by; None where it is named by something else.
+
+    >>> false_accept_rate_of("far_0.1%"), false_accept_rate_of("eer")
+    (0.001, None)
+    """
+    try:
+        percent = float(name.removeprefix(RATE_PREFIX).removesuffix("%"))
+    except ValueError:
+        return None
+    return round(percent / 100, 12) if name.startswith(RATE_PREFIX) else None
 
 
 def smaller_side(values: np.ndarray, enrol: np.ndarray, test: np.ndarray) -> np.ndarray:

@@ -117,6 +117,7 @@ def embed_utterances(
     device: torch.device | str = "cpu",
     autocast: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
     description: str = "embedding",
+    wrapped_seconds: float = MIN_WHOLE_SECONDS,
 ) -> np.ndarray:
     """Embeddings of all named utterances, in one way: crops or whole utterances.
 
@@ -127,7 +128,8 @@ def embed_utterances(
         options: what is embedded, and how much at once.
         device: where the waveforms go.
         autocast: gives the context that the network runs in.
-        description: what is shown while it takes.
+        description: what is shown while it takes; empty shows nothing.
+        wrapped_seconds: whole utterances that are shorter are repeated from their start up to this length.
 
     Returns:
         (utterances, crops, dim) float32, in the order of the names, on every rank; a whole utterance is one crop.
@@ -145,29 +147,38 @@ def embed_utterances(
     mine = order[distributed.rank() :: distributed.world_size()]
     length = crop_samples(options.eval_frames, net.sample_rate) if mode == "crops" else 0
 
+    shortest = max(round(wrapped_seconds * net.sample_rate), net.min_samples)
+
     def read(stretch: Stretch) -> Piece:
         given = (source, table[stretch.row], stretch)
-        return _crops(*given, length, options.num_crops) if length else _whole(*given, net)
+        return _crops(*given, length, options.num_crops) if length else _whole(*given, shortest)
 
     values: np.ndarray | None = None
     position = {int(row): index for index, row in enumerate(mine)}
-    bar = Bar(description, len(mine), "utt", is_shown=distributed.is_main())
+    bar = Bar(description, len(mine), "utt", is_shown=bool(description) and distributed.is_main())
     with ThreadPoolExecutor(num_threads) as pool, bar as progress:
-        stretches = _stretches(mine, lengths, source.sample_rate, are_whole=not length)
-        for batch in _batches(_ahead(pool, read, stretches), options.batch_size, net.sample_rate):
-            waveforms, num_samples = _padded([piece.waveforms[index] for piece, index in batch])
+        stretches = stretches_of(mine, lengths, source.sample_rate, are_whole=not length)
+        for batch in batches_of(_ahead(pool, read, stretches), options.batch_size, net.sample_rate):
+            waveforms, num_samples = padded([piece.waveforms[index] for piece, index in batch])
             with autocast():
                 embedded = net.embed(waveforms.to(device), num_samples, sample_rate=source.sample_rate)
             if values is None:
                 num_columns = options.num_crops if length else 1
                 values = np.zeros((len(mine), num_columns, embedded.shape[1]), dtype=np.float32)
             # Scores are float32 whatever the precision of the network.
-            for (piece, index), embedding in zip(batch, embedded.float().cpu().numpy(), strict=True):
-                stretch = piece.stretch
-                # Windows of one recording are as long as each other, so that their plain mean weighs every frame alike.
-                values[position[stretch.row], piece.columns == index] += embedding / stretch.num_windows
-                progress.update((index == len(piece.waveforms) - 1) / stretch.num_windows)
+            _add(values, position, batch, embedded.float().cpu().numpy(), progress)
     return _gather(mine, values, len(table))
+
+
+def _add(
+    values: np.ndarray, position: dict[int, int], batch: list[tuple[Piece, int]], embedded: np.ndarray, progress: Bar
+) -> None:
+    """Put the embeddings of a batch, (waveforms, dim), where they belong in (utterances, columns, dim)."""
+    for (piece, index), embedding in zip(batch, embedded, strict=True):
+        stretch = piece.stretch
+        # Windows of one recording are as long as each other, so that their plain mean weighs every frame alike.
+        values[position[stretch.row], piece.columns == index] += embedding / stretch.num_windows
+        progress.update((index == len(piece.waveforms) - 1) / stretch.num_windows)
 
 
 def read_checked(source: AudioSource, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
@@ -201,8 +212,15 @@ def checked_lengths(source: AudioSource, names: StringTable, num_threads: int) -
     return np.asarray(lookup.num_samples)
 
 
-def _stretches(rows: np.ndarray, lengths: np.ndarray, sample_rate: int, *, are_whole: bool) -> list[Stretch]:
-    """What is read for these rows, in their order; said where it is not each at once."""
+def stretches_of(rows: np.ndarray, lengths: np.ndarray, sample_rate: int, *, are_whole: bool = True) -> list[Stretch]:
+    """What is read for these rows, in their order: an utterance, or windows of a long one; said where there are such.
+
+    Args:
+        rows: (rows,) of `lengths`.
+        lengths: samples of each utterance.
+        sample_rate: Hz, of these samples.
+        are_whole: whether utterances are embedded whole; crops of long ones are read where they lie.
+    """
     longest = round(LONG_SECONDS * sample_rate)
     stretches: list[Stretch] = []
     for row in rows.tolist():
@@ -236,11 +254,10 @@ def _crops(source: AudioSource, name: str, stretch: Stretch, length: int, num_cr
     return Piece(stretch, np.stack([waveform[start : start + length] for start in different]), columns)
 
 
-def _whole(source: AudioSource, name: str, stretch: Stretch, net: EmbeddingNet) -> Piece:
+def _whole(source: AudioSource, name: str, stretch: Stretch, shortest: int) -> Piece:
     is_window = stretch.num_windows > 1
     part = (stretch.start, stretch.num_samples) if is_window else ()
     waveform = read_checked(source, name, *part)
-    shortest = max(round(MIN_WHOLE_SECONDS * net.sample_rate), net.min_samples)
     if len(waveform) < shortest:
         waveform = wrap_to_length(waveform, shortest)
     return Piece(stretch, waveform[None, :], np.zeros(1, dtype=np.int64))
@@ -261,8 +278,14 @@ def _ahead(pool: ThreadPoolExecutor, read: Callable[[Stretch], Piece], stretches
         yield future.result()
 
 
-def _batches(pieces: Iterable[Piece], batch_size: int, sample_rate: int) -> Iterator[list[tuple[Piece, int]]]:
-    """Lists of (piece, waveform of it): at most batch_size waveforms and a bounded amount of padded audio."""
+def batches_of(pieces: Iterable[Piece], batch_size: int, sample_rate: int) -> Iterator[list[tuple[Piece, int]]]:
+    """Lists of (piece, waveform of it): at most batch_size waveforms and a bounded amount of padded audio.
+
+    Args:
+        pieces: those of like length beside each other, so that little is padded.
+        batch_size: waveforms, at most.
+        sample_rate: Hz.
+    """
     budget = batch_size * MAX_BATCH_SECONDS_EACH * sample_rate
     batch: list[tuple[Piece, int]] = []
     longest = 0
@@ -279,8 +302,8 @@ def _batches(pieces: Iterable[Piece], batch_size: int, sample_rate: int) -> Iter
         yield batch
 
 
-def _padded(waveforms: list[np.ndarray]) -> tuple[Tensor, Tensor]:
-    """One zero-padded tensor, and the lengths."""
+def padded(waveforms: list[np.ndarray]) -> tuple[Tensor, Tensor]:
+    """One zero-padded tensor (waveforms, samples), and the lengths (waveforms,)."""
     lengths = np.array([len(waveform) for waveform in waveforms])
     padded = np.zeros((len(waveforms), int(lengths.max())), dtype=np.float32)
     for row, waveform in enumerate(waveforms):

@@ -39,11 +39,24 @@ def signal_to_noise_db(waveform: np.ndarray, sample_rate: int = SAMPLE_RATE) -> 
     >>> round(signal_to_noise_db(quiet_then_loud))
     40
     """
+    return power_ratio_db(frame_powers(waveform, sample_rate))
+
+
+def frame_powers(waveform: np.ndarray, sample_rate: int = SAMPLE_RATE) -> np.ndarray:
+    """Mean square of every 25 ms, (frames,) float64; what is left over at the end is no frame.
+
+    >>> frame_powers(np.ones(1000, dtype=np.float32)).tolist()
+    [1.0, 1.0]
+    """
     frame = round(FRAME_SECONDS * sample_rate)
     count = max(1, len(waveform) // frame)
     # An utterance shorter than a frame is one frame, whose ratio to itself is 0 dB.
     frames = waveform[: count * frame].reshape(count, -1) if len(waveform) >= frame else waveform[None, :]
+    return np.square(frames, dtype=np.float64).mean(axis=1)
+
+
+def power_ratio_db(powers: np.ndarray) -> float:
+    """Loud against quiet frames: 90th and 10th percentile of (frames,) powers, in dB."""
     # A power of exactly zero (digital silence) would give an infinite ratio.
-    powers = np.square(frames, dtype=np.float64).mean(axis=1) + SILENCE_POWER
-    quiet, loud = np.percentile(powers, [QUIET_PERCENTILE, LOUD_PERCENTILE])
+    quiet, loud = np.percentile(powers + SILENCE_POWER, [QUIET_PERCENTILE, LOUD_PERCENTILE])
     return float(10 * np.log10(loud / quiet))

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from speakernet.checkpoint import CheckpointError, read_checkpoint
-from speakernet.files import reading
+from speakernet.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
+from speakernet.files import place, reading
 from speakernet.models.importers import translate
 from speakernet.models.model_schema import check_entries, check_mean, laid_out
 from speakernet.models.speaker_net import SPEC_AUGMENT_PREFIX, SpeakerNet
@@ -26,6 +26,8 @@ FORMAT_VERSION = 1
 # What torch.compile and DistributedDataParallel put before parameter names.
 WRAPPER_PREFIXES = ("_orig_mod.", "module.")
 MOST_NAMES_SHOWN = 10
+BACKUP_MARK = ".before-calibration"
+"""Stands in the name of what a model file was before something was first written into it."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,41 @@ def model_of(contents: dict[str, Any], path: str | Path, device: torch.device | 
         check_mean(contents.get("embedding_mean"), net.embedding_dim, path)
         net.load_state_dict(weights)
     return ModelFile(net.eval().to(device), contents)
+
+
+def update_model_file(
+    path: str | Path, changes: Mapping[str, Any], *, out: str | Path | None = None, backs_up: bool = True
+) -> Path | None:
+    """Write entries of a model file anew, atomically; its weights stay as they are on disk.
+
+    Args:
+        path: of the model file.
+        changes: entries and their values.
+        out: where to write instead; the file itself is then not touched.
+        backs_up: keep the file as it was before the first such change, beside it.
+
+    Returns:
+        The backup, where this call made one.
+
+    Raises:
+        CheckpointError: not a model file of speakernet.
+        OSError: it cannot be written; the file is whole and as it was.
+    """
+    contents = read_checkpoint(path)
+    if not is_model_file(contents):
+        raise CheckpointError(
+            f"{path} is a checkpoint of another program and cannot keep {', '.join(changes)}; make a model file of it "
+            "with `speakernet import-weights`"
+        )
+    check_version(contents, path)
+    target = Path(path if out is None else out)
+    backup = target.with_name(f"{target.stem}{BACKUP_MARK}{target.suffix}")
+    makes_backup = backs_up and target.resolve() == Path(path).resolve() and not backup.exists()
+    if makes_backup:
+        # A second name is enough: the new content comes as a file of its own.
+        place(path, backup)
+    write_checkpoint(target, {**contents, **changes})
+    return backup if makes_backup else None
 
 
 def is_model_file(contents: Any) -> bool:

@@ -36,7 +36,7 @@ ALLOWED = {
     "losses": BASE,
     "training": BASE,
     "evaluation": {*BASE, "data"},
-    "inference": {*BASE, "data", "models"},
+    "inference": {*BASE, "data", "models", "evaluation"},
     "checks": {*BASE, "data"},
     "assembly": {
         *BASE,

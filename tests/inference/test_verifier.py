@@ -111,7 +111,7 @@ def test_auto_is_a_device_of_this_machine(model_path):
         (lambda it: it.embed(np.full(9000, np.nan), sample_rate=16000), "NaN or infinite samples"),
         (lambda it: it.embed(voice(), sample_rate=16), "sample_rate 16; expected 1000 to 192000 Hz"),
         (lambda it: it.embed(voice(), sample_rate=16000.5), "sample_rate 16000.5; expected .* a whole number"),
-        (lambda it: it.embed([0.1, 0.2], sample_rate=16000), "audio is a list; expected a file or an array"),
+        (lambda it: it.embed([0.1, 0.2], sample_rate=16000), "audio is a float; expected a file or an array"),
         (lambda it: it.embed("absent.wav"), "absent.wav: cannot be read"),
         (
             lambda it: it.embed_features(np.zeros((50, MELS))),

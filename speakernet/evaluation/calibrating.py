@@ -1,0 +1,114 @@
+"""Calibration and thresholds fitted on labelled scores, and how a model file keeps them.
+
+Each fit belongs to the way of embedding and scoring that it was made with, and takes the place of an earlier one of the
+same way; those of other ways stay.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from speakernet.data.lists import TrialList
+from speakernet.data.sources import AudioSource
+from speakernet.evaluation import metrics
+from speakernet.evaluation.backend import plain_backend, verifying_backend
+from speakernet.evaluation.calibration import AffineCalibration, fit_calibration, named_thresholds
+from speakernet.evaluation.embedder import Embedder
+from speakernet.evaluation.evaluate import score_trials
+from speakernet.evaluation.figures import why_no_error_rate
+
+SCORE_ONLY = ("score",)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What was fitted on one list.
+
+    Attributes:
+        calibration: scores to log-likelihood ratios.
+        thresholds: named decisions, as a model file keeps them.
+        refused: a sentence for each threshold that the list is too small for.
+        backend: the way of embedding and scoring, plain values.
+        origin: name and checksum of the list.
+    """
+
+    calibration: AffineCalibration
+    thresholds: list[dict[str, Any]]
+    refused: list[str]
+    backend: dict[str, Any]
+    origin: dict[str, Any]
+
+    def changes(self, contents: Mapping[str, Any]) -> dict[str, Any]:
+        """The entries of a model file with this fit in the place of that of the same way.
+
+        Args:
+            contents: of the model file as it is.
+        """
+        same, inputs = plain_backend(self.backend), list(self.calibration.inputs)
+        fits = (contents.get("calibration") or {}).get("fits", [])
+        # Thresholds of one scoring mean nothing under another: each fit stays with its own.
+        others = [one for one in fits if (plain_backend(one["backend"]), list(one["inputs"])) != (same, inputs)]
+        kept = [one for one in contents.get("thresholds") or [] if plain_backend(one["backend"]) != same]
+        belongs = {**self.origin, "backend": self.backend}
+        return {
+            "calibration": {"fits": [*others, {**self.calibration.to_dict(), **belongs}]},
+            "thresholds": [*kept, *({**one, **self.origin} for one in self.thresholds)],
+        }
+
+
+def fit_scores(
+    trials: TrialList,
+    scores: np.ndarray,
+    prior: float,
+    backend: Mapping[str, Any],
+    columns: np.ndarray | None = None,
+    names: tuple[str, ...] = SCORE_ONLY,
+) -> Fit:
+    """Calibration and thresholds from scores of labelled trials.
+
+    Args:
+        trials: the list.
+        scores: (trials,).
+        prior: target prior that the calibration is tuned for.
+        backend: the way of embedding and scoring, plain values.
+        columns: (trials, inputs) of the calibration; the scores alone where left out.
+        names: of these inputs.
+
+    Raises:
+        ValueError: the list has no error rate (no labels, or of one kind), or NaN scores.
+    """
+    reason = why_no_error_rate(trials)
+    if reason or trials.labels is None:
+        raise ValueError(f"cannot calibrate: {reason or 'the trials have no labels'}")
+    calibration = fit_calibration(scores if columns is None else columns, trials.labels, prior, names)
+    thresholds, refused = named_thresholds(metrics.error_rates(scores, trials.labels), backend)
+    origin = {"list": Path(trials.source).name, "list_sha256": trials.sha256}
+    return Fit(calibration, thresholds, refused, dict(backend), origin)
+
+
+def fit_for_verifying(
+    embedder: Embedder, contents: Mapping[str, Any], trials: TrialList, source: AudioSource, prior: float
+) -> Fit:
+    """Embed a list as recordings are verified, whole and in float32, and fit calibration and thresholds on it.
+
+    Args:
+        embedder: the network and how it is run.
+        contents: of its model file.
+        trials: labelled.
+        source: where their audio lies.
+        prior: target prior that the calibration is tuned for.
+
+    Raises:
+        ValueError: no labels, or audio that is missing or broken.
+    """
+    whole = dataclasses.replace(
+        embedder, options=embedder.options.in_mode("whole"), autocast=contextlib.nullcontext, precision="no"
+    )
+    backend = verifying_backend(contents)
+    scores = score_trials(whole, backend, trials, source).scores
+    return fit_scores(trials, scores, prior, backend.describe(whole.options))

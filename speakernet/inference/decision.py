@@ -1,0 +1,193 @@
+"""From a score to an answer: same speaker or not, at which threshold, how sure.
+
+Thresholds and calibrations of a model file belong to a way of embedding and scoring. Here only those of whole
+utterances and the cosine are used, which is how `SpeakerVerifier` scores; nothing here knows audio or networks.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from speakernet.evaluation.backend import WHOLE_COSINE, plain_backend, whole_cosine
+from speakernet.evaluation.calibration import (
+    EER_NAME,
+    AffineCalibration,
+    false_accept_rate_of,
+    threshold_label,
+    threshold_name,
+)
+
+DEFAULT_FALSE_ACCEPT_RATE = 0.01
+"""What a decision is taken at where nobody says."""
+UNCALIBRATED_THRESHOLD = 0.4
+"""A cosine between those of one speaker and of two in most published networks; it stands for no error rate."""
+DEFAULT_THRESHOLD_NAME = "default"
+MOST_TIMES = 1e9
+"""A likelihood ratio beyond is not written out: no calibration list supports it."""
+
+
+class NotCalibratedError(ValueError):
+    """A decision was asked for that the model file holds no threshold for; the message says how to fit one."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is said of two recordings.
+
+    Attributes:
+        score: cosine of the two embeddings, higher is more alike.
+        log_likelihood_ratio: natural logarithm of how many times likelier the score is from one speaker than from two;
+            None where the model file holds no calibration.
+        same_speaker: whether the score reaches the threshold.
+        threshold: a score.
+        false_accept_rate: share of different speakers that reach the threshold, on the list that it was fitted on; None
+            for a threshold that was given as a number.
+    """
+
+    score: float
+    log_likelihood_ratio: float | None
+    same_speaker: bool
+    threshold: float
+    false_accept_rate: float | None
+
+
+@dataclass(frozen=True)
+class DecisionRule:
+    """The thresholds and the calibration of a model file that hold for whole utterances and the cosine.
+
+    Attributes:
+        calibration: score to log-likelihood ratio; None where there is none.
+        thresholds: as the model file keeps them.
+        advice: what is said where they are missing.
+
+    >>> rule = DecisionRule(None, ({"name": "far_1%", "threshold": 0.3},), "calibrate")
+    >>> rule.decide(0.5).same_speaker, rule.decide(0.5, threshold=0.6).same_speaker
+    (True, False)
+    """
+
+    calibration: AffineCalibration | None
+    thresholds: Sequence[Mapping[str, Any]]
+    advice: str
+
+    @classmethod
+    def of_model_file(cls, contents: Mapping[str, Any], *, subtracts_mean: bool, name: str) -> "DecisionRule":
+        """What a model file holds for this way of scoring.
+
+        Args:
+            contents: of the file.
+            subtracts_mean: whether its mean embedding is subtracted before scoring.
+            name: of the file, for the command that fits what is missing.
+        """
+        way = plain_backend(whole_cosine(subtracts_mean))
+        fits = (contents.get("calibration") or {}).get("fits", [])
+        fitted = [one for one in fits if plain_backend(one["backend"]) == way and list(one["inputs"]) == ["score"]]
+        thresholds = [one for one in contents.get("thresholds") or () if plain_backend(one["backend"]) == way]
+        calibration = AffineCalibration.from_dict(fitted[-1]) if fitted else None
+        others = "" if thresholds or not contents.get("thresholds") else ", only those of other ways of scoring"
+        advice = f"{name} holds no calibration for {WHOLE_COSINE}{others}: {calibrate_advice(name)}"
+        return cls(calibration, tuple(thresholds), advice)
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether a decision can be taken without a threshold of the caller's."""
+        return bool(self.thresholds)
+
+    @property
+    def false_accept_rates(self) -> list[float]:
+        """The rates that thresholds are named by, falling."""
+        named = (false_accept_rate_of(str(one["name"])) for one in self.thresholds)
+        return sorted((rate for rate in named if rate is not None), reverse=True)
+
+    def log_likelihood_ratio(self, score: float) -> float | None:
+        """The calibrated score; None without a calibration."""
+        return None if self.calibration is None else float(self.calibration.apply(np.array([score]))[0])
+
+    def decide(
+        self, score: float, *, false_accept_rate: float | None = None, threshold: float | str | None = None
+    ) -> Decision:
+        """Compare a score with a threshold.
+
+        Args:
+            score: cosine.
+            false_accept_rate: take the threshold that is named by it, such as 0.01; without it (and without
+                `threshold`) that at 0.01, else at the equal error rate.
+            threshold: take this score instead; or a name: `eer`, `far_1%`, or `default`, which needs no calibration and
+                stands for no error rate.
+
+        Raises:
+            NotCalibratedError: no such threshold in the file; the message names the command that fits it.
+            ValueError: both were given, or a number that cannot be meant.
+        """
+        limit, rate = self._threshold(false_accept_rate, threshold)
+        return Decision(score, self.log_likelihood_ratio(score), score >= limit, limit, rate)
+
+    def _threshold(self, rate: float | None, threshold: float | str | None) -> tuple[float, float | None]:
+        """The threshold and its false-accept rate."""
+        if rate is not None and threshold is not None:
+            raise ValueError("false_accept_rate and threshold were both given; expected one of them")
+        if isinstance(threshold, str):
+            return self._named(threshold)
+        if threshold is not None:
+            if not math.isfinite(threshold):
+                raise ValueError(f"threshold {threshold}; expected a finite score, such as {UNCALIBRATED_THRESHOLD}")
+            return float(threshold), None
+        if rate is not None:
+            if not 0 < rate < 1:
+                raise ValueError(f"false_accept_rate {rate}; expected a share between 0 and 1, such as 0.01")
+            return self._named(threshold_name(rate))
+        usual = threshold_name(DEFAULT_FALSE_ACCEPT_RATE)
+        return self._named(usual if DEFAULT_FALSE_ACCEPT_RATE in self.false_accept_rates else EER_NAME)
+
+    def _named(self, name: str) -> tuple[float, float | None]:
+        if name == DEFAULT_THRESHOLD_NAME:
+            return UNCALIBRATED_THRESHOLD, None
+        for one in self.thresholds:
+            if one["name"] == name:
+                rate = false_accept_rate_of(name)
+                return float(one["threshold"]), one.get("false_accept_rate") if rate is None else rate
+        if not self.thresholds:
+            raise NotCalibratedError(self.advice)
+        there = ", ".join(str(one["name"]) for one in self.thresholds)
+        raise NotCalibratedError(
+            f"no threshold {name!r} in the model file; it has {there}. A rarer false accept needs a longer list of "
+            "trials: ten false accepts are expected at least"
+        )
+
+
+def calibrate_advice(model: str) -> str:
+    """What to do for a decision where there is no threshold."""
+    return (
+        f"fit them with `speakernet calibrate --model {model} --trials LIST`, or give a threshold of your own "
+        f"(`--threshold 0.5`, in Python `threshold=0.5`; `{DEFAULT_THRESHOLD_NAME}` is {UNCALIBRATED_THRESHOLD})"
+    )
+
+
+def sentence(decision: Decision) -> str:
+    """A decision for people.
+
+    >>> sentence(Decision(0.71, 3.2, True, 0.4512, 0.01))
+    'same speaker: score 0.7100 reaches the threshold 0.4512 (false accepts 1 %); one speaker is 24.5 times as likely'
+    """
+    answer = "same speaker" if decision.same_speaker else "different speakers"
+    verb = "reaches" if decision.same_speaker else "is below"
+    rate = decision.false_accept_rate
+    stands_for = "of no known error rate" if rate is None else f"false accepts {100 * rate:.3g} %"
+    words = f"{answer}: score {decision.score:.4f} {verb} the threshold {decision.threshold:.4f} ({stands_for})"
+    ratio = decision.log_likelihood_ratio
+    if ratio is None:
+        return words
+    hypothesis = "one speaker is" if ratio >= 0 else "two speakers are"
+    times = math.exp(min(abs(ratio), math.log(MOST_TIMES)))
+    return f"{words}; {hypothesis} {times:,.3g} times as likely"
+
+
+def described_threshold(one: Mapping[str, Any]) -> str:
+    """A threshold of a model file in words: value, what for, fitted on what."""
+    fitted_on = f", fitted on {one['list']}" if one.get("list") else ""
+    rates = ""
+    if one.get("miss_rate") is not None and one.get("false_accept_rate") is not None:
+        rates = f": misses {100 * one['miss_rate']:.3g} %, false accepts {100 * one['false_accept_rate']:.3g} %"
+    return f"{one['threshold']:.4f} ({threshold_label(str(one['name']))}{rates}{fitted_on})"

@@ -1,0 +1,134 @@
+"""Many recordings into one file of embeddings, with progress, going on where a killed run was."""
+
+import logging
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from speakernet.data.audio import AudioError
+from speakernet.data.lists import StringTable
+from speakernet.data.sources import AudioSource
+from speakernet.evaluation.embedding import MAX_NAMED, embed_utterances
+from speakernet.evaluation.embedding_store import load_embeddings, save_embeddings, store_key
+from speakernet.evaluation.options import EmbeddingOptions
+from speakernet.files import atomic_write
+from speakernet.inference.audio_inputs import AudioInputs
+from speakernet.inference.verifier import SpeakerVerifier
+from speakernet.terminal import Bar
+
+logger = logging.getLogger(__name__)
+
+BLOCK_UTTERANCES = 256
+"""So many are kept at a time: what a kill loses."""
+PARTS_SUFFIX = ".parts"
+WAY = {"embedding": "whole", "wrapped": False}
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """What came of it.
+
+    Attributes:
+        num_embedded: recordings in the file.
+        num_kept: of these, how many an earlier run had embedded.
+        problems: what was left out, a sentence each.
+    """
+
+    num_embedded: int
+    num_kept: int
+    problems: tuple[str, ...]
+
+
+def embed_files(verifier: SpeakerVerifier, inputs: AudioInputs, out: Path, *, skips_broken: bool = False) -> Embedded:
+    """Write `names`, `embeddings` (recordings, dim) and `fingerprint` as a `.npz` of plain arrays.
+
+    Args:
+        verifier: the model.
+        inputs: recordings and where they lie.
+        out: the file, which appears when it is whole; until then parts lie in a folder beside it.
+        skips_broken: leave out recordings that cannot be embedded, else the first such block is an error.
+
+    Raises:
+        ValueError: recordings that cannot be embedded (the first ten are named), or another ending than `.npz`.
+    """
+    if out.suffix != ".npz":
+        raise ValueError(f"--out {out}: expected a file that ends in .npz")
+    if out.is_dir():
+        raise ValueError(f"--out {out} is a folder; give a file in it")
+    source = inputs.source
+    table = source.lookup_table(inputs.names)
+    is_short = np.asarray(table.num_samples) < verifier.net.min_samples
+    problems = {int(row): text for row, text in table.problems.items()}
+    for row in np.flatnonzero(is_short).tolist():
+        problems.setdefault(row, f"{inputs.names[row]}: too short, {table.num_samples[row] / source.sample_rate:.3f} s")
+    if problems and not skips_broken:
+        shown = "; ".join(problems[row] for row in sorted(problems)[:MAX_NAMED])
+        raise AudioError(
+            f"{len(problems)} of {len(inputs.names)} recordings cannot be embedded (--skip-broken leaves them out): "
+            f"{shown}{' …' if len(problems) > MAX_NAMED else ''}"
+        )
+    rows = np.array([row for row in range(len(inputs.names)) if row not in problems], dtype=np.int64)
+    parts = out.with_name(out.name + PARTS_SUFFIX)
+    found, num_kept, texts = [], 0, [problems[row] for row in sorted(problems)]
+    with Bar("embedding", len(rows), "utt") as bar:
+        for number, start in enumerate(range(0, len(rows), BLOCK_UTTERANCES)):
+            names = inputs.names.take(rows[start : start + BLOCK_UTTERANCES])
+            block = _Block(verifier, source, names, parts / f"{number:06d}.npz")
+            embeddings, was_kept = block.find_or_embed(texts if skips_broken else None)
+            found.append(embeddings)
+            num_kept += was_kept * len(names)
+            bar.update(len(names))
+    embeddings = np.concatenate(found) if found else np.empty((0, verifier.embedding_dim), dtype=np.float32)
+    is_there = np.isfinite(embeddings).all(axis=1)
+    if not is_there.any():
+        raise AudioError(
+            f"none of the {len(inputs.names)} recordings could be embedded: {'; '.join(texts[:MAX_NAMED])}"
+        )
+    with atomic_write(out, "wb") as file:
+        names_there = np.array(list(inputs.names.take(rows[is_there])))
+        fingerprint = np.array(verifier.fingerprint)
+        np.savez(file, names=names_there, embeddings=embeddings[is_there], fingerprint=fingerprint)
+    shutil.rmtree(parts, ignore_errors=True)
+    return Embedded(int(is_there.sum()), num_kept, tuple(texts))
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Recordings that are embedded and kept together."""
+
+    verifier: SpeakerVerifier
+    source: AudioSource
+    names: StringTable
+    part: Path
+
+    def find_or_embed(self, problems: list[str] | None) -> tuple[np.ndarray, bool]:
+        """(recordings, dim), NaN where one is broken, and whether they were kept; `problems` takes why."""
+        key = store_key(self.verifier.fingerprint, self.names, self.source.lookup_table(self.names), WAY)
+        kept = load_embeddings(self.part, key)
+        if kept is not None:
+            return kept, True
+        try:
+            embeddings = self._embed(self.names)
+        except AudioError:
+            if problems is None:
+                raise
+            embeddings = np.stack([self._embed_one(name, problems) for name in self.names])
+        save_embeddings(self.part, key, self.names, embeddings)
+        return embeddings, False
+
+    def _embed(self, names: StringTable) -> np.ndarray:
+        net, options = self.verifier.net, EmbeddingOptions(embedding="whole")
+        # Not repeated from its start: `SpeakerVerifier.embed` takes a short recording as it is.
+        values = embed_utterances(
+            net, self.source, names, options, device=self.verifier.device, description="", wrapped_seconds=0.0
+        )
+        return values[:, 0]
+
+    def _embed_one(self, name: str, problems: list[str]) -> np.ndarray:
+        try:
+            return self._embed(StringTable.from_strings([name]))[0]
+        except AudioError as error:
+            problems.append(str(error))
+            return np.full(self.verifier.embedding_dim, np.nan, dtype=np.float32)

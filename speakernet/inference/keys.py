@@ -1,0 +1,67 @@
+"""Encryption of embeddings with a key of the user's: AES-GCM, its key derived from a passphrase by scrypt.
+
+Every embedding is sealed by itself with a nonce of its own, and bound to its place: moved to another recording it no
+longer opens. Uses the library `cryptography`, which is imported only where a store is encrypted.
+"""
+
+import os
+from typing import Any
+
+from speakernet.files import FileError
+
+SALT_BYTES, NONCE_BYTES, KEY_BYTES = 16, 12, 32
+SCRYPT_COST = 1 << 15
+"""OWASP's advice for scrypt with blocks of 8: 32 MiB and about a tenth of a second."""
+PROOF = b"speakernet people store"
+
+
+class StoreKeyError(FileError):
+    """A store whose key is missing, wrong, or not wanted."""
+
+
+class Cipher:
+    """Seals and opens bytes with one key.
+
+    Args:
+        key: the user's passphrase or key, of any length.
+        salt: of the store.
+
+    Raises:
+        ValueError: an empty key, or `cryptography` is not installed.
+    """
+
+    def __init__(self, key: str | bytes, salt: bytes) -> None:
+        if not key:
+            raise StoreKeyError(
+                "the key is empty; give a passphrase, or leave the key out for a store without encryption"
+            )
+        try:
+            # Late: a store without a key needs no such library.
+            from cryptography.exceptions import InvalidTag
+            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+            from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
+        except ImportError as error:
+            raise StoreKeyError(
+                "an encrypted store needs the library cryptography: pip install 'cryptography'"
+            ) from error
+        secret = key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key
+        self._sealer: Any = AESGCM(Scrypt(salt=salt, length=KEY_BYTES, n=SCRYPT_COST, r=8, p=1).derive(secret))
+        self._refusal = InvalidTag
+
+    def seal(self, content: bytes, place: bytes) -> bytes:
+        """Encrypted bytes, which open at this place only."""
+        nonce = os.urandom(NONCE_BYTES)
+        return nonce + bytes(self._sealer.encrypt(nonce, content, place))
+
+    def open(self, sealed: bytes, place: bytes) -> bytes:
+        """The bytes that were sealed.
+
+        Raises:
+            StoreKeyError: another key, another place, or changed bytes.
+        """
+        try:
+            return bytes(self._sealer.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], place))
+        except (self._refusal, ValueError) as error:
+            raise StoreKeyError(
+                "it does not open with this key: the key is another one, or the bytes were changed"
+            ) from error
