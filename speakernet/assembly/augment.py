@@ -23,15 +23,10 @@ def build_augmenter(config: Config, reader: RowReader, table: LookupTable, eligi
         return None
     cache = AudioCache(config.data.cache_megabytes << 20)
     banks = noise_banks(section.noise_path, sample_rate, cache) if section.noise_path else {}
-    if banks:
-        # Noise is read more often than speech: babble takes three to seven clips for one utterance.
-        in_memory = clips_into_ram(banks, config.data.cache_megabytes << 20)
-        where = "in memory" if in_memory else "read from disk (data.cache_megabytes)"
-        logger.log(logging.DEBUG if in_memory else logging.INFO, "noise clips are %s", where)
-        if "babble" not in banks and "babble" in section.categories:
-            # Read like the training crops themselves; not copied into memory, for it is the whole corpus.
-            banks["babble"] = ClipBank(reader, eligible, table.num_samples[eligible])
-            logger.info("no folder 'speech' among the noise: babble is mixed from training utterances")
+    if banks and "babble" not in banks and "babble" in section.categories:
+        # Read like the training crops themselves.
+        banks["babble"] = ClipBank(reader, eligible, table.num_samples[eligible])
+        logger.info("no folder 'speech' among the noise: babble is mixed from training utterances")
     rirs: RirBank | None = None
     if section.rir_path:
         # The classic pipeline leaves the delay of the direct path in, which shifts the speech in its crop.
@@ -53,7 +48,17 @@ def build_augmenter(config: Config, reader: RowReader, table: LookupTable, eligi
     return augmenter
 
 
-def augments_on_device(config: Config, device: torch.device, *, is_resident: bool) -> bool:
+def noise_into_ram(config: Config, augmenter: Augmenter, reader: RowReader) -> None:
+    """Decode clips of noise into memory, where they fit there; but for those that are training utterances."""
+    # Noise is read more often than speech: babble takes three to seven clips for one utterance.
+    banks = {kind: bank for kind, bank in augmenter.banks.items() if bank.reader is not reader}
+    if banks:
+        in_memory = clips_into_ram(banks, config.data.cache_megabytes << 20)
+        where = "in memory" if in_memory else "read from disk (data.cache_megabytes)"
+        logger.log(logging.DEBUG if in_memory else logging.INFO, "noise clips are %s", where)
+
+
+def augments_on_device(config: Config, device: torch.device, *, is_resident: bool, are_banks_there: bool) -> bool:
     """Whether whole batches are augmented on the training device, not crops with the loading; logged with the reason.
 
     Raises:
@@ -62,12 +67,15 @@ def augments_on_device(config: Config, device: torch.device, *, is_resident: boo
     wanted = config.augment.device
     if wanted == "cuda" and device.type != "cuda":
         raise ValueError(f"augment.device is cuda, but training runs on {device.type}; use auto")
-    is_on_gpu = device.type == "cuda" and (is_resident or wanted != "cpu")
-    if is_on_gpu:
-        where, reason = "on the GPU", "asked for" if wanted == "cuda" else "training runs there"
-    elif is_resident:
-        where, reason = "on the CPU, on batches of the resident corpus", "the corpus lies there"
+    is_gpu = device.type == "cuda"
+    is_there = are_banks_there or is_resident or (is_gpu and wanted == "cuda")
+    if is_there:
+        where = "on the GPU" if is_gpu else "on the CPU, on batches of the resident corpus"
+        lies_there = "noise and RIRs lie there" if are_banks_there else "the corpus lies there"
+        reason = "asked for" if wanted == "cuda" else lies_there
     else:
-        where, reason = "on the CPU, with the loading", "asked for" if wanted == "cpu" else "no GPU"
+        # A GPU would wait for the training process to gather every batch's noise; workers gather it side by side.
+        where, reason = "on the CPU, with the loading", "noise and RIRs are not on the GPU" if is_gpu else "no GPU"
+        reason = "asked for" if wanted == "cpu" else reason
     logger.debug("augmentation runs %s (%s)", where, reason)
-    return is_on_gpu or is_resident
+    return is_there

@@ -5,24 +5,22 @@ Every automatic choice made here is logged with its reason; those that change no
 
 import dataclasses
 import logging
-from collections.abc import Sequence
-from fractions import Fraction
 from typing import Literal
 
 import numpy as np
 import torch
 
 from speakernet import distributed
-from speakernet.assembly.augment import augments_on_device, build_augmenter
+from speakernet.assembly.augment import augments_on_device, build_augmenter, noise_into_ram
 from speakernet.assembly.inputs import Inputs, TrainingInput
+from speakernet.assembly.placement import GIGABYTE, Placement, choose_placement, move_banks, say_choice
 from speakernet.config.schema import Config
 from speakernet.data.audio import AudioError, crop_samples
+from speakernet.data.augment.augmenter import Augmenter
 from speakernet.data.batches import BatchMaker
 from speakernet.data.cache import AudioCache
 from speakernet.data.choices import (
     MEMORY_SHARE,
-    Choice,
-    choose_device_resident,
     choose_num_workers,
     choose_prefetch,
     choose_ram_corpus,
@@ -45,7 +43,6 @@ from speakernet.training.data_wait import LoadingFacts
 
 logger = logging.getLogger(__name__)
 
-GIGABYTE = 1 << 30
 SHARED_MEMORY_SHARE = 0.8  # of what is free there, for the corpus; the workers' ring lies there too
 
 
@@ -62,9 +59,7 @@ def build_training_loader(config: Config, inputs: Inputs, start_method: str | No
     """
     data, given, device = config.data, inputs.training, inputs.device
     # All that can be told from list and headers comes before anything is decoded or moved.
-    if distributed.world_size() > data.batch_size:
-        raise ValueError(f"data.batch_size is {data.batch_size}, fewer than the {distributed.world_size()} processes")
-    _check_num_classes(config, len(given.rows.speakers))
+    _check_counts(config, len(given.rows.speakers))
     _refuse_bad_files(config, given)
     eligible = _eligible(config, given.table)
     speeds = speed_fractions(config.augment.speed_factors if config.augment.enabled else [1.0])
@@ -72,20 +67,21 @@ def build_training_loader(config: Config, inputs: Inputs, start_method: str | No
     sampler = _sampler(config, given.rows.labels, eligible, len(speeds))
     reader = _reader(data, given)
     augmenter = build_augmenter(config, reader, given.table, eligible)
-    is_resident = _is_resident(config, reader, inputs, speeds, has_augmenter=augmenter is not None)
-    on_device = augmenter is not None and augments_on_device(config, device, is_resident=is_resident)
-    with_reading = None if on_device else augmenter
+    placement = choose_placement(config, reader, inputs, augmenter)
+    with_reading = _augmenter_of_reading(config, reader, augmenter, placement, device)
+    # A GPU changes the speed of a whole batch at once; before crops are disturbed they have to be at their speed.
+    changes_speed = device.type == "cpu" or with_reading is not None
     # Disturbed crops are no 16-bit samples any more; others travel as such, at half the size.
     is_int16 = with_reading is None and (isinstance(reader, PackedRows) or given.table.all_plain)
     options = _decided(
         data,
         sampler,
         device,
-        num_workers=0 if is_resident else data.num_workers,
+        num_workers=0 if placement.corpus else data.num_workers,
         sample_bytes=2 if is_int16 else 4,
         is_reading_free=isinstance(reader, PackedRows),
         augments_in_workers=with_reading is not None,
-        changed_share=sum(speed != 1 for speed in speeds) / len(speeds),
+        changed_share=sum(speed != 1 for speed in speeds) / len(speeds) if changes_speed else 0.0,
         is_spawned=starts_from_nothing(start_method),
     )
     maker = BatchMaker(
@@ -97,27 +93,53 @@ def build_training_loader(config: Config, inputs: Inputs, start_method: str | No
         augmenter=with_reading,
         # Where nothing is handed over, crops are made at once as the network wants them.
         is_int16=is_int16 and (device.type != "cpu" or options.num_workers != 0),
+        changes_speed=changes_speed,
     )
     return TrainingLoader(
-        _where_it_runs(maker, options, device, start_method, is_resident=is_resident),
+        _where_it_runs(maker, options, device, start_method, placement, augmenter),
         sampler,
         given.rows,
         options,
         device=device,
-        augmenter=augmenter if on_device else None,
+        augmenter=None if with_reading else augmenter,
         rank=distributed.rank(),
         world_size=distributed.world_size(),
     )
 
 
+def _augmenter_of_reading(
+    config: Config, reader: RowReader, augmenter: Augmenter | None, placement: Placement, device: torch.device
+) -> Augmenter | None:
+    """What disturbs crops where they are read, its noise in memory; None where whole batches are disturbed later."""
+    if augmenter is None:
+        return None
+    if not placement.banks:
+        noise_into_ram(config, augmenter, reader)
+    is_later = augments_on_device(config, device, is_resident=placement.corpus, are_banks_there=placement.banks)
+    return None if is_later else augmenter
+
+
 def _where_it_runs(
-    maker: BatchMaker, options: DataOptions, device: torch.device, start_method: str | None, *, is_resident: bool
+    maker: BatchMaker,
+    options: DataOptions,
+    device: torch.device,
+    start_method: str | None,
+    placement: Placement,
+    augmenter: Augmenter | None,
 ) -> CropMaker:
-    """Crops are made on the device, in worker processes, or here."""
-    if is_resident:
+    """Crops are made on the device, in worker processes, or here; what lies on the device goes there."""
+    running: CropMaker = maker
+    if placement.corpus:
         assert isinstance(maker.reader, PackedRows)
-        return ResidentMaker(maker.reader, maker.lengths, seed=maker.seed, device=device, speakers=maker.speakers)
-    return Workers(maker, options, start_method) if options.num_workers else maker
+        running = ResidentMaker(
+            maker.reader, maker.lengths, seed=maker.seed, device=device, speakers=maker.speakers, speeds=maker.speeds
+        )
+    elif options.num_workers:
+        pins = device.type == "cuda" and bool(options.pin_memory)
+        running = Workers(maker, options, start_method, pins=pins)
+    if augmenter is not None and placement.banks:
+        move_banks(augmenter, placement, running, device)
+    return running
 
 
 def loading_facts(loader: TrainingLoader) -> LoadingFacts:
@@ -137,8 +159,12 @@ def loading_facts(loader: TrainingLoader) -> LoadingFacts:
     )
 
 
-def _check_num_classes(config: Config, num_speakers: int) -> None:
-    """Refuse fewer classes than the list has speakers; more are said."""
+def _check_counts(config: Config, num_speakers: int) -> None:
+    """Refuse fewer utterances in a batch than processes, fewer classes than speakers; more classes are said."""
+    if distributed.world_size() > config.data.batch_size:
+        raise ValueError(
+            f"data.batch_size is {config.data.batch_size}, fewer than the {distributed.world_size()} processes"
+        )
     wanted = config.data.num_classes
     if wanted and wanted < num_speakers:
         raise ValueError(
@@ -213,11 +239,6 @@ def _sampler(config: Config, labels: np.ndarray, eligible: np.ndarray, num_speed
     return kind(labels, data, seed=config.runtime.seed, eligible=eligible, num_speeds=num_speeds)
 
 
-def _say_choice(what: str, choice: Choice[bool], *, could_help: bool) -> None:
-    """What is done is worth a line, and so is why it is not where it would help; else it is a detail."""
-    logger.log(logging.INFO if choice.value or could_help else logging.DEBUG, "%s: %s", what, choice)
-
-
 def _reader(data: DataOptions, given: TrainingInput) -> RowReader:
     """Rows of the list from disk, packed corpus or memory."""
     source, table = given.source, given.table
@@ -231,7 +252,7 @@ def _reader(data: DataOptions, given: TrainingInput) -> RowReader:
         # Each process of a distributed run holds the whole corpus.
         budget_bytes=budget // max(1, distributed.world_size()),
     )
-    _say_choice("RAM corpus", choice, could_help=not table.all_plain)
+    say_choice("RAM corpus", choice, could_help=not table.all_plain)
     if choice.value:
         return load_into_ram(
             source, given.rows.paths, table, num_threads=usable_cores(), show_progress=distributed.is_main()
@@ -239,25 +260,6 @@ def _reader(data: DataOptions, given: TrainingInput) -> RowReader:
     # Plain files are in the system's page cache already; a second copy would only take its room.
     keeps = bool(data.cache_megabytes) and not table.all_plain
     return source.rows(given.rows.paths, table, AudioCache(data.cache_megabytes << 20) if keeps else None)
-
-
-def _is_resident(
-    config: Config, reader: RowReader, inputs: Inputs, speeds: Sequence[Fraction], *, has_augmenter: bool
-) -> bool:
-    """Whether the corpus is kept on the training device."""
-    data, device = config.data, inputs.device
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else usable_memory_bytes()
-    choice = choose_device_resident(
-        switch=data.device_resident,
-        device_type=device.type,
-        corpus_bytes=2 * int(inputs.training.table.num_samples.sum()),
-        is_flat=isinstance(reader, PackedRows),
-        changes_speed=any(speed != 1 for speed in speeds),
-        augments_elsewhere=has_augmenter and config.augment.device == "cpu" and device.type != "cpu",
-        budget_bytes=int(data.device_gigabytes * GIGABYTE) or int(free * MEMORY_SHARE),
-    )
-    _say_choice("corpus on the device", choice, could_help=device.type == "cuda")
-    return choice.value
 
 
 def _decided(

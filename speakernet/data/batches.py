@@ -14,13 +14,14 @@ from fractions import Fraction
 import numpy as np
 import torch
 
+from speakernet.data.audio import to_int16
 from speakernet.data.augment.augmenter import Augmenter
 from speakernet.data.keyed import START_STREAM, KeyedRandom
 from speakernet.data.replacing import SpeakerIndex, read_or_replace
 from speakernet.data.requests import BatchReport, BatchRequest
 from speakernet.data.sharing import SharedArray
-from speakernet.data.sources import INT16_SCALE, RowReader
-from speakernet.data.speeds import change_speed, samples_to_read
+from speakernet.data.sources import RowReader
+from speakernet.data.speeds import change_speed, most_samples_to_read, samples_to_read
 
 
 @dataclass
@@ -49,6 +50,7 @@ class BatchMaker:
         speeds: the speed factors that `BatchRequest.speeds` points into.
         augmenter: runs here when not None; else the crops are handed on as they are.
         is_int16: whether the crops are handed on as int16 (half the memory traffic; -1..1 is made of them later).
+        changes_speed: whether the speed is changed here; else each row holds the samples that its speed needs.
     """
 
     def __init__(
@@ -61,13 +63,15 @@ class BatchMaker:
         speeds: Sequence[Fraction] = (Fraction(1),),
         augmenter: Augmenter | None = None,
         is_int16: bool = False,
+        changes_speed: bool = True,
     ) -> None:
-        assert not (is_int16 and augmenter), "augmentation works on float32"
+        assert not (augmenter and (is_int16 or not changes_speed)), "augmentation works on float32 at its final speed"
         self.reader = reader
         self.seed = seed
         self.speakers = speakers
         self.speeds = tuple(speeds)
         self.augmenter = augmenter
+        self.changes_speed = changes_speed
         # Half the memory to write, to hand over and to move to a GPU, where nothing disturbs the samples before.
         self.dtype: type = np.int16 if is_int16 else np.float32
         self._lengths = SharedArray(lengths)
@@ -82,6 +86,10 @@ class BatchMaker:
         """See `CropMaker.augments`."""
         return self.augmenter is not None
 
+    def width(self, num_samples: int) -> int:
+        """Samples in a row of what is handed on for crops of `num_samples`."""
+        return num_samples if self.changes_speed else most_samples_to_read(self.speeds, num_samples)
+
     def share(self) -> None:
         """Move the arrays into shared memory, for workers that start from nothing."""
         self._lengths.share()
@@ -93,14 +101,14 @@ class BatchMaker:
         """Make the batches here, one after the other; see `CropMaker.run`."""
         for request in requests:
             # New memory for each: float32 crops are handed out without a copy.
-            out: np.ndarray = np.empty((len(request.rows), request.num_samples), dtype=self.dtype)
+            out: np.ndarray = np.empty((len(request.rows), self.width(request.num_samples)), dtype=self.dtype)
             yield request, torch.from_numpy(out), self.make(request, out)
 
     def close(self) -> None:
         """Nothing is held."""
 
     def make(self, request: BatchRequest, out: np.ndarray) -> BatchReport:
-        """Fill `out` (batch, samples) of `dtype`.
+        """Fill `out` (batch, `width`) of `dtype`.
 
         Raises:
             AudioError: an utterance cannot be read and is not to be replaced, or no replacement was found.
@@ -134,25 +142,23 @@ class BatchMaker:
         uniform = KeyedRandom(self.seed, request.epoch, request.rows[places]).uniform(START_STREAM)[:, 0]
         lengths = self.lengths[rows]
         speeds = request.speeds[places]
-        if not speeds.any() and self.speeds[0] == 1 and len(places) == len(out):
+        num_samples = request.num_samples
+        if not speeds.any() and self.speeds[0] == 1 and out.shape == (len(places), num_samples):
             # The usual batch, at one speed and without replacements, is read where it belongs.
-            starts = (uniform * np.maximum(lengths - out.shape[1] + 1, 1)).astype(np.int64)
+            starts = (uniform * np.maximum(lengths - num_samples + 1, 1)).astype(np.int64)
             return self.reader.fill(rows, starts, out)
         problems: dict[int, str] = {}
         for speed in np.unique(speeds):
             chosen = np.flatnonzero(speeds == speed)
             factor = self.speeds[speed]
-            count = samples_to_read(factor, out.shape[1])
+            count = samples_to_read(factor, num_samples)
             starts = (uniform[chosen] * np.maximum(lengths[chosen] - count + 1, 1)).astype(np.int64)
-            crops = np.empty((len(chosen), count), dtype=out.dtype if factor == 1 else np.float32)
+            is_changed = factor != 1 and self.changes_speed
+            crops = np.empty((len(chosen), count), dtype=np.float32 if is_changed else out.dtype)
             for position, problem in self.reader.fill(rows[chosen], starts, crops).items():
                 problems[int(places[chosen[position]])] = problem
-            out[places[chosen]] = change_speed(crops, factor, out.shape[1], out.dtype)
+            if is_changed:
+                crops = change_speed(torch.from_numpy(crops), factor, num_samples).numpy()
+                crops = to_int16(crops) if out.dtype == np.int16 else crops
+            out[places[chosen], : crops.shape[1]] = crops
         return problems
-
-
-def to_float(crops: torch.Tensor) -> torch.Tensor:
-    """Int16 samples as float32 in -1..1; float32 ones as they are, in memory of their own."""
-    if crops.dtype == torch.int16:
-        return crops.to(torch.float32).mul_(float(INT16_SCALE))
-    return crops.clone()

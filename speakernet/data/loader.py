@@ -8,7 +8,7 @@ augmentation run one batch ahead on a stream of their own.
 import functools
 import logging
 import zlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,11 +17,13 @@ import torch
 
 from speakernet.data.audio import AudioError, crop_samples
 from speakernet.data.augment.augmenter import Augmenter
-from speakernet.data.batches import Batch, to_float
+from speakernet.data.batches import Batch
 from speakernet.data.lists import TrainingList
+from speakernet.data.on_device import send, to_float
 from speakernet.data.options import DataOptions
 from speakernet.data.requests import BatchReport, BatchRequest, CropMaker
 from speakernet.data.sampling import EpochPlan, Sampler, rank_share
+from speakernet.data.speeds import change_speeds
 
 logger = logging.getLogger(__name__)
 
@@ -64,12 +66,13 @@ class TrainingLoader:
         self.num_classes = self.num_speakers * len(maker.speeds)
         self.utterances_per_speaker = sampler.unit
         self._rank, self._world_size = rank, world_size
-        self._labels = torch.from_numpy(np.asarray(sampler.labels)).long()
+        self._labels = np.asarray(sampler.labels).astype(np.int64)
         self._epoch, self._batch = 0, 0
         self._plan: EpochPlan | None = None
         self._counts: Counter[str] = Counter()
         self._problems: list[str] = []
         self._read_bytes, self._read_seconds = 0, 0.0
+        self._copies: deque[torch.cuda.Event] = deque()
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, from 0; the next iteration starts at its first batch."""
@@ -102,7 +105,7 @@ class TrainingLoader:
     @functools.cached_property
     def identity(self) -> dict[str, int]:
         """Checksums of the classes' names and of the list: path and class of every utterance."""
-        utterances = zlib.crc32(self._labels.numpy().tobytes(), self.training.paths.checksum)
+        utterances = zlib.crc32(self._labels.tobytes(), self.training.paths.checksum)
         return {"training_list": utterances, "speakers": self.training.speakers.checksum}
 
     def state_dict(self) -> dict[str, Any]:
@@ -170,16 +173,33 @@ class TrainingLoader:
         return BatchRequest(self._epoch, plan.rows[share], plan.speeds[share], num_samples, batch)
 
     def _batches(self, requests: list[BatchRequest]) -> Iterator[tuple[Batch, BatchReport]]:
-        for request, crops, report in self.maker.run(requests):
+        for request, crops, report in self._made(requests):
             if report.error:
                 raise AudioError(report.error)
             waveforms = self._to_device(crops)
+            if not self.maker.changes_speed:
+                waveforms = change_speeds(waveforms, request.speeds, self.maker.speeds, request.num_samples)
             if self.augmenter is not None:
                 waveforms = self.augmenter(waveforms, epoch=request.epoch, rows=request.rows)
             rows = torch.from_numpy(report.rows)
             # At another speed a speaker is another class: speed n's classes follow those of speed n - 1.
-            labels = self._labels[rows] + self.num_speakers * torch.from_numpy(request.speeds).long()
-            yield Batch(waveforms, labels.to(self.device, non_blocking=True), rows), report
+            (labels,) = send(self.device, [self._labels[report.rows] + self.num_speakers * request.speeds])
+            yield Batch(waveforms, labels, rows), report
+
+    def _made(self, requests: list[BatchRequest]) -> Iterator[tuple[BatchRequest, torch.Tensor, BatchReport]]:
+        """What the maker makes, asked for only when the copy from the place that it writes to next is done."""
+        self._wait_for_copies(0)
+        made = self.maker.run(requests)
+        while (one := next(made, None)) is not None:
+            yield one
+            # Of the ring's spare places one holds the last batch, still being copied; the other is written anew next.
+            self._wait_for_copies(1)
+
+    def _wait_for_copies(self, most_left: int) -> None:
+        while len(self._copies) > most_left:
+            copied = self._copies.popleft()
+            if not copied.query():
+                copied.synchronize()
 
     def _to_device(self, crops: torch.Tensor) -> torch.Tensor:
         if crops.device.type != "cpu":
@@ -192,6 +212,9 @@ class TrainingLoader:
         # Only page-locked memory is copied while the GPU computes.
         staged = crops.pin_memory() if self.options.pin_memory else crops
         moved = staged.to(self.device, non_blocking=bool(self.options.pin_memory))
+        if self.options.pin_memory and staged.data_ptr() == crops.data_ptr():
+            # From the workers' ring itself, which is page-locked.
+            self._copies.append(torch.cuda.current_stream(self.device).record_event())
         # As int16 a batch takes half the time over the bus; the GPU scales it for next to nothing.
         return to_float(moved) if moved.dtype == torch.int16 else moved
 

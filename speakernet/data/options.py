@@ -113,9 +113,9 @@ class PlacementOptions(Options):
     ram_corpus_gigabytes: Gigabytes = 0.0
     """Most memory the RAM corpus may take; 0: half of what is free."""
     device_resident: Switch = "auto"
-    """Keep a packed (or RAM) corpus in GPU memory, crops are cut there; noise and RIRs stay here; auto: if it fits."""
+    """Keep noise, RIRs and a packed (or RAM) corpus in GPU memory, crops are cut there; auto: what fits."""
     device_gigabytes: Gigabytes = 0.0
-    """Most device memory the resident corpus may take; 0: half of what is free."""
+    """Most device memory that corpus, noise and RIRs may take together; 0: half of what is free."""
 
 
 @dataclass(kw_only=True)

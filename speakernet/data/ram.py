@@ -91,11 +91,8 @@ def clips_into_ram(banks: Mapping[str, ClipBank], budget_bytes: int) -> bool:
     for bank in banks.values():
         starts = np.concatenate([[0], np.cumsum(bank.lengths)[:-1]])
         samples = SharedArray.allocate((int(bank.lengths.sum()),), np.int16)
-        for clip, row in enumerate(bank.rows.tolist()):
-            place = samples.array[starts[clip] : starts[clip] + bank.lengths[clip]]
-            have = bank.reader.read_row(row, 0, place)
-            # A clip that became shorter since its header was read repeats, as it would from disk.
-            place[have:] = np.resize(place[:have], len(place) - have) if have else 0
+        for clip in range(len(bank)):
+            bank.read_whole(clip, samples.array[starts[clip] : starts[clip] + bank.lengths[clip]])
             bar.update()
         bank.reader = RamRows(samples, starts, bank.lengths, {})
         bank.rows = np.arange(len(bank.lengths))

@@ -61,6 +61,10 @@ class CropMaker(Protocol):
     def augments(self) -> bool:
         """Whether the crops come disturbed already."""
 
+    @property
+    def changes_speed(self) -> bool:
+        """Whether the crops come at their speeds; else each row holds the samples that its speed needs."""
+
     def run(self, requests: list[BatchRequest]) -> Iterator[tuple[BatchRequest, torch.Tensor, BatchReport]]:
         """Each request with its crops (batch, samples), which are valid until the next one, and report, in order."""
 

@@ -3,20 +3,19 @@
 The CPU only draws where crops begin. The same code runs on a CPU device, which is how it is tested.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 import numpy as np
 import torch
 
 from speakernet.data.audio import AudioError
-from speakernet.data.batches import to_float
 from speakernet.data.keyed import START_STREAM, KeyedRandom
+from speakernet.data.on_device import DeviceAudio, copy_to_device, to_float
 from speakernet.data.packed.corpus import PackedRows
 from speakernet.data.replacing import SpeakerIndex, read_or_replace
 from speakernet.data.requests import BatchReport, BatchRequest
-
-COPY_SAMPLES = 1 << 24  # moved at once, so that no second copy of the corpus is needed
+from speakernet.data.speeds import change_speeds, most_samples_to_read, samples_to_read
 
 
 class ResidentMaker:
@@ -28,11 +27,12 @@ class ResidentMaker:
         seed: of the run.
         device: where the corpus goes.
         speakers: for replacing unreadable utterances; None makes them errors.
+        speeds: the speed factors that `BatchRequest.speeds` points into.
     """
 
-    # Speed is changed, and a CPU augments, where crops are read: not here.
-    speeds = (Fraction(1),)
+    # A CPU augments where crops are read: not here.
     augments = False
+    changes_speed = True
 
     def __init__(
         self,
@@ -42,18 +42,16 @@ class ResidentMaker:
         seed: int,
         device: torch.device,
         speakers: SpeakerIndex | None = None,
+        speeds: Sequence[Fraction] = (Fraction(1),),
     ) -> None:
         self.seed = seed
-        self.device = device
         self.speakers = speakers
+        self.speeds = tuple(speeds)
         self.reader = reader
         self._header_lengths = lengths
         samples = np.asarray(reader.samples)
-        self.corpus = torch.empty(len(samples), dtype=torch.int16, device=device)
-        for first in range(0, len(samples), COPY_SAMPLES):
-            # Copied: a packed corpus is mapped read-only, and torch warns of tensors over memory that it may not write.
-            part = np.array(samples[first : first + COPY_SAMPLES])
-            self.corpus[first : first + len(part)] = torch.from_numpy(part).to(device)
+        self.corpus = DeviceAudio(torch.empty(len(samples), dtype=torch.int16, device=device))
+        copy_to_device(samples, self.corpus.samples)
 
     def run(self, requests: list[BatchRequest]) -> Iterator[tuple[BatchRequest, torch.Tensor, BatchReport]]:
         """See `CropMaker.run`."""
@@ -73,14 +71,13 @@ class ResidentMaker:
         read_or_replace(request, report, self._problems, seed=self.seed, speakers=self.speakers)
         uniform = KeyedRandom(self.seed, request.epoch, request.rows).uniform(START_STREAM)[:, 0]
         expected, lengths = self._header_lengths[report.rows], self.reader.lengths[report.rows]
-        starts = (uniform * np.maximum(expected - request.num_samples + 1, 1)).astype(np.int64)
+        wanted = np.array([samples_to_read(factor, request.num_samples) for factor in self.speeds])[request.speeds]
+        starts = (uniform * np.maximum(expected - wanted + 1, 1)).astype(np.int64)
         # An utterance that is shorter than its header said may end before the place that was drawn in it.
         starts[starts >= lengths] = 0
-        first = torch.from_numpy(self.reader.starts[report.rows]).to(self.device, non_blocking=True)
-        start = torch.from_numpy(starts).to(self.device, non_blocking=True)
-        period = torch.from_numpy(lengths).to(self.device, non_blocking=True)
-        place = start[:, None] + torch.arange(request.num_samples, device=self.device)
-        return to_float(self.corpus[first[:, None] + place % period[:, None]]), report
+        most = most_samples_to_read(self.speeds, request.num_samples)
+        crops = self.corpus.crops(self.reader.starts[report.rows], starts, lengths, most)
+        return change_speeds(to_float(crops), request.speeds, self.speeds, request.num_samples), report
 
     def _problems(self, rows: np.ndarray, places: np.ndarray) -> dict[int, str]:
         """Place in the batch -> what is wrong, of rows that the corpus does not hold."""

@@ -25,6 +25,7 @@ from torch.utils.data._utils import signal_handling
 from speakernet.data.audio import AudioError
 from speakernet.data.batches import BatchMaker
 from speakernet.data.options import LoadingOptions
+from speakernet.data.page_locked import PageLock
 from speakernet.data.requests import BatchReport, BatchRequest
 from speakernet.data.sharing import SharedArray, SharedMemoryError
 from speakernet.machine.signals import STOP_SIGNALS
@@ -72,11 +73,15 @@ class Workers:
         options: number of processes and of batches ahead, both decided; whether they are kept between epochs; how long
             a batch is waited for.
         start_method: `fork`, `spawn` or `forkserver`; None is the platform's own.
+        pins: page-lock the ring, so that a GPU copies batches from where the workers wrote them.
     """
 
-    def __init__(self, maker: BatchMaker, options: LoadingOptions, start_method: str | None = None) -> None:
+    def __init__(
+        self, maker: BatchMaker, options: LoadingOptions, start_method: str | None = None, *, pins: bool = False
+    ) -> None:
         self.maker = maker
-        self.reader, self.speeds, self.augments = maker.reader, maker.speeds, maker.augments
+        self.reader, self.speeds = maker.reader, maker.speeds
+        self.augments, self.changes_speed = maker.augments, maker.changes_speed
         self._num_workers, self._prefetch_factor = int(options.num_workers), int(options.prefetch_factor)
         self._is_persistent, self._start_method = options.persistent_workers, start_method
         self._timeout_seconds = options.worker_timeout_seconds
@@ -89,6 +94,8 @@ class Workers:
         self._processes: list[Any] = []
         self._at_exit: multiprocessing.util.Finalize | None = None
         self._ring = SharedArray(np.empty(0))
+        self._pins = pins
+        self._page_lock: PageLock | None = None
         if starts_from_nothing(start_method):
             maker.share()
 
@@ -101,7 +108,7 @@ class Workers:
         """
         if not requests:
             return
-        size = max(len(request.rows) * request.num_samples for request in requests)
+        size = max(len(request.rows) * self.maker.width(request.num_samples) for request in requests)
         if self._loader is None or not self._is_persistent or self._ring.array.shape[1] < size:
             self._prepare(size)
         for number, request in enumerate(requests):
@@ -112,8 +119,7 @@ class Workers:
         try:
             for number, request in enumerate(requests):
                 report = self._next(mine, number, request)
-                slot = self._ring.array[report.slot, : len(request.rows) * request.num_samples]
-                yield request, torch.from_numpy(slot.reshape(len(request.rows), request.num_samples)), report
+                yield request, torch.from_numpy(_place(self.maker, self._ring, request)), report
         finally:
             # Also where the reader stops early; but not the workers of the epoch after, if that has begun.
             if not self._is_persistent and self._iterator is mine:
@@ -157,9 +163,17 @@ class Workers:
             self._at_exit = None
         self._loader = None
 
+    def _unpin(self) -> None:
+        if self._page_lock is not None:
+            # Copies that are under way have to end first.
+            torch.cuda.synchronize()
+            self._page_lock.release()
+            self._page_lock = None
+
     def _prepare(self, size: int) -> None:
         self.close()
         # The old one first: shared memory may not hold both.
+        self._unpin()
         self._ring = SharedArray(np.empty(0))
         try:
             self._ring = SharedArray.allocate((self._num_slots, size), self.maker.dtype)
@@ -168,6 +182,8 @@ class Workers:
                 f"{self._num_workers} loader workers with {self._prefetch_factor} batches ahead: {error}; or take "
                 "--data.num_workers 0, a smaller --data.prefetch_factor or --data.batch_size"
             ) from error
+        if self._pins:
+            self._page_lock = PageLock(self._ring.array)
         self._loader = DataLoader(
             _RingDataset(self.maker, self._ring),
             batch_size=None,
@@ -300,13 +316,17 @@ class _RingDataset(Dataset):
         self.ring = ring
 
     def __getitem__(self, request: BatchRequest) -> BatchReport:
-        shape = (len(request.rows), request.num_samples)
-        out = self.ring.array[request.slot, : shape[0] * shape[1]].reshape(shape)
         try:
-            return self.maker.make(request, out)
+            return self.maker.make(request, _place(self.maker, self.ring, request))
         except AudioError as error:
             # As a value, so that the message arrives without a worker's traceback around it.
             return BatchReport(request.rows, error=str(error), slot=request.slot)
+
+
+def _place(maker: BatchMaker, ring: SharedArray, request: BatchRequest) -> np.ndarray:
+    """Where in the ring a request's crops belong, (batch, width)."""
+    shape = (len(request.rows), maker.width(request.num_samples))
+    return ring.array[request.slot, : shape[0] * shape[1]].reshape(shape)
 
 
 def _as_it_is(report: Any) -> Any:

@@ -9,11 +9,13 @@ from scipy.signal import convolve
 
 from speakernet.data.audio import AudioError, write_audio
 from speakernet.data.augment.augmenter import Augmenter, mu_law_codec
-from speakernet.data.augment.banks import BlockEnergies, fast_fft_samples, noise_banks, rir_bank
+from speakernet.data.augment.banks import BlockEnergies, ClipBank, fast_fft_samples, noise_banks, rir_bank
 from speakernet.data.augment.draw import BABBLE, CLEAN, MUSIC, NOISE, REVERB, distinct_choices
 from speakernet.data.augment.options import AugmentOptions
+from speakernet.data.augment.resident import ResidentBanks, bytes_of_banks
 from speakernet.data.cache import AudioCache
-from speakernet.data.ram import clips_into_ram
+from speakernet.data.on_device import DeviceAudio
+from speakernet.data.ram import RamRows, clips_into_ram
 from speakernet.data.sharing import SharedArray
 
 SAMPLES = 8000
@@ -226,6 +228,45 @@ def test_the_way_for_cpus_gives_the_same(
         assert clips_into_ram(augmenter.banks, 1 << 30)
     made = augmenter(clean.clone(), epoch=3, rows=np.arange(80))
     torch.testing.assert_close(made, expected, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("style", ["ours", "classic"])
+@pytest.mark.parametrize("spectra_bytes", [0, 1 << 30])
+def test_resident_banks_give_the_same(
+    folders: tuple[Path, Path], random: np.random.Generator, style: str, spectra_bytes: int
+) -> None:
+    clean = speech(random, 80)
+    augmenter = make(folders, style=style, volume_db=[-6.0, 6.0], codec_probability=0.2, telephone_probability=0.2)
+    expected = augmenter(clean.clone(), epoch=3, rows=np.arange(80))
+    banks = ResidentBanks(augmenter.banks, augmenter.rirs, torch.device("cpu"), spectra_bytes=spectra_bytes)
+    augmenter.reside(banks)
+    for _ in range(2):  # spectra are made, and then kept
+        made = augmenter(clean.clone(), epoch=3, rows=np.arange(80))
+        # The codec's steps are coarse: a sample on the edge of one falls to either side.
+        is_coded = augmenter.draw(np.arange(80), 3).codec
+        torch.testing.assert_close(made[~is_coded], expected[~is_coded], atol=1e-5, rtol=1e-4)
+        assert ((made - expected).abs() > 1e-4).float().mean() < 1e-3
+    clips = 2 * 3 * sum(5000 + 1500 * number for number in range(9))
+    assert bytes_of_banks(augmenter.banks, augmenter.rirs, None) == clips + 4 * (300 + 5000 + 2 * 20000)
+
+
+def test_babble_of_a_resident_corpus_is_read_where_that_lies(
+    folders: tuple[Path, Path], random: np.random.Generator
+) -> None:
+    banks = noise_banks(folders[0], 16000, AudioCache(1 << 24))
+    held = SharedArray(random.integers(-3000, 3000, 90_000).astype(np.int16))
+    corpus = RamRows(held, np.arange(0, 90_000, 6000), np.full(15, 6000), {})
+    banks["babble"] = ClipBank(corpus, np.arange(2, 14), np.full(12, 6000))
+    augmenter = Augmenter(banks, None, AugmentOptions())
+    clean = speech(random, 60)
+    expected = augmenter(clean.clone(), epoch=0, rows=np.arange(60))
+    on_device = DeviceAudio(torch.from_numpy(held.array))
+    there = ResidentBanks(banks, None, torch.device("cpu"), corpus=on_device, corpus_rows=corpus)
+    augmenter.reside(there)
+    made = augmenter(clean.clone(), epoch=0, rows=np.arange(60))
+    torch.testing.assert_close(made, expected, atol=1e-5, rtol=1e-4)
+    assert not torch.allclose(made, clean)
+    assert bytes_of_banks(banks, None, corpus) == 2 * 2 * sum(5000 + 1500 * number for number in range(9))
 
 
 def test_energies_of_crops_are_exact(random: np.random.Generator) -> None:

@@ -2,7 +2,13 @@
 
 import pytest
 
-from speakernet.data.choices import choose_device_resident, choose_num_workers, choose_prefetch, choose_ram_corpus
+from speakernet.data.choices import (
+    choose_device_banks,
+    choose_device_resident,
+    choose_num_workers,
+    choose_prefetch,
+    choose_ram_corpus,
+)
 
 MACHINE = {
     "cores": 16,
@@ -25,7 +31,7 @@ MACHINE = {
         ({"num_batches": 3}, 0, "3 batches"),
         ({"is_reading_free": True, "augments_in_workers": False}, 0, "one copy"),
         ({"is_reading_free": True}, 12, "more than 12"),
-        ({"is_reading_free": True, "augments_in_workers": False, "changed_share": 2 / 3}, 4, "0.4 ms a crop"),
+        ({"is_reading_free": True, "augments_in_workers": False, "changed_share": 2 / 3}, 2, "0.2 ms a crop"),
         ({"is_reading_free": True, "augments_in_workers": False, "changed_share": 1e-3}, 0, "one copy"),
         ({"trains_on_cpu": True, "cores": 2}, 1, "network"),
         ({"is_spawned": True}, 4, "starts from nothing"),
@@ -56,13 +62,12 @@ def test_ram_corpus() -> None:
 
 
 def test_device_resident() -> None:
-    facts = {"device_type": "cuda", "corpus_bytes": 100, "is_flat": True, "changes_speed": False, "budget_bytes": 200}
+    facts = {"device_type": "cuda", "corpus_bytes": 100, "is_flat": True, "budget_bytes": 200}
     assert choose_device_resident(switch="auto", **facts).value
     assert not choose_device_resident(switch="auto", **{**facts, "device_type": "cpu"}).value
     assert choose_device_resident(switch="on", **{**facts, "device_type": "cpu"}).value
     for change, word in [
         ({"is_flat": False}, "packed"),
-        ({"changes_speed": True}, "speed"),
         ({"budget_bytes": 9}, "takes"),
         ({"augments_elsewhere": True}, "augment.device is cpu"),
     ]:
@@ -70,3 +75,12 @@ def test_device_resident() -> None:
         with pytest.raises(ValueError, match=word):
             choose_device_resident(switch="on", **{**facts, **change})
     assert not choose_device_resident(switch="off", **facts).value
+
+
+def test_noise_and_rirs_on_the_device() -> None:
+    facts = {"bank_bytes": 100, "budget_bytes": 200, "needs_corpus": False, "is_corpus_there": False}
+    assert choose_device_banks(**facts).value
+    assert choose_device_banks(**{**facts, "needs_corpus": True, "is_corpus_there": True}).value
+    for change, reason in (({"bank_bytes": 300}, "they take 300 B, 200 B are"), ({"needs_corpus": True}, "a folder")):
+        choice = choose_device_banks(**{**facts, **change})
+        assert not choice.value and reason in choice.reason

@@ -1,5 +1,6 @@
 """The training loader: workers, ranks, resuming, bad files, speeds; RAM and resident corpora give the same batches."""
 
+import dataclasses
 import logging
 import shutil
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from speakernet.data.ram import RamRows
 from speakernet.data.requests import BatchRequest
 from speakernet.data.resident import ResidentMaker
 from speakernet.data.sharing import SharedArray
+from speakernet.data.workers import Workers
 
 CPU = torch.device("cpu")
 
@@ -164,18 +166,41 @@ def test_memory_and_resident_corpora_give_the_same_batches(tiny_corpus: Path, di
         loader(tiny_corpus, data__device_resident="on")
 
 
-def test_a_resident_corpus_is_not_for_one_other_speed_either(tiny_corpus: Path, disturbances: Path) -> None:
-    """Crops are gathered at the speed of the recording: one factor but 1.0 would be left out in silence."""
-    resident = {"data__ram_corpus": "on", "data__device_resident": "on"}
-    with pytest.raises(ValueError, match="speed factors are applied while reading"):
-        loader(tiny_corpus, disturbances, augment__speed_factors=[0.9], **resident)
+@pytest.mark.parametrize("factors", [[0.9, 1.0, 1.1], [0.9]])
+def test_a_resident_corpus_changes_speed_as_the_host_does(
+    tiny_corpus: Path, disturbances: Path, factors: list[float]
+) -> None:
+    """Disturbances of resident banks included."""
+    options = {"data__ram_corpus": "on", "augment__speed_factors": factors, "augment__telephone_probability": 0.3}
+    host, resident = (loader(tiny_corpus, disturbances, **options, data__device_resident=one) for one in ("off", "on"))
+    assert isinstance(resident.maker, ResidentMaker) and resident.augmenter.resident is not None
+    for number in (0, 1):
+        for one, other in zip(epoch(host, number), epoch(resident, number), strict=True):
+            torch.testing.assert_close(one.waveforms, other.waveforms, atol=1e-5, rtol=1e-4)
+            assert torch.equal(one.labels, other.labels) and torch.equal(one.indices, other.indices)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_speeds_changed_after_the_transfer_are_the_same(tiny_corpus: Path, num_workers: int) -> None:
+    """As on a GPU without room for the corpus: crops travel as int16, as long as their speed needs them."""
+    options = {"augment__enabled": True, "augment__speed_factors": [0.9, 1.0, 1.1], "augment__volume_db": [-1.0, 1.0]}
+    here, there = loader(tiny_corpus, **options), loader(tiny_corpus, **options)
+    there.augmenter = there.maker.augmenter
+    raw = BatchMaker(there.maker.reader, there.maker.lengths, seed=there.maker.seed, speeds=there.maker.speeds,
+                     is_int16=True, changes_speed=False)  # fmt: skip
+    there.options = dataclasses.replace(there.options, num_workers=num_workers, prefetch_factor=1)
+    there.maker = Workers(raw, there.options) if num_workers else raw
+    for one, other in zip(epoch(here), epoch(there), strict=True):
+        torch.testing.assert_close(one.waveforms, other.waveforms, atol=1e-5, rtol=1e-4)
+        assert torch.equal(one.labels, other.labels)
+    there.close()
 
 
 @pytest.mark.parametrize(
     ("resident", "where"),
     [
         ("off", "augmentation runs on the CPU, with the loading (no GPU)"),
-        ("on", "augmentation runs on the CPU, on batches of the resident corpus (the corpus lies there)"),
+        ("on", "augmentation runs on the CPU, on batches of the resident corpus (noise and RIRs lie there)"),
     ],
 )
 def test_the_log_says_where_augmentation_runs(

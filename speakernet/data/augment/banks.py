@@ -96,6 +96,15 @@ class ClipBank:
         if problems:
             raise AudioError(f"augmentation: {next(iter(problems.values()))}; remove the file or mend it")
 
+    def read_whole(self, clip: int, out: np.ndarray) -> None:
+        """Read a clip into `out` (its length,), int16; one that became shorter since its header was read repeats.
+
+        Raises:
+            AudioError: the clip cannot be read.
+        """
+        have = self.reader.read_row(int(self.rows[clip]), 0, out)
+        out[have:] = np.resize(out[:have], len(out) - have) if have else 0
+
     def crops(self, clips: np.ndarray, places: np.ndarray, is_wanted: np.ndarray, num_samples: int) -> "Crops":
         """The crops of many sources, to be written one by one.
 

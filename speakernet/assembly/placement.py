@@ -1,0 +1,97 @@
+"""Where corpus, noise and RIRs lie: in the training device's memory, where they fit, or with the host."""
+
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from speakernet.assembly.inputs import Inputs
+from speakernet.config.schema import Config
+from speakernet.data.augment.augmenter import Augmenter
+from speakernet.data.augment.resident import ResidentBanks, bytes_of_banks
+from speakernet.data.choices import MEMORY_SHARE, Choice, choose_device_banks, choose_device_resident
+from speakernet.data.packed.corpus import PackedRows
+from speakernet.data.requests import CropMaker
+from speakernet.data.resident import ResidentMaker
+from speakernet.data.sources import RowReader
+from speakernet.machine.limits import usable_cores, usable_memory_bytes
+
+logger = logging.getLogger(__name__)
+
+GIGABYTE = 1 << 30
+SPECTRA_SHARE = 0.25  # of what corpus and banks leave of their bound
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What lies on the training device.
+
+    Attributes:
+        corpus: whether the training corpus does.
+        banks: whether noise and RIRs do.
+        left_bytes: of the bound, for spectra.
+    """
+
+    corpus: bool
+    banks: bool
+    left_bytes: int
+
+
+def choose_placement(config: Config, reader: RowReader, inputs: Inputs, augmenter: Augmenter | None) -> Placement:
+    """Decide what goes to the device; each choice is logged with its reason.
+
+    Noise and RIRs go first: they are small, and without them every batch waits for the host.
+
+    Raises:
+        ValueError: a corpus on the device was asked for and is impossible.
+    """
+    data, device = config.data, inputs.device
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else usable_memory_bytes()
+    bound = int(data.device_gigabytes * GIGABYTE) or int(free * MEMORY_SHARE)
+    is_possible = augmenter is not None and data.device_resident != "off" and config.augment.device != "cpu"
+    is_considered = is_possible and (device.type == "cuda" or data.device_resident == "on")
+    rows = reader if isinstance(reader, PackedRows) else None
+    bank_bytes = bytes_of_banks(augmenter.banks, augmenter.rirs, rows) if is_considered and augmenter else 0
+    fits = is_considered and bank_bytes <= bound
+    corpus_bytes = 2 * int(inputs.training.table.num_samples.sum())
+    corpus = choose_device_resident(
+        switch=data.device_resident,
+        device_type=device.type,
+        corpus_bytes=corpus_bytes,
+        is_flat=rows is not None,
+        augments_elsewhere=augmenter is not None and config.augment.device == "cpu" and device.type != "cpu",
+        budget_bytes=bound - (bank_bytes if fits else 0),
+    )
+    say_choice("corpus on the device", corpus, could_help=device.type == "cuda")
+    if not is_considered or augmenter is None:
+        return Placement(corpus.value, banks=False, left_bytes=0)
+    reads_corpus = any(bank.reader is reader for bank in augmenter.banks.values())
+    banks = choose_device_banks(
+        bank_bytes=bank_bytes, budget_bytes=bound, needs_corpus=reads_corpus, is_corpus_there=corpus.value
+    )
+    say_choice("noise and RIRs on the device", banks, could_help=device.type == "cuda")
+    return Placement(corpus.value, banks.value, max(0, bound - bank_bytes - (corpus_bytes if corpus.value else 0)))
+
+
+def move_banks(augmenter: Augmenter, placement: Placement, maker: CropMaker, device: torch.device) -> None:
+    """Move noise and RIRs to the device.
+
+    Raises:
+        AudioError: a file cannot be read.
+    """
+    there = maker if isinstance(maker, ResidentMaker) else None
+    banks = ResidentBanks(
+        augmenter.banks,
+        augmenter.rirs,
+        device,
+        spectra_bytes=int(placement.left_bytes * SPECTRA_SHARE),
+        corpus=there.corpus if there else None,
+        corpus_rows=there.reader if there else None,
+        num_threads=usable_cores(),
+    )
+    augmenter.reside(banks)
+
+
+def say_choice(what: str, choice: Choice[bool], *, could_help: bool) -> None:
+    """What is done is worth a line, and so is why it is not where it would help; else it is a detail."""
+    logger.log(logging.INFO if choice.value or could_help else logging.DEBUG, "%s: %s", what, choice)

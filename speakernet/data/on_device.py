@@ -1,0 +1,83 @@
+"""Int16 audio that lies on a device as one tensor: crops of it by one indexed read, and small arrays sent there."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from speakernet.data.sources import INT16_SCALE
+
+COPY_SAMPLES = 1 << 24  # moved at once, so that no second copy of the audio is needed
+
+
+def send(device: torch.device, arrays: Sequence[np.ndarray]) -> list[Tensor]:
+    """Flat int64 and float64 arrays as tensors on a device, in one transfer that nobody waits for."""
+    words = [array.astype(np.float64 if array.dtype.kind == "f" else np.int64, copy=False) for array in arrays]
+    # Page-locked memory is given out again only when its copy is done: torch's allocator sees to that.
+    parcel = torch.empty(sum(map(len, words)), dtype=torch.int64, pin_memory=device.type == "cuda")
+    np.concatenate([word.view(np.int64) for word in words], out=parcel.numpy())
+    sent = parcel.to(device, non_blocking=True).split([len(word) for word in words])
+    return [
+        part.view(torch.float64) if word.dtype == np.float64 else part for part, word in zip(sent, words, strict=True)
+    ]
+
+
+def to_float(crops: Tensor) -> Tensor:
+    """Int16 samples as float32 in -1..1; float32 ones as they are, in memory of their own."""
+    if crops.dtype == torch.int16:
+        return crops.to(torch.float32).mul_(float(INT16_SCALE))
+    return crops.clone()
+
+
+def copy_to_device(samples: np.ndarray, out: Tensor) -> None:
+    """Copy int16 (samples,) from memory or from a memory map into a tensor on a device, piece by piece."""
+    for first in range(0, len(samples), COPY_SAMPLES):
+        # Copied: a packed corpus is mapped read-only, and torch warns of tensors over memory that it may not write.
+        part = np.array(samples[first : first + COPY_SAMPLES])
+        out[first : first + len(part)] = torch.from_numpy(part).to(out.device)
+
+
+class DeviceAudio:
+    """Recordings end to end in one int16 tensor.
+
+    Args:
+        samples: int16 (samples,), on any device.
+    """
+
+    def __init__(self, samples: Tensor) -> None:
+        self.samples = samples
+
+    @property
+    def device(self) -> torch.device:
+        """Where they lie."""
+        return self.samples.device
+
+    def crops(self, firsts: np.ndarray, starts: np.ndarray, lengths: np.ndarray, num_samples: int) -> Tensor:
+        """Crops of `num_samples`; a recording that ends before is wrapped around from its own start.
+
+        Args:
+            firsts: where in `samples` each recording begins, int64 (crops,).
+            starts: where in its recording each crop begins, (crops,).
+            lengths: samples of each recording, (crops,).
+            num_samples: of each crop.
+
+        Returns:
+            Int16 (crops, num_samples), on the device.
+        """
+        # Known on the host, so that nobody asks the device which recordings are too short.
+        short = np.flatnonzero(starts + num_samples > lengths)
+        begins = firsts + starts
+        begins[short] = 0
+        begins_there, rows, first, start, length = send(
+            self.device, [begins, short, firsts[short], starts[short], lengths[short]]
+        )
+        if len(short) < len(begins):
+            # Every place of the corpus is the begin of a window: a read by begins makes no index for each sample.
+            crops = self.samples.unfold(0, num_samples, 1)[begins_there]
+        else:
+            crops = torch.empty(len(begins), num_samples, dtype=torch.int16, device=self.device)
+        if len(short):
+            places = (start[:, None] + torch.arange(num_samples, device=self.device)) % length[:, None]
+            crops.index_copy_(0, rows, self.samples[first[:, None] + places])
+        return crops

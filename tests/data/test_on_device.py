@@ -1,0 +1,106 @@
+"""Audio on a device: crops by one indexed read, arrays in one transfer, speeds as scipy changes them."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.signal import resample_poly
+
+from speakernet.data import page_locked
+from speakernet.data.on_device import DeviceAudio, copy_to_device, send
+from speakernet.data.page_locked import PageLock
+from speakernet.data.speeds import change_speed, change_speeds, most_samples_to_read, samples_to_read
+
+CPU = torch.device("cpu")
+
+
+@settings(max_examples=60)
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=6),
+    num_samples=st.integers(1, 50),
+    seed=st.integers(0, 1000),
+)
+def test_crops_are_those_of_a_plain_loop(sizes: list[int], num_samples: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    audio = random.integers(-30000, 30000, sum(sizes)).astype(np.int16)
+    lengths = np.array(sizes)
+    firsts = np.cumsum(lengths) - lengths
+    rows = random.integers(0, len(sizes), 9)
+    starts = (random.random(9) * np.maximum(lengths[rows] - num_samples + 1, 1)).astype(np.int64)
+    there = torch.empty(len(audio), dtype=torch.int16)
+    copy_to_device(audio, there)
+    crops = DeviceAudio(there).crops(firsts[rows], starts, lengths[rows], num_samples)
+    for crop, row, start in zip(crops, rows, starts, strict=True):
+        own = audio[firsts[row] : firsts[row] + lengths[row]]
+        assert crop.tolist() == [int(own[(start + k) % len(own)]) for k in range(num_samples)]
+
+
+def test_arrays_arrive_as_they_were() -> None:
+    sent = [np.array([3, -1]), np.array([], dtype=np.int64), np.array([0.5, -np.inf]), np.array([True, False])]
+    arrived = send(CPU, sent)
+    assert [one.dtype for one in arrived] == [torch.int64, torch.int64, torch.float64, torch.int64]
+    assert [one.tolist() for one in arrived] == [[3, -1], [], [0.5, -np.inf], [1, 0]]
+
+
+@pytest.mark.parametrize("factor", [Fraction(9, 10), Fraction(11, 10), Fraction(1, 2), Fraction(2), Fraction(19, 20)])
+def test_speeds_are_those_of_scipy(factor: Fraction, random: np.random.Generator) -> None:
+    num_samples = 3001
+    crops = random.standard_normal((3, samples_to_read(factor, num_samples))).astype(np.float32)
+    expected = resample_poly(crops.astype(np.float64), factor.denominator, factor.numerator, axis=1)[:, :num_samples]
+    made = change_speed(torch.from_numpy(crops), factor, num_samples)
+    assert made.shape == (3, num_samples)
+    np.testing.assert_allclose(made.numpy(), expected, atol=2e-6, rtol=1e-5)
+
+
+def test_the_end_of_what_there_is_counts_as_silence(random: np.random.Generator) -> None:
+    crops = random.standard_normal((2, 900)).astype(np.float32)
+    expected = resample_poly(crops.astype(np.float64), 10, 9, axis=1)
+    made = change_speed(torch.from_numpy(crops), Fraction(9, 10), 1000).numpy()
+    np.testing.assert_allclose(made, expected, atol=2e-6, rtol=1e-5)
+
+
+def test_every_row_at_its_own_speed(random: np.random.Generator) -> None:
+    factors = [Fraction(1), Fraction(9, 10), Fraction(11, 10)]
+    most = most_samples_to_read(factors, 500)
+    crops = torch.from_numpy(random.standard_normal((7, most)).astype(np.float32))
+    speeds = np.array([0, 2, 1, 1, 0, 2, 1])
+    made = change_speeds(crops, speeds, factors, 500)
+    for row, speed in enumerate(speeds):
+        alone = crops[row : row + 1, : samples_to_read(factors[speed], 500)]
+        torch.testing.assert_close(made[row], change_speed(alone, factors[speed], 500)[0], atol=1e-6, rtol=1e-5)
+    plain = change_speeds(crops, np.zeros(7, dtype=np.int64), factors, 500)
+    assert torch.equal(plain, crops[:, :500])
+
+
+class FakeRuntime:
+    """CUDA's calls for page-locked memory, which answer with a status."""
+
+    def __init__(self, status: int) -> None:
+        self.status, self.held = status, []
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        self.held += [(address, size)] if not self.status else []
+        return self.status
+
+    def cudaHostUnregister(self, address: int) -> int:
+        self.held = [one for one in self.held if one[0] != address]
+        return 0
+
+
+@pytest.mark.parametrize("status", [0, 712])
+def test_memory_is_page_locked_and_let_go_of(
+    status: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    runtime = FakeRuntime(status)
+    monkeypatch.setattr(page_locked.torch.cuda, "cudart", lambda: runtime)
+    array = np.zeros((3, 5), dtype=np.int16)
+    lock = PageLock(array)
+    assert lock.is_held is (status == 0) and runtime.held == ([(array.ctypes.data, 30)] if not status else [])
+    assert ("cannot be page-locked (CUDA error 712)" in caplog.text) is bool(status)
+    lock.release()
+    lock.release()
+    assert not lock.is_held and not runtime.held
