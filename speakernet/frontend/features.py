@@ -15,6 +15,7 @@ from speakernet.frontend.options import (
     KaldiFbankOptions,
     KaldiMfccOptions,
     LogMelOptions,
+    MelOptions,
     RawWaveformOptions,
     ShapedMelOptions,
 )
@@ -75,7 +76,23 @@ class FrontEnd(nn.Module):
             return self.extract(waveforms.float(), lengths)
 
 
-class LogMel(FrontEnd):
+class MelFrontEnd(FrontEnd):
+    """The base of front ends with mel bands: a window of 25 ms every 10 ms.
+
+    Args:
+        options: of the front end; `auto` is what they mean without a model.
+        sample_rate: in Hz.
+    """
+
+    def __init__(self, options: MelOptions, sample_rate: int) -> None:
+        super().__init__()
+        self.options = options.resolved({})
+        self.num_features = options.num_mels
+        self.window_samples = round(WINDOW_SECONDS * sample_rate)
+        self.hop_samples = round(HOP_SECONDS * sample_rate)
+
+
+class LogMel(MelFrontEnd):
     """Mel spectrogram as voxceleb_trainer computes it: centred frames, HTK mel scale, optional log, instance norm.
 
     Args:
@@ -85,16 +102,14 @@ class LogMel(FrontEnd):
     Source: voxceleb_trainer f51bab8, `models/ResNetSE34L.py` (the definition that checkpoints were trained with).
     """
 
+    options: LogMelOptions
+
     def __init__(self, options: LogMelOptions, sample_rate: int = SAMPLE_RATE) -> None:
-        super().__init__()
-        options = options.resolved({})
-        self.options = options
-        self.num_features = options.num_mels
+        super().__init__(options, sample_rate)
+        options = self.options
         self.log_input = options.log_input
         self.preemphasis = float(options.preemphasis)
         self.normalize = options.normalize
-        self.window_samples = round(WINDOW_SECONDS * sample_rate)
-        self.hop_samples = round(HOP_SECONDS * sample_rate)
         self.fft_samples = next_power_of_two(self.window_samples)
         # Both ends are mirrored, which takes one sample more than is mirrored.
         self.min_samples = self.fft_samples // 2 + 1
@@ -137,7 +152,7 @@ class LogMel(FrontEnd):
         return normalize_features(features, self.normalize, frame_lengths)
 
 
-class KaldiFbank(FrontEnd):
+class KaldiFbank(MelFrontEnd):
     """Kaldi's log filterbank energies for a whole batch at once, with what toolkits disagree about as options.
 
     Args:
@@ -148,16 +163,15 @@ class KaldiFbank(FrontEnd):
     Source: Kaldi's `compute-fbank-feats`, options at their defaults but for the above; snip-edges true.
     """
 
+    options: KaldiFbankOptions
+
     def __init__(self, options: KaldiFbankOptions, sample_rate: int = SAMPLE_RATE, seed: int = 0) -> None:
-        super().__init__()
-        options = options.resolved({})
-        self.options = options
-        self.num_features = options.num_mels
+        super().__init__(options, sample_rate)
+        options = self.options
+        self.min_samples = self.window_samples
         self.scale = options.scale
         self.dither = options.dither
         self.normalize = options.normalize
-        self.window_samples = self.min_samples = round(WINDOW_SECONDS * sample_rate)
-        self.hop_samples = round(HOP_SECONDS * sample_rate)
         self.fft_samples = next_power_of_two(self.window_samples)
         self.noise = DrawCounter(seed)
         if options.window == "hamming":

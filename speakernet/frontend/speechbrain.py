@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from speakernet.frontend.features import HOP_SECONDS, WINDOW_SECONDS, FrontEnd, normalize_features, valid_frames
+from speakernet.frontend.features import MelFrontEnd, normalize_features, valid_frames
 from speakernet.frontend.options import SpeechBrainFbankOptions
 from speakernet.options import SAMPLE_RATE
 
 LEAST_ENERGY = 1e-10
 
 
-class SpeechBrainFbank(FrontEnd):
+class SpeechBrainFbank(MelFrontEnd):
     """Log mel energies as SpeechBrain's `Fbank` gives them, the utterance mean removed.
 
     Args:
@@ -28,13 +28,11 @@ class SpeechBrainFbank(FrontEnd):
     Source: speechbrain, `lobes/features.py` and `processing/features.py` at their defaults.
     """
 
+    options: SpeechBrainFbankOptions
+
     def __init__(self, options: SpeechBrainFbankOptions, sample_rate: int = SAMPLE_RATE) -> None:
-        super().__init__()
-        options = options.resolved({})
-        self.options = options
-        self.num_features = options.num_mels
-        self.window_samples = round(WINDOW_SECONDS * sample_rate)
-        self.hop_samples = round(HOP_SECONDS * sample_rate)
+        super().__init__(options, sample_rate)
+        options = self.options
         self.min_samples = 1
         bank = triangles(options.num_mels, self.window_samples // 2 + 1, sample_rate)
         # Periodic, torch's default, which SpeechBrain leaves as it is; Kaldi's windows are symmetric.

@@ -13,9 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from speakernet.frontend.features import (
-    HOP_SECONDS,
-    WINDOW_SECONDS,
-    FrontEnd,
+    MelFrontEnd,
     band_edges,
     next_power_of_two,
     normalize_features,
@@ -30,7 +28,7 @@ EPSILON = 1e-8
 """Least energy, also added before the logarithm and to the waveform's deviation; the largest energy is 1 over it."""
 
 
-class TfMel(FrontEnd):
+class TfMel(MelFrontEnd):
     """Log mel energies as wespeaker's `TFMelFrontend` gives them.
 
     Args:
@@ -43,13 +41,11 @@ class TfMel(FrontEnd):
     Source: wespeaker dfa7419, `frontend/tfmel.py`; ReDimNet2 ffe8f27, `layers/features_tf.py`.
     """
 
+    options: TfMelOptions
+
     def __init__(self, options: TfMelOptions, sample_rate: int = SAMPLE_RATE) -> None:
-        super().__init__()
-        options = options.resolved({})
-        self.options = options
-        self.num_features = options.num_mels
-        self.window_samples = round(WINDOW_SECONDS * sample_rate)
-        self.hop_samples = round(HOP_SECONDS * sample_rate)
+        super().__init__(options, sample_rate)
+        options = self.options
         self.min_samples = self.window_samples - 2 * (self.hop_samples // 2)
         self.fft_samples = next_power_of_two(self.window_samples)
         low_hz, high_hz = band_edges(options, sample_rate)
