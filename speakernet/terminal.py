@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 
+MAX_NAMED = 10
+"""At most so many names of what is wrong stand in a sentence or a finding; the others are counted."""
 LINE_SECONDS = 30.0
 """Without a terminal, work says where it is at most so often; no minute is silent."""
 DRAWN_SECONDS = 0.2

@@ -24,7 +24,6 @@ from speakernet.checkpoint import read_checkpoint
 from speakernet.config import Config
 from speakernet.config.schema import config_to_dict
 from speakernet.data.lists import TrialList
-from speakernet.evaluation import metrics
 from speakernet.evaluation.backend import Backend, Cohort, plain_backend, verifying_backend
 from speakernet.evaluation.calibrating import SCORE_ONLY, Fit, fit_for_verifying, fit_scores
 from speakernet.evaluation.calibration import AffineCalibration
@@ -43,6 +42,7 @@ from speakernet.machine.facts import system_info
 from speakernet.models.model_file import ModelFile, is_model_file, update_model_file
 from speakernet.run_folder import EMBEDDINGS
 from speakernet.seeding import numpy_generator
+from speakernet.terminal import MAX_NAMED
 from speakernet.training.precision import DTYPES, choose_precision
 
 logger = logging.getLogger(__name__)
@@ -217,7 +217,7 @@ def _backend(
     test_speakers = {part for one in trials.names for part in one.replace("\\", "/").split("/")[:-1]}
     shared = sorted(test_speakers & set(speakers))
     if shared:
-        shown = ", ".join(shared[: metrics.MAX_NAMED])
+        shown = ", ".join(shared[:MAX_NAMED])
         warnings.append(f"{len(shared)} speakers of the cohort seem to be in the trials too ({shown}): scores flatter")
     return Backend(section, is_normalised, mean, cohort)
 

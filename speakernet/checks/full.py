@@ -26,10 +26,9 @@ from speakernet.data.lists import (
 from speakernet.data.opening import open_source
 from speakernet.data.options import LoadingOptions
 from speakernet.data.sources import AudioSource
+from speakernet.terminal import MAX_NAMED
 
 ListType = TypeVar("ListType", TrainingList, TrialList)
-
-NUM_EXAMPLES = 10
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ def _read(
     """The list without the rows that training would refuse, which are named all at once."""
     if path is None:
         return None
-    malformed = MalformedRows(NUM_EXAMPLES)
+    malformed = MalformedRows(MAX_NAMED)
     found, problem = None, ""
     try:
         found = read(path, malformed)

@@ -5,8 +5,7 @@ import numpy as np
 from speakernet.checks.findings import Finding
 from speakernet.data.lists import StringTable
 from speakernet.data.lookup import LookupTable
-
-NUM_EXAMPLES = 10
+from speakernet.terminal import MAX_NAMED
 
 
 def header_findings(
@@ -40,7 +39,7 @@ def header_findings(
                 f"{len(bad):,} of {len(names):,} files cannot be read",
                 "replace them, or take them off the list (speakernet doctor shows more of them); training can "
                 "also leave a few out: --data.on_bad_audio skip",
-                tuple(lookup.problems[row] for row in bad[:NUM_EXAMPLES]),
+                tuple(lookup.problems[row] for row in bad[:MAX_NAMED]),
             )
         )
     is_good = np.ones(len(names), dtype=bool)
@@ -64,7 +63,7 @@ def header_findings(
                 f"{check}: short",
                 f"{len(short):,} files are shorter than {min_seconds:g} s",
                 "they are repeated to fill a crop and teach little; leave them out with data.min_seconds",
-                tuple(f"{names[int(row)]} ({seconds[row]:.2f} s)" for row in short[:NUM_EXAMPLES]),
+                tuple(f"{names[int(row)]} ({seconds[row]:.2f} s)" for row in short[:MAX_NAMED]),
             )
         )
     return findings

@@ -18,8 +18,8 @@ from speakernet.data.list_identity import identify_trials
 from speakernet.data.lists import StringTable, TrainingList, TrialList
 from speakernet.data.sources import AudioSource
 from speakernet.files import own_command
+from speakernet.terminal import MAX_NAMED
 
-NUM_EXAMPLES = 10
 NAMES_OF_AUDIO = {*AUDIO_SUFFIXES, *CONVERTIBLE_SUFFIXES}
 
 
@@ -90,7 +90,7 @@ def training_findings(training: TrainingList, min_utterances: int) -> list[Findi
                 "few utterances",
                 f"{len(few):,} speakers have fewer than the {min_utterances} utterances that a batch takes",
                 "their utterances are repeated within a batch or left out; add recordings or drop the speakers",
-                tuple(f"{training.speakers[row]} ({counts[row]})" for row in few[:NUM_EXAMPLES]),
+                tuple(f"{training.speakers[row]} ({counts[row]})" for row in few[:MAX_NAMED]),
             )
         )
     # Hardly one person: rather a folder of everybody who was not named.
@@ -112,7 +112,7 @@ def training_findings(training: TrainingList, min_utterances: int) -> list[Findi
                 "repeated rows",
                 f"{len(repeated):,} rows name a path that stands in the list before",
                 "the same recording counts twice, perhaps under two speakers; remove the rows",
-                tuple(training.paths[row] for row in repeated[:NUM_EXAMPLES]),
+                tuple(training.paths[row] for row in repeated[:MAX_NAMED]),
             )
         )
     return findings
@@ -141,7 +141,7 @@ def trial_findings(trials: TrialList) -> list[Finding]:
                 "self trials",
                 f"{len(same):,} trials pair an utterance with itself",
                 "they are trivially right and flatter the figure; remove them",
-                tuple(trials.names[int(trials.enrol[row])] for row in same[:NUM_EXAMPLES]),
+                tuple(trials.names[int(trials.enrol[row])] for row in same[:MAX_NAMED]),
             )
         )
     return findings
@@ -177,7 +177,7 @@ def _missing_finding(names: StringTable, missing: np.ndarray, check: str, tolera
         if share == 1
         else f"bring them back, or clean the list: {own_command('prepare trials')} clean LIST --root ROOT"
     )
-    examples = tuple(names[int(row)] for row in missing[:NUM_EXAMPLES])
+    examples = tuple(names[int(row)] for row in missing[:MAX_NAMED])
     message = f"{len(missing):,} of {len(names):,} are missing"
     return Finding("warning" if share <= tolerated_share else "error", check, message, advice, examples)
 
@@ -260,5 +260,5 @@ def _overlap(kind: str, shared: Sequence[str], trials: TrialList) -> Finding:
         f"{len(shared):,} {kind} of {trials.source} are also in the training list",
         "the error rate is not that of unknown speakers; use disjoint lists, as these are made: "
         + own_command("prepare folder"),
-        tuple(shared[:NUM_EXAMPLES]),
+        tuple(shared[:MAX_NAMED]),
     )

@@ -11,8 +11,8 @@ from speakernet.data.audio import AudioError, to_int16
 from speakernet.data.lists import StringTable
 from speakernet.data.sources import AudioSource
 from speakernet.files import parallel_map
+from speakernet.terminal import MAX_NAMED
 
-NUM_EXAMPLES = 10
 ROWS_PER_TASK = 32
 #: Root mean square below which nothing but the recorder's own noise is there (-60 dB of full scale).
 SILENT_RMS = 1e-3
@@ -79,7 +79,7 @@ def sample_findings(
                 f"{check}: damaged",
                 f"{len(bad):,} files cannot be decoded",
                 "make them again from their source, or take them off the list",
-                tuple(facts.problems[row] for row in bad[:NUM_EXAMPLES]),
+                tuple(facts.problems[row] for row in bad[:MAX_NAMED]),
             )
         )
     is_read = np.ones(len(names), dtype=bool)
@@ -120,16 +120,16 @@ def _duplicates(
                     f"{check}: two speakers",
                     f"{len(crossed):,} recordings stand under two speakers",
                     "one of the labels is wrong; remove the rows",
-                    tuple(examples[row] for row in crossed[:NUM_EXAMPLES]),
+                    tuple(examples[row] for row in crossed[:MAX_NAMED]),
                 )
             )
     message = f"{len(same):,} files hold the same audio as another"
     advice = "they count twice; target trials of such a pair are trivially right"
-    return [*findings, Finding("warning", f"{check}: duplicates", message, advice, tuple(examples[:NUM_EXAMPLES]))]
+    return [*findings, Finding("warning", f"{check}: duplicates", message, advice, tuple(examples[:MAX_NAMED]))]
 
 
 def _some(level, check: str, rows: np.ndarray, names: StringTable, what: str, advice: str) -> Finding:  # type: ignore[no-untyped-def]
-    examples = tuple(names[int(row)] for row in rows[:NUM_EXAMPLES])
+    examples = tuple(names[int(row)] for row in rows[:MAX_NAMED])
     return Finding(level, check, f"{len(rows):,} {what}", advice, examples)
 
 

@@ -24,7 +24,7 @@ from speakernet.corpora.conversion import Conversion, ConversionOptions, convert
 from speakernet.corpora.listing import ListOptions, listable_rows, prepare_lists
 from speakernet.corpora.recipe import FINE_TUNING, write_fine_tuning_lists, write_recipe
 from speakernet.corpora.summary import StepSummary, finish
-from speakernet.corpora.utterances import Row, pattern_rule, read_table, row_by_folder, row_by_pattern
+from speakernet.corpora.utterances import NUM_EXAMPLES, Row, pattern_rule, read_table, row_by_folder, row_by_pattern
 from speakernet.corpora.walking import READABLE_SUFFIXES, walk_files
 from speakernet.data.ffmpeg import CONVERTIBLE_SUFFIXES, find_ffmpeg
 from speakernet.files import exclusive, own_command
@@ -40,7 +40,6 @@ PARTS = {
 }
 #: Folders of these names hold neither: the speakers, or the parts, lie in them.
 CONTAINERS = frozenset({"wav", "wavs", "flac", "audio", "data", "speech"})
-NUM_EXAMPLES = 5
 
 
 @dataclass(frozen=True)

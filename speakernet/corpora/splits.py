@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from speakernet.corpora.utterances import UNKNOWN, Utterances
+from speakernet.corpora.utterances import NUM_EXAMPLES, UNKNOWN, Utterances
 from speakernet.seeding import numpy_generator
 
 logger = logging.getLogger(__name__)
 
 PARTS = ("train", "validation", "test")
-NUM_EXAMPLES = 5
 DEFAULT_SHARE = 0.1
 MIN_HELD_OUT_SPEAKERS = 2
 #: Least held-out speakers for trials within a gender: two of each.

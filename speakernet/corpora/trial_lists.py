@@ -29,6 +29,7 @@ from speakernet.corpora.pairing import (
 )
 from speakernet.corpora.summary import StepSummary, finish
 from speakernet.corpora.utterances import (
+    NUM_EXAMPLES,
     UNKNOWN,
     Utterances,
     read_table,
@@ -51,7 +52,6 @@ from speakernet.files import FileError, atomic_write, reading
 logger = logging.getLogger(__name__)
 
 FORMS = ("label_first", "kaldi", "unlabelled")
-NUM_EXAMPLES = 5
 KINDS = ("all", "random", "balanced", "hard")
 
 

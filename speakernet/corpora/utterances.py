@@ -17,6 +17,8 @@ from speakernet.files import open_text, reading
 from speakernet.registry import suggestion
 
 UNKNOWN = -1
+NUM_EXAMPLES = 5
+"""So many of the names that are meant stand in a sentence about a list."""
 #: Headings that a table may use -> what they mean here.
 HEADINGS = {
     "path": "path", "file": "path", "filename": "path", "audio": "path", "wav": "path",

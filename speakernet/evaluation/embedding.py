@@ -25,7 +25,7 @@ from speakernet.data.lists import StringTable
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation.options import EmbeddingOptions
 from speakernet.machine.limits import usable_cores
-from speakernet.terminal import Bar
+from speakernet.terminal import MAX_NAMED, Bar
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,6 @@ LONG_SECONDS = 180.0
 """Recordings longer than this are not read at once: VoxCeleb's longest has 145 s."""
 WINDOW_SECONDS = 60.0
 """Long recordings are embedded whole in windows of about this length, whose embeddings are averaged."""
-MAX_NAMED = 10
 
 
 class EmbeddingNet(Protocol):

@@ -13,8 +13,8 @@ from functools import cached_property
 import numpy as np
 
 from speakernet.evaluation.options import UNIT_COST
+from speakernet.terminal import MAX_NAMED
 
-MAX_NAMED = 10
 # Passes that drop points below their neighbours' chord before the exact loop takes over; each drops about half.
 HULL_PASSES = 60
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from speakernet.data.lists import ListError, StringTable, TrialList
-from speakernet.evaluation.metrics import MAX_NAMED
 from speakernet.files import atomic_write, open_text, reading
 from speakernet.run_folder import EVALUATIONS, SCORES, evaluation_folder
+from speakernet.terminal import MAX_NAMED
 
 LONGEST_LINE = 64 << 10
 FORM = "'enrol test score' (a fourth column target|nontarget is left aside)"

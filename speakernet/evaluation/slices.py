@@ -23,6 +23,7 @@ from speakernet.evaluation.quality import signal_to_noise_ratios
 from speakernet.evaluation.results import GroupResult, SliceResult
 from speakernet.evaluation.speakers import Speakers
 from speakernet.registry import suggestion
+from speakernet.terminal import MAX_NAMED
 
 DURATION_EDGES_SECONDS = (2.0, 4.0, 6.0, 10.0)
 SNR_EDGES_DB = (5.0, 10.0, 15.0, 20.0, 30.0, 40.0)
@@ -31,7 +32,6 @@ MAX_VALUES = 12
 MIN_NUMBERS = 6
 """A column with at least so many different numbers is a quantity and is cut into thirds."""
 MIN_TARGETS = 10
-MAX_NAMED = 10
 NOT_COLUMNS = ("path", "speaker")
 
 

@@ -14,8 +14,7 @@ from scipy.sparse.csgraph import connected_components
 
 from speakernet.data.lists import TrialList
 from speakernet.evaluation.csv_tables import read_csv
-
-MAX_NAMED = 10
+from speakernet.terminal import MAX_NAMED
 
 
 @dataclass(frozen=True)
