@@ -92,6 +92,7 @@ class Workers:
         self._loader: DataLoader | None = None
         self._iterator: Any = None
         self._processes: list[Any] = []
+        self._hangs = False
         self._at_exit: multiprocessing.util.Finalize | None = None
         self._ring = SharedArray(np.empty(0))
         self._pins = pins
@@ -143,6 +144,7 @@ class Workers:
                 if self._timeout_seconds and waited * self._wait_seconds >= self._timeout_seconds:
                     # torch hands requests out in turn.
                     worker = number % self._num_workers
+                    self._hangs = True
                     raise WorkerHung(
                         f"loader worker {worker} of {self._num_workers} (process {self._processes[worker].pid}) hangs: "
                         f"{where} did not come in {waited * self._wait_seconds:g} s (data.worker_timeout_seconds); "
@@ -153,11 +155,14 @@ class Workers:
 
     def close(self) -> None:
         """End the processes; those that do not answer are killed."""
+        if self._hangs:
+            # torch would ask each of them for ten seconds.
+            kill(self._processes)
         if self._iterator is not None:
             self._iterator._shutdown_workers()
             self._iterator = None
         kill(self._processes)
-        self._processes = []
+        self._processes, self._hangs = [], False
         if self._at_exit is not None:
             self._at_exit.cancel()
             self._at_exit = None

@@ -71,7 +71,8 @@ def test_workers_outlive_a_request_to_stop(tiny_corpus: Path) -> None:
     assert not any(worker.is_running() for worker in workers)
 
 
-def test_a_killed_worker_is_named_with_what_ended_it(tiny_corpus: Path) -> None:
+def test_a_killed_worker_is_named_with_what_ended_it(tiny_corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("speakernet.data.workers.WAIT_SECONDS", 0.2)
     made = helped(tiny_corpus, num_workers=1)
     batches, (worker,) = begun(made)
     worker.kill()
