@@ -50,7 +50,7 @@ class MemoryMonitor:
         self._stop.clear()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self.start_bytes = self.peak_bytes = 0
-        self._sample()
+        self.sample()
         self.start_bytes = self.peak_bytes
         self._thread.start()
         return self
@@ -60,7 +60,7 @@ class MemoryMonitor:
     ) -> None:
         self._stop.set()
         self._thread.join()
-        self._sample()
+        self.sample()
 
     @property
     def added_bytes(self) -> int:
@@ -69,8 +69,9 @@ class MemoryMonitor:
 
     def _watch(self) -> None:
         while not self._stop.wait(self._sample_seconds):
-            self._sample()
+            self.sample()
 
-    def _sample(self) -> None:
+    def sample(self) -> None:
+        """Look now, where a peak would fall between two samples."""
         with measuring("memory of the process"):
             self.peak_bytes = max(self.peak_bytes, self._read())

@@ -175,13 +175,19 @@ class BatchSizeOptimizer:
         return largest.memory_bytes * batch_size // largest.batch_size
 
     def _run(self, batch_size: int) -> Measurement:
+        # What the size before, or whatever ran in this process, left behind would hide what this one takes.
+        release_freed_memory()
+        seconds = float("inf")
         try:
             with MemoryMonitor(read=self.read_memory) as monitor:
                 if self.device.type == "cuda":
                     torch.cuda.reset_peak_memory_stats(self.device)
                 sample = self.sample_batch_fn(batch_size)
                 self.step(sample)  # the first step allocates and chooses kernels; it is not timed
-                seconds = sorted(self._timed_step(sample) for _ in range(TIMED_STEPS))[TIMED_STEPS // 2]
+                monitor.sample()
+                # No time is wanted of a size that does not fit.
+                if self._fits(monitor.added_bytes):
+                    seconds = sorted(self._timed_step(sample) for _ in range(TIMED_STEPS))[TIMED_STEPS // 2]
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -190,14 +196,15 @@ class BatchSizeOptimizer:
             self.model.zero_grad(set_to_none=True)
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
-            # What this size leaves behind would hide what the next one takes.
-            release_freed_memory()
         added = monitor.added_bytes
         if self.device.type == "cuda":
             added = torch.cuda.max_memory_allocated(self.device)
-        # A GPU that has not enough raises; a CPU's system swaps or kills.
-        fits = self.device.type == "cuda" or added <= self.memory_limit_bytes
+        fits = self._fits(added)
         return Measurement(batch_size, fits, seconds if fits else float("inf"), added)
+
+    def _fits(self, added_bytes: int) -> bool:
+        # A GPU that has not enough raises; a CPU's system swaps or kills.
+        return self.device.type == "cuda" or added_bytes <= self.memory_limit_bytes
 
     def _timed_step(self, sample: Any) -> float:
         start = self.clock()

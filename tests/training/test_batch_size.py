@@ -94,6 +94,21 @@ def test_a_cpu_is_held_to_its_memory_limit_without_trying_what_would_break_it() 
     assert 44 <= finder.largest_batch_size <= 50
 
 
+def test_a_size_that_does_not_fit_is_run_once() -> None:
+    sizes: list[int] = []
+    finder = BatchSizeOptimizer(
+        model=nn.Linear(1, 1),
+        sample_batch_fn=lambda size: size,
+        min_batch_size=8,
+        step=sizes.append,
+        memory_limit_bytes=1 << 20,
+        read_memory=lambda: len(sizes) << 30,
+    )
+    with pytest.raises(ValueError, match=r"not even a batch of 8 .*limit 1\.0 MiB"):
+        finder.find_optimal_batch_size()
+    assert sizes == [8]
+
+
 def test_a_real_network_is_left_as_it_was() -> None:
     net = nn.Sequential(nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 1))
     before = {name: value.clone() for name, value in net.state_dict().items()}

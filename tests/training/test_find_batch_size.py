@@ -77,13 +77,11 @@ def test_a_size_is_recommended_for_what_it_does_to_training(
 
 
 def test_a_memory_limit_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
-    config = load_config([*OPTIONS, "--model.options", "{channels: 32}"]).config
-    finder, _ = find_batch_size(config, 4, 4096, 200 * 2**20)
+    config = load_config([*OPTIONS, "--model.options", "{channels: 8}"]).config
+    finder, _ = find_batch_size(config, 4, 4096, 60 * 2**20)
     assert 4 <= finder.largest_batch_size < 4096
-    assert all(one.memory_bytes <= 200 * 2**20 for one in finder.measurements if one.fits)
+    assert all(one.memory_bytes <= 60 * 2**20 for one in finder.measurements if one.fits)
     assert any(not one.fits for one in finder.measurements)
-    with pytest.raises(ValueError, match="not even a batch of 64 fits"):
-        find_batch_size(config, 64, 128, 2**20)
-    command = ["find-batch-size", *OPTIONS, "--min_batch_size", "64", "--memory_limit_gib", "0.001"]
+    command = ["find-batch-size", *OPTIONS, "--min_batch_size", "16", "--memory_limit_gib", "0.001"]
     assert main(command) == 1
-    assert "not even a batch of 64 fits into memory (limit 1.0 MiB)" in capsys.readouterr().err
+    assert "not even a batch of 16 fits into memory (limit 1.0 MiB)" in capsys.readouterr().err
