@@ -1,5 +1,6 @@
 """Memory of large tensors: kept between steps, given back, in huge pages; counted in page faults."""
 
+import json
 import mmap
 import os
 import platform
@@ -10,52 +11,64 @@ import pytest
 
 from speakernet.machine.allocation import HUGE_PAGES, huge_pages
 
+SCRIPTS = {
+    "kept": "given_back = faults(4, 64)\n"
+    "assert keep_freed_memory()[0]\n"
+    # Small allocations take bites out of the freed place, and the heap grows by another: up to six times was seen.
+    "faults(32, 64)\n"
+    "kept = faults(4, 64)\n"
+    "release_freed_memory()\n"
+    "print(given_back, kept, faults(1, 64))\n",
+    "as it comes": "faults(8, 24)\nprint(faults(4, 24))\n",
+    "given back": "assert not return_freed_memory()[0]\nfaults(8, 24)\nprint(faults(4, 24))\n",
+}
+"""`faults(times, mebibytes)` makes and frees a tensor that often and counts the page faults."""
 
-def page_faults(script: str) -> list[int]:
-    """What the script prints, in a process of its own, whose memory no other test has grown.
+OWNER = """
+import json, os, resource, sys, torch
+from speakernet.machine.allocation import keep_freed_memory, release_freed_memory, return_freed_memory
 
-    `faults(times, mebibytes)` makes and frees a tensor that often and counts the page faults.
-    """
-    begin = (
-        "import resource, torch\n"
-        "from speakernet.machine.allocation import keep_freed_memory, release_freed_memory, return_freed_memory\n"
-        "def faults(times, mebibytes):\n"
-        "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
-        "    for _ in range(times):\n"
-        "        torch.ones(mebibytes, 512, 512)\n"
-        "    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before\n"
-    )
+def faults(times, mebibytes):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(times):
+        torch.ones(mebibytes, 512, 512)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+for script in json.loads(sys.argv[1]):
+    process = os.fork()
+    if not process:
+        exec(script)
+        sys.stdout.flush()
+        os._exit(0)
+    assert os.waitpid(process, 0)[1] == 0
+"""
+
+
+@pytest.fixture(scope="module")
+def page_faults() -> dict[str, list[int]]:
+    """What each script prints in a copy of a process whose memory no test has grown."""
     # Without huge pages, each of which is one fault.
     environment = {**os.environ, HUGE_PAGES: "0"}
-    result = subprocess.run(
-        [sys.executable, "-c", begin + script], capture_output=True, text=True, check=True, env=environment
-    )
-    return [int(number) for number in result.stdout.split()]
+    command = [sys.executable, "-c", OWNER, json.dumps(list(SCRIPTS.values()))]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    lines = result.stdout.splitlines()
+    return {name: [int(number) for number in line.split()] for name, line in zip(SCRIPTS, lines, strict=True)}
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="memory is kept with glibc only")
-def test_kept_memory_costs_no_page_faults() -> None:
-    given_back, kept, released = page_faults(
-        "given_back = faults(4, 64)\n"
-        "assert keep_freed_memory()[0]\n"
-        # Small allocations take bites out of the freed place, and the heap grows by another: up to six times was seen.
-        "faults(32, 64)\n"
-        "kept = faults(4, 64)\n"
-        "release_freed_memory()\n"
-        "print(given_back, kept, faults(1, 64))\n"
-    )
+def test_kept_memory_costs_no_page_faults(page_faults: dict[str, list[int]]) -> None:
+    given_back, kept, released = page_faults["kept"]
     pages = 64 * 2**20 // mmap.PAGESIZE
     assert given_back >= 4 * pages and kept < pages / 4 and released > pages / 2
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="memory is given back with glibc only")
-def test_memory_is_given_back_where_the_c_library_would_keep_it() -> None:
+def test_memory_is_given_back_where_the_c_library_would_keep_it(page_faults: dict[str, list[int]]) -> None:
     """By itself it keeps tensors of up to 32 MiB once it has freed one."""
-    script = "faults(8, 24)\nprint(faults(4, 24))\n"
     pages = 24 * 2**20 // mmap.PAGESIZE
     # Once it has freed one, or once more where something small kept the heap from growing in place: never each time.
-    assert page_faults(script)[0] < 3 * pages
-    assert page_faults("assert not return_freed_memory()[0]\n" + script)[0] >= 4 * pages
+    assert page_faults["as it comes"][0] < 3 * pages
+    assert page_faults["given back"][0] >= 4 * pages
 
 
 def test_huge_pages_need_their_variable(monkeypatch: pytest.MonkeyPatch) -> None:

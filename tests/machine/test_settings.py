@@ -1,7 +1,7 @@
 """Torch's settings: what is applied, with the reason; what is refused; what has no effect here."""
 
-import subprocess
-import sys
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 import torch
@@ -87,13 +87,12 @@ def test_freed_memory_is_kept_on_linux_and_says_so_elsewhere(monkeypatch: pytest
     assert str(settings["keep_memory"]) == "keep_memory = False (the C library is not glibc)"
 
 
+def keeping_of_who_saves() -> str:
+    settings = optimize_torch_settings(MachineOptions(), save_memory=True)
+    return next(str(setting) for setting in settings if setting.name == "keep_memory")
+
+
 def test_who_saves_memory_keeps_none() -> None:
     """In a process of its own: it changes the allocator."""
-    script = (
-        "from speakernet.machine.options import MachineOptions\n"
-        "from speakernet.machine.settings import optimize_torch_settings\n"
-        "for setting in optimize_torch_settings(MachineOptions(), save_memory=True):\n"
-        "    print(setting) if setting.name == 'keep_memory' else None\n"
-    )
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert result.stdout.startswith("keep_memory = False (")
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as processes:
+        assert processes.submit(keeping_of_who_saves).result().startswith("keep_memory = False (")

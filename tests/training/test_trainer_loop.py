@@ -2,10 +2,9 @@
 
 import json
 import math
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -93,27 +92,27 @@ def test_records_are_the_same_after_a_resume(tmp_path: Path):
     assert epochs == pytest.approx([row[3] for row in resumed if row[0] == "epoch"])
 
 
+class Slow(FakeLoader):
+    """Takes its time for a batch."""
+
+    def batch(self, position: int):
+        time.sleep(0.05)
+        return super().batch(position)
+
+
 def test_kill_nine_and_resume_equals_straight(tmp_path: Path):
-    """A real process, killed while it trains and saves every step."""
-    script = (
-        "import sys; sys.path.insert(0, sys.argv[2])\n"
-        "import time\n"
-        "from pathlib import Path\n"
-        "from training_fakes import FakeLoader, make_trainer\n"
-        "class Slow(FakeLoader):\n"
-        "    def batch(self, position):\n"
-        "        time.sleep(0.05)\n"
-        "        return super().batch(position)\n"
-        "make_trainer(Path(sys.argv[1]), loader=Slow(), save_steps=1).train()\n"
-    )
-    process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "run"), str(Path(__file__).parent)])
+    """A process of its own, killed while it trains and saves every step."""
+    slow = make_trainer(tmp_path / "run", loader=Slow(), save_steps=1)
+    process = multiprocessing.get_context("fork").Process(target=slow.train)
+    process.start()
     last = tmp_path / "run" / "last.pt"
-    deadline = time.monotonic() + 60
-    while not last.exists() and time.monotonic() < deadline:
+    while not last.exists():
+        assert process.is_alive()
         time.sleep(0.02)
     time.sleep(0.3)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     assert read_own_checkpoint(last)["training"]["state"]["step"] > 0
     resumed = make_trainer(tmp_path / "run", seed=99)
     resumed.train()
