@@ -1,13 +1,11 @@
 """README, documentation and --help agree with the code."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from speakernet.cli import COMMANDS
+from speakernet.cli import COMMANDS, main
 from speakernet.config.aliases import ALIASES
 from speakernet.config.help import help_text
 from speakernet.config.loading import load_config
@@ -37,11 +35,12 @@ def test_help_lists_every_old_name() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_help(name: str) -> None:
-    command = [sys.executable, "-m", "speakernet", name, "--help"]
-    finished = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert finished.returncode == 0, finished.stderr
-    assert "usage" in finished.stdout
+def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        status = main([name, "--help"])
+    except SystemExit as end:
+        status = end.code
+    assert status == 0 and "usage" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

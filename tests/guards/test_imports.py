@@ -1,6 +1,7 @@
 """Imports run one way, between rooms and between files; some libraries have one door; late imports have a reason."""
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,6 +68,7 @@ def module_of(path: Path) -> str:
 MODULES = {module_of(path): path for path in FILES}
 
 
+@functools.cache
 def imported_modules(path: Path) -> set[str]:
     """Every module that a file imports, also inside functions."""
     modules = set()

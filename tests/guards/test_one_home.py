@@ -51,21 +51,24 @@ def is_a_second_default(value: ast.expr) -> bool:
     return isinstance(value, ast.Constant) and value.value not in (None, "")
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_no_default_of_an_option_is_written_twice(path: Path) -> None:
+@pytest.fixture(scope="module", params=SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def path(request: pytest.FixtureRequest) -> Path:
+    return request.param
+
+
+def test_no_default_of_an_option_is_written_twice(path: Path, nodes: list[ast.AST]) -> None:
     if path.name == "options.py":
         return
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             for name, value in defaults_of(node):
                 is_second = name in OPTION_NAMES - COMMON_WORDS and is_a_second_default(value)
                 assert not is_second, f"{node.name} line {node.lineno}: {name} has its default in an options class"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_calls_of_options_classes_are_not_copies(path: Path) -> None:
+def test_calls_of_options_classes_are_not_copies(nodes: list[ast.AST]) -> None:
     """`x=section.x` three times in a call: the object itself should be handed on."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes:
         if isinstance(node, ast.Call):
             copies = [
                 one.arg

@@ -24,21 +24,23 @@ def identity(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=identity)
-def test_size(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= MAX_FILE_LINES, "the file has outgrown its room: make it a folder"
-    for node in ast.walk(ast.parse(text)):
+@pytest.fixture(scope="module", params=SOURCES, ids=identity)
+def path(request: pytest.FixtureRequest) -> Path:
+    return request.param
+
+
+def test_size(path: Path, nodes: list[ast.AST]) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= MAX_FILE_LINES, "the file has outgrown its room: make it a folder"
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             assert length <= MAX_FUNCTION_LINES, f"{node.name} has {length} lines"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=identity)
-def test_public_names_are_documented(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+def test_public_names_are_documented(tree: ast.Module, nodes: list[ast.AST]) -> None:
     assert len(ast.get_docstring(tree) or "") > 20, "the file does not say what it is for"
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ClassDef):
             members = [one for one in node.body if isinstance(one, ast.FunctionDef)]
             if node.name.startswith("_"):
@@ -52,12 +54,11 @@ def test_public_names_are_documented(path: Path) -> None:
             assert ast.get_docstring(node), f"function {node.name}"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=identity)
-def test_nothing_unfinished(path: Path) -> None:
+def test_nothing_unfinished(path: Path, nodes: list[ast.AST]) -> None:
     text = path.read_text(encoding="utf-8")
     assert not re.search(r"\b(TODO|FIXME|XXX)\b", text)
     assert "NotImplementedError" not in text or "abstract" in text
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes:
         if isinstance(node, ast.ExceptHandler):
             assert node.type is not None, f"bare except on line {node.lineno}"
 
