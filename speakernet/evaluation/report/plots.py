@@ -48,7 +48,11 @@ def drawn_in_house_style(draw: Callable[P, Figure]) -> Callable[P, Figure]:
     @functools.wraps(draw)
     def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
         with house_style():
-            return draw(*args, **kwargs)
+            figure = draw(*args, **kwargs)
+            # Once for PNG and page: finding the layout takes as long as drawing, and each file would find it anew.
+            figure.draw_without_rendering()
+            figure.set_layout_engine(None)
+            return figure
 
     return drawn
 
