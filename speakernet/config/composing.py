@@ -11,8 +11,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import yaml
-
 from speakernet.config.schema import (
     CHOICES,
     NESTED,
@@ -29,7 +27,7 @@ from speakernet.config.schema import (
     sections_of,
     takers,
 )
-from speakernet.config.yaml_lines import ConfigError
+from speakernet.config.yaml_lines import ConfigError, value_in_line
 from speakernet.options import OptionError, annotations, checked, field_names, in_words
 from speakernet.registry import suggestion
 
@@ -112,7 +110,7 @@ def _flattened(setting: Setting) -> list[Setting]:
     """`model.options` (or its like) with a mapping as one setting for each of its keys."""
     if setting.key not in NESTED:
         return [setting]
-    given = _plain(setting.value)
+    given = _plain(setting.value, setting.where)
     if not isinstance(given, dict):
         raise ConfigError(f"{setting.where}: {setting.key} is {given!r}; expected `option: value` pairs")
     return [dataclasses.replace(setting, key=f"{setting.key}.{key}", value=value) for key, value in given.items()]
@@ -159,19 +157,16 @@ def _checked(setting: Setting, names: Names) -> Any:
         owner, option = nested_owner(nested[0], names), nested[1]
     is_text = in_words(annotations(owner)[option]) == "text"
     try:
-        return checked(owner, option, setting.value if is_text else _plain(setting.value))
+        return checked(owner, option, setting.value if is_text else _plain(setting.value, setting.where))
     except OptionError as error:
         raise ConfigError(f"{setting.where}: {setting.key} {error}") from error
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, where: str) -> Any:
     """Text of the command line as YAML would read it: lists, numbers, nothing."""
     if not isinstance(value, str) or not value.startswith(("[", "{")):
         return None if value in ("null", "~") else value
-    try:
-        return yaml.safe_load(value)
-    except yaml.YAMLError:
-        return value
+    return value_in_line(value, where)
 
 
 def _put(values: dict[str, dict[str, Any]], key: str, value: Any) -> None:

@@ -7,11 +7,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from speakernet.files import open_text, reading
 from speakernet.registry import lookup
+from speakernet.yaml_text import MOST_BYTES, value_of
 
 BYTES_PER_GIGABYTE = 1_000_000_000
+EXPECTED = "a table of corpora, each with 'files' (see catalogue.yaml)"
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,11 @@ def load_catalogue(path: str | Path | None = None) -> dict[str, Any]:
         ValueError: the file is not a table of corpora.
     """
     if path is None:
-        text = resources.files(__package__).joinpath("catalogue.yaml").read_text(encoding="utf-8")
-    else:
-        text = Path(path).read_text(encoding="utf-8")
-    table = yaml.safe_load(text)
+        return dict(value_of(resources.files(__package__).joinpath("catalogue.yaml").read_text("utf-8"), "catalogue"))
+    with reading(path, EXPECTED), open_text(path) as file:
+        table = value_of(file.read(MOST_BYTES + 1), str(path))
     if not isinstance(table, dict) or not all(isinstance(entry, dict) and "files" in entry for entry in table.values()):
-        raise ValueError(f"{path}: expected a table of corpora, each with 'files' (see catalogue.yaml)")
+        raise ValueError(f"{path}: expected {EXPECTED}")
     return table
 
 
@@ -71,11 +71,14 @@ def load_corpus(
         catalogue_path: another table than the shipped one.
 
     Raises:
-        ValueError: the table has no such corpus.
+        ValueError: the table has no such corpus, or is of another form.
     """
-    table = load_catalogue(catalogue_path)
-    entry = lookup(table, name, "corpus")
-    assert isinstance(entry, dict)
+    entry = lookup(load_catalogue(catalogue_path), name, "corpus")
+    with reading(catalogue_path or "catalogue.yaml", EXPECTED):
+        return _corpus(entry, key, base_url)
+
+
+def _corpus(entry: Mapping[str, Any], key: str, base_url: str | None) -> Corpus:
     templates = [base_url] if base_url else entry.get("base_urls", [])
     templates = [one if "{name}" in one else one.rstrip("/") + "/{name}" for one in templates]
     files = {}

@@ -4,13 +4,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import yaml
-
 from speakernet.evaluation.decisions import described
 from speakernet.evaluation.report.data import RunData
 from speakernet.evaluation.report.page import Block, Card, Cards, Code, Facts, Table
 from speakernet.evaluation.results import EMBEDDING, KEPT_EMBEDDINGS, Results
 from speakernet.files import human_bytes
+from speakernet.yaml_text import value_of
 
 ROLES = (("training", "Training", "train_list"), ("validation", "Validation", "validation_list"))
 """Role in `lists`, name on the page, option of the section data."""
@@ -149,11 +148,7 @@ def configuration(run: RunData) -> Mapping[str, Any]:
         ValueError: a config.yaml that is none.
     """
     section = (run.results.config if run.results else None) or {}
-    try:
-        # safe_load: a configuration is data, it may come from anyone.
-        found = yaml.safe_load(run.config) if run.config else {"evaluation": section}
-    except yaml.YAMLError as error:
-        raise ValueError(f"{run.folder / 'config.yaml'}: not YAML ({error})") from error
+    found = value_of(run.config, str(run.folder / "config.yaml")) if run.config else {"evaluation": section}
     return found if isinstance(found, Mapping) else {}
 
 
