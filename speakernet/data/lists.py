@@ -314,7 +314,7 @@ def read_trials(path: str | Path, malformed: MalformedRows | None = None) -> Tri
         ListError: missing, empty, not UTF-8, or a malformed line (named with its number).
     """
     file = ListFile(path, malformed)
-    rows: dict[bytes, int] = {}
+    rows = _Numbers()
     pairs: list[np.ndarray] = []
     labels: list[np.ndarray] = []
     form: TrialForm | None = None
@@ -325,10 +325,10 @@ def read_trials(path: str | Path, malformed: MalformedRows | None = None) -> Tri
         if form is None or not len(kept):
             continue
         if form.labels:
-            labels.append(np.array([form.labels[word] for word in fields.pop(form.label)], dtype=np.int8))
+            labels.append(np.fromiter(map(form.labels.__getitem__, fields.pop(form.label)), np.int8, len(kept)))
         # In the order of the file, so that a row's number is that of the first mention.
         mentioned = itertools.chain.from_iterable(zip(*fields, strict=True))
-        pairs.append(np.array([rows.setdefault(name, len(rows)) for name in mentioned], dtype=np.int32))
+        pairs.append(np.fromiter(map(rows.__getitem__, mentioned), np.int32, 2 * len(kept)))
     if form is None or not pairs:
         raise ListError(f"{path}: the list is empty; expected lines {TRIAL_FORMS}")
     both = np.concatenate(pairs).reshape(-1, 2)
@@ -336,6 +336,14 @@ def read_trials(path: str | Path, malformed: MalformedRows | None = None) -> Tri
     names = StringTable.from_strings(name.decode("utf-8") for name in rows)
     known = np.concatenate(labels) if labels else None
     return TrialList(names, both[:, 0].copy(), both[:, 1].copy(), known, str(path), file.sha256)
+
+
+class _Numbers(dict[bytes, int]):
+    """Gives each new key the next number."""
+
+    def __missing__(self, key: bytes) -> int:
+        number = self[key] = len(self)
+        return number
 
 
 def write_training_list(path: str | Path, pairs: Iterable[tuple[str, str]]) -> None:
@@ -401,8 +409,12 @@ def _trial_fields(
     kept = lines.count == form.num_fields if form else np.zeros(len(lines.count), dtype=bool)
     fields: list[list[bytes]] = []
     if form:
-        columns = np.arange(form.num_fields)[:, None] + lines.first[kept]
-        fields = [[words[word] for word in column] for column in columns.tolist()]
+        if kept[lines.count > 0].all():
+            # As nearly always: every column is each so many-th word.
+            fields = [list(words[column :: form.num_fields]) for column in range(form.num_fields)]
+        else:
+            columns = np.arange(form.num_fields)[:, None] + lines.first[kept]
+            fields = [[words[word] for word in column] for column in columns.tolist()]
         if not form.takes_all(fields):
             good = np.array([form.takes(row) for row in zip(*fields, strict=True)], dtype=bool)
             fields = [list(itertools.compress(column, good)) for column in fields]
