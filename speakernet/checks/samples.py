@@ -14,6 +14,8 @@ from speakernet.files import parallel_map
 from speakernet.terminal import MAX_NAMED
 
 ROWS_PER_TASK = 32
+#: A minute or so: recordings may have hours.
+SAMPLES_AT_ONCE = 1 << 20
 #: Root mean square below which nothing but the recorder's own noise is there (-60 dB of full scale).
 SILENT_RMS = 1e-3
 FULL_SCALE = 0.999
@@ -42,16 +44,19 @@ def read_facts(source: AudioSource, names: StringTable, num_jobs: int, descripti
 
     def look(rows: Sequence[int]) -> int:
         for row in rows:
+            power, clipped, total, digest = 0.0, 0, 0, hashlib.blake2b(digest_size=8)
             try:
-                waveform = source.read(names[row])
+                for block in source.blocks(names[row], SAMPLES_AT_ONCE):
+                    power += float(np.square(block, dtype=np.float64).sum())
+                    clipped += int((np.abs(block) >= FULL_SCALE).sum())
+                    total += len(block)
+                    # Of the samples, not of the file: the same recording under another header is the same audio.
+                    digest.update(to_int16(block).tobytes())
             except AudioError as error:
                 facts.problems[row] = str(error)
                 continue
-            facts.rms[row] = float(np.sqrt(np.mean(np.square(waveform, dtype=np.float64))))
-            facts.clipped[row] = float(np.mean(np.abs(waveform) >= FULL_SCALE))
-            # Of the samples, not of the file: the same recording under another header is the same audio.
-            digest = hashlib.blake2b(to_int16(waveform).tobytes(), digest_size=8).digest()
-            facts.hashes[row] = int.from_bytes(digest, "little")
+            facts.rms[row], facts.clipped[row] = (power / total) ** 0.5, clipped / total
+            facts.hashes[row] = int.from_bytes(digest.digest(), "little")
         return len(rows)
 
     for _ in parallel_map(look, _tasks(len(names)), num_jobs, description, total=len(names), units_of=int):

@@ -4,11 +4,12 @@ For single files there is `read`; for training there are row readers (`RowReader
 of a list in one call. `opening.open_source` looks at a path and answers with the right source.
 """
 
+import itertools
 import os
 import weakref
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,19 @@ class AudioSource(ABC):
         Raises:
             AudioError: no such utterance, or it cannot be read.
         """
+
+    def blocks(self, name: str, num_samples: int) -> Iterator[np.ndarray]:
+        """A whole utterance of any length, so many samples at a time; what it is read for need not fit into memory.
+
+        Raises:
+            AudioError: no such utterance, or it cannot be read.
+        """
+        for start in itertools.count(0, num_samples):
+            # One sample more tells whether there is another block: nothing can be read from the end on.
+            block = self.read(name, start, num_samples + 1)
+            yield block[:num_samples]
+            if len(block) <= num_samples:
+                return
 
     def lookup_table(self, names: StringTable, num_threads: int = 8) -> LookupTable:
         """Lengths, rates and channels of the named utterances; those that cannot be read are in its `problems`.

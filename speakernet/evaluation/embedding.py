@@ -211,6 +211,14 @@ def checked_lengths(source: AudioSource, names: StringTable, num_threads: int) -
     return np.asarray(lookup.num_samples)
 
 
+def window_edges(num_samples: int, sample_rate: int) -> list[int]:
+    """First samples of the windows in which a recording is read whole, and its end; one window unless it is long."""
+    is_long = num_samples > round(LONG_SECONDS * sample_rate)
+    count = math.ceil(num_samples / (WINDOW_SECONDS * sample_rate)) if is_long else 1
+    # Equally long: their plain mean then weighs every frame alike.
+    return [int(edge) for edge in np.linspace(0, num_samples, count + 1).astype(np.int64)]
+
+
 def stretches_of(rows: np.ndarray, lengths: np.ndarray, sample_rate: int, *, are_whole: bool = True) -> list[Stretch]:
     """What is read for these rows, in their order: an utterance, or windows of a long one; said where there are such.
 
@@ -220,17 +228,14 @@ def stretches_of(rows: np.ndarray, lengths: np.ndarray, sample_rate: int, *, are
         sample_rate: Hz, of these samples.
         are_whole: whether utterances are embedded whole; crops of long ones are read where they lie.
     """
-    longest = round(LONG_SECONDS * sample_rate)
     stretches: list[Stretch] = []
+    num_long = 0
     for row in rows.tolist():
         total = int(lengths[row])
-        if total <= longest or not are_whole:
-            stretches.append(Stretch(row, 0, total))
-            continue
-        edges = np.linspace(0, total, math.ceil(total / (WINDOW_SECONDS * sample_rate)) + 1).astype(np.int64).tolist()
+        edges = window_edges(total, sample_rate) if are_whole else [0, total]
         windows = itertools.pairwise(edges)
         stretches += [Stretch(row, start, stop - start, len(edges) - 1) for start, stop in windows]
-    num_long = int((lengths[rows] > longest).sum()) if are_whole else 0
+        num_long += len(edges) > 2
     if num_long:
         logger.info(
             "%d recordings are longer than %g s: embedded in windows of %g s, the mean of whose embeddings is theirs",

@@ -2,13 +2,15 @@
 
 import numpy as np
 
+from speakernet.data.audio import AudioError
 from speakernet.data.lists import StringTable
 from speakernet.data.sources import AudioSource
-from speakernet.evaluation.embedding import read_checked
 from speakernet.files import parallel_map
 from speakernet.options import SAMPLE_RATE
 
 FRAME_SECONDS = 0.025
+FRAMES_AT_ONCE = 2400
+"""A minute: of longer recordings only the powers of their frames are in memory."""
 QUIET_PERCENTILE, LOUD_PERCENTILE = 10, 90
 SILENCE_POWER = 1e-10
 
@@ -20,7 +22,7 @@ def signal_to_noise_ratios(source: AudioSource, names: StringTable, num_threads:
         AudioError: an utterance that cannot be read, or holds nothing.
     """
     found = parallel_map(
-        lambda name: signal_to_noise_db(read_checked(source, name), source.sample_rate),
+        lambda name: _ratio_of(source, name),
         names,
         num_threads,
         "signal-to-noise ratios",
@@ -40,6 +42,19 @@ def signal_to_noise_db(waveform: np.ndarray, sample_rate: int = SAMPLE_RATE) -> 
     40
     """
     return power_ratio_db(frame_powers(waveform, sample_rate))
+
+
+def _ratio_of(source: AudioSource, name: str) -> float:
+    frame = round(FRAME_SECONDS * source.sample_rate)
+    powers: list[np.ndarray] = []
+    # Blocks hold whole frames, so that the frames are those of the recording read at once.
+    for block in source.blocks(name, FRAMES_AT_ONCE * frame):
+        if len(block) >= frame or (len(block) and not powers):
+            powers.append(frame_powers(block, source.sample_rate))
+    ratio = power_ratio_db(np.concatenate(powers)) if powers else float("nan")
+    if not np.isfinite(ratio):
+        raise AudioError(f"{name}: holds no samples, or some that are NaN or infinite")
+    return ratio
 
 
 def frame_powers(waveform: np.ndarray, sample_rate: int = SAMPLE_RATE) -> np.ndarray:

@@ -4,6 +4,7 @@ Steps are transforms of one utterance's samples; a `DegradedSource` applies one 
 utterance meets the same clip and the same room at every amount, so that only the amount changes.
 """
 
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,7 @@ from speakernet.data.lists import StringTable, TrialList
 from speakernet.data.lookup import LookupTable
 from speakernet.data.sources import AudioSource, RowReader
 from speakernet.evaluation.bootstrap import SpeakerBootstrap, measure
+from speakernet.evaluation.embedding import window_edges
 from speakernet.evaluation.options import Sweep
 from speakernet.evaluation.results import GroupResult, SweepResult
 from speakernet.evaluation.speakers import Speakers
@@ -41,7 +43,7 @@ AXES = {
 }
 
 Transform = Callable[[np.ndarray, int], np.ndarray]
-"""(samples of a whole utterance, its row in the list of names) -> degraded samples."""
+"""(samples of a whole utterance, or of a window of a long one; its row in the list of names) -> as many, degraded."""
 
 
 @dataclass(frozen=True)
@@ -50,35 +52,37 @@ class Step:
 
     Attributes:
         label: the amount, as it stands on the axis.
-        transform: what it does to an utterance.
+        transform: what it does to an utterance; None where it only keeps a part of it.
+        kept_seconds: how much of the middle it keeps, where there is no transform.
     """
 
     label: str
-    transform: Transform
+    transform: Transform | None = None
+    kept_seconds: float = 0.0
+
+    def applied_to(self, source: AudioSource, names: StringTable) -> "DegradedSource":
+        """The audio of these utterances, degraded."""
+        if self.transform is None:
+            return MiddleSource(source, names, self.kept_seconds)
+        return TransformedSource(source, names, self.transform)
 
 
 class DegradedSource(AudioSource):
-    """Another source, with every utterance transformed when it is read whole.
+    """Another source, with every utterance degraded as it is read; utterances, not rows of batches.
 
     Args:
         source: of the audio as it is.
-        names: utterances; their rows are what the transform is told.
-        transform: of the samples.
+        names: utterances; their rows are what a transform is told.
     """
 
-    def __init__(self, source: AudioSource, names: StringTable, transform: Transform) -> None:
+    def __init__(self, source: AudioSource, names: StringTable) -> None:
         super().__init__(source.root, source.sample_rate)
         self._source = source
         self._row_of = {name: row for row, name in enumerate(names)}
-        self._transform = transform
-
-    def read(self, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
-        """The transformed utterance, or a crop of it."""
-        waveform = self._transform(self._source.read(name), self._row_of[name])
-        return waveform[start:] if num_samples is None else waveform[start : start + num_samples]
+        self._lengths = source.lookup_table(names).num_samples
 
     def _look_up(self, names: StringTable, num_threads: int) -> LookupTable:
-        # A degraded utterance is as long as the one it was made of.
+        # A transformed utterance is as long as the one it was made of.
         return self._source.lookup_table(names, num_threads)
 
     def missing(self, names: StringTable) -> np.ndarray:
@@ -92,6 +96,67 @@ class DegradedSource(AudioSource):
             ValueError: always.
         """
         raise ValueError("a degraded source is read by whole utterances; use `read`")
+
+
+class TransformedSource(DegradedSource):
+    """Every utterance transformed whole; a long one by the windows in which it is embedded, each on its own.
+
+    Args:
+        source: of the audio as it is.
+        names: utterances; their rows are what the transform is told.
+        transform: of the samples.
+    """
+
+    def __init__(self, source: AudioSource, names: StringTable, transform: Transform) -> None:
+        super().__init__(source, names)
+        self._transform = transform
+
+    def read(self, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
+        """The transformed utterance, or a crop of it."""
+        row = self._row_of[name]
+        total = int(self._lengths[row])
+        edges = window_edges(total, self.sample_rate)
+        if len(edges) == 2:
+            waveform = self._transform(self._source.read(name), row)
+            return waveform[start:] if num_samples is None else waveform[start : start + num_samples]
+        stop = total if num_samples is None else min(total, start + num_samples)
+        windows = [(begin, end) for begin, end in itertools.pairwise(edges) if begin < stop and end > start]
+        parts = [np.empty(0, dtype=np.float32)]
+        for begin, end in windows:
+            window = self._transform(self._source.read(name, begin, end - begin), row)
+            parts.append(window[max(0, start - begin) : stop - begin])
+        return np.concatenate(parts)
+
+
+class MiddleSource(DegradedSource):
+    """The middle of every utterance: recordings often begin and end with silence.
+
+    Args:
+        source: of the audio as it is.
+        names: utterances.
+        seconds: kept of each; a shorter one stays as it is.
+    """
+
+    def __init__(self, source: AudioSource, names: StringTable, seconds: float) -> None:
+        super().__init__(source, names)
+        self._wanted = round(seconds * source.sample_rate)
+
+    def read(self, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
+        """The middle of the utterance, or a crop of it; nothing else is read."""
+        total = int(self._lengths[self._row_of[name]])
+        left = min(total, self._wanted) - start
+        count = left if num_samples is None else min(left, num_samples)
+        if count <= 0:
+            return np.empty(0, dtype=np.float32)
+        return self._source.read(name, max(0, (total - self._wanted) // 2) + start, count)
+
+    def _look_up(self, names: StringTable, num_threads: int) -> LookupTable:
+        whole = self._source.lookup_table(names, num_threads)
+        table = LookupTable.empty(len(names), self.sample_rate)
+        table.native_samples[:] = np.minimum(whole.num_samples, self._wanted)
+        table.sample_rates[:] = self.sample_rate
+        table.problems.update(whole.problems)
+        return table
 
 
 def sweep_steps(
@@ -121,7 +186,7 @@ def sweep_steps(
     makers: dict[str, Callable[[], list[Step]]] = {
         "noise": lambda: _noise_steps(banks, sample_rate, seed),
         "reverb": lambda: _reverb_steps(rooms, sample_rate, seed),
-        "duration": lambda: [_duration_step(seconds, sample_rate) for seconds in DURATIONS_SECONDS],
+        "duration": lambda: [Step(f"{one:g}", kept_seconds=one) for one in DURATIONS_SECONDS],
         "telephone": lambda: _telephone_steps(sample_rate),
     }
     return {kind: makers[kind]() for kind in dict.fromkeys(kinds)}
@@ -159,7 +224,7 @@ def run_sweep(
         rows = [replace(unchanged, label="all") if kind == "duration" else unchanged]
         for step in amounts:
             # Embedded anew at every step: kept embeddings are of the audio as it is.
-            found = score(DegradedSource(source, trials.names, step.transform))
+            found = score(step.applied_to(source, trials.names))
             rows.append(_row(step.label, trials, found, speakers, num_draws, seed))
             logger.info("sweep: %s %s: EER %.2f %%", kind, step.label, rows[-1].eer_percent)
         note = "Both sides of every trial are degraded."
@@ -217,17 +282,6 @@ def _mixing(wet: Transform, share: float) -> Transform:
         return ((1 - share) * waveform + share * reverberated).astype(np.float32)
 
     return transform
-
-
-def _duration_step(seconds: float, sample_rate: int) -> Step:
-    wanted = round(seconds * sample_rate)
-
-    def transform(waveform: np.ndarray, _row: int) -> np.ndarray:
-        # From the middle: recordings often begin and end with silence.
-        start = max(0, (len(waveform) - wanted) // 2)
-        return waveform[start : start + wanted]
-
-    return Step(f"{seconds:g}", transform)
 
 
 def _telephone_steps(sample_rate: int) -> list[Step]:
