@@ -81,6 +81,37 @@ class SweepResult:
     rows: list[GroupResult]
 
 
+class KeptThreshold(typing.TypedDict):
+    """A threshold with a name; what else it holds says which scoring and list it belongs to."""
+
+    name: str
+    threshold: float
+
+
+class Costs(typing.TypedDict):
+    """Of one error of each kind."""
+
+    c_miss: float
+    c_fa: float
+
+
+class Fit(typing.TypedDict):
+    """An affine calibration in plain values."""
+
+    weights: list[float]
+    offset: float
+    inputs: list[str]
+    prior: float
+
+
+class Band(typing.TypedDict):
+    """A 95 % interval of the DET curve."""
+
+    false_accept_percent: list[float]
+    miss_low_percent: list[float]
+    miss_high_percent: list[float]
+
+
 @dataclass(frozen=True)
 class Results:
     """Everything that `results.json` holds, in its order and by its names."""
@@ -110,7 +141,7 @@ class Results:
     min_dcf_interval: dict[str, Interval] | None = None
     interval_note: str = ""
     det_band: dict[str, list[float]] | None = None
-    """95 % interval of the DET curve: `false_accept_percent`, `miss_low_percent` and `miss_high_percent`."""
+    """95 % interval of the DET curve, a `Band`."""
     backend: dict[str, Any] | None = None
     """The scoring that figures and thresholds belong to."""
     lists: list[dict[str, str]] | None = None
@@ -175,6 +206,8 @@ class Results:
         extra = {name: value for name, value in values.items() if name not in names}
         try:
             known["eer_interval_percent"] = _interval(known.get("eer_interval_percent"))
+            for name in known.get("min_dcf", ()):
+                float(name)
             if "min_dcf_interval" in known:
                 known["min_dcf_interval"] = {n: _interval(one) for n, one in known["min_dcf_interval"].items()}
             if "slices" in known:
@@ -201,6 +234,10 @@ class Results:
 def _is_of(value: Any, declared: Any) -> bool:
     """Whether a value of JSON is of a declared type; objects of this file checked themselves when they were made."""
     origin, arguments = typing.get_origin(declared), typing.get_args(declared)
+    if typing.is_typeddict(declared):
+        # At least these keys: a later version may write more.
+        fields = typing.get_type_hints(declared)
+        return isinstance(value, dict) and all(one in value and _is_of(value[one], fields[one]) for one in fields)
     if origin in (typing.Union, types.UnionType):
         return any(_is_of(value, one) for one in arguments)
     if origin is dict:
@@ -215,8 +252,15 @@ def _is_of(value: Any, declared: Any) -> bool:
     return declared is Any or (isinstance(value, declared) and not (declared is int and isinstance(value, bool)))
 
 
-DECLARED = typing.get_type_hints(Results)
-"""Field -> type of what `results.json` holds."""
+DECLARED = {
+    **typing.get_type_hints(Results),
+    "thresholds": list[KeptThreshold],
+    "dcf_costs": Costs,
+    "det_band": Band,
+    "calibration": Fit,
+    "training": dict[str, float | None],
+}
+"""Field -> type of what `results.json` holds, down to what is looked for in it."""
 
 
 def _table(kind: Any, values: Mapping[str, Any], words: tuple[str, ...]) -> Any:

@@ -44,6 +44,32 @@ def test_junk_in_any_field_is_refused_or_taken_as_it_is(run: Path) -> None:
         Results.from_dict({**whole, "eer_percent": "text"})
 
 
+INCOMPLETE: dict[str, Any] = {
+    "thresholds": [{"threshold": 0.1}],
+    "dcf_costs": {"c_miss": 1.0},
+    "det_band": {"miss_low_percent": [1.0]},
+    "calibration": {"weights": 3, "offset": 0.0, "inputs": [], "prior": 0.1},
+    "training": {"hours": "many"},
+    "min_dcf": {"half": 0.5},
+}
+
+
+@pytest.mark.parametrize("name", INCOMPLETE)
+def test_what_a_page_would_look_for_in_vain_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}|half"):
+        Results.from_dict({name: INCOMPLETE[name]})
+
+
+def test_metrics_of_another_kind_are_left_out(tmp_path: Path) -> None:
+    lines = [
+        {"kind": "step", "step": {}, "epoch": "x", "loss": 1.0, "step_seconds": "slow", "second_stage_from": 3},
+        {"kind": "evaluation", "step": 2, "epoch": 1, "eer_percent": 9.0, "eer_interval_percent": 3},
+        {"kind": "epoch", "step": 2, "epoch": None, "evaluation_seconds": []},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "Held-out EER 9 %" in write_report(tmp_path).read_text()
+
+
 ARRAYS = {
     "labels of text": {"labels": np.array(["a", "b"])},
     "labels in a table": {"labels": np.zeros((3, 3), dtype=np.int8)},

@@ -36,6 +36,7 @@ KEPT_ARRAYS = (
 )
 """Name, kinds of numbers and dimensions of what `keep_arrays` writes."""
 SECOND_STAGE = "large_margin"
+COUNTED = ("epoch", "step")
 """Folder of a run's large-margin stage, within the run folder."""
 MAP_SPEAKERS = 12
 MAP_UTTERANCES_EACH = 60
@@ -299,8 +300,18 @@ def _read_metrics(folder: Path) -> list[dict[str, Any]]:
                 logger.warning("%s, line %d: cut off, left out", path, number)
                 continue
             if isinstance(record, dict):
-                records.append(record)
+                records.append({key: value for key, value in record.items() if _is_drawable(key, value)})
     return records
+
+
+def _is_drawable(key: str, value: Any) -> bool:
+    """Whether a value of a record is what a page makes of it; what is not is left out."""
+    if key in COUNTED or key.endswith("_seconds"):
+        return is_number(value)
+    if key == "eer_interval_percent":
+        return isinstance(value, list)
+    # Added here, behind the records of a first stage.
+    return key != "second_stage_from"
 
 
 def _read_results(path: Path) -> Results | None:
