@@ -67,6 +67,7 @@ class Reader:
         self._folder = tempfile.TemporaryDirectory(prefix="hostile-")
         self._errors = Path(self._folder.name) / "errors.txt"
         environment = os.environ | {"OMP_NUM_THREADS": "1", "SPEAKERNET_CACHE": str(Path(self._folder.name) / "cache")}
+        environment["HOSTILE_DRAWINGS"] = str(Path(self._folder.name) / "drawings")
         with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, str(HERE / "child.py")],

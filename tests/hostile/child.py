@@ -4,6 +4,7 @@ Reads a line of JSON for each batch: `target`, `folder`, `seeds`. Answers with t
 after each case, and the status that the copy ended with: whoever reads them knows at which seed it died or hangs.
 """
 
+import gc
 import json
 import logging
 import os
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from drawings import keep_drawings
 from targets import TARGETS, Target
 
 SPARE_BYTES = 512 << 20
@@ -30,6 +32,9 @@ def serve() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
+    keep_drawings(Path(os.environ["HOSTILE_DRAWINGS"]))
+    gc.collect()
+    gc.freeze()
     # What the readers print is no answer.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

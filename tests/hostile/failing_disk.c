@@ -109,6 +109,19 @@ int rename(const char *from, const char *to) {
     REAL(rename)
     return fails(to) ? -1 : real(from, to);
 }
+int link(const char *from, const char *to) {
+    REAL(link)
+    return fails(to) ? -1 : real(from, to);
+}
+/* A full disk lets go of what it has. */
+int unlink(const char *path) {
+    REAL(unlink)
+    return failing_error != ENOSPC && access(path, F_OK) == 0 && fails(path) ? -1 : real(path);
+}
+int ftruncate64(int file, off64_t length) {
+    REAL(ftruncate64)
+    return failing_error != ENOSPC && file_fails(file) ? -1 : real(file, length);
+}
 int mkdir(const char *path, mode_t mode) {
     REAL(mkdir)
     return access(path, F_OK) != 0 && fails(path) ? -1 : real(path, mode);

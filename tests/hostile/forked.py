@@ -5,12 +5,15 @@ one is to be injected a fault of the disk. Answers with the process, and when th
 """
 
 import ctypes
+import gc
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
+from drawings import keep_drawings
 
 import speakernet.assembly.journeys as journeys
 import speakernet.evaluation.report.report  # imported late by the run; here it is imported once
@@ -69,6 +72,10 @@ def run(order: dict[str, Any]) -> None:
 def serve() -> None:
     """One run after the other, until the input ends."""
     torch.set_num_threads(1)
+    keep_drawings(Path(os.environ["HOSTILE_DRAWINGS"]))
+    # A run collects garbage before and after each evaluation: of what this process has imported there is none.
+    gc.collect()
+    gc.freeze()
     print("ready", flush=True)
     for line in sys.stdin:
         process = os.fork()

@@ -104,9 +104,11 @@ def run_faults(journal: Journal, folder: Path, every: int) -> None:
         return
     with Starter(folder, shim) as starter:
         faults = DiskFaults(starter)
-        for call in range(1, faults.num_calls + 1, every):
+        print(f"{faults.num_calls} calls change the disk", flush=True)
+        # Those far apart first: a run that is stopped has tried something of every stage.
+        for call in sorted(range(1, faults.num_calls + 1, every), key=lambda one: f"{one:016b}"[::-1]):
             for error, lasts in ((errno.EIO, False), (errno.ENOSPC, True)):
-                name = f"{errno.errorcode[error]} at call {call} of {faults.num_calls}{' and all after' * lasts}"
+                name = f"{errno.errorcode[error]} at call {call}{' and all after' * lasts}"
                 if name not in journal.done:
                     journal.add(name, failures=faults.case(call, error, lasts=lasts))
 

@@ -92,10 +92,10 @@ def voice(seconds: float = 0.2, channels: int = 1) -> np.ndarray:
 
 
 def tiny_voice_corpus(root: Path) -> None:
-    """Six speakers to train on, with four utterances each, four with three for trials; lists beside the audio."""
+    """Six speakers to train on, with two utterances each, four with three for trials; lists beside the audio."""
     lines, trials = [], []
     for speaker in range(10):
-        count = 4 if speaker < 6 else 3
+        count = 2 if speaker < 6 else 3
         for row in range(count):
             name = f"spk{speaker}/{row}.wav"
             (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -504,7 +504,7 @@ TARGETS: dict[str, Target] = {
         _report,
         ("results.json", "scores.txt", "metrics.jsonl", "config.yaml", ARRAYS_NAME),
         _result_content,
-        weight=0.25,
+        weight=2,
     ),
     "kept embeddings": Target(_make_embeddings, _embeddings, ("e.npz",)),
     "kept lookup table": Target(_make_lookup, _kept_lookup, ("kept.npz",)),
