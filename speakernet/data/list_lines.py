@@ -192,6 +192,14 @@ class Column:
         return np.concatenate(self._contents), offsets
 
 
+class Numbers(dict[bytes, int]):
+    """Words and their numbers, in order of first mention: a new word is given the next one."""
+
+    def __missing__(self, word: bytes) -> int:
+        number = self[word] = len(self)
+        return number
+
+
 def number_words(block: np.ndarray, starts: np.ndarray, ends: np.ndarray, names: dict[bytes, int]) -> np.ndarray:
     """Number of the words `starts[i]:ends[i]` in order of first mention, int32 (words,); grows `names`."""
     lengths = ends - starts

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from speakernet.data.list_lines import Column, Lines, ListError, ListFile, MalformedRows, number_words
+from speakernet.data.list_lines import Column, Lines, ListError, ListFile, MalformedRows, Numbers, number_words
 from speakernet.data.sharing import SharedArray
 from speakernet.files import atomic_write
 
@@ -314,7 +314,7 @@ def read_trials(path: str | Path, malformed: MalformedRows | None = None) -> Tri
         ListError: missing, empty, not UTF-8, or a malformed line (named with its number).
     """
     file = ListFile(path, malformed)
-    rows = _Numbers()
+    rows = Numbers()
     pairs: list[np.ndarray] = []
     labels: list[np.ndarray] = []
     form: TrialForm | None = None
@@ -336,14 +336,6 @@ def read_trials(path: str | Path, malformed: MalformedRows | None = None) -> Tri
     names = StringTable.from_strings(name.decode("utf-8") for name in rows)
     known = np.concatenate(labels) if labels else None
     return TrialList(names, both[:, 0].copy(), both[:, 1].copy(), known, str(path), file.sha256)
-
-
-class _Numbers(dict[bytes, int]):
-    """Gives each new key the next number."""
-
-    def __missing__(self, key: bytes) -> int:
-        number = self[key] = len(self)
-        return number
 
 
 def write_training_list(path: str | Path, pairs: Iterable[tuple[str, str]]) -> None:
