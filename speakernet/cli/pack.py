@@ -4,6 +4,7 @@
     speakernet pack CORPUS --source FOLDER --list train_list.txt  what a list names
     speakernet pack CORPUS --source part_aa part_ab --list LIST   straight from zip and tar archives, not unpacked
     speakernet pack CORPUS --source raw.list --write-list train.txt   wespeaker's list, its shard.list, a Kaldi folder
+    speakernet pack CORPUS --source … --part 2/4                  one of four parts; the last to be done joins them
     speakernet pack CORPUS --verify                               read it all and compare every checksum
 
 Name the corpus in place of the folder afterwards (`--data.train_path CORPUS`). A run that was killed is finished by
@@ -12,14 +13,18 @@ starting it again.
 
 import argparse
 import logging
+from typing import Any
 
 from speakernet.corpora.pack_inputs import open_inputs
 from speakernet.data.lists import StringTable, read_training_list, read_trials, write_training_list
-from speakernet.data.packed.corpus import read_index, verify
+from speakernet.data.packed.corpus import read_index
+from speakernet.data.packed.in_parts import join_parts, pack_part
 from speakernet.data.packed.names import NameIndex
-from speakernet.data.packed.writer import SKIPPED, pack
+from speakernet.data.packed.verifying import verify
+from speakernet.data.packed.writer import SKIPPED, PackInput, PackSummary, pack
 from speakernet.files import human_bytes
 from speakernet.machine.limits import usable_cores
+from speakernet.parts import add_part_argument, list_parts, parse_part
 
 logger = logging.getLogger(__name__)
 
@@ -49,13 +54,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sample-rate", type=int, default=16000, help="Hz of the corpus (default %(default)s)")
     parser.add_argument("--num-threads", type=int, help="files decoded at a time (default: one for each core)")
     parser.add_argument("--skip-bad", action="store_true", help="leave out files that cannot be read, and name them")
+    add_part_argument(parser, "give all the same sources and lists; the last to be done joins the parts")
+    parser.add_argument("--merge", action="store_true", help="join the parts that lie in CORPUS, brought there by hand")
     parser.add_argument("--verify", action="store_true", help="compare every utterance with its checksum")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Pack, verify, or both."""
-    if not arguments.source and not arguments.verify:
+    if not arguments.source and not arguments.verify and not arguments.merge:
         raise ValueError("give --source with a folder or archives to pack, or --verify to check a corpus")
+    if (arguments.merge and arguments.source) or (arguments.part and not arguments.source):
+        raise ValueError("--part goes with --source; --merge joins parts that are there, and takes neither")
     if arguments.num_threads is not None and arguments.num_threads < 1:
         raise ValueError(f"--num-threads: {arguments.num_threads}; expected at least 1")
     if arguments.sample_rate < 1 or (arguments.strip or 0) < 0:
@@ -63,6 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
     num_threads = arguments.num_threads or usable_cores()
     if arguments.source:
         _pack(arguments, num_threads)
+    if arguments.merge:
+        join_parts(arguments.corpus)
     return _verify(arguments.corpus, num_threads) if arguments.verify else 0
 
 
@@ -73,27 +84,44 @@ def _pack(arguments: argparse.Namespace, num_threads: int) -> None:
             f"--write-list: {source.description} does not say who speaks; it is for raw.list, shards and Kaldi folders "
             "with utt2spk. Of folders speakernet prepare folder makes lists"
         )
-    summary = pack(
-        source,
-        arguments.corpus,
-        sample_rate=arguments.sample_rate,
-        num_threads=num_threads,
-        skip_bad=arguments.skip_bad,
-        show_progress=True,
-    )
+    options = {
+        "sample_rate": arguments.sample_rate,
+        "num_threads": num_threads,
+        "skip_bad": arguments.skip_bad,
+        "show_progress": True,
+    }
+    if arguments.part:
+        _pack_part(source, arguments, options)
+        return
+    summary = pack(source, arguments.corpus, **options)
+    _say(summary, arguments, arguments.corpus)
+    if arguments.write_list and source.speakers is not None:
+        _write_list(arguments.write_list, source.names, source.speakers, arguments.corpus)
+
+
+def _pack_part(source: PackInput, arguments: argparse.Namespace, options: dict[str, Any]) -> None:
+    part = parse_part(arguments.part)
+    summary, missing = pack_part(source, arguments.corpus, part, **options)
+    _say(summary, arguments, f"{arguments.corpus}, part {part}")
+    if missing:
+        logger.info("%s: the parts %s are still missing", arguments.corpus, list_parts(missing))
+    elif arguments.write_list and source.speakers is not None:
+        _write_list(arguments.write_list, source.names, source.speakers, arguments.corpus)
+
+
+def _say(summary: PackSummary, arguments: argparse.Namespace, name: str) -> None:
     hours = summary.num_samples / arguments.sample_rate / 3600
     logger.info(
         "%s: %d utterances, %.1f hours, %s; %d of them from an earlier run",
-        arguments.corpus,
+        name,
         summary.num_utterances,
         hours,
         human_bytes(2 * summary.num_samples),
         summary.num_resumed,
     )
     if summary.num_skipped:
-        logger.warning("%d files could not be read; %s/%s names them", summary.num_skipped, arguments.corpus, SKIPPED)
-    if arguments.write_list and source.speakers is not None:
-        _write_list(arguments.write_list, source.names, source.speakers, arguments.corpus)
+        where = f"{arguments.corpus}/{parse_part(arguments.part).name}" if arguments.part else arguments.corpus
+        logger.warning("%d files could not be read; %s/%s names them", summary.num_skipped, where, SKIPPED)
 
 
 def _write_list(path: str, names: StringTable, speakers: StringTable, corpus: str) -> None:

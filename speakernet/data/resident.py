@@ -49,7 +49,7 @@ class ResidentMaker:
         self.speeds = tuple(speeds)
         self.reader = reader
         self._header_lengths = lengths
-        samples = np.asarray(reader.samples)
+        samples = reader.samples
         self.corpus = DeviceAudio(torch.empty(len(samples), dtype=torch.int16, device=device))
         copy_to_device(samples, self.corpus.samples)
 

@@ -21,7 +21,8 @@ from speakernet.data.audio import AudioError, write_audio
 from speakernet.data.ffmpeg import FfmpegError, find_ffmpeg
 from speakernet.data.lists import StringTable
 from speakernet.data.packed import writer as packed_writer
-from speakernet.data.packed.corpus import PackedError, PackedSource, verify
+from speakernet.data.packed.corpus import PackedError, PackedSource
+from speakernet.data.packed.verifying import verify
 from speakernet.data.packed.writer import pack
 
 NAMES = [f"id{row // 4}/v/{row:05d}.wav" for row in range(12)]

@@ -17,6 +17,7 @@ from speakernet.data.audio import AudioError, read_audio
 from speakernet.data.cache import AudioCache
 from speakernet.data.lists import StringTable
 from speakernet.data.packed.corpus import PackedRows
+from speakernet.data.packed.joined import JoinedSamples
 from speakernet.data.sharing import SharedArray
 from speakernet.data.sources import INT16_SCALE, FolderSource, RowReader
 from speakernet.files import own_command
@@ -129,7 +130,7 @@ class Crops:
     def __init__(self, bank: ClipBank, rows: np.ndarray, starts: np.ndarray, num_samples: int) -> None:
         self._reader, self._rows, self._starts = bank.reader, rows, starts
         self._num_samples = num_samples
-        self._samples: np.ndarray | None = None
+        self._samples: np.ndarray | JoinedSamples | None = None
         self._firsts: list[int] = []
         powers = np.full(len(rows), np.nan)
         if isinstance(bank.reader, PackedRows):

@@ -1,14 +1,14 @@
 """The packed corpus: one memory-mapped int16 array and an index, so that a crop is one copy and opens no file.
 
 A corpus is a folder of three files: in NumPy's own formats `samples.npy` (every utterance, end to end) and `index.npz`
-(names, where each starts, its checksum), and `corpus.json`, which tells the version and the checksum of the index.
-This file reads and verifies; `writer.py` makes them, from what `speakernet.corpora.pack_inputs` finds.
+(names, where each starts, its checksum), and `corpus.json`, which tells the version and the checksum of the index. One
+that several machines packed is a folder of such folders, one a part, and a `corpus.json` that names them; it is read as
+if it were one. This file reads; `writer.py` makes them, from what `speakernet.corpora.pack_inputs` finds, and several
+`in_parts.py`.
 """
 
 import json
-import math
 import os
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,20 @@ from speakernet.data.audio import SAMPLE_RATE, AudioError
 from speakernet.data.cache import AudioCache
 from speakernet.data.lists import StringTable
 from speakernet.data.lookup import PCM_S16, LookupTable
+from speakernet.data.packed.joined import JoinedSamples, join_tables
 from speakernet.data.packed.names import NameIndex
 from speakernet.data.sharing import SharedArray
 from speakernet.data.sources import INT16_SCALE, AudioSource, RowReader
-from speakernet.files import open_text, parallel_map, reading, sha256_of
+from speakernet.files import open_text, reading, sha256_of
+from speakernet.parts import PATTERN, list_parts, missing_parts, parts_in
 
 FORMAT_NAME = "speakernet packed corpus"
 FORMAT_VERSION = 1
+PARTS_VERSION = 2
+"""Of a corpus of several parts, each of which is of version 1."""
 SAMPLES, INDEX, DESCRIPTION = "samples.npy", "index.npz", "corpus.json"
+PLAN_OF_PARTS = "parts.json"
+"""Beside parts: what they are parts of."""
 PARTIAL_SUFFIX = ".partial"  # A corpus that is being written lies beside its name, under its name and this.
 NOT_HERE = -1
 INDEX_COLUMNS = {
@@ -51,12 +57,14 @@ class PackedIndex:
         names: every utterance, in the order of its samples.
         sample_offsets: first sample of each utterance and the end of the last, int64 (utterances + 1,).
         checksums: CRC-32 of each utterance's bytes, uint32 (utterances,).
+        digest: SHA-256 by which two copies of a corpus are known for the same.
     """
 
     sample_rate: int
     names: StringTable
     sample_offsets: np.ndarray
     checksums: np.ndarray
+    digest: str
 
     @property
     def num_samples(self) -> int:
@@ -67,8 +75,10 @@ class PackedIndex:
 def is_packed(root: str | Path) -> bool:
     """Whether `root` is a packed corpus, whole, damaged or half written, and so not a folder of audio files."""
     root = Path(root)
-    return any((root / name).is_file() for name in (DESCRIPTION, SAMPLES, INDEX)) or (
-        root.name.endswith(PARTIAL_SUFFIX) and root.is_dir()
+    return (
+        any((root / name).is_file() for name in (DESCRIPTION, PLAN_OF_PARTS, SAMPLES, INDEX))
+        or (root.name.endswith(PARTIAL_SUFFIX) and root.is_dir())
+        or bool(parts_in(root))
     )
 
 
@@ -89,13 +99,21 @@ def read_index(root: str | Path) -> PackedIndex:
         raise PackedError(f"{root}: packing was not finished (found {half.name}); run the same `speakernet pack` again")
     if root.name.endswith(PARTIAL_SUFFIX):
         raise PackedError(f"{root}: this corpus is half written; run the same `speakernet pack` again to finish it")
-    description = _read_description(root)
+    description = read_description(root)
+    if description["parts"]:
+        return _joined_index(root, description)
     # At every start; the samples' own sums only by `--verify`: 39 GB would take a minute.
     if sha256_of(root / INDEX) != description["index_sha256"]:
         raise PackedError(f"{root / INDEX}: the checksum is not the one in {DESCRIPTION}; {_advice(root)}")
     columns = _read_columns(root)
     names = StringTable(columns["name_content"], columns["name_offsets"])
-    index = PackedIndex(description["sample_rate"], names, columns["sample_offsets"], columns["checksums"])
+    index = PackedIndex(
+        description["sample_rate"],
+        names,
+        columns["sample_offsets"],
+        columns["checksums"],
+        description["index_sha256"],
+    )
     if not len(index.sample_offsets) - 1 == len(names) == len(index.checksums) == description["num_utterances"]:
         raise PackedError(f"{root / INDEX}: its parts differ in length; {_advice(root)}")
     for name, end in (("name_offsets", len(columns["name_content"])), ("sample_offsets", description["num_samples"])):
@@ -103,6 +121,27 @@ def read_index(root: str | Path) -> PackedIndex:
         if offsets[0] != 0 or offsets[-1] != end or (np.diff(offsets) < 0).any():
             raise PackedError(f"{root / INDEX}: {name} do not rise from 0 to {end}; {_advice(root)}")
     return index
+
+
+def _joined_index(root: Path, description: dict[str, Any]) -> PackedIndex:
+    """The index of a corpus of several parts, numbered through."""
+    parts = [read_index(root / name) for name in description["parts"]]
+    for name, part in zip(description["parts"], parts, strict=True):
+        if part.sample_rate != description["sample_rate"] or part.digest != description["parts"][name]:
+            raise PackedError(f"{root / name}: is not the part that {DESCRIPTION} of {root} names; {_advice(root)}")
+    begins = np.cumsum([0, *(part.num_samples for part in parts)])
+    offsets = [part.sample_offsets[:-1] + begin for part, begin in zip(parts, begins, strict=False)]
+    names = join_tables([part.names for part in parts])
+    if len(names) != description["num_utterances"] or begins[-1] != description["num_samples"]:
+        raise PackedError(f"{root}: its parts hold {len(names)} utterances, not those that {DESCRIPTION} names; "
+                          + _advice(root))  # fmt: skip
+    return PackedIndex(
+        description["sample_rate"],
+        names,
+        np.concatenate([*offsets, begins[-1:]]),
+        np.concatenate([part.checksums for part in parts]),
+        description["index_sha256"],
+    )
 
 
 def _read_columns(root: Path) -> dict[str, np.ndarray]:
@@ -116,13 +155,21 @@ def _read_columns(root: Path) -> dict[str, np.ndarray]:
     return columns
 
 
-def map_samples(root: str | Path, num_samples: int) -> np.ndarray:
-    """The corpus's samples as a read-only memory map, int16 (samples,).
+def map_samples(root: str | Path, num_samples: int) -> "np.ndarray | JoinedSamples":
+    """The corpus's samples as a read-only memory map, int16 (samples,); of several parts one that acts like it.
 
     Raises:
         PackedError: not the array that the index describes.
     """
-    path = Path(root) / SAMPLES
+    parts = read_description(Path(root))["parts"]
+    if parts:
+        counts = [read_description(Path(root, name))["num_samples"] for name in parts]
+        return JoinedSamples([_map_part(Path(root, name), count) for name, count in zip(parts, counts, strict=True)])
+    return _map_part(Path(root), num_samples)
+
+
+def _map_part(root: Path, num_samples: int) -> np.ndarray:
+    path = root / SAMPLES
     with reading(path, f"{num_samples} samples of 2 bytes and a header; {_advice(root)}", PackedError):
         mapped = np.load(path, mmap_mode="r", allow_pickle=False)
     if mapped.dtype != np.dtype("<i2") or mapped.shape != (num_samples,):
@@ -198,12 +245,12 @@ class PackedSource(AudioSource):
 class PackedRows(RowReader):
     """Rows of a list read from a packed corpus: one copy a crop."""
 
-    def __init__(self, root: str, samples: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> None:
+    def __init__(self, root: str, samples: np.ndarray | JoinedSamples, starts: np.ndarray, lengths: np.ndarray) -> None:
         """A reader of rows.
 
         Args:
             root: the corpus, for messages and for opening it again in another process.
-            samples: the memory map, int16 (samples,).
+            samples: the memory map, int16 (samples,), or several that act like it.
             starts: first sample of each row in `samples`, int64 (rows,).
             lengths: samples of each row, 0 where the corpus does not hold it; int64 (rows,).
         """
@@ -285,43 +332,25 @@ class PackedRows(RowReader):
         self.samples = map_samples(self.root, state["samples"])
 
 
-def verify(root: str | Path, num_threads: int = 2, show_progress: bool = False) -> list[str]:
-    """Read a whole corpus and compare every checksum.
-
-    Returns:
-        One sentence for each damaged utterance; empty when the corpus is as it was written.
-
-    Raises:
-        PackedError: the corpus cannot even be opened.
-    """
-    index = read_index(root)
-    samples = map_samples(root, index.num_samples)
-    rows_per_task = max(1, math.ceil(len(index.names) / 4096))
-
-    def check(first_row: int) -> list[str]:
-        problems = []
-        for row in range(first_row, min(first_row + rows_per_task, len(index.names))):
-            first, last = index.sample_offsets[row : row + 2]
-            # CRC-32 runs at the speed of the disk, and one for each utterance says which is damaged.
-            if zlib.crc32(samples[first:last].data) != index.checksums[row]:
-                problems.append(f"{index.names[row]}: samples {first} to {last} do not match their checksum")
-        return problems
-
-    first_rows = range(0, len(index.names), rows_per_task)
-    description = f"verify {Path(root).name}" if show_progress else ""
-    found = parallel_map(check, first_rows, num_threads, description, total=len(first_rows), unit="block")
-    return [problem for some in found for problem in some]
-
-
 def describe_samples(num_samples: int) -> bytes:
     """The header of a .npy file of `num_samples` int16, always 128 bytes, so that it can be written last."""
     text = f"{{'descr': '<i2', 'fortran_order': False, 'shape': ({num_samples},), }}"
     return b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + text.ljust(117).encode("ascii") + b"\n"
 
 
-def _read_description(root: Path) -> dict[str, Any]:
+def read_description(root: Path) -> dict[str, Any]:
+    """What `corpus.json` says: numbers, `index_sha256`, and of a corpus of several parts name and digest of each.
+
+    Raises:
+        PackedError: it is missing, damaged or of a newer version, or the files that it describes are not there.
+    """
     path = root / DESCRIPTION
     if not path.is_file():
+        if found := parts_in(root):
+            missing = missing_parts(list(found), root)
+            what = f"the parts {list_parts(missing)} are missing" if missing else "its parts are not joined"
+            advice = "run speakernet pack with --part for those" if missing else f"run speakernet pack {root} --merge"
+            raise PackedError(f"{root}: packing was not finished: {what}; {advice}")
         if is_packed(root):
             raise PackedError(f"{root}: {DESCRIPTION} is missing, so the corpus is not whole; {_advice(root)}")
         raise PackedError(f"{root}: not a packed corpus (it holds no {DESCRIPTION}); make one with `speakernet pack`")
@@ -331,24 +360,36 @@ def _read_description(root: Path) -> dict[str, Any]:
         version, wanted = int(description["version"]), ("num_utterances", "num_samples", "sample_rate")
         numbers = {key: int(description[key]) for key in wanted}
         index_sha256 = str(description["index_sha256"])
+        parts = {str(part["name"]): str(part["index_sha256"]) for part in description.get("parts", [])}
     if not is_ours:
         raise PackedError(f"{path}: describes {description['format']!r}, expected {FORMAT_NAME!r}")
-    if version != FORMAT_VERSION:
-        advice = "update speakernet" if version > FORMAT_VERSION else _advice(root)
-        raise PackedError(f"{path}: format version {version}, this speakernet reads {FORMAT_VERSION}; {advice}")
+    newest = PARTS_VERSION if parts else FORMAT_VERSION
+    if version != newest:
+        advice = "update speakernet" if version > newest else _advice(root)
+        raise PackedError(f"{path}: format version {version}, this speakernet reads {newest}; {advice}")
     if min(numbers.values()) < 1:
         raise PackedError(f"{path}: describes {numbers}, expected numbers above 0; {_advice(root)}")
+    # Names are data from outside: none may lead elsewhere.
+    if strange := [name for name in parts if not PATTERN.fullmatch(name)]:
+        raise PackedError(f"{path}: names the part {strange[0]!r}, expected such as part-0001-of-0004; {_advice(root)}")
+    if absent := [name for name in parts if not (root / name).is_dir()]:
+        raise PackedError(f"{root}: {', '.join(absent)} is missing, so the corpus is not whole; {_advice(root)}")
+    if not parts:
+        _check_files(root, numbers["num_samples"])
+    return {**numbers, "index_sha256": index_sha256, "parts": parts}
+
+
+def _check_files(root: Path, num_samples: int) -> None:
     for name in (SAMPLES, INDEX):
         if not (root / name).is_file():
             raise PackedError(f"{root}: {name} is missing, so the corpus is not whole; {_advice(root)}")
-    wanted_bytes = len(describe_samples(0)) + 2 * numbers["num_samples"]
+    wanted_bytes = len(describe_samples(0)) + 2 * num_samples
     found_bytes = os.stat(root / SAMPLES).st_size  # noqa: PTH116  beside the other stat
     if found_bytes != wanted_bytes:
         raise PackedError(
             f"{root / SAMPLES}: {found_bytes} bytes, expected {wanted_bytes}; the copy is incomplete or damaged; "
             + _advice(root)
         )
-    return {**numbers, "index_sha256": index_sha256}
 
 
 def _advice(root: str | Path) -> str:

@@ -11,10 +11,10 @@ import os
 import time
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from speakernet.data.packed.corpus import (
 from speakernet.data.packed.names import NameIndex
 from speakernet.files import LOCK_NAME, atomic_write, exclusive, parallel_map, sha256_of
 from speakernet.options import SAMPLE_RATE
+from speakernet.parts import parts_in
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +103,7 @@ def pack(
     num_threads: int = 2,
     skip_bad: bool = False,
     show_progress: bool = False,
+    facts: Mapping[str, str] = MappingProxyType({}),
 ) -> PackSummary:
     """Write (or finish) the packed corpus of `source`.
 
@@ -112,6 +114,7 @@ def pack(
         num_threads: files decoded at a time.
         skip_bad: leave out what cannot be read (counted and named) instead of stopping.
         show_progress: show a progress bar.
+        facts: more for its description.
 
     Raises:
         AudioError: an utterance cannot be read; what was packed so far is kept for the next run.
@@ -121,7 +124,7 @@ def pack(
     if not len(source.names):
         raise PackedError(f"{source.description}: there is nothing to pack; expected at least one audio file")
     if corpus.exists():
-        return _already_there(source, corpus, sample_rate)
+        return already_there(source, corpus, sample_rate)
     partial = partial_of(corpus)
     # Under its final name a folder is always a whole corpus; a killed run is found under this one.
     with exclusive(partial):
@@ -130,7 +133,7 @@ def pack(
             if num_resumed:
                 logger.info("%s: %d of %d utterances are there already", partial, num_resumed, len(source.names))
             _append_all(source, writer, num_threads, skip_bad, sample_rate, show_progress)
-        summary = _finish(partial, source.names, sample_rate, num_resumed)
+        summary = _finish(partial, source.names, sample_rate, num_resumed, facts)
     (partial / LOCK_NAME).unlink(missing_ok=True)
     # The one moment at which the corpus comes to be.
     partial.rename(corpus)
@@ -246,9 +249,7 @@ class _Writer:
     @staticmethod
     def _check_plan(folder: Path, names: StringTable, sample_rate: int) -> None:
         """Refuse to go on with what another list or rate began."""
-        digest = hashlib.sha256(names.offsets.tobytes())
-        digest.update(names.content.tobytes())
-        plan = {"version": FORMAT_VERSION, "sample_rate": sample_rate, "names_sha256": digest.hexdigest()}
+        plan = {"version": FORMAT_VERSION, "sample_rate": sample_rate, "names_sha256": digest_of(names)}
         path = folder / PLAN
         if path.exists():
             try:
@@ -265,12 +266,21 @@ class _Writer:
                 json.dump(plan, file)
 
 
+def digest_of(names: StringTable) -> str:
+    """SHA-256 of names in their order, as lower-case hex."""
+    digest = hashlib.sha256(names.offsets.tobytes())
+    digest.update(names.content.tobytes())
+    return digest.hexdigest()
+
+
 def _read_journal(folder: Path) -> np.ndarray:
     content = (folder / JOURNAL).read_bytes()
     return np.frombuffer(content[: len(content) // RECORD.itemsize * RECORD.itemsize], dtype=RECORD)
 
 
-def _finish(partial: Path, names: StringTable, sample_rate: int, num_resumed: int) -> PackSummary:
+def _finish(
+    partial: Path, names: StringTable, sample_rate: int, num_resumed: int, facts: Mapping[str, str]
+) -> PackSummary:
     """Write header, index and description, and clear the journal away."""
     records = _read_journal(partial)
     kept = np.flatnonzero(records["num_samples"] >= 0)
@@ -301,6 +311,7 @@ def _finish(partial: Path, names: StringTable, sample_rate: int, num_resumed: in
         "num_skipped": len(names) - len(kept),
         "index_sha256": sha256_of(partial / INDEX),
         "written_by": f"speakernet {speakernet.__version__}",
+        **facts,
     }
     with atomic_write(partial / DESCRIPTION) as file:
         json.dump(description, file, indent=1)
@@ -311,13 +322,17 @@ def _finish(partial: Path, names: StringTable, sample_rate: int, num_resumed: in
     return PackSummary(len(kept), int(offsets[-1]), num_resumed, len(names) - len(kept))
 
 
-def _already_there(source: PackInput, corpus: Path, sample_rate: int) -> PackSummary:
-    """The summary of a corpus that already holds just these names; refuses anything else at its place."""
+def already_there(source: PackInput, corpus: Path, sample_rate: int) -> PackSummary:
+    """The summary of a corpus that already holds just these names.
+
+    Raises:
+        PackedError: something else is at its place, or it is not finished.
+    """
     if not is_packed(corpus):
         raise PackedError(f"{corpus}: exists and is not a packed corpus; give a name that is not taken")
     index = read_index(corpus)
-    skipped = corpus / SKIPPED
-    num_skipped = len(skipped.read_text(encoding="utf-8").splitlines()) if skipped.exists() else 0
+    lists = [corpus / SKIPPED, *(path / SKIPPED for path in parts_in(corpus).values())]
+    num_skipped = sum(len(one.read_text(encoding="utf-8").splitlines()) for one in lists if one.exists())
     found = NameIndex(source.names).find(index.names)
     if index.sample_rate != sample_rate or (found < 0).any() or len(found) + num_skipped != len(source.names):
         raise PackedError(

@@ -1,0 +1,229 @@
+"""A corpus that several machines packed: the same utterances as one that one machine packed, and what can go wrong."""
+
+import json
+import logging
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from speakernet.cli import main
+from speakernet.corpora.pack_inputs import FolderInput
+from speakernet.data.audio import write_audio
+from speakernet.data.lists import StringTable
+from speakernet.data.opening import open_source
+from speakernet.data.packed.corpus import DESCRIPTION, PLAN_OF_PARTS, SAMPLES, PackedError, PackedSource, read_index
+from speakernet.data.packed.in_parts import join_parts, pack_part
+from speakernet.data.packed.joined import JoinedSamples
+from speakernet.data.packed.verifying import verify
+from speakernet.data.packed.writer import PackInput, pack
+from speakernet.data.resident import ResidentMaker
+from speakernet.parts import PartError, WorkPart
+
+NAMES = [f"id{speaker}/{utterance}.wav" for speaker in range(5) for utterance in range(2)]
+HEADER_BYTES = 128
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten short utterances."""
+    root = tmp_path_factory.mktemp("audio")
+    random = np.random.default_rng(5)
+    for row, name in enumerate(NAMES):
+        (root / name).parent.mkdir(exist_ok=True)
+        write_audio(root / name, 0.1 * random.standard_normal(700 + 30 * row))
+    return root
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Packed by one machine."""
+    corpus = tmp_path_factory.mktemp("whole") / "corpus"
+    pack(FolderInput(folder), corpus)
+    return corpus
+
+
+def pack_parts(folder: Path, corpus: Path, order: tuple[int, ...] = (2, 3, 1), count: int = 3) -> Path:
+    for number in order:
+        command = ["pack", str(corpus), "--source", str(folder), "--part", f"{number}/{count}"]
+        assert main(command) == 0
+    return corpus
+
+
+@pytest.fixture(scope="module")
+def parts(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Packed by three, the first part last."""
+    return pack_parts(folder, tmp_path_factory.mktemp("parts") / "corpus")
+
+
+def test_the_parts_together_are_the_whole_byte_for_byte(whole: Path, parts: Path) -> None:
+    joined = b"".join((one / SAMPLES).read_bytes()[HEADER_BYTES:] for one in sorted(parts.glob("part-*")))
+    assert joined == (whole / SAMPLES).read_bytes()[HEADER_BYTES:]
+    left, right = read_index(whole), read_index(parts)
+    assert left.names == right.names and left.sample_rate == right.sample_rate
+    assert np.array_equal(left.sample_offsets, right.sample_offsets)
+    assert np.array_equal(left.checksums, right.checksums)
+    assert verify(parts) == []
+    assert main(["pack", str(parts), "--verify"]) == 0
+
+
+def test_the_order_in_which_parts_are_done_changes_nothing(folder: Path, parts: Path, tmp_path: Path) -> None:
+    other = pack_parts(folder, tmp_path / "other", (1, 2, 3))
+    assert (other / DESCRIPTION).read_bytes() == (parts / DESCRIPTION).read_bytes()
+    before = (parts / DESCRIPTION).stat().st_mtime_ns
+    pack_parts(folder, parts, (2,))
+    assert (parts / DESCRIPTION).stat().st_mtime_ns == before, "packed already"
+
+
+def test_reading_is_the_same(whole: Path, parts: Path) -> None:
+    names = StringTable.from_strings([NAMES[6], NAMES[0], NAMES[9], "nobody.wav", NAMES[4]])
+    rows, starts = np.arange(5), np.array([0, 400, 10, 0, 750])
+    found = []
+    for corpus in (whole, parts):
+        source = open_source(corpus)
+        assert isinstance(source, PackedSource) and len(source) == len(NAMES)
+        assert source.missing(names).tolist() == [3]
+        reader = source.rows(names, source.lookup_table(names))
+        again = pickle.loads(pickle.dumps(reader))
+        for one in (reader, again):
+            batch = np.zeros((5, 300), dtype=np.float32)
+            problems = one.fill(rows, starts, batch)
+            assert list(problems) == [3]
+            found.append(batch)
+        found.append(source.read(NAMES[7], 5, 20))
+    assert all(np.array_equal(left, right) for left, right in zip(found[:3], found[3:], strict=True))
+
+
+def test_it_goes_to_a_device_whole(whole: Path, parts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("speakernet.data.on_device.COPY_SAMPLES", 900)  # a copy begins in one part and ends in the next
+    names = StringTable.from_strings(NAMES)
+    made = []
+    for corpus in (whole, parts):
+        source = PackedSource(corpus)
+        table = source.lookup_table(names)
+        maker = ResidentMaker(source.rows(names, table), table.num_samples, seed=1, device=torch.device("cpu"))
+        made.append(maker.corpus.samples)
+    assert torch.equal(*made) and len(made[0]) == read_index(whole).num_samples
+
+
+@pytest.mark.parametrize(("first", "stop"), [(0, 8), (2, 3), (3, 3), (2, 7), (5, 8), (8, 8), (0, 0)])
+def test_slices_of_joined_samples(first: int, stop: int) -> None:
+    pieces = [np.arange(3, dtype=np.int16), np.arange(3, 5, dtype=np.int16), np.arange(5, 8, dtype=np.int16)]
+    assert JoinedSamples(pieces)[first:stop].tolist() == list(range(first, stop))
+
+
+def test_missing_parts_are_named(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    corpus = pack_parts(folder, tmp_path / "corpus", (2,), count=4)
+    assert "the parts 1/4, 3/4, 4/4 are still missing" in caplog.text
+    for attempt in (lambda: open_source(corpus), lambda: pack(FolderInput(folder), corpus)):
+        with pytest.raises(PackedError, match="packing was not finished: the parts 1/4, 3/4, 4/4 are missing"):
+            attempt()
+    with pytest.raises(PackedError, match="the parts 1/4, 3/4, 4/4 are missing"):
+        join_parts(corpus)
+    with pytest.raises(PackedError, match="holds no parts"):
+        join_parts(tmp_path / "nothing")
+
+
+def test_parts_brought_together_by_hand_are_merged(folder: Path, tmp_path: Path, parts: Path) -> None:
+    places = [pack_parts(folder, tmp_path / f"machine{number}", (number,)) for number in (1, 2, 3)]
+    for place in places[1:]:
+        for part in place.glob("part-*"):
+            shutil.move(part, places[0] / part.name)
+    with pytest.raises(PackedError, match=r"its parts are not joined; run speakernet pack .* --merge"):
+        open_source(places[0])
+    assert main(["pack", str(places[0]), "--merge", "--verify"]) == 0
+    assert (places[0] / DESCRIPTION).read_bytes() == (parts / DESCRIPTION).read_bytes()
+
+
+def test_parts_of_something_else_are_refused(folder: Path, tmp_path: Path) -> None:
+    corpus = pack_parts(folder, tmp_path / "corpus", (1,))
+    fewer = FolderInput(folder, StringTable.from_strings(NAMES[:9]))
+    cases: list[tuple[PackInput, WorkPart, int, str]] = [
+        (fewer, WorkPart(2, 3), 16000, "other utterances"),
+        (FolderInput(folder), WorkPart(2, 3), 8000, "16000 Hz, not 8000"),
+        (FolderInput(folder), WorkPart(2, 4), 16000, "3 parts, not 4"),
+    ]
+    for source, part, rate, message in cases:
+        with pytest.raises(PackedError, match=message):
+            pack_part(source, corpus, part, sample_rate=rate)
+    other = tmp_path / "other"
+    for number in (2, 3):
+        pack_part(fewer, other, WorkPart(number, 4))
+        shutil.move(other / WorkPart(number, 4).name, corpus / WorkPart(number, 3).name)
+    with pytest.raises(PackedError, match="the parts 2/3, 3/3 are of another list"):
+        join_parts(corpus)
+    with pytest.raises(PackedError, match="10 utterances, too few for 11 parts"):
+        pack_part(FolderInput(folder), tmp_path / "many", WorkPart(1, 11))
+    shutil.copytree(corpus / "part-0001-of-0003", corpus / "part-0001-of-0005")
+    with pytest.raises(PartError, match="parts of 3 and of 5"):
+        join_parts(corpus)
+
+
+class Killed(BaseException):
+    """Ends a part like a kill."""
+
+
+class Dying(FolderInput):
+    """A folder of which no more than two files can be read."""
+
+    calls = 0
+
+    def decode(self, row: int, content: bytes | None, sample_rate: int) -> np.ndarray:
+        self.calls += 1
+        if self.calls > 2:
+            raise Killed
+        return super().decode(row, content, sample_rate)
+
+
+def test_a_part_that_is_killed_goes_on(folder: Path, tmp_path: Path, parts: Path) -> None:
+    corpus = pack_parts(folder, tmp_path / "corpus", (1, 2))
+    with pytest.raises(Killed):
+        pack_part(Dying(folder), corpus, WorkPart(3, 3), num_threads=1)
+    assert not (corpus / DESCRIPTION).exists()
+    pack_parts(folder, corpus, (3,))
+    # Killed after the last part was done and before it was joined: any part's command joins.
+    description = (corpus / DESCRIPTION).read_bytes()
+    (corpus / DESCRIPTION).unlink()
+    pack_parts(folder, corpus, (1,))
+    assert (corpus / DESCRIPTION).read_bytes() == description == (parts / DESCRIPTION).read_bytes()
+
+
+def test_damage_is_told(folder: Path, tmp_path: Path) -> None:
+    corpus = pack_parts(folder, tmp_path / "corpus")
+    kept = (corpus / DESCRIPTION).read_text()
+    for damage, message in (
+        (lambda one: one["parts"].__setitem__(0, {**one["parts"][0], "name": "../elsewhere"}), "names the part"),
+        (lambda one: one.__setitem__("num_utterances", 9), "its parts hold 10 utterances"),
+        (lambda one: one["parts"][1].__setitem__("index_sha256", "0"), "is not the part that"),
+        (lambda one: one.__setitem__("version", 3), "format version 3, this speakernet reads 2; update"),
+    ):
+        description = json.loads(kept)
+        damage(description)
+        (corpus / DESCRIPTION).write_text(json.dumps(description))
+        with pytest.raises(PackedError, match=message):
+            read_index(corpus)
+    (corpus / DESCRIPTION).write_text(kept)
+    (corpus / "part-0002-of-0003").rename(tmp_path / "taken away")
+    with pytest.raises(PackedError, match="part-0002-of-0003 is missing"):
+        read_index(corpus)
+
+
+def test_what_cannot_be_asked_for(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    corpus = tmp_path / "corpus"
+    for more, message in (
+        (["--verify", "--part", "1/2"], "--part goes with --source; --merge"),
+        (["--merge", "--source", str(folder)], "--part goes with --source; --merge"),
+        (["--source", str(folder), "--part", "3/2"], "there is no part 3 of 2"),
+    ):
+        assert main(["pack", str(corpus), *more]) == 1
+        assert message in capsys.readouterr().err
+    assert not corpus.exists()
+    corpus.mkdir()
+    (corpus / "notes.txt").touch()
+    with pytest.raises(PackedError, match="exists and is not a packed corpus"):
+        pack_part(FolderInput(folder), corpus, WorkPart(1, 2))
+    assert not (corpus / PLAN_OF_PARTS).exists()
