@@ -12,6 +12,7 @@ from torch import nn
 from speakernet import distributed
 from speakernet.assembly.compiling import build_compiler
 from speakernet.assembly.refusals import needs_gradient_cache, say_what_has_no_effect
+from speakernet.assembly.sharding import share_head
 from speakernet.config.schema import Config, config_to_dict
 from speakernet.machine.device import find_device
 from speakernet.machine.settings import AppliedSetting, optimize_torch_settings
@@ -152,6 +153,7 @@ def build_trainer(
     net.to(device)
     loss.to(device)
     apply_memory_options(config, net, device, precision)
+    share_head(config.loss, loss)
     step = _build_step(config, net, loss, loader, precision, Path(run_folder))
     learner = Learner(
         step=step,

@@ -5,11 +5,13 @@ percent. They compute in float32 whatever the precision of the trunk.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from speakernet.losses.classes import AllClasses, ClassShard, Columns
 from speakernet.losses.options import (
     AAMSoftmaxOptions,
     AMSoftmaxOptions,
@@ -17,6 +19,7 @@ from speakernet.losses.options import (
     SoftmaxOptions,
     SphereFace2Options,
 )
+from speakernet.sharding import RowShare, keep_share, share_of
 
 # Keeps the square root of 1 - cos² differentiable where an embedding lies exactly on its speaker's vector.
 SINE_FLOOR = 1e-12
@@ -34,12 +37,50 @@ class SpeakerLoss(nn.Module):
         """Whether it takes (speakers, utterances, dim)."""
         return self.options.is_metric
 
+    @property
+    def sees_all_ranks(self) -> bool:
+        """Whether it takes the embeddings of all ranks together, and then gives the same on each."""
+        return self.is_metric
+
 
 class ClassificationLoss(SpeakerLoss):
-    """The abstract loss with a head: the float32 rule and the accuracy."""
+    """The abstract loss with a head: the float32 rule, the accuracy, and where its classes lie.
+
+    The state dictionary of a head that is shared by several ranks holds the whole head on rank 0, so that every rank
+    has to ask for it at once; a whole head can be loaded into any number of shares.
+    """
+
+    def __init__(self, options: LossOptions, num_classes: int) -> None:
+        super().__init__(options)
+        self.classes = AllClasses(num_classes)
+        self.register_state_dict_post_hook(_join_shares)
+        self.register_load_state_dict_pre_hook(_take_shares)
+
+    @property
+    def num_classes(self) -> int:
+        """Speakers of the whole head, those of all speeds."""
+        return self.classes.num_classes
+
+    @property
+    def sees_all_ranks(self) -> bool:
+        """See `SpeakerLoss`."""
+        return isinstance(self.classes, ClassShard)
+
+    def shard(self, rank: int, world_size: int) -> None:
+        """Keep only this rank's share of the classes; call it before an optimizer is made, the same on every rank.
+
+        Raises:
+            ValueError: there are fewer classes than ranks.
+        """
+        num_classes = self.classes.num_classes
+        self.classes = ClassShard(num_classes, rank, world_size)
+        for parameter in self.parameters(recurse=False):
+            # A single number belongs to all classes.
+            if parameter.ndim:
+                keep_share(parameter, RowShare(num_classes, rank, world_size, len(parameter) // num_classes))
 
     def logits(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """(batch, dim) and (batch,) to (batch, classes)."""
+        """(batch, dim) and (batch,) to (batch, classes that lie here)."""
         raise NotImplementedError
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,8 +91,8 @@ class ClassificationLoss(SpeakerLoss):
             labels: (batch,) int64 in 0..classes-1.
         """
         with torch.autocast(embeddings.device.type, enabled=False):
-            logits = self.logits(embeddings.float(), labels)
-            return functional.cross_entropy(logits, labels), accuracy_percent(logits, labels)
+            logits = self.logits(self.classes.shared(embeddings.float()), labels)
+            return self.classes.cross_entropy(logits, labels), self.classes.accuracy_percent(logits, labels)
 
 
 class Softmax(ClassificationLoss):
@@ -64,7 +105,7 @@ class Softmax(ClassificationLoss):
     """
 
     def __init__(self, options: SoftmaxOptions, embedding_dim: int, num_classes: int) -> None:
-        super().__init__(options)
+        super().__init__(options, num_classes)
         self.weight = nn.Parameter(torch.empty(num_classes, embedding_dim))
         self.bias = nn.Parameter(torch.empty(num_classes))
         bound = 1 / math.sqrt(embedding_dim)
@@ -88,7 +129,7 @@ class AMSoftmax(ClassificationLoss):
     """
 
     def __init__(self, options: AMSoftmaxOptions, embedding_dim: int, num_classes: int) -> None:
-        super().__init__(options)
+        super().__init__(options, num_classes)
         self.margin = options.margin  # of its own, since a schedule moves it
         self.scale = options.scale
         self.weight = nn.Parameter(torch.empty(num_classes, embedding_dim))
@@ -97,9 +138,8 @@ class AMSoftmax(ClassificationLoss):
     def logits(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Scale times (cosine, minus the margin at the label)."""
         cosine = functional.linear(functional.normalize(embeddings), functional.normalize(self.weight))
-        own = labels.unsqueeze(1)
-        lowered = cosine.gather(1, own) - self.margin
-        return cosine.scatter(1, own, lowered) * self.scale
+        own = self.classes.own(labels)
+        return own.replaced(cosine, own.of(cosine) - self.margin) * self.scale
 
 
 class AAMSoftmax(ClassificationLoss):
@@ -120,7 +160,7 @@ class AAMSoftmax(ClassificationLoss):
     """
 
     def __init__(self, options: AAMSoftmaxOptions, embedding_dim: int, num_classes: int) -> None:
-        super().__init__(options)
+        super().__init__(options, num_classes)
         self.margin = options.margin  # of its own, since a schedule moves it
         self.full_margin = options.margin
         self.scale = options.scale
@@ -137,13 +177,12 @@ class AAMSoftmax(ClassificationLoss):
         cosine = functional.linear(functional.normalize(embeddings), functional.normalize(self.weight))
         if self.sub_centers > 1:
             cosine = cosine.unflatten(1, (-1, self.sub_centers)).amax(dim=2)  # (batch, classes)
-        own = labels.unsqueeze(1)
+        own = self.classes.own(labels)
         # Only the label's column needs the angle: (batch, 1) instead of (batch, classes).
-        own_cosine = cosine.gather(1, own)
-        widened = self._widened(own_cosine)
+        widened = self._widened(own.of(cosine))
         if self.inter_top_k:
             cosine = self._with_neighbours_nearer(cosine, own)
-        return cosine.scatter(1, own, widened) * self.scale
+        return own.replaced(cosine, widened) * self.scale
 
     def _widened(self, own_cosine: Tensor) -> Tensor:
         widened = turned(own_cosine, self.margin)
@@ -152,11 +191,12 @@ class AAMSoftmax(ClassificationLoss):
         beyond = own_cosine - math.sin(math.pi - self.margin) * self.margin
         return torch.where(own_cosine > math.cos(math.pi - self.margin), widened, beyond)
 
-    def _with_neighbours_nearer(self, cosine: Tensor, own: Tensor) -> Tensor:
+    def _with_neighbours_nearer(self, cosine: Tensor, own: Columns) -> Tensor:
         # A cosine is never below -1: at -2 the own speaker is nobody's neighbour.
-        nearest = cosine.detach().scatter(1, own, -2.0).topk(self.inter_top_k, dim=1).indices  # (batch, k)
+        others = own.replaced(cosine.detach(), torch.full_like(own.indices, -2, dtype=cosine.dtype))
+        nearest = self.classes.nearest(others, self.inter_top_k)
         share = min(1.0, self.margin / self.full_margin) if self.full_margin else 1.0
-        return cosine.scatter(1, nearest, turned(cosine.gather(1, nearest), -self.inter_top_k_penalty * share))
+        return nearest.replaced(cosine, turned(nearest.of(cosine), -self.inter_top_k_penalty * share))
 
 
 class SphereFace2(ClassificationLoss):
@@ -175,7 +215,7 @@ class SphereFace2(ClassificationLoss):
     """
 
     def __init__(self, options: SphereFace2Options, embedding_dim: int, num_classes: int) -> None:
-        super().__init__(options)
+        super().__init__(options, num_classes)
         self.margin = options.margin  # of its own, since a schedule moves it
         self.scale = options.scale
         self.widens_angle = options.margin_type == "A"
@@ -193,19 +233,22 @@ class SphereFace2(ClassificationLoss):
             labels: (batch,) int64 in 0..classes-1.
         """
         with torch.autocast(embeddings.device.type, enabled=False):
-            cosine = functional.linear(functional.normalize(embeddings.float()), functional.normalize(self.weight))
-            own = labels.unsqueeze(1)
-            own_cosine = cosine.gather(1, own)
-            positive = functional.softplus(-self._answer(own_cosine, self.margin))  # (batch, 1)
-            others = functional.softplus(self._answer(cosine, -self.margin)).scatter(1, own, 0.0)
-            loss = self.positive_weight * positive.squeeze(1) + (1 - self.positive_weight) * others.sum(dim=1)
-            return loss.mean(), accuracy_percent(cosine.scatter(1, own, own_cosine - self.margin), labels)
+            rows = functional.normalize(self.classes.shared(embeddings.float()))
+            cosine = functional.linear(rows, functional.normalize(self.weight))
+            own, bias = self.classes.own(labels), self.classes.shared(self.bias)
+            own_cosine = own.of(cosine)
+            positive = functional.softplus(-self._answer(own_cosine, self.margin, bias))  # (batch, 1)
+            others = functional.softplus(self._answer(cosine, -self.margin, bias))
+            others = own.replaced(others, torch.zeros_like(own_cosine))
+            loss = self.positive_weight * own.only_here(positive).squeeze(1)
+            loss = self.classes.total(loss + (1 - self.positive_weight) * others.sum(dim=1))
+            return loss.mean(), self.classes.accuracy_percent(own.replaced(cosine, own_cosine - self.margin), labels)
 
-    def _answer(self, cosine: Tensor, margin: float) -> Tensor:
+    def _answer(self, cosine: Tensor, margin: float, bias: Tensor) -> Tensor:
         """How strongly the answer is yes, made harder by `margin` (negative: harder for no)."""
         if self.widens_angle:
-            return self.scale * self._spread(self._widened(cosine, margin)) + self.bias
-        return self.scale * (self._spread(cosine) - margin) + self.bias
+            return self.scale * self._spread(self._widened(cosine, margin)) + bias
+        return self.scale * (self._spread(cosine) - margin) + bias
 
     def _widened(self, cosine: Tensor, margin: float) -> Tensor:
         widened = turned(cosine, margin)
@@ -229,10 +272,16 @@ def turned(cosine: Tensor, angle: float) -> Tensor:
     return cosine * math.cos(angle) - sine * math.sin(angle)
 
 
-def accuracy_percent(logits: Tensor, labels: Tensor) -> Tensor:
-    """Share of rows whose largest logit is the label's, in percent, 0-d on the device.
+def _join_shares(loss: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
+    for name, parameter in loss.named_parameters(recurse=False):
+        own = share_of(parameter)
+        if own is not None:
+            state[prefix + name] = own.join(parameter)
 
-    >>> accuracy_percent(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 1]))
-    tensor(50.)
-    """
-    return (logits.detach().argmax(dim=1) == labels).float().mean() * 100.0
+
+def _take_shares(loss: nn.Module, state: dict[str, Any], prefix: str, *_others: Any) -> None:
+    for name, parameter in loss.named_parameters(recurse=False):
+        own, found = share_of(parameter), state.get(prefix + name)
+        # What is of another number of classes is refused by torch, which names the shapes.
+        if own is not None and isinstance(found, Tensor) and found.ndim and len(found) == own.num_rows:
+            state[prefix + name] = own.take(found)

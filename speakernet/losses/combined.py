@@ -65,6 +65,15 @@ class Combined(MetricLoss):
         """Move it, as a schedule does."""
         self.get_submodule(self.PARTS[0]).margin = margin  # type: ignore[assignment]
 
+    @property
+    def num_classes(self) -> int:
+        """That of the classification loss."""
+        return self.get_submodule(self.PARTS[0]).num_classes  # type: ignore[return-value]
+
+    def shard(self, rank: int, world_size: int) -> None:
+        """Share the classes of the classification loss; see `ClassificationLoss.shard`."""
+        self.get_submodule(self.PARTS[0]).shard(rank, world_size)  # type: ignore[operator]
+
     def compare(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Both losses, weighted and added."""
         classification, metric = (self.get_submodule(name) for name in self.PARTS)

@@ -29,7 +29,7 @@ class HAMSoftmax(ClassificationLoss):
     """
 
     def __init__(self, options: HAMSoftmaxOptions, embedding_dim: int, num_classes: int) -> None:
-        super().__init__(options)
+        super().__init__(options, num_classes)
         self.margin = options.margin  # of its own, since a schedule moves it
         self.scale = options.scale
         self.radius = (1.0 - EPSILON) / options.curvature**0.5
@@ -39,8 +39,8 @@ class HAMSoftmax(ClassificationLoss):
     def logits(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Minus scale times (distance, plus the margin at the label)."""
         distances = self.distances(embeddings, self.weight)
-        own = labels.unsqueeze(1)
-        return -self.scale * distances.scatter(1, own, distances.gather(1, own) + self.margin)
+        own = self.classes.own(labels)
+        return -self.scale * own.replaced(distances, own.of(distances) + self.margin)
 
     def distances(self, left: Tensor, right: Tensor) -> Tensor:
         """Of all pairs, (left rows, right rows); a few thousandths at least."""

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from speakernet.losses.classification import SpeakerLoss, accuracy_percent
+from speakernet.losses.classes import accuracy_percent
+from speakernet.losses.classification import SpeakerLoss
 from speakernet.losses.options import (
     GE2EOptions,
     LearnedScaleOptions,

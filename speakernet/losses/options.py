@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Le
 
-from speakernet.options import NamedOptions, OptionError, Positive, Share
+from speakernet.options import NamedOptions, OptionError, Positive, Share, Switch
 from speakernet.registry import Part, lookup
 
 Weight = Annotated[float, Ge(0.0), Le(1e6)]
@@ -20,13 +20,23 @@ class LossOptions(NamedOptions):
 
     name: str = "aamsoftmax"
     """Name of the loss; `speakernet list losses` shows them all."""
+    sharded: Switch = "auto"
+    """Of several processes each keeps a share of the speakers of the head; auto: where that saves memory and time."""
 
+    has_head: ClassVar[bool] = True
+    """Whether it has weights of each speaker."""
     is_metric: ClassVar[bool] = False
     """Whether utterances of one speaker are compared with each other, (speakers, utterances, dim)."""
     min_utterances: ClassVar[int] = 1
     """Utterances of each speaker that a batch must hold."""
     normalize_embeddings: ClassVar[bool] = True
     """Whether voxceleb_trainer scores embeddings of this loss after normalising them (its `test_normalize`)."""
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Shares of a head that there is none of."""
+        yield from super().problems()
+        if self.sharded == "on" and not self.has_head:
+            yield "sharded", f"on, but {self.name} has no head of speakers to be shared; leave it at auto"
 
     def with_margin(self, margin: float) -> "LossOptions":
         """A copy with another margin, of a loss that has one (`hasattr(options, "margin")`)."""
@@ -101,6 +111,7 @@ class MetricOptions(LossOptions):
     """The base of losses that compare the utterances of a batch."""
 
     is_metric: ClassVar[bool] = True
+    has_head: ClassVar[bool] = False
     min_utterances: ClassVar[int] = 2
 
 
@@ -154,6 +165,7 @@ class SoftmaxPrototypicalOptions(LearnedScaleOptions):
     """Softmax and angular prototypical, added; voxceleb_trainer's name of that case of `combined`."""
 
     name: str = "softmaxproto"
+    has_head: ClassVar[bool] = True
 
 
 CLASSIFICATIONS: dict[str, Part] = {
@@ -178,6 +190,7 @@ class CombinedOptions(MetricOptions):
     """A classification and a metric loss of the same utterances, weighted and added."""
 
     name: str = "combined"
+    has_head: ClassVar[bool] = True
     classification: LossOptions = field(default_factory=AAMSoftmaxOptions)
     """The loss with a head: its name and its options, such as {name: aamsoftmax, margin: 0.3}; its margin is ramped."""
     classification_weight: Weight = 1.0
@@ -212,6 +225,9 @@ class CombinedOptions(MetricOptions):
         yield from super().problems()
         if not self.classification_weight and not self.metric_weight:
             yield "metric_weight", "0, and classification_weight too; expected one of them above 0"
+        for part in ("classification", "metric"):
+            if (value := getattr(self, part).sharded) != "auto":
+                yield part, f"sharded: {value} within it; give it as loss.sharded, which holds for the whole loss"
 
 
 LOSSES: dict[str, Part] = {

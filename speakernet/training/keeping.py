@@ -67,8 +67,10 @@ class Keeper:
     def save_last(self) -> None:
         """Write everything that a resume needs."""
         self._saved_at, self._saved_step = time.monotonic(), self.state.step
+        # By every rank: what they share has to be gathered.
+        training = self.training()
         if distributed.is_main():
-            self.store.save_last({**self.model(), "training": self.training()})
+            self.store.save_last({**self.model(), "training": training})
 
     def save_best(self) -> None:
         """Make the weights of now best.pt."""
@@ -77,14 +79,15 @@ class Keeper:
 
     def save_epoch(self, *, with_head: bool) -> None:
         """Keep the weights of now in checkpoints/, with the head of the loss where it will be averaged too."""
+        head = {"head": self.loss.state_dict()} if with_head else {}
         if distributed.is_main():
-            head = {"head": self.loss.state_dict()} if with_head else {}
             self.store.save_epoch(self.state.epoch, {**self.model(), **head})
 
     def save_average(self, head: Mapping[str, Any] | None) -> None:
         """Keep the weights of now as the average, with its head: that of the loss where none was averaged."""
+        own = self.loss.state_dict() if head is None else head
         if distributed.is_main():
-            self.store.save_average({**self.model(), "head": self.loss.state_dict() if head is None else head})
+            self.store.save_average({**self.model(), "head": own})
 
     def model(self) -> dict[str, Any]:
         """The contents of a model file of now."""

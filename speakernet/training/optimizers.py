@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from speakernet.registry import create, lookup
+from speakernet.sharding import join_state, parameters_of, take_state
 from speakernet.training.options import (
     OPTIMIZERS,
     AdamOptions,
@@ -179,8 +180,9 @@ class OptimizerState:
         self.optimizer = optimizer
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain values."""
-        return self.optimizer.state_dict()
+        """Tensors and plain values; what several ranks share is whole on rank 0, so that each has to ask."""
+        state = self.optimizer.state_dict()
+        return {**state, "state": join_state(state["state"], parameters_of(self.optimizer))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the moments up.
@@ -198,5 +200,6 @@ class OptimizerState:
                 raise ValueError(f"the optimizer's options differ: {differing}")
         # torch takes up what the state dictionary says, so ours says the options of now.
         groups = [{**one, "params": other["params"]} for one, other in zip(own, saved, strict=True)]
-        self.optimizer.load_state_dict({"state": state["state"], "param_groups": groups})
+        own_state = take_state(state["state"], parameters_of(self.optimizer))
+        self.optimizer.load_state_dict({"state": own_state, "param_groups": groups})
         _fill_in_momentum(self.optimizer)

@@ -14,6 +14,8 @@ BASE = {
     *("options", "registry", "terminal", "files", "appending", "arrays", "seeding", "distributed", "machine", "parts"),
     *("checkpoint", "yaml_text"),
     "run_folder",
+    "sharding",
+    "remote",
 }
 OPTIONS = {"data", "evaluation", "frontend", "losses", "models", "training"}
 ALLOWED = {
@@ -26,6 +28,8 @@ ALLOWED = {
     "seeding": set(),
     "distributed": set(),
     "parts": set(),
+    "sharding": {"distributed", "parts"},
+    "remote": {"files"},
     "machine": {"options", "files", "distributed"},
     "checkpoint": {"files"},
     "yaml_text": {"files"},
@@ -55,6 +59,7 @@ ONE_DOOR = {
     "requests": {"corpora"},
     "jinja2": {"evaluation"},
     "tqdm": {"terminal.py"},
+    "fsspec": {"remote.py"},
 }
 """Library -> the rooms or files that may import it."""
 

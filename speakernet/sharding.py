@@ -1,0 +1,138 @@
+"""Parameters of which each rank keeps a share of the rows: which share it is, how it is cut out and joined again.
+
+What is marked here is left alone by whoever adds gradients over the ranks, is joined where it is saved, and counts once
+over all ranks in the norm of the gradient. In one process nothing is marked.
+"""
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as torch_distributed
+
+from speakernet import distributed
+from speakernet.parts import share
+
+MARK = "row_share"
+
+
+@dataclass(frozen=True)
+class RowShare:
+    """The rows of a tensor that one of several ranks keeps, neighbours all; shares differ by one unit at most.
+
+    >>> [RowShare(10, rank, 4).rows for rank in range(4)]
+    [range(0, 2), range(2, 5), range(5, 7), range(7, 10)]
+    """
+
+    num_units: int
+    """Of the whole: speakers, say."""
+    rank: int
+    world_size: int
+    rows_per_unit: int = 1
+    """Rows that stay together, such as the centres of a speaker."""
+
+    @property
+    def rows(self) -> range:
+        """Those of this rank, of the whole's."""
+        return self._rows_of(self.rank)
+
+    @property
+    def num_rows(self) -> int:
+        """Of the whole."""
+        return self.num_units * self.rows_per_unit
+
+    def take(self, whole: Tensor) -> Tensor:
+        """A copy of this rank's rows of a whole tensor, (rows of the whole, …)."""
+        return whole[self.rows.start : self.rows.stop].clone()
+
+    def join(self, own: Tensor) -> Tensor:
+        """The whole tensor in host memory on rank 0, and on the others what they have; every rank calls it.
+
+        Args:
+            own: (rows of this rank, …).
+        """
+        counts = [len(self._rows_of(rank)) for rank in range(self.world_size)]
+        # Of equal length, which every backend can gather.
+        padded = own.new_zeros((max(counts), *own.shape[1:]))
+        padded[: len(own)] = own.detach()
+        gathered = [torch.empty_like(padded) for _ in counts] if self.rank == 0 else None
+        torch_distributed.gather(padded, gathered, dst=0)
+        if gathered is None:
+            return own.detach()
+        return torch.cat([one[:count].cpu() for one, count in zip(gathered, counts, strict=True)])
+
+    def _rows_of(self, rank: int) -> range:
+        units = share(range(self.num_units), rank + 1, self.world_size)
+        return range(units.start * self.rows_per_unit, units.stop * self.rows_per_unit)
+
+
+def keep_share(parameter: nn.Parameter, own: RowShare) -> None:
+    """Cut a whole parameter down to this rank's rows, in place, and mark it."""
+    parameter.data = own.take(parameter.data)
+    setattr(parameter, MARK, own)
+
+
+def share_of(parameter: Tensor) -> RowShare | None:
+    """Which share of a parameter this rank keeps; None where it keeps all of it."""
+    return getattr(parameter, MARK, None)
+
+
+def sharded_names(module: nn.Module) -> list[str]:
+    """Names of the parameters of which each rank keeps a share; their gradients are whole on the rank that has them."""
+    return [name for name, parameter in module.named_parameters() if share_of(parameter) is not None]
+
+
+def total_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """The norm of all gradients together, 0-d and the same on every rank; shares of all ranks count once.
+
+    Gradients of whole parameters are taken to be the same on every rank.
+    """
+    gradients: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for parameter in parameters:
+        if parameter.grad is not None:
+            gradients[share_of(parameter) is not None].append(parameter.grad)
+    whole, of_shares = gradients
+    norm = torch.nn.utils.get_total_norm(whole)
+    if not of_shares:
+        return norm
+    squares = torch.nn.utils.get_total_norm(of_shares).square()
+    if distributed.is_distributed():
+        torch_distributed.all_reduce(squares)
+    return (norm.to(squares.device).square() + squares).sqrt()
+
+
+def join_state(state: dict, parameters: Iterable[nn.Parameter]) -> dict:
+    """An optimizer's state with the moments of shares joined, whole on rank 0; every rank calls it.
+
+    Args:
+        state: number of the parameter -> its moments by name.
+        parameters: in the order of the numbers.
+    """
+    return _with_moments(state, parameters, lambda own, moment: own.join(moment), is_whole=False)
+
+
+def take_state(state: dict, parameters: Iterable[nn.Parameter]) -> dict:
+    """The way back: of an optimizer's whole state what belongs to this rank's shares."""
+    return _with_moments(state, parameters, lambda own, moment: own.take(moment), is_whole=True)
+
+
+def _with_moments(state: dict, parameters: Iterable[nn.Parameter], change, *, is_whole: bool) -> dict:  # type: ignore[no-untyped-def]
+    changed = dict(state)
+    for number, parameter in enumerate(parameters):
+        own = share_of(parameter)
+        if own is None or number not in state:
+            continue
+        rows = own.num_rows if is_whole else len(own.rows)
+        changed[number] = {
+            # A count of steps is no moment: it has no rows.
+            name: change(own, value) if isinstance(value, Tensor) and value.ndim and len(value) == rows else value
+            for name, value in state[number].items()
+        }
+    return changed
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """Every parameter of an optimizer, in the order by which its state numbers them."""
+    return list(itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups))

@@ -1,0 +1,209 @@
+"""A head whose speakers are shared by two real processes equals the whole head: loss, gradients, weights after steps.
+
+Both processes are started once for all cases; each compares its share with the whole head that it computes by itself.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import distributed as torch_distributed
+from torch import multiprocessing, nn
+
+from speakernet.losses import LOSSES
+from speakernet.losses.classes import ClassShard
+from speakernet.losses.options import (
+    AAMSoftmaxOptions,
+    AMSoftmaxOptions,
+    CombinedOptions,
+    GE2EOptions,
+    HAMSoftmaxOptions,
+    LossOptions,
+    SoftmaxOptions,
+    SoftmaxPrototypicalOptions,
+    SphereFace2Options,
+    TripletOptions,
+)
+from speakernet.registry import create
+from speakernet.sharding import (
+    RowShare,
+    join_state,
+    parameters_of,
+    sharded_names,
+    share_of,
+    take_state,
+    total_norm,
+)
+
+DIM, CLASSES, SPEAKERS, UTTERANCES, STEPS = 6, 11, 5, 2, 5
+TOLERANCE = 1e-5
+
+CASES: dict[str, LossOptions] = {
+    "softmax": SoftmaxOptions(),
+    "amsoftmax": AMSoftmaxOptions(),
+    "aamsoftmax": AAMSoftmaxOptions(),
+    "aamsoftmax, easy margin": AAMSoftmaxOptions(easy_margin=True, margin=0.4),
+    "aamsoftmax, three centres": AAMSoftmaxOptions(sub_centers=3),
+    "aamsoftmax, three neighbours": AAMSoftmaxOptions(inter_top_k=3, inter_top_k_penalty=0.1),
+    "aamsoftmax, all neighbours, two centres": AAMSoftmaxOptions(inter_top_k=50, sub_centers=2),
+    "sphereface2, C": SphereFace2Options(),
+    "sphereface2, A": SphereFace2Options(margin_type="A", margin=0.15),
+    # At its usual scale the gradient's norm is 70 here: steps of 0.1 would enlarge what rounding leaves.
+    "hamsoftmax": HAMSoftmaxOptions(scale=2.0),
+    "combined with triplet": CombinedOptions(classification=AAMSoftmaxOptions(sub_centers=2), metric=TripletOptions()),
+    "softmaxproto": SoftmaxPrototypicalOptions(),
+}
+
+
+def loss_and_net(options: LossOptions) -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(1)
+    loss = create(LOSSES[options.name], options, embedding_dim=DIM, num_classes=CLASSES, seed=0)
+    return loss, nn.Linear(DIM, DIM)
+
+
+def optimizer_over(net: nn.Module, loss: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD([*net.parameters(), *loss.parameters()], lr=0.1, momentum=0.9, nesterov=True)
+
+
+def batch_of(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(utterances, dim) and (utterances,), two utterances of each speaker after another."""
+    generator = torch.Generator().manual_seed(step)
+    speakers = torch.randperm(CLASSES, generator=generator)[:SPEAKERS]
+    return torch.randn((SPEAKERS * UTTERANCES, DIM), generator=generator), speakers.repeat_interleave(UTTERANCES)
+
+
+def loss_of(loss: nn.Module, embeddings: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    if not loss.is_metric:
+        return loss(embeddings, labels)
+    return loss(embeddings.reshape(SPEAKERS, UTTERANCES, -1), labels[::UTTERANCES])
+
+
+def compare(options: LossOptions, rank: int) -> dict[str, float]:
+    """The largest difference of each kind between two shares and the whole head, and how large the head is here."""
+    whole, net = loss_and_net(options)
+    shard, twin = loss_and_net(options)
+    shard.shard(rank, 2)
+    assert shard.sees_all_ranks
+    own, own_optimizer = optimizer_over(net, whole), optimizer_over(twin, shard)
+    worst = dict.fromkeys(("loss", "accuracy", "norm", "embeddings", "weights", "moments"), 0.0)
+
+    def note(name: str, left: torch.Tensor, right: torch.Tensor) -> None:
+        worst[name] = max(worst[name], float((left - right).detach().abs().max()))
+
+    for step in range(STEPS):
+        waveforms, labels = batch_of(step)
+        results = []
+        for one, trunk, optimizer in ((whole, net, own), (shard, twin, own_optimizer)):
+            embeddings = trunk(waveforms)
+            embeddings.retain_grad()
+            value, accuracy = loss_of(one, embeddings, labels)
+            value.backward()
+            results.append((value, accuracy, embeddings.grad, total_norm(parameters_of(optimizer))))
+            optimizer.step()
+            optimizer.zero_grad()
+        for name, left, right in zip(("loss", "accuracy", "embeddings", "norm"), *results, strict=False):
+            note(name, left, right) if name != "norm" else None
+        note("norm", results[0][3], results[1][3])
+    # Every rank is asked, and rank 0 gets the whole.
+    state = shard.state_dict()
+    moments = join_state(own_optimizer.state_dict()["state"], parameters_of(own_optimizer))
+    if rank == 0:
+        for name, tensor in whole.state_dict().items():
+            note("weights", tensor.float(), state[name].float())
+        for number, saved in own.state_dict()["state"].items():
+            note("moments", saved["momentum_buffer"], moments[number]["momentum_buffer"])
+    for left, right in zip(net.parameters(), twin.parameters(), strict=True):
+        note("weights", left, right)
+    worst["rows"] = sum(len(one) for one in shard.parameters() if share_of(one) is not None)
+    worst["loaded"] = float(_loads_into_shares(whole, options, own.state_dict()["state"], rank))
+    return worst
+
+
+def _loads_into_shares(whole: nn.Module, options: LossOptions, moments: dict, rank: int) -> bool:
+    """Whether the state of a whole head, as one process saves it, becomes this rank's share of it, and is kept."""
+    saved = whole.state_dict()
+    before = {name: tensor.clone() for name, tensor in saved.items() if tensor.ndim}
+    fresh, net = loss_and_net(options)
+    fresh.shard(rank, 2)
+    fresh.load_state_dict(saved)
+    taken = take_state(moments, parameters_of(optimizer_over(net, fresh)))
+    return (
+        all(torch.equal(saved[name], tensor) for name, tensor in before.items())
+        and all(
+            torch.equal(one.detach(), share_of(one).take(whole.get_parameter(name).detach()))
+            for name, one in fresh.named_parameters()
+            if share_of(one) is not None
+        )
+        and all(
+            share_of(one) is None or taken[number]["momentum_buffer"].shape == one.shape
+            for number, one in enumerate(parameters_of(optimizer_over(net, fresh)))
+        )
+    )
+
+
+def run_rank(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    torch_distributed.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=2)
+    found = {name: compare(options, rank) for name, options in CASES.items()}
+    Path(folder, f"rank{rank}.json").write_text(json.dumps(found))
+    torch_distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, float]]]:
+    """What each of the two processes found."""
+    folder = tmp_path_factory.mktemp("sharded")
+    multiprocessing.spawn(run_rank, (str(folder),), nprocs=2)
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_two_shares_equal_the_whole_head(found: list, name: str, rank: int) -> None:
+    differences = found[rank][name]
+    rows, loaded = differences.pop("rows"), differences.pop("loaded")
+    assert max(differences.values()) < TOLERANCE, differences
+    assert loaded == 1.0
+    whole, _ = loss_and_net(CASES[name])
+    all_rows = sum(len(one) for one in whole.parameters() if one.ndim)
+    assert rows == all_rows * (5, 6)[rank] // CLASSES, "each process keeps its own speakers only"
+    assert not sharded_names(whole)
+
+
+def test_every_loss_with_a_head_is_compared() -> None:
+    compared = {options.name for options in CASES.values()}
+    assert {name for name, part in LOSSES.items() if part.options().has_head} == compared
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_shares_of_a_loss_without_a_head_are_refused(name: str) -> None:
+    options = LOSSES[name].options
+    problems = list(dataclasses.replace(options(), sharded="auto").problems())
+    assert problems == []
+    wanted = [] if options.has_head else ["sharded"]
+    made = options()
+    made.sharded = "on"
+    assert [field for field, _ in made.problems()] == wanted
+
+
+def test_shares_are_given_for_the_whole_loss() -> None:
+    made = CombinedOptions()
+    made.classification.sharded = "on"
+    assert [field for field, message in made.problems() if "loss.sharded" in message] == ["classification"]
+    assert list(CombinedOptions(metric=GE2EOptions()).problems()) == []
+
+
+def test_fewer_speakers_than_processes() -> None:
+    with pytest.raises(ValueError, match="3 speakers cannot be shared by 4 processes"):
+        ClassShard(3, 0, 4)
+
+
+def test_shares_are_the_whole() -> None:
+    whole = torch.arange(22.0).reshape(11, 2)
+    shares = [RowShare(11, rank, 4) for rank in range(4)]
+    assert torch.equal(torch.cat([one.take(whole) for one in shares]), whole)
+    centres = [RowShare(11, rank, 4, rows_per_unit=3).rows for rank in range(4)]
+    assert [len(one) % 3 for one in centres] == [0, 0, 0, 0]
+    assert centres[-1].stop == 33
