@@ -26,6 +26,8 @@ CORE = [
 ]
 EXTRAS = {
     "export": ["onnx>=1.16", "onnxruntime>=1.18"],
+    # The address decides what else is needed: s3fs, gcsfs, paramiko …; the message names it.
+    "remote": ["fsspec>=2023.6"],
     "gpu": ["nvidia-ml-py>=12"],
     "test": [
         "pytest>=8",

@@ -45,6 +45,7 @@ from speakernet.run_folder import (
 )
 from speakernet.seeding import seed_everything
 from speakernet.training.data_wait import data_wait_advice
+from speakernet.training.mirror import fetch_run, mirrored
 from speakernet.training.state import Stage, best_of_run
 
 PLOTS_OF_ERRORS = ("det", "scores", "llrs", "thresholds", "calibration")
@@ -65,11 +66,22 @@ class TrainingOutcome:
 
 
 def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
-    """Train (or resume), evaluate the best checkpoint on the test list, write the report.
+    """Train (or resume), evaluate the best checkpoint on the test list, write the report; copy all to the mirror.
 
     Raises:
         ValueError: whatever in lists, audio, configuration or checkpoint the user can mend, before the first step.
     """
+    training = loaded.config.training
+    address = training.mirror if distributed.is_main() else ""
+    if address:
+        with held(training.save_path):
+            fetch_run(address, training.save_path)
+    distributed.barrier()
+    with mirrored(address, training.save_path, with_epochs=training.average_checkpoints > 0):
+        return _train_and_report(loaded)
+
+
+def _train_and_report(loaded: LoadedConfig) -> TrainingOutcome:
     run_folder = Path(loaded.config.training.save_path)
     log_system_info()
     prepare_machine(loaded.config)

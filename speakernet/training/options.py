@@ -363,6 +363,9 @@ class TrainingOptions(FineTuningOptions, LargeMarginOptions, StepControl, Checkp
 
     save_path: str = ""
     """Run folder; empty: exps/<name of the first config>."""
+    mirror: str = ""
+    """Folder or address (s3://…; the extra [remote]) to which checkpoints and results are copied in the background; a
+    run whose own folder is empty goes on from it."""
     ema_decay: Decay = 0.0
     """Keep an exponential moving average of the weights (0.999, say) and evaluate that; 0 turns it off."""
 
