@@ -29,8 +29,7 @@ LearningRate = Annotated[float, Gt(0.0), Le(1000.0)]
 Factor = Annotated[float, Gt(0.0), Le(1.0)]
 Interval = Annotated[float, Gt(0.0), Le(1e6)]
 LARGEST_SEED = 2**48
-DECAY_INTERVAL = 10.0
-"""Epochs; voxceleb_trainer's, with its default test_interval."""
+DECAY_INTERVAL = 10.0  # epochs; voxceleb_trainer's, with its default test_interval
 
 
 @dataclass(kw_only=True)
@@ -327,8 +326,7 @@ class LargeMarginOptions(Options):
     large_margin_final_learning_rate: LearningRate | Literal["auto"] = "auto"
     """Where the second stage's learning rate ends; auto: a quarter of its start."""
     large_margin_schedule: Literal["exponential", "cosine"] = "exponential"
-    """How it falls: in equal factors, its warm-up a factor on them (wespeaker), or as half a cosine that begins after
-    the warm-up (3D-Speaker)."""
+    """How it falls: in equal factors, also in the warm-up (wespeaker), or as half a cosine after it (3D-Speaker)."""
     large_margin_warmup_epochs: Epochs = 0.0
     """Epochs of linear rise at the beginning of the second stage."""
     large_margin_augment: bool = True
@@ -364,8 +362,7 @@ class TrainingOptions(FineTuningOptions, LargeMarginOptions, StepControl, Checkp
     save_path: str = ""
     """Run folder; empty: exps/<name of the first config>."""
     mirror: str = ""
-    """Folder or address (s3://…; the extra [remote]) to which checkpoints and results are copied in the background; a
-    run whose own folder is empty goes on from it."""
+    """Folder or address (s3://…) that gets copies of checkpoints and results; a run in an empty folder goes on there."""
     ema_decay: Decay = 0.0
     """Keep an exponential moving average of the weights (0.999, say) and evaluate that; 0 turns it off."""
 

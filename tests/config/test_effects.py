@@ -133,7 +133,7 @@ def test_a_saved_copy_holds_what_the_chosen_parts_take_and_loads_again(tmp_path:
     config = load_config(["--config", "exp01.yaml", *choices]).config
     save_config(config, tmp_path / "config.yaml")
     saved = yaml.safe_load((tmp_path / "config.yaml").read_text())
-    assert saved["loss"] == {"name": "softmax"} and "final_learning_rate" not in saved["schedule"]
+    assert saved["loss"] == {"name": "softmax", "sharded": "auto"} and "final_learning_rate" not in saved["schedule"]
     again = load_config(["--config", str(tmp_path / "config.yaml")]).config
     assert (again.loss, again.schedule, again.model) == (config.loss, config.schedule, config.model)
 

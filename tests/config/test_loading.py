@@ -136,7 +136,7 @@ def test_flat_yaml_starts_from_classic_defaults(tmp_path: Path) -> None:
     loaded = load_config(["--config", write(tmp_path, "model: ResNetSE34L\ntrainfunc: amsoftmax\n")])
     assert loaded.is_classic
     values = config_to_dict(loaded.config)
-    assert values["loss"] == {"name": "amsoftmax", "margin": 0.1, "scale": 30.0}
+    assert values["loss"] == {"name": "amsoftmax", "sharded": "auto", "margin": 0.1, "scale": 30.0}
     for key, expected in CLASSIC_DEFAULTS.items():
         section, field = key.split(".")
         if key not in OF_OTHER_PARTS:

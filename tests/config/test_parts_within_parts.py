@@ -89,7 +89,7 @@ def test_the_second_stage_enlarges_the_margin_of_the_classification_loss(tmp_pat
         ("loss: {classification: {margin: 0.3}}", r"loss\.classification\.margin has no effect: .*combined would"),
         (
             "loss: {name: combined, classification: {name: softmax, margin: 0.3}}",
-            "the classification loss softmax has no option 'margin'; it has none",
+            "the classification loss softmax has no option 'margin'; known: sharded",
         ),
         ("loss: {name: combined, metric: {name: gee2e}}", "unknown metric loss 'gee2e'; did you mean 'ge2e'"),
         ("loss: {name: combined, metric: {name: aamsoftmax}}", "unknown metric loss 'aamsoftmax'; known: angleproto"),
