@@ -362,7 +362,7 @@ class TrainingOptions(FineTuningOptions, LargeMarginOptions, StepControl, Checkp
     save_path: str = ""
     """Run folder; empty: exps/<name of the first config>."""
     mirror: str = ""
-    """Folder or address (s3://…) that gets copies of checkpoints and results; a run in an empty folder goes on there."""
+    """Folder or address (s3://…) for copies of checkpoints and results; a run in an empty folder goes on from them."""
     ema_decay: Decay = 0.0
     """Keep an exponential moving average of the weights (0.999, say) and evaluate that; 0 turns it off."""
 
