@@ -25,10 +25,10 @@ data:
   batch_size: 8
   crop_frames: 60
   num_workers: 0
-model: {{name: ResNetSE34L, embedding_dim: 32}}
+model: {{name: ResNet, embedding_dim: 32, options: {{channels: 8, blocks: [1, 1], stem_stride: 2}}}}
 loss: {{name: amsoftmax}}
 training: {{max_epochs: 2, test_interval: 1, save_path: {run}, log_interval: 2}}
-evaluation: {{eval_frames: 60, num_crops: 2}}
+evaluation: {{eval_frames: 60, num_crops: 2, bootstrap_samples: 50}}
 runtime: {{device: cpu, precision: "no", compile: "off"}}
 augment: {{enabled: false}}
 """
@@ -146,7 +146,7 @@ def test_the_model_file_is_plain_and_self_describing(finished: tuple[Path, Path]
         *("model", "front_end", "sample_rate", "weights", "embedding_mean", "calibration", "thresholds"),
         "training_summary",
     }
-    assert contents["model"]["name"] == "ResNetSE34L"
+    assert contents["model"]["name"] == "ResNet"
     assert not any("_orig_mod." in key or "module." in key for key in contents["weights"])
     assert set(torch.load(finished[0] / "last.pt", weights_only=True)) >= set(contents) - {"calibration"}
 

@@ -14,13 +14,14 @@ from speakernet.evaluation.evaluate import Evaluation
 from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
 
+SMALL = {"channels": 8, "blocks": [1, 1]}
 RECIPE = """# an untrained network is enough to see where numbers go
 data:
   train_list: {root}/train_list.txt
   train_path: {root}
   test_list: {root}/trials.txt
   test_path: {root}
-model: {{name: ResNetSE34L, embedding_dim: 16}}
+model: {{name: ResNet, embedding_dim: 16, options: {{channels: 8, blocks: [1, 1]}}}}
 training: {{save_path: {run}}}
 evaluation: {{eval_frames: 60, num_crops: 2, bootstrap_samples: 20}}
 runtime: {{device: cpu, precision: "no", compile: "off"}}
@@ -30,7 +31,7 @@ runtime: {{device: cpu, precision: "no", compile: "off"}}
 @pytest.fixture()
 def model(tmp_path: Path) -> Path:
     torch.manual_seed(4)
-    net = SpeakerNet.named("ResNetSE34L", embedding_dim=16)
+    net = SpeakerNet.named("ResNet", embedding_dim=16, model_options=SMALL)
     write_checkpoint(tmp_path / "best.pt", model_file_contents(net, loss_normalizes=True))
     return tmp_path / "best.pt"
 
@@ -66,7 +67,7 @@ def test_after_training_the_result_says_what_was_trained_on(tiny_corpus: Path, t
     assert [results.list_name(role) for role in ("trials", "training", "validation")] == [
         *("trials.txt", "train_list.txt", "trials.txt")
     ]
-    net = SpeakerNet.named("ResNetSE34L", embedding_dim=16)
+    net = SpeakerNet.named("ResNet", embedding_dim=16, model_options=SMALL)
     assert results.num_parameters == sum(weight.numel() for weight in net.parameters())
     assert evaluated(configure(tiny_corpus, tmp_path), model).results.training is None
 

@@ -29,7 +29,7 @@ from speakernet.models.speaker_net import SpeakerNet
 @pytest.fixture(scope="module")
 def net() -> SpeakerNet:
     torch.manual_seed(3)
-    return SpeakerNet.named("ResNetSE34L", embedding_dim=16).eval()
+    return SpeakerNet.named("ResNet", embedding_dim=16, model_options={"channels": 8, "blocks": [1, 1]}).eval()
 
 
 @pytest.fixture()
