@@ -37,6 +37,20 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """Give back what a slow test held, large networks among it, before the next one makes its own."""
+    try:
+        return (yield)
+    finally:
+        if item.get_closest_marker("slow"):
+            # Late: this imports no torch, but the process that hands out the tests needs nothing of the package.
+            from speakernet.machine.allocation import release_freed_memory
+
+            gc.collect()
+            release_freed_memory()
+
+
 @pytest.fixture(scope="session")
 def repository() -> Path:
     """The root of the checkout."""
