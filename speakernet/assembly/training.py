@@ -49,7 +49,12 @@ def prepare_machine(config: Config) -> list[AppliedSetting]:
         ValueError: a GPU was asked for and is not there, or a switch without sense.
     """
     runtime = config.runtime
-    applied = optimize_torch_settings(runtime, find_device(runtime), save_memory=runtime.gradient_checkpointing)
+    applied = optimize_torch_settings(
+        runtime,
+        find_device(runtime),
+        save_memory=runtime.gradient_checkpointing,
+        varies_lengths=config.data.crop_frames_max > config.data.crop_frames,
+    )
     for setting in applied:
         # Applied as asked it is a detail; asked for in vain it is not.
         logger.log(logging.DEBUG if setting.is_applied else logging.WARNING, "torch setting: %s", setting)

@@ -16,6 +16,7 @@ from speakernet.data.sources import AudioSource
 from speakernet.evaluation.embedding import EmbeddingNet, embed_utterances, reader_threads
 from speakernet.evaluation.embedding_store import load_embeddings, save_embeddings, store_key
 from speakernet.evaluation.options import EmbeddingOptions, Mode
+from speakernet.machine.settings import many_shapes
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +86,9 @@ class Embedder:
     def _embed(
         self, names: StringTable, source: AudioSource, options: EmbeddingOptions, description: str
     ) -> np.ndarray:
-        return embed_utterances(
-            self.net, source, names, options, device=self.device, autocast=self.autocast, description=description
-        )
+        # Whole utterances of a list have as many lengths as there are.
+        shapes = many_shapes() if options.modes == ("whole",) else contextlib.nullcontext()
+        with shapes:
+            return embed_utterances(
+                self.net, source, names, options, device=self.device, autocast=self.autocast, description=description
+            )

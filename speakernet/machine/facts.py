@@ -54,7 +54,7 @@ def version_of(package: str) -> str | None:
 
 
 def gpu_facts() -> dict[str, Any]:
-    """`gpus`, the name and memory of each one that torch can use, and `cuda`, its version; empty without one."""
+    """`gpus`, name and memory of each one that torch can use, `cuda`, its version, and `tf32`; empty without one."""
     # Late: the doctor's --help and the facts above need no torch.
     import torch
 
@@ -64,6 +64,7 @@ def gpu_facts() -> dict[str, Any]:
     # CUDA is the one that torch was built with; the driver's own may be newer.
     return {
         "cuda": torch.version.cuda,
+        "tf32": bool(torch.backends.cudnn.allow_tf32),
         "gpus": [{"name": one.name, "memory_bytes": int(one.total_memory)} for one in found],
     }
 

@@ -23,9 +23,9 @@ class MachineOptions(Options):
     interop_threads: Processes = 0
     """Threads between operations; 0 leaves torch's choice."""
     tf32: bool = True
-    """TensorFloat-32 for float32 products (NVIDIA Ampere and later): faster, 10 bits of mantissa."""
+    """TensorFloat-32 for float32 convolutions (NVIDIA Ampere and later): faster, 10 bits of mantissa."""
     cudnn_benchmark: bool | Literal["auto"] = "auto"
-    """Let cuDNN time its algorithms; auto: on unless deterministic (crops have few lengths, so it pays)."""
+    """Let cuDNN time its algorithms; auto: on where crops have few lengths, unless deterministic."""
     attention: list[Literal["flash", "efficient", "math", "cudnn"]] = field(default_factory=list)
     """Attention kernels allowed on a GPU; empty allows all."""
     keep_memory: bool = True

@@ -3,8 +3,10 @@
 Knows nothing of models or data. Settings are process-wide, so they are applied by whoever starts the run.
 """
 
+import contextlib
 import logging
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -52,6 +54,7 @@ def performance_info() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "interop_threads": torch.get_num_interop_threads(),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "tf32_convolutions": torch.backends.cudnn.allow_tf32,
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
@@ -69,7 +72,11 @@ def log_performance_info() -> dict[str, Any]:
 
 
 def optimize_torch_settings(
-    options: MachineOptions, device: torch.device | None = None, *, save_memory: bool = False
+    options: MachineOptions,
+    device: torch.device | None = None,
+    *,
+    save_memory: bool = False,
+    varies_lengths: bool = False,
 ) -> list[AppliedSetting]:
     """Set torch for speed, or for the same bits every time, and say what was applied and why.
 
@@ -77,6 +84,7 @@ def optimize_torch_settings(
         options: what is asked for.
         device: of the run, which the bound of its memory is for; None: torch's current GPU.
         save_memory: the contrary of `keep_memory`, whatever that says: give every large tensor back when it is freed.
+        varies_lengths: whether the batches of a run have many shapes: then no convolution is worth timing.
 
     Returns:
         Every setting that was applied, or asked for and without effect here, each with its reason.
@@ -89,13 +97,24 @@ def optimize_torch_settings(
         applied.append(AppliedSetting("keep_memory", *(return_freed_memory() if save_memory else keep_freed_memory())))
         applied.append(AppliedSetting("huge_pages", *huge_pages()))
     if torch.cuda.is_available():
-        return applied + _set_gpu(options, device)
+        return applied + _set_gpu(options, device, varies_lengths=varies_lengths)
     asked = {
         "attention": list(options.attention),
         "memory_fraction": options.memory_fraction,
         "cudnn_benchmark": options.cudnn_benchmark is True,
     }
     return applied + [AppliedSetting(name, NO_EFFECT, "there is no GPU") for name, value in asked.items() if value]
+
+
+@contextlib.contextmanager
+def many_shapes() -> Iterator[None]:
+    """Inside, cuDNN times no algorithms: where each batch has another shape it would time them for every one."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def _set_determinism(deterministic: bool) -> AppliedSetting:
@@ -110,17 +129,21 @@ def _set_determinism(deterministic: bool) -> AppliedSetting:
     )
 
 
-def _set_gpu(options: MachineOptions, device: torch.device | None) -> list[AppliedSetting]:
+def _set_gpu(options: MachineOptions, device: torch.device | None, *, varies_lengths: bool) -> list[AppliedSetting]:
     attention, tf32, memory_fraction = options.attention, options.tf32, options.memory_fraction
     wanted = options.cudnn_benchmark
-    benchmark = not options.deterministic if wanted == "auto" else bool(wanted)
+    benchmark = not (options.deterministic or varies_lengths) if wanted == "auto" else bool(wanted)
     # Timing every algorithm of a convolution pays when its shapes come again, and picks by the clock, not by the bits.
     torch.backends.cudnn.benchmark = benchmark
-    applied = [AppliedSetting("cudnn_benchmark", benchmark, "crops have few lengths" if benchmark else "asked for")]
-    # Products of matrices and cuDNN's convolutions have a switch each.
-    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    reason = "crops have many lengths" if varies_lengths and wanted == "auto" else "asked for"
+    reason = "crops have few lengths" if benchmark else reason
+    applied = [AppliedSetting("cudnn_benchmark", benchmark, reason)]
+    # Products of matrices and cuDNN's convolutions have a switch each. Products are what filters, phases, pooling and
+    # heads are made of, forward and backward: there float32 is float32. A trunk's arithmetic is in its convolutions.
+    torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = tf32
-    applied.append(AppliedSetting("tf32", tf32, "float32 products with 10 bits of mantissa" if tf32 else "asked for"))
+    reason = "float32 convolutions with 10 bits of mantissa; products of matrices keep theirs"
+    applied.append(AppliedSetting("tf32", tf32, reason if tf32 else "asked for"))
     if attention:
         for name, switch in ATTENTION_SWITCHES.items():
             getattr(torch.backends.cuda, switch)(name in attention)

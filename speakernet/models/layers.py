@@ -304,7 +304,9 @@ class TrainingGate(torch.autograd.Function):
         """Gradients of features and weights, in their shapes and precisions."""
         features, squeeze, excite, means, hidden, gate = ctx.saved_tensors
         (gradient,) = gradients
-        of_gate = _sums(gradient * features, gate.dtype)
+        # Products of float16 end at 65,504, and gradients are scaled up to there: the scale would be halved for them.
+        wide = gradient.float() if gradient.dtype == torch.float16 else gradient
+        of_gate = _sums(wide * features, gate.dtype)
         of_excited = of_gate * gate * (1 - gate)
         of_squeezed = (of_excited @ excite) * hidden.sign()
         of_means = (of_squeezed @ squeeze) / features[0, 0].numel()

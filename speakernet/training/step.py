@@ -60,8 +60,16 @@ class BufferGuard:
 
     def restore_where(self, is_bad: torch.Tensor) -> None:
         """Put them back where `is_bad` (0-d bool) is true, without asking the device which."""
-        for buffer, copy in zip(self._buffers, self._copies, strict=True):
-            buffer.copy_(torch.where(is_bad, copy, buffer))
+        if not self._buffers:
+            return
+        for dtype in {buffer.dtype for buffer in self._buffers}:
+            now, kept = ([one for one in some if one.dtype == dtype] for some in (self._buffers, self._copies))
+            # End to end, chosen at once, copied back at once: a few launches for hundreds of small tensors. Chosen,
+            # not mixed by a factor: what was undone may be NaN.
+            sizes = [one.numel() for one in now]
+            chosen = torch.where(is_bad, *(torch.cat([one.reshape(-1) for one in some]) for some in (kept, now)))
+            parts = [part.view_as(one) for part, one in zip(chosen.split(sizes), now, strict=True)]
+            torch._foreach_copy_(now, parts)
 
 
 class TrainingStep:

@@ -8,7 +8,7 @@ import torch
 
 from speakernet.machine.limits import usable_cores
 from speakernet.machine.options import MachineOptions
-from speakernet.machine.settings import AppliedSetting, log_performance_info, optimize_torch_settings
+from speakernet.machine.settings import AppliedSetting, log_performance_info, many_shapes, optimize_torch_settings
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +58,38 @@ def test_the_memory_bound_goes_to_the_chosen_gpu(
     assert bounds == expected
     if device == "cpu":
         assert str(settings["memory_fraction"]) == "memory_fraction = no effect (this run is on the CPU)"
+
+
+@pytest.mark.parametrize(
+    ("options", "varies_lengths", "benchmark", "reason"),
+    [
+        ({}, False, True, "crops have few lengths"),
+        ({}, True, False, "crops have many lengths"),
+        ({"cudnn_benchmark": True}, True, True, "crops have few lengths"),
+        ({"cudnn_benchmark": False}, True, False, "asked for"),
+        ({"deterministic": True}, False, False, "asked for"),
+    ],
+)
+def test_convolutions_are_timed_where_their_shapes_come_again(
+    options: dict, varies_lengths: bool, benchmark: bool, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    made = optimize_torch_settings(MachineOptions(**options), torch.device("cuda:0"), varies_lengths=varies_lengths)
+    (setting,) = [one for one in made if one.name == "cudnn_benchmark"]
+    assert (setting.value, setting.reason) == (benchmark, reason)
+    with many_shapes():
+        assert not torch.backends.cudnn.benchmark
+    assert torch.backends.cudnn.benchmark is benchmark
+
+
+@pytest.mark.parametrize("tf32", [True, False])
+def test_tf32_is_for_convolutions_alone(tf32: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Filters, pooling and heads are products of matrices, and keep all bits of float32."""
+    torch.set_float32_matmul_precision("high")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    applied(torch.device("cuda:0"), tf32=tf32)
+    assert torch.get_float32_matmul_precision() == "highest" and torch.backends.cudnn.allow_tf32 is tf32
+    assert log_performance_info()["tf32_convolutions"] is tf32
 
 
 def test_more_threads_than_cores_are_called_slow() -> None:

@@ -131,3 +131,14 @@ def test_attention_and_means_of_float16_features_do_not_overflow() -> None:
     features[..., 50:] = 2000.0
     assert SimilarityAttention()(features).isfinite().all()
     assert mean_over_frames(features[:, 0], torch.tensor([100])).tolist() == [[850.0] * 4]
+
+
+def test_the_gates_product_does_not_overflow_in_half_precision() -> None:
+    """Scaled gradients of float16 go up to 65,504; times a feature of 4 they would be infinite."""
+    torch.manual_seed(0)
+    features = torch.full((1, 2, 2, 3), 4.0, dtype=torch.float16, requires_grad=True)
+    weights = [torch.randn(1, 2) * 1e-3, torch.zeros(1), torch.randn(2, 1) * 1e-3, torch.zeros(2)]
+    made = TrainingGate.apply(features, *(one.requires_grad_() for one in weights))
+    made.backward(torch.full_like(made, 30_000.0))
+    assert all(torch.isfinite(one.grad).all() for one in (features, *weights))
+    assert weights[3].grad.tolist() == pytest.approx([30_000 * 4 * 6 / 4] * 2, rel=1e-3)

@@ -18,7 +18,7 @@ from training_fakes import (
 from speakernet.training.optimizers import OptimizerState, create_optimizer
 from speakernet.training.options import PrecisionOptions, SgdOptions
 from speakernet.training.precision import Precision
-from speakernet.training.step import TrainingStep
+from speakernet.training.step import BufferGuard, TrainingStep
 
 
 def sgd_step(net: nn.Module, loss: nn.Module, precision: str = "no", **options) -> TrainingStep:
@@ -206,3 +206,19 @@ def test_momentum_that_was_not_saved_begins_at_zero():
     state = OptimizerState(moves)
     state.load_state_dict({**state.state_dict(), "state": {}})
     assert torch.equal(moves.state[weight]["momentum_buffer"], torch.zeros(2))
+
+
+@pytest.mark.parametrize("is_bad", [True, False])
+def test_statistics_are_put_back_where_a_step_was_bad(is_bad: bool) -> None:
+    """Without asking the device which: all tensors of a type at once, NaN among them."""
+    net = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(2))
+    guard = BufferGuard([net])
+    guard.remember()
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    for norm in net:
+        norm.running_mean.fill_(float("nan"))
+        norm.num_batches_tracked += 1
+    moved = {key: value.clone() for key, value in net.state_dict().items()}
+    guard.restore_where(torch.tensor(is_bad))
+    for key, value in net.state_dict().items():
+        torch.testing.assert_close(value, (before if is_bad else moved)[key], equal_nan=True, atol=0, rtol=0)
