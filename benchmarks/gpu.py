@@ -1,0 +1,97 @@
+"""Prove the GPU path where a GPU is at hand, and run every part's code where none is.
+
+    python benchmarks/gpu.py --out figures.json
+    python benchmarks/gpu.py --part correctness --out figures.json
+    python benchmarks/gpu.py --device cpu --quick --out figures.json
+
+Parts: correctness (against the CPU in float32), steps (time and memory of each way), roofline (share of what the device
+could do), pipeline (training from disk to weights), evaluation, launches. Each is kept in FILE when it is done, and is
+not run again; a table of every part is printed in the end. What needs CUDA says so where there is none.
+"""
+
+import argparse
+import logging
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+if __package__ in (None, ""):
+    # Started by its path: then this folder is looked in for modules, not the checkout that holds it.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import torch
+
+from benchmarks.on_gpu.correctness import correctness
+from benchmarks.on_gpu.end_to_end import evaluation, pipeline
+from benchmarks.on_gpu.record import Record, Row, Setup
+from benchmarks.on_gpu.roofline import roofline
+from benchmarks.on_gpu.step_costs import launches, step_costs
+
+logger = logging.getLogger("benchmarks.gpu")
+
+PARTS: dict[str, Callable[[Setup], Iterable[Row]]] = {
+    "correctness": correctness,
+    "steps": step_costs,
+    "roofline": roofline,
+    "pipeline": pipeline,
+    "evaluation": evaluation,
+    "launches": launches,
+}
+
+
+def measure(record: Record, setup: Setup, parts: Sequence[str]) -> bool:
+    """Run the parts that are not done yet; returns whether every comparison passed.
+
+    Raises:
+        ValueError: a part could not be run; those before it are kept.
+    """
+    for name in parts:
+        if name in record.parts:
+            logger.info("%s: done before", name)
+            continue
+        begin = time.perf_counter()
+        rows = []
+        for one in PARTS[name](setup):
+            logger.info("%s: %s", name, one)
+            rows.append(one)
+        record.put(name, rows, time.perf_counter() - begin)
+    return all(one.get("passed", True) for name in parts for one in record.parts[name]["rows"])
+
+
+def parser() -> argparse.ArgumentParser:
+    """What can be asked for."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--part", action="append", choices=PARTS, help="only this part (may be given again)")
+    made.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="default: a GPU, if any")
+    made.add_argument("--quick", action="store_true", help="small sizes: that the code runs, no figures to keep")
+    made.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON; the table goes beside it as .md")
+    made.add_argument("--folder", type=Path, help="for data made on the spot (a few GB); default: a temporary one")
+    return made
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Measure, write, print; 1 where a comparison failed."""
+    arguments = parser().parse_args(words)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    has_gpu = torch.cuda.is_available()
+    if arguments.device == "cuda" and not has_gpu:
+        raise SystemExit("--device cuda: torch sees no GPU; take --device cpu --quick to run the code")
+    device = torch.device("cuda" if has_gpu and arguments.device != "cpu" else "cpu")
+    with tempfile.TemporaryDirectory(prefix="speakernet-gpu-") as folder:
+        setup = Setup(device, arguments.quick, arguments.folder or Path(folder))
+        setup.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            record = Record(arguments.out, setup)
+            passed = measure(record, setup, arguments.part or list(PARTS))
+        except ValueError as error:
+            raise SystemExit(str(error)) from error
+    table = record.markdown()
+    arguments.out.with_suffix(".md").write_text(table + "\n", encoding="utf-8")
+    sys.stdout.write(f"\n{table}\n")
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

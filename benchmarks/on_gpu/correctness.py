@@ -1,0 +1,235 @@
+"""Part `correctness`: the device against the CPU in float32, and runs against themselves."""
+
+import copy
+import dataclasses
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.families import SMALLEST, published_config
+from benchmarks.on_gpu.record import NEEDS_CUDA, Row, Setup, left_out, row
+from benchmarks.steps import RandomBatch
+from speakernet.assembly.data import build_training_loader
+from speakernet.assembly.inputs import Inputs
+from speakernet.assembly.journeys import train_experiment
+from speakernet.assembly.model import build_loss, build_model
+from speakernet.assembly.training import build_precision, prepare_machine
+from speakernet.checkpoint import read_own_checkpoint
+from speakernet.config import load_config
+from speakernet.config.schema import Config, replaced
+from speakernet.data.speeds import speed_fractions
+from speakernet.models.options import MODELS
+from speakernet.run_folder import BEST, METRICS
+from speakernet.training.interrupts import Interrupted
+from speakernet.training.optimizers import create_optimizer
+from speakernet.training.profiler import NoProfiler
+from speakernet.training.step import TrainingStep
+
+# Relative errors that are allowed: float32 sums in another order; TF32 keeps 10 bits, bf16 7, fp16 10 of a mantissa.
+TOLERANCES = {"no": 1e-3, "tf32": 2e-2, "bf16": 1e-1, "fp16": 3e-2}
+STEP_TOLERANCE = 1e-2
+CROP_TOLERANCE = 1e-4
+QUICK_SAMPLES, SAMPLES = 11440, 32240
+NUM_CLASSES, LEARNING_RATE = 20, 0.01
+PRESET = Path(__file__).resolve().parents[2] / "configs" / "preset_reproducible.yaml"
+STOP_AFTER_LINES = 2
+
+
+def correctness(setup: Setup) -> Iterator[Row]:
+    """One comparison a row: its error, what is allowed, and whether it passed."""
+    yield from _embeddings(setup)
+    yield from _steps(setup)
+    yield from _undone_step(setup)
+    yield _resident_batches(setup)
+    yield from _same_bits(setup)
+
+
+def compared(name: str, error: float, tolerance: float) -> Row:
+    """A comparison; an error that is no number has not passed."""
+    return row(name, error=error, tolerance=tolerance, passed=bool(error <= tolerance))
+
+
+def _embeddings(setup: Setup) -> Iterator[Row]:
+    names = SMALLEST if setup.is_quick else tuple(MODELS)
+    samples = QUICK_SAMPLES if setup.is_quick else SAMPLES
+    waveforms = 0.1 * torch.randn(2, samples, generator=torch.Generator().manual_seed(0))
+    for name in names:
+        config = published_config(setup.config(runtime={"tf32": False}), name)
+        prepare_machine(config)
+        torch.manual_seed(0)
+        net = build_model(config).eval()
+        with torch.inference_mode():
+            expected = net(waveforms)
+            there = net.to(setup.device)
+            yield compared(f"{name}, float32", _error(there(waveforms.to(setup.device)), expected), TOLERANCES["no"])
+            for way in ("tf32", "bf16", "fp16") if name == names[0] or not setup.is_quick else ():
+                yield _embedding_in(setup, config, there, waveforms, expected, f"{name}, {way}", way)
+
+
+def _embedding_in(
+    setup: Setup, config: Config, net: nn.Module, waveforms: torch.Tensor, expected: torch.Tensor, name: str, way: str
+) -> Row:
+    if way in ("tf32", "fp16") and not setup.is_cuda:
+        return left_out(name, NEEDS_CUDA)
+    options = {"tf32": True} if way == "tf32" else {"precision": way}
+    changed = replaced(config, runtime=options)
+    prepare_machine(changed)
+    precision = build_precision(changed, setup.device) if way != "tf32" else None
+    with torch.autocast(setup.device.type, precision.dtype if precision else torch.float32, enabled=bool(precision)):
+        found = net(waveforms.to(setup.device))
+    prepare_machine(config)
+    return compared(name, _error(found, expected), TOLERANCES[way])
+
+
+def _steps(setup: Setup) -> Iterator[Row]:
+    """One step of SGD from the same weights on the same batch: the loss, and where the weights went."""
+    names = ("ResNet",) if setup.is_quick else SMALLEST
+    for name in names:
+        config = published_config(setup.config(runtime={"tf32": False, "precision": "no"}), name)
+        config = replaced(config, optimizer={"name": "sgd", "learning_rate": LEARNING_RATE})
+        prepare_machine(config)
+        torch.manual_seed(0)
+        net, loss = build_model(config), build_loss(config, NUM_CLASSES)
+        start = [one.detach().clone() for one in net.parameters()]
+        moved, losses = [], []
+        for device in (torch.device("cpu"), setup.device):
+            step = _step(config, copy.deepcopy(net).to(device), copy.deepcopy(loss).to(device), device)
+            step.add(_batch(setup, device))
+            losses.append(float(step.finish(LEARNING_RATE).loss))
+            pairs = zip(step.net.parameters(), start, strict=True)
+            moved.append(torch.cat([(one.detach().cpu() - before).flatten() for one, before in pairs]))
+        yield compared(f"{name}, loss of a step", abs(losses[1] - losses[0]) / abs(losses[0]), STEP_TOLERANCE)
+        yield compared(f"{name}, update of the weights", _error(moved[1], moved[0]), STEP_TOLERANCE)
+
+
+def _undone_step(setup: Setup) -> Iterator[Row]:
+    """A first step that overflows leaves weights and statistics as they were, and the second one moves them."""
+    for precision in ("no", "fp16"):
+        name = f"fused SGD, a first step that overflows, {precision}"
+        if precision == "fp16" and not setup.is_cuda:
+            yield left_out(name, NEEDS_CUDA)
+            continue
+        optimizer = {"name": "sgd", "learning_rate": LEARNING_RATE, "fused": "auto"}
+        # Twice as large as half precision goes: the first scaled gradient is infinite.
+        scale = {"loss_scale": 2.0**17} if precision == "fp16" else {}
+        config = setup.config(model={"name": "ResNet", "embedding_dim": 8}, optimizer=optimizer,
+                              runtime={"precision": precision, **scale})  # fmt: skip
+        prepare_machine(config)
+        net, loss = build_model(config).to(setup.device), build_loss(config, NUM_CLASSES).to(setup.device)
+        step = _step(config, net, loss, setup.device)
+        before = {key: value.clone() for key, value in net.state_dict().items() if isinstance(value, torch.Tensor)}
+        batch = _batch(setup, setup.device)
+        if precision == "no":
+            batch.waveforms = batch.waveforms * float("inf")
+        step.add(batch)
+        is_bad = bool(step.finish(LEARNING_RATE).is_bad)
+        after = net.state_dict()
+        changed = sum(not torch.equal(value, after[key]) for key, value in before.items())
+        yield compared(f"{name}: tensors that changed", float(changed) if is_bad else float("inf"), 0.0)
+
+
+def _step(config: Config, net: nn.Module, loss: nn.Module, device: torch.device) -> TrainingStep:
+    precision = build_precision(config, device)
+    for module in net.modules():
+        if isinstance(module, nn.Dropout):
+            # Each device draws from a generator of its own.
+            module.p = 0.0
+    return TrainingStep(
+        net.train(),
+        loss.train(),
+        create_optimizer(config.optimizer, [net, loss], device, is_float32=precision.name == "no"),
+        precision,
+        config.training,
+        profiler=NoProfiler(),
+        utterances_per_speaker=1,
+        gradient_cache=False,
+    )
+
+
+def _batch(setup: Setup, device: torch.device) -> RandomBatch:
+    batch = RandomBatch.of(4, device)
+    samples = QUICK_SAMPLES if setup.is_quick else SAMPLES
+    return dataclasses.replace(batch, waveforms=batch.waveforms[:, :samples].clone())
+
+
+def _resident_batches(setup: Setup) -> Row:
+    """Corpus, noise and rooms on the device against the host's own way, with speeds, sample by sample."""
+    paths = setup.corpus()
+    worst = 0.0
+    batches: list[list[Any]] = []
+    for device, resident in ((torch.device("cpu"), "off"), (setup.device, "on")):
+        config = setup.config(
+            data={"train_list": str(paths.train_list), "train_path": str(paths.train_path), "batch_size": 8,
+                  "crop_frames": 100, "num_workers": 0, "ram_corpus": "on", "device_resident": resident},
+            augment={"enabled": True, "noise_path": str(paths.noise_path), "rir_path": str(paths.rir_path),
+                     "speed_factors": [0.9, 1.0, 1.1]},
+            loss={"name": "softmax"},
+        )  # fmt: skip
+        loader = build_training_loader(config, Inputs(config, device))
+        assert len(loader.maker.speeds) == len(speed_fractions([0.9, 1.0, 1.1]))
+        batches.append(list(loader))
+        loader.close()
+    for host, there in zip(*batches, strict=True):
+        worst = max(worst, float((host.waveforms - there.waveforms.cpu()).abs().max()))
+    return compared("resident corpus and banks, samples", worst, CROP_TOLERANCE)
+
+
+def _same_bits(setup: Setup) -> Iterator[Row]:
+    """Two runs of the reproducible preset, and one that was asked to stop and went on."""
+    first, again, stopped = (_weights(setup, name) for name in ("first", "again", "stopped"))
+    for name, found in (("twice", again), ("resumed after SIGTERM", stopped)):
+        different = sum(not torch.equal(value, found[key]) for key, value in first.items())
+        yield compared(f"preset_reproducible {name}: tensors that differ", float(different), 0.0)
+
+
+def _weights(setup: Setup, name: str) -> dict[str, torch.Tensor]:
+    paths, folder = setup.corpus(), setup.folder / "runs" / name
+    given = {
+        "data.train_list": paths.train_list, "data.train_path": paths.train_path, "data.test_list": paths.test_list,
+        "data.test_path": paths.test_path, "data.crop_frames": 60, "data.batch_size": 4, "data.num_workers": 0,
+        "model.name": "ResNet", "model.embedding_dim": 8, "evaluation.eval_frames": 60, "evaluation.num_crops": 1,
+        "augment.enabled": "false", "training.max_epochs": 1, "training.log_interval": 1,
+        "training.save_path": folder, "runtime.device": setup.device.type,
+    }  # fmt: skip
+    words = [word for key, value in given.items() for word in (f"--{key}", str(value))]
+    loaded = load_config(["--config", str(PRESET), *words])
+    if name == "stopped":
+        _stop_while(lambda: train_experiment(loaded), folder / METRICS)
+    train_experiment(loaded)
+    return dict(read_own_checkpoint(folder / BEST)["weights"])
+
+
+def _stop_while(train: Callable[[], Any], metrics: Path) -> None:
+    """Ask this very process to stop once some steps were counted.
+
+    Raises:
+        ValueError: the run ended before it was stopped.
+    """
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(0.01):
+            if metrics.exists() and len(metrics.read_bytes().splitlines()) >= STOP_AFTER_LINES:
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        train()
+    except Interrupted:
+        return
+    finally:
+        is_over.set()
+        watcher.join()
+    raise ValueError("the run was over before SIGTERM came; take more data")
+
+
+def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.float().cpu() - expected).norm() / expected.norm())

@@ -1,0 +1,148 @@
+"""Parts `pipeline` and `evaluation`: whole training with loading, augmentation and speeds, and a whole evaluation."""
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.data import BenchmarkData, prepare_data
+from benchmarks.families import published_config
+from benchmarks.on_gpu.record import Row, Setup, row
+from benchmarks.on_gpu.step_costs import WAYS, batch_of, median_seconds
+from benchmarks.steps import trainer_step
+from benchmarks.timing import finish_device
+from speakernet.assembly.data import build_training_loader
+from speakernet.assembly.inputs import Inputs
+from speakernet.assembly.model import build_loss, build_model
+from speakernet.assembly.training import build_trainer, prepare_machine
+from speakernet.config.schema import Config, replaced
+from speakernet.data.lists import StringTable
+from speakernet.data.opening import open_source
+from speakernet.evaluation.embedding import embed_utterances
+from speakernet.evaluation.options import EmbeddingOptions, Mode
+from speakernet.evaluation.score_norm import cohort_statistics, normalize_scores
+from speakernet.evaluation.scoring import cosine_scores, mean_embeddings
+
+MODEL, QUICK_MODEL = "ResNet34", "ResNet"
+UTTERANCES, QUICK_UTTERANCES = 4000, 24
+STEPS, QUICK_STEPS = 100, 4
+WARMUP_STEPS = 5
+SPEEDS = [0.9, 1.0, 1.1]
+LOW_GIGABYTES = 0.001
+# Where the corpus lies -> its form, and what the section data says.
+CORPORA: dict[str, tuple[str, dict[str, Any]]] = {
+    "packed, on the device": ("packed", {"device_resident": "on"}),
+    "packed, larger than the device's share": ("packed", {"device_gigabytes": LOW_GIGABYTES}),
+    "FLAC with workers": ("flac", {"ram_corpus": "off", "num_workers": "auto"}),
+}
+# VoxCeleb1-E: utterances, trials, and the speakers of VoxCeleb2 as cohort.
+LIST, QUICK_LIST = (145_160, 579_818, 5994), (2000, 5000, 200)
+DIM, TOP = 256, 300
+
+
+def benchmark_data(setup: Setup) -> tuple[BenchmarkData, Config]:
+    """Recordings of 4 to 12 s as VoxCeleb's are, in every form, with noise and rooms, made once."""
+    paths = setup.corpus()
+    os.environ["SPEAKERNET_CACHE"] = str(setup.folder / "kept")
+    config = setup.config(
+        data={"train_list": str(paths.train_list), "train_path": str(paths.train_path)},
+        augment={"enabled": True, "noise_path": str(paths.noise_path), "rir_path": str(paths.rir_path)},
+    )
+    number = QUICK_UTTERANCES if setup.is_quick else UTTERANCES
+    return prepare_data(config, setup.folder / "recordings", number), config
+
+
+def pipeline(setup: Setup) -> Iterator[Row]:
+    """Utterances a second from disk to weights, and the share of a step that waits for data."""
+    data, config = benchmark_data(setup)
+    batch_size = batch_of(setup)
+    steps = QUICK_STEPS if setup.is_quick else STEPS
+    way = WAYS["bf16, channels_last"] if setup.is_cuda else WAYS["channels_last"]
+    config = replaced(published_config(config, QUICK_MODEL if setup.is_quick else MODEL), runtime=way)
+    config = replaced(config, loss={"name": "aamsoftmax"}, optimizer={"name": "sgd", "learning_rate": 0.1},
+                      training={"log_interval": 1000}, augment={"speed_factors": SPEEDS})  # fmt: skip
+    prepare_machine(config)
+    with tempfile.TemporaryDirectory(dir=setup.folder) as folder:
+        alone = trainer_step(config, Path(folder), batch_size)
+        alone()
+        step_seconds = median_seconds(alone, 2 if setup.is_quick else 20)
+    for name, (form, options) in CORPORA.items():
+        rows = data.write_list("flac" if form == "flac" else "wav", (steps + WARMUP_STEPS) * batch_size)
+        placed = {"train_list": str(rows), "train_path": str(data.folder(form)), "batch_size": batch_size,
+                  "crop_frames": 200, **options}  # fmt: skip
+        with tempfile.TemporaryDirectory(dir=setup.folder) as folder:
+            yield _end_to_end(setup, name, replaced(config, data=placed), Path(folder), steps, step_seconds)
+
+
+def _end_to_end(setup: Setup, name: str, config: Config, folder: Path, steps: int, step_seconds: float) -> Row:
+    inputs = Inputs(config, setup.device)
+    net = build_model(config)
+    loader = build_training_loader(config, inputs)
+    loss = build_loss(config, loader.num_classes)
+    trainer = build_trainer(config, net, loss, loader, lambda: {"eer_percent": 50.0}, folder, setup.device)
+    net.train()
+    loss.train()
+    try:
+        batches = iter(loader)
+        for _ in range(WARMUP_STEPS):
+            trainer.run_step(batches)
+        trainer.tracker.take_window()
+        finish_device()
+        begin = time.perf_counter()
+        for _ in range(steps):
+            trainer.run_step(batches)
+        finish_device()
+        seconds = (time.perf_counter() - begin) / steps
+        phases = {f"{part}_share": share for part, share in _phases(trainer.tracker.take_window()).items()}
+    finally:
+        loader.close()
+    return row(
+        name,
+        utterances_per_second=config.data.batch_size / seconds,
+        # A GPU works behind the host's back: what a step takes longer than one on a batch that is there already.
+        data_wait_share=max(0.0, 1 - step_seconds / seconds),
+        step_seconds=seconds,
+        step_seconds_alone=step_seconds,
+        **phases,
+    )
+
+
+def _phases(summary: dict[str, Any]) -> dict[str, float]:
+    """The host's time by phase."""
+    parts = {"host_data": "data_wait_share", "host_forward_backward": "forward_backward_share",
+             "host_optimizer": "optimizer_share"}  # fmt: skip
+    return {name: float(summary[key]) for name, key in parts.items() if key in summary}
+
+
+def evaluation(setup: Setup) -> Iterator[Row]:
+    """Embedding recordings whole, and scoring a list of VoxCeleb1-E's size with adaptive s-norm."""
+    data, config = benchmark_data(setup)
+    model = QUICK_MODEL if setup.is_quick else MODEL
+    config = published_config(config, model)
+    prepare_machine(config)
+    net = build_model(config).to(setup.device).eval()
+    source = open_source(data.folder("packed"))
+    names = StringTable.from_strings([f"{name}.wav" for name in data.names])
+    modes: tuple[Mode, ...] = ("whole", "crops")
+    for mode in modes:
+        options = EmbeddingOptions(embedding=mode, num_crops=2 if setup.is_quick else 10)
+        begin = time.perf_counter()
+        embedded = embed_utterances(net, source, names, options, device=setup.device, description="")
+        seconds = time.perf_counter() - begin
+        yield row(f"{model}, {mode}", utterances_per_second=len(embedded) / seconds, seconds=seconds)
+    utterances, trials, members = QUICK_LIST if setup.is_quick else LIST
+    generator = np.random.default_rng(0)
+    units = mean_embeddings(generator.standard_normal((utterances, DIM), dtype=np.float32))
+    cohort = mean_embeddings(generator.standard_normal((members, DIM), dtype=np.float32))
+    enrol, test = generator.integers(0, utterances, (2, trials), dtype=np.int32)
+    begin = time.perf_counter()
+    scores = cosine_scores(units, enrol, test)
+    middle = time.perf_counter()
+    normalize_scores(scores, enrol, test, cohort_statistics(units, cohort, min(TOP, members)), "as")
+    end = time.perf_counter()
+    yield row(f"cosine, {trials:,} trials", seconds=middle - begin)
+    yield row(f"adaptive s-norm, {utterances:,} utterances, {members:,} members", seconds=end - middle)

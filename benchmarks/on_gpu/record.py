@@ -1,0 +1,140 @@
+"""What the parts write down: rows with figures, or with the reason why there are none, kept after each part."""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from speakernet.config.schema import Config, replaced
+from speakernet.corpora.synthetic.corpus import CorpusParameters, CorpusPaths, make_corpus
+from speakernet.files import atomic_write, open_text, reading
+from speakernet.machine.facts import system_info
+
+logger = logging.getLogger(__name__)
+
+Row = dict[str, Any]
+NEEDS_CUDA = "needs a CUDA device"
+QUICK_CORPUS = CorpusParameters(
+    num_speakers=4, utterances_per_speaker=8, num_trial_speakers=3, trial_utterances_per_speaker=3, num_noises=6,
+    num_rooms=3,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the parts are run on.
+
+    Attributes:
+        device: where they are measured.
+        is_quick: sizes that two cores run through in minutes.
+        folder: for data made on the spot and runs.
+    """
+
+    device: torch.device
+    is_quick: bool
+    folder: Path
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether the device is a GPU of CUDA."""
+        return self.device.type == "cuda"
+
+    def config(self, **sections: Mapping[str, Any]) -> Config:
+        """The default configuration on the device, with some sections changed."""
+        runtime = {"device": self.device.type, **sections.pop("runtime", {})}
+        return replaced(Config(), runtime=runtime, **sections)
+
+    def corpus(self) -> CorpusPaths:
+        """Synthetic speech, noise and rooms, made once."""
+        return make_corpus(self.folder / "corpus", QUICK_CORPUS if self.is_quick else None, show_progress=False)
+
+
+def row(name: str, **figures: Any) -> Row:
+    """One line of a part's table."""
+    return {"name": name, **figures}
+
+
+def left_out(name: str, reason: str) -> Row:
+    """A line that says why it has no figures."""
+    return {"name": name, "reason": reason}
+
+
+class Record:
+    """The parts that are done, in a file that is written anew after each.
+
+    Args:
+        path: JSON; what it holds of the same device, versions and size is not measured again.
+        setup: what is measured on.
+
+    Raises:
+        ValueError: the file holds figures of another machine, or no figures at all.
+    """
+
+    def __init__(self, path: Path, setup: Setup) -> None:
+        self.path = path
+        self.parts: dict[str, dict[str, Any]] = {}
+        system = system_info()
+        # As JSON has them, so that they can be compared with what is read.
+        self._facts = json.loads(json.dumps({"device": setup.device.type, "quick": setup.is_quick, "hardware": system}))
+        if path.exists():
+            expected = "the JSON that benchmarks/gpu.py wrote; name another file, or remove it"
+            with reading(path, expected, ValueError), open_text(path) as file:
+                found = json.load(file)
+                facts, parts = {name: found[name] for name in self._facts}, dict(found["parts"])
+            if facts != self._facts:
+                raise ValueError(f"{path}: holds figures of another machine, version or size; name another file")
+            self.parts = parts
+
+    def put(self, part: str, rows: Sequence[Row], seconds: float) -> None:
+        """Keep a part's rows, and write everything."""
+        self.parts[part] = {"seconds": round(seconds, 1), "rows": list(rows)}
+        with atomic_write(self.path) as file:
+            json.dump(self.figures(), file, indent=1)
+
+    def figures(self) -> dict[str, Any]:
+        """Everything, with the figures that others ask for by name."""
+        versions = self._facts["hardware"]["versions"]
+        return {**self._facts, "versions": versions, **self._named(), "parts": self.parts}
+
+    def _named(self) -> dict[str, Any]:
+        rows = {part: found["rows"] for part, found in self.parts.items()}
+        measured = rows.get("roofline", [])
+        ends = [one for one in rows.get("pipeline", []) if "reason" not in one]
+        return {
+            "correctness": rows.get("correctness", []),
+            "peak_flops": {one["dtype"]: one["peak_flops"] for one in measured if "peak_flops" in one},
+            "bandwidth_bytes_per_second": next(
+                (one["bytes_per_second"] for one in measured if "bytes_per_second" in one), None
+            ),
+            "roofline_share": {one["name"]: one["roofline_share"] for one in measured if "roofline_share" in one},
+            "utterances_per_second": {one["name"]: one["utterances_per_second"] for one in ends},
+            "data_wait_share": {one["name"]: one["data_wait_share"] for one in ends},
+        }
+
+    def markdown(self) -> str:
+        """A table for each part, under the hardware and the versions."""
+        hardware = self._facts["hardware"]
+        gpus = ", ".join(gpu["name"] for gpu in hardware["gpus"]) or "no GPU"
+        versions = ", ".join(f"{name} {version}" for name, version in hardware["versions"].items() if version)
+        lines = [f"{hardware['cpu']}, {hardware['cpu_cores']} cores, {gpus}; {versions}"]
+        for part, found in self.parts.items():
+            lines += ["", f"### {part} ({found['seconds']:g} s)", "", *_table(found["rows"])]
+        return "\n".join(lines)
+
+
+def _table(rows: Sequence[Row]) -> list[str]:
+    columns = list(dict.fromkeys(name for one in rows for name in one))
+    lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+    return lines + [f"| {' | '.join(_cell(one.get(name)) for name in columns)} |" for one in rows]
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "**no**"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,170 @@
+"""Part `roofline`: the least time that the operations of a step could take, as a share of what it takes.
+
+Least is the sum over operations of the larger of FLOP / peak and bytes / bandwidth; peak and bandwidth are those of a
+product of matrices and of a copy, measured on the same device. Fused kernels move fewer bytes than the operations that
+they stand for, so a share may in theory pass 1.
+"""
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from benchmarks.on_gpu.record import NEEDS_CUDA, Row, Setup, left_out, row
+from benchmarks.on_gpu.step_costs import (
+    MODELS,
+    PLAIN,
+    QUICK_MODELS,
+    ROUNDS,
+    WARMUP,
+    WAYS,
+    batch_of,
+    median_seconds,
+    step_config,
+)
+from benchmarks.steps import trainer_step
+from speakernet.assembly.training import prepare_machine
+
+PRODUCT_SIZE, QUICK_PRODUCT_SIZE = 8192, 384
+COPY_BYTES, QUICK_COPY_BYTES = 1 << 30, 1 << 23
+PRODUCTS_AT_ONCE = 10
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# They give memory out and move nothing.
+WITHOUT_BYTES = ("aten.empty", "aten.new_empty", "aten.detach", "aten.resize_")
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What one operation needs at least."""
+
+    name: str
+    flop: float
+    num_bytes: int
+    dtype: torch.dtype
+
+
+@dataclass
+class OperationCounter(TorchDispatchMode):
+    """Notes FLOP and bytes of every operation inside, backward included; views cost nothing."""
+
+    operations: list[Operation] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation, and note what it needs."""
+        made = func(*args, **(kwargs or {}))
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        results = [leaf for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)]
+        self._note(func, args, kwargs or {}, given, results, made)
+        return made
+
+    def _note(
+        self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor], results: list[torch.Tensor], made: Any
+    ) -> None:
+        is_changing = func._schema.is_mutable
+        known = {one.untyped_storage().data_ptr() for one in given}
+        is_view = bool(results) and all(one.untyped_storage().data_ptr() in known for one in results)
+        name = str(func)
+        if (is_view and not is_changing) or name.startswith(WITHOUT_BYTES):
+            return
+        count = flop_registry.get(func._overloadpacket)
+        flop = float(count(*args, **kwargs, out_val=made)) if count else 0.0
+        # What is changed in place is read and written, also where it is not among the results.
+        written = results or (given if is_changing else [])
+        moved = sum(map(_bytes, given)) + sum(map(_bytes, written))
+        dtype = next((one.dtype for one in results if one.is_floating_point()), torch.float32)
+        self.operations.append(Operation(name, flop, moved, dtype))
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    # An expanded tensor has fewer bytes than elements.
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+def least_seconds(operations: list[Operation], peaks: Mapping[torch.dtype, float], bytes_per_second: float) -> float:
+    """What the operations take at least on a device of these peaks (FLOP/s) and this bandwidth."""
+    usual = peaks[torch.float32]
+    return sum(max(one.flop / peaks.get(one.dtype, usual), one.num_bytes / bytes_per_second) for one in operations)
+
+
+def roofline(setup: Setup) -> Iterator[Row]:
+    """Peaks and bandwidth of the device, and the share of the roofline that a step of each network reaches."""
+    prepare_machine(setup.config())
+    peaks: dict[torch.dtype, float] = {}
+    for name, dtype in DTYPES.items():
+        if dtype == torch.float16 and not setup.is_cuda:
+            yield left_out(f"peak of {name}", NEEDS_CUDA)
+            continue
+        peaks[dtype] = _peak_flops(setup, dtype)
+        yield row(f"peak of {name}", dtype=name, peak_flops=peaks[dtype])
+    bandwidth = _bandwidth(setup)
+    yield row("bandwidth of a copy", bytes_per_second=bandwidth)
+    ways = ("bf16, channels_last",) if setup.is_quick else ("eager", "bf16, channels_last", "all")
+    for model in QUICK_MODELS if setup.is_quick else MODELS:
+        # Counted in the way that has the same operations, uncompiled: compiled ones cannot be seen.
+        for way in ways:
+            runtime = WAYS[way]
+            if "compile_mode" in runtime and not setup.is_cuda:
+                yield left_out(f"{model}, {way}", NEEDS_CUDA)
+                continue
+            least = least_seconds(_operations(setup, model, {**runtime, "compile": "off"}), peaks, bandwidth)
+            seconds = _step_seconds(setup, model, runtime)
+            figures = {"least_seconds": least, "step_seconds": seconds, "roofline_share": least / seconds}
+            yield row(f"{model}, {way}", **figures)
+
+
+def _peak_flops(setup: Setup, dtype: torch.dtype) -> float:
+    size = QUICK_PRODUCT_SIZE if setup.is_quick else PRODUCT_SIZE
+    one, other = (torch.randn(size, size, device=setup.device).to(dtype) for _ in range(2))
+
+    def run() -> None:
+        for _ in range(PRODUCTS_AT_ONCE):
+            one @ other
+
+    run()
+    return PRODUCTS_AT_ONCE * 2 * size**3 / median_seconds(run, 3 if setup.is_quick else ROUNDS)
+
+
+def _bandwidth(setup: Setup) -> float:
+    num_bytes = QUICK_COPY_BYTES if setup.is_quick else COPY_BYTES
+    source, target = (torch.zeros(num_bytes, dtype=torch.uint8, device=setup.device) for _ in range(2))
+
+    def run() -> None:
+        for _ in range(PRODUCTS_AT_ONCE):
+            target.copy_(source)
+
+    run()
+    # Read and written.
+    return PRODUCTS_AT_ONCE * 2 * num_bytes / median_seconds(run, 3 if setup.is_quick else ROUNDS)
+
+
+def _operations(setup: Setup, model: str, runtime: Mapping[str, Any]) -> list[Operation]:
+    options = {**PLAIN, **{key: value for key, value in runtime.items() if key != "compile_mode"}}
+    config = step_config(setup, model, options)
+    prepare_machine(config)
+    with tempfile.TemporaryDirectory(dir=setup.folder) as folder:
+        step = trainer_step(config, Path(folder), batch_of(setup))
+        step()
+        with OperationCounter() as counter:
+            step()
+    return counter.operations
+
+
+def _step_seconds(setup: Setup, model: str, runtime: Mapping[str, Any]) -> float:
+    config = step_config(setup, model, runtime)
+    prepare_machine(config)
+    with tempfile.TemporaryDirectory(dir=setup.folder) as folder:
+        step = trainer_step(config, Path(folder), batch_of(setup))
+        for _ in range(1 if setup.is_quick else WARMUP):
+            step()
+        seconds = median_seconds(step, 3 if setup.is_quick else ROUNDS)
+    torch.compiler.reset()
+    return seconds

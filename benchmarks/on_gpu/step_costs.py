@@ -1,0 +1,150 @@
+"""Parts `steps` and `launches`: what a whole training step costs in each way, and what the host asks of the device."""
+
+import dataclasses
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.families import published_config
+from benchmarks.on_gpu.record import NEEDS_CUDA, Row, Setup, left_out, row
+from benchmarks.steps import trainer_step
+from benchmarks.timing import Way, run_in_turn, timings
+from speakernet.assembly.training import prepare_machine
+from speakernet.config.schema import Config, replaced
+from speakernet.training.profiler import peak_tensor_bytes
+
+MODELS, QUICK_MODELS = ("ResNetSE34L", "ResNet34", "ECAPA1024"), ("ResNet",)
+BATCH, QUICK_BATCH = 256, 2
+ROUNDS, QUICK_ROUNDS = 10, 1
+WARMUP = 3
+PLAIN = {"precision": "no", "channels_last": "off", "compile": "off"}
+ALL_BUT_GRAPHS = "bf16, channels_last, compile"
+# Way -> what it sets in `runtime`; each alone, then together.
+WAYS: dict[str, dict[str, Any]] = {
+    "eager": PLAIN,
+    "channels_last": {**PLAIN, "channels_last": "on"},
+    "bf16": {**PLAIN, "precision": "bf16"},
+    "compile": {**PLAIN, "compile": "on"},
+    "CUDA graphs": {**PLAIN, "compile": "on", "compile_mode": "reduce-overhead"},
+    "bf16, channels_last": {**PLAIN, "precision": "bf16", "channels_last": "on"},
+    ALL_BUT_GRAPHS: {"precision": "bf16", "channels_last": "on", "compile": "on"},
+    "all": {"precision": "bf16", "channels_last": "on", "compile": "on", "compile_mode": "reduce-overhead"},
+}
+PROFILED_STEPS = 5
+LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch")
+SYNCHRONISATIONS = ("Synchronize",)
+
+
+def step_config(setup: Setup, model: str, runtime: Mapping[str, Any]) -> Config:
+    """A published network trained by SGD with AAM-softmax; nothing is logged while it is measured."""
+    config = replaced(
+        published_config(setup.config(), model),
+        loss={"name": "aamsoftmax"},
+        optimizer={"name": "sgd", "learning_rate": 0.1},
+        training={"log_interval": 1000},
+    )
+    return replaced(config, runtime=dict(runtime))
+
+
+def batch_of(setup: Setup) -> int:
+    """Crops of 2 s in a batch."""
+    return QUICK_BATCH if setup.is_quick else BATCH
+
+
+def step_costs(setup: Setup) -> Iterator[Row]:
+    """Seconds and peak memory of a step of each network in each way."""
+    for model in QUICK_MODELS if setup.is_quick else MODELS:
+        for way, runtime in WAYS.items():
+            name = f"{model}, {way}"
+            if "compile_mode" in runtime and not setup.is_cuda:
+                yield left_out(name, NEEDS_CUDA)
+                continue
+            if setup.is_quick and way == ALL_BUT_GRAPHS:
+                yield left_out(name, "--quick compiles once")
+                continue
+            with tempfile.TemporaryDirectory(dir=setup.folder) as folder:
+                yield _measured(setup, name, step_config(setup, model, runtime), Path(folder))
+
+
+def _measured(setup: Setup, name: str, config: Config, folder: Path) -> Row:
+    prepare_machine(config)
+    batch_size = batch_of(setup)
+    step = trainer_step(config, folder, batch_size)
+    for _ in range(1 if setup.is_quick else WARMUP):
+        step()
+    if setup.is_cuda:
+        torch.cuda.reset_peak_memory_stats(setup.device)
+    seconds = median_seconds(step, QUICK_ROUNDS if setup.is_quick else ROUNDS)
+    peak = torch.cuda.max_memory_allocated(setup.device) if setup.is_cuda else peak_tensor_bytes(step)
+    # Compiled code is of no use to the next network, and holds on to memory.
+    torch.compiler.reset()
+    return row(name, step_seconds=seconds, utterances_per_second=batch_size / seconds, peak_bytes=peak)
+
+
+def median_seconds(run: Callable[[], Any], rounds: int) -> float:
+    """Of a run, with the device's work in it."""
+
+    def once(_: Any) -> int:
+        run()
+        return 1
+
+    (timing,) = timings(run_in_turn({"it": Way(once)}, rounds=rounds, warmup=0))
+    return timing.median_seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class Calls:
+    """What the host asked for in some steps."""
+
+    launches: float
+    synchronisations: float
+    operations: float
+
+
+def launches(setup: Setup) -> Iterator[Row]:
+    """Kernel launches and synchronisations of a step between two log intervals; there must be none of the latter."""
+    for model in QUICK_MODELS if setup.is_quick else MODELS:
+        runtime = WAYS["bf16, channels_last"] if setup.is_cuda else PLAIN
+        config = step_config(setup, model, runtime)
+        prepare_machine(config)
+        with tempfile.TemporaryDirectory(dir=setup.folder) as folder:
+            step = trainer_step(config, Path(folder), batch_of(setup))
+            for _ in range(1 if setup.is_quick else WARMUP):
+                step()
+            calls = count_calls(step, 1 if setup.is_quick else PROFILED_STEPS, is_cuda=setup.is_cuda)
+        yield row(f"{model}, operations of a step", per_step=calls.operations)
+        if setup.is_cuda:
+            yield row(f"{model}, launches of a step", per_step=calls.launches)
+            yield row(
+                f"{model}, synchronisations of a step",
+                per_step=calls.synchronisations,
+                passed=calls.synchronisations == 0,
+            )
+        else:
+            yield left_out(f"{model}, launches and synchronisations of a step", NEEDS_CUDA)
+
+
+def count_calls(run: Callable[[], None], num_steps: int, *, is_cuda: bool) -> Calls:
+    """What torch's profiler saw of some steps, a step."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if is_cuda:
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+        torch.cuda.synchronize()
+    with torch.profiler.profile(activities=activities) as profiler:
+        for _ in range(num_steps):
+            run()
+    counted: Counter[str] = Counter()
+    for event in profiler.key_averages():
+        counted[event.key] += event.count
+    # One is the profiler's own, where it stops.
+    synchronisations = _sum(counted, SYNCHRONISATIONS) - (1 if is_cuda else 0)
+    operations = sum(count for key, count in counted.items() if key.startswith("aten::"))
+    return Calls(_sum(counted, LAUNCHES) / num_steps, max(0, synchronisations) / num_steps, operations / num_steps)
+
+
+def _sum(counted: Mapping[str, int], parts: tuple[str, ...]) -> int:
+    return sum(count for key, count in counted.items() if any(part in key for part in parts))

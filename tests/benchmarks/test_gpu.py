@@ -1,0 +1,121 @@
+"""`benchmarks/gpu.py` on a CPU: every part's code runs; figures have their names; what is done is not run again."""
+
+import json
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import gpu
+from benchmarks.on_gpu.record import Record, Setup, left_out, row
+from benchmarks.on_gpu.roofline import Operation, OperationCounter, least_seconds
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _torch_as_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("SPEAKERNET_CACHE", str(tmp_path / "kept"))
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data that the parts share, as the command makes it."""
+    return tmp_path_factory.mktemp("gpu")
+
+
+def run(folder: Path, part: str) -> dict[str, object]:
+    out = folder / "figures.json"
+    words = ["--device", "cpu", "--quick", "--out", str(out), "--folder", str(folder / "data")]
+    assert gpu.main([*words, "--part", part]) == 0
+    return json.loads(out.read_text(encoding="utf-8"))
+
+
+@pytest.mark.slow
+def test_correctness_compares_and_says_what_needs_cuda(folder: Path) -> None:
+    figures = run(folder, "correctness")
+    compared = [one for one in figures["correctness"] if "reason" not in one]
+    assert {"error", "tolerance", "passed"} < set(compared[0]) and all(one["passed"] for one in compared)
+    named = {one["name"] for one in compared}
+    assert {"resident corpus and banks, samples", "preset_reproducible twice: tensors that differ"} < named
+    assert any(one.get("reason") == "needs a CUDA device" for one in figures["correctness"])
+
+
+@pytest.mark.slow
+def test_steps_launches_and_the_roofline(folder: Path) -> None:
+    for part in ("steps", "launches", "roofline"):
+        figures = run(folder, part)
+    assert figures["peak_flops"]["float32"] > 1e8 and figures["bandwidth_bytes_per_second"] > 1e7
+    assert all(0 < share < 2 for share in figures["roofline_share"].values()) and figures["roofline_share"]
+    assert {"hardware", "versions", "quick", "device"} < set(figures)
+    steps = {one["name"]: one for one in figures["parts"]["steps"]["rows"]}
+    assert steps["ResNet, eager"]["peak_bytes"] > 0 and steps["ResNet, bf16"]["step_seconds"] > 0
+    assert steps["ResNet, CUDA graphs"]["reason"] == "needs a CUDA device"
+
+
+@pytest.mark.slow
+def test_the_pipeline_and_evaluation(folder: Path) -> None:
+    for part in ("pipeline", "evaluation"):
+        figures = run(folder, part)
+    assert set(figures["utterances_per_second"]) == set(figures["data_wait_share"])
+    assert len(figures["data_wait_share"]) == 3
+    assert all(0 <= share < 1 for share in figures["data_wait_share"].values())
+
+
+def test_parts_that_are_done_are_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[str] = []
+
+    def part(setup: Setup):
+        calls.append(setup.device.type)
+        yield row("a", error=0.5, tolerance=1.0, passed=len(calls) < 2)
+        yield left_out("b", "needs a CUDA device")
+
+    monkeypatch.setattr(gpu, "PARTS", {"correctness": part, "steps": part})
+    out = tmp_path / "figures.json"
+    words = ["--device", "cpu", "--quick", "--out", str(out)]
+    assert gpu.main([*words, "--part", "correctness"]) == 0
+    # The other part's comparison fails, and the status says so.
+    assert gpu.main(words) == 1 and calls == ["cpu", "cpu"]
+    assert gpu.main([*words, "--part", "correctness"]) == 0 and len(calls) == 2
+    assert "| a | 0.5 | 1 | yes |  |" in capsys.readouterr().out
+    assert "| a | 0.5 | 1 | **no** |  |" in out.with_suffix(".md").read_text(encoding="utf-8")
+    with pytest.raises(SystemExit, match="figures of another machine"):
+        gpu.main(["--device", "cpu", "--out", str(out)])
+    out.write_text("{}", encoding="utf-8")
+    with pytest.raises(SystemExit, match="the JSON that benchmarks"):
+        gpu.main(words)
+    if not torch.cuda.is_available():
+        with pytest.raises(SystemExit, match="torch sees no GPU"):
+            gpu.main(["--device", "cuda", "--out", str(tmp_path / "other.json")])
+
+
+def test_operations_are_counted_with_their_backward() -> None:
+    left, right = torch.randn(8, 16, requires_grad=True), torch.randn(16, 4)
+    with OperationCounter() as counter:
+        (left.t().t() @ right).sum().backward()
+    products = [one for one in counter.operations if one.flop]
+    # The product and its gradient; views take nothing.
+    assert [one.flop for one in products] == [2 * 8 * 16 * 4] * 2
+    assert products[0].num_bytes == 4 * (8 * 16 + 16 * 4 + 8 * 4)
+    assert not any("aten.t." in one.name for one in counter.operations)
+
+
+def test_the_roofline_is_the_larger_of_arithmetic_and_traffic() -> None:
+    some = [Operation("a", 100.0, 10, torch.bfloat16), Operation("b", 0.0, 50, torch.float32)]
+    least = least_seconds(some, {torch.float32: 10.0, torch.bfloat16: 50.0}, 10.0)
+    assert Fraction(least) == Fraction(2 + 5)
+
+
+def test_named_figures_come_from_the_rows(tmp_path: Path) -> None:
+    record = Record(tmp_path / "figures.json", Setup(CPU, True, tmp_path))
+    record.put("pipeline", [row("packed", utterances_per_second=3.0, data_wait_share=0.25), left_out("c", "x")], 1.0)
+    figures = record.figures()
+    assert figures["utterances_per_second"] == {"packed": 3.0} and figures["data_wait_share"] == {"packed": 0.25}
+    assert figures["bandwidth_bytes_per_second"] is None and figures["correctness"] == []
