@@ -142,7 +142,7 @@ def evaluation(setup: Setup) -> Iterator[Row]:
     begin = time.perf_counter()
     scores = cosine_scores(units, enrol, test)
     middle = time.perf_counter()
-    normalize_scores(scores, enrol, test, cohort_statistics(units, cohort, min(TOP, members)), "as")
+    normalize_scores(scores, enrol, test, cohort_statistics(units, cohort, min(TOP, members), setup.device), "as")
     end = time.perf_counter()
     yield row(f"cosine, {trials:,} trials", seconds=middle - begin)
     yield row(f"adaptive s-norm, {utterances:,} utterances, {members:,} members", seconds=end - middle)

@@ -11,7 +11,7 @@ import torch
 
 from speakernet.config.schema import Config, replaced
 from speakernet.corpora.synthetic.corpus import CorpusParameters, CorpusPaths, make_corpus
-from speakernet.files import atomic_write, open_text, reading
+from speakernet.files import FileError, atomic_write, open_text, reading
 from speakernet.machine.facts import system_info
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class Record:
         self._facts = json.loads(json.dumps({"device": setup.device.type, "quick": setup.is_quick, "hardware": system}))
         if path.exists():
             expected = "the JSON that benchmarks/gpu.py wrote; name another file, or remove it"
-            with reading(path, expected, ValueError), open_text(path) as file:
+            with reading(path, expected, FileError), open_text(path) as file:
                 found = json.load(file)
                 facts, parts = {name: found[name] for name in self._facts}, dict(found["parts"])
             if facts != self._facts:

@@ -219,7 +219,7 @@ def _backend(
     if shared:
         shown = ", ".join(shared[:MAX_NAMED])
         warnings.append(f"{len(shared)} speakers of the cohort seem to be in the trials too ({shown}): scores flatter")
-    return Backend(section, is_normalised, mean, cohort)
+    return Backend(section, is_normalised, mean, cohort, embedder.device)
 
 
 def _mean(config: Config, inputs: Inputs, model: ModelFile, embedder: Embedder, keep: _ModelKeeper) -> np.ndarray:

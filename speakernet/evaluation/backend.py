@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from speakernet.data.lists import TrialList
 from speakernet.evaluation.options import EmbeddingOptions, ScoringOptions
@@ -38,12 +39,14 @@ class Backend:
         is_normalised: mean_distance only: scale each crop's embedding to length 1 (what the loss was trained with).
         mean: (dim,) subtracted first; None subtracts nothing.
         cohort: where `options.score_norm` asks for one.
+        device: where scores against it are computed.
     """
 
     options: ScoringOptions
     is_normalised: bool = True
     mean: np.ndarray | None = None
     cohort: Cohort | None = None
+    device: torch.device | str = "cpu"
 
     @property
     def nearest(self) -> int:
@@ -97,7 +100,8 @@ class Backend:
         if method == "none":
             return scores, units, None
         assert self.cohort is not None, "normalisation was given a cohort"
-        statistics = cohort_statistics(units, self.cohort.members, self.nearest if method == "as" else None)
+        nearest = self.nearest if method == "as" else None
+        statistics = cohort_statistics(units, self.cohort.members, nearest, self.device)
         return normalize_scores(scores, trials.enrol, trials.test, statistics, method), units, statistics.mean
 
 

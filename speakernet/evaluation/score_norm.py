@@ -38,13 +38,16 @@ class CohortStatistics:
     deviation: np.ndarray
 
 
-def cohort_statistics(embeddings: np.ndarray, cohort: np.ndarray, top: int | None = None) -> CohortStatistics:
+def cohort_statistics(
+    embeddings: np.ndarray, cohort: np.ndarray, top: int | None = None, device: torch.device | str = "cpu"
+) -> CohortStatistics:
     """Mean and deviation of every utterance's cohort scores.
 
     Args:
         embeddings: (utterances, dim), unit length.
         cohort: (members, dim), unit length.
         top: take only so many highest scores (adaptive); None takes all.
+        device: where the scores are computed, block by block.
 
     Raises:
         ValueError: fewer than two cohort members.
@@ -52,7 +55,7 @@ def cohort_statistics(embeddings: np.ndarray, cohort: np.ndarray, top: int | Non
     if len(cohort) < MIN_COHORT:
         raise ValueError(f"the cohort has {len(cohort)} members; score normalisation needs at least {MIN_COHORT}")
     # torch, whose product takes the threads that runtime.threads allows.
-    members = torch.from_numpy(np.ascontiguousarray(cohort, dtype=np.float32))
+    members = _float32(cohort, device)
     takes_all = top is None or top >= len(members)
     mean = np.empty(len(embeddings), dtype=np.float32)
     deviation = np.empty(len(embeddings), dtype=np.float32)
@@ -63,25 +66,33 @@ def cohort_statistics(embeddings: np.ndarray, cohort: np.ndarray, top: int | Non
     with ThreadPoolExecutor(num_threads) as pool, bar:
         for start in range(0, len(embeddings), block):
             rows = slice(start, start + block)
-            scores = torch.from_numpy(np.ascontiguousarray(embeddings[rows], dtype=np.float32)) @ members.T
+            scores = _float32(embeddings[rows], device) @ members.T
             if not takes_all:
                 assert top is not None
-                # Partition instead of a sort: only the set of the highest matters, not their order.
-                _highest_last(scores.numpy(), top, pool, num_threads)
-                scores = scores[:, -top:]
+                scores = highest(scores, top, pool, num_threads, is_on_host=members.device.type == "cpu")
             block_deviation, block_mean = torch.std_mean(scores, dim=1, correction=0)
-            mean[rows], deviation[rows] = block_mean.numpy(), block_deviation.numpy()
+            mean[rows], deviation[rows] = block_mean.cpu().numpy(), block_deviation.cpu().numpy()
             bar.update(len(scores))
     # A cohort whose scores are all equal must not divide by zero.
     return CohortStatistics(mean, np.maximum(deviation, SMALLEST_DEVIATION))
 
 
-def _highest_last(scores: np.ndarray, top: int, pool: ThreadPoolExecutor, num_threads: int) -> None:
-    """Move the `top` highest of every row behind the others, in place; threads work at once, numpy lets them."""
+def highest(
+    scores: torch.Tensor, top: int, pool: ThreadPoolExecutor, num_threads: int, *, is_on_host: bool
+) -> torch.Tensor:
+    """The `top` highest of every row in any order, (rows, top); on the host the rows are reordered in place."""
+    if not is_on_host:
+        return scores.topk(top, dim=1, sorted=False).values
+    # Partition instead of a sort: only the set of the highest matters. Threads work at once, numpy lets them.
     edges = np.linspace(0, len(scores), num_threads + 1).astype(int)
-    parts = [scores[low:high] for low, high in itertools.pairwise(edges)]
+    parts = [scores.numpy()[low:high] for low, high in itertools.pairwise(edges)]
     for _ in pool.map(lambda part: part.partition(scores.shape[1] - top, axis=1), parts):
         pass
+    return scores[:, -top:]
+
+
+def _float32(rows: np.ndarray, device: torch.device | str) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(rows, dtype=np.float32)).to(device)
 
 
 def normalize_scores(

@@ -67,8 +67,9 @@ class BufferGuard:
             # End to end, chosen at once, copied back at once: a few launches for hundreds of small tensors. Chosen,
             # not mixed by a factor: what was undone may be NaN.
             sizes = [one.numel() for one in now]
-            chosen = torch.where(is_bad, *(torch.cat([one.reshape(-1) for one in some]) for some in (kept, now)))
-            parts = [part.view_as(one) for part, one in zip(chosen.split(sizes), now, strict=True)]
+            before, after = (torch.cat([one.reshape(-1) for one in some]) for some in (kept, now))
+            chosen = torch.where(is_bad, before, after).split(sizes)
+            parts = [part.view_as(one) for part, one in zip(chosen, now, strict=True)]
             torch._foreach_copy_(now, parts)
 
 

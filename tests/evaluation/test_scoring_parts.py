@@ -1,5 +1,7 @@
 """Scoring, normalisation, calibration and intervals against plain loops and simulations."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from speakernet.evaluation.figures import figures
 from speakernet.evaluation.metrics import cllr, eer, error_rates, min_cllr, min_dcf, point_at_false_accept_rate
 from speakernet.evaluation.options import MeasuringOptions
 from speakernet.evaluation.results import Results
-from speakernet.evaluation.score_norm import cohort_statistics, normalize_scores, speaker_means
+from speakernet.evaluation.score_norm import cohort_statistics, highest, normalize_scores, speaker_means
 from speakernet.evaluation.scoring import cosine_scores, mean_distance_scores, mean_embeddings
 from speakernet.evaluation.speakers import speakers_of
 
@@ -198,3 +200,12 @@ def test_speakers_by_groups_where_names_do_not_tell() -> None:
 def test_a_speaker_table_that_lacks_names_is_refused() -> None:
     with pytest.raises(ValueError, match="lacks 1 of its 2 utterances: b"):
         speakers_of(trial_list([(0, "a", "b")]), {"a": "x"})
+
+
+def test_the_highest_scores_are_the_same_wherever_they_are_chosen(random: np.random.Generator) -> None:
+    scores = torch.from_numpy(random.standard_normal((9, 50)).astype(np.float32))
+    expected = np.sort(scores.numpy(), axis=1)[:, -7:]
+    with ThreadPoolExecutor(2) as pool:
+        for is_on_host in (False, True):
+            found = highest(scores.clone(), 7, pool, 2, is_on_host=is_on_host)
+            np.testing.assert_array_equal(np.sort(found.numpy(), axis=1), expected)
