@@ -29,6 +29,7 @@ EXTRAS = {
     # The address decides what else is needed: s3fs, gcsfs, paramiko …; the message names it.
     "remote": ["fsspec>=2023.6"],
     "gpu": ["nvidia-ml-py>=12"],
+    "encryption": ["cryptography>=42"],
     "test": [
         "pytest>=8",
         "pytest-timeout>=2.2",
@@ -42,6 +43,15 @@ EXTRAS = {
         "types-tqdm",
         "imageio-ffmpeg>=0.5",
         "scikit-learn>=1.3",
+        # Of the extras, so that their tests run.
+        "cryptography>=42",
+        "onnx>=1.16",
+        "onnxruntime>=1.18",
+        "onnxscript>=0.2",
+        "fastapi>=0.110",
+        "uvicorn>=0.29",
+        "httpx>=0.27",
+        "python-multipart>=0.0.9",
     ],
 }
 

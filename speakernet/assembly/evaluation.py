@@ -315,7 +315,7 @@ def _calibration(
     # `speakernet verify` decides by whole utterances and cosine, whatever the list was scored by.
     verifying = verifying_backend(keep.contents).describe(embedder.options.in_mode("whole"))
     if (plain_backend(described), measures) != (plain_backend(verifying), SCORE_ONLY):
-        keep.put(fit_for_verifying(embedder, keep.contents, trials, source, section.calibration_prior))
+        keep.put(fit_for_verifying(embedder, keep.contents, trials, source, section.calibration_prior)[0])
     return fit.calibration
 
 

@@ -10,6 +10,7 @@ import logging
 import os
 import select
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -33,12 +34,19 @@ COMMANDS = {
     "benchmark": "benchmark",
     "import-weights": "import_weights",
     "info": "info",
+    "calibrate": "calibrate",
+    "verify": "verify",
+    "embed": "embed",
+    "enroll": "enroll",
+    "identify": "identify",
+    "people": "people",
 }
 """Command name -> module in this room, with `add_arguments(parser)` and `run(arguments) -> exit status`.
 
 A module with `TAKES_CONFIG = True` also accepts `--config FILE` and every option of the configuration; they arrive in
 `arguments.config_arguments` for `speakernet.config.load_config`. A command of several parts has `main(arguments)`
-instead and parses what follows its name itself.
+instead and parses what follows its name itself. One with `ERROR_STATUS` ends with it after every error, also
+one of ours: its status 1 is an answer.
 """
 
 INTERRUPTED = 130
@@ -148,12 +156,18 @@ def _run(module_name: str, program: str, arguments: Sequence[str]) -> int:
     except KeyboardInterrupt as interrupt:
         sys.stderr.write("\ninterrupted\n")
         return getattr(interrupt, "exit_status", INTERRUPTED)
-    except (ValueError, OSError, MemoryError) as error:
+    except Exception as error:
+        failed = getattr(module, "ERROR_STATUS", None)
+        if not isinstance(error, ValueError | OSError | MemoryError) or "--debug" in arguments:
+            if failed is None:
+                raise
+            traceback.print_exc()
+            return int(failed)
         # A worker's or a converter's pipe is an error like others.
-        if "--debug" in arguments or (isinstance(error, BrokenPipeError) and _has_no_reader()):
+        if isinstance(error, BrokenPipeError) and _has_no_reader():
             raise
         sys.stderr.write(f"\n{program}: {_message(error)}\n")
-        return getattr(error, "exit_status", 1)
+        return getattr(error, "exit_status", 1) if failed is None else int(failed)
 
 
 def _parse(module: ModuleType, program: str, rest: Sequence[str]) -> argparse.Namespace:

@@ -22,22 +22,29 @@ def run(arguments: argparse.Namespace) -> int:
         ValueError: not a model file.
     """
     # Late: --help needs no torch.
-    from speakernet.models.model_file import load_model_file
+    from speakernet.inference.decision import described_threshold
+    from speakernet.inference.verifier import load
 
-    loaded = load_model_file(arguments.model)
+    verifier = load(arguments.model, "cpu")
     path = Path(arguments.model)
-    net, contents = loaded.net, loaded.contents
+    net, contents = verifier.net, verifier.contents
     rows = [
         ("file", f"{path} ({human_bytes(path.stat().st_size)}, format version {contents['format_version']})"),
         ("SHA-256", sha256_of(path)),
+        ("fingerprint", f"{verifier.fingerprint} (of weights and front end, by which a store of people knows it)"),
         ("model", f"{contents['model']['name']} {_options(contents['model']['options'])}"),
         ("front end", f"{contents['front_end']['name']} {_options(contents['front_end']['options'])}"),
         ("parameters", f"{sum(parameter.numel() for parameter in net.parameters()):,}"),
         ("embedding", f"{net.embedding_dim} numbers"),
         ("sample rate", f"{net.sample_rate} Hz"),
         ("mean embedding", _mean(contents.get("embedding_mean"), contents.get("embedding_mean_of"))),
-        ("calibration", "fitted" if contents.get("calibration") else "none"),
-        *(("threshold", _flat(threshold)) for threshold in contents.get("thresholds", ())),
+        ("licence", _licence(contents.get("training_summary") or {})),
+        ("decides by itself", "yes" if verifier.is_calibrated else f"no: {verifier.rule.advice}"),
+        *(("calibration", _fit(one)) for one in (contents.get("calibration") or {}).get("fits", ())),
+        *(
+            ("threshold", f"{one['name']} {described_threshold(one)}; {_options(one['backend'])}")
+            for one in contents.get("thresholds") or ()
+        ),
         *((f"training {key}", _value(value)) for key, value in (contents.get("training_summary") or {}).items()),
     ]
     sys.stdout.write("".join(f"{name:<28} {value}\n" for name, value in rows))
@@ -48,9 +55,16 @@ def _options(options: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in options.items())
 
 
-def _flat(options: Mapping[str, Any]) -> str:
-    """The plain values alone: the scoring back end that a threshold belongs to would fill the screen."""
-    return _options({key: value for key, value in options.items() if not isinstance(value, Mapping | list)})
+def _fit(fit: Mapping[str, Any]) -> str:
+    """A calibration: its formula, its list, and the scoring that it belongs to."""
+    terms = " + ".join(f"{weight:.4f} x {name}" for weight, name in zip(fit["weights"], fit["inputs"], strict=True))
+    fitted_on = f", fitted on {fit['list']}" if fit.get("list") else ""
+    return f"log-likelihood ratio = {fit['offset']:.4f} + {terms}{fitted_on}; {_options(fit['backend'])}"
+
+
+def _licence(summary: Mapping[str, Any]) -> str:
+    """Of the weights, where an import said it; weights trained on others keep theirs."""
+    return str(summary.get("licence") or "not given: that of whoever trained it")
 
 
 def _value(value: Any) -> str:

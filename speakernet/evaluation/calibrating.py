@@ -93,7 +93,7 @@ def fit_scores(
 
 def fit_for_verifying(
     embedder: Embedder, contents: Mapping[str, Any], trials: TrialList, source: AudioSource, prior: float
-) -> Fit:
+) -> tuple[Fit, np.ndarray]:
     """Embed a list as recordings are verified, whole and in float32, and fit calibration and thresholds on it.
 
     Args:
@@ -103,12 +103,18 @@ def fit_for_verifying(
         source: where their audio lies.
         prior: target prior that the calibration is tuned for.
 
+    Returns:
+        What was fitted, and the scores (trials,).
+
     Raises:
         ValueError: no labels, or audio that is missing or broken.
     """
     whole = dataclasses.replace(
         embedder, options=embedder.options.in_mode("whole"), autocast=contextlib.nullcontext, precision="no"
     )
+    if reason := why_no_error_rate(trials):
+        # Before hours of embedding, not after.
+        raise ValueError(f"cannot calibrate: {reason}")
     backend = verifying_backend(contents)
     scores = score_trials(whole, backend, trials, source).scores
-    return fit_scores(trials, scores, prior, backend.describe(whole.options))
+    return fit_scores(trials, scores, prior, backend.describe(whole.options)), scores

@@ -13,7 +13,7 @@ from speakernet.data.audio import AudioError
 from speakernet.evaluation.calibration import threshold_name
 from speakernet.inference.decision import DEFAULT_FALSE_ACCEPT_RATE, Decision
 from speakernet.inference.people import TOP, PeopleStore
-from speakernet.inference.quality import Quality, inspect_recording
+from speakernet.inference.quality import Quality, inspect_recording, refuse_unusable
 from speakernet.inference.recordings import Audio, Recording
 from speakernet.inference.store_rows import checked_name
 from speakernet.inference.verifier import SpeakerVerifier
@@ -91,8 +91,7 @@ def enroll(
     qualities = [inspect_recording(one) for one in opened]
     warnings = [f"{one.name}: {text}" for one in qualities for text in one.warnings]
     for one in qualities:
-        if one.is_silent:
-            raise AudioError(f"{one.name}: {one.warnings[0]}; record it again")
+        refuse_unusable(one)
     embeddings = np.asarray(verifier.embed(opened))
     kept = np.array([one.embedding for one in store.recordings(name)]).reshape(-1, verifier.embedding_dim)
     is_new = [

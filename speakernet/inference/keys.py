@@ -42,7 +42,7 @@ class Cipher:
             from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
         except ImportError as error:
             raise StoreKeyError(
-                "an encrypted store needs the library cryptography: pip install 'cryptography'"
+                "an encrypted store needs the library cryptography: pip install 'speakernet[encryption]'"
             ) from error
         secret = key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key
         self._sealer: Any = AESGCM(Scrypt(salt=salt, length=KEY_BYTES, n=SCRYPT_COST, r=8, p=1).derive(secret))

@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from speakernet.data.audio import SAMPLE_RATE
+from speakernet.data.audio import SAMPLE_RATE, AudioError
 from speakernet.evaluation.quality import frame_powers, power_ratio_db
 from speakernet.inference.recordings import Audio, Recording, open_recording
 
 MIN_ENROL_SECONDS = 2.0
 """Seconds of speech in a recording to enrol with; with less, scores spread so far that a voice is often missed."""
+LEAST_SECONDS = 0.25
+"""A syllable; less is refused wherever an answer would be believed."""
 SILENT_DB = -60.0
 """Full scale is 0 dB; speech in a quiet room with a microphone turned far down lies above."""
 SPEECH_RANGE_DB = 30.0
@@ -30,9 +32,9 @@ CLIPPED_SHARE = 0.001
 CLIP_LEVEL = 0.98
 NEAR_PEAK = 0.999
 BAND_HZ = (300.0, 3400.0)
-UPPER_BAND_HZ = (4200.0, 7500.0)
-BAND_LIMITED_DB = -50.0
-"""Power density above the telephone's band against that within it; wide-band speech lies at -20 to -40 dB."""
+UPPER_BAND_HZ = (5000.0, 7500.0)
+BAND_LIMITED_DB = -60.0
+"""Power density above the telephone's band against that within it; what was resampled from 8 kHz lies below -65 dB."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,21 @@ def inspect_recording(
         is_silent=not speech and _decibels(float(powers.max(initial=0.0))) < SILENT_DB,
     )
     return _with_warnings(quality, min_speech_seconds)
+
+
+def refuse_unusable(quality: Quality) -> None:
+    """Refuse a recording by which nothing can be recognised.
+
+    Raises:
+        AudioError: it is silent, or shorter than a syllable.
+    """
+    if quality.is_silent:
+        raise AudioError(f"{quality.name}: {quality.warnings[0]}; record it again, or turn the microphone up")
+    if quality.seconds < LEAST_SECONDS:
+        raise AudioError(
+            f"{quality.name}: {quality.seconds:.3f} s of audio is too short to know a voice by; "
+            f"expected {LEAST_SECONDS:g} s at the very least, some seconds for a sure answer"
+        )
 
 
 @dataclass

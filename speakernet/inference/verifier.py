@@ -27,6 +27,7 @@ from speakernet.evaluation.scoring import mean_embeddings
 from speakernet.inference.decision import Decision, DecisionRule
 from speakernet.inference.people import PeopleStore
 from speakernet.inference.recordings import Array, Audio, Recording, is_array, open_recording
+from speakernet.inference.store_file import StoreError
 from speakernet.machine.device import find_device
 from speakernet.machine.options import MachineOptions
 from speakernet.models.model_file import ModelFile, load_model_file
@@ -301,6 +302,16 @@ class SpeakerVerifier:
             mean=self.mean,
             model=self.name,
         )
+
+    def existing_people(self, path: str | os.PathLike, key: str | bytes | None = None) -> PeopleStore:
+        """The same store where it has to be there already.
+
+        Raises:
+            StoreError: no such file, or as `people`.
+        """
+        if not Path(path).exists():
+            raise StoreError(f"{path}: no such store; make one with `speakernet enroll NAME FILES --store {path}`")
+        return self.people(path, key)
 
     def open(self, audio: Audio, sample_rate: int | None = None) -> Recording:
         """A recording as this network hears it; of a file only the header is read.

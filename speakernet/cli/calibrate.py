@@ -1,0 +1,67 @@
+"""Fit calibration and thresholds, and write them into a model file, so that `verify` decides by itself.
+
+    speakernet calibrate --model best.pt --trials trials.txt              labelled trials of any speakers
+    speakernet calibrate --model best.pt --store people.db --cohort others/   one's own people against strangers
+
+They hold for whole utterances and cosine, as `verify` and `identify` score. The model file as it was is kept beside it
+the first time.
+"""
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+from speakernet.cli.using import add_model, add_store, load_verifier, store_key
+from speakernet.evaluation.headline import headline_sentence
+from speakernet.evaluation.options import EvaluationOptions
+from speakernet.options import default_of
+
+logger = logging.getLogger(__name__)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The model, what to fit on, where to."""
+    add_model(parser)
+    parser.add_argument("--trials", type=Path, help="labelled trial list: `1 enrol test` or `0 enrol test` a line")
+    parser.add_argument("--audio", type=Path, help="folder or packed corpus of its audio; default: beside the list")
+    add_store(parser, is_needed=False)
+    parser.add_argument("--cohort", nargs="+", help="recordings of strangers for --store: files, folders, lists")
+    parser.add_argument("--out", type=Path, help="write another model file instead of changing this one")
+    prior = default_of(EvaluationOptions, "calibration_prior")
+    parser.add_argument("--prior", type=float, default=prior, help="target prior that it is tuned for (%(default)s)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Embed, score, fit, write, say how good it is.
+
+    Raises:
+        ValueError: options that do not go together, a list, audio, store or model that cannot be used.
+    """
+    if (arguments.trials is None) == (arguments.store is None):
+        raise ValueError("give --trials LIST, or --store people.db for your own people")
+    if arguments.store is None and arguments.cohort:
+        raise ValueError("--cohort is for --store; a list of trials has its non-targets")
+    if arguments.trials is None and arguments.audio:
+        raise ValueError("--audio is for --trials; a store keeps embeddings")
+    if not 0 < arguments.prior < 1:
+        raise ValueError(f"--prior {arguments.prior}: expected a probability between 0 and 1")
+    # Late: --help and a mistyped option need no torch.
+    from speakernet.inference.audio_inputs import audio_inputs
+    from speakernet.inference.decision import described_threshold
+    from speakernet.inference.own_calibration import calibrate_on_people, calibrate_on_trials
+
+    verifier = load_verifier(arguments)
+    if arguments.store is None:
+        done = calibrate_on_trials(verifier, arguments.trials, arguments.audio, arguments.prior, arguments.out)
+    else:
+        cohort = audio_inputs(arguments.cohort, verifier.sample_rate, sys.stdin) if arguments.cohort else None
+        with verifier.existing_people(arguments.store, store_key(arguments)) as store:
+            done = calibrate_on_people(verifier, store, cohort, arguments.prior, arguments.out)
+    note = [done.results.interval_note] if done.results.interval_note else []
+    thresholds = [f"threshold {described_threshold(one)}" for one in done.fit.thresholds]
+    kept = f"kept in {done.path}: calibration and {len(thresholds)} thresholds for whole utterances and cosine"
+    backup = f" (as it was: {done.backup})" if done.backup else ""
+    lines = [headline_sentence(done.results), *note, *thresholds, *done.fit.refused, kept + backup]
+    sys.stdout.write("\n".join([*lines, ""]))
+    return 0

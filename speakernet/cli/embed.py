@@ -1,0 +1,49 @@
+"""Embed recordings into one file: names, embeddings and the fingerprint of the model, as plain NumPy arrays.
+
+    speakernet embed a.wav b.flac --model best.pt --out e.npz
+    speakernet embed my_voices/ --model best.pt --out e.npz
+    find . -name '*.wav' | speakernet embed - --model best.pt --out e.npz
+
+Folders are walked; lists hold a file a line (or `speaker path`); a packed corpus is embedded as it is. A run that was
+killed goes on with the same command.
+"""
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+from speakernet.cli.using import add_model, load_verifier
+
+logger = logging.getLogger(__name__)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What, with which model, where to."""
+    parser.add_argument("audio", nargs="+", help="files, folders, lists (.txt), a packed corpus, - for names on stdin")
+    add_model(parser)
+    parser.add_argument("--out", type=Path, required=True, help="the file to write, such as e.npz")
+    parser.add_argument("--skip-broken", action="store_true", help="leave out recordings that cannot be embedded")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Embed, write, say how many.
+
+    Raises:
+        ValueError: audio or a model that cannot be used.
+    """
+    # Late: --help and a mistyped option need no torch.
+    from speakernet.inference.audio_inputs import audio_inputs
+    from speakernet.inference.embedding_files import embed_files
+
+    verifier = load_verifier(arguments)
+    inputs = audio_inputs(arguments.audio, verifier.sample_rate, sys.stdin)
+    done = embed_files(verifier, inputs, arguments.out, skips_broken=arguments.skip_broken)
+    for problem in done.problems:
+        logger.warning("left out: %s", problem)
+    again = f", {done.num_kept} of them by an earlier run" if done.num_kept else ""
+    left = f"; {len(done.problems)} left out" if done.problems else ""
+    sys.stdout.write(
+        f"{arguments.out}: {done.num_embedded} embeddings of {verifier.embedding_dim} numbers{again}{left}\n"
+    )
+    return 0

@@ -1,0 +1,88 @@
+"""Say who of the people in a store a recording is, or that it is a stranger.
+
+    speakernet identify x.wav --model best.pt --store people.db
+
+The first line is the answer: `NAME score …` or `unknown score …`; the nearest people follow. With N people a stranger
+is compared N times: --far is the share of strangers that may be taken for any of them. A replayed or synthetic voice is
+not detected.
+"""
+
+import argparse
+import dataclasses
+import json
+import logging
+import sys
+from typing import TYPE_CHECKING
+
+from speakernet.cli.using import add_decision, add_model, add_store, answer_first, load_verifier, store_key
+
+if TYPE_CHECKING:
+    from speakernet.inference.enrolment import Identification
+
+MIN_SPEECH_SECONDS = 1.0
+DEFAULT_TOP = 5
+
+logger = logging.getLogger(__name__)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The recording, the store, where to decide."""
+    parser.add_argument("audio", help="a recording: any format, rate and number of channels")
+    add_model(parser)
+    add_store(parser)
+    parser.add_argument("--top", type=int, default=DEFAULT_TOP, help="nearest people that are shown (%(default)s)")
+    add_decision(parser, "share of strangers that may be taken for somebody, over all people together (0.01)")
+    parser.add_argument("--json", action="store_true", help="print one object instead of lines")
+    parser.add_argument("--verbose", action="store_true", help="log before the answer too")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Embed, compare with everybody, answer.
+
+    Raises:
+        ValueError: audio, a model or a store that cannot be used, no calibration.
+    """
+    # Late: --help and a mistyped option need no torch.
+    from speakernet.inference.enrolment import identify
+    from speakernet.inference.quality import inspect_recording, refuse_unusable
+
+    if arguments.top < 1:
+        raise ValueError(f"--top {arguments.top}: expected at least 1")
+    with answer_first(is_verbose=arguments.verbose):
+        verifier = load_verifier(arguments)
+        recording = verifier.open(arguments.audio)
+        quality = inspect_recording(recording, min_speech_seconds=MIN_SPEECH_SECONDS)
+        refuse_unusable(quality)
+        with verifier.existing_people(arguments.store, store_key(arguments)) as store:
+            found = identify(
+                verifier,
+                store,
+                recording,
+                top=arguments.top,
+                false_accept_rate=arguments.far,
+                threshold=arguments.threshold,
+            )
+    lines = [json.dumps(dataclasses.asdict(found), ensure_ascii=False)] if arguments.json else answer_lines(found)
+    sys.stdout.write("\n".join([*lines, ""]))
+    sys.stdout.flush()
+    for warning in quality.warnings:
+        logger.warning("%s: %s", quality.name, warning)
+    return 0
+
+
+def answer_lines(found: "Identification") -> list[str]:
+    """The answer, the nearest people, and what the threshold keeps."""
+    if found.decision is None:
+        return ["unknown", "nobody is enrolled in this store"]
+    decision = found.decision
+    ratio = decision.log_likelihood_ratio
+    sure = "" if ratio is None else f" log-likelihood-ratio {ratio:.2f}"
+    first = f"{found.name or 'unknown'} score {decision.score:.4f} threshold {decision.threshold:.4f}{sure}"
+    nearest = [f"  {row}. {score:.4f} {name}" for row, (name, score) in enumerate(found.candidates, start=1)]
+    if found.stranger_rate is None or decision.false_accept_rate is None:
+        return [first, *nearest]
+    keeps = (
+        f"at this threshold {100 * decision.false_accept_rate:.3g} % of single comparisons are wrong; of strangers at "
+        f"most {100 * found.stranger_rate:.3g} % are taken for one of the {found.num_people} people"
+    )
+    return [first, *nearest, keeps]

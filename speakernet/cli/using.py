@@ -1,0 +1,95 @@
+"""What the commands that use a model have in common: its options, its answers before its logs, keys of stores."""
+
+import argparse
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from speakernet.files import FileError, open_regular, reading
+
+if TYPE_CHECKING:
+    from speakernet.inference.verifier import SpeakerVerifier
+
+KEY_VARIABLE = "SPEAKERNET_STORE_KEY"
+LONGEST_KEY = 4096
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """`--model` and `--device`."""
+    parser.add_argument("--model", required=True, help="a model file, such as exps/exp01/best.pt, or an imported one")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1; auto (the default) takes a GPU if any")
+
+
+def add_store(parser: argparse.ArgumentParser, *, is_needed: bool = True) -> None:
+    """`--store` and `--key-file`."""
+    parser.add_argument("--store", type=Path, required=is_needed, help="the file of people, such as people.db")
+    parser.add_argument(
+        "--key-file",
+        type=Path,
+        help=f"file with the key that encrypts its embeddings; else the variable {KEY_VARIABLE}, else no encryption",
+    )
+
+
+def add_decision(parser: argparse.ArgumentParser, rate_help: str) -> None:
+    """`--far` and `--threshold`."""
+    decision = parser.add_mutually_exclusive_group()
+    decision.add_argument("--far", type=float, metavar="RATE", help=rate_help)
+    decision.add_argument(
+        "--threshold",
+        type=_threshold,
+        metavar="SCORE",
+        help="decide at this score, or at a named one of the model file (eer, far_1%%); default: 0.4",
+    )
+
+
+def load_verifier(arguments: argparse.Namespace) -> "SpeakerVerifier":
+    """The model that `--model` names.
+
+    Raises:
+        ValueError: not a model file, or a device that is not here.
+    """
+    # Late: --help and a mistyped option need no torch.
+    from speakernet.inference.verifier import load
+
+    return load(arguments.model, arguments.device)
+
+
+def store_key(arguments: argparse.Namespace) -> bytes | None:
+    """The key that the user gives; None for none.
+
+    Raises:
+        FileError: a key file that cannot be read, is empty or too long.
+    """
+    if arguments.key_file is None:
+        found = os.environ.get(KEY_VARIABLE)
+        return None if found is None else os.fsencode(found)
+    expected = "a file that holds the key, one line"
+    with reading(arguments.key_file, expected), open_regular(arguments.key_file) as file:
+        key = file.read(LONGEST_KEY + 1)
+    # Editors end a line; whoever makes another key file of it would not find the store again.
+    key = key.rstrip(b"\r\n")
+    if not key or len(key) > LONGEST_KEY:
+        raise FileError(f"{arguments.key_file}: {len(key)} bytes; expected {expected}, up to {LONGEST_KEY} bytes")
+    return key
+
+
+@contextlib.contextmanager
+def answer_first(*, is_verbose: bool) -> Iterator[None]:
+    """Inside the block nothing is logged unless asked for, so that the answer is the first line that anybody sees."""
+    before = logging.root.manager.disable
+    if not is_verbose:
+        logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def _threshold(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text

@@ -1,0 +1,160 @@
+"""Calibration and thresholds for a model file as it is used: from a list of trials, or from one's own people.
+
+Own people are compared as `identify` compares them, a recording with a person's mean: with that of the person's other
+recordings for the targets, with other people's for the rest. A cohort adds strangers.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from speakernet.data.lists import StringTable, TrialList, audio_folder_of, read_trials
+from speakernet.data.opening import open_source
+from speakernet.evaluation.backend import verifying_backend, whole_cosine
+from speakernet.evaluation.calibrating import Fit, fit_for_verifying, fit_scores
+from speakernet.evaluation.embedder import Embedder
+from speakernet.evaluation.embedding import embed_utterances
+from speakernet.evaluation.figures import figures
+from speakernet.evaluation.options import EmbeddingOptions, MeasuringOptions
+from speakernet.evaluation.results import Results
+from speakernet.evaluation.scoring import EPSILON, mean_embeddings
+from speakernet.evaluation.speakers import Speakers, speakers_of
+from speakernet.files import sha256_of
+from speakernet.inference.audio_inputs import AudioInputs
+from speakernet.inference.people import PeopleStore
+from speakernet.inference.verifier import SpeakerVerifier
+from speakernet.models.model_file import update_model_file
+from speakernet.seeding import numpy_generator
+
+DRAW_SEED = 0
+SUBSET_STREAM = 6301
+MOST_TRIALS = 5_000_000
+"""Comparisons that are made; with more, recordings are drawn."""
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """What was fitted, and how well the list it was fitted on is told apart.
+
+    Attributes:
+        fit: calibration and thresholds.
+        results: figures of the list, with intervals over speakers.
+        backup: the model file as it was, where it was kept.
+        path: the model file that holds the fit now.
+    """
+
+    fit: Fit
+    results: Results
+    backup: Path | None
+    path: Path
+
+
+def calibrate_on_trials(
+    verifier: SpeakerVerifier, trials_path: Path, audio: Path | None, prior: float, out: Path | None = None
+) -> Calibrated:
+    """Fit on a labelled list and write into the model file.
+
+    Args:
+        verifier: of the model file.
+        trials_path: the list.
+        audio: folder or packed corpus of its audio; None: the folder of the list.
+        prior: target prior that the calibration is tuned for.
+        out: a model file to write instead.
+
+    Raises:
+        ValueError: no labels, audio that is missing or broken, or a file that cannot be written.
+    """
+    trials = read_trials(trials_path)
+    source = open_source(audio or audio_folder_of(trials_path), verifier.sample_rate, show_progress=True)
+    embedder = Embedder(verifier.net, EmbeddingOptions(embedding="whole"), verifier.device)
+    fit, scores = fit_for_verifying(embedder, verifier.contents, trials, source, prior)
+    return _kept(verifier, fit, figures(trials, scores, speakers_of(trials), MeasuringOptions(), DRAW_SEED), out)
+
+
+def calibrate_on_people(
+    verifier: SpeakerVerifier, store: PeopleStore, cohort: AudioInputs | None, prior: float, out: Path | None = None
+) -> Calibrated:
+    """Fit on the people of a store, against each other and a cohort of strangers, and write into the model file.
+
+    Args:
+        verifier: of the model file, which is the store's.
+        store: open; somebody in it needs two recordings.
+        cohort: recordings of other people, each taken for a speaker of its own.
+        prior: target prior that the calibration is tuned for.
+        out: a model file to write instead.
+
+    Raises:
+        ValueError: too few people or recordings, audio that is broken, or a file that cannot be written.
+    """
+    strangers = np.empty((0, 1, verifier.embedding_dim), dtype=np.float32)
+    if cohort is not None:
+        options = EmbeddingOptions(embedding="whole")
+        net, device = verifier.net, verifier.device
+        strangers = embed_utterances(net, cohort.source, cohort.names, options, device=device, description="cohort")
+    trials, scores, speakers = _own_trials(verifier, store, mean_embeddings(strangers, verifier.mean))
+    fit = fit_scores(trials, scores, prior, whole_cosine(verifying_backend(verifier.contents).mean is not None))
+    return _kept(verifier, fit, figures(trials, scores, speakers, MeasuringOptions(), DRAW_SEED), out)
+
+
+def _own_trials(
+    verifier: SpeakerVerifier, store: PeopleStore, strangers: np.ndarray
+) -> tuple[TrialList, np.ndarray, Speakers]:
+    """Every recording against every person, a person's own without itself; and every stranger against every person.
+
+    Returns:
+        The trials, their scores (trials,), and who speaks.
+    """
+    kept = store.recordings()
+    people = list(dict.fromkeys(one.name for one in kept))
+    number = {name: row for row, name in enumerate(people)}
+    owner = np.array([number[one.name] for one in kept], dtype=np.int64)
+    if len(kept) == len(people):
+        raise ValueError(
+            f"{store.path}: nobody has two recordings, so that there is no pair of one speaker; enrol more, or "
+            "calibrate on a list with --trials"
+        )
+    if len(people) < 2 and not len(strangers):
+        raise ValueError(f"{store.path}: one person alone; enrol others, or give recordings of strangers with --cohort")
+    units = mean_embeddings(np.stack([one.embedding for one in kept]), verifier.mean)
+    weighted = units * np.array([one.weight for one in kept], dtype=np.float32)[:, None]
+    sums = np.zeros((len(people), units.shape[1]), dtype=np.float32)
+    np.add.at(sums, owner, weighted)
+    rows = np.arange(len(kept) + len(strangers))
+    if len(rows) * len(people) > MOST_TRIALS:
+        drawn = numpy_generator(DRAW_SEED, SUBSET_STREAM).permutation(len(rows))
+        rows = np.sort(drawn[: max(2, MOST_TRIALS // len(people))])
+    tests = np.concatenate([units, strangers])[rows]
+    owners = np.concatenate([owner, np.arange(len(strangers)) + len(people)])[rows]
+    scores = tests @ _unit(sums).T  # (tests, people)
+    is_own = rows < len(kept)
+    # A recording is no news to the mean that holds it.
+    without = sums[owners[is_own]] - weighted[rows[is_own]]
+    scores[np.flatnonzero(is_own), owners[is_own]] = (tests[is_own] * _unit(without)).sum(axis=1)
+    test, enrol = np.meshgrid(np.arange(len(rows)), np.arange(len(people)), indexing="ij")
+    labels = owners[test] == enrol
+    counts = np.bincount(owner, minlength=len(people))
+    # Nothing is left of a person of one recording without it.
+    is_asked = ~labels | (counts[enrol] > 1)
+    names = StringTable.from_strings([f"person {row}" for row in range(len(people))] + [f"test {row}" for row in rows])
+    trials = TrialList(
+        names,
+        enrol[is_asked].astype(np.int32),
+        (test[is_asked] + len(people)).astype(np.int32),
+        labels[is_asked].astype(np.int8),
+        str(store.path),
+        sha256_of(store.path),
+    )
+    ids = np.concatenate([np.arange(len(people)), owners]).astype(np.int32)
+    rule = f"people of {store.path.name}" + (", each recording of the cohort a speaker" if len(strangers) else "")
+    return trials, scores[is_asked], Speakers(ids, len(np.unique(ids)), rule)
+
+
+def _unit(rows: np.ndarray) -> np.ndarray:
+    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), EPSILON)
+
+
+def _kept(verifier: SpeakerVerifier, fit: Fit, results: Results, out: Path | None) -> Calibrated:
+    path = Path(verifier.name)
+    backup = update_model_file(path, fit.changes(verifier.contents), out=out)
+    return Calibrated(fit, results, backup, path if out is None else out)

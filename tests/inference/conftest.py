@@ -1,0 +1,89 @@
+"""Synthetic voices in files, and a small model that tells them apart, calibrated and not."""
+
+import itertools
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from speakernet.checkpoint import write_checkpoint
+from speakernet.cli import main
+from speakernet.data.audio import write_audio
+from speakernet.models.model_file import model_file_contents
+from speakernet.models.speaker_net import SpeakerNet
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from conftest import tiny_voice
+
+NUM_SPEAKERS, NUM_UTTERANCES, SECONDS = 12, 5, 3.5
+DIM = NUM_SPEAKERS - 1
+
+
+def spoken(speaker: int, utterance: int, seconds: float = SECONDS) -> np.ndarray:
+    """A synthetic voice with pauses and a little noise, another one in each recording; (samples,) at 16 kHz."""
+    voice = tiny_voice(speaker, utterance, seconds)
+    random = np.random.default_rng([7, speaker, utterance])
+    is_pause = (np.arange(len(voice)) // 4000) % 5 == 4
+    noise = random.uniform(0.002, 0.006) * random.standard_normal(len(voice))
+    return (np.where(is_pause, 0.01, 1.0) * voice + noise).astype(np.float32)
+
+
+@pytest.fixture(scope="session")
+def voices(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve synthetic speakers with five recordings each; `trials.txt` has all pairs."""
+    root = tmp_path_factory.mktemp("voices")
+    names = [f"s{speaker:02d}/{number}.wav" for speaker in range(NUM_SPEAKERS) for number in range(NUM_UTTERANCES)]
+    for name in names:
+        (root / name).parent.mkdir(exist_ok=True)
+        write_audio(root / name, spoken(int(name[1:3]), int(name[4])), 16000)
+    pairs = itertools.combinations(names, 2)
+    lines = [f"{int(one[:3] == other[:3])} {one} {other}" for one, other in pairs]
+    (root / "trials.txt").write_text("\n".join(lines) + "\n")
+    return root
+
+
+@pytest.fixture(scope="session")
+def uncalibrated(voices: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small network whose last layer is a linear discriminant of three recordings of each voice; uncalibrated."""
+    torch.manual_seed(0)
+    sizes = {"channels": 8, "blocks": [1, 1]}
+    net = SpeakerNet.named("ResNet", "TSTP", DIM, sizes, front_end_options={"num_mels": 24}).eval()
+    make_discriminant(net, voices)
+    path = tmp_path_factory.mktemp("model") / "small.pt"
+    summary = {"licence": "MIT", "trained_on": "synthetic voices"}
+    write_checkpoint(path, model_file_contents(net, loss_normalizes=True, training_summary=summary))
+    return path
+
+
+@pytest.fixture(scope="session")
+def calibrated(voices: Path, uncalibrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model, calibrated by the command."""
+    path = tmp_path_factory.mktemp("calibrated") / "calibrated.pt"
+    trials = ["--trials", str(voices / "trials.txt"), "--out", str(path), "--device", "cpu"]
+    assert main(["calibrate", "--model", str(uncalibrated), *trials]) == 0
+    return path
+
+
+def make_discriminant(net: SpeakerNet, voices: Path) -> None:
+    """Set the last layer so that recordings of one voice fall together and the voices' mean at zero."""
+    from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+
+    from speakernet.data.audio import read_audio
+
+    names = [f"s{speaker:02d}/{number}.wav" for speaker in range(NUM_SPEAKERS) for number in range(3)]
+    layer = net.embedding
+    pooled: list[torch.Tensor] = []
+    hook = layer.register_forward_hook(lambda module, inputs, output: pooled.append(inputs[0]))
+    for name in names:
+        net.embed(torch.from_numpy(read_audio(voices / name))[None], sample_rate=16000)
+    hook.remove()
+    rows = torch.cat(pooled).numpy().astype(np.float64)
+    labels = [int(name[1:3]) for name in names]
+    found = LinearDiscriminantAnalysis(solver="eigen", shrinkage=0.1).fit(rows, labels)
+    weight = found.scalings_[:, :DIM].T
+    with torch.no_grad():
+        layer.weight.copy_(torch.from_numpy(weight))
+        layer.bias.copy_(torch.from_numpy(-weight @ rows.mean(axis=0)))
