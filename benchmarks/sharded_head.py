@@ -1,0 +1,146 @@
+"""A head of many speakers on two processes, whole on each or shared: memory, traffic and time of a step, measured.
+
+    python -m benchmarks.sharded_head --speakers 6000 100000 1000000
+
+Two processes joined by gloo over the loopback device, whose counter of bytes is read before and after the steps. Whole
+heads are trained as torch's DistributedDataParallel does it, shares as `loss.sharded: on` does. docs/scaling.md has the
+figures.
+"""
+
+import argparse
+import gc
+import json
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import distributed as torch_distributed
+from torch import multiprocessing
+from torch.nn.parallel import DistributedDataParallel
+
+from speakernet import distributed
+from speakernet.files import human_bytes
+from speakernet.losses.classification import AAMSoftmax
+from speakernet.losses.options import AAMSoftmaxOptions
+
+RANKS = 2
+LEARNING_RATE, MOMENTUM = 0.1, 0.9
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Of one process.
+
+    Attributes:
+        head_bytes: memory of weights, gradients and momentum, by the size of the process.
+        peak_bytes: the most that steps added, logits included.
+        sent_bytes: through the loopback device a step, of both processes, over two.
+        seconds: the fastest step.
+    """
+
+    head_bytes: int
+    peak_bytes: int
+    sent_bytes: int
+    seconds: float
+
+
+def measure(rank: int, folder: str, num_speakers: int, is_shared: bool, dim: int, batch: int, steps: int) -> None:
+    """Train a head for some steps, and leave what it took in the folder."""
+    torch.set_num_threads(1)
+    torch_distributed.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=RANKS)
+    generator = torch.Generator().manual_seed(rank)
+    # What torch takes for itself in the first step is not the head's.
+    _train(AAMSoftmax(AAMSoftmaxOptions(), dim, 64), dim, batch, 1, generator)
+    _train(AAMSoftmax(AAMSoftmaxOptions(), dim, 64), dim, batch, 1, generator, rank)
+    gc.collect()
+    before = _memory("VmRSS")
+    # Whole even where it is shared, as it is at the start of a run; cut down before anything is measured.
+    head = AAMSoftmax(AAMSoftmaxOptions(), dim, num_speakers)
+    times, sent = _train(head, dim, batch, steps, generator, rank if is_shared else None)
+    found = Measured(_memory("VmRSS") - before, _memory("VmHWM") - before, sent, min(times))
+    Path(folder, f"rank{rank}.json").write_text(json.dumps(asdict(found)))
+    distributed.barrier()
+    torch_distributed.destroy_process_group()
+
+
+def _train(
+    head: AAMSoftmax, dim: int, batch: int, steps: int, generator: torch.Generator, rank: int | None = None
+) -> tuple[list[float], int]:
+    """Seconds of each step but the first, and bytes sent by a process a step; a rank shares the head."""
+    if rank is not None:
+        head.shard(rank, RANKS)
+    trained = DistributedDataParallel(head, gradient_as_bucket_view=True) if rank is None else head
+    optimizer = torch.optim.SGD(head.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM, nesterov=True, fused=True)
+    num_speakers = head.num_classes
+    times, sent = [], 0
+    for step in range(steps + 1):
+        embeddings = torch.randn((batch, dim), generator=generator, requires_grad=True)
+        labels = torch.randint(num_speakers, (batch,), generator=generator)
+        distributed.barrier()
+        if step == 1:
+            sent = _loopback_bytes()
+        begin = time.perf_counter()
+        rows = embeddings if rank is None else _of_all_ranks(embeddings.detach()).requires_grad_()
+        value, _ = trained(rows, labels if rank is None else _of_all_ranks(labels))
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        times.append(time.perf_counter() - begin)
+    distributed.barrier()
+    return times[1:], (_loopback_bytes() - sent) // steps // RANKS
+
+
+def _of_all_ranks(rows: torch.Tensor) -> torch.Tensor:
+    """The rows of both processes; the way back of their gradients is the head's own."""
+    gathered = [torch.empty_like(rows) for _ in range(RANKS)]
+    torch_distributed.all_gather(gathered, rows)
+    return torch.cat(gathered)
+
+
+def run(num_speakers: int, is_shared: bool, dim: int, batch: int, steps: int) -> list[Measured]:
+    """Start both processes and read what they found."""
+    with tempfile.TemporaryDirectory() as folder:
+        multiprocessing.spawn(measure, (folder, num_speakers, is_shared, dim, batch, steps), nprocs=RANKS)  # type: ignore[no-untyped-call]
+        texts = [Path(folder, f"rank{rank}.json").read_text() for rank in range(RANKS)]
+    return [Measured(**json.loads(text)) for text in texts]
+
+
+def main() -> int:
+    """Print a line for each number of speakers, whole and shared."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--speakers", type=int, nargs="+", default=[6_000, 100_000, 1_000_000])
+    parser.add_argument("--dim", type=int, default=192, help="of the embeddings")
+    parser.add_argument("--batch", type=int, default=32, help="utterances of each process")
+    parser.add_argument("--steps", type=int, default=3, help="measured, after one that is not")
+    arguments = parser.parse_args()
+    sys.stdout.write("| speakers | head | weights, gradients, momentum | most in a step | sent a step | a step |\n")
+    sys.stdout.write("|---:|---|---:|---:|---:|---:|\n")
+    for num_speakers in arguments.speakers:
+        for is_shared in (False, True):
+            ranks = run(num_speakers, is_shared, arguments.dim, arguments.batch, arguments.steps)
+            worst = [max(getattr(one, name) for one in ranks) for name in ("head_bytes", "peak_bytes", "sent_bytes")]
+            seconds = max(one.seconds for one in ranks)
+            words = " | ".join(human_bytes(one) for one in worst)
+            kind = "shared" if is_shared else "whole"
+            sys.stdout.write(f"| {num_speakers:,} | {kind} | {words} | {seconds:.3f} s |\n")
+            sys.stdout.flush()
+    return 0
+
+
+def _memory(name: str) -> int:
+    """Bytes of this process by /proc: VmRSS now, VmHWM at most."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:"))
+
+
+def _loopback_bytes() -> int:
+    """Sent through the loopback device so far, by all processes of the machine."""
+    line = next(one for one in Path("/proc/net/dev").read_text().splitlines() if one.strip().startswith("lo:"))
+    return int(line.split(":")[1].split()[8])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
