@@ -29,7 +29,7 @@ from speakernet.data.loader import TrainingLoader
 from speakernet.data.lookup import LookupTable
 from speakernet.data.options import DataOptions
 from speakernet.data.packed.corpus import PackedRows, PackedSource
-from speakernet.data.ram import load_into_ram
+from speakernet.data.ram import RamRows, load_into_ram
 from speakernet.data.replacing import SpeakerIndex
 from speakernet.data.requests import CropMaker
 from speakernet.data.resident import ResidentMaker
@@ -79,7 +79,7 @@ def build_training_loader(config: Config, inputs: Inputs, start_method: str | No
         device,
         num_workers=0 if placement.corpus else data.num_workers,
         sample_bytes=2 if is_int16 else 4,
-        is_reading_free=isinstance(reader, PackedRows),
+        is_reading_free=_is_in_memory(reader, given),
         augments_in_workers=with_reading is not None,
         changed_share=sum(speed != 1 for speed in speeds) / len(speeds) if changes_speed else 0.0,
         is_spawned=starts_from_nothing(start_method),
@@ -105,6 +105,13 @@ def build_training_loader(config: Config, inputs: Inputs, start_method: str | No
         rank=distributed.rank(),
         world_size=distributed.world_size(),
     )
+
+
+def _is_in_memory(reader: RowReader, given: TrainingInput) -> bool:
+    """Whether a crop is one copy from memory: of a packed corpus, where the system's cache has room for all of it."""
+    if isinstance(reader, RamRows):
+        return True
+    return isinstance(reader, PackedRows) and 2 * int(given.table.num_samples.sum()) <= usable_memory_bytes()
 
 
 def _augmenter_of_reading(

@@ -9,7 +9,7 @@ from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs
 from speakernet.assembly.model import build_model
 from speakernet.config import load_config
-from speakernet.config.schema import Config
+from speakernet.config.schema import Config, replaced
 from speakernet.corpora.pack_inputs import FolderInput
 from speakernet.data.lists import StringTable, read_trials
 from speakernet.data.opening import open_source
@@ -67,3 +67,14 @@ def test_embeddings(corpus: Path, tiny_corpus: Path) -> None:
     found = embed_utterances(net, source, names, options)
     expected = embed_utterances(net, open_source(tiny_corpus), names, options)
     assert found.shape == (len(names), 2, 8) and (found == expected).all()
+
+
+@pytest.mark.parametrize(("memory_bytes", "num_workers"), [(1 << 40, 0), (1 << 20, 1)])
+def test_what_does_not_fit_in_the_systems_cache_is_read_by_workers(
+    corpus: Path, tiny_corpus: Path, memory_bytes: int, num_workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From memory a crop is one copy; from disk the training process would wait for each."""
+    monkeypatch.setattr("speakernet.assembly.data.usable_cores", lambda: 4)
+    monkeypatch.setattr("speakernet.assembly.data.usable_memory_bytes", lambda: memory_bytes)
+    config = replaced(config_of(corpus, tiny_corpus, 0), data={"num_workers": "auto", "batch_size": 2})
+    assert build_training_loader(config, Inputs(config, torch.device("cpu"))).options.num_workers == num_workers
