@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from speakernet.frontend.draws import DrawCounter
 from speakernet.frontend.options import (
     KaldiFbankOptions,
     KaldiMfccOptions,
@@ -21,7 +22,6 @@ from speakernet.frontend.options import (
 )
 from speakernet.frontend.torchaudio_door import get_mel_banks, melscale_fbanks
 from speakernet.options import SAMPLE_RATE
-from speakernet.seeding import derive_seed
 
 WINDOW_SECONDS = 0.025
 HOP_SECONDS = 0.010
@@ -44,6 +44,11 @@ class FrontEnd(nn.Module):
     min_samples: int
     """Samples of the shortest utterance that it can hear."""
 
+    @property
+    def span_samples(self) -> int:
+        """Samples that a window of `spectrum` takes."""
+        return self.window_samples
+
     def num_frames(self, num_samples: Tensor) -> Tensor:
         """Frames that so many samples give; takes integers too."""
         raise NotImplementedError
@@ -51,6 +56,19 @@ class FrontEnd(nn.Module):
     def extract(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
         """The features of float32 `waveforms`."""
         raise NotImplementedError
+
+    def spectrum(self, waveforms: Tensor) -> Tensor:
+        """Complex spectra of all windows, (batch, bins, frames); linear in the samples, and the same at every hop.
+
+        Abstract: a front end that hears samples has none. Frames begin at the first sample and are not padded.
+        """
+        raise NotImplementedError
+
+    def power(self, waveforms: Tensor) -> Tensor:
+        """Squared magnitudes of `spectrum`, (batch, bins, frames)."""
+        spectrum = self.spectrum(waveforms)
+        # re² + im² instead of abs()²: no square root, which costs as much as the FFT.
+        return spectrum.real.square() + spectrum.imag.square()
 
     def forward(self, waveforms: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Features of a batch.
@@ -127,29 +145,34 @@ class LogMel(MelFrontEnd):
 
     def extract(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
         """Pre-emphasis, reflected ends, power spectrum, mel bands, logarithm, normalisation."""
-        window, mel_bank = cast(Tensor, self.window), cast(Tensor, self.mel_bank)
         if self.options.normalize_waveform:
             waveforms = normalize_waveforms(waveforms, lengths)
         if self.preemphasis:
             waveforms = preemphasize(waveforms, self.preemphasis)
-        waveforms = reflect_ends(waveforms, self.fft_samples // 2, lengths)
-        # By FFT: as products of matrices it took 24 ms, ten times the FFT's 2.4 and twice the whole front end.
-        spectrum = torch.stft(
-            waveforms,
-            self.fft_samples,
-            hop_length=self.hop_samples,
-            win_length=self.window_samples,
-            window=window,
-            center=False,
-            return_complex=True,
-        )  # (batch, bins, frames)
-        # re² + im² instead of abs()²: no square root, which costs as much as the FFT.
-        power = spectrum.real.square() + spectrum.imag.square()
-        features = torch.matmul(mel_bank.T, power) + LOG_OFFSET  # (batch, mels, frames)
+        power = self.power(reflect_ends(waveforms, self.fft_samples // 2, lengths))
+        features = torch.matmul(cast(Tensor, self.mel_bank).T, power) + LOG_OFFSET  # (batch, mels, frames)
         if self.log_input:
             features = features.log()
         frame_lengths = None if lengths is None else self.num_frames(lengths)
         return normalize_features(features, self.normalize, frame_lengths)
+
+    @property
+    def span_samples(self) -> int:
+        """As many as the FFT has."""
+        return self.fft_samples
+
+    def spectrum(self, waveforms: Tensor) -> Tensor:
+        """Windows of as many samples as the FFT has."""
+        # By FFT: as products of matrices it took 24 ms, ten times the FFT's 2.4 and twice the whole front end.
+        return torch.stft(
+            waveforms,
+            self.fft_samples,
+            hop_length=self.hop_samples,
+            win_length=self.window_samples,
+            window=cast(Tensor, self.window),
+            center=False,
+            return_complex=True,
+        )
 
 
 class KaldiFbank(MelFrontEnd):
@@ -194,18 +217,20 @@ class KaldiFbank(MelFrontEnd):
         waveforms = waveforms * self.scale
         if self.training and self.dither:
             waveforms = waveforms + self.dither * self.noise.normal_like(waveforms)
+        energies = torch.matmul(self.power(waveforms).transpose(1, 2), cast(Tensor, self.mel_bank))
+        # Kaldi's own floor, so that digital silence stays finite.
+        features = self.of_energies(energies.clamp(min=torch.finfo(torch.float32).eps).log()).transpose(1, 2)
+        frame_lengths = None if lengths is None else self.num_frames(lengths)
+        return normalize_features(features, self.normalize, frame_lengths)
+
+    def spectrum(self, waveforms: Tensor) -> Tensor:
+        """Each window: mean removed, pre-emphasis 0.97, the window's shape, transform."""
         frames = waveforms.unfold(1, self.window_samples, self.hop_samples)  # (batch, frames, samples)
         frames = frames - frames.mean(dim=2, keepdim=True)
         # Kaldi takes the sample before a frame's first to be equal to it.
         previous = torch.cat((frames[..., :1], frames[..., :-1]), dim=2)
         frames = (frames - 0.97 * previous) * cast(Tensor, self.window)
-        spectrum = torch.fft.rfft(frames, n=self.fft_samples)  # (batch, frames, bins)
-        power = spectrum.real.square() + spectrum.imag.square()
-        energies = torch.matmul(power, cast(Tensor, self.mel_bank))
-        # Kaldi's own floor, so that digital silence stays finite.
-        features = self.of_energies(energies.clamp(min=torch.finfo(torch.float32).eps).log()).transpose(1, 2)
-        frame_lengths = None if lengths is None else self.num_frames(lengths)
-        return normalize_features(features, self.normalize, frame_lengths)
+        return torch.fft.rfft(frames, n=self.fft_samples).transpose(1, 2)
 
     def of_energies(self, energies: Tensor) -> Tensor:
         """(batch, frames, mels) logarithms to (batch, frames, features): here themselves."""
@@ -254,43 +279,6 @@ class RawWaveform(FrontEnd):
         return features if lengths is None else features * valid_frames(lengths, waveforms.shape[1]).unsqueeze(1)
 
 
-class DrawCounter(nn.Module):
-    """Keyed random draws of a training-only step: the n-th call always draws the same, also after a resume.
-
-    The count travels in the state dictionary as a tensor, so that a run that was stopped goes on with the draws that
-    a straight run would have made.
-    """
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        self.seed = seed
-        self.count = 0
-
-    def next_seed(self) -> int:
-        """A seed for this call alone."""
-        self.count += 1
-        return derive_seed(self.seed, self.count)
-
-    @torch.compiler.disable
-    def generator(self, device: torch.device | str = "cpu") -> torch.Generator:
-        """A generator on `device` for this call alone."""
-        return torch.Generator(device).manual_seed(self.next_seed())
-
-    @torch.compiler.disable
-    def normal_like(self, tensor: Tensor) -> Tensor:
-        """Standard normal noise of the tensor's shape, drawn on its device."""
-        generator = self.generator(tensor.device)
-        return torch.randn(tensor.shape, generator=generator, device=tensor.device, dtype=tensor.dtype)
-
-    def get_extra_state(self) -> Tensor:
-        """The number of draws so far."""
-        return torch.tensor(self.count, dtype=torch.int64)
-
-    def set_extra_state(self, state: Tensor) -> None:
-        """Go on after so many draws."""
-        self.count = int(state)
-
-
 def band_edges(options: ShapedMelOptions, sample_rate: int) -> tuple[float, float]:
     """The lower edge of the lowest band and the upper edge of the highest, in Hz.
 
@@ -328,8 +316,7 @@ def normalize_waveforms(waveforms: Tensor, lengths: Tensor | None = None, epsilo
     >>> normalize_waveforms(torch.tensor([[1.0, 3.0]])).round(decimals=3)
     tensor([[-1.,  1.]])
     """
-    count = torch.tensor(waveforms.shape[1]) if lengths is None else lengths.unsqueeze(1)
-    count = count.to(waveforms.device)
+    count = waveforms.shape[1] if lengths is None else lengths.unsqueeze(1).to(waveforms.device)
     inside = None if lengths is None else valid_frames(lengths.to(waveforms.device), waveforms.shape[1])
 
     # Sums in float64, so that an utterance in a longer batch has to the last bit the mean that it has alone.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from speakernet.frontend.features import DrawCounter
+from speakernet.frontend.draws import DrawCounter
 from speakernet.frontend.options import SpecAugmentOptions
 
 

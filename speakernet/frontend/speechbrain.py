@@ -51,15 +51,7 @@ class SpeechBrainFbank(MelFrontEnd):
             waveforms = waveforms * valid_frames(lengths.to(waveforms.device), waveforms.shape[1])
             frame_lengths = self.num_frames(lengths)
         half = self.window_samples // 2
-        spectrum = torch.stft(
-            functional.pad(waveforms, (half, half)),
-            self.window_samples,
-            hop_length=self.hop_samples,
-            window=cast(Tensor, self.window),
-            center=False,
-            return_complex=True,
-        )  # (batch, bins, frames)
-        power = spectrum.real.square() + spectrum.imag.square()
+        power = self.power(functional.pad(waveforms, (half, half)))
         energies = torch.matmul(cast(Tensor, self.mel_bank).T, power)  # (batch, mels, frames)
         decibels = 10.0 * energies.clamp(min=LEAST_ENERGY).log10()
         if frame_lengths is not None:
@@ -69,6 +61,17 @@ class SpeechBrainFbank(MelFrontEnd):
         loudest = decibels.amax(dim=(1, 2), keepdim=True)
         features = torch.maximum(decibels, loudest - self.options.top_db)
         return normalize_features(features, self.options.normalize, frame_lengths)
+
+    def spectrum(self, waveforms: Tensor) -> Tensor:
+        """Windows of as many samples as the transform has points."""
+        return torch.stft(
+            waveforms,
+            self.window_samples,
+            hop_length=self.hop_samples,
+            window=cast(Tensor, self.window),
+            center=False,
+            return_complex=True,
+        )
 
 
 def triangles(num_mels: int, num_bins: int, sample_rate: int) -> Tensor:

@@ -70,11 +70,14 @@ class TfMel(MelFrontEnd):
             # Behind the pre-emphasis, whose first sample past the end still hears the last one.
             waveforms = waveforms * valid_frames(lengths.to(waveforms.device), waveforms.shape[1])
             frame_lengths = self.num_frames(lengths)
-        frames = functional.pad(waveforms, (pad, pad)).unfold(1, self.window_samples, self.hop_samples)
-        spectrum = torch.fft.rfft(frames * cast(Tensor, self.window), n=self.fft_samples)[..., :-1]
-        power = (spectrum.real.square() + spectrum.imag.square()).clamp(EPSILON, 1 / EPSILON)  # (batch, frames, bins)
+        power = self.power(functional.pad(waveforms, (pad, pad))).clamp(EPSILON, 1 / EPSILON).transpose(1, 2)
         energies = torch.matmul(power, cast(Tensor, self.mel_bank)).clamp(EPSILON, 1 / EPSILON) + EPSILON
         return normalize_features(energies.log().transpose(1, 2), options.normalize, frame_lengths)
+
+    def spectrum(self, waveforms: Tensor) -> Tensor:
+        """Windows in their shape, transformed; the band at half the sample rate is left out."""
+        frames = waveforms.unfold(1, self.window_samples, self.hop_samples) * cast(Tensor, self.window)
+        return torch.fft.rfft(frames, n=self.fft_samples)[..., :-1].transpose(1, 2)
 
 
 def triangles_over_mels(num_mels: int, num_bins: int, low_hz: float, high_hz: float, sample_rate: int) -> Tensor:

@@ -1,5 +1,7 @@
 """CAM++: a small residual head over mels and frames, then densely connected time-delay layers with context masks."""
 
+import types
+
 import torch
 from torch import Tensor, nn
 
@@ -31,6 +33,8 @@ class CAMPPlus(Trunk):
     Source: Wang et al. 2023, "CAM++: a fast and efficient network for speaker verification using context-aware
     masking".
     """
+
+    norm_behind = types.MappingProxyType({"conv1": "norm1", "conv2": "norm2", "conv_in": "norm_in"})
 
     def __init__(self, options: CAMPPlusOptions, num_features: int) -> None:
         super().__init__()
@@ -107,6 +111,8 @@ class DenseBlock(nn.Module):
 class DenseLayer(nn.Module):
     """A bottleneck, and a convolution whose result is masked by what the utterance and its part sound like."""
 
+    norm_behind = types.MappingProxyType({"bottleneck.conv": "norm"})
+
     def __init__(self, channels_in: int, dilation: int) -> None:
         super().__init__()
         self.bottleneck = NormedConvolution(channels_in, BOTTLENECK)
@@ -135,13 +141,14 @@ def context(features: Tensor, lengths: Tensor | None) -> Tensor:
         (batch, channels, segments).
     """
     num_frames = features.shape[2]
-    num_segments = -(-num_frames // SEGMENT_FRAMES)
+    # Not the negative of a floor: exported graphs divide towards zero.
+    num_segments = (num_frames + SEGMENT_FRAMES - 1) // SEGMENT_FRAMES
     padded = nn.functional.pad(features, (0, num_segments * SEGMENT_FRAMES - num_frames))
     segments = padded.unflatten(2, (num_segments, SEGMENT_FRAMES))
     sums = segments.sum(dim=3, dtype=torch.promote_types(features.dtype, torch.float32))
     starts = SEGMENT_FRAMES * torch.arange(num_segments, device=features.device)
-    ends = torch.tensor([num_frames], device=features.device) if lengths is None else lengths
     # The last segment is as long as what is left of the utterance; past its end nothing is heard.
-    counts = (ends.unsqueeze(1) - starts).clamp(1, SEGMENT_FRAMES).unsqueeze(1)
+    left = (num_frames - starts).unsqueeze(0) if lengths is None else lengths.unsqueeze(1) - starts
+    counts = left.clamp(1, SEGMENT_FRAMES).unsqueeze(1)
     means = (sums / counts).to(features.dtype)
     return means + mean_over_frames(features, lengths).unsqueeze(2)

@@ -1,5 +1,7 @@
 """Gemini DF-ResNet: deep and narrow, inverted bottlenecks, and strides that halve mels more often than frames."""
 
+import types
+
 from torch import Tensor, nn
 
 from speakernet.models.layers import mask_frames, relu, strided_length
@@ -17,6 +19,7 @@ class InvertedBottleneck(Block):
     """Four times as wide inside, a depthwise 3 x 3 convolution there, and a shortcut."""
 
     EXPANSION = 4
+    norm_behind = types.MappingProxyType({"conv1": "norm1", "conv2": "norm2", "conv3": "norm3"})
 
     def __init__(self, channels_in: int, channels: int, stride: Stride = (1, 1)) -> None:
         super().__init__(channels, stride)
@@ -45,6 +48,8 @@ class GeminiDFResNet(Trunk):
 
     Source: Liu et al. 2023, "Golden Gemini is all you need"; Liu et al. 2022, "DF-ResNet".
     """
+
+    norm_behind = types.MappingProxyType({"conv1": "norm1"})
 
     def __init__(self, options: GeminiOptions, num_features: int) -> None:
         super().__init__()

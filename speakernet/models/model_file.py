@@ -5,6 +5,7 @@ weights, and what scoring needs (mean embedding, calibration, thresholds). `spea
 Foreign checkpoints are translated by `speakernet.models.importers`.
 """
 
+import functools
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from speakernet.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
 from speakernet.files import place, reading
+from speakernet.models.folding import folded
 from speakernet.models.importers import translate
 from speakernet.models.model_schema import check_entries, check_mean, laid_out
 from speakernet.models.speaker_net import SPEC_AUGMENT_PREFIX, SpeakerNet
@@ -36,6 +38,11 @@ class ModelFile:
 
     net: SpeakerNet
     contents: dict[str, Any]
+
+    @functools.cached_property
+    def folded(self) -> SpeakerNet:
+        """The network as it is used: the same numbers to a few units of the last place, sooner (`fold_batch_norms`)."""
+        return folded(self.net)
 
 
 @dataclass

@@ -357,5 +357,5 @@ def mean_and_variance(frames: Tensor, lengths: Tensor | None, is_unbiased: bool 
     mean = mean_over_frames(frames, lengths)
     centred = mask_frames(frames - mean.unsqueeze(2), lengths)
     if lengths is None:
-        return mean, centred.square().sum(dim=2) / max(frames.shape[2] - is_unbiased, 1)
+        return mean, centred.square().sum(dim=2) / max(frames.shape[2] - int(is_unbiased), 1)
     return mean, centred.square().sum(dim=2) / (lengths - int(is_unbiased)).clamp(min=1).unsqueeze(1)

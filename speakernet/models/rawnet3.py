@@ -50,7 +50,7 @@ class RawNet3(Trunk):
         self.block1 = MultiScaleBlock(channels // 4, channels, dilation=2, scale=scale, pool=5)
         self.block2 = MultiScaleBlock(channels, channels, dilation=3, scale=scale, pool=3)
         self.block3 = MultiScaleBlock(channels, channels, dilation=4, scale=scale)
-        self.pool = nn.MaxPool1d(3)
+        self.pool = FramePool(3)
         # A frame behind both poolings comes of 5 x 3 frames of the filterbank.
         self.min_frames = self.filterbank.kernel_samples + 14 * options.sinc_stride
         self.aggregate = nn.Conv1d(3 * channels, self.out_channels, 1)
@@ -178,7 +178,7 @@ class MultiScaleBlock(nn.Module):
         same = channels_in == channels
         self.shortcut = nn.Identity() if same else nn.Conv1d(channels_in, channels, 1, bias=False)
         self.pool_frames = pool
-        self.pool = nn.MaxPool1d(pool) if pool > 1 else nn.Identity()
+        self.pool = FramePool(pool) if pool > 1 else nn.Identity()
         self.scaling = FeatureMapScaling(channels)
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
@@ -189,6 +189,19 @@ class MultiScaleBlock(nn.Module):
         hidden = self.pool(hidden + self.shortcut(features))
         lengths = valid_length(lengths, self.pool_frames, self.pool_frames)
         return self.scaling(mask_frames(hidden, lengths), lengths), lengths
+
+
+class FramePool(nn.Module):
+    """The largest of every few frames."""
+
+    def __init__(self, frames: int) -> None:
+        super().__init__()
+        self.frames = frames
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(batch, channels, frames) to (batch, channels, frames / so many); what fills no stretch is left out."""
+        # In two dimensions: torch's one-dimensional pooling knows no lengths but the one it was traced with.
+        return functional.max_pool2d(features.unsqueeze(2), (1, self.frames)).squeeze(2)
 
 
 class FeatureMapScaling(nn.Module):

@@ -4,6 +4,7 @@ Every layer that looks at more than one frame masks its own input; what lies pas
 between.
 """
 
+import types
 from collections.abc import Callable, Sequence
 
 import torch
@@ -92,6 +93,8 @@ class GroupedResidualBlock(nn.Module):
         gated: with squeeze-and-excitation over mels.
     """
 
+    norm_behind = types.MappingProxyType({"point2": "norm2"})
+
     def __init__(self, channels: int, group_channels: int, num_mels: int, gated: bool) -> None:
         super().__init__()
         groups = channels // group_channels
@@ -115,6 +118,8 @@ class GroupedResidualBlock(nn.Module):
 
 class ConvNeXtBlock(nn.Module):
     """A grouped convolution, batch norm, an activation, a 1 x 1 convolution, and a shortcut, over mels and frames."""
+
+    norm_behind = types.MappingProxyType({"convs.0": "norm"})
 
     def __init__(self, channels: int, group_channels: int, kernel: tuple[int, int], activation: nn.Module) -> None:
         super().__init__()

@@ -1,5 +1,6 @@
 """Res2Net and its block, which ERes2Net builds on."""
 
+import types
 from functools import partial
 
 from torch import Tensor, nn
@@ -26,6 +27,8 @@ class Res2Block(Block):
         passed: the group without convolution.
         fusion: makes the module that joins a group and the result before it from a number of channels; None adds them.
     """
+
+    norm_behind = types.MappingProxyType({"conv_in": "norm_in", "convs": "norms", "conv_out": "norm_out"})
 
     def __init__(
         self,

@@ -4,7 +4,8 @@ A block takes `(batch, channels, mels, frames)` and the valid frames, gives both
 utterance's end. `out_channels` says how wide its result is.
 """
 
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor, nn
 
@@ -26,6 +27,8 @@ class Block(nn.Module):
     """
 
     shortcut: nn.Module
+    norm_behind: Mapping[str, str]
+    """Layers that a batch norm follows, for `fold_batch_norms`."""
 
     def __init__(self, channels: int, stride: Stride = (1, 1)) -> None:
         super().__init__()
@@ -74,6 +77,7 @@ class ResidualBlock(Block):
         self.norm2 = nn.BatchNorm2d(channels)
         self.gate = gate
         self.shortcut = make_shortcut(channels_in, channels, stride)
+        self.norm_behind = {"conv2": "norm2"} if relu_first else {"conv1": "norm1", "conv2": "norm2"}
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(batch, channels, mels, frames) and valid frames, in and out."""
@@ -98,6 +102,7 @@ class Bottleneck(Block):
     """A 1 x 1, a 3 x 3 and a 1 x 1 convolution with batch norms, four times as wide at the end, and a shortcut."""
 
     EXPANSION = 4
+    norm_behind = types.MappingProxyType({"conv1": "norm1", "conv2": "norm2", "conv3": "norm3"})
 
     def __init__(self, channels_in: int, channels: int, stride: Stride = (1, 1)) -> None:
         wide = self.EXPANSION * channels
@@ -150,6 +155,8 @@ class ResidualTrunk(Trunk):
         make_block: the kind of block; one for all stages, or one a stage.
         mel_stride: of the first convolution.
     """
+
+    norm_behind = types.MappingProxyType({"conv1": "norm1"})
 
     def __init__(
         self,

@@ -1,5 +1,7 @@
 """ResNetSE34L and ResNetSE34V2: the 34-layer residual networks with squeeze-and-excitation of voxceleb_trainer."""
 
+import types
+
 from torch import Tensor, nn
 
 from speakernet.models.layers import SqueezeExcitation, initialize_convolutions, mask_frames, relu
@@ -15,6 +17,8 @@ class ResNetSE34L(Trunk):
 
     Source: Chung et al. 2020, "In defence of metric learning for speaker recognition"; voxceleb_trainer f51bab8.
     """
+
+    norm_behind = types.MappingProxyType({"conv1": "norm1"})
 
     def __init__(self, options: ResNetSE34LOptions, num_features: int) -> None:
         super().__init__()

@@ -1,5 +1,7 @@
 """VGGVox: the plain convolution network (VGG-M with 40 mel bands) of voxceleb_trainer."""
 
+import types
+
 from torch import Tensor, nn
 
 from speakernet.models.layers import check_frames, mask_frames, relu, valid_length
@@ -49,6 +51,8 @@ class VGGVox(Trunk):
 
 class _Convolution(nn.Module):
     """Convolution, batch norm, ReLU, and max pooling where `pool` is given; sizes are (mels, frames)."""
+
+    norm_behind = types.MappingProxyType({"conv": "norm"})
 
     def __init__(
         self,

@@ -1,0 +1,82 @@
+"""Batch norms merged into the layers before them: every family gives the same numbers, and has fewer norms."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from speakernet.models.folding import fold_batch_norms
+from speakernet.models.options import FAMILIES, MODELS
+from speakernet.models.speaker_net import SpeakerNet
+
+SMALLEST = [next(iter(sizes)) for sizes in FAMILIES.values()]
+SMALL = {
+    "ResNet": {"channels": 8, "blocks": [1, 1, 1]},
+    "XVector": {"channels": 64, "statistics_channels": 96},
+    "ECAPA_TDNN": {"channels": 64, "aggregate_channels": 96},
+    "ResNet18": {"channels": 16},
+    "SimAM_ResNet34": {"channels": 16},
+    "Res2Net34": {"channels": 16},
+    "ERes2NetBase": {"channels": 16},
+    "ERes2NetV2": {"channels": 16},
+}
+MELS = {"VGGVox": 40, "ReDimNetB0": 72, "ReDimNet2B0": 72}
+# Families whose norms all stand behind an activation.
+NOTHING_TO_MERGE = {"RawNet3", "XVector", "ECAPA_TDNN"}
+LENGTHS = torch.tensor([18000, 13473])
+
+
+def trained(name):
+    """A network with batch norms as training leaves them."""
+    torch.manual_seed(0)
+    options = {} if MODELS[name].options.front_end_defaults["name"] == "raw" else {"num_mels": MELS.get(name, 40)}
+    net = SpeakerNet.named(name, embedding_dim=32, model_options=SMALL.get(name), front_end_options=options).eval()
+    for part in norms_of(net):
+        part.running_mean.normal_(0, 0.2)
+        part.running_var.uniform_(0.5, 1.5)
+        if part.affine:
+            part.weight.data.uniform_(-1.5, 1.5)
+            part.bias.data.normal_(0, 0.2)
+    return net
+
+
+def norms_of(net):
+    return [part for part in net.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+
+
+@pytest.mark.parametrize("name", SMALLEST)
+def test_every_family_gives_the_same_numbers(name):
+    net = trained(name)
+    folded = copy.deepcopy(net)
+    count = fold_batch_norms(folded)
+    assert count == len(norms_of(net)) - len(norms_of(folded))
+    assert (count == 0) == (name in NOTHING_TO_MERGE)
+    waveforms = 0.1 * torch.randn(2, 18000, generator=torch.Generator().manual_seed(1))
+    ours = net.embed(waveforms, LENGTHS, sample_rate=16000)
+    theirs = folded.embed(waveforms, LENGTHS, sample_rate=16000)
+    assert (theirs - ours).norm() <= 1e-5 * ours.norm()
+
+
+def test_plain_residual_networks_keep_no_norm_and_their_memory_order():
+    net = trained("ResNet18")
+    convolutions = [part for part in net.trunk.modules() if isinstance(part, nn.Conv2d)]
+    before = [part.weight.stride() for part in convolutions]
+    assert convolutions[1].weight.is_contiguous(memory_format=torch.channels_last)
+    fold_batch_norms(net)
+    assert norms_of(net) == [] and [part.weight.stride() for part in convolutions] == before
+    assert all(part.bias is not None and not part.weight.requires_grad for part in convolutions)
+
+
+def test_a_norm_behind_an_activation_stays():
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.BatchNorm1d(4), nn.Linear(4, 2), nn.BatchNorm1d(2)).eval()
+    net[4].running_mean.fill_(2.0)
+    before = net(torch.ones(1, 3)).detach()
+    assert fold_batch_norms(net) == 1
+    assert isinstance(net[2], nn.BatchNorm1d) and isinstance(net[4], nn.Identity)
+    torch.testing.assert_close(net(torch.ones(1, 3)), before)
+
+
+def test_a_network_that_is_being_trained_is_not_folded():
+    with pytest.raises(AssertionError):
+        fold_batch_norms(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).train())
