@@ -24,13 +24,20 @@ CORE = [
     "requests>=2.32,<3",
     "jinja2>=3.1,<4",
 ]
+# onnxscript: torch's exporter writes through it.
+EXPORT = ["onnx>=1.16", "onnxscript>=0.5", "onnxruntime>=1.18"]
+SERVE = ["fastapi>=0.110", "uvicorn>=0.30", "python-multipart>=0.0.18"]
 EXTRAS = {
-    "export": ["onnx>=1.16", "onnxruntime>=1.18"],
+    "export": EXPORT,
+    "serve": SERVE,
     # The address decides what else is needed: s3fs, gcsfs, paramiko …; the message names it.
     "remote": ["fsspec>=2023.6"],
     "gpu": ["nvidia-ml-py>=12"],
     "encryption": ["cryptography>=42"],
     "test": [
+        *EXPORT,
+        *SERVE,
+        "httpx>=0.27",
         "pytest>=8",
         "pytest-timeout>=2.2",
         "pytest-xdist>=3.5",
@@ -68,7 +75,7 @@ setup(
     package_dir={"speakernet.recipes": "configs"},
     package_data={
         "speakernet.recipes": ["*.yaml", "voxceleb/*.yaml"],
-        "speakernet": ["**/*.yaml", "**/*.j2", "py.typed"],
+        "speakernet": ["**/*.yaml", "**/*.j2", "**/page/*", "py.typed"],
     },
     install_requires=CORE,
     extras_require=EXTRAS,

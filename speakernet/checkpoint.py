@@ -7,6 +7,7 @@ would be trained on, or scored with. What a dictionary means is known to those w
 """
 
 import errno
+import json
 import pickle
 import shutil
 import zipfile
@@ -15,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save
 
 from speakernet.files import FileError, atomic_write, error_line, human_bytes, open_regular
 
@@ -31,6 +33,8 @@ ZIP_MARK, PICKLE_MARK = b"PK\x03\x04", b"\x80"
 """By its first bytes, as torch tells them: it also opens archives whose end Python's `zipfile` no longer finds."""
 ADVICE = "take another copy, or an earlier one from checkpoints/ beside it"
 SMALL_TENSOR_BYTES = 1 << 20
+HEADER_KEY, MEAN = "speakernet", "embedding_mean"
+"""Of safetensors: where the header holds what a model file says of itself, and the tensor that is no weight."""
 
 
 class CheckpointError(FileError):
@@ -54,7 +58,7 @@ def read_checkpoint(path: str | Path) -> Any:
     try:
         open_regular(path).close()
         if path.suffix == ".safetensors":
-            return load_file(path)
+            return _read_tensors(path)
         if _begins_with(path, ZIP_MARK):
             _check_members(path)
         contents = torch.load(path, map_location="cpu", weights_only=True)
@@ -110,6 +114,25 @@ def write_checkpoint(path: str | Path, contents: Mapping[str, Any], *, compress:
             ) from error
     if compress:
         _deflate(Path(path))
+
+
+def tensor_file_bytes(contents: Mapping[str, Any]) -> bytes:
+    """A model file as safetensors: its weights by name, its mean embedding, everything else as JSON in the header."""
+    tensors = {name: value.detach().cpu().contiguous() for name, value in contents["weights"].items()}
+    plain = {name: value for name, value in contents.items() if name not in ("weights", MEAN)}
+    if contents.get(MEAN) is not None:
+        tensors[MEAN] = contents[MEAN].detach().cpu().contiguous()
+    return save(tensors, {HEADER_KEY: json.dumps(plain)})
+
+
+def _read_tensors(path: Path) -> dict[str, Any]:
+    """A file of safetensors: what `tensor_file_bytes` was given, or the tensors alone of one that others wrote."""
+    tensors = load_file(path)
+    with safe_open(path, "pt") as file:
+        plain = (file.metadata() or {}).get(HEADER_KEY)
+    if plain is None:
+        return tensors
+    return {**json.loads(plain), MEAN: tensors.pop(MEAN, None), "weights": tensors}
 
 
 def _deflate(path: Path) -> None:

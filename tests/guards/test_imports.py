@@ -43,11 +43,11 @@ ALLOWED = {
     "losses": BASE,
     "training": BASE,
     "evaluation": {*BASE, "data"},
-    "inference": {*BASE, "data", "models", "evaluation"},
+    "inference": {*BASE, "data", "frontend", "models", "evaluation"},
     "checks": {*BASE, "data"},
     "assembly": {
         *BASE,
-        *("config", "data", "corpora", "frontend", "models", "losses", "training", "evaluation", "checks"),
+        *("config", "data", "corpora", "frontend", "models", "losses", "training", "evaluation", "checks", "inference"),
     },
 }
 """Room -> the rooms that it may import; `cli` may import everything."""
@@ -60,6 +60,10 @@ ONE_DOOR = {
     "jinja2": {"evaluation"},
     "tqdm": {"terminal.py"},
     "fsspec": {"remote.py"},
+    "onnx": {"inference"},
+    "onnxruntime": {"inference"},
+    "fastapi": {"inference"},
+    "uvicorn": {"inference"},
 }
 """Library -> the rooms or files that may import it."""
 

@@ -1,0 +1,41 @@
+"""Are these two recordings of one person? With a file of `speakernet export`, onnxruntime and numpy alone.
+
+python verify_onnx.py model.onnx a.wav b.wav [threshold]   (16-bit WAV at the model's rate)
+"""
+
+import json
+import math
+import sys
+import wave
+
+import numpy as np
+import onnxruntime
+
+
+def read_wav(path: str, sample_rate: int) -> np.ndarray:
+    """(1, samples) float32 in -1..1, channels mixed down."""
+    with wave.open(path) as file:
+        if (file.getsampwidth(), file.getframerate()) != (2, sample_rate):
+            sys.exit(f"{path}: expected 16-bit WAV at {sample_rate} Hz")
+        samples = np.frombuffer(file.readframes(file.getnframes()), dtype="<i2")
+        return samples.reshape(-1, file.getnchannels()).mean(axis=1, dtype=np.float32)[None] / 32768
+
+
+def main(model: str, first: str, second: str, threshold: str = "") -> None:
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    facts = json.loads(session.get_modelmeta().custom_metadata_map["speakernet"])
+    # `direction` is ready to be compared: mean subtracted, length 1, so that a dot product is a cosine.
+    clips = [read_wav(path, facts["sample_rate"]) for path in (first, second)]
+    one, other = (session.run(["direction"], {"waveforms": clip})[0][0] for clip in clips)
+    score = float(one @ other)
+    print(f"score {score:.4f}")
+    if facts["calibration"]:
+        ratio = facts["calibration"]["weight"] * score + facts["calibration"]["offset"]
+        print(f"log-likelihood ratio {ratio:.2f}: {1 / (1 + math.exp(-ratio)):.1%} if both were as likely before")
+    limits = {"given": float(threshold)} if threshold else facts["thresholds"]
+    for name, limit in limits.items():
+        print(f"{'same' if score >= limit else 'different'} at the threshold {limit:.4f} ({name})")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

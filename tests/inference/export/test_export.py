@@ -1,0 +1,277 @@
+"""Models in other programs: equal embeddings in every format and family, and no file where they are not equal."""
+
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+
+import speakernet
+from speakernet.assembly.exporting import synthetic_speech
+from speakernet.checkpoint import write_checkpoint
+from speakernet.cli import main
+from speakernet.data.audio import write_audio
+from speakernet.evaluation.backend import whole_cosine
+from speakernet.inference.export import writing
+from speakernet.inference.export.formats import FORMATS, METADATA_KEY, ExportError, onnx_bytes, open_onnx
+from speakernet.inference.export.parity import Parity, compare
+from speakernet.inference.export.writing import export_model
+from speakernet.models.model_file import ModelFile, load_model_file, model_file_contents
+from speakernet.models.options import FAMILIES, MODELS
+from speakernet.models.speaker_net import SpeakerNet
+
+RATE = 16000
+SMALLEST = [next(iter(sizes)) for sizes in FAMILIES.values()]
+SMALL = {
+    "ResNet": {"channels": 8, "blocks": [1, 1]},
+    "XVector": {"channels": 64, "statistics_channels": 96},
+    "ECAPA_TDNN": {"channels": 64, "aggregate_channels": 96},
+    "ResNet18": {"channels": 16},
+    "SimAM_ResNet34": {"channels": 16},
+    "Res2Net34": {"channels": 16},
+    "ERes2NetBase": {"channels": 16},
+    "ERes2NetV2": {"channels": 16},
+}
+MELS = {"VGGVox": 40, "ReDimNetB0": 72, "ReDimNet2B0": 72}
+STANDARD_OPERATORS = {"STFT", "DFT", "MelWeightMatrix", "HannWindow", "HammingWindow"}
+
+
+def made(name, front_end=None, **front_end_options):
+    """A network with norms as training leaves them."""
+    torch.manual_seed(0)
+    is_raw = MODELS[name].options.front_end_defaults["name"] == "raw"
+    mels = {} if is_raw else {"num_mels": MELS.get(name, 40)}
+    net = SpeakerNet.named(
+        name,
+        embedding_dim=32,
+        model_options=SMALL.get(name),
+        front_end=front_end,
+        front_end_options={**mels, **front_end_options},
+    ).eval()
+    for part in net.modules():
+        if isinstance(part, torch.nn.modules.batchnorm._BatchNorm):
+            part.running_mean.normal_(0, 0.2)
+            part.running_var.uniform_(0.5, 1.5)
+    return net
+
+
+@pytest.fixture(scope="module")
+def speech():
+    return synthetic_speech(3, RATE)
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory, speech):
+    """A small model with a mean of whole recordings, a calibration and a threshold."""
+    net = made("ResNet")
+    rows = [net.embed(torch.from_numpy(clip)[None], sample_rate=RATE) for clip in speech]
+    backend = whole_cosine(True)
+    fit = {"inputs": ["score"], "weights": [8.0], "offset": -2.0, "prior": 0.5, "backend": backend}
+    contents = model_file_contents(
+        net,
+        loss_normalizes=True,
+        embedding_mean=torch.cat(rows).mean(0),
+        embedding_mean_of={"embedding": "whole"},
+        calibration={"fits": [fit]},
+        thresholds=[{"name": "eer", "threshold": 0.25, "backend": backend}],
+    )
+    path = tmp_path_factory.mktemp("model") / "best.pt"
+    write_checkpoint(path, contents)
+    return path
+
+
+@pytest.fixture(scope="module")
+def exported(model_path, tmp_path_factory):
+    """Its ONNX file, as the command writes it."""
+    path = tmp_path_factory.mktemp("exported") / "model.onnx"
+    assert main(["export", str(model_path), "--out", str(path)]) == 0
+    return path
+
+
+def test_the_first_output_is_embed_and_the_second_scores_as_verify(model_path, exported, speech):
+    verifier = speakernet.load(model_path, device="cpu")
+    session = onnxruntime.InferenceSession(exported, providers=["CPUExecutionProvider"])
+    assert [one.name for one in session.get_inputs()] == ["waveforms"]
+    assert [one.name for one in session.get_outputs()] == ["embedding", "direction"]
+    directions = []
+    for clip in speech:
+        embedding, direction = session.run(None, {"waveforms": clip[None]})
+        wanted = verifier.embed(clip, sample_rate=RATE)
+        assert embedding.dtype == np.float32 and embedding.shape == wanted.shape == (1, 32)
+        np.testing.assert_allclose(embedding, wanted, atol=1e-4 * np.abs(wanted).max())
+        directions.append(direction[0])
+    first, second = (verifier.embed(clip, sample_rate=RATE) for clip in speech[:2])
+    assert directions[0] @ directions[1] == pytest.approx(verifier.compare(first, second), abs=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(1, 16000), (5, 12345), (2, 320), (1, 160000)])
+def test_batch_and_length_are_free(model_path, exported, shape):
+    waveforms = (0.1 * np.random.default_rng(0).standard_normal(shape)).astype(np.float32)
+    net = load_model_file(model_path).net
+    wanted = net.embed(torch.from_numpy(waveforms), torch.full((shape[0],), shape[1]), sample_rate=RATE).numpy()
+    found = open_onnx(exported.read_bytes())(waveforms)[0]
+    np.testing.assert_allclose(found, wanted, atol=1e-4 * np.abs(wanted).max())
+
+
+def test_the_graph_needs_nothing_unusual_and_says_what_it_is(exported):
+    model = onnx.load(exported)
+    onnx.checker.check_model(model, full_check=True)
+    assert {one.domain for one in model.opset_import} <= {"", "ai.onnx"} and not model.functions
+    assert not {node.op_type for node in model.graph.node} & STANDARD_OPERATORS
+    facts = json.loads({one.key: one.value for one in model.metadata_props}[METADATA_KEY])
+    assert facts["model"]["name"] == "ResNet" and facts["sample_rate"] == RATE and facts["embedding_dim"] == 32
+    assert facts["calibration"] == {"weight": 8.0, "offset": -2.0} and facts["thresholds"] == {"eer": 0.25}
+
+
+def test_the_archive_of_torch_and_safetensors_give_the_same(model_path, tmp_path, speech, capsys):
+    for ending in (".pt2", ".safetensors"):
+        assert main(["export", str(model_path), "--out", str(tmp_path / f"model{ending}")]) == 0
+        assert "compared on synthetic voices: least cosine" in capsys.readouterr().out
+    verifier = speakernet.load(model_path, device="cpu")
+    again = speakernet.load(tmp_path / "model.safetensors", device="cpu")
+    wanted = verifier.embed(speech[0], sample_rate=RATE)
+    np.testing.assert_array_equal(again.embed(speech[0], sample_rate=RATE), wanted)
+    assert again.fingerprint == verifier.fingerprint and again.is_calibrated == verifier.is_calibrated
+    assert again.decide(0.3, threshold="eer") == verifier.decide(0.3, threshold="eer")
+    program = torch.export.load(tmp_path / "model.pt2").module()
+    for clip in (speech[0], speech[1][:RATE]):
+        found = program(torch.from_numpy(clip)[None])[0].numpy()
+        np.testing.assert_allclose(found, verifier.embed(clip, sample_rate=RATE), atol=1e-4 * np.abs(wanted).max())
+
+
+def test_eight_bits_are_measured_on_trials(model_path, tmp_path, speech, capsys):
+    for number, clip in enumerate(speech):
+        write_audio(tmp_path / f"{number}.wav", clip)
+    (tmp_path / "trials.txt").write_text("1 0.wav 0.wav\n1 1.wav 1.wav\n0 0.wav 1.wav\n0 1.wav 2.wav\n")
+    out = tmp_path / "model.int8.onnx"
+    options = ["--int8", "--trials", str(tmp_path / "trials.txt"), "--audio", str(tmp_path)]
+    assert main(["export", str(model_path), "--out", str(out), *options]) == 0
+    said = capsys.readouterr().out
+    assert "behind int8: least cosine 0." in said and "EER of 4 trials" in said and "in int8 (" in said
+    kinds = [node.op_type for node in onnx.load(out).graph.node]
+    assert "ConvInteger" in kinds and "DynamicQuantizeLinear" in kinds
+    # The spectra stay in float32.
+    assert kinds.index("Conv") < kinds.index("ConvInteger")
+    assert main(["export", str(model_path), "--out", str(out), "--int8"]) == 0
+    assert "was not measured" in capsys.readouterr().out
+
+
+def test_an_export_that_gives_other_numbers_is_not_written(model_path, tmp_path, speech, monkeypatch):
+    def other(path):
+        model = load_model_file(path)
+        wrong = ModelFile(made("ResNet"), model.contents)
+        with torch.no_grad():
+            wrong.net.trunk.conv1.weight.mul_(1.5)
+            wrong.net.embedding.bias.add_(0.5)
+        monkeypatch.setitem(FORMATS, ".pt2", FORMATS[".pt2"].__class__("x", lambda _: onnx_bytes(wrong), open_onnx))
+        return model
+
+    monkeypatch.setattr(writing, "load_model_file", other)
+    out = tmp_path / "model.pt2"
+    out.write_bytes(b"what was there")
+    with pytest.raises(ExportError, match=r"was not written: its embeddings are not those of .*least cosine -?0\.\d"):
+        export_model(model_path, out, speech=speech)
+    assert out.read_bytes() == b"what was there" and [one.name for one in tmp_path.iterdir()] == ["model.pt2"]
+    assert not Parity(float("nan"), 0.0, 1.0, 1).holds
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--out", "model.bin"], "the ending says the format; expected one of .onnx, .pt2, .safetensors, found '.bin'"),
+        (["--out", "model"], "found 'none'"),
+        (["--out", "x.pt2", "--int8"], "int8 is for .onnx"),
+        (["--out", "x.onnx", "--trials", "t", "--audio", "."], "--trials measures what --int8 does"),
+        (["--out", "x.onnx", "--int8", "--trials", "t"], "--trials needs --audio"),
+        (["--out", "x.onnx", "--int8", "--trials", "one.txt", "--audio", "."], "labelled trials of both kinds"),
+        (["--out", "x.safetensors", "--speech", "short.wav"], "none of 1 recordings to compare on has the 257 samples"),
+        (["--out", "x.safetensors", "--speech", "absent.wav"], "absent.wav: cannot be read"),
+        (["--out", "folder.onnx"], "is a folder; give the name of a file"),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_anything_is_written(
+    model_path, tmp_path, monkeypatch, capsys, options, message
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.onnx").mkdir()
+    (tmp_path / "one.txt").write_text("1 a.wav b.wav\n")
+    write_audio(tmp_path / "short.wav", np.full(100, 0.1, dtype=np.float32))
+    before = sorted(tmp_path.iterdir())
+    assert main(["export", str(model_path), *options]) == 1
+    assert message in capsys.readouterr().err
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_no_model_is_no_export(tmp_path, capsys):
+    torch.save({"weight": torch.zeros(1)}, tmp_path / "foreign.pt")
+    for name in ("foreign.pt", "absent.pt"):
+        assert main(["export", str(tmp_path / name), "--out", str(tmp_path / "x.onnx")]) == 1
+    assert not (tmp_path / "x.onnx").exists()
+
+
+def test_the_example_of_forty_lines_needs_no_speakernet(
+    repository, model_path, exported, tmp_path, speech, monkeypatch, capsys
+):
+    example = repository / "examples" / "verify_onnx.py"
+    text = example.read_text()
+    assert len(text.splitlines()) <= 42 and "import speakernet" not in text and "import torch" not in text
+    for number in (0, 1):
+        write_audio(tmp_path / f"{number}.wav", speech[number])
+    arguments = [str(exported), str(tmp_path / "0.wav"), str(tmp_path / "1.wav")]
+    monkeypatch.setattr(sys, "argv", [str(example), *arguments])
+    runpy.run_path(str(example), run_name="__main__")
+    found = capsys.readouterr().out
+    decision = speakernet.load(model_path, device="cpu").verify(*arguments[1:], threshold="eer")
+    assert float(found.split()[1]) == pytest.approx(decision.score, abs=2e-3)
+    assert f"{'same' if decision.same_speaker else 'different'} at the threshold 0.2500 (eer)" in found
+    assert "log-likelihood ratio" in found
+    script = "import sys, runpy\nfor name in ('torch', 'speakernet'): sys.modules[name] = None\n"
+    script += f"sys.argv = {[str(example), *arguments]!r}\nrunpy.run_path({str(example)!r}, run_name='__main__')"
+    finished = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=Path(sys.prefix)
+    )
+    assert finished.stdout == found
+
+
+def assert_parity(net, speech):
+    model = ModelFile(net, {})
+    parity = compare(model, open_onnx(onnx_bytes(model)), speech)
+    assert parity.holds, str(parity)
+    assert parity.difference <= 1e-3 * parity.scale
+    # One frame more or less at the ends, and segments that are not full.
+    shortest = np.float32(0.1) * np.random.default_rng(0).standard_normal((2, net.min_samples)).astype(np.float32)
+    wanted = net.embed(torch.from_numpy(shortest), torch.full((2,), net.min_samples), sample_rate=RATE).numpy()
+    found = open_onnx(onnx_bytes(model))(shortest)[0]
+    np.testing.assert_allclose(found, wanted, atol=1e-3 * np.abs(wanted).max())
+
+
+def test_the_x_vector(speech):
+    assert_parity(made("XVector"), speech)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in SMALLEST if name not in ("ResNet", "XVector")])
+def test_every_family(speech, name):
+    assert_parity(made(name), speech)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("front_end", ["log_mel", "fbank", "mfcc", "speechbrain", "tf_mel"])
+def test_every_front_end(speech, front_end):
+    assert_parity(made("ResNet", front_end), speech)
+
+
+@pytest.mark.parametrize(("command", "library"), [("export", "onnxruntime"), ("serve", "uvicorn")])
+def test_a_missing_library_is_said_with_its_cure(model_path, tmp_path, monkeypatch, capsys, command, library):
+    for name in [name for name in sys.modules if name.startswith(("speakernet.inference.", "speakernet.assembly.exp"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, library, None)
+    options = {"export": [str(model_path), "--out", str(tmp_path / "x.onnx")], "serve": ["--model", str(model_path)]}
+    assert main([command, *options[command]]) == 1
+    assert f"needs the library {library}, which is not installed: pip install" in capsys.readouterr().err
