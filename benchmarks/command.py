@@ -5,6 +5,8 @@
     python benchmark_performance.py --scoring [--scoring_trials veri_test.txt] [--recordings FOLDER]
     python benchmark_performance.py --steps ResNetSE34L VGGVox [--variants all | NAME …] [--memory]
     python benchmark_performance.py --models [NAME …] [--step_batch 16] [--rounds 5]
+    python benchmark_performance.py --runtimes CAMPPlus ECAPA_TDNN
+    python benchmark_performance.py --serving exps/exp01/best.pt [--clients 200] [--rounds 5]
     python benchmark_performance.py --epoch --config speechocean.yaml --augment True [--rounds 3]
 
 --compare runs both pipelines in turn (A B A B …) on the same recordings, taken from the configuration's corpus, in this
@@ -61,6 +63,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--epoch", action="store_true", help="a whole epoch (loading, steps, evaluation), classic and ours, instead"
     )
+    parser.add_argument(
+        "--runtimes",
+        nargs="+",
+        metavar="NAME",
+        help="real-time factors of these networks in torch and ONNX Runtime, on one and two threads, instead",
+    )
+    parser.add_argument("--serving", type=Path, metavar="MODEL", help="the latency of a server of this model, instead")
+    parser.add_argument("--clients", type=int, default=200, help="with --serving: at once (default %(default)s)")
     # What a process that is measured was started with.
     for name in ("--step_of", "--memory_of", "--epoch_of"):
         parser.add_argument(name, default="", help=argparse.SUPPRESS)
@@ -68,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print, write."""
-    for name in ("num_batches", "rounds", "num_utterances", "step_batch"):
+    for name in ("num_batches", "rounds", "num_utterances", "step_batch", "clients"):
         benchmark.refuse_below_one(name, getattr(arguments, name))
     # Late: the options above are explained, and refused, without torch.
     from benchmarks import suites
@@ -84,6 +94,10 @@ def run(arguments: argparse.Namespace) -> int:
         figures = suites.models(arguments)
     elif arguments.steps is not None:
         figures = suites.steps(arguments)
+    elif arguments.runtimes is not None:
+        figures = suites.runtimes(arguments)
+    elif arguments.serving is not None:
+        figures = suites.serving(arguments)
     elif arguments.epoch:
         figures = suites.epochs(arguments)
     elif arguments.compare:

@@ -170,6 +170,43 @@ def epochs(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"epochs": [dataclasses.asdict(one) for one in timings]}
 
 
+def runtimes(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Real-time factors of networks in torch and ONNX Runtime, one recording at a time."""
+    # Late: only these two suites need the libraries of the extras `export` and `serve`.
+    from benchmarks.inference import AUDIO_SECONDS, measure_runtimes
+
+    before, done = load_now(), []
+    _begin_table("network", "runtime", "threads", "real-time factor (between quartiles)")
+    for name in arguments.runtimes:
+        for one in measure_runtimes(name, arguments.rounds):
+            _row(f"`{one.name}`", one.runtime, str(one.threads), f"{one.real_time_factor:.4f} ({one.spread:.4f})")
+            done.append(dataclasses.asdict(one))
+    sys.stdout.write(
+        f"\nMedians of {arguments.rounds} rounds in turn, recordings of {AUDIO_SECONDS:g} s, load {before:.1f} before "
+        f"and {load_now():.1f} after\n"
+    )
+    return {"runtimes": done}
+
+
+def serving(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Latency of a server's answers to many clients at once."""
+    from benchmarks.inference import PERCENTILE, measure_serving  # late: see above
+
+    before = load_now()
+    one = measure_serving(arguments.serving, arguments.clients, arguments.rounds)
+    _begin_table("clients", "answers", "median s", f"{PERCENTILE} % within s", "answers/s", "clips a batch")
+    _row(
+        str(one.clients),
+        str(one.answers),
+        f"{one.median_seconds:.3f}",
+        f"{one.high_seconds:.3f}",
+        f"{one.answers_a_second:.1f}",
+        f"{one.clips_a_batch:.1f}",
+    )
+    sys.stdout.write(f"\nload {before:.1f} before and {load_now():.1f} after\n")
+    return {"serving": dataclasses.asdict(one)}
+
+
 def be_measured(arguments: argparse.Namespace) -> None:
     """What runs in a process that one of the suites above has started."""
     config = load_config(arguments.config_arguments).config

@@ -33,6 +33,8 @@ COMMANDS = {
     "find-batch-size": "find_batch_size",
     "benchmark": "benchmark",
     "import-weights": "import_weights",
+    "export": "export",
+    "serve": "serve",
     "info": "info",
     "calibrate": "calibrate",
     "verify": "verify",

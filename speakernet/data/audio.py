@@ -172,6 +172,12 @@ def read_audio(
         return crop_of_file(file, info, path, start, num_samples, sample_rate, mixes=mixes)
 
 
+def info_of_bytes(content: bytes, name: str) -> AudioInfo:
+    """`audio_info` for a whole file that is already in memory; `name` is for messages."""
+    with reading(name, EXPECTED, AudioError):
+        return info_of_file(io.BytesIO(content), name, _BytesStatus(len(content)))
+
+
 def read_audio_bytes(
     content: bytes, name: str, start: int = 0, num_samples: int | None = None, sample_rate: int = SAMPLE_RATE
 ) -> np.ndarray:

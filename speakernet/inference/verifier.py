@@ -28,6 +28,7 @@ from speakernet.inference.decision import Decision, DecisionRule
 from speakernet.inference.people import PeopleStore
 from speakernet.inference.recordings import Array, Audio, Recording, is_array, open_recording
 from speakernet.inference.store_file import StoreError
+from speakernet.inference.streaming import SpeakerStream
 from speakernet.machine.device import find_device
 from speakernet.machine.options import MachineOptions
 from speakernet.models.model_file import ModelFile, load_model_file
@@ -108,6 +109,8 @@ class SpeakerVerifier:
     def __init__(self, model: ModelFile, device: torch.device | str = "cpu", name: str = "model.pt") -> None:
         self.net = model.net
         self.contents = model.contents
+        self._net = model.folded
+        """What embeds; `net` keeps the weights of the file."""
         self.device = torch.device(device)
         self.name = name
         self.mean = mean_of_whole_utterances(model.contents)
@@ -231,7 +234,7 @@ class SpeakerVerifier:
         if not bool(torch.isfinite(tensor).all()):
             raise ValueError("features with NaN or infinite values; expected finite ones")
         with torch.inference_mode():
-            return _like(features, self.net.from_features(tensor.transpose(1, 2)))
+            return _like(features, self._net.from_features(tensor.transpose(1, 2)))
 
     def verify(
         self,
@@ -313,6 +316,34 @@ class SpeakerVerifier:
             raise StoreError(f"{path}: no such store; make one with `speakernet enroll NAME FILES --store {path}`")
         return self.people(path, key)
 
+    def stream(
+        self,
+        sample_rate: int,
+        enrolled: Array | None = None,
+        *,
+        false_accept_rate: float | None = None,
+        threshold: float | str | None = None,
+    ) -> SpeakerStream:
+        """Speech that comes in chunks: after each second its embedding, and whether it is the enrolled speaker.
+
+        Args:
+            sample_rate: Hz, of the chunks.
+            enrolled: (dim,) or (1, dim), as `embed` gives it; None only embeds.
+            false_accept_rate: as `decide` takes it.
+            threshold: likewise.
+
+        Raises:
+            ValueError: a rate that none is, or an embedding or threshold that the model does not have.
+
+        >>> from speakernet.models.speaker_net import SpeakerNet
+        >>> verifier = SpeakerVerifier(ModelFile(SpeakerNet.named("ResNet", embedding_dim=8).eval(), {}))
+        >>> stream = verifier.stream(8000)
+        >>> clip = np.sin(np.arange(10000) / 20).astype(np.float32)
+        >>> [state.seconds for state in stream.add(clip) + stream.add(clip)]
+        [1.0, 2.0]
+        """
+        return SpeakerStream(self, sample_rate, enrolled, false_accept_rate=false_accept_rate, threshold=threshold)
+
     def open(self, audio: Audio, sample_rate: int | None = None) -> Recording:
         """A recording as this network hears it; of a file only the header is read.
 
@@ -339,7 +370,7 @@ class SpeakerVerifier:
         values = torch.zeros(num_rows, self.embedding_dim)
         for batch in batches_of(pieces, BATCH_SIZE, self.sample_rate):
             waveforms, lengths = padded([piece.waveforms[index] for piece, index in batch])
-            embedded = self.net.embed(waveforms.to(self.device), lengths, sample_rate=self.sample_rate).float().cpu()
+            embedded = self._net.embed(waveforms.to(self.device), lengths, sample_rate=self.sample_rate).float().cpu()
             for (piece, _), embedding in zip(batch, embedded, strict=True):
                 values[piece.stretch.row] += embedding / piece.stretch.num_windows
         return values

@@ -1,0 +1,37 @@
+"""Answer over HTTP: a JSON API and a page to record, compare, enrol and recognise voices.
+
+Listens on this machine alone unless --host says otherwise; then a token is needed, from --token-file, the variable
+SPEAKERNET_TOKEN, or made and shown at the start. Audio is never kept; the store holds embeddings.
+"""
+
+import argparse
+from pathlib import Path
+
+from speakernet.cli.extras import missing_extra
+
+DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is served, and where."""
+    parser.add_argument("--model", required=True, help="a model file, such as exps/exp01/best.pt")
+    parser.add_argument("--store", type=Path, metavar="FILE", help="people who are enrolled (default: none are kept)")
+    parser.add_argument("--key-file", type=Path, metavar="FILE", help="the key that the store's embeddings are kept by")
+    parser.add_argument("--host", default=DEFAULT_HOST, help="address to listen on (default %(default)s)")
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 takes any (default %(default)s)")
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help="holds what every request has to bring")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda (default %(default)s)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until SIGTERM or Ctrl-C.
+
+    Raises:
+        ValueError: a missing library, no model file, a store of another model, or an address that cannot be had.
+    """
+    try:
+        # Late: --help needs no torch; and only who serves needs these libraries.
+        from speakernet.inference.serve.starting import start
+    except ModuleNotFoundError as error:
+        raise missing_extra("serving", "serve", error) from error
+    return start(arguments)

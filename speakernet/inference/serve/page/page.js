@@ -1,0 +1,398 @@
+// The page of `speakernet serve`: records or takes clips, asks the API, shows what it says.
+
+const MOST_SECONDS = 60;
+// What a server that is not on this machine wants to know; it is given behind # and is never sent as an address.
+const token = decodeURIComponent(location.hash.replace(/^#token=/, ""));
+const find = id => document.getElementById(id);
+
+async function ask(method, path, body, headers = {}) {
+  if (token) headers = { ...headers, Authorization: `Bearer ${token}` };
+  let response;
+  try {
+    response = await fetch(path, { method, body, headers });
+  } catch {
+    throw new Error("The server does not answer. Is it still running?");
+  }
+  const answer = await response.json().catch(() => ({}));
+  if (!response.ok) throw new Error(answer.error?.message ?? `The server answered ${response.status}.`);
+  return answer;
+}
+
+function element(tag, text = "", className = "") {
+  const made = document.createElement(tag);
+  made.textContent = text;
+  if (className) made.className = className;
+  return made;
+}
+
+// 16-bit mono WAV of a list of Float32Arrays.
+function wav(blocks, rate) {
+  const count = blocks.reduce((sum, block) => sum + block.length, 0);
+  const view = new DataView(new ArrayBuffer(44 + 2 * count));
+  const word = (at, text) => [...text].forEach((letter, i) => view.setUint8(at + i, letter.charCodeAt(0)));
+  word(0, "RIFF"); view.setUint32(4, 36 + 2 * count, true); word(8, "WAVEfmt ");
+  view.setUint32(16, 16, true); view.setUint16(20, 1, true); view.setUint16(22, 1, true);
+  view.setUint32(24, rate, true); view.setUint32(28, 2 * rate, true); view.setUint16(32, 2, true);
+  view.setUint16(34, 16, true); word(36, "data"); view.setUint32(40, 2 * count, true);
+  new Int16Array(view.buffer, 44).set(int16(blocks, count));
+  return new Blob([view], { type: "audio/wav" });
+}
+
+function int16(blocks, count = blocks.reduce((sum, block) => sum + block.length, 0)) {
+  const samples = new Int16Array(count);
+  let at = 0;
+  for (const block of blocks) {
+    for (let i = 0; i < block.length; i++) samples[at + i] = Math.max(-1, Math.min(1, block[i])) * 32767;
+    at += block.length;
+  }
+  return samples;
+}
+
+class Microphone {
+  // Samples go to `hear(block, rate)`; `ended` is called when the browser takes the microphone away.
+  async open(hear, ended) {
+    if (!navigator.mediaDevices) throw new Error("This browser records only from 127.0.0.1 or over https.");
+    // As the voice is: what telephones do to it makes voices alike.
+    const wanted = { echoCancellation: false, noiseSuppression: false, autoGainControl: false };
+    try {
+      this.stream = await navigator.mediaDevices.getUserMedia({ audio: wanted });
+    } catch (error) {
+      throw new Error(error.name === "NotAllowedError"
+        ? "The browser does not allow the microphone; allow it beside the address." : `No microphone: ${error.message}`);
+    }
+    this.context = new AudioContext();
+    await this.context.audioWorklet.addModule("recorder.js");
+    const node = new AudioWorkletNode(this.context, "recorder", { numberOfOutputs: 0, channelCount: 1, channelCountMode: "explicit" });
+    node.port.onmessage = message => hear(message.data, this.context.sampleRate);
+    this.context.createMediaStreamSource(this.stream).connect(node);
+    this.stream.getTracks()[0].onended = ended;
+  }
+
+  async close() {
+    this.stream?.getTracks().forEach(track => track.stop());
+    await this.context?.close();
+  }
+}
+
+// A box that holds one clip: recorded, chosen or dropped.
+class Clip {
+  constructor(id, changed) {
+    this.box = find(id);
+    this.changed = changed;
+    this.blob = null;
+    this.live = null; // hears blocks while they are recorded
+    this.box.append(find("clip-template").content.cloneNode(true));
+    const part = name => this.box.querySelector(name);
+    [this.length, this.level, this.record, this.clearButton, this.player, this.hint, this.problem, this.input] =
+      [".length", ".level i", ".record", ".clear", "audio", ".hint", ".problem", "input"].map(part);
+    part("h3").textContent = this.box.dataset.title;
+    this.record.onclick = () => (this.microphone ? this.stop() : this.start());
+    this.clearButton.onclick = () => this.clear();
+    this.input.onchange = () => { if (this.input.files[0]) this.take(this.input.files[0]); this.input.value = ""; };
+    this.box.ondragover = event => { event.preventDefault(); this.box.classList.add("over"); };
+    this.box.ondragleave = () => this.box.classList.remove("over");
+    this.box.ondrop = event => {
+      event.preventDefault();
+      this.box.classList.remove("over");
+      if (event.dataTransfer.files[0] && !this.microphone) this.take(event.dataTransfer.files[0]);
+    };
+    this.player.ondurationchange = () => {
+      if (Number.isFinite(this.player.duration)) this.length.textContent = `${this.player.duration.toFixed(1)} s`;
+    };
+  }
+
+  say(problem) {
+    this.problem.textContent = problem;
+    this.problem.hidden = !problem;
+  }
+
+  async start() {
+    this.clear();
+    this.blocks = [];
+    this.count = 0;
+    this.microphone = new Microphone();
+    this.show();
+    try {
+      await this.microphone.open((block, rate) => this.hear(block, rate), () => this.stop());
+    } catch (error) {
+      this.microphone = null;
+      this.show();
+      this.say(error.message);
+    }
+  }
+
+  hear(block, rate) {
+    if (!this.microphone) return;
+    this.rate = rate;
+    this.blocks.push(block);
+    this.count += block.length;
+    this.live?.hear(block, rate);
+    const loudest = block.reduce((most, value) => Math.max(most, Math.abs(value)), 0);
+    this.level.style.transform = `scaleX(${Math.min(1, Math.sqrt(loudest)).toFixed(3)})`;
+    this.length.textContent = `${(this.count / rate).toFixed(1)} s`;
+    if (this.count > MOST_SECONDS * rate) this.stop();
+  }
+
+  async stop() {
+    const microphone = this.microphone;
+    this.microphone = null;
+    this.level.style.transform = "scaleX(0)";
+    await microphone.close();
+    if (this.count) this.take(wav(this.blocks, this.rate), "recording.wav");
+    else { this.show(); this.say("Nothing was heard."); }
+  }
+
+  take(blob, name = blob.name) {
+    this.clear();
+    this.blob = blob;
+    this.name = name;
+    this.player.src = this.address = URL.createObjectURL(blob);
+    this.show();
+    this.changed();
+  }
+
+  clear() {
+    if (this.address) URL.revokeObjectURL(this.address);
+    this.blob = this.address = null;
+    this.player.removeAttribute("src");
+    this.length.textContent = "";
+    this.say("");
+    this.show();
+    this.changed();
+  }
+
+  show() {
+    this.box.classList.toggle("recording", Boolean(this.microphone));
+    this.box.classList.toggle("full", Boolean(this.blob));
+    this.record.querySelector(".word").textContent = this.microphone ? "Stop" : this.blob ? "Record again" : "Record";
+    this.player.hidden = this.clearButton.hidden = !this.blob;
+    this.hint.hidden = Boolean(this.blob || this.microphone);
+  }
+
+  warn(found) {
+    this.say(found?.warnings?.length ? `Heard, but ${found.warnings.join("; ")}.` : "");
+  }
+}
+
+// How sure: the share of one person if both answers were equally likely before.
+function certainty(ratio) {
+  return 1 / (1 + Math.exp(-ratio));
+}
+
+function percent(share) {
+  const shown = 100 * Math.max(share, 1 - share);
+  return shown > 99.9 ? "more than 99.9 %" : `${shown.toFixed(shown > 99 ? 1 : 0)} %`;
+}
+
+function scale(ratio) {
+  const box = element("div", "", "scale");
+  const bar = element("div", "", "bar");
+  const mark = element("div", "", "mark");
+  // Ten to the fourth and beyond lie at the ends.
+  mark.style.left = `${50 + 50 * Math.max(-1, Math.min(1, ratio / Math.log(1e4)))}%`;
+  const ends = element("div", "", "ends");
+  ends.append(element("span", "different"), element("span", "same"));
+  bar.append(mark);
+  box.append(bar, ends);
+  return box;
+}
+
+function show(box, kind, verdict, ...rest) {
+  box.className = `answer ${kind}`;
+  box.replaceChildren(element("p", verdict, "verdict"), ...rest.map(one => (typeof one === "string" ? element("p", one, "quiet") : one)));
+  box.hidden = false;
+}
+
+function showDecision(box, found, heard = "") {
+  const numbers = `score ${found.score.toFixed(3)}`;
+  if (found.same_speaker === null) {
+    show(box, "unsure", "No answer: not calibrated", `${heard}${numbers}; higher is more alike.`, found.advice);
+    return;
+  }
+  const words = found.same_speaker ? "The same person" : "Different people";
+  const kind = found.same_speaker ? "same" : "other";
+  const ratio = found.log_likelihood_ratio;
+  const limit = `${numbers}, threshold ${found.threshold.toFixed(3)}` +
+    (found.false_accept_rate === null ? "" : ` (strangers pass ${(100 * found.false_accept_rate).toPrecision(2)} % of the time)`);
+  if (ratio === null) {
+    show(box, kind, words, heard + limit);
+    return;
+  }
+  const likelier = Math.exp(Math.min(Math.abs(ratio), Math.log(1e6)));
+  const times = Math.abs(ratio) > Math.log(1e6) ? "more than a million times" : `${Number(likelier.toPrecision(2)).toLocaleString("en")} times`;
+  const who = ratio >= 0 ? "one person is" : "two people are";
+  // Above the threshold yet likelier of two people, or the reverse: said as it is.
+  const agrees = ratio >= 0 === found.same_speaker;
+  const sure = agrees ? `${words}, ${percent(certainty(ratio))} sure` : `${words}, but not sure`;
+  show(box, agrees ? kind : "unsure", sure, scale(ratio), `${heard}${who} ${times} likelier; ${limit}`);
+}
+
+// Sends what is being recorded, and shows how sure the server is by now.
+class Live {
+  constructor(reference, box) {
+    this.reference = reference;
+    this.box = box;
+    this.waiting = [];
+    this.count = 0;
+    this.sending = null;
+  }
+
+  hear(block, rate) {
+    this.waiting.push(block);
+    this.count += block.length;
+    if (this.count >= rate / 2 && !this.sending && !this.failed) this.sending = this.send(rate).finally(() => { this.sending = null; });
+  }
+
+  async send(rate) {
+    try {
+      if (!this.id) {
+        const form = new FormData();
+        form.append("reference", this.reference.blob, this.reference.name);
+        form.append("sample_rate", rate);
+        this.id = (await ask("POST", "streams", form)).id;
+      }
+      const samples = int16(this.waiting);
+      this.waiting = [];
+      this.count = 0;
+      const found = await ask("POST", `streams/${this.id}`, samples, { "Content-Type": "application/octet-stream" });
+      if (found.state && !this.closed) showDecision(this.box, found.state, `After ${found.state.seconds.toFixed(0)} s: `);
+    } catch (error) {
+      this.failed = true;
+      if (!this.closed) show(this.box, "unsure", "No live answer", error.message);
+    }
+  }
+
+  async close() {
+    this.closed = true;
+    await this.sending;
+    if (this.id) await ask("DELETE", `streams/${this.id}`).catch(() => {});
+  }
+}
+
+// One button that asks the server about clips.
+function action(button, box, clips, work, isReady = () => true) {
+  const update = () => { button.disabled = button.dataset.busy === "true" || !clips.every(clip => clip.blob) || !isReady(); };
+  const run = async () => {
+    button.dataset.busy = "true";
+    update();
+    const word = button.textContent;
+    button.textContent = "Listening …";
+    try {
+      await work();
+    } catch (error) {
+      show(box, "unsure", "That did not work", error.message);
+    } finally {
+      button.textContent = word;
+      button.dataset.busy = "false";
+      update();
+    }
+  };
+  return { update, run };
+}
+
+function form(fields) {
+  const made = new FormData();
+  for (const [name, value] of fields) value instanceof Clip ? made.append(name, value.blob, value.name) : made.append(name, value);
+  return made;
+}
+
+let live = null;
+const compareBox = find("compare-answer"), identifyBox = find("identify-answer"), enrolBox = find("enrol-answer");
+const first = new Clip("first", () => compareAction?.update());
+const second = new Clip("second", () => compareAction?.update());
+const unknown = new Clip("unknown", () => identifyAction?.update());
+const sample = new Clip("sample", () => enrolAction?.update());
+
+var compareAction = action(find("compare"), compareBox, [first, second], async () => {
+  const found = await ask("POST", "verify", form([["first", first], ["second", second]]));
+  showDecision(compareBox, found);
+  [first, second].forEach((clip, index) => clip.warn(found.clips[index]));
+});
+find("compare").onclick = compareAction.run;
+
+const beginRecording = second.start.bind(second), endRecording = second.stop.bind(second);
+second.start = async () => {
+  compareBox.hidden = true;
+  if (first.blob) second.live = live = new Live(first, compareBox);
+  await beginRecording();
+};
+second.stop = async () => {
+  second.live = null;
+  const closing = live?.close();
+  live = null;
+  await endRecording();
+  await closing;
+  if (first.blob && second.blob) await compareAction.run();
+};
+
+var identifyAction = action(find("identify"), identifyBox, [unknown], async () => {
+  const found = await ask("POST", "identify", form([["audio", unknown]]));
+  const others = found.candidates.map(one => `${one.name} ${one.score.toFixed(3)}`).join(", ");
+  const beside = others ? `scores: ${others}` : "Nobody is enrolled.";
+  if (found.name !== null) show(identifyBox, "same", found.name, beside);
+  else if (found.is_calibrated || !found.candidates.length) show(identifyBox, "other", "Nobody I know", beside);
+  else show(identifyBox, "unsure", "No answer: not calibrated", beside, found.advice);
+  unknown.warn(found.clips[0]);
+});
+find("identify").onclick = identifyAction.run;
+
+var enrolAction = action(find("enrol"), enrolBox, [sample], async () => {
+  const found = await ask("POST", "people", form([["name", find("name").value], ["audio", sample]]));
+  show(enrolBox, "same", `${found.name} is enrolled`, `${found.recordings} recording${found.recordings === 1 ? "" : "s"}; another one of another day makes it surer.`);
+  const heard = found.clips[0];
+  sample.clear();
+  sample.warn(heard);
+  await listPeople();
+}, () => find("name").value.trim() !== "");
+find("name").oninput = enrolAction.update;
+find("enrol-form").onsubmit = event => {
+  event.preventDefault();
+  if (!find("enrol").disabled) enrolAction.run();
+};
+
+async function listPeople() {
+  const { people } = await ask("GET", "people");
+  find("nobody").hidden = people.length > 0;
+  find("people").replaceChildren(...people.map(person => {
+    const row = element("li");
+    const who = element("span", person.name);
+    who.append(element("small", `${person.recordings} recording${person.recordings === 1 ? "" : "s"}`));
+    const remove = element("button", "Remove");
+    remove.type = "button";
+    remove.onclick = async () => {
+      // Twice, for it cannot be taken back.
+      if (remove.dataset.sure !== "true") {
+        remove.dataset.sure = "true";
+        remove.textContent = "Really remove?";
+        return;
+      }
+      try {
+        await ask("DELETE", `people/${encodeURIComponent(person.name)}`);
+        await listPeople();
+      } catch (error) {
+        show(enrolBox, "unsure", "That did not work", error.message);
+      }
+    };
+    row.append(who, remove);
+    return row;
+  }));
+}
+
+async function begin() {
+  try {
+    const health = await ask("GET", "health");
+    find("model").textContent = `${health.model}, ${health.sample_rate} Hz`;
+    find("state").textContent = health.is_calibrated ? "calibrated" : "not calibrated";
+    find("state").hidden = false;
+    find("advice").textContent = health.advice ?? "";
+    find("advice").hidden = !health.advice;
+    find("identify-card").hidden = find("people-card").hidden = !health.keeps_people;
+    if (health.keeps_people) await listPeople();
+  } catch (error) {
+    find("advice").textContent = error.message;
+    find("advice").hidden = false;
+  }
+  document.body.dataset.ready = "true";
+}
+
+begin();

@@ -1,0 +1,56 @@
+"""Synthetic sentences as files, and a server of a model on loopback in a thread of this process."""
+
+import io
+import threading
+from contextlib import contextmanager
+
+import numpy as np
+import soundfile
+
+import speakernet
+from speakernet.corpora.synthetic.phones import draw_phones, lay_out
+from speakernet.corpora.synthetic.voices import draw_voice, synthesise
+from speakernet.inference.serve.limits import Limits
+from speakernet.inference.serve.running import Address, make_server
+from speakernet.inference.serve.service import Service
+
+RATE = 16000
+
+
+def sentence(speaker: int, number: int, syllables: int = 10) -> np.ndarray:
+    """A sentence of a synthetic voice, (samples,) float32."""
+    generator = np.random.default_rng([speaker, number])
+    voice = draw_voice(np.random.default_rng(speaker))
+    spoken = synthesise(voice, lay_out(draw_phones(generator, syllables), generator), generator)
+    noise = 1e-3 * generator.standard_normal(len(spoken))
+    return (0.3 * spoken / np.abs(spoken).max() + noise).astype(np.float32)
+
+
+def wav(samples: np.ndarray, rate: int = RATE, kind: str = "WAV") -> bytes:
+    """The samples as a file."""
+    file = io.BytesIO()
+    soundfile.write(file, samples, rate, format=kind, subtype="PCM_16" if kind != "OGG" else None)
+    return file.getvalue()
+
+
+@contextmanager
+def serving(model, store_path=None, limits=None, token="", host="127.0.0.1"):
+    """The address of a running server, and its service."""
+    verifier = speakernet.load(model, device="cpu")
+    store = verifier.people(store_path) if store_path else None
+    service = Service(verifier, store, limits or Limits())
+    ready = threading.Event()
+    listener = Address(host, 0).listen()
+    server = make_server(service, Address(host, 0), token, ready.set)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    assert ready.wait(20)
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", service
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        listener.close()
+        if store is not None:
+            store.close()
+        assert not thread.is_alive()
