@@ -137,6 +137,8 @@ def find_config(name: str) -> Path:
     for candidate in candidates:
         if candidate.is_file():
             return candidate
+        if candidate.exists() and not candidate.is_dir():
+            raise ConfigError(f"{candidate}: not a regular file; give a configuration that lies on a disk")
     recipes = [recipe.relative_to(folder).as_posix() for recipe in sorted(folder.rglob("*.yaml"))]
     raise ConfigError(f"no configuration {name!r} in the working directory or in configs/; {suggestion(name, recipes)}")
 

@@ -298,6 +298,8 @@ def batches_of(pieces: Iterable[Piece], batch_size: int, sample_rate: int) -> It
             longest = max(longest, piece.waveforms.shape[1])
             # Padded audio is what memory holds: one long recording fills a batch on its own.
             is_full = len(batch) >= batch_size or (len(batch) + 1) * longest > max(budget, longest)
+            # A minute is work enough at once, and four of them took CAM++ a gigabyte.
+            is_full |= piece.stretch.num_windows > 1
             if batch and is_full:
                 yield batch
                 batch, longest = [], piece.waveforms.shape[1]
