@@ -137,3 +137,17 @@ def test_a_ratio_of_a_long_recording_takes_the_memory_of_a_minute(source: Folder
     names = StringTable.from_strings(["long.wav"])
     assert peak_of(lambda: signal_to_noise_ratios(source, names, 1)) < WHOLE_BYTES // 2
     assert peak_of(lambda: read_facts(source, names, 1)) < WHOLE_BYTES
+
+
+def test_windows_go_through_the_network_one_by_one(source: FolderSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedding, "LONG_SECONDS", 0.2)
+    monkeypatch.setattr(embedding, "WINDOW_SECONDS", 0.1)
+    batches: list[int] = []
+
+    class Watching(Counting):
+        def embed(self, waveforms: torch.Tensor, lengths: torch.Tensor, *, sample_rate: int) -> torch.Tensor:
+            batches.append(len(waveforms))
+            return super().embed(waveforms, lengths, sample_rate=sample_rate)
+
+    embed_utterances(Watching(), source, ["5.wav", "0.wav", "1.wav"], EmbeddingOptions(eval_frames=0))
+    assert batches == [2, 1, 1, 1, 1]
