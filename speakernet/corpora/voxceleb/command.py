@@ -15,6 +15,7 @@ configs/voxceleb find everything where it is.
 """
 
 import argparse
+import json
 import logging
 import shlex
 import sys
@@ -27,10 +28,21 @@ from speakernet.corpora.summary import finish
 from speakernet.corpora.voxceleb.packing import pack_archives
 from speakernet.corpora.voxceleb.steps import MERGED_FOLDER, SUBSETS, VoxCelebJob
 from speakernet.data.ffmpeg import ENCODINGS, find_ffmpeg
-from speakernet.files import exclusive, own_command
+from speakernet.files import atomic_write, exclusive, open_text, own_command, reading, remove_leftovers
+from speakernet.parts import (
+    PartError,
+    WorkPart,
+    add_part_argument,
+    list_parts,
+    missing_parts,
+    parse_part,
+    parts_in,
+)
 
 logger = logging.getLogger(__name__)
 
+CONVERTED, DONE_SUFFIX = "converted_parts", ".json"
+"""Folder and ending of the word that a part of the conversion leaves."""
 STEPS = {
     "download": "fetch the archives that are not there",
     "concatenate": "join the parts, verify, and only then remove them",
@@ -68,6 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--keep_parts", action="store_true", help="keep archive parts after joining")
     parser.add_argument("--remove_originals", action="store_true", help="remove each m4a once its WAV is verified")
+    add_part_argument(parser, "for --convert alone; --lists afterwards wants all of them")
     parser.add_argument("--ffmpeg", help="ffmpeg to use (default: the one on the PATH)")
     add_download_arguments(parser)
 
@@ -85,10 +98,12 @@ def run(arguments: argparse.Namespace) -> int:
     # Asked for before hours of download, not after them.
     ffmpeg = find_ffmpeg(arguments.ffmpeg) if chosen & {"convert", "pack"} else ""
     options = download_options(arguments)
+    job = VoxCelebJob(save_path, corpus, trial_lists, arguments.subsets, options, arguments.num_jobs, arguments.format)
+    if arguments.part:
+        return _convert_part(job, parse_part(arguments.part), chosen, ffmpeg, not arguments.remove_originals)
     with exclusive(save_path):
-        job = VoxCelebJob(
-            save_path, corpus, trial_lists, arguments.subsets, options, arguments.num_jobs, arguments.format
-        )
+        if "lists" in chosen and "convert" not in chosen:
+            refuse_unfinished(job)
         if "augment" in chosen:
             # --base_url is the mirror of VoxCeleb; these sets come from addresses of their own.
             elsewhere = argparse.Namespace(**vars(arguments) | {"base_url": None})
@@ -108,6 +123,54 @@ def run(arguments: argparse.Namespace) -> int:
             if written := job.lists(arguments.lists_from):
                 sys.stdout.write(next_command(job, written) + "\n")
         return finish(job.summaries, save_path / "summary.txt")
+
+
+def _convert_part(job: VoxCelebJob, part: WorkPart, chosen: set[str], ffmpeg: str, keep_sources: bool) -> int:
+    """Convert one part, and leave word that it is done.
+
+    Raises:
+        ValueError: other steps are asked for too, or the part is being done by another process.
+    """
+    if chosen != {"convert"}:
+        raise ValueError(
+            f"--part {part}: it is for --convert alone; give the steps before it to one machine first, and --lists to "
+            "one when all parts are done"
+        )
+    folder = job.save_path / CONVERTED
+    # A lock of its own: the parts work beside each other in one tree.
+    with exclusive(folder / f"{part.name}.work"):
+        job.convert(ffmpeg, keep_sources, part)
+        with atomic_write(folder / f"{part.name}{DONE_SUFFIX}") as file:
+            json.dump({"format": job.file_format, "subsets": sorted(job.subsets)}, file)
+    if missing := missing_parts(list(parts_in(folder, DONE_SUFFIX)), folder):
+        logger.info("the parts %s are still to be converted", list_parts(missing))
+    else:
+        logger.info("all %d parts are converted; --lists is next", part.count)
+    return finish(job.summaries, folder / f"{part.name}.summary.txt")
+
+
+def refuse_unfinished(job: VoxCelebJob) -> None:
+    """Refuse to list what was converted in parts while some are missing; tidy up after parts that were killed.
+
+    Raises:
+        PartError: parts are missing, or were done with other options.
+    """
+    folder = job.save_path / CONVERTED
+    done = parts_in(folder, DONE_SUFFIX)
+    if not done:
+        return
+    if missing := missing_parts(list(done), folder):
+        raise PartError(f"the parts {list_parts(missing)} are not converted; run --convert --part for them first")
+    for part, path in done.items():
+        with reading(path, f"what part {part} was done with; run it again"), open_text(path) as file:
+            found = json.load(file)
+            is_same = found["format"] == job.file_format and set(found["subsets"]) >= set(job.subsets)
+        if not is_same:
+            raise PartError(
+                f"part {part} was converted with --format {found['format']} --subsets {' '.join(found['subsets'])}, "
+                f"not {job.file_format} and {' '.join(job.subsets)}; give all parts and --lists the same"
+            )
+    remove_leftovers(job.save_path)
 
 
 def next_command(job: VoxCelebJob, training_lists: dict[str, Path]) -> str:

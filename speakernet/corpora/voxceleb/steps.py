@@ -25,6 +25,7 @@ from speakernet.corpora.walking import walk_files
 from speakernet.data.lists import read_trials, write_training_list
 from speakernet.data.sources import FolderSource
 from speakernet.files import copy_whole, md5_of, place
+from speakernet.parts import WorkPart, is_in_part
 
 logger = logging.getLogger(__name__)
 
@@ -112,17 +113,19 @@ class VoxCelebJob:
                 else:
                     extract(archive, self.save_path / subset.folder, summary, self.num_jobs)
 
-    def convert(self, ffmpeg: str, keep_sources: bool) -> None:
-        """Convert the m4a files of VoxCeleb2, into a tree beside theirs."""
+    def convert(self, ffmpeg: str, keep_sources: bool, part: WorkPart | None = None) -> None:
+        """Convert the m4a files of VoxCeleb2, or one part of them, into a tree beside theirs."""
         options = ConversionOptions(ffmpeg, self.file_format, keep_sources=keep_sources)
-        with self.step("convert") as summary:
+        with self.step("convert" if part is None else f"convert_{part.name}") as summary:
             for name in self.subsets:
                 if SUBSETS[name].is_aac:
                     source_root = self.audio_root(name, "aac")
                     if not source_root.is_dir():
                         summary.add_broken(str(source_root), "is not there; run --extract first")
                         continue
-                    convert_all(self._conversions(source_root), options, self.num_jobs, summary, f"convert {name}")
+                    convert_all(
+                        self._conversions(source_root, part), options, self.num_jobs, summary, f"convert {name}"
+                    )
 
     def merge(self) -> None:
         """Link both folders of VoxCeleb1 into one, as the lists of E and H need; copies where links cannot be."""
@@ -228,10 +231,13 @@ class VoxCelebJob:
         """Where the audio of a subset lies as `kind`: aac, wav or flac."""
         return self.save_path / AUDIO_FOLDERS[name].removesuffix("wav") / kind
 
-    def _conversions(self, source_root: Path) -> Iterator[Conversion]:
+    def _conversions(self, source_root: Path, part: WorkPart | None) -> Iterator[Conversion]:
         # Beside the m4a, not in their place: voxceleb_trainer's layout.
         target_root = Folder(source_root.parent / self.file_format)
         for name in walk_files(source_root, {".m4a", ".aac", ".mp4"}):
+            # By its name: with --remove_originals the other parts take files away meanwhile.
+            if part is not None and not is_in_part(name, part):
+                continue
             target = target_root.path(Path(name).with_suffix(f".{self.file_format}").as_posix())
             yield Conversion(source_root / name, target)
 
