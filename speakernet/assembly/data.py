@@ -153,8 +153,9 @@ def loading_facts(loader: TrainingLoader) -> LoadingFacts:
     """What advice about waiting for data needs to know of a loader (`speakernet.training.data_wait`)."""
     reader = loader.maker.reader
     is_compressed = isinstance(reader, FolderRows) and reader.needs_decoding
-    # Decoding, or changing speed, is timed with the reading: then it says nothing of the disk.
-    is_disk_timed = not is_compressed and all(speed == 1 for speed in loader.maker.speeds)
+    # Decoding, or changing speed there, is timed with the reading: then it says nothing of the disk.
+    changes_speed = loader.maker.changes_speed and any(speed != 1 for speed in loader.maker.speeds)
+    is_disk_timed = not is_compressed and not changes_speed
     return LoadingFacts(
         num_workers=int(loader.options.num_workers),
         cores=usable_cores(),

@@ -167,6 +167,7 @@ class Workers:
             self._at_exit.cancel()
             self._at_exit = None
         self._loader = None
+        self._unpin()
 
     def _unpin(self) -> None:
         if self._page_lock is not None:
@@ -178,7 +179,6 @@ class Workers:
     def _prepare(self, size: int) -> None:
         self.close()
         # The old one first: shared memory may not hold both.
-        self._unpin()
         self._ring = SharedArray(np.empty(0))
         try:
             self._ring = SharedArray.allocate((self._num_slots, size), self.maker.dtype)

@@ -270,6 +270,38 @@ def test_speed_factors_are_worth_workers_even_from_memory(
     assert made.options.num_workers == num_workers
 
 
+def test_a_place_is_written_anew_only_when_its_copy_is_done(tiny_corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU copies from the ring while the host goes on; of two spare places one may still be copied."""
+    made, done, before = loader(tiny_corpus), [], []
+
+    class Copy:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def query(self) -> bool:
+            return False
+
+        def synchronize(self) -> None:
+            done.append(self.number)
+
+    def moved(crops: torch.Tensor) -> torch.Tensor:
+        made._copies.append(Copy(len(before) - 1))
+        return crops
+
+    def run(requests: list[BatchRequest]):
+        for one in make(requests):
+            before.append(list(done))
+            yield one
+
+    make = made.maker.run
+    monkeypatch.setattr(made, "_to_device", moved)
+    monkeypatch.setattr(made.maker, "run", run)
+    epoch(made)
+    assert before == [[], [], [0], [0, 1]]
+    epoch(made, 1)
+    assert before[4] == [0, 1, 2, 3]
+
+
 def broken_corpus(tiny_corpus: Path, folder: Path) -> Path:
     """A copy of the tiny corpus to be damaged."""
     root = folder / "broken"

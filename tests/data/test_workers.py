@@ -71,6 +71,31 @@ def test_workers_outlive_a_request_to_stop(tiny_corpus: Path) -> None:
     assert not any(worker.is_running() for worker in workers)
 
 
+def test_a_pinned_ring_is_let_go_of_with_the_workers(tiny_corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its memory would stay locked after the first stage of a run, however long the second one takes."""
+    steps: list[tuple[str, int]] = []
+
+    class Lock:
+        def __init__(self, array: np.ndarray) -> None:
+            self.size = array.size
+            steps.append(("locked", array.size))
+
+        def release(self) -> None:
+            steps.append(("released", self.size))
+
+    monkeypatch.setattr("speakernet.data.workers.PageLock", Lock)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: steps.append(("copied", 0)))
+    made = helped(tiny_corpus, 1, prefetch_factor=1)
+    made.maker = Workers(made.maker.maker, made.options, pins=True)
+    assert len(list(made)) == len(made)
+    # A worker's two places and the spare one, of four crops each.
+    size = 3 * 4 * (50 * 160 + 240)
+    assert steps == [("locked", size)]
+    made.close()
+    made.close()
+    assert steps == [("locked", size), ("copied", 0), ("released", size)]
+
+
 def test_a_killed_worker_is_named_with_what_ended_it(tiny_corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("speakernet.data.workers.WAIT_SECONDS", 0.2)
     made = helped(tiny_corpus, num_workers=1)
