@@ -46,28 +46,29 @@ logger = logging.getLogger(__name__)
 SHARED_MEMORY_SHARE = 0.8  # of what is free there, for the corpus; the workers' ring lies there too
 
 
-def build_training_loader(config: Config, inputs: Inputs, start_method: str | None = None) -> TrainingLoader:
+def build_training_loader(
+    config: Config, inputs: Inputs, start_method: str | None = None, *, reserved_bytes: int = 0
+) -> TrainingLoader:
     """The loader that the sections data and augment describe.
 
     Args:
         config: of the run, or of one of its stages; list, audio and device are those of `inputs`.
         inputs: of the run.
         start_method: of worker processes (`fork`, `spawn`, `forkserver`); None is the platform's own.
+        reserved_bytes: of a GPU's memory, which training itself takes.
 
     Raises:
         ValueError: lists, audio or numbers that make no epoch; see each part.
     """
     data, given, device = config.data, inputs.training, inputs.device
     # All that can be told from list and headers comes before anything is decoded or moved.
-    _check_counts(config, len(given.rows.speakers))
-    _refuse_bad_files(config, given)
-    eligible = _eligible(config, given.table)
+    eligible = _checked_rows(config, given)
     speeds = speed_fractions(config.augment.speed_factors if config.augment.enabled else [1.0])
     # The speed is the sampler's to draw: it sets the label, and how many samples are read.
     sampler = _sampler(config, given.rows.labels, eligible, len(speeds))
     reader = _reader(data, given)
     augmenter = build_augmenter(config, reader, given.table, eligible)
-    placement = choose_placement(config, reader, inputs, augmenter)
+    placement = choose_placement(config, reader, inputs, augmenter, reserved_bytes)
     with_reading = _augmenter_of_reading(config, reader, augmenter, placement, device)
     # A GPU changes the speed of a whole batch at once; before crops are disturbed they have to be at their speed.
     changes_speed = device.type == "cpu" or with_reading is not None
@@ -165,6 +166,13 @@ def loading_facts(loader: TrainingLoader) -> LoadingFacts:
         has_gpu=loader.device.type == "cuda",
         read_bytes_a_second=loader.read_bytes_a_second() if is_disk_timed else 0.0,
     )
+
+
+def _checked_rows(config: Config, given: TrainingInput) -> np.ndarray:
+    """The rows to train on, once list and files were found to be in order."""
+    _check_counts(config, len(given.rows.speakers))
+    _refuse_bad_files(config, given)
+    return _eligible(config, given.table)
 
 
 def _check_counts(config: Config, num_speakers: int) -> None:

@@ -23,6 +23,7 @@ from speakernet.assembly.initial_model import (
 from speakernet.assembly.inputs import Inputs, make_synthetic_corpus, with_default_paths
 from speakernet.assembly.large_margin import train_large_margin_stage
 from speakernet.assembly.model import build_loss, build_model
+from speakernet.assembly.placement import reserved_for_training
 from speakernet.assembly.refusals import refuse_impossible
 from speakernet.assembly.training import Validate, build_trainer, prepare_machine
 from speakernet.checkpoint import read_own_checkpoint
@@ -120,7 +121,8 @@ def _train_first_stage(
 ) -> tuple[nn.Module, dict[str, Any]]:
     """Loss and summary; loader, optimizer and averages live no longer than this call, whose memory a stage may need."""
     run_folder = Path(config.training.save_path)
-    loader = build_training_loader(config, inputs)
+    reserved = reserved_for_training(config, net, inputs.device)
+    loader = build_training_loader(config, inputs, reserved_bytes=reserved)
     try:
         loss = build_loss(config, loader.num_classes)
         given = begin_with_initial_model(config, net, loss, loader.identity["speakers"])

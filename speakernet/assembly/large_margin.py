@@ -12,6 +12,7 @@ from torch import nn
 from speakernet import distributed
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs
+from speakernet.assembly.placement import reserved_for_training
 from speakernet.assembly.training import Validate, build_trainer
 from speakernet.checkpoint import read_own_checkpoint
 from speakernet.config.schema import Config, replaced
@@ -106,7 +107,8 @@ def train_large_margin_stage(
     distributed.barrier()
     if config.training.average_checkpoints and not (folder / SECOND_STAGE / LAST).exists():
         _begin_with_average(net, loss, folder / CHECKPOINTS / AVERAGE)
-    loader = build_training_loader(stage, inputs)
+    reserved = reserved_for_training(stage, net, inputs.device)
+    loader = build_training_loader(stage, inputs, reserved_bytes=reserved)
     try:
         given = read_own_checkpoint(folder / BEST)["training_summary"].get("initial_model")
         place = Stage(STAGE, "--training.large_margin_epochs", first_stage_steps, given)

@@ -4,9 +4,11 @@ import logging
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from speakernet.assembly.inputs import Inputs
 from speakernet.config.schema import Config
+from speakernet.data.audio import crop_samples
 from speakernet.data.augment.augmenter import Augmenter
 from speakernet.data.augment.resident import ResidentBanks, bytes_of_banks
 from speakernet.data.choices import MEMORY_SHARE, Choice, choose_device_banks, choose_device_resident
@@ -14,7 +16,10 @@ from speakernet.data.packed.corpus import PackedRows
 from speakernet.data.requests import CropMaker
 from speakernet.data.resident import ResidentMaker
 from speakernet.data.sources import RowReader
+from speakernet.files import human_bytes
 from speakernet.machine.limits import usable_cores, usable_memory_bytes
+from speakernet.training.memory import training_bytes
+from speakernet.training.precision import DTYPES, choose_precision
 
 logger = logging.getLogger(__name__)
 
@@ -37,17 +42,20 @@ class Placement:
     left_bytes: int
 
 
-def choose_placement(config: Config, reader: RowReader, inputs: Inputs, augmenter: Augmenter | None) -> Placement:
+def choose_placement(
+    config: Config, reader: RowReader, inputs: Inputs, augmenter: Augmenter | None, reserved_bytes: int = 0
+) -> Placement:
     """Decide what goes to the device; each choice is logged with its reason.
 
-    Noise and RIRs go first: they are small, and without them every batch waits for the host.
+    Noise and RIRs go first: they are small, and without them every batch waits for the host. What training itself
+    takes (`reserved_bytes`) is left free.
 
     Raises:
         ValueError: a corpus on the device was asked for and is impossible.
     """
     data, device = config.data, inputs.device
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else usable_memory_bytes()
-    bound = int(data.device_gigabytes * GIGABYTE) or int(free * MEMORY_SHARE)
+    bound = int(data.device_gigabytes * GIGABYTE) or int(max(0, free - reserved_bytes) * MEMORY_SHARE)
     is_possible = augmenter is not None and data.device_resident != "off" and config.augment.device != "cpu"
     is_considered = is_possible and (device.type == "cuda" or data.device_resident == "on")
     rows = reader if isinstance(reader, PackedRows) else None
@@ -71,6 +79,20 @@ def choose_placement(config: Config, reader: RowReader, inputs: Inputs, augmente
     )
     say_choice("noise and RIRs on the device", banks, could_help=device.type == "cuda")
     return Placement(corpus.value, banks.value, max(0, bound - bank_bytes - (corpus_bytes if corpus.value else 0)))
+
+
+def reserved_for_training(config: Config, net: nn.Module, device: torch.device) -> int:
+    """About the bytes of a GPU that steps of this configuration take, crops at their longest; 0 without a GPU."""
+    if device.type != "cuda":
+        return 0
+    data = config.data
+    frames = max(data.crop_frames, data.crop_frames_max)
+    # Longer crops come in smaller batches, with as much audio in all.
+    batch_size = max(1, data.batch_size * data.utterances_per_speaker * data.crop_frames // frames)
+    dtype = DTYPES[choose_precision(config.runtime.precision, device).name]
+    needed = training_bytes(net, crop_samples(frames, data.sample_rate), batch_size, dtype)
+    logger.debug("training takes about %s of the GPU", human_bytes(needed))
+    return needed
 
 
 def move_banks(augmenter: Augmenter, placement: Placement, maker: CropMaker, device: torch.device) -> None:

@@ -115,7 +115,7 @@ class PlacementOptions(Options):
     device_resident: Switch = "auto"
     """Keep noise, RIRs and a packed (or RAM) corpus in GPU memory, crops are cut there; auto: what fits."""
     device_gigabytes: Gigabytes = 0.0
-    """Most device memory that corpus, noise and RIRs may take together; 0: half of what is free."""
+    """Most device memory that corpus, noise and RIRs may take together; 0: half of what training leaves."""
 
 
 @dataclass(kw_only=True)

@@ -6,6 +6,7 @@ them. Works on any module, so no model needs code for it; one that must not be r
 """
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,8 +14,45 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from speakernet.seeding import capture_random_state, restore_random_state
 from speakernet.training.compiling import repeated_blocks
 from speakernet.training.step import BufferGuard
+
+# Weights, their gradients and two moments, in float32.
+BYTES_OF_A_WEIGHT = 16
+# Gradients of activations live beside these for a while, and kernels want room to work.
+BESIDE_ACTIVATIONS = 1.25
+OBSERVED_UTTERANCES = 2
+
+
+def training_bytes(net: nn.Module, num_samples: int, batch_size: int, dtype: torch.dtype) -> int:
+    """About what a training step of `net` takes, from the activations that two random utterances leave on a CPU.
+
+    Args:
+        net: waveforms (batch, samples) to embeddings; stays as it is.
+        num_samples: of a crop.
+        batch_size: utterances in a batch.
+        dtype: of autocast; float32 for none.
+    """
+    sizes: dict[int, int] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    random_state = capture_random_state()
+    observed = copy.deepcopy(net).cpu().train()
+    weights = {one.untyped_storage().data_ptr() for one in (*observed.parameters(), *observed.buffers())}
+    hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+    with hooks, torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
+        # Held until it is counted: what is freed gives its address to another.
+        embeddings = observed(0.1 * torch.randn(OBSERVED_UTTERANCES, num_samples))
+    activations = sum(size for address, size in sizes.items() if address not in weights)
+    del embeddings
+    restore_random_state(random_state)
+    count = sum(one.numel() for one in net.parameters())
+    return BYTES_OF_A_WEIGHT * count + int(BESIDE_ACTIVATIONS * activations * batch_size / OBSERVED_UTTERANCES)
 
 
 def blocks_to_checkpoint(net: nn.Module) -> list[nn.Module]:

@@ -58,10 +58,10 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     seen: dict[str, Any] = {"plans": [], "starts": [], "classes": [], "parts": [], "alive": None}
     build_loader = journeys.build_training_loader
 
-    def watch_loader(*arguments: Any) -> Any:
+    def watch_loader(*arguments: Any, **options: Any) -> Any:
         if seen["parts"]:
             seen["alive"] = [name for name, part in seen["parts"] if part() is not None]
-        loader = build_loader(*arguments)
+        loader = build_loader(*arguments, **options)
         seen["parts"] += [("loader", weakref.ref(loader)), ("corpus", weakref.ref(loader.maker.reader))]
         seen["plans"].append([loader.sampler.epoch(epoch) for epoch in range(2)])
         seen["classes"].append(loader.num_classes)

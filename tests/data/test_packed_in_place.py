@@ -8,6 +8,7 @@ import torch
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs
 from speakernet.assembly.model import build_model
+from speakernet.assembly.placement import choose_placement
 from speakernet.config import load_config
 from speakernet.config.schema import Config, replaced
 from speakernet.corpora.pack_inputs import FolderInput
@@ -78,3 +79,16 @@ def test_what_does_not_fit_in_the_systems_cache_is_read_by_workers(
     monkeypatch.setattr("speakernet.assembly.data.usable_memory_bytes", lambda: memory_bytes)
     config = replaced(config_of(corpus, tiny_corpus, 0), data={"num_workers": "auto", "batch_size": 2})
     assert build_training_loader(config, Inputs(config, torch.device("cpu"))).options.num_workers == num_workers
+
+
+@pytest.mark.parametrize(("reserved", "is_there"), [(0, True), (1 << 30, False)])
+def test_what_training_takes_is_left_to_it(
+    corpus: Path, tiny_corpus: Path, reserved: int, is_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The decision comes before anything is moved: no GPU is needed to see it."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 1 << 30))
+    config = replaced(config_of(corpus, tiny_corpus, 0), data={"device_resident": "auto"})
+    inputs = Inputs(config, torch.device("cuda"))
+    given = inputs.training
+    reader = given.source.rows(given.rows.paths, given.table)
+    assert choose_placement(config, reader, inputs, None, reserved).corpus is is_there

@@ -7,7 +7,7 @@ from training_fakes import FakeNet, make_trainer
 
 from speakernet.training import compiling
 from speakernet.training.compiling import Compiler, estimate, repeated_blocks
-from speakernet.training.memory import enable_gradient_checkpointing
+from speakernet.training.memory import enable_gradient_checkpointing, training_bytes
 from speakernet.training.options import CompileOptions
 from speakernet.training.reporting import Reporter
 from speakernet.training.step import TrainingStep
@@ -212,3 +212,15 @@ def test_compiled_equals_eager(scope: str):
         for length in (11, 12, 13):
             compiled(torch.randn(2, 3, length))
         assert torch._dynamo.utils.counters["frames"] == frames_before
+
+
+def test_what_training_takes_is_counted_from_saved_activations() -> None:
+    net = nn.Sequential(nn.Linear(100, 40), nn.Dropout(0.5), nn.Linear(40, 8))
+    before, random_state = [one.clone() for one in net.parameters()], torch.get_rng_state()
+    weights = 16 * (100 * 40 + 40 + 40 * 8 + 8)
+    # Inputs of both layers, and the mask of the dropout: a value or a byte each.
+    for batch_size in (1, 64):
+        taken = training_bytes(net, 100, batch_size, torch.float32) - weights
+        assert 1.25 * batch_size * 4 * (100 + 40) <= taken <= 1.25 * batch_size * (4 * (100 + 40) + 4 * 40)
+    assert all(torch.equal(*pair) for pair in zip(net.parameters(), before, strict=True))
+    assert torch.equal(torch.get_rng_state(), random_state) and all(one.grad is None for one in net.parameters())
