@@ -68,13 +68,15 @@ class RandomBatch:
     waveforms: torch.Tensor
     labels: torch.Tensor
     indices: torch.Tensor
+    shares: tuple[int, ...]
+    draw_key: int = 0
 
     @classmethod
     def of(cls, batch_size: int, device: torch.device) -> "RandomBatch":
         """One batch on the device."""
         noise = torch.randn(batch_size, CROP_SAMPLES, generator=torch.Generator().manual_seed(0))
         labels = torch.arange(batch_size) % NUM_SPEAKERS
-        return cls((0.1 * noise).to(device), labels.to(device), torch.arange(batch_size))
+        return cls((0.1 * noise).to(device), labels.to(device), torch.arange(batch_size), (batch_size,))
 
 
 class OneBatchLoader:

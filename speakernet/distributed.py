@@ -1,28 +1,30 @@
 """Rank facts and collectives that do nothing in one process, so that no caller asks whether it is distributed.
 
-torch.distributed is looked up, not imported: a process group runs only where somebody has imported it, and a command
-that is mistyped is told so without waiting for torch.
+torch.distributed is looked up, not imported: a process group runs only where somebody has imported it
+(`speakernet.parallel.group` starts and ends it), and a command that is mistyped is told so without waiting for torch.
 """
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
-def refuse_several_processes() -> None:
-    """Refuse to be one of several processes: each would train on its own, in the same folder.
+class Work:
+    """Where this process is in its work, for whoever has to say which process hangs."""
 
-    Raises:
-        ValueError: WORLD_SIZE, which torchrun and its like set, is above 1.
-    """
-    found = os.environ.get("WORLD_SIZE", "").strip()
-    if found.isdigit() and int(found) > 1:
-        raise ValueError(
-            f"WORLD_SIZE is {found}, but speakernet does not train or score in several processes yet: start one "
-            "(without torchrun; under a job scheduler one task), and choose its GPU with --gpu_id"
-        )
+    def __init__(self) -> None:
+        self.count, self.name = 0, "the start"
+
+    def at(self, name: str) -> None:
+        """Note what is begun now."""
+        self.count, self.name = self.count + 1, name
+
+
+work = Work()
+"""Of this process."""
 
 
 def is_distributed() -> bool:
@@ -44,7 +46,12 @@ def world_size() -> int:
 
 def local_rank() -> int:
     """This process's number on its machine (torchrun's LOCAL_RANK), 0 when alone."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
+    return int(os.environ.get("LOCAL_RANK", "0")) if is_distributed() else 0
+
+
+def local_world_size() -> int:
+    """Number of processes on this machine (torchrun's LOCAL_WORLD_SIZE), 1 when alone."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if is_distributed() else 1
 
 
 def is_main() -> bool:
@@ -78,6 +85,27 @@ def gather_objects(value: T) -> list[T]:
     gathered: list[Any] = [None] * world_size()
     group.all_gather_object(gathered, value)
     return gathered
+
+
+def from_main(make: Callable[[], T]) -> T:
+    """What rank 0 makes, on every rank: the others may lie on machines that do not see its files.
+
+    Raises:
+        ValueError: or OSError, on every rank, where rank 0 raised it.
+    """
+    made: Any = None
+    error: Exception | None = None
+    if is_main():
+        try:
+            made = make()
+        except (ValueError, OSError) as found:
+            if not is_distributed():
+                raise
+            error = found
+    made, error = broadcast_object((made, error))
+    if error is not None:
+        raise error
+    return made  # type: ignore[no-any-return]
 
 
 def _group() -> Any:

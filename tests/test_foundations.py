@@ -102,18 +102,22 @@ def test_errors_of_the_user_come_without_a_traceback(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("command", [["train"], ["train", "--eval"], ["evaluate"]])
-def test_several_processes_are_refused_at_once_and_leave_nothing(
+def test_half_of_what_torchrun_sets_is_refused_at_once_and_leaves_nothing(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main([*command, "--config", "exp01.yaml", "--save_path", "run"]) == 1
     said = capsys.readouterr().err.strip()
-    assert "WORLD_SIZE is 2" in said and "several processes yet" in said and len(said.splitlines()) == 1
+    assert "WORLD_SIZE is 2, but RANK, MASTER_ADDR, MASTER_PORT are not set" in said and len(said.splitlines()) == 1
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("size", ["", "1", "none"])
-def test_one_process_is_welcome(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", size)
-    distributed.refuse_several_processes()
+def test_what_the_main_process_makes_or_raises() -> None:
+    assert distributed.from_main(lambda: 3) == 3
+    with pytest.raises(ValueError, match="nothing there"):
+        distributed.from_main(_fail)
+
+
+def _fail() -> None:
+    raise ValueError("nothing there")

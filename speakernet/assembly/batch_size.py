@@ -32,7 +32,9 @@ class _Sample:
     def __init__(self, waveforms: torch.Tensor, labels: torch.Tensor) -> None:
         self.waveforms = waveforms
         self.labels = labels
-        self.indices = labels
+        self.indices = labels.cpu()
+        self.shares = (len(labels),)
+        self.draw_key = 0
 
 
 def find_batch_size(

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from speakernet import distributed
 from speakernet.assembly.refusals import compile_obstacles
 from speakernet.config.schema import Config
 from speakernet.models.kernels import use_compiled_kernels
@@ -41,8 +40,7 @@ def build_compiler(
             logger.warning("runtime.compile_mode: %s has no effect: nothing is compiled", runtime.compile_mode)
         return NoCompiler()
     scope, mode = runtime.compile_scope, runtime.compile_mode
-    if scope == "auto":
-        scope = "regional" if distributed.is_distributed() else "whole"
+    scope = "whole" if scope == "auto" else scope
     if mode != "default" and device.type == "cpu":
         logger.warning("runtime.compile_mode: %s has no effect on a CPU", mode)
         mode = "default"

@@ -33,7 +33,7 @@ from speakernet.data.ram import RamRows, load_into_ram
 from speakernet.data.replacing import SpeakerIndex
 from speakernet.data.requests import CropMaker
 from speakernet.data.resident import ResidentMaker
-from speakernet.data.sampling import BalancedSampler, Sampler, ShuffledSampler
+from speakernet.data.sampling import BalancedSampler, Sampler, ShuffledSampler, smallest_batch
 from speakernet.data.sharing import free_shared_memory
 from speakernet.data.sources import FolderRows, RowReader, list_names
 from speakernet.data.speeds import speed_fractions
@@ -66,6 +66,7 @@ def build_training_loader(
     speeds = speed_fractions(config.augment.speed_factors if config.augment.enabled else [1.0])
     # The speed is the sampler's to draw: it sets the label, and how many samples are read.
     sampler = _sampler(config, given.rows.labels, eligible, len(speeds))
+    _share_out(sampler)
     reader = _reader(data, given)
     augmenter = build_augmenter(config, reader, given.table, eligible)
     placement = choose_placement(config, reader, inputs, augmenter, reserved_bytes)
@@ -170,17 +171,13 @@ def loading_facts(loader: TrainingLoader) -> LoadingFacts:
 
 def _checked_rows(config: Config, given: TrainingInput) -> np.ndarray:
     """The rows to train on, once list and files were found to be in order."""
-    _check_counts(config, len(given.rows.speakers))
+    _check_num_classes(config, len(given.rows.speakers))
     _refuse_bad_files(config, given)
     return _eligible(config, given.table)
 
 
-def _check_counts(config: Config, num_speakers: int) -> None:
-    """Refuse fewer utterances in a batch than processes, fewer classes than speakers; more classes are said."""
-    if distributed.world_size() > config.data.batch_size:
-        raise ValueError(
-            f"data.batch_size is {config.data.batch_size}, fewer than the {distributed.world_size()} processes"
-        )
+def _check_num_classes(config: Config, num_speakers: int) -> None:
+    """Refuse fewer classes than speakers; more classes are said."""
     wanted = config.data.num_classes
     if wanted and wanted < num_speakers:
         raise ValueError(
@@ -255,6 +252,25 @@ def _sampler(config: Config, labels: np.ndarray, eligible: np.ndarray, num_speed
     return kind(labels, data, seed=config.runtime.seed, eligible=eligible, num_speeds=num_speeds)
 
 
+def _share_out(sampler: Sampler) -> None:
+    """Refuse more processes than the smallest batch has utterances (or speakers); say where shares are uneven.
+
+    Raises:
+        ValueError: naming the option to change.
+    """
+    world_size, smallest, usual = distributed.world_size(), smallest_batch(sampler), sampler.batch_size
+    what = "speakers" if sampler.unit > 1 else "utterances"
+    if smallest < world_size:
+        why = f" (crops of {sampler.longest_frames} frames come in batches of {smallest})" if smallest < usual else ""
+        raise ValueError(
+            f"data.batch_size is {usual} {what}{why}, and there are {world_size} processes, each of which needs at "
+            "least one; raise data.batch_size, or start fewer processes"
+        )
+    if usual % world_size:
+        least, most = usual // world_size, -(-usual // world_size)
+        logger.info("a batch of %d %s over %d processes: %d or %d each", usual, what, world_size, least, most)
+
+
 def _reader(data: DataOptions, given: TrainingInput) -> RowReader:
     """Rows of the list from disk, packed corpus or memory."""
     source, table = given.source, given.table
@@ -266,7 +282,7 @@ def _reader(data: DataOptions, given: TrainingInput) -> RowReader:
         is_compressed=not table.all_plain,
         is_packed=isinstance(source, PackedSource),
         # Each process of a distributed run holds the whole corpus.
-        budget_bytes=budget // max(1, distributed.world_size()),
+        budget_bytes=budget // distributed.local_world_size(),
     )
     say_choice("RAM corpus", choice, could_help=not table.all_plain)
     if choice.value:
@@ -303,7 +319,7 @@ def _decided(
             trains_on_cpu=device.type == "cpu",
             batch_bytes=batch_bytes,
             free_shared_bytes=free_shared,
-            processes_on_machine=distributed.world_size(),
+            processes_on_machine=distributed.local_world_size(),
             is_spawned=is_spawned,
             changed_share=changed_share,
         )

@@ -52,8 +52,13 @@ VALIDATION_DRAWS, VALIDATION_WORK = 100, 20_000_000
 SUBSET_STREAM, MEAN_STREAM, COHORT_STREAM = 6201, 6202, 6203
 
 
-def build_validation(config: Config, inputs: Inputs, net: EmbeddingNet) -> Callable[[], dict[str, Any]]:
-    """A callable that evaluates the network, as it is then, on the validation list (or a fixed subset of it)."""
+def build_validation(
+    config: Config, inputs: Inputs, net: EmbeddingNet, is_stopped: Callable[[], bool] = lambda: False
+) -> Callable[[], dict[str, Any]]:
+    """A callable that evaluates the network, as it is then, on the validation list (or a fixed subset of it).
+
+    It raises `Stopped` soon after `is_stopped`, in whichever process.
+    """
     trials = subset(inputs.validation.trials, config.evaluation.max_trials, config.runtime.seed)
     if trials.labels is not None and len(np.unique(trials.labels)) < 2:
         raise ValueError(
@@ -66,7 +71,7 @@ def build_validation(config: Config, inputs: Inputs, net: EmbeddingNet) -> Calla
     affordable = min(VALIDATION_DRAWS, config.evaluation.bootstrap_samples)
     num_draws = affordable if affordable * len(trials) <= VALIDATION_WORK else 0
     options = dataclasses.replace(config.evaluation, score_norm="none", bootstrap_samples=num_draws)
-    embedder = _embedder(config, net, inputs.device)
+    embedder = dataclasses.replace(_embedder(config, net, inputs.device), is_stopped=is_stopped)
     # Read and told once: the list is the same at every epoch.
     backend = Backend(options, config.loss.normalize_embeddings)
     speakers, checksum = _speakers(config, trials), trials.checksum
@@ -333,7 +338,7 @@ def _with_facts(results: Results, config: Config, model: ModelFile, model_path: 
         model=spec["model"],
         num_parameters=sum(parameter.numel() for parameter in model.net.parameters()),
         front_end=spec["front_end"],
-        checkpoint={"path": str(model_path), "sha256": sha256_of(model_path)},
+        checkpoint={"path": str(model_path), "sha256": distributed.from_main(lambda: sha256_of(model_path))},
         thresholds=[one for one in thresholds if plain_backend(one["backend"]) == described],
         versions={"speakernet": speakernet.__version__, "torch": torch.__version__, "numpy": np.__version__},
         machine=system_info(),

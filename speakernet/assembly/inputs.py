@@ -95,6 +95,14 @@ class Inputs:
         self._require_trials()
         return self.trial_input(self._data.test_list, self._data.test_path)
 
+    def checksums(self) -> dict[str, str]:
+        """What is in the lists of a training run, by their options."""
+        return {
+            "data.train_list (SHA-256)": self.training.rows.sha256,
+            "data.validation_list (SHA-256)": self.validation.trials.sha256,
+            "data.test_list (SHA-256)": self.test.trials.sha256,
+        }
+
     def training_input(self, path: str | Path, root: str | Path = "") -> TrainingInput:
         """Any training list, with its audio below `root` (empty: see `lists.audio_folder_of`)."""
         return TrainingInput(_once(self._training_lists, path, read_training_list), self._source(path, root))

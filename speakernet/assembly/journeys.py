@@ -9,8 +9,10 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
+import speakernet
 from speakernet import distributed
 from speakernet.assembly.checks import check_inputs
 from speakernet.assembly.data import build_training_loader, loading_facts
@@ -29,11 +31,13 @@ from speakernet.assembly.training import Validate, build_trainer, prepare_machin
 from speakernet.checkpoint import read_own_checkpoint
 from speakernet.config import Config, ConfigError, LoadedConfig
 from speakernet.config.loading import save_config
+from speakernet.config.schema import config_to_dict
 from speakernet.evaluation.evaluate import Evaluation
 from speakernet.machine.device import choose_device
 from speakernet.machine.facts import log_system_info
 from speakernet.machine.settings import log_performance_info
 from speakernet.models.speaker_net import SpeakerNet
+from speakernet.parallel.agreement import refuse_differences
 from speakernet.run_folder import (
     BEST,
     CONFIG,
@@ -46,6 +50,7 @@ from speakernet.run_folder import (
 )
 from speakernet.seeding import seed_everything
 from speakernet.training.data_wait import data_wait_advice
+from speakernet.training.interrupts import StopRequest
 from speakernet.training.mirror import fetch_run, mirrored
 from speakernet.training.state import Stage, best_of_run
 
@@ -90,6 +95,7 @@ def _train_and_report(loaded: LoadedConfig) -> TrainingOutcome:
     # Before the network is made: its first weights are drawn from torch's global generator.
     seed_everything(loaded.config.runtime.seed)
     net = build_model(loaded.config)
+    refuse_differences(_comparable(loaded.config))
     # A misspelt name or an impossible option should not wait for a corpus to be made or decoded.
     refuse_impossible(loaded.config, net, device)
     refuse_other_network(loaded.config, net)
@@ -97,14 +103,15 @@ def _train_and_report(loaded: LoadedConfig) -> TrainingOutcome:
     inputs = Inputs(config, device)
     check_what_goes_together(config, inputs)
     check_inputs(config, inputs)
-    validate = build_validation(config, inputs, net)
-    loss, summary = _train_first_stage(config, inputs, net, validate)
+    refuse_differences(inputs.checksums())
+    stop = StopRequest()
+    validate = build_validation(config, inputs, net, stop.is_heard_of)
+    loss, summary = _train_first_stage(config, inputs, net, validate, stop)
     if config.training.large_margin_epochs:
-        train_large_margin_stage(config, net, loss, inputs, validate, run_folder, int(summary["steps"]))
+        train_large_margin_stage(config, net, loss, inputs, validate, run_folder, int(summary["steps"]), stop)
     # Only the main process writes best.pt, and every process scores with it.
-    distributed.barrier()
-    summary |= best_of_run(read_own_checkpoint(summary["best_path"])["training_summary"])
-    if not summary["performance"]["steps"] and _is_reported(run_folder):
+    summary |= best_of_run(distributed.from_main(lambda: read_own_checkpoint(summary["best_path"])["training_summary"]))
+    if not summary["performance"]["steps"] and distributed.from_main(lambda: _is_reported(run_folder)):
         return TrainingOutcome(summary, None, run_folder)
     # Held as while training: the next start removes what a killed one left half written, and nothing of a living one.
     with held(run_folder) if distributed.is_main() else contextlib.nullcontext():
@@ -117,7 +124,7 @@ def _train_and_report(loaded: LoadedConfig) -> TrainingOutcome:
 
 
 def _train_first_stage(
-    config: Config, inputs: Inputs, net: SpeakerNet, validate: Validate
+    config: Config, inputs: Inputs, net: SpeakerNet, validate: Validate, stop: StopRequest
 ) -> tuple[nn.Module, dict[str, Any]]:
     """Loss and summary; loader, optimizer and averages live no longer than this call, whose memory a stage may need."""
     run_folder = Path(config.training.save_path)
@@ -138,6 +145,7 @@ def _train_first_stage(
             on_start=lambda: save_config(config, run_folder / CONFIG),
             # Asked for in the end: how fast the disk is shows while training reads.
             advise=lambda share: data_wait_advice(share, loading_facts(loader)),
+            stop=stop,
         )
         log_performance_info()
         return loss, trainer.train()
@@ -172,17 +180,30 @@ def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, list[Path]]:
     config = loaded.config
     run_folder = Path(config.training.save_path)
     model = Path(config.training.initial_model or run_folder / BEST)
-    if not model.is_file():
+    if not distributed.from_main(model.is_file):
         raise ConfigError(
             f"no model file at {model}; name one with --initial_model FILE (training writes one to <save_path>/best.pt)"
         )
+    refuse_differences(_comparable(config))
     log_system_info()
     prepare_machine(config)
     config = with_default_paths(make_synthetic_corpus(config))
-    evaluation = run_evaluation(config, Inputs(config, choose_device(config.runtime)), model)
+    inputs = Inputs(config, choose_device(config.runtime))
+    refuse_differences({"data.test_list": inputs.test.trials.sha256})
+    evaluation = run_evaluation(config, inputs, model)
     folder = evaluation_folder(run_folder, config.data.test_list)
     written = evaluation.write(folder) if distributed.is_main() else []
     return evaluation, [folder / name for name in written]
+
+
+def _comparable(config: Config) -> dict[str, Any]:
+    """What must be the same for all processes: every option but places, which each machine may have of its own."""
+    values = config_to_dict(config)
+    options = {f"{section}.{name}": value for section, fields in values.items() for name, value in fields.items()}
+    # Lists are compared by what is in them, once they are read.
+    places = ("_path", "_list", "_corpus", ".speaker_table", ".initial_model")
+    versions = {"the version of speakernet": speakernet.__version__, "the version of torch": str(torch.__version__)}
+    return {**{name: value for name, value in options.items() if not name.endswith(places)}, **versions}
 
 
 def check_what_goes_together(config: Config, inputs: Inputs) -> None:

@@ -20,6 +20,7 @@ from speakernet.files import place
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.run_folder import AVERAGE, BEST, CHECKPOINTS, LAST, SECOND_STAGE, move_aside
 from speakernet.seeding import derive_seed
+from speakernet.training.interrupts import StopRequest
 from speakernet.training.options import LARGEST_SEED, CosineOptions, ExponentialOptions
 from speakernet.training.state import Stage
 from speakernet.training.store import find_checkpoint
@@ -77,6 +78,7 @@ def train_large_margin_stage(
     validate: Validate,
     run_folder: str | Path,
     first_stage_steps: int,
+    stop: StopRequest | None = None,
 ) -> dict[str, Any]:
     """The second stage, in `<run folder>/large_margin`; its best model replaces best.pt where its EER is lower.
 
@@ -102,30 +104,29 @@ def train_large_margin_stage(
     )
     if isinstance(usual, float) and config.training.large_margin < usual:
         logger.warning("training.large_margin: %g is below the first stage's %g", config.training.large_margin, usual)
-    if distributed.is_main():
-        _set_aside_older_stage(folder / SECOND_STAGE, first_stage_steps)
-    distributed.barrier()
-    if config.training.average_checkpoints and not (folder / SECOND_STAGE / LAST).exists():
+    distributed.from_main(lambda: _set_aside_older_stage(folder / SECOND_STAGE, first_stage_steps))
+    begins = not distributed.from_main((folder / SECOND_STAGE / LAST).exists)
+    if config.training.average_checkpoints and begins:
         _begin_with_average(net, loss, folder / CHECKPOINTS / AVERAGE)
     reserved = reserved_for_training(stage, net, inputs.device)
     loader = build_training_loader(stage, inputs, reserved_bytes=reserved)
     try:
-        given = read_own_checkpoint(folder / BEST)["training_summary"].get("initial_model")
-        place = Stage(STAGE, "--training.large_margin_epochs", first_stage_steps, given)
+        best = distributed.from_main(lambda: read_own_checkpoint(folder / BEST)["training_summary"])
+        place = Stage(STAGE, "--training.large_margin_epochs", first_stage_steps, best.get("initial_model"))
         stage_folder = folder / SECOND_STAGE
-        summary = build_trainer(stage, net, loss, loader, validate, stage_folder, inputs.device, stage=place).train()
+        trainer = build_trainer(stage, net, loss, loader, validate, stage_folder, inputs.device, stage=place, stop=stop)
+        summary = trainer.train()
     finally:
         loader.close()
-    if distributed.is_main():
-        adopt_better(folder / BEST, folder / SECOND_STAGE / BEST)
+    distributed.from_main(lambda: adopt_better(folder / BEST, folder / SECOND_STAGE / BEST))
     return summary
 
 
 def _begin_with_average(net: nn.Module, loss: nn.Module, path: Path) -> None:
-    if not path.exists():
+    contents = distributed.from_main(lambda: read_own_checkpoint(path) if path.exists() else None)
+    if contents is None:
         logger.warning("%s: there is no %s; it begins with the weights of the last epoch", STAGE, path)
         return
-    contents = read_own_checkpoint(path)
     # What is no weight of the model file (the position in keyed draws) goes on.
     net.load_state_dict({**net.state_dict(), **contents["weights"]})
     loss.load_state_dict(contents["head"])

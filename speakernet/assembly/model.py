@@ -4,6 +4,7 @@ from pathlib import Path
 
 from torch import nn
 
+from speakernet import distributed
 from speakernet.checkpoint import read_checkpoint
 from speakernet.config.schema import Config
 from speakernet.losses.options import LOSSES
@@ -37,7 +38,8 @@ def load_for_scoring(config: Config, path: str | Path) -> ModelFile:
     Raises:
         ValueError: missing, damaged or unsafe; a foreign checkpoint of another architecture than the config's.
     """
-    contents = read_checkpoint(path)
+    # The run folder need not be seen by the machines of other processes.
+    contents = distributed.from_main(lambda: read_checkpoint(path))
     if is_model_file(contents):
         return model_of(contents, path)
     net = build_model(config)

@@ -8,6 +8,7 @@ import logging
 import torch
 from torch import nn
 
+from speakernet import distributed
 from speakernet.assembly.model import build_loss
 from speakernet.config import ConfigError
 from speakernet.config.schema import Config
@@ -88,6 +89,11 @@ def _refuse_idle_freezing(config: Config) -> None:
 def compile_obstacles(config: Config, net: nn.Module, device: torch.device) -> list[str]:
     """Why this network cannot be compiled here, each with what would have to change."""
     found = [platform_obstacle(device)]
+    if distributed.is_distributed():
+        found.append(
+            "with several processes each would judge by its own clock when to compile, and the compiler takes no "
+            "batch norm over the batch of all; start one process"
+        )
     if needs_gradient_cache(config):
         found.append(
             f"the gradient cache (metric loss {config.loss.name} under accumulation) runs each micro-batch twice, "

@@ -16,13 +16,16 @@ from speakernet.assembly.sharding import share_head
 from speakernet.config.schema import Config, config_to_dict
 from speakernet.machine.device import find_device
 from speakernet.machine.settings import AppliedSetting, optimize_torch_settings
+from speakernet.machine.signals import STOP_SIGNALS
 from speakernet.models.layers import is_safe_in_channels_last
 from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
+from speakernet.parallel.sync_norm import synchronize_norms
 from speakernet.run_folder import PROFILE
 from speakernet.training.averaging import WeightAverage
 from speakernet.training.freezing import Freezing
 from speakernet.training.interfaces import Loader
+from speakernet.training.interrupts import StopRequest
 from speakernet.training.memory import enable_gradient_checkpointing
 from speakernet.training.optimizers import create_optimizer
 from speakernet.training.parts import Course, Learner, Records
@@ -34,6 +37,7 @@ from speakernet.training.state import WHOLE_RUN, Stage
 from speakernet.training.step import TrainingStep
 from speakernet.training.store import CheckpointStore
 from speakernet.training.threads import ThreadWatch
+from speakernet.training.together import SeveralProcesses
 from speakernet.training.tracker import PerformanceTracker
 from speakernet.training.trainer import Trainer
 
@@ -137,13 +141,14 @@ def build_trainer(
     stage: Stage = WHOLE_RUN,
     on_start: Callable[[], None] = lambda: None,
     advise: Callable[[float], str] = lambda data_wait_share: "",
+    stop: StopRequest | None = None,
 ) -> Trainer:
     """A trainer ready to run; what cannot work together was refused before (`refuse_impossible`).
 
     Args:
         config: the options of all its parts.
-        net: what is trained; moved to the device, and changed in place.
-        loss: what it is trained by; likewise.
+        net: what is trained; with `loss` moved to the device, and changed in place.
+        loss: what it is trained by.
         loader: the batches.
         validate: evaluates `net` as it is then.
         run_folder: where everything is written.
@@ -151,14 +156,12 @@ def build_trainer(
         stage: which stage of a larger run this is.
         on_start: called once the folder is this run's, and its checkpoint fits: a refused start changes nothing.
         advise: says what to change where so large a share of the time went into waiting for data.
+        stop: by which it is asked to stop.
     """
     say_what_has_no_effect(config, device, len(loader))
     precision = build_precision(config, device)
     # Before the optimizer and the average are made: they keep tensors beside the weights, on the same device.
-    net.to(device)
-    loss.to(device)
-    apply_memory_options(config, net, device, precision)
-    share_head(config.loss, loss)
+    _place_modules(config, net, loss, device, precision)
     step = _build_step(config, net, loss, loader, precision, Path(run_folder))
     learner = Learner(
         step=step,
@@ -182,7 +185,25 @@ def build_trainer(
         on_start=on_start,
         advise=advise,
     )
-    return Trainer(learner, course, records, config.training, stage)
+    return Trainer(learner, course, records, config.training, stage, stop)
+
+
+def _place_modules(config: Config, net: nn.Module, loss: nn.Module, device: torch.device, precision: Precision) -> None:
+    """Network and loss as they will be trained: on the device, in its layout, shared where several processes are."""
+    net.to(device)
+    loss.to(device)
+    _synchronize_norms(config, net, device)
+    apply_memory_options(config, net, device, precision)
+    share_head(config.loss, loss)
+
+
+def _synchronize_norms(config: Config, net: nn.Module, device: torch.device) -> None:
+    """Batch norm over the batch of all processes, unless it is not wanted or there is one process."""
+    if not distributed.is_distributed() or config.runtime.sync_batch_norm == "off":
+        return
+    # The network of a second stage has them already.
+    if count := synchronize_norms(net, device):
+        logger.info("batch norm over the batch of all processes: %d layers", count)
 
 
 def _build_step(
@@ -199,6 +220,8 @@ def _build_step(
         profiler=StepProfiler(runtime, folder / PROFILE, device) if profiles else NoProfiler(),
         utterances_per_speaker=int(getattr(loader, "utterances_per_speaker", 1)),
         gradient_cache=needs_gradient_cache(config),
+        # A wish for each signal that asks to stop, and one to save.
+        team=SeveralProcesses(net, loss, len(STOP_SIGNALS) + 1, device) if distributed.is_distributed() else None,
     )
 
 

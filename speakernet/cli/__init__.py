@@ -17,6 +17,7 @@ from types import ModuleType
 
 import speakernet
 from speakernet.machine.allocation import HUGE_PAGES
+from speakernet.parallel.environment import is_first, is_first_here
 from speakernet.registry import suggestion
 from speakernet.terminal import TerminalHandler
 
@@ -61,6 +62,7 @@ EXIT_STATUSES = {
     129: "ended by SIGHUP (the terminal was closed); training has written last.pt, the same command goes on",
     INTERRUPTED: "interrupted by Ctrl-C (SIGINT); training has written last.pt, the same command goes on",
     BROKEN_PIPE: "whoever read the output closed it (`speakernet list | head`)",
+    138: "ended by SIGUSR1, by which a cluster takes its machine back; as SIGTERM",
     143: "ended by SIGTERM; training has written last.pt, the same command goes on",
 }
 """What a command's exit status means; `speakernet doctor` says in its help what its own 1 and 2 mean."""
@@ -156,7 +158,8 @@ def _run(module_name: str, program: str, arguments: Sequence[str]) -> int:
         sys.stdout.flush()
         return status
     except KeyboardInterrupt as interrupt:
-        sys.stderr.write("\ninterrupted\n")
+        if is_first_here(os.environ):
+            sys.stderr.write("\ninterrupted\n")
         return getattr(interrupt, "exit_status", INTERRUPTED)
     except Exception as error:
         failed = getattr(module, "ERROR_STATUS", None)
@@ -168,7 +171,9 @@ def _run(module_name: str, program: str, arguments: Sequence[str]) -> int:
         # A worker's or a converter's pipe is an error like others.
         if isinstance(error, BrokenPipeError) and _has_no_reader():
             raise
-        sys.stderr.write(f"\n{program}: {_message(error)}\n")
+        # Of several processes that fail for one reason one says it; before they have met, the first of each machine.
+        if not getattr(error, "is_said", not is_first_here(os.environ)):
+            sys.stderr.write(f"\n{program}: {_message(error)}\n")
         return getattr(error, "exit_status", 1) if failed is None else int(failed)
 
 
@@ -234,7 +239,7 @@ def _first_line(module_name: str) -> str:
 def _log_to_the_terminal(*packages: str) -> None:
     handler = TerminalHandler()
     # What is only looked up when something is odd goes to the run's log.txt, which takes everything.
-    handler.setLevel(logging.INFO)
+    handler.setLevel(logging.INFO if is_first(os.environ) else logging.ERROR)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"))
     if not logging.getLogger().handlers:
         # Python's warnings come as log lines: printed by themselves they would be glued onto a bar.

@@ -6,6 +6,7 @@ The same command again goes on where the run was stopped.
 import argparse
 import contextlib
 import logging
+import os
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +17,8 @@ from speakernet.appending import GrowingFile
 from speakernet.cli.defaults import load_configuration
 from speakernet.config import LoadedConfig
 from speakernet.evaluation.headline import headline_sentence
+from speakernet.machine.options import MachineOptions
+from speakernet.parallel.environment import find_place
 from speakernet.run_folder import BEST, CONFIG, LOG, METRICS, REPORT, RESULTS, SCORES, refuse_unusable
 
 if TYPE_CHECKING:
@@ -34,9 +37,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train or score, then say what came of it and what to do next."""
-    distributed.refuse_several_processes()
     loaded = load_configuration(arguments.config_arguments)
-    refuse_unusable(loaded.config.training.save_path)
+    runtime = loaded.config.runtime
+    is_alone = find_place(os.environ, runtime.port) is None
+    if runtime.distributed and is_alone and (count := _num_gpus(runtime)) > 1:
+        # Late, as below.
+        from speakernet.parallel.launching import launch
+
+        return launch(count, runtime.port, ["train", *arguments.config_arguments])
+    # Late: a mistyped option should not wait for torch to be imported.
+    from speakernet.parallel.group import joined
+
+    with joined(runtime):
+        return _run_joined(loaded)
+
+
+def _num_gpus(runtime: MachineOptions) -> int:
+    """GPUs to start a process for; says where there are none."""
+    # Late: who starts one process need not ask for them here.
+    import torch
+
+    count = torch.cuda.device_count() if runtime.device != "cpu" and torch.cuda.is_available() else 0
+    if count > 1 and runtime.gpu_id is not None:
+        raise ValueError(
+            f"--distributed starts a process for each of the {count} GPUs, and runtime.gpu_id: {runtime.gpu_id} names "
+            "one; leave one of the two out (CUDA_VISIBLE_DEVICES chooses among GPUs)"
+        )
+    if count <= 1:
+        found = "one GPU" if count else "no GPU that torch can use" if runtime.device != "cpu" else "device: cpu"
+        logger.info("--distributed: %s, so this is one process (torchrun --nproc_per_node=N starts N)", found)
+    return count
+
+
+def _run_joined(loaded: LoadedConfig) -> int:
+    """The journey, in each of the processes."""
+    distributed.from_main(lambda: refuse_unusable(loaded.config.training.save_path))
     # Late: a mistyped option should not wait for torch to be imported.
     from speakernet.assembly.journeys import score_experiment, train_experiment
 

@@ -55,16 +55,6 @@ def _renamed(key: str, names: dict[str, str]) -> Callable[[Any], dict[str, Any]]
     return lambda value: {key: names.get(str(value).casefold(), value)}
 
 
-def _without_effect(name: str, reason: str) -> Callable[[Any], dict[str, Any]]:
-    def convert(value: Any) -> dict[str, Any]:
-        # false and the classic default port say nothing that needs an answer
-        if str(value).casefold() not in ("false", "8888"):
-            logger.warning("%s has no effect here: %s", name, reason)
-        return {}
-
-    return convert
-
-
 _CLASSIC_NAMES = {
     "batch_size": "data.batch_size",
     "nPerSpeaker": "data.utterances_per_speaker",
@@ -132,7 +122,8 @@ _COMMON_NAMES = {
     "cohort_list": "evaluation.cohort_list",
 }
 _SCHEDULE_NAMES = {"steplr": "step"}
-_NOT_YET = "several processes: not yet"
+CLASSIC_PORT = "8888"
+"""voxceleb_trainer's default, which nobody chose: a free one does as well."""
 
 
 def _table() -> dict[str, Alias]:
@@ -152,8 +143,12 @@ def _table() -> dict[str, Alias]:
         table[name] = Alias(_precision, "runtime.precision (without a value: auto)", False)
     table["fp16"] = Alias(_switch("runtime.precision", "fp16"), "runtime.precision fp16", False)
     table["bf16"] = Alias(_switch("runtime.precision", "bf16"), "runtime.precision bf16", False)
-    for name in ("distributed", "port"):
-        table[name] = Alias(_without_effect(name, _NOT_YET), f"no effect ({_NOT_YET})", True)
+    table["distributed"] = Alias(_same("runtime.distributed"), "runtime.distributed", True)
+    table["port"] = Alias(
+        lambda value: {} if str(value) == CLASSIC_PORT else {"runtime.port": value},
+        f"runtime.port ({CLASSIC_PORT}, the default there: a free one)",
+        True,
+    )
     return table
 
 

@@ -16,12 +16,12 @@ import torch
 
 from speakernet.data.audio import to_int16
 from speakernet.data.augment.augmenter import Augmenter
-from speakernet.data.keyed import START_STREAM, KeyedRandom
 from speakernet.data.replacing import SpeakerIndex, read_or_replace
 from speakernet.data.requests import BatchReport, BatchRequest
 from speakernet.data.sharing import SharedArray
 from speakernet.data.sources import RowReader
 from speakernet.data.speeds import change_speed, most_samples_to_read, samples_to_read
+from speakernet.keyed import START_STREAM, KeyedRandom
 
 
 @dataclass
@@ -32,11 +32,15 @@ class Batch:
         waveforms: float32 in -1..1 on the training device, (batch, samples).
         labels: class of each utterance, int64 (batch,), on the device.
         indices: rows of the training list, int64 (batch,), on the CPU. With K a speaker, place = speaker * K + k.
+        shares: utterances that each process has of the whole batch, in the order of the processes.
+        draw_key: of the random draws that the network itself makes in this epoch.
     """
 
     waveforms: torch.Tensor
     labels: torch.Tensor
     indices: torch.Tensor
+    shares: tuple[int, ...]
+    draw_key: int
 
 
 class BatchMaker:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from speakernet import distributed
 from speakernet.data.audio import AudioError, crop_samples
 from speakernet.data.augment.augmenter import Augmenter
 from speakernet.data.batches import Batch
@@ -24,6 +25,7 @@ from speakernet.data.options import DataOptions
 from speakernet.data.requests import BatchReport, BatchRequest, CropMaker
 from speakernet.data.sampling import EpochPlan, Sampler, rank_share
 from speakernet.data.speeds import change_speeds
+from speakernet.seeding import derive_seed
 
 logger = logging.getLogger(__name__)
 
@@ -134,8 +136,10 @@ class TrainingLoader:
                 "others; the batch size, the sampler, the seed or the training list was changed"
             )
         self._batch = int(state["batch"])
-        self._counts.update(state.get("counts", {}))
-        self._problems += state.get("problems", [])
+        if self._rank == 0:
+            # Counted there alone, or each process would count them.
+            self._counts.update(state.get("counts", {}))
+            self._problems += state.get("problems", [])
 
     def _checksum(self) -> int:
         return self.plan.checksum ^ self.identity["training_list"]
@@ -150,16 +154,17 @@ class TrainingLoader:
 
     def epoch_report(self) -> dict[str, Any]:
         """Counts of the epoch: utterances replaced, files that changed, cache hits, utterances left out."""
-        report: dict[str, Any] = dict(self._counts)
-        report["left_out"] = self.plan.num_left_out
-        if self._problems:
+        everybody = distributed.gather_objects((dict(self._counts), self._problems))
+        counts = sum((Counter(one) for one, _ in everybody), Counter())
+        problems = [problem for _, some in everybody for problem in some]
+        if problems:
             logger.warning(
                 "%d unreadable utterances were replaced by others of the same speakers in epoch %d:\n  %s",
-                self._counts["bad_utterances"],
+                counts["bad_utterances"],
                 self._epoch + 1,
-                "\n  ".join(self._problems[:SHOWN_PROBLEMS]),
+                "\n  ".join(problems[:SHOWN_PROBLEMS]),
             )
-        return report
+        return {**counts, "left_out": self.plan.num_left_out}
 
     def close(self) -> None:
         """Stop what makes the crops."""
@@ -168,9 +173,13 @@ class TrainingLoader:
     def _request(self, batch: int) -> BatchRequest:
         plan = self.plan
         # Whole batches are asked for, not utterances: what goes to a worker and comes back is then a few hundred bytes.
-        share = rank_share(plan, batch, self.sampler.unit, self._rank, self._world_size)
+        share = self._share(batch, self._rank)
         num_samples = crop_samples(int(plan.crop_frames[batch]), self.options.sample_rate)
         return BatchRequest(self._epoch, plan.rows[share], plan.speeds[share], num_samples, batch)
+
+    def _share(self, batch: int, rank: int) -> slice:
+        """Where in the plan's rows a rank's part of a batch lies."""
+        return rank_share(self.plan, batch, self.sampler.unit, rank, self._world_size)
 
     def _batches(self, requests: list[BatchRequest]) -> Iterator[tuple[Batch, BatchReport]]:
         for request, crops, report in self._made(requests):
@@ -184,7 +193,10 @@ class TrainingLoader:
             rows = torch.from_numpy(report.rows)
             # At another speed a speaker is another class: speed n's classes follow those of speed n - 1.
             (labels,) = send(self.device, [self._labels[report.rows] + self.num_speakers * request.speeds])
-            yield Batch(waveforms, labels, rows), report
+            parts = (self._share(request.batch, rank) for rank in range(self._world_size))
+            shares = tuple(part.stop - part.start for part in parts)
+            key = derive_seed(self.sampler.seed, request.epoch)
+            yield Batch(waveforms, labels, rows, shares, key), report
 
     def _made(self, requests: list[BatchRequest]) -> Iterator[tuple[BatchRequest, torch.Tensor, BatchReport]]:
         """What the maker makes, asked for only when the copy from the place that it writes to next is done."""
@@ -233,7 +245,9 @@ class TrainingLoader:
             AudioError: it has, over the whole epoch; a reader that knows how many batches there are asks for no more
                 after the last, so that one is held back.
         """
-        bad, total = self._counts["bad_utterances"] + len(report.problems), len(self.plan.rows)
+        # Of its own part of the epoch, where several processes share it.
+        total = max(1, len(self.plan.rows) // self._world_size)
+        bad = self._counts["bad_utterances"] + len(report.problems)
         allowed = self.options.max_bad_share * total
         # Said early when it is hopeless: not after hours, and not because of one file in the first batch.
         is_time = self._batch + 1 == len(self.plan) or bad > max(10, allowed)

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 from speakernet.data.audio import AudioError
-from speakernet.data.keyed import START_STREAM, KeyedRandom
 from speakernet.data.on_device import DeviceAudio, copy_to_device, to_float
 from speakernet.data.packed.corpus import PackedRows
 from speakernet.data.replacing import SpeakerIndex, read_or_replace
 from speakernet.data.requests import BatchReport, BatchRequest
 from speakernet.data.speeds import change_speeds, most_samples_to_read, samples_to_read
+from speakernet.keyed import START_STREAM, KeyedRandom
 
 
 class ResidentMaker:

@@ -251,6 +251,11 @@ def _deal_exactly(groups: np.ndarray, size: int, random: np.random.Generator) ->
     return order.reshape(-1)
 
 
+def smallest_batch(sampler: Sampler) -> int:
+    """Units in a batch of the longest crops, which has the fewest."""
+    return max(1, sampler.batch_size * sampler.shortest_frames // sampler.longest_frames)
+
+
 def rank_share(plan: EpochPlan, batch: int, unit: int, rank: int, world_size: int) -> slice:
     """Where in `plan.rows` this rank's part of a batch lies: as even as whole units allow."""
     first, last = int(plan.bounds[batch]), int(plan.bounds[batch + 1])

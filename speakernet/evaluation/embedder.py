@@ -33,6 +33,7 @@ class Embedder:
         precision: name of what `autocast` does, for the key of kept embeddings.
         store: folder where embeddings are kept; None keeps nothing.
         model_digest: what the network's weights are known by; embeddings are kept only with one.
+        is_stopped: whether the work should be left (`Stopped`); asked after every batch.
     """
 
     net: EmbeddingNet
@@ -42,6 +43,7 @@ class Embedder:
     precision: str = "no"
     store: Path | None = None
     model_digest: str = ""
+    is_stopped: Callable[[], bool] = lambda: False
 
     def unkept(self) -> "Embedder":
         """The same, without looking for kept embeddings or keeping any."""
@@ -90,5 +92,12 @@ class Embedder:
         shapes = many_shapes() if options.modes == ("whole",) else contextlib.nullcontext()
         with shapes:
             return embed_utterances(
-                self.net, source, names, options, device=self.device, autocast=self.autocast, description=description
+                self.net,
+                source,
+                names,
+                options,
+                device=self.device,
+                autocast=self.autocast,
+                description=description,
+                is_stopped=self.is_stopped,
             )

@@ -2,7 +2,10 @@
 
 Crops are cut as voxceleb_trainer cuts them (evenly spaced, short utterances wrapped around); crops of one utterance
 that start at the same sample are embedded once. Whole utterances go in buckets of like length with their lengths, so
-that the answer is that of one by one. The processes of a distributed run share the work.
+that the answer is that of one by one.
+
+Which waveforms share a batch follows from the lengths alone, before anything is read. The processes of a distributed
+run take whole batches of that plan, so that their embeddings are to the last bit those of one process.
 """
 
 import collections
@@ -12,7 +15,6 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -23,14 +25,14 @@ from speakernet import distributed
 from speakernet.data.audio import AudioError, crop_samples, wrap_to_length
 from speakernet.data.lists import StringTable
 from speakernet.data.sources import AudioSource
+from speakernet.evaluation.batching import Plan, Stretch, padded, plan_of
 from speakernet.evaluation.options import EmbeddingOptions
 from speakernet.machine.limits import usable_cores
+from speakernet.machine.signals import Stopped
 from speakernet.terminal import MAX_NAMED, Bar
 
 logger = logging.getLogger(__name__)
 
-MAX_BATCH_SECONDS_EACH = 4.0
-"""A batch of whole utterances holds no more padded audio than batch_size crops of this length."""
 MIN_WHOLE_SECONDS = 0.5
 """Whole utterances shorter than this (or than what the network needs) are wrapped around, as crops are."""
 MAX_READERS = 8
@@ -68,38 +70,6 @@ def crop_starts(num_samples: int, length: int, num_crops: int) -> np.ndarray:
     return np.linspace(0, available - length, num=num_crops).astype(np.int64)
 
 
-@dataclass(frozen=True)
-class Stretch:
-    """What is read at once: an utterance, or a window of a long one.
-
-    Attributes:
-        row: of the list of names.
-        start: first sample of the window.
-        num_samples: of the utterance or the window.
-        num_windows: of the utterance.
-    """
-
-    row: int
-    start: int
-    num_samples: int
-    num_windows: int = 1
-
-
-@dataclass(frozen=True)
-class Piece:
-    """What a stretch gives the network: different waveforms, and which of them each of its columns takes.
-
-    Attributes:
-        stretch: where they were read.
-        waveforms: (waveforms, samples) float32.
-        columns: (crops,) row of `waveforms` for each crop.
-    """
-
-    stretch: Stretch
-    waveforms: np.ndarray
-    columns: np.ndarray
-
-
 def reader_threads(options: EmbeddingOptions) -> int:
     """Threads that read audio ahead of the network."""
     if options.num_workers == "auto":
@@ -117,6 +87,7 @@ def embed_utterances(
     autocast: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
     description: str = "embedding",
     wrapped_seconds: float = MIN_WHOLE_SECONDS,
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> np.ndarray:
     """Embeddings of all named utterances, in one way: crops or whole utterances.
 
@@ -129,55 +100,62 @@ def embed_utterances(
         autocast: gives the context that the network runs in.
         description: what is shown while it takes; empty shows nothing.
         wrapped_seconds: whole utterances that are shorter are repeated from their start up to this length.
+        is_stopped: whether the work should be left; asked after every batch.
 
     Returns:
         (utterances, crops, dim) float32, in the order of the names, on every rank; a whole utterance is one crop.
 
     Raises:
         ValueError: utterances that cannot be read or embedded, by name; a rate or a crop that the network cannot take.
+        Stopped: `is_stopped`, in whichever process.
     """
-    (mode,) = options.modes
     table = names if isinstance(names, StringTable) else StringTable.from_strings(names)
     num_threads = reader_threads(options)
     # Neighbours of like length share a batch with little padding.
     lengths = checked_lengths(source, table, num_threads)
-    order = np.argsort(lengths, kind="stable")
-    # Every world_size-th of the order by length: all ranks get as much audio.
-    mine = order[distributed.rank() :: distributed.world_size()]
-    length = crop_samples(options.eval_frames, net.sample_rate) if mode == "crops" else 0
-
+    length, num_crops = _crops_of(options, net.sample_rate)
     shortest = max(round(wrapped_seconds * net.sample_rate), net.min_samples)
+    stretches = stretches_of(np.argsort(lengths, kind="stable"), lengths, source.sample_rate, are_whole=not length)
+    plan = plan_of(stretches, length, num_crops, shortest, options.batch_size, net.sample_rate)
 
-    def read(stretch: Stretch) -> Piece:
+    def read(stretch: Stretch) -> np.ndarray:
         given = (source, table[stretch.row], stretch)
-        return _crops(*given, length, options.num_crops) if length else _whole(*given, shortest)
+        return _crops(*given, length, num_crops) if length else _whole(*given, shortest)
 
-    values: np.ndarray | None = None
-    position = {int(row): index for index, row in enumerate(mine)}
-    bar = Bar(description, len(mine), "utt", is_shown=bool(description) and distributed.is_main())
-    with ThreadPoolExecutor(num_threads) as pool, bar as progress:
-        stretches = stretches_of(mine, lengths, source.sample_rate, are_whole=not length)
-        for batch in batches_of(_ahead(pool, read, stretches), options.batch_size, net.sample_rate):
-            waveforms, num_samples = padded([piece.waveforms[index] for piece, index in batch])
+    own, mine, is_left = plan.share(distributed.rank(), distributed.world_size()), [], False
+    num_waveforms, total = plan.counts(own)
+    is_shown = bool(description) and distributed.is_main()
+    with ThreadPoolExecutor(num_threads) as pool, Bar(description, total, "utt", is_shown=is_shown) as progress:
+        for batch, waveforms in _read_batches(pool, read, plan, own):
+            distributed.work.at(f"{description}, batch {batch + 1}")
+            batched, num_samples = padded(waveforms)
             with autocast():
-                embedded = net.embed(waveforms.to(device), num_samples, sample_rate=source.sample_rate)
-            if values is None:
-                num_columns = options.num_crops if length else 1
-                values = np.zeros((len(mine), num_columns, embedded.shape[1]), dtype=np.float32)
-            # Scores are float32 whatever the precision of the network.
-            _add(values, position, batch, embedded.float().cpu().numpy(), progress)
-    return _gather(mine, values, len(table))
+                embedded = net.embed(batched.to(device), num_samples, sample_rate=source.sample_rate)
+            # Scores are float32 whatever the precision of the network; a copy, for a view would keep what it is of.
+            mine.append(embedded.float().cpu().numpy().copy())
+            progress.update(len(waveforms) * total / num_waveforms)
+            if is_left := is_stopped():
+                break
+    return _placed(plan, _of_all(mine, is_left), len(table), length, num_crops)
 
 
-def _add(
-    values: np.ndarray, position: dict[int, int], batch: list[tuple[Piece, int]], embedded: np.ndarray, progress: Bar
-) -> None:
-    """Put the embeddings of a batch, (waveforms, dim), where they belong in (utterances, columns, dim)."""
-    for (piece, index), embedding in zip(batch, embedded, strict=True):
-        stretch = piece.stretch
-        # Windows of one recording are as long as each other, so that their plain mean weighs every frame alike.
-        values[position[stretch.row], piece.columns == index] += embedding / stretch.num_windows
-        progress.update((index == len(piece.waveforms) - 1) / stretch.num_windows)
+def _crops_of(options: EmbeddingOptions, sample_rate: int) -> tuple[int, int]:
+    """Samples of a crop, and crops of an utterance; 0 and 1 where it is embedded whole."""
+    (mode,) = options.modes
+    return (crop_samples(options.eval_frames, sample_rate), options.num_crops) if mode == "crops" else (0, 1)
+
+
+def _of_all(mine: list[np.ndarray], is_left: bool) -> np.ndarray | None:
+    """The embeddings of all processes in the order of the plan, None where there is nothing to embed.
+
+    Raises:
+        Stopped: one of them has left the work.
+    """
+    everybody = distributed.gather_objects((is_left, np.concatenate(mine) if mine else None))
+    if any(one for one, _ in everybody):
+        raise Stopped
+    parts = [part for _, part in everybody if part is not None]
+    return np.concatenate(parts) if parts else None
 
 
 def read_checked(source: AudioSource, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
@@ -244,32 +222,59 @@ def stretches_of(rows: np.ndarray, lengths: np.ndarray, sample_rate: int, *, are
     return stretches
 
 
-def _crops(source: AudioSource, name: str, stretch: Stretch, length: int, num_crops: int) -> Piece:
-    is_long = stretch.num_samples > max(length, round(LONG_SECONDS * source.sample_rate))
-    waveform = np.empty(0, dtype=np.float32) if is_long else read_checked(source, name)
-    starts = crop_starts(stretch.num_samples if is_long else len(waveform), length, num_crops)
-    # Short recordings give equal crops (28 of 40 in speechocean_mini, at 4 s): each is embedded once.
-    different, columns = np.unique(starts, return_inverse=True)
-    if is_long:
+def _read_batches(
+    pool: ThreadPoolExecutor, read: Callable[[Stretch], np.ndarray], plan: Plan, own: range
+) -> Iterator[tuple[int, list[np.ndarray]]]:
+    """The waveforms of each of the batches, read ahead; an utterance that two processes share is read by both."""
+    first, last = int(plan.bounds[own.start]), int(plan.bounds[own.stop])
+    if first == last:
+        return
+    wanted = plan.stretch_of[first:last]
+    pieces = _ahead(pool, read, (plan.stretches[number] for number in range(wanted[0], wanted[-1] + 1)))
+    # Which of its stretch's waveforms each is.
+    index = np.arange(len(plan.stretch_of)) - np.searchsorted(plan.stretch_of, plan.stretch_of)
+    current, piece = -1, np.empty(0)
+    for batch in own:
+        waveforms = []
+        for number in range(plan.bounds[batch], plan.bounds[batch + 1]):
+            if plan.stretch_of[number] != current:
+                current, piece = int(plan.stretch_of[number]), next(pieces)
+            waveforms.append(piece[index[number]])
+        yield batch, waveforms
+
+
+def _different_crops(stretch: Stretch, length: int, num_crops: int) -> tuple[np.ndarray, np.ndarray]:
+    """First samples of the different crops, and which of them each column takes, (crops,)."""
+    return np.unique(crop_starts(stretch.num_samples, length, num_crops), return_inverse=True)
+
+
+def _crops(source: AudioSource, name: str, stretch: Stretch, length: int, num_crops: int) -> np.ndarray:
+    """(different crops, samples) of an utterance."""
+    starts, _ = _different_crops(stretch, length, num_crops)
+    if stretch.num_samples > max(length, round(LONG_SECONDS * source.sample_rate)):
         # Where they lie: two hours are half a gigabyte.
-        return Piece(stretch, np.stack([read_checked(source, name, int(at), length) for at in different]), columns)
-    if len(waveform) <= length:
-        waveform = wrap_to_length(waveform, length + 1)
-    return Piece(stretch, np.stack([waveform[start : start + length] for start in different]), columns)
+        return np.stack([read_checked(source, name, int(at), length) for at in starts])
+    waveform = read_checked(source, name)
+    # Where a header tells another length than there is, the plan holds.
+    needed = max(stretch.num_samples, length + 1)
+    if len(waveform) < needed:
+        waveform = wrap_to_length(waveform, needed)
+    return np.stack([waveform[start : start + length] for start in starts])
 
 
-def _whole(source: AudioSource, name: str, stretch: Stretch, shortest: int) -> Piece:
+def _whole(source: AudioSource, name: str, stretch: Stretch, shortest: int) -> np.ndarray:
+    """(1, samples) of an utterance or of a window of it."""
     is_window = stretch.num_windows > 1
     part = (stretch.start, stretch.num_samples) if is_window else ()
     waveform = read_checked(source, name, *part)
-    if len(waveform) < shortest:
-        waveform = wrap_to_length(waveform, shortest)
-    return Piece(stretch, waveform[None, :], np.zeros(1, dtype=np.int64))
+    return wrap_to_length(waveform, shortest)[None, :] if len(waveform) < shortest else waveform[None, :]
 
 
-def _ahead(pool: ThreadPoolExecutor, read: Callable[[Stretch], Piece], stretches: Iterable[Stretch]) -> Iterator[Piece]:
-    """Pieces in order, with a bounded number of stretches and of samples read ahead."""
-    waiting: collections.deque[tuple[int, Future[Piece]]] = collections.deque()
+def _ahead(
+    pool: ThreadPoolExecutor, read: Callable[[Stretch], np.ndarray], stretches: Iterable[Stretch]
+) -> Iterator[np.ndarray]:
+    """What was read, in order, with a bounded number of stretches and of samples read ahead."""
+    waiting: collections.deque[tuple[int, Future[np.ndarray]]] = collections.deque()
     samples = 0
     for stretch in stretches:
         while waiting and (len(waiting) >= READ_AHEAD_UTTERANCES or samples + stretch.num_samples > READ_AHEAD_SAMPLES):
@@ -282,53 +287,17 @@ def _ahead(pool: ThreadPoolExecutor, read: Callable[[Stretch], Piece], stretches
         yield future.result()
 
 
-def batches_of(pieces: Iterable[Piece], batch_size: int, sample_rate: int) -> Iterator[list[tuple[Piece, int]]]:
-    """Lists of (piece, waveform of it): at most batch_size waveforms and a bounded amount of padded audio.
-
-    Args:
-        pieces: those of like length beside each other, so that little is padded.
-        batch_size: waveforms, at most.
-        sample_rate: Hz.
-    """
-    budget = batch_size * MAX_BATCH_SECONDS_EACH * sample_rate
-    batch: list[tuple[Piece, int]] = []
-    longest = 0
-    for piece in pieces:
-        for index in range(len(piece.waveforms)):
-            longest = max(longest, piece.waveforms.shape[1])
-            # Padded audio is what memory holds: one long recording fills a batch on its own.
-            is_full = len(batch) >= batch_size or (len(batch) + 1) * longest > max(budget, longest)
-            # A minute is work enough at once, and four of them took CAM++ a gigabyte.
-            is_full |= piece.stretch.num_windows > 1
-            if batch and is_full:
-                yield batch
-                batch, longest = [], piece.waveforms.shape[1]
-            batch.append((piece, index))
-    if batch:
-        yield batch
-
-
-def padded(waveforms: list[np.ndarray]) -> tuple[Tensor, Tensor]:
-    """One zero-padded tensor (waveforms, samples), and the lengths (waveforms,)."""
-    lengths = np.array([len(waveform) for waveform in waveforms])
-    padded = np.zeros((len(waveforms), int(lengths.max())), dtype=np.float32)
-    for row, waveform in enumerate(waveforms):
-        padded[row, : len(waveform)] = waveform
-    return torch.from_numpy(padded), torch.from_numpy(lengths)
-
-
-def _gather(mine: np.ndarray, values: np.ndarray | None, num_utterances: int) -> np.ndarray:
-    """The embeddings of all ranks in the order of the names."""
-    shares = [share for share in distributed.gather_objects((mine, values)) if share[1] is not None]
-    if not shares:
+def _placed(plan: Plan, embeddings: np.ndarray | None, num_utterances: int, length: int, num_crops: int) -> np.ndarray:
+    """From the embeddings of the plan's waveforms to (utterances, crops, dim)."""
+    if embeddings is None:
         return np.empty((0, 1, 0), dtype=np.float32)
-    first = shares[0][1]
-    assert first is not None
-    if len(shares) == 1 and len(shares[0][0]) == num_utterances:
-        inverse = np.empty(num_utterances, dtype=np.int64)
-        inverse[mine] = np.arange(num_utterances)
-        return first[inverse]
-    result = np.empty((num_utterances, *first.shape[1:]), dtype=np.float32)
-    for rows, share in shares:
-        result[rows] = share
-    return result
+    values = np.zeros((num_utterances, num_crops, embeddings.shape[1]), dtype=np.float32)
+    if not length:
+        for stretch, embedding in zip(plan.stretches, embeddings, strict=True):
+            # Windows of one recording are as long as each other, so that their plain mean weighs every frame alike.
+            values[stretch.row, 0] += embedding / stretch.num_windows
+        return values
+    first = np.searchsorted(plan.stretch_of, np.arange(len(plan.stretches)))
+    for stretch, begin in zip(plan.stretches, first.tolist(), strict=True):
+        values[stretch.row] = embeddings[begin + _different_crops(stretch, length, num_crops)[1]]
+    return values

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from speakernet.frontend.draws import DrawCounter
+from speakernet.frontend.draws import KeyedDraws
 from speakernet.frontend.options import (
     KaldiFbankOptions,
     KaldiMfccOptions,
@@ -196,7 +196,7 @@ class KaldiFbank(MelFrontEnd):
         self.dither = options.dither
         self.normalize = options.normalize
         self.fft_samples = next_power_of_two(self.window_samples)
-        self.noise = DrawCounter(seed)
+        self.noise = KeyedDraws(seed)
         if options.window == "hamming":
             shape = torch.hamming_window(self.window_samples, periodic=False)
         else:

@@ -9,8 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from speakernet.frontend.draws import DrawCounter
+from speakernet.frontend.draws import KeyedDraws
 from speakernet.frontend.options import SpecAugmentOptions
+from speakernet.keyed import KeyedRandom
+
+MEL_STREAM, FRAME_STREAM = 0, 1
 
 
 class Stretches(NamedTuple):
@@ -33,7 +36,7 @@ class SpecAugment(nn.Module):
     def __init__(self, options: SpecAugmentOptions, seed: int = 0) -> None:
         super().__init__()
         self.options = options
-        self.draws = DrawCounter(seed)
+        self.draws = KeyedDraws(seed)
 
     # Draws from a host generator and counts in Python: tracing it would recompile at every step.
     @torch.compiler.disable
@@ -41,23 +44,25 @@ class SpecAugment(nn.Module):
         """(batch, mels, frames), masked in training mode."""
         if not self.training:
             return features
-        mels, frames = self.draw(features.shape, self.draws.generator())
+        mels, frames = self.draw(features.shape, self.draws.random(len(features)))
         return apply_masks(features, mels, frames)
 
-    def draw(self, shape: torch.Size, generator: torch.Generator) -> tuple[Stretches, Stretches]:
+    def draw(self, shape: torch.Size, random: KeyedRandom) -> tuple[Stretches, Stretches]:
         """Every random choice for features of that shape: the masks along mels and along frames."""
-        batch, num_mels, num_frames = shape
+        _, num_mels, num_frames = shape
+        options = self.options
         return (
-            draw_stretches(batch, self.options.mel_masks, self.options.mel_mask_width, num_mels, generator),
-            draw_stretches(batch, self.options.frame_masks, self.options.frame_mask_width, num_frames, generator),
+            draw_stretches(random, MEL_STREAM, options.mel_masks, options.mel_mask_width, num_mels),
+            draw_stretches(random, FRAME_STREAM, options.frame_masks, options.frame_mask_width, num_frames),
         )
 
 
-def draw_stretches(batch: int, count: int, max_width: int, size: int, generator: torch.Generator) -> Stretches:
+def draw_stretches(random: KeyedRandom, stream: int, count: int, max_width: int, size: int) -> Stretches:
     """Widths uniform in 0..max_width (never the whole axis), starts uniform where the stretch fits."""
     widest = min(max_width, size - 1)
-    width = torch.randint(0, widest + 1, (batch, count), generator=generator)
-    start = (torch.rand((batch, count), generator=generator) * (size - width + 1)).long()
+    uniform = torch.from_numpy(random.uniform(stream, 2 * count))  # (batch, 2 x masks)
+    width = (uniform[:, :count] * (widest + 1)).long()
+    start = (uniform[:, count:] * (size - width + 1)).long()
     return Stretches(start, width)
 
 

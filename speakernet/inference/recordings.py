@@ -14,7 +14,8 @@ import numpy as np
 from torch import Tensor
 
 from speakernet.data.audio import AudioError, audio_info, audio_of_array, read_audio
-from speakernet.evaluation.embedding import Piece, Stretch, stretches_of
+from speakernet.evaluation.batching import Piece, Stretch
+from speakernet.evaluation.embedding import stretches_of
 
 Array: TypeAlias = np.ndarray | Tensor
 

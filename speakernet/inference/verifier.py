@@ -21,7 +21,7 @@ from torch import Tensor
 
 from speakernet.data.audio import AudioError
 from speakernet.evaluation.backend import mean_of_whole_utterances
-from speakernet.evaluation.embedding import Piece, Stretch, batches_of, padded
+from speakernet.evaluation.batching import Piece, Stretch, batches_of, padded
 from speakernet.evaluation.embedding_store import weights_digest
 from speakernet.evaluation.scoring import mean_embeddings
 from speakernet.inference.decision import Decision, DecisionRule

@@ -34,8 +34,12 @@ def choose_device(options: MachineOptions) -> torch.device:
     return device
 
 
-def find_device(options: MachineOptions) -> torch.device:
+def find_device(options: MachineOptions, local_rank: int | None = None) -> torch.device:
     """The same without a word or an effect.
+
+    Args:
+        options: which device.
+        local_rank: of this process on its machine; None: that of the group that is running.
 
     Raises:
         ValueError: as `choose_device`.
@@ -47,7 +51,13 @@ def find_device(options: MachineOptions) -> torch.device:
         found, advice = unusable_gpu()
         found, advice = found or "torch finds no GPU here", advice or "use --runtime.device auto or cpu"
         raise ValueError(f"runtime.device: cuda, but {found}; {advice}")
-    number = distributed.local_rank() if options.gpu_id is None else options.gpu_id
+    own = distributed.local_rank() if local_rank is None else local_rank
+    if options.gpu_id is None and own >= count:
+        raise ValueError(
+            f"process {own} of this machine (counted from 0) finds {count} GPUs, one for each process; start no more "
+            "than these, or use --runtime.device cpu"
+        )
+    number = own if options.gpu_id is None else options.gpu_id
     if number >= count:
         raise ValueError(f"runtime.gpu_id: {number}, but there are {count} GPUs, numbered from 0")
     return torch.device("cuda", number)

@@ -5,17 +5,33 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from speakernet.options import Options, Processes, Share
+from speakernet.options import Options, Processes, Share, Switch
 
 
 @dataclass(kw_only=True)
-class MachineOptions(Options):
+class DistributedOptions(Options):
+    """Several processes that work as one. torchrun (or srun) starts them; no option has to say so."""
+
+    distributed: bool = False
+    """Start a process for each GPU of this machine, as torchrun would; with one GPU or none it is one process."""
+    port: Annotated[int, Ge(0), Le(65535)] = 0
+    """Port at which the processes of `distributed` meet, and SLURM's; 0: a free one, or by the job's number."""
+    backend: Literal["auto", "nccl", "gloo"] = "auto"
+    """What carries tensors between processes; auto: nccl between GPUs, gloo on CPUs."""
+    distributed_timeout_seconds: Annotated[float, Ge(1.0), Le(1e6)] = 1800.0
+    """Seconds that a process waits for the others; then the one that hangs is named and the run ends."""
+    sync_batch_norm: Switch = "auto"
+    """Batch norm over the batch of all processes; auto: with several, or the recipe would mean something else."""
+
+
+@dataclass(kw_only=True)
+class MachineOptions(DistributedOptions):
     """Device, threads, memory and the switches of torch's libraries."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes a GPU where there is one (of CUDA or ROCm; a Mac trains on its CPU, mps is not supported)."""
     gpu_id: Annotated[int, Ge(0), Le(1023)] | None = None
-    """Which GPU, counted from 0; empty: the first (several processes: not yet)."""
+    """Which GPU, counted from 0; empty: the first, or with several processes each the one of its own number."""
     deterministic: bool = False
     """Only operations that give the same bits every time, on the same machine and versions."""
     threads: Processes | Literal["auto"] = "auto"

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 
+from speakernet import distributed
 from speakernet.files import human_bytes
 from speakernet.machine.allocation import huge_pages, keep_freed_memory, return_freed_memory
 from speakernet.machine.limits import usable_cores
@@ -161,9 +162,11 @@ def _set_threads(threads: int | Literal["auto"], interop_threads: int) -> list[A
     cores = usable_cores()
     if threads == "auto":
         # torch counts the cores of the machine, or those of OMP_NUM_THREADS, but no quota.
-        chosen = min(torch.get_num_threads(), cores)
+        processes = distributed.local_world_size()
+        chosen = min(torch.get_num_threads(), max(1, cores // processes))
         torch.set_num_threads(chosen)
-        applied.append(AppliedSetting("threads", chosen, f"auto, {cores} cores may be used"))
+        shared = f", by {processes} processes" if processes > 1 else ""
+        applied.append(AppliedSetting("threads", chosen, f"auto, {cores} cores may be used{shared}"))
         threads = 0
     for name, number in (("threads", threads), ("interop_threads", interop_threads)):
         # Refused, not lowered: a few too many may be meant (and are called slow), thousands are a typing mistake.

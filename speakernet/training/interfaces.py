@@ -1,8 +1,9 @@
 """What the trainer needs of the parts that other rooms make: a batch and a loader. Described, not imported."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 
 
@@ -14,7 +15,19 @@ class BatchLike(Protocol):
     labels: torch.Tensor
     """(batch,) int64."""
     indices: torch.Tensor
-    """(batch,) int64, rows of the training list."""
+    """(batch,) int64 on the CPU, rows of the training list."""
+    shares: tuple[int, ...]
+    """Utterances that each process has of the whole batch, in the order of the processes."""
+    draw_key: int
+    """Of the random draws in this epoch, together with the rows."""
+
+
+@runtime_checkable
+class DrawsByRow(Protocol):
+    """A part of the network whose random draws are keyed by utterance; `speakernet.frontend` has the real ones."""
+
+    def key_draws(self, key: int, rows: np.ndarray) -> None:
+        """Say which utterances the next forward pass is over."""
 
 
 class Loader(Protocol):

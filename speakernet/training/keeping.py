@@ -58,11 +58,14 @@ class Keeper:
         """Whether a step was done since last.pt was written."""
         return self.state.step > self._saved_step
 
-    def is_due(self, options: TrainerOptions) -> bool:
-        """Whether it is time to write last.pt again, by steps or by minutes."""
-        by_steps = options.save_steps > 0 and self.state.step % options.save_steps == 0
+    def is_due_by_steps(self, options: TrainerOptions) -> bool:
+        """Whether it is time to write last.pt again, by steps: all processes know."""
+        return options.save_steps > 0 and self.state.step % options.save_steps == 0
+
+    def is_due_by_minutes(self, options: TrainerOptions) -> bool:
+        """Whether it is by the clock, of which there is one."""
         waited_seconds = time.monotonic() - self._saved_at
-        return by_steps or (options.save_minutes > 0 and waited_seconds > 60 * options.save_minutes)
+        return distributed.is_main() and options.save_minutes > 0 and waited_seconds > 60 * options.save_minutes
 
     def save_last(self) -> None:
         """Write everything that a resume needs."""

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import torch
 
+from speakernet import distributed
 from speakernet.training.precision import Precision
 from speakernet.training.state import TrainingState
 from speakernet.training.step import StepOutcome
@@ -109,7 +110,7 @@ class RecentSteps:
     def _count_bad(self, state: TrainingState, step: int, outcome: StepOutcome, loss: float, norm: float) -> None:
         state.bad_steps += 1
         state.bad_streak += 1
-        names = self.file_names(outcome.indices)
+        names = self.file_names(torch.cat(distributed.gather_objects(outcome.indices)))
         more = f" and {len(names) - NUM_NAMES_SHOWN} more" if len(names) > NUM_NAMES_SHOWN else ""
         shown = ", ".join(names[:NUM_NAMES_SHOWN]) + more
         logger.warning(

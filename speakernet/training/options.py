@@ -386,7 +386,7 @@ class CompileOptions(Options):
     compile: Literal["auto", "off", "on"] = "auto"
     """Compile the network; auto does so once the steps left repay the cost."""
     compile_scope: Literal["auto", "whole", "regional"] = "auto"
-    """Compile the whole network or each repeated block; auto: whole on one device, blocks under several."""
+    """Compile the whole network or each repeated block; auto: whole."""
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = "default"
     """torch.compile's mode; reduce-overhead and max-autotune act on GPUs."""
 

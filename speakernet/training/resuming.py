@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from speakernet import distributed
 from speakernet.checkpoint import CheckpointError
 from speakernet.training.continuity import check_speakers, misfit, say_changes
 from speakernet.training.keeping import Keeper
@@ -26,7 +27,7 @@ def resume(keeper: Keeper, options: TrainerOptions) -> bool:
         CheckpointError: the checkpoint cannot be read for another reason than damage, or is of another model or head.
     """
     store, state = keeper.store, keeper.state
-    found = store.find()
+    found = distributed.from_main(store.find)
     if found is None:
         return False
     if found.is_model:
@@ -34,7 +35,7 @@ def resume(keeper: Keeper, options: TrainerOptions) -> bool:
     elif found.path:
         _go_on(keeper, found, options)
     # Only now: a start that was refused has changed nothing.
-    asides = store.heal(found)
+    asides = distributed.from_main(lambda: store.heal(found))
     if asides:
         logger.warning("%s; %s", "; ".join(asides), _says_what_goes_on(found))
     if found.path is None:
@@ -104,14 +105,14 @@ def _says_what_goes_on(found: Found) -> str:
 def _take_up_best(keeper: Keeper) -> None:
     """Let best.pt be the model to beat; made again where it is missing or damaged and its epoch was kept."""
     store, state = keeper.store, keeper.state
-    best = store.load_best()
+    best = distributed.from_main(store.load_best)
     if best is not None and not _is_behind(best["training_summary"], state, keeper.stage.name):
         state.take_up_best(best["training_summary"], keeper.stage.name)
         return
     if math.isinf(state.best_eer_percent):
         # Nothing was evaluated yet.
         return
-    kept = store.restore_best(state.best_epoch, state.best_eer_percent)
+    kept = distributed.from_main(lambda: store.restore_best(state.best_epoch, state.best_eer_percent))
     found = "missing" if best is None else "older than last.pt"
     if kept is not None:
         logger.warning("best.pt was %s: made again from %s", found, kept.name)

@@ -69,6 +69,8 @@ class TrainingState:
     epoch_accuracy_sum: float = 0.0
     epoch_good_steps: int = 0
     stopped_early: bool = False
+    awaits_evaluation: bool = False
+    """Whether the last epoch is trained and not yet judged: the run was stopped in its evaluation."""
     averaged: bool = False
     """Whether the mean of the last checkpoints has been tried."""
     metrics_lines: int = 0
@@ -94,8 +96,8 @@ class TrainingState:
             setattr(self, name, value)
 
     def epochs_done(self, options: TrainerOptions) -> bool:
-        """Whether all epochs are trained, or the run was stopped early."""
-        return self.epoch >= options.max_epochs or self.stopped_early
+        """Whether all epochs are trained and judged, or the run was stopped early."""
+        return (self.epoch >= options.max_epochs or self.stopped_early) and not self.awaits_evaluation
 
     def is_finished(self, options: TrainerOptions) -> bool:
         """Whether nothing is left to do: epochs trained (or stopped early), last checkpoints averaged."""

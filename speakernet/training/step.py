@@ -5,17 +5,19 @@ optimizer cannot skip an update by itself), so on a GPU the host runs ahead of i
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from speakernet.training.interfaces import BatchLike
+from speakernet.sharding import total_norm
+from speakernet.training.interfaces import BatchLike, DrawsByRow
 from speakernet.training.optimizers import set_learning_rate
 from speakernet.training.options import StepControl
 from speakernet.training.precision import Precision
 from speakernet.training.profiler import NoProfiler, StepProfiler
+from speakernet.training.together import OneProcess
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +32,9 @@ class StepOutcome:
     loss_is_bad: torch.Tensor
     """Whether the loss itself was not finite (with fp16 an overflow of the gradient alone is routine)."""
     num_utterances: int
+    """Of all processes."""
     indices: torch.Tensor
-    """(utterances,) int64."""
+    """(utterances,) int64, of this process."""
 
 
 class BufferGuard:
@@ -87,6 +90,7 @@ class TrainingStep:
         gradient_cache: hold the micro-batches back and compute the loss over all their embeddings at once, in two
             passes (metric losses keep all their negatives under accumulation). Source: Gao et al. 2021, "Scaling deep
             contrastive learning batch size under memory limited setup", section 3.
+        team: how the gradients come together; None: of this process alone.
     """
 
     def __init__(
@@ -100,6 +104,7 @@ class TrainingStep:
         profiler: StepProfiler | NoProfiler,
         utterances_per_speaker: int,
         gradient_cache: bool,
+        team: OneProcess | None = None,
     ) -> None:
         self.net = net
         self.loss = loss
@@ -109,44 +114,64 @@ class TrainingStep:
         self.utterances_per_speaker = utterances_per_speaker
         self.gradient_cache = gradient_cache
         self.profiler = profiler
+        self.team = team or OneProcess(net)
+        self._keyed = [module for module in net.modules() if isinstance(module, DrawsByRow)]
+        self._sees_all = bool(getattr(loss, "sees_all_ranks", loss.is_metric))
         self.guard = BufferGuard([net, loss])
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         # A fused optimizer on a GPU reads `found_inf` there; the others are asked on the host.
         self._skips_on_device = precision.device.type == "cuda" and bool(optimizer.defaults.get("fused"))
-        self._weight_unit = 1
+        self._weight_unit: float = 1
+        self._has_begun: bool = False
         self._reset()
 
-    def add(self, batch: BatchLike) -> None:
-        """Forward and backward of one micro-batch (or keep it, with the gradient cache)."""
+    def add(self, batch: BatchLike, *, is_last: bool = True) -> None:
+        """Forward and backward of one micro-batch (or keep it, with the gradient cache).
+
+        Args:
+            batch: this process's share of it.
+            is_last: of the step; several processes exchange their gradients with it.
+        """
         if not self._indices:
             self.guard.remember()
         self._indices.append(batch.indices)
-        num_utterances = len(batch.labels)
-        self._num_utterances += num_utterances
+        self._num_utterances += sum(batch.shares)
         if self.gradient_cache:
             self._held.append(batch)
             return
-        if not self._weight:
-            self._weight_unit = num_utterances
+        # A loss that compares utterances, or whose head is shared, is computed from all of them in every process.
+        counted = sum(batch.shares) if self._sees_all else len(batch.labels)
+        if not self._has_begun:
+            self._has_begun = True
+            self._weight_unit = counted if self._sees_all else sum(batch.shares) / len(batch.shares)
         # Micro-batches count by their utterances, in units of the first, so that fp16 gradients keep their size.
-        weight = num_utterances / self._weight_unit
-        with self.profiler.phase("forward"), self.precision.autocast():
-            embeddings = self.net(batch.waveforms)
-            value, accuracy = self._loss_of(embeddings, batch.labels)
-        self._record(value, accuracy, weight)
-        with self.profiler.phase("backward"):
-            self.precision.scaled(value * weight if weight != 1.0 else value).backward()
+        weight = counted / self._weight_unit
+        with self.team.part_of_step(is_last):
+            with self.profiler.phase("forward"), self.precision.autocast():
+                self.key_draws(batch)
+                embeddings = self.team.embed(batch.waveforms)
+                value, accuracy = self._loss_of(embeddings, batch.labels, batch.shares)
+            numbers = self._record(value, accuracy, weight)
+            with self.profiler.phase("backward"):
+                scaled = self.precision.scaled(value * weight if weight != 1.0 else value)
+                self.team.send_back(scaled, numbers, is_last=is_last)
+
+    def key_draws(self, batch: BatchLike) -> None:
+        """Tell the parts of the network that draw (masks, dither) which utterances come."""
+        for module in self._keyed:
+            module.key_draws(batch.draw_key, batch.indices.numpy())
 
     def finish(self, learning_rate: float) -> StepOutcome:
         """Clip, check, update the weights (or undo the step), and clear the gradients."""
         if self.gradient_cache:
             self._two_passes()
         set_learning_rate(self.optimizer, learning_rate)
-        loss, accuracy = self._loss_sum / self._weight, self._accuracy_sum / self._weight
+        weight, loss_sum, accuracy_sum = self.team.totals(self._numbers)
+        loss, accuracy = loss_sum / weight, accuracy_sum / weight
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         # Divided once at the end: a smaller last micro-batch needs no case of its own.
-        divisor = self.precision.scale * self._weight
-        norm = torch.nn.utils.get_total_norm(gradients) / divisor
+        divisor = self.precision.scale * weight
+        norm = total_norm(self._parameters) / divisor
         loss_is_bad = ~torch.isfinite(loss)
         is_bad = loss_is_bad | ~torch.isfinite(norm)
         self._rescale(gradients, norm, divisor)
@@ -162,26 +187,34 @@ class TrainingStep:
     def forget(self) -> None:
         """Drop a step that could not be finished: its gradients, and what it did to the batch-norm statistics."""
         self.optimizer.zero_grad(set_to_none=True)
+        self.team.forget()
         self.guard.restore()
         self._reset()
 
     def _reset(self) -> None:
         self._indices: list[torch.Tensor] = []
         self._held: list[BatchLike] = []
-        self._weight: float = 0.0
+        self._has_begun = False
         self._num_utterances: int = 0
-        zero = torch.zeros((), device=self.precision.device)
-        self._loss_sum, self._accuracy_sum = zero, zero.clone()
+        # Weight, and loss and accuracy times that, summed over the micro-batches.
+        self._numbers = torch.zeros(3, device=self.precision.device)
 
-    def _record(self, loss: torch.Tensor, accuracy: torch.Tensor, weight: float) -> None:
-        self._weight += weight
-        self._loss_sum += loss.detach().float() * weight
-        self._accuracy_sum += accuracy.detach().float() * weight
+    def _record(self, loss: torch.Tensor, accuracy: torch.Tensor, weight: float) -> torch.Tensor:
+        found = torch.stack([loss.detach().float(), accuracy.detach().float()])
+        numbers = torch.cat([found.new_full((1,), weight), found * weight])
+        self._numbers += numbers
+        return numbers
 
-    def _loss_of(self, embeddings: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _loss_of(
+        self, embeddings: torch.Tensor, labels: torch.Tensor, shares: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Embeddings (batch, dim) and labels (batch,) -> loss and accuracy (0-d)."""
-        if not self.loss.is_metric:
-            return self.loss(embeddings, labels)
+        if self._sees_all:
+            embeddings, labels = (self.team.rows_of_all(rows, shares) for rows in (embeddings, labels))
+        return self._compare(embeddings, labels) if self.loss.is_metric else self.loss(embeddings, labels)
+
+    def _compare(self, embeddings: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same of the embeddings and labels of all processes, for a metric loss."""
         per_speaker = self.utterances_per_speaker
         # (speakers * utterances, dim) -> (speakers, utterances, dim)
         grouped = embeddings.reshape(-1, per_speaker, embeddings.shape[-1])
@@ -192,29 +225,43 @@ class TrainingStep:
         states, embeddings = [], []
         with torch.no_grad(), self.precision.autocast():
             for batch in self._held:
-                states.append(_random_state(self.net, self.precision.device))
+                states.append(_random_state(self.precision.device))
+                self.key_draws(batch)
                 embeddings.append(self.net(batch.waveforms))
         # The first pass has moved the batch-norm statistics; only the second may.
         self.guard.restore()
-        leaf = torch.cat(embeddings).detach().requires_grad_()
-        labels = torch.cat([batch.labels for batch in self._held])
+        leaves = [one.detach().requires_grad_() for one in embeddings]
+        # Micro-batch by micro-batch: the order of one process.
+        shares = [batch.shares for batch in self._held]
         with self.precision.autocast():
-            value, accuracy = self._loss_of(leaf, labels)
-        self._record(value, accuracy, 1.0)
-        self.precision.scaled(value).backward()
-        if not any(parameter.requires_grad for parameter in self.net.parameters()):
-            # A frozen network: the head has its gradient, and there is nothing to send back.
-            return
-        assert leaf.grad is not None
-        gradients = leaf.grad.split([len(one) for one in embeddings])
-        after_loss = _random_state(self.net, self.precision.device)
-        for batch, state, gradient in zip(self._held, states, gradients, strict=True):
+            rows = [self.team.rows_of_all(*one) for one in zip(leaves, shares, strict=True)]
+            labels = [self.team.rows_of_all(batch.labels, batch.shares) for batch in self._held]
+            value, accuracy = self._compare(torch.cat(rows), torch.cat(labels))
+        numbers = self._record(value, accuracy, 1.0)
+        own = [one for one in self.loss.parameters() if one.requires_grad]
+        found = torch.autograd.grad(self.precision.scaled(value), [*leaves, *own], allow_unused=True)
+        after_loss = _random_state(self.precision.device)
+        is_learning = any(parameter.requires_grad for parameter in self.net.parameters())
+        for number, (batch, state, gradient) in enumerate(zip(self._held, states, found, strict=False)):
+            is_last = number == len(self._held) - 1
+            if not (is_learning or is_last):
+                # A frozen network: the head has its gradient, and there is nothing to send back.
+                continue
             # The same dropout and masks as in the first pass, or the gradient would belong to other embeddings.
-            _set_random_state(self.net, self.precision.device, state)
-            with self.precision.autocast():
-                again = self.net(batch.waveforms)
-            again.backward(gradient)
-        _set_random_state(self.net, self.precision.device, after_loss)
+            _set_random_state(self.precision.device, state)
+            with self.team.part_of_step(is_last):
+                self.key_draws(batch)
+                with self.precision.autocast():
+                    again = self.team.embed(batch.waveforms)
+                # Sums of products, whose gradients are the ones that were found.
+                parts = [(again * gradient).sum()] if is_learning else []
+                if is_last:
+                    heads = zip(own, found[len(leaves) :], strict=True)
+                    parts += [(one * of_one).sum() for one, of_one in heads if of_one is not None]
+                self.team.send_back(
+                    torch.stack(parts).sum(), numbers if is_last else torch.zeros_like(numbers), is_last=is_last
+                )
+        _set_random_state(self.precision.device, after_loss)
 
     def _rescale(self, gradients: list[torch.Tensor], norm: torch.Tensor, divisor: torch.Tensor) -> None:
         """Loss scale, micro-batch weights and clipping in one multiplication."""
@@ -239,21 +286,14 @@ class TrainingStep:
             self.optimizer.step()
 
 
-def _stateful(net: nn.Module) -> list[nn.Module]:
-    """Modules with state of their own beside parameters and buffers: the counters of keyed draws (masks, dither)."""
-    return [module for module in net.modules() if type(module).get_extra_state is not nn.Module.get_extra_state]
-
-
-def _random_state(net: nn.Module, device: torch.device) -> list[Any]:
-    """Everything that the masks and dropout of the next forward pass depend on."""
+def _random_state(device: torch.device) -> list[Any]:
+    """Everything that dropout in the next forward pass depends on."""
     on_device = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
-    return [torch.get_rng_state(), on_device, [module.get_extra_state() for module in _stateful(net)]]
+    return [torch.get_rng_state(), on_device]
 
 
-def _set_random_state(net: nn.Module, device: torch.device, state: list[Any]) -> None:
-    on_host, on_device, extra = state
+def _set_random_state(device: torch.device, state: list[Any]) -> None:
+    on_host, on_device = state
     torch.set_rng_state(on_host)
     for one in on_device:
         torch.cuda.set_rng_state(one, device)
-    for module, value in zip(_stateful(net), extra, strict=True):
-        module.set_extra_state(value)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from speakernet import distributed
+from speakernet.machine.signals import Stopped
 from speakernet.run_folder import held
 from speakernet.seeding import capture_random_state, restore_random_state
 from speakernet.terminal import Bar
@@ -53,7 +54,13 @@ class Trainer:
     """
 
     def __init__(
-        self, learner: Learner, course: Course, records: Records, options: TrainerOptions, stage: Stage = WHOLE_RUN
+        self,
+        learner: Learner,
+        course: Course,
+        records: Records,
+        options: TrainerOptions,
+        stage: Stage = WHOLE_RUN,
+        stop: StopRequest | None = None,
     ) -> None:
         self.options, self.stage = options, stage
         # What is trained.
@@ -64,7 +71,9 @@ class Trainer:
         # What drives it.
         self.loader, self.validate = course.loader, course.validate
         self.learning_rate, self.margin = course.learning_rate, course.margin
-        self.stop = StopRequest()
+        self.stop = stop or StopRequest()
+        # What every process tells the others with a step.
+        self.step.team.wishes = lambda: [*self.stop.wishes(), self.keeper.is_due_by_minutes(self.options)]
         # Where it is.
         self.state = TrainingState()
         self._scheduled = 0.0
@@ -78,7 +87,7 @@ class Trainer:
         """Train to the end, or from where the run was stopped; returns the summary.
 
         Raises:
-            Interrupted: after Ctrl-C, SIGTERM or SIGHUP, once last.pt is written.
+            Interrupted: after Ctrl-C, SIGTERM, SIGHUP or SIGUSR1, once last.pt is written.
             NonFiniteError: too many steps in a row, or all of an epoch, had to be undone.
             ValueError: the run folder is in use, or its checkpoint is of another model.
         """
@@ -89,14 +98,31 @@ class Trainer:
                 return self.summary()
             self.progress.open(self.state.step, self.state.metrics_lines or None)
             with self.stop.listening():
-                self._evaluate_start()
-                while not self.state.epochs_done(self.options):
-                    self.train_epoch()
-                    self._finish_epoch()
+                try:
+                    self._train_on()
+                except Stopped:
+                    # Nothing is kept of an evaluation that was left: the run that goes on begins with it.
+                    self.stop.agree()
+                    self.save_last()
                     self._stop_if_asked()
-                self._average_last()
             self.store.close()
             return self.summary()
+
+    def _train_on(self) -> None:
+        """All that is left to do.
+
+        Raises:
+            Stopped: in an evaluation.
+        """
+        self._evaluate_start()
+        while not self.state.epochs_done(self.options):
+            if not self.state.awaits_evaluation:
+                self.train_epoch()
+                self._count_epoch()
+            self._judge_epoch()
+            self.stop.agree()
+            self._stop_if_asked()
+        self._average_last()
 
     def is_finished(self) -> bool:
         """Whether nothing is left to do: epochs trained (or stopped early), last checkpoints averaged."""
@@ -126,7 +152,8 @@ class Trainer:
 
     def _take_up(self) -> None:
         """Go on from what the folder holds, or make room for a run that begins."""
-        self.store.remove_leftovers()
+        if distributed.is_main():
+            self.store.remove_leftovers()
         is_resumed = resume(self.keeper, self.options)
         if not is_resumed and distributed.is_main():
             self.store.set_aside_earlier_run()
@@ -145,6 +172,7 @@ class Trainer:
             self.loader.set_epoch(state.epoch)
         self.freezing.begin_training(state.epoch)
         self.loss.train()
+        self.step.team.begin_epoch()
         num_batches = len(self.loader)
         self.progress.start_epoch(state.epoch, self.options.max_epochs, num_batches, state.batch)
         batches = iter(self.loader)
@@ -155,6 +183,7 @@ class Trainer:
     def run_step(self, batches: Iterator[BatchLike]) -> bool:
         """One optimizer step and what comes between two; False when the loader had nothing left."""
         begin, processor_begin = time.perf_counter(), time.thread_time()
+        distributed.work.at(f"step {self.state.step + 1}")
         num_batches = len(self.loader)
         wanted = min(self.options.accumulation_steps, num_batches - self.state.batch)
         self._look_up_schedules(num_batches)
@@ -197,7 +226,7 @@ class Trainer:
                 return taken, parts
             if self.state.step == 0 and taken == 0:
                 self.reporter.before_first_step(batch)
-            self.compiler.run(functools.partial(self.step.add, batch))
+            self.compiler.run(functools.partial(self.step.add, batch, is_last=taken + 1 == wanted))
             parts["forward_backward"] += time.perf_counter() - after_data
             self.progress.advance()
         return wanted, parts
@@ -207,7 +236,8 @@ class Trainer:
         try:
             return next(batches, None)
         except Exception as error:
-            if self.keeper.has_news:
+            # Of several processes the others are in the midst of the step, and none of them can save a whole one.
+            if self.keeper.has_news and not distributed.is_distributed():
                 if taken:  # The step under way is dropped whole, with the micro-batches that it had taken.
                     self.step.forget()
                     self.state.batch += taken
@@ -227,7 +257,9 @@ class Trainer:
         self.profiler.step()
         self.reporter.after_step(self._scheduled, num_batches)
         self.compiler.consider(self.state.step, steps_left(self.state, self.options, num_batches))
-        if self.stop or self.keeper.is_due(self.options):
+        *asked, is_due = self.step.team.agreed()
+        self.stop.take(asked)
+        if self.stop or is_due or self.keeper.is_due_by_steps(self.options):
             self.save_last()
         self._stop_if_asked()
 
@@ -251,16 +283,21 @@ class Trainer:
             return
         state.initial_eer_percent = self.evaluate("initial model")
         self.save_last()
+        self.stop.agree()
         self._stop_if_asked()
 
-    def _finish_epoch(self) -> None:
+    def _count_epoch(self) -> None:
+        """An epoch is trained: whether it came to anything, and what."""
+        state = self.state
+        state.epoch, state.batch, state.awaits_evaluation = state.epoch + 1, 0, True
+        check_epoch(state, is_last=state.epoch >= self.options.max_epochs)
+        self.reporter.tell_epoch()
+
+    def _judge_epoch(self) -> None:
         """Evaluate when it is time, write checkpoints, decide about early stopping."""
         state, options = self.state, self.options
-        is_changed = not self.freezing.is_frozen(state.epoch)
-        state.epoch, state.batch = state.epoch + 1, 0
         is_last = state.epoch >= options.max_epochs
-        check_epoch(state, is_last=is_last)
-        self.reporter.tell_epoch()
+        is_changed = not self.freezing.is_frozen(state.epoch - 1)
         # A frozen network is still the one that was evaluated last.
         is_evaluated = is_last or (is_changed and state.epoch % options.test_interval == 0)
         if is_evaluated:
@@ -270,6 +307,7 @@ class Trainer:
                 logger.info("early stopping: no better EER in %d evaluations", state.evaluations_without_gain)
         if is_evaluated or options.average_checkpoints:
             self.keeper.save_epoch(with_head=options.average_checkpoints > 0)
+        state.awaits_evaluation = False
         self.save_last()
 
     def evaluate(self, note: str = "", *, of_average: bool = True) -> float:
@@ -280,8 +318,10 @@ class Trainer:
             of_average: let the moving average stand in for the weights, where one is kept.
         """
         begin, state = time.perf_counter(), self.state
+        distributed.work.at(f"the evaluation after epoch {state.epoch}")
         with self._training_set_aside(of_average):
-            metrics = dict(self.validate())
+            # What follows from the figures is decided by those of one process.
+            metrics = distributed.broadcast_object(dict(self.validate()))
             eer = metrics["eer_percent"] = float(metrics["eer_percent"])
             if state.begin_validation(int(metrics.get("trials_checksum", 0))):
                 self.learning_rate.load_state_dict({"observed_eers": []})
@@ -301,10 +341,13 @@ class Trainer:
         random_state = capture_random_state()
         average = self.average.applied() if of_average else contextlib.nullcontext()
         with average, self.compiler.paused(), self.profiler.paused():
+            self.step.team.share_statistics()
             self.net.eval()
-            yield
-            self.net.train()
-        restore_random_state(random_state)
+            try:
+                yield
+            finally:
+                self.net.train()
+                restore_random_state(random_state)
         self._free_memory()
 
     def _free_memory(self) -> None:
@@ -317,21 +360,27 @@ class Trainer:
         """Try the mean of the last checkpoints; it becomes best.pt when its EER is better."""
         if self.is_finished():
             return
-        self.store.wait()
-        paths = self.store.epoch_paths()[-self.options.average_checkpoints :]
-        weights, head = average_checkpoints(paths, self.options.average_checkpoints)
+        number, weights, head = distributed.from_main(self._average)
         own = to_cpu(self.net.state_dict())
         # What is no weight of the model file (the position in keyed draws) stays as it is.
         self.net.load_state_dict({**own, **weights})
-        logger.info("averaged the last %d checkpoints", len(paths))
+        logger.info("averaged the last %d checkpoints", number)
         if not self.freezing.keeps_statistics:
             self._measure_statistics()
         # The moving average must not stand in for these weights.
-        self.evaluate(f"average of {len(paths)} checkpoints", of_average=False)
-        self.keeper.save_average(head)
-        self.net.load_state_dict(own)
+        try:
+            self.evaluate(f"average of {number} checkpoints", of_average=False)
+            self.keeper.save_average(head)
+        finally:
+            self.net.load_state_dict(own)
         self.state.averaged = True
         self.save_last()
+
+    def _average(self) -> tuple[int, dict[str, Any], dict[str, Any] | None]:
+        """How many checkpoints there are, and the means of their weights and heads."""
+        self.store.wait()
+        paths = self.store.epoch_paths()[-self.options.average_checkpoints :]
+        return len(paths), *average_checkpoints(paths, self.options.average_checkpoints)
 
     def _measure_statistics(self) -> None:
         """Measure the batch-norm statistics anew: those of averaged weights are no average of statistics."""
@@ -340,5 +389,9 @@ class Trainer:
             some = itertools.islice(iter(self.loader), STATISTICS_BATCHES)
             most = min(STATISTICS_BATCHES, len(self.loader))
             with Bar("batch-norm statistics", most, "batch", is_shown=self.progress.show_bar) as bar:
-                num_batches = recompute_statistics(self.net, (batch.waveforms for batch in bar.over(some)))
+                num_batches = recompute_statistics(self.net, map(self._waveforms, bar.over(some)))
         logger.info("batch-norm statistics measured over %d batches", num_batches)
+
+    def _waveforms(self, batch: BatchLike) -> torch.Tensor:
+        self.step.key_draws(batch)
+        return batch.waveforms

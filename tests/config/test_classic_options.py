@@ -61,8 +61,9 @@ OPTIONS = {
     "patience": ("15", "training.patience", 15),
     "max_test_pairs": ("50000", "evaluation.max_trials", 50000),
     "eval_batch_size": ("128", "evaluation.batch_size", 128),
+    "distributed": ("true", "runtime.distributed", True),
+    "port": ("1234", "runtime.port", 1234),
 }
-WITHOUT_EFFECT = ("distributed", "port")
 DEFAULTS = {
     "data.crop_frames": 200,
     "evaluation.eval_frames": 300,
@@ -179,7 +180,7 @@ def loaded(text: str, tmp_path: Path, *options: str):
 
 
 def test_no_option_is_left_out():
-    theirs = {*OPTIONS, *WITHOUT_EFFECT, "eval"}
+    theirs = {*OPTIONS, "eval"}
     assert theirs <= {*ALIASES, *MODE_FLAGS}
     assert {name for name, alias in ALIASES.items() if alias.is_classic} <= theirs
 

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speakernet.data import sampling
-from speakernet.data.keyed import KeyedRandom
 from speakernet.data.options import SamplingOptions
 from speakernet.data.sampling import BalancedSampler, ShuffledSampler, rank_share
 from speakernet.data.speeds import speed_fractions
+from speakernet.keyed import KeyedRandom
 
 
 def test_shuffled_uses_everything_once() -> None:

@@ -11,8 +11,8 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[2] / "speakernet"
 
 BASE = {
-    *("options", "registry", "terminal", "files", "appending", "arrays", "seeding", "distributed", "machine", "parts"),
-    *("checkpoint", "yaml_text"),
+    *("options", "registry", "terminal", "files", "appending", "arrays", "seeding", "keyed", "distributed", "machine"),
+    *("parallel", "parts", "checkpoint", "yaml_text"),
     "run_folder",
     "sharding",
     "remote",
@@ -26,11 +26,13 @@ ALLOWED = {
     "appending": set(),
     "arrays": {"files"},
     "seeding": set(),
+    "keyed": {"seeding"},
     "distributed": set(),
     "parts": set(),
     "sharding": {"distributed", "parts"},
     "remote": {"files"},
     "machine": {"options", "files", "distributed"},
+    "parallel": {"files", "distributed", "machine"},
     "checkpoint": {"files"},
     "yaml_text": {"files"},
     "run_folder": {"files", "checkpoint"},

@@ -96,6 +96,12 @@ class FakeBatch:
     waveforms: torch.Tensor
     labels: torch.Tensor
     indices: torch.Tensor
+    draw_key: int = 0
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """All of it is one process's."""
+        return (len(self.labels),)
 
 
 class FakeLoader:

@@ -1,0 +1,121 @@
+"""Batch norm over the batch of all ranks: a recipe then means the same on any number of processes.
+
+On a GPU it is torch's own. That has no CPU path; there it is the one below, equal to one process's batch norm.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as torch_distributed
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+def synchronize_norms(module: nn.Module, device: torch.device) -> int:
+    """Make every batch norm below `module` one over all ranks, in place; returns how many there are.
+
+    Weights, statistics and their names stay; the network of a second stage is one already. Call it before anything else
+    keeps hold of the modules.
+    """
+    is_done = (nn.SyncBatchNorm, SynchronizedNorm)
+    parts = module.named_modules()
+    names = [name for name, part in parts if isinstance(part, _BatchNorm) and not isinstance(part, is_done)]
+    for name in names:
+        owner, _, attribute = name.rpartition(".")
+        holder = module.get_submodule(owner)
+        norm = holder.get_submodule(attribute)
+        assert isinstance(norm, _BatchNorm)
+        setattr(holder, attribute, _on_gpu(norm) if device.type == "cuda" else _on_cpu(norm))
+    return len(names)
+
+
+def _on_gpu(norm: _BatchNorm) -> nn.Module:
+    made: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(norm)
+    return made
+
+
+def _on_cpu(norm: _BatchNorm) -> "SynchronizedNorm":
+    made = SynchronizedNorm(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
+    made.weight, made.bias = norm.weight, norm.bias
+    made.running_mean, made.running_var = norm.running_mean, norm.running_var
+    made.num_batches_tracked = norm.num_batches_tracked
+    made.training = norm.training
+    return made
+
+
+class SynchronizedNorm(_BatchNorm):
+    """Batch norm of (batch, channels, …) whose mean and variance in training are those over the batches of all ranks.
+
+    One collective in the forward pass and one in the backward pass.
+
+    Source: Ioffe and Szegedy 2015, "Batch normalization", algorithm 1, and its backward pass in section 3; Chan et al.
+    1979, "Updating formulae and a pairwise algorithm for computing sample variances", equation 2.1, for the variance.
+    """
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.ndim < 2:
+            raise ValueError(f"batch norm takes (batch, channels, …), got {tuple(input.shape)}")
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(batch, channels, …), normalised."""
+        self._check_input_dim(features)
+        if not (self.training or self.running_mean is None):
+            return functional.batch_norm(
+                features, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
+            )
+        normalized, mean, variance, count = _SynchronizedNorm.apply(features, self.weight, self.bias, self.eps)
+        if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
+            with torch.no_grad():
+                self.num_batches_tracked.add_(1)
+                # Without a momentum the plain mean over the batches, as torch has it.
+                share = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+                self.running_mean.lerp_(mean, share)
+                self.running_var.lerp_(variance * float(count / (count - 1.0)), share)
+        return normalized  # type: ignore[no-any-return]
+
+
+class _SynchronizedNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, features: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        axes = [axis for axis in range(features.ndim) if axis != 1]
+        wide = features.float()
+        variance, mean = torch.var_mean(wide, axes, correction=0)
+        own = torch.cat([mean, variance, mean.new_tensor([features.numel() / features.shape[1]])]).double()
+        gathered = [torch.empty_like(own) for _ in range(torch_distributed.get_world_size())]
+        torch_distributed.all_gather(gathered, own)
+        table = torch.stack(gathered)  # (ranks, 2 x channels + 1)
+        counts, channels = table[:, -1:], features.shape[1]
+        means, variances = table[:, :channels], table[:, channels:-1]
+        total = counts.sum()
+        if total < 2:
+            raise ValueError("batch norm needs more than one value a channel in training; raise data.batch_size")
+        common = (means * counts).sum(dim=0) / total
+        # From each rank's own mean to the common one.
+        spread = ((variances + (means - common).square()) * counts).sum(dim=0) / total
+        mean, variance = common.to(mean.dtype), spread.to(mean.dtype)
+        # torch's own kernel, with these statistics given.
+        normalized = functional.batch_norm(wide, mean, variance, weight, bias, False, 0.0, epsilon).to(features.dtype)
+        ctx.save_for_backward(features, weight, mean, (variance + epsilon).rsqrt(), total)
+        ctx.mark_non_differentiable(mean, variance, total)
+        return normalized, mean, variance, total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        features, weight, mean, deviation, total = ctx.saved_tensors
+        axes = [axis for axis in range(features.ndim) if axis != 1]
+        shape = [1, -1] + [1] * (features.ndim - 2)
+        gradient = gradients[0].float()
+        unit = (features.float() - mean.view(shape)) * deviation.view(shape)
+        of_bias, of_weight = gradient.sum(axes), (gradient * unit).sum(axes)
+        sums = torch.cat([of_bias, of_weight])
+        torch_distributed.all_reduce(sums)
+        by_mean, by_spread = (sums / total.to(sums.dtype)).chunk(2)
+        scale = deviation if weight is None else deviation * weight.float()
+        inner = gradient - by_mean.view(shape) - unit * by_spread.view(shape)
+        back = (inner * scale.view(shape)).to(features.dtype)
+        has_weight = weight is not None
+        # Each rank's own share: the gradients of all parameters are added over the ranks later.
+        return back, of_weight.to(weight.dtype) if has_weight else None, of_bias if has_weight else None, None

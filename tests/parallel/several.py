@@ -1,0 +1,78 @@
+"""Runs a function of a test file in several processes that meet as torchrun's do, and brings back what it returns.
+
+Real interpreters: a copy of a process whose torch has computed something hangs at its first product. So a test asks for
+all that it wants to know in one call.
+"""
+
+import importlib.util
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+SECONDS = 100
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def free_port() -> int:
+    """A port that nobody listens at."""
+    with socket.socket() as trial:
+        trial.bind(("localhost", 0))
+        return int(trial.getsockname()[1])
+
+
+def ranks_environment(rank: int, count: int, port: int) -> dict[str, str]:
+    """What torchrun sets, for processes on one machine."""
+    return {
+        **{name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC")},
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(REPOSITORY),
+    }
+
+
+def in_several(file: str, name: str, folder: Path, count: int = 2) -> list[Any]:
+    """What the function `name` of `file` returns in each of `count` processes of a group; an error there is one."""
+    port = free_port()
+    answers = [folder / f"answer{rank}.pkl" for rank in range(count)]
+    commands = [[sys.executable, __file__, file, name, str(answer)] for answer in answers]
+    processes = [
+        subprocess.Popen(command, env=ranks_environment(rank, count, port), stderr=subprocess.PIPE, text=True)
+        for rank, command in enumerate(commands)
+    ]
+    try:
+        said = [process.communicate(timeout=SECONDS)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    for rank, process in enumerate(processes):
+        assert process.returncode == 0, f"rank {rank}: status {process.returncode}\n{said[rank][-3000:]}"
+    return [pickle.loads(answer.read_bytes()) for answer in answers]
+
+
+def _work(file: str, name: str, answer: Path) -> None:
+    import torch
+
+    from speakernet.machine.options import MachineOptions
+    from speakernet.parallel.group import joined
+
+    torch.set_num_threads(1)
+    specification = importlib.util.spec_from_file_location("asked_for", file)
+    assert specification is not None and specification.loader is not None
+    sys.modules["asked_for"] = module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    with joined(MachineOptions(device="cpu", distributed_timeout_seconds=60.0)):
+        answer.write_bytes(pickle.dumps(getattr(module, name)()))
+
+
+if __name__ == "__main__":
+    _work(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

@@ -1,0 +1,173 @@
+"""Which of several processes this is: torchrun's variables, SLURM's, and what contradicts them."""
+
+import socket
+from typing import Any
+
+import pytest
+import torch
+
+from speakernet import distributed
+from speakernet.cli.train import _num_gpus
+from speakernet.machine.options import MachineOptions
+from speakernet.parallel.agreement import refuse_differences
+from speakernet.parallel.environment import Place, find_place, is_first, is_first_here
+from speakernet.parallel.group import joined
+from speakernet.parallel.launching import launch
+
+TORCHRUN = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "MASTER_ADDR": "gpu07",
+    "MASTER_PORT": "29500",
+}
+SLURM = {
+    "SLURM_JOB_ID": "4711",
+    "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_NUM_TASKS": "7",
+    "SLURM_STEP_TASKS_PER_NODE": "4,3",
+    "SLURM_STEP_NODELIST": "gpu[07-08]",
+}
+
+
+def test_torchruns_variables() -> None:
+    found = find_place(TORCHRUN, 0)
+    assert found == Place(5, 8, 1, 4, "gpu07", 29500)
+    assert found.variables() == TORCHRUN
+
+
+def test_slurms_variables() -> None:
+    assert find_place(SLURM, 0) == Place(5, 7, 1, 3, "gpu07", 24711)
+    assert find_place(SLURM, 1234) == Place(5, 7, 1, 3, "gpu07", 1234)
+    assert find_place({**SLURM, "MASTER_PORT": "999", "MASTER_ADDR": "here"}, 0) == Place(5, 7, 1, 3, "here", 999)
+    # torchrun, started once a node by srun, knows better.
+    assert find_place({**SLURM, **TORCHRUN}, 0) == Place(5, 8, 1, 4, "gpu07", 29500)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"WORLD_SIZE": ""},
+        {"WORLD_SIZE": "1", "RANK": "0"},
+        # A batch script itself, of a job of several tasks.
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "3"},
+        {**SLURM, "SLURM_STEP_NUM_TASKS": "1"},
+    ],
+)
+def test_one_process(environment: dict[str, str]) -> None:
+    assert find_place(environment, 0) is None
+    assert is_first(environment)
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"WORLD_SIZE": "2"}, "RANK, MASTER_ADDR, MASTER_PORT are not set.*start them with torchrun"),
+        ({**TORCHRUN, "MASTER_PORT": ""}, "MASTER_PORT is not set"),
+        ({**TORCHRUN, "RANK": "8"}, "RANK is 8 and WORLD_SIZE 8; expected a rank from 0 to 7"),
+        ({**TORCHRUN, "RANK": "first"}, "RANK is 'first'; expected a whole number"),
+        ({**TORCHRUN, "WORLD_SIZE": "many"}, "WORLD_SIZE is 'many'"),
+        ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "four"}, "SLURM_STEP_TASKS_PER_NODE is 'four'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(environment: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        find_place(environment, 0)
+
+
+def test_who_speaks() -> None:
+    assert not is_first(TORCHRUN) and not is_first_here(TORCHRUN)
+    assert not is_first(SLURM)
+    # The first of its machine says what is wrong before the processes have met.
+    assert is_first_here({**TORCHRUN, "LOCAL_RANK": "0"}) and is_first_here({})
+
+
+def set_environment(monkeypatch: pytest.MonkeyPatch, values: dict[str, str]) -> None:
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gpu_id": 0}, "runtime.gpu_id: 0, but there are 4 processes on this machine"),
+        ({"backend": "nccl", "device": "cpu"}, "runtime.backend: nccl, which joins GPUs, but this run is on the CPU"),
+    ],
+)
+def test_contradictions_are_refused(options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_environment(monkeypatch, TORCHRUN)
+    with pytest.raises(ValueError, match=message), joined(MachineOptions(**options)):
+        raise AssertionError("it began")
+
+
+def test_nccl_without_a_gpu_is_refused_in_one_process_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="take gloo"), joined(MachineOptions(backend="nccl")):
+        raise AssertionError("it began")
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    set_environment(monkeypatch, TORCHRUN)
+    with pytest.raises(ValueError, match="process 1 of this machine"), joined(MachineOptions()):
+        raise AssertionError("it began")
+
+
+def test_a_port_in_use_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        set_environment(
+            monkeypatch,
+            {**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)},
+        )
+        monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+        with pytest.raises(ValueError, match=f"port {port} is in use"), joined(MachineOptions(device="cpu")):
+            raise AssertionError("it began")
+        with pytest.raises(ValueError, match=f"--port {port} cannot be used"):
+            launch(2, port, [])
+
+
+@pytest.mark.parametrize(
+    ("count", "device", "said"),
+    [
+        (0, "auto", "no GPU that torch can use, so this is one process"),
+        (1, "auto", "one GPU"),
+        (4, "cpu", "device: cpu"),
+    ],
+)
+def test_distributed_without_several_gpus_is_one_process_and_says_so(
+    count: int, device: str, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "speakernet")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    assert _num_gpus(MachineOptions(device=device)) <= 1  # type: ignore[arg-type]
+    assert said in caplog.text
+
+
+def test_distributed_starts_a_process_for_each_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert _num_gpus(MachineOptions()) == 4
+    with pytest.raises(ValueError, match="leave one of the two out"):
+        _num_gpus(MachineOptions(gpu_id=2))
+
+
+def test_differences_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_differences({"a": 1})
+    monkeypatch.setattr(distributed, "is_distributed", lambda: True)
+    other = {"loss.margin": 0.3, "data.batch_size": 4}
+
+    def gather(value: Any) -> list[Any]:
+        return [value, other if isinstance(value, dict) else "another digest"]
+
+    monkeypatch.setattr(distributed, "gather_objects", gather)
+    with pytest.raises(ValueError, match=r"loss.margin is 0.2 on rank 0 and 0.3 on rank 1\. Start all"):
+        refuse_differences({"loss.margin": 0.2, "data.batch_size": 4})

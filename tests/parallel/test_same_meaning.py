@@ -1,0 +1,242 @@
+"""Two processes come to what one comes to: weights, figures of the steps, statistics, draws, undone steps."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from several import in_several
+from torch import nn
+
+from speakernet import distributed
+from speakernet.losses.options import LOSSES
+from speakernet.models.speaker_net import SpeakerNet
+from speakernet.parallel.gathering import gather_rows
+from speakernet.parallel.sync_norm import synchronize_norms
+from speakernet.registry import create, options_of
+from speakernet.training.optimizers import create_optimizer
+from speakernet.training.options import OPTIMIZERS, PrecisionOptions, TrainingOptions
+from speakernet.training.precision import Precision
+from speakernet.training.profiler import NoProfiler
+from speakernet.training.step import TrainingStep
+from speakernet.training.together import SeveralProcesses
+
+CPU = torch.device("cpu")
+CLASSES, STEPS, SAMPLES = 6, 5, 4800
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A training run of a few steps."""
+
+    loss: str
+    loss_options: tuple[tuple[str, Any], ...] = ()
+    is_frozen: bool = False
+    per_speaker: int = 1
+    units: int = 4
+    accumulation: int = 1
+    gradient_cache: bool = False
+    head_only: bool = False
+    is_sharded: bool = False
+    """Whether each process keeps a share of the head."""
+    poisoned: int = -1
+    """The step whose first utterance holds NaN."""
+
+
+CASES = {
+    "amsoftmax": Case("amsoftmax"),
+    "amsoftmax, frozen norm": Case("amsoftmax", is_frozen=True),
+    "aamsoftmax with centres": Case("aamsoftmax", (("sub_centers", 2), ("inter_top_k", 2))),
+    "aamsoftmax, frozen norm": Case("aamsoftmax", (("sub_centers", 3),), is_frozen=True),
+    "angular prototypical": Case("angleproto", per_speaker=2),
+    "angular prototypical, frozen norm": Case("angleproto", per_speaker=2, is_frozen=True),
+    "GE2E": Case("ge2e", per_speaker=3),
+    "GE2E, frozen norm": Case("ge2e", per_speaker=3, is_frozen=True),
+    "triplet": Case("triplet", per_speaker=2),
+    "softmax and prototypical": Case("softmaxproto", per_speaker=2),
+    "sphereface2": Case("sphereface2"),
+    "uneven shares": Case("aamsoftmax", units=5),
+    "uneven shares of speakers": Case("angleproto", per_speaker=2, units=5),
+    "accumulation": Case("amsoftmax", accumulation=3),
+    "accumulation of uneven shares": Case("amsoftmax", units=3, accumulation=2),
+    "gradient cache": Case("angleproto", per_speaker=2, accumulation=2, gradient_cache=True),
+    "only the head": Case("amsoftmax", is_frozen=True, head_only=True),
+    "shared head": Case("aamsoftmax", (("sub_centers", 2), ("inter_top_k", 2)), is_sharded=True, units=5),
+    "shared head, accumulation": Case("amsoftmax", is_sharded=True, accumulation=2),
+    "a step that is undone": Case("amsoftmax", poisoned=1),
+}
+
+
+@dataclasses.dataclass
+class Share:
+    """One process's share of a batch."""
+
+    waveforms: torch.Tensor
+    labels: torch.Tensor
+    indices: torch.Tensor
+    shares: tuple[int, ...]
+    draw_key: int = 3
+
+
+def batch_of(case: Case, number: int) -> Share:
+    """This process's share of batch `number`."""
+    generator = torch.Generator().manual_seed(100 + number)
+    labels = torch.randperm(CLASSES, generator=generator)[: case.units].repeat_interleave(case.per_speaker)
+    waveforms = 0.1 * torch.randn(len(labels), SAMPLES, generator=generator) * (1 + labels[:, None])
+    if number == case.poisoned:
+        waveforms[0, 0] = math.nan
+    rank, size = distributed.rank(), distributed.world_size()
+    edges = [case.units * one // size * case.per_speaker for one in range(size + 1)]
+    own = slice(edges[rank], edges[rank + 1])
+    shares = tuple(int(one) for one in np.diff(edges))
+    return Share(waveforms[own], labels[own], torch.arange(len(labels))[own] + 50 * number, shares)
+
+
+def build(case: Case) -> tuple[nn.Module, nn.Module, TrainingStep]:
+    """Network, loss and step; of several processes where there are."""
+    torch.manual_seed(1)
+    net = SpeakerNet.named(
+        "ResNet",
+        embedding_dim=8,
+        model_options={"channels": 8, "blocks": [1], "stem_stride": 4},
+        front_end="fbank",
+        front_end_options={"num_mels": 24, "dither": 1.0, "spec_augment": True},
+    )
+    options = options_of(LOSSES, case.loss, dict(case.loss_options), "loss")
+    loss = create(LOSSES[case.loss], options, embedding_dim=8, num_classes=CLASSES, seed=5)
+    net.train()
+    if case.is_frozen:
+        for module in net.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.eval()
+    for parameter in net.parameters():
+        parameter.requires_grad_(not case.head_only)
+    if distributed.is_distributed():
+        synchronize_norms(net, CPU)
+        if case.is_sharded:
+            loss.shard(distributed.rank(), distributed.world_size())
+    step = TrainingStep(
+        net,
+        loss,
+        create_optimizer(OPTIMIZERS["sgd"].options(learning_rate=0.05), [net, loss], CPU),
+        Precision(PrecisionOptions(), "no", CPU, reason="test"),
+        TrainingOptions(),
+        profiler=NoProfiler(),
+        utterances_per_speaker=case.per_speaker,
+        gradient_cache=case.gradient_cache,
+        team=SeveralProcesses(net, loss, 2, CPU) if distributed.is_distributed() else None,
+    )
+    return net, loss, step
+
+
+def train(case: Case) -> dict[str, Any]:
+    """What some steps come to."""
+    net, loss, step = build(case)
+    rows, wishes = [], []
+    # Only the last process asks for something, after the third step.
+    step.team.wishes = lambda: [len(rows) == 2 and distributed.rank() == distributed.world_size() - 1, False]
+    step.team.begin_epoch()
+    for number in range(STEPS):
+        for part in range(case.accumulation):
+            step.add(batch_of(case, number * case.accumulation + part), is_last=part + 1 == case.accumulation)
+        outcome = step.finish(0.05)
+        wishes.append(step.team.agreed())
+        rows.append([float(outcome.loss), float(outcome.accuracy), float(outcome.grad_norm), outcome.num_utterances])
+    return {
+        "net": {name: value for name, value in net.state_dict().items() if isinstance(value, torch.Tensor)},
+        "loss": {name: one for name, one in loss.state_dict().items() if one.is_floating_point()},
+        "rows": rows,
+        "wishes": wishes,
+    }
+
+
+def gathered() -> tuple[list[int], list[float], float]:
+    """Rows of uneven shares, and the mean gradient of a loss of all of them."""
+    rank = distributed.rank()
+    own = torch.arange(3.0 - rank).add(10 * rank).unsqueeze(1).requires_grad_()
+    rows = gather_rows(own, (3, 2))
+    (rows.square().sum()).backward()
+    assert own.grad is not None
+    return rows.flatten().int().tolist(), own.grad.flatten().tolist(), float(rows.sum())
+
+
+def normed(shape: Sequence[int], momentum: float | None, passes: int) -> list[torch.Tensor]:
+    """Output, input gradient, weight gradient and statistics of a batch norm over a share of random features."""
+    torch.manual_seed(4)
+    kind = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d}[len(shape)]
+    net = nn.Sequential(kind(shape[1], momentum=momentum))
+    nn.init.uniform_(net[0].weight)
+    if distributed.is_distributed():
+        assert synchronize_norms(net, CPU) == 1 and synchronize_norms(net, CPU) == 0
+    rank, size = distributed.rank(), distributed.world_size()
+    cut = shape[0] // 3
+    own = slice(0, None) if size == 1 else (slice(0, cut) if rank == 0 else slice(cut, None))
+    for number in range(passes):
+        features = 100 + 5 * torch.randn(*shape, generator=torch.Generator().manual_seed(number))
+        mine = features[own].clone().requires_grad_()
+        found = net(mine)
+        net.zero_grad()
+        (found * torch.linspace(-1, 2, features.numel()).view_as(features)[own]).sum().backward()
+    assert mine.grad is not None
+    return [found.detach(), mine.grad, net[0].weight.grad, net[0].running_mean, net[0].running_var]
+
+
+NORMS = [((6, 4), 0.1, 1), ((6, 4, 7), None, 3), ((6, 4, 3, 5), 0.1, 2)]
+
+
+def everything() -> dict[str, Any]:
+    """All that two processes are asked."""
+    torch.set_num_threads(1)
+    return {
+        "gathered": gathered() if distributed.is_distributed() else None,
+        "norms": [normed(*norm) for norm in NORMS],
+        **{name: train(case) for name, case in CASES.items()},
+    }
+
+
+def test_two_processes_are_one(tmp_path: Path) -> None:
+    one, several = everything(), in_several(__file__, "everything", tmp_path)
+    _check_gathering(*(answer["gathered"] for answer in several))
+    for number, whole in enumerate(one["norms"]):
+        _check_norms(whole, *(answer["norms"][number] for answer in several))
+    for name in CASES:
+        _check_training(name, one[name], [answer[name] for answer in several])
+
+
+def _check_gathering(first: tuple[list[int], list[float], float], second: tuple[list[int], list[float], float]) -> None:
+    assert first[0] == second[0] == [0, 1, 2, 10, 11]
+    # Twice the own gradient: the mean over two processes, of which the other has none, is the gradient.
+    assert first[1] == [0.0, 4.0, 8.0] and second[1] == [40.0, 44.0]
+
+
+def _check_norms(whole: list[torch.Tensor], first: list[torch.Tensor], second: list[torch.Tensor]) -> None:
+    for place in (0, 1):
+        torch.testing.assert_close(torch.cat([first[place], second[place]]), whole[place], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(first[2] + second[2], whole[2], rtol=1e-4, atol=1e-3)
+    for place in (3, 4):
+        torch.testing.assert_close(first[place], whole[place])
+        assert torch.equal(first[place], second[place])
+
+
+def _check_training(name: str, one: dict[str, Any], several: list[dict[str, Any]]) -> None:
+    """Weights and figures to 1e-5, the same bits in both, and something was learned."""
+    fresh = build(CASES[name])[0].state_dict()
+    is_shared = CASES[name].is_sharded
+    for rank, answer in enumerate(several):
+        # A shared head is put together in the first process.
+        for part in ("net",) if is_shared and rank else ("net", "loss"):
+            assert answer[part].keys() == one[part].keys()
+            for key, expected in one[part].items():
+                found = answer[part][key]
+                difference = (found.double() - expected.double()).abs().max() if found.numel() else torch.zeros(())
+                assert difference <= 1e-5 * max(1.0, float(expected.abs().max())), f"{name}: {part} {key} {difference}"
+        np.testing.assert_allclose(answer["rows"], one["rows"], rtol=1e-4, atol=1e-5, equal_nan=True, err_msg=name)
+        # The last process asked after the third step.
+        assert answer["wishes"] == [[number == 2, False] for number in range(STEPS)], name
+    for part in ("net",) if is_shared else ("net", "loss"):
+        assert all(torch.equal(several[0][part][key], several[1][part][key]) for key in one[part]), name
+    moved = {key for key, value in one["net"].items() if not torch.equal(value, fresh[key])}
+    assert bool(moved) != CASES[name].head_only, name
