@@ -1,6 +1,7 @@
 """The JSON API over real HTTP: what it answers, what it refuses and in which words, and what it keeps."""
 
 import math
+import re
 import sys
 import time
 from pathlib import Path
@@ -225,3 +226,28 @@ def test_a_model_without_calibration_says_so(models, voices):
         assert "speakernet calibrate" in found["advice"] and -1 <= found["score"] <= 1
         chosen = client.post("/verify", files=pair, data={"threshold": "-1"}).json()
         assert chosen["same_speaker"] is True and chosen["log_likelihood_ratio"] is None
+
+
+def test_the_document_lists_every_request_and_the_limits(server, repository):
+    text = (repository / "docs" / "serve.md").read_text(encoding="utf-8")
+    listed = {
+        tuple(one.split()) for one in re.findall(r"^\| `((?:GET|POST|DELETE) [^`]*)` \|", text, flags=re.MULTILINE)
+    }
+    paths = server.get("/openapi.json").json()["paths"]
+    there = {
+        (method.upper(), path.replace("{name}", "NAME").replace("{identity}", "ID"))
+        for path, methods in paths.items()
+        for method in methods
+    }
+    assert listed == there
+    limits = Limits()
+    for value, words in [
+        (limits.receive_seconds, "within {:g} s"),
+        (limits.answer_seconds, "over {:g} s"),
+        (limits.body_bytes / 2**20, "more than {:g} MiB"),
+        (limits.requests, "{:g} requests"),
+        (limits.waiting_bytes / 2**20, "{:g} MiB of audio"),
+        (limits.streams, "{:g} streams"),
+    ]:
+        assert words.format(value) in text
+    assert limits.clip_seconds == 600 and "ten minutes" in text and limits.clips == 10 and "(1 to 10)" in text

@@ -181,7 +181,7 @@ function certainty(ratio) {
 
 function percent(share) {
   const shown = 100 * Math.max(share, 1 - share);
-  return shown > 99.9 ? "more than 99.9 %" : `${shown.toFixed(shown > 99 ? 1 : 0)} %`;
+  return shown > 99.9 ? "more than 99.9\u00a0%" : `${shown.toFixed(shown > 99 ? 1 : 0)}\u00a0%`;
 }
 
 function scale(ratio) {
@@ -339,9 +339,8 @@ find("identify").onclick = identifyAction.run;
 var enrolAction = action(find("enrol"), enrolBox, [sample], async () => {
   const found = await ask("POST", "people", form([["name", find("name").value], ["audio", sample]]));
   show(enrolBox, "same", `${found.name} is enrolled`, `${found.recordings} recording${found.recordings === 1 ? "" : "s"}; another one of another day makes it surer.`);
-  const heard = found.clips[0];
   sample.clear();
-  sample.warn(heard);
+  sample.warn(found);
   await listPeople();
 }, () => find("name").value.trim() !== "");
 find("name").oninput = enrolAction.update;
