@@ -49,6 +49,9 @@ class WorkPart:
         return f"{self.number}/{self.count}"
 
 
+WHOLE = WorkPart(1, 1)
+
+
 def parse_part(text: str) -> WorkPart:
     """What `--part` says.
 

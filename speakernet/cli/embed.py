@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from speakernet.cli.using import add_model, load_verifier
+from speakernet.parts import WHOLE, add_part_argument, list_parts, parse_part
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("audio", nargs="+", help="files, folders, lists (.txt), a packed corpus, - for names on stdin")
     add_model(parser)
     parser.add_argument("--out", type=Path, required=True, help="the file to write, such as e.npz")
+    add_part_argument(parser, "give all the same recordings, model and --out; the last to be done writes the file")
     parser.add_argument("--skip-broken", action="store_true", help="leave out recordings that cannot be embedded")
 
 
@@ -36,11 +38,15 @@ def run(arguments: argparse.Namespace) -> int:
     from speakernet.inference.audio_inputs import audio_inputs
     from speakernet.inference.embedding_files import embed_files
 
+    part = parse_part(arguments.part) if arguments.part else WHOLE
     verifier = load_verifier(arguments)
     inputs = audio_inputs(arguments.audio, verifier.sample_rate, sys.stdin)
-    done = embed_files(verifier, inputs, arguments.out, skips_broken=arguments.skip_broken)
+    done = embed_files(verifier, inputs, arguments.out, skips_broken=arguments.skip_broken, part=part)
     for problem in done.problems:
         logger.warning("left out: %s", problem)
+    if done.missing:
+        sys.stdout.write(f"{arguments.out}: part {part} is done; the parts {list_parts(done.missing)} are missing\n")
+        return 0
     again = f", {done.num_kept} of them by an earlier run" if done.num_kept else ""
     left = f"; {len(done.problems)} left out" if done.problems else ""
     sys.stdout.write(

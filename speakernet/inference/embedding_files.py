@@ -1,7 +1,9 @@
 """Many recordings into one file of embeddings, with progress, going on where a killed run was."""
 
+import functools
 import logging
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from speakernet.evaluation.options import EmbeddingOptions
 from speakernet.files import atomic_write
 from speakernet.inference.audio_inputs import AudioInputs
 from speakernet.inference.verifier import SpeakerVerifier
+from speakernet.parts import WHOLE, WorkPart, share
 from speakernet.terminal import Bar
 
 logger = logging.getLogger(__name__)
@@ -39,9 +42,18 @@ class Embedded:
     num_embedded: int
     num_kept: int
     problems: tuple[str, ...]
+    missing: tuple[WorkPart, ...] = ()
+    """Parts that are not done, so that there is no file yet."""
 
 
-def embed_files(verifier: SpeakerVerifier, inputs: AudioInputs, out: Path, *, skips_broken: bool = False) -> Embedded:
+def embed_files(
+    verifier: SpeakerVerifier,
+    inputs: AudioInputs,
+    out: Path,
+    *,
+    skips_broken: bool = False,
+    part: WorkPart = WHOLE,
+) -> Embedded:
     """Write `names`, `embeddings` (recordings, dim) and `fingerprint` as a `.npz` of plain arrays.
 
     Args:
@@ -49,6 +61,7 @@ def embed_files(verifier: SpeakerVerifier, inputs: AudioInputs, out: Path, *, sk
         inputs: recordings and where they lie.
         out: the file, which appears when it is whole; until then parts lie in a folder beside it.
         skips_broken: leave out recordings that cannot be embedded, else the first such block is an error.
+        part: which of the blocks are embedded now; the file is written once all are there.
 
     Raises:
         ValueError: recordings that cannot be embedded (the first ten are named), or another ending than `.npz`.
@@ -71,26 +84,52 @@ def embed_files(verifier: SpeakerVerifier, inputs: AudioInputs, out: Path, *, sk
         )
     rows = np.array([row for row in range(len(inputs.names)) if row not in problems], dtype=np.int64)
     parts = out.with_name(out.name + PARTS_SUFFIX)
-    found, num_kept, texts = [], 0, [problems[row] for row in sorted(problems)]
-    with Bar("embedding", len(rows), "utt") as bar:
-        for number, start in enumerate(range(0, len(rows), BLOCK_UTTERANCES)):
-            names = inputs.names.take(rows[start : start + BLOCK_UTTERANCES])
-            block = _Block(verifier, source, names, parts / f"{number:06d}.npz")
-            embeddings, was_kept = block.find_or_embed(texts if skips_broken else None)
-            found.append(embeddings)
-            num_kept += was_kept * len(names)
-            bar.update(len(names))
-    embeddings = np.concatenate(found) if found else np.empty((0, verifier.embedding_dim), dtype=np.float32)
+    num_kept, texts = 0, [problems[row] for row in sorted(problems)]
+    blocks = [
+        _Block(verifier, source, inputs.names.take(rows[start : start + BLOCK_UTTERANCES]), parts / f"{number:06d}.npz")
+        for number, start in enumerate(range(0, len(rows), BLOCK_UTTERANCES))
+    ]
+    own = share(blocks, part.number, part.count)
+    with Bar("embedding", sum(len(block.names) for block in own), "utt") as bar:
+        for block in own:
+            num_kept += block.find_or_embed(texts if skips_broken else None) * len(block.names)
+            bar.update(len(block.names))
+    missing = _missing(blocks, part.count)
+    if missing:
+        return Embedded(0, num_kept, tuple(texts), missing)
+    found = [block.kept() for block in blocks]
+    return _write(verifier, out, inputs.names.take(rows), found, num_kept, texts, is_tidy=part.is_whole)
+
+
+def _missing(blocks: Sequence["_Block"], count: int) -> tuple[WorkPart, ...]:
+    """The parts of which a block is not there; all that is known of the others' is the files that they left."""
+    parts = (WorkPart(number, count) for number in range(1, count + 1))
+    return tuple(one for one in parts if any(block.kept() is None for block in share(blocks, one.number, count)))
+
+
+def _write(
+    verifier: SpeakerVerifier,
+    out: Path,
+    names: StringTable,
+    found: Sequence[np.ndarray | None],
+    num_kept: int,
+    texts: list[str],
+    *,
+    is_tidy: bool,
+) -> Embedded:
+    """Put the blocks together; `is_tidy` removes them, which others may still be putting together too."""
+    parts = out.with_name(out.name + PARTS_SUFFIX)
+    whole = [block for block in found if block is not None]
+    embeddings = np.concatenate(whole) if whole else np.empty((0, verifier.embedding_dim), dtype=np.float32)
     is_there = np.isfinite(embeddings).all(axis=1)
     if not is_there.any():
-        raise AudioError(
-            f"none of the {len(inputs.names)} recordings could be embedded: {'; '.join(texts[:MAX_NAMED])}"
-        )
+        raise AudioError(f"none of the recordings could be embedded: {'; '.join(texts[:MAX_NAMED])}")
     with atomic_write(out, "wb") as file:
-        names_there = np.array(list(inputs.names.take(rows[is_there])))
+        names_there = np.array(list(names.take(np.flatnonzero(is_there))))
         fingerprint = np.array(verifier.fingerprint)
         np.savez(file, names=names_there, embeddings=embeddings[is_there], fingerprint=fingerprint)
-    shutil.rmtree(parts, ignore_errors=True)
+    if is_tidy:
+        shutil.rmtree(parts, ignore_errors=True)
     return Embedded(int(is_there.sum()), num_kept, tuple(texts))
 
 
@@ -103,20 +142,26 @@ class _Block:
     names: StringTable
     part: Path
 
-    def find_or_embed(self, problems: list[str] | None) -> tuple[np.ndarray, bool]:
-        """(recordings, dim), NaN where one is broken, and whether they were kept; `problems` takes why."""
-        key = store_key(self.verifier.fingerprint, self.names, self.source.lookup_table(self.names), WAY)
-        kept = load_embeddings(self.part, key)
-        if kept is not None:
-            return kept, True
+    @functools.cached_property
+    def _key(self) -> str:
+        return store_key(self.verifier.fingerprint, self.names, self.source.lookup_table(self.names), WAY)
+
+    def kept(self) -> np.ndarray | None:
+        """(recordings, dim), NaN where one is broken; None where they are not embedded yet, or were of other ones."""
+        return load_embeddings(self.part, self._key)
+
+    def find_or_embed(self, problems: list[str] | None) -> bool:
+        """See that they are kept, and say whether they were; `problems` takes why one is broken."""
+        if self.kept() is not None:
+            return True
         try:
             embeddings = self._embed(self.names)
         except AudioError:
             if problems is None:
                 raise
             embeddings = np.stack([self._embed_one(name, problems) for name in self.names])
-        save_embeddings(self.part, key, self.names, embeddings)
-        return embeddings, False
+        save_embeddings(self.part, self._key, self.names, embeddings)
+        return False
 
     def _embed(self, names: StringTable) -> np.ndarray:
         net, options = self.verifier.net, EmbeddingOptions(embedding="whole")

@@ -328,3 +328,17 @@ def test_evaluation_with_a_calibration_list_calibrates_verifying_too(say, voices
     ways = [one["backend"]["embedding"] for one in read_checkpoint(path)["calibration"]["fits"]]
     assert ways == ["crops", "whole"] and (tmp_path / "m.before-calibration.pt").exists()
     assert say("verify", voices / "s00/3.wav", voices / "s00/4.wav", "--model", path)[0] in (0, 1)
+
+
+def test_embedding_in_parts_gives_the_file_of_one_run(say, voices, uncalibrated, tmp_path, monkeypatch):
+    monkeypatch.setattr("speakernet.inference.embedding_files.BLOCK_UTTERANCES", 1)
+    whole, parts = tmp_path / "whole.npz", tmp_path / "parts.npz"
+    assert say("embed", voices / "s03", "--model", uncalibrated, "--out", whole)[0] == 0
+    command = ("embed", voices / "s03", "--model", uncalibrated, "--out", parts, "--part")
+    assert "part 2/2 is done; the parts 1/2 are missing" in say(*command, "2/2")[1]
+    assert not parts.exists()
+    assert say(*command, "1/2")[0] == 0
+    assert parts.read_bytes() == whole.read_bytes()
+    # Whichever comes again finds everything there.
+    assert "by an earlier run" in say(*command, "2/2")[1] and parts.read_bytes() == whole.read_bytes()
+    assert "there is no part 3 of 2" in say(*command, "3/2")[2]
