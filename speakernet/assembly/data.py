@@ -66,7 +66,6 @@ def build_training_loader(
     speeds = speed_fractions(config.augment.speed_factors if config.augment.enabled else [1.0])
     # The speed is the sampler's to draw: it sets the label, and how many samples are read.
     sampler = _sampler(config, given.rows.labels, eligible, len(speeds))
-    _share_out(sampler)
     reader = _reader(data, given)
     augmenter = build_augmenter(config, reader, given.table, eligible)
     placement = choose_placement(config, reader, inputs, augmenter, reserved_bytes)
@@ -249,7 +248,9 @@ def _sampler(config: Config, labels: np.ndarray, eligible: np.ndarray, num_speed
     if not is_balanced and data.utterances_per_speaker > 1:
         raise ValueError("data.utterances_per_speaker above 1 needs data.sampler: balanced")
     kind = BalancedSampler if is_balanced else ShuffledSampler
-    return kind(labels, data, seed=config.runtime.seed, eligible=eligible, num_speeds=num_speeds)
+    sampler = kind(labels, data, seed=config.runtime.seed, eligible=eligible, num_speeds=num_speeds)
+    _share_out(sampler)
+    return sampler
 
 
 def _share_out(sampler: Sampler) -> None:
