@@ -196,6 +196,7 @@ def _weights(setup: Setup, name: str) -> dict[str, torch.Tensor]:
         "model.name": "ResNet", "model.embedding_dim": 8, "evaluation.eval_frames": 60, "evaluation.num_crops": 1,
         "augment.enabled": "false", "training.max_epochs": 1, "training.log_interval": 1,
         "training.save_path": folder, "runtime.device": setup.device.type,
+        "runtime.keep_memory": not setup.is_quick,
     }  # fmt: skip
     words = [word for key, value in given.items() for word in (f"--{key}", str(value))]
     loaded = load_config(["--config", str(PRESET), *words])

@@ -45,7 +45,8 @@ class Setup:
 
     def config(self, **sections: Mapping[str, Any]) -> Config:
         """The default configuration on the device, with some sections changed."""
-        runtime = {"device": self.device.type, **sections.pop("runtime", {})}
+        # The allocator's setting is the process's: what runs after a quick look in it finds it as it was.
+        runtime = {"device": self.device.type, "keep_memory": not self.is_quick, **sections.pop("runtime", {})}
         return replaced(Config(), runtime=runtime, **sections)
 
     def corpus(self) -> CorpusPaths:
