@@ -79,12 +79,16 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
     """
     training = loaded.config.training
     address = training.mirror if distributed.is_main() else ""
-    if address:
-        with held(training.save_path):
-            fetch_run(address, training.save_path)
-    distributed.barrier()
+    distributed.from_main(lambda: _fetch(address, training.save_path))
     with mirrored(address, training.save_path, with_epochs=training.average_checkpoints > 0):
         return _train_and_report(loaded)
+
+
+def _fetch(address: str, folder: str) -> None:
+    """Fill an empty run folder from its mirror, where there is one."""
+    if address:
+        with held(folder):
+            fetch_run(address, folder)
 
 
 def _train_and_report(loaded: LoadedConfig) -> TrainingOutcome:

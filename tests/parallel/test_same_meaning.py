@@ -66,6 +66,11 @@ CASES = {
     "only the head": Case("amsoftmax", is_frozen=True, head_only=True),
     "shared head": Case("aamsoftmax", (("sub_centers", 2), ("inter_top_k", 2)), is_sharded=True, units=5),
     "shared head, accumulation": Case("amsoftmax", is_sharded=True, accumulation=2),
+    "shared head of two losses, gradient cache": Case(
+        "softmaxproto", per_speaker=2, accumulation=2, gradient_cache=True, is_sharded=True
+    ),
+    "only a shared head": Case("sphereface2", is_frozen=True, head_only=True, is_sharded=True),
+    "a step that is undone, shared head": Case("amsoftmax", poisoned=1, is_sharded=True),
     "a step that is undone": Case("amsoftmax", poisoned=1),
 }
 
