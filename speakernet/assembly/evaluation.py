@@ -102,11 +102,10 @@ def run_evaluation(
     sweep = build_sweep(config)
     device = inputs.device
     model = load_for_scoring(config, model_path)
-    net = model.net.to(device)
     embedder = dataclasses.replace(
-        _embedder(config, net, device),
+        _embedder_of_file(config, model, device),
         store=Path(config.training.save_path) / EMBEDDINGS if config.evaluation.keep_embeddings else None,
-        model_digest=weights_digest(model.contents["weights"]) + str(net.spec()),
+        model_digest=weights_digest(model.contents["weights"]) + str(model.net.spec()),
     )
     trials, source = inputs.test.trials, inputs.test.source
     speakers = _speakers(config, trials)
@@ -136,7 +135,7 @@ def scores_of_model(config: Config, inputs: Inputs, model_path: str | Path) -> n
         ValueError: a list, audio or option that the user can mend.
     """
     model = load_for_scoring(config, model_path)
-    embedder = _embedder(config, model.net.to(inputs.device), inputs.device)
+    embedder = _embedder_of_file(config, model, inputs.device)
     trials, source = inputs.test.trials, inputs.test.source
     backend = _backend(config, inputs, model, embedder, _ModelKeeper(Path(model_path), model), trials, [])
     return score_trials(embedder, backend, trials, source).scores
@@ -187,6 +186,12 @@ class _ModelKeeper:
             return
         backup = update_model_file(self.path, self.changes, backs_up=not self._is_ours)
         logger.info("kept in %s: %s%s", self.path, names, f" (as it was: {backup})" if backup else "")
+
+
+def _embedder_of_file(config: Config, model: ModelFile, device: torch.device) -> Embedder:
+    embedder = _embedder(config, model.net.to(device), device)
+    # In 16 bits merged weights would be rounded once more.
+    return dataclasses.replace(embedder, net=model.folded) if embedder.precision == "no" else embedder
 
 
 def _embedder(config: Config, net: EmbeddingNet, device: torch.device) -> Embedder:
