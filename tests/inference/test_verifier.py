@@ -180,3 +180,116 @@ def test_the_example_of_the_documents_runs(repository, model_path, tmp_path, mon
     np.testing.assert_array_equal(names["embedding"], names["verifier"].embed("a.wav"))
     assert names["embeddings"].shape == (2, 8)
     assert len(read_audio("a.wav")) == 16000
+
+
+def test_a_list_gives_a_row_each_as_one_by_one(verifier, tmp_path):
+    clips = [voice(24000, 1), voice(9000, 2), voice(24000, 3), voice(50000, 4)]
+    write_audio(tmp_path / "a.wav", clips[0], 16000)
+    found = verifier.embed([tmp_path / "a.wav", *clips[1:]], sample_rate=16000)
+    alone = [verifier.embed(tmp_path / "a.wav"), *(verifier.embed(one, sample_rate=16000) for one in clips[1:])]
+    np.testing.assert_allclose(found, np.concatenate(alone), atol=1e-5)
+    assert verifier.embed([clips[0]], sample_rate=16000).shape == (1, 8) and verifier.embed([]).shape == (0, 8)
+
+
+def test_a_long_recording_is_the_mean_of_equal_windows_and_the_same_in_a_file_and_an_array(verifier, tmp_path):
+    long = np.tile(voice(16000), 185)
+    write_audio(tmp_path / "long.wav", long, 16000)
+    expected = np.mean([verifier.embed(part, sample_rate=16000)[0] for part in np.split(long, 4)], axis=0)
+    np.testing.assert_allclose(verifier.embed(long, sample_rate=16000)[0], expected, atol=1e-4)
+    np.testing.assert_allclose(verifier.embed(tmp_path / "long.wav")[0], expected, atol=1e-4)
+
+
+def test_a_track_is_embeddings_over_time(verifier, tmp_path):
+    clip = voice(16000 * 6 + 8000)
+    track = verifier.embed_track(clip, sample_rate=16000, window_seconds=2.0, hop_seconds=1.0)
+    # The last window ends with the recording.
+    assert track.start_seconds.tolist() == [0, 1, 2, 3, 4, 4.5] and track.stop_seconds[-1] == 6.5
+    third = verifier.embed(clip[32000:64000], sample_rate=16000)
+    np.testing.assert_allclose(track.embeddings[2], third[0], atol=1e-5)
+    short = verifier.embed_track(clip[:9000], sample_rate=16000)
+    assert short.embeddings.shape == (1, 8) and short.stop_seconds[0] == 9000 / 16000
+    for sizes in ({"window_seconds": 0.001}, {"window_seconds": -1.0}, {"hop_seconds": 0.0}):
+        with pytest.raises(ValueError, match=r"expected a window of 0.016 s or more and a hop above 0"):
+            verifier.embed_track(clip, sample_rate=16000, **sizes)
+
+
+def test_threads_get_what_one_alone_gets(verifier):
+    from concurrent.futures import ThreadPoolExecutor
+
+    clips = [voice(8000 + 500 * number, number) for number in range(24)]
+    with ThreadPoolExecutor(6) as pool:
+        found = list(pool.map(lambda one: verifier.embed(one, sample_rate=16000), clips))
+    for clip, embedding in zip(clips, found, strict=True):
+        np.testing.assert_array_equal(embedding, verifier.embed(clip, sample_rate=16000))
+
+
+def test_an_unchanged_file_is_read_once_and_a_changed_one_again(model_path, tmp_path, monkeypatch):
+    path = tmp_path / "m.pt"
+    path.write_bytes(model_path.read_bytes())
+    first = speakernet.load(path, "cpu")
+    assert speakernet.load(path, "cpu").net is first.net
+    contents = torch.load(path, weights_only=True)
+    contents["weights"]["embedding.bias"] += 1
+    write_checkpoint(path, contents)
+    second = speakernet.load(path, "cpu")
+    assert second.net is not first.net and second.fingerprint != first.fingerprint
+    write_checkpoint(path, {**contents, "embedding_mean": torch.ones(8), "thresholds": []})
+    assert speakernet.load(path, "cpu").fingerprint == second.fingerprint
+    path.unlink()
+    with pytest.raises(ValueError, match="no checkpoint at"):
+        speakernet.load(path, "cpu")
+
+
+def test_a_mean_is_subtracted_where_it_is_of_whole_utterances_only(model_path, tmp_path):
+    contents = torch.load(model_path, weights_only=True)
+    mean = torch.linspace(-2, 2, 8)
+    plain = {}
+    for way in ("whole", "crops"):
+        path = tmp_path / f"{way}.pt"
+        write_checkpoint(path, {**contents, "embedding_mean": mean, "embedding_mean_of": {"embedding": way}})
+        plain[way] = speakernet.load(path, "cpu")
+    one, other = (plain["whole"].embed(voice(16000, seed), sample_rate=16000)[0] for seed in (1, 2))
+    centred = [row - mean.numpy() for row in (one, other)]
+    for verifier, rows in ((plain["whole"], centred), (plain["crops"], [one, other])):
+        expected = rows[0] @ rows[1] / np.linalg.norm(rows[0]) / np.linalg.norm(rows[1])
+        assert verifier.compare(one, other[None]) == pytest.approx(expected, abs=1e-5)
+    with pytest.raises(ValueError, match="an embedding of 3 numbers; those of this model have 8"):
+        plain["whole"].compare(one, np.zeros(3))
+
+
+def test_a_file_and_an_array_are_verified_with_the_arrays_rate(verifier, tmp_path):
+    write_audio(tmp_path / "a.wav", voice(32000), 16000)
+    decision = verifier.verify(tmp_path / "a.wav", voice(32000)[::2], sample_rate=8000, threshold=-1)
+    assert decision.same_speaker and decision.false_accept_rate is None and decision.log_likelihood_ratio is None
+    for how, message in (
+        ({}, "holds no calibration for whole utterances and cosine: fit them with `speakernet calibrate --model"),
+        ({"false_accept_rate": 0.01, "threshold": 0.5}, "both given"),
+        ({"false_accept_rate": 1.5}, "expected a share between 0 and 1"),
+        ({"threshold": float("inf")}, "expected a finite score"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            verifier.verify(tmp_path / "a.wav", tmp_path / "a.wav", **how)
+
+
+def test_an_hour_takes_no_more_memory_than_some_minutes(verifier, tmp_path):
+    from speakernet.inference.recordings import Recording, open_recording
+
+    rate, longest = 16000, []
+    # A file of an hour that takes no disk: its samples are a hole.
+    with (tmp_path / "hour.wav").open("wb") as file:
+        size = 2 * rate * 3600
+        header = [b"RIFF", (36 + size).to_bytes(4, "little"), b"WAVEfmt ", (16).to_bytes(4, "little")]
+        numbers = [(1, 2), (1, 2), (rate, 4), (2 * rate, 4), (2, 2), (16, 2)]
+        header += [number.to_bytes(length, "little") for number, length in numbers]
+        file.write(b"".join([*header, b"data", size.to_bytes(4, "little")]))
+        file.truncate(44 + size)
+    plain = Recording.read
+
+    class Watched(Recording):
+        def read(self, start=0, num_samples=None):
+            longest.append(num_samples)
+            return plain(self, start, num_samples)
+
+    hour = Watched(**vars(open_recording(tmp_path / "hour.wav", None, rate)))
+    assert hour.seconds == 3600 and sum(len(piece.waveforms[0]) for piece in hour.pieces()) == hour.num_samples
+    assert max(longest) <= 60 * rate and len(longest) == 60
