@@ -23,7 +23,7 @@ from speakernet.terminal import Bar
 
 logger = logging.getLogger(__name__)
 
-BLOCK_UTTERANCES = 256
+BLOCK_UTTERANCES = 64
 """So many are kept at a time: what a kill loses."""
 PARTS_SUFFIX = ".parts"
 WAY = {"embedding": "whole", "wrapped": False}
