@@ -82,7 +82,8 @@ def answer_lines(found: "Identification") -> list[str]:
     if found.stranger_rate is None or decision.false_accept_rate is None:
         return [first, *nearest]
     keeps = (
-        f"at this threshold {100 * decision.false_accept_rate:.3g} % of single comparisons are wrong; of strangers at "
-        f"most {100 * found.stranger_rate:.3g} % are taken for one of the {found.num_people} people"
+        f"by the list that the threshold was fitted on, {100 * decision.false_accept_rate:.3g} % of single comparisons "
+        f"are wrong, and so up to {100 * found.stranger_rate:.3g} % of strangers are taken for one of the "
+        f"{found.num_people} people"
     )
     return [first, *nearest, keeps]

@@ -51,8 +51,8 @@ class Identification:
         decision: about the nearest person; None where the store is empty.
         candidates: the nearest people with their scores, best first.
         num_people: in the store.
-        stranger_rate: at most this share of strangers is taken for somebody; None where the threshold was given as a
-            number.
+        stranger_rate: up to this share of strangers is taken for somebody, by the list that the threshold was fitted
+            on; None where the threshold was given as a number.
     """
 
     name: str | None
