@@ -65,5 +65,8 @@ def norm_then_clipped_relu(features: Tensor, norm: nn.Module) -> Tensor:
 
 
 def clipped_relu(features: Tensor) -> Tensor:
-    """ReLU that ends at 20, in place."""
+    """ReLU that ends at 20, in place in eager networks."""
+    # A compiled batch norm is a function of its own (`kernels`), whose result may not be changed.
+    if torch.compiler.is_compiling():
+        return features.clamp(0.0, CEILING)
     return features.clamp_(0.0, CEILING)
