@@ -212,7 +212,7 @@ def test_the_smallest_size_compiled_has_the_outputs_and_gradients_of_the_eager_o
     eager = outputs_and_gradients(net, features)
     compiled = outputs_and_gradients(net, features, backend="inductor")
     # Statistics of so small a batch and every ReLU blow up what rounding leaves: gradients of torch's own compiled code
-    # are up to 0.08 away (ResNetSE34V2, whose pooling takes a variance as a difference). A wrong kernel is no near thing.
+    # are up to 0.08 away (ResNetSE34V2, whose pooling takes a variance as a difference). A wrong kernel is far off.
     assert distance(compiled[:1], eager[:1]) < 1e-3
     assert distance(compiled, eager) < 0.15
 
