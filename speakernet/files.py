@@ -183,9 +183,11 @@ def place(source: str | Path, target: str | Path, *, is_flushed: bool = True) ->
     except OSError:
         copy_whole(source, target, is_flushed=is_flushed)
         return
-    temporary.replace(target)
-    # Of two names of one file renaming does nothing, and leaves both.
-    temporary.unlink(missing_ok=True)
+    try:
+        temporary.replace(target)
+    finally:
+        # Left behind where that failed; and of two names of one file renaming does nothing, and leaves both.
+        temporary.unlink(missing_ok=True)
 
 
 def copy_whole(source: str | Path, target: str | Path, *, is_flushed: bool = True) -> None:
