@@ -28,7 +28,7 @@ class AttentiveFusion(nn.Module):
         self.attention = nn.Sequential(
             nn.Conv2d(2 * channels, hidden, 1),
             nn.BatchNorm2d(hidden),
-            nn.SiLU(inplace=True),
+            nn.SiLU(),
             nn.Conv2d(hidden, channels, 1),
             nn.BatchNorm2d(channels),
         )
