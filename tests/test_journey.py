@@ -272,6 +272,7 @@ def test_targets_alone_are_not_called_unlabelled(
     assert "18 trials scored; none of the 18 trials" in caplog.text and "unlabelled" not in caplog.text
 
 
+@pytest.mark.slow  # tests/assembly/test_training.py does the same with fewer steps
 def test_interrupted_run_resumes_to_the_same_weights(recipe: Path, run_folder: Path, tmp_path: Path) -> None:
     deterministic = ("--runtime.deterministic", "true")
     # The schedule spans the whole run: one that was planned shorter is another run. A constant rate compares them.

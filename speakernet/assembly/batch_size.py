@@ -16,7 +16,7 @@ from speakernet.config.schema import Config
 from speakernet.data.audio import crop_samples
 from speakernet.data.lists import read_training_list
 from speakernet.machine.device import choose_device
-from speakernet.training.batch_advice import PlannedRun
+from speakernet.training.batch_advice import PlannedRun, batch_size_advice
 from speakernet.training.batch_size import BatchSizeOptimizer
 from speakernet.training.optimizers import create_optimizer
 from speakernet.training.profiler import NoProfiler
@@ -117,6 +117,13 @@ def planned_run(config: Config) -> PlannedRun:
         accumulation_steps=training.accumulation_steps,
         can_accumulate=not config.loss.is_metric,
     )
+
+
+def advice(config: Config, finder: BatchSizeOptimizer, best: int, run: PlannedRun) -> list[str]:
+    """What the best size is worth beside the configured one, in lines."""
+    configured = finder.measured(configured_batch_size(config))
+    # data.batch_size counts speakers, as voxceleb_trainer's does.
+    return batch_size_advice(configured, finder.measured(best), run, config.data.utterances_per_speaker)
 
 
 def _sampler(config: Config, num_classes: int, device: torch.device) -> Callable[[int], _Sample]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from speakernet.cli.defaults import load_configuration
 from speakernet.files import atomic_write
+from speakernet.machine.facts import system_info
 
 TAKES_CONFIG = True
 
@@ -56,9 +57,6 @@ def write_figures(path: Path | None, figures: Mapping[str, Any]) -> None:
     """Write figures with the facts of the machine that they hold for; without a path nothing."""
     if path is None:
         return
-    # Late: as above.
-    from speakernet.machine.facts import system_info
-
     with atomic_write(path) as file:
         json.dump({"system": system_info(), **figures}, file, indent=1)
     logger.info("figures written to %s", path)

@@ -15,6 +15,7 @@ from pathlib import Path
 from speakernet.cli.using import add_model, add_store, load_verifier, store_key
 from speakernet.evaluation.headline import headline_sentence
 from speakernet.evaluation.options import EvaluationOptions
+from speakernet.inference.audio_inputs import audio_inputs
 from speakernet.options import default_of
 
 logger = logging.getLogger(__name__)
@@ -47,19 +48,19 @@ def run(arguments: argparse.Namespace) -> int:
     if not 0 < arguments.prior < 1:
         raise ValueError(f"--prior {arguments.prior}: expected a probability between 0 and 1")
     # Late: --help and a mistyped option need no torch.
-    from speakernet.inference.audio_inputs import audio_inputs
-    from speakernet.inference.decision import described_threshold
-    from speakernet.inference.own_calibration import calibrate_on_people, calibrate_on_trials
+    from speakernet.inference import decision, own_calibration
 
     verifier = load_verifier(arguments)
     if arguments.store is None:
-        done = calibrate_on_trials(verifier, arguments.trials, arguments.audio, arguments.prior, arguments.out)
+        done = own_calibration.calibrate_on_trials(
+            verifier, arguments.trials, arguments.audio, arguments.prior, arguments.out
+        )
     else:
         cohort = audio_inputs(arguments.cohort, verifier.sample_rate, sys.stdin) if arguments.cohort else None
         with verifier.existing_people(arguments.store, store_key(arguments)) as store:
-            done = calibrate_on_people(verifier, store, cohort, arguments.prior, arguments.out)
+            done = own_calibration.calibrate_on_people(verifier, store, cohort, arguments.prior, arguments.out)
     note = [done.results.interval_note] if done.results.interval_note else []
-    thresholds = [f"threshold {described_threshold(one)}" for one in done.fit.thresholds]
+    thresholds = [f"threshold {decision.described_threshold(one)}" for one in done.fit.thresholds]
     kept = f"kept in {done.path}: calibration and {len(thresholds)} thresholds for whole utterances and cosine"
     backup = f" (as it was: {done.backup})" if done.backup else ""
     lines = [headline_sentence(done.results), *note, *thresholds, *done.fit.refused, kept + backup]

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from speakernet.cli.using import add_model, load_verifier
+from speakernet.inference.audio_inputs import audio_inputs
 from speakernet.parts import WHOLE, add_part_argument, list_parts, parse_part
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,6 @@ def run(arguments: argparse.Namespace) -> int:
         ValueError: audio or a model that cannot be used.
     """
     # Late: --help and a mistyped option need no torch.
-    from speakernet.inference.audio_inputs import audio_inputs
     from speakernet.inference.embedding_files import embed_files
 
     part = parse_part(arguments.part) if arguments.part else WHOLE

@@ -11,6 +11,7 @@ import logging
 import sys
 
 from speakernet.cli.using import add_model, add_store, load_verifier, store_key
+from speakernet.inference.audio_inputs import audio_inputs
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +32,6 @@ def run(arguments: argparse.Namespace) -> int:
         ValueError: audio, a model, a name or a store that cannot be used.
     """
     # Late: --help and a mistyped option need no torch.
-    from speakernet.inference.audio_inputs import audio_inputs
     from speakernet.inference.enrolment import enroll
 
     verifier = load_verifier(arguments)

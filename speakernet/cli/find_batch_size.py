@@ -32,8 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--memory_limit_gib: {gib:g}; expected a number of GiB above 0")
     limit = None if gib is None else int(gib * 2**30)
     # Late: options are read, and refused, without torch.
-    from speakernet.assembly.batch_size import configured_batch_size, find_batch_size, planned_run
-    from speakernet.training.batch_advice import batch_size_advice
+    from speakernet.assembly.batch_size import advice, find_batch_size, planned_run
 
     run_of_it = planned_run(config)
     finder, best = find_batch_size(config, arguments.min_batch_size, arguments.max_batch_size, limit)
@@ -45,8 +44,5 @@ def run(arguments: argparse.Namespace) -> int:
     sys.stdout.write(
         f"fastest: {best} utterances in a batch; the largest tried that fits: {finder.largest_batch_size}\n"
     )
-    configured = finder.measured(configured_batch_size(config))
-    # data.batch_size counts speakers, as voxceleb_trainer's does.
-    advice = batch_size_advice(configured, finder.measured(best), run_of_it, config.data.utterances_per_speaker)
-    sys.stdout.write("".join(f"{line}\n" for line in advice))
+    sys.stdout.write("".join(f"{line}\n" for line in advice(config, finder, best, run_of_it)))
     return 0

@@ -43,18 +43,17 @@ def run(arguments: argparse.Namespace) -> int:
         ValueError: audio, a model or a store that cannot be used, no calibration.
     """
     # Late: --help and a mistyped option need no torch.
-    from speakernet.inference.enrolment import identify
-    from speakernet.inference.quality import inspect_recording, refuse_unusable
+    from speakernet.inference import enrolment, quality
 
     if arguments.top < 1:
         raise ValueError(f"--top {arguments.top}: expected at least 1")
     with answer_first(is_verbose=arguments.verbose):
         verifier = load_verifier(arguments)
         recording = verifier.open(arguments.audio)
-        quality = inspect_recording(recording, min_speech_seconds=MIN_SPEECH_SECONDS)
-        refuse_unusable(quality)
+        heard = quality.inspect_recording(recording, min_speech_seconds=MIN_SPEECH_SECONDS)
+        quality.refuse_unusable(heard)
         with verifier.existing_people(arguments.store, store_key(arguments)) as store:
-            found = identify(
+            found = enrolment.identify(
                 verifier,
                 store,
                 recording,
@@ -65,8 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
     lines = [json.dumps(dataclasses.asdict(found), ensure_ascii=False)] if arguments.json else answer_lines(found)
     sys.stdout.write("\n".join([*lines, ""]))
     sys.stdout.flush()
-    for warning in quality.warnings:
-        logger.warning("%s: %s", quality.name, warning)
+    for warning in heard.warnings:
+        logger.warning("%s: %s", heard.name, warning)
     return 0
 
 

@@ -22,16 +22,15 @@ def run(arguments: argparse.Namespace) -> int:
         ValueError: not a model file.
     """
     # Late: --help needs no torch.
-    from speakernet.inference.decision import described_threshold
-    from speakernet.inference.verifier import load
+    from speakernet.inference import decision, verifier
 
-    verifier = load(arguments.model, "cpu")
+    model = verifier.load(arguments.model, "cpu")
     path = Path(arguments.model)
-    net, contents = verifier.net, verifier.contents
+    net, contents = model.net, model.contents
     rows = [
         ("file", f"{path} ({human_bytes(path.stat().st_size)}, format version {contents['format_version']})"),
         ("SHA-256", sha256_of(path)),
-        ("fingerprint", f"{verifier.fingerprint} (of weights and front end, by which a store of people knows it)"),
+        ("fingerprint", f"{model.fingerprint} (of weights and front end, by which a store of people knows it)"),
         ("model", f"{contents['model']['name']} {_options(contents['model']['options'])}"),
         ("front end", f"{contents['front_end']['name']} {_options(contents['front_end']['options'])}"),
         ("parameters", f"{sum(parameter.numel() for parameter in net.parameters()):,}"),
@@ -39,10 +38,10 @@ def run(arguments: argparse.Namespace) -> int:
         ("sample rate", f"{net.sample_rate} Hz"),
         ("mean embedding", _mean(contents.get("embedding_mean"), contents.get("embedding_mean_of"))),
         ("licence", _licence(contents.get("training_summary") or {})),
-        ("decides by itself", "yes" if verifier.is_calibrated else f"no: {verifier.rule.advice}"),
+        ("decides by itself", "yes" if model.is_calibrated else f"no: {model.rule.advice}"),
         *(("calibration", _fit(one)) for one in (contents.get("calibration") or {}).get("fits", ())),
         *(
-            ("threshold", f"{one['name']} {described_threshold(one)}; {_options(one['backend'])}")
+            ("threshold", f"{one['name']} {decision.described_threshold(one)}; {_options(one['backend'])}")
             for one in contents.get("thresholds") or ()
         ),
         *((f"training {key}", _value(value)) for key, value in (contents.get("training_summary") or {}).items()),

@@ -17,7 +17,6 @@ from speakernet.appending import GrowingFile
 from speakernet.cli.defaults import load_configuration
 from speakernet.config import LoadedConfig
 from speakernet.evaluation.headline import headline_sentence
-from speakernet.machine.options import MachineOptions
 from speakernet.parallel.environment import find_place
 from speakernet.run_folder import BEST, CONFIG, LOG, METRICS, REPORT, RESULTS, SCORES, refuse_unusable
 
@@ -40,33 +39,13 @@ def run(arguments: argparse.Namespace) -> int:
     loaded = load_configuration(arguments.config_arguments)
     runtime = loaded.config.runtime
     is_alone = find_place(os.environ, runtime.port) is None
-    if runtime.distributed and is_alone and (count := _num_gpus(runtime)) > 1:
-        # Late, as below.
-        from speakernet.parallel.launching import launch
-
-        return launch(count, runtime.port, ["train", *arguments.config_arguments])
     # Late: a mistyped option should not wait for torch to be imported.
-    from speakernet.parallel.group import joined
+    from speakernet.parallel import group, launching
 
-    with joined(runtime):
+    if runtime.distributed and is_alone and (count := launching.num_gpus(runtime)) > 1:
+        return launching.launch(count, runtime.port, ["train", *arguments.config_arguments])
+    with group.joined(runtime):
         return _run_joined(loaded)
-
-
-def _num_gpus(runtime: MachineOptions) -> int:
-    """GPUs to start a process for; says where there are none."""
-    # Late: who starts one process need not ask for them here.
-    import torch
-
-    count = torch.cuda.device_count() if runtime.device != "cpu" and torch.cuda.is_available() else 0
-    if count > 1 and runtime.gpu_id is not None:
-        raise ValueError(
-            f"--distributed starts a process for each of the {count} GPUs, and runtime.gpu_id: {runtime.gpu_id} names "
-            "one; leave one of the two out (CUDA_VISIBLE_DEVICES chooses among GPUs)"
-        )
-    if count <= 1:
-        found = "one GPU" if count else "no GPU that torch can use" if runtime.device != "cpu" else "device: cpu"
-        logger.info("--distributed: %s, so this is one process (torchrun --nproc_per_node=N starts N)", found)
-    return count
 
 
 def _run_joined(loaded: LoadedConfig) -> int:

@@ -18,6 +18,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from speakernet.cli.using import add_decision, add_model, answer_first, load_verifier
+from speakernet.inference.piped import chunks_of, open_piped
 
 if TYPE_CHECKING:
     from speakernet.inference.decision import Decision
@@ -69,10 +70,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _verify_live(arguments: argparse.Namespace, verifier: "SpeakerVerifier") -> int:
     """Hear standard input to its end, saying after each second what it is by now."""
-    # Late: see above.
-    from speakernet.inference.decision import sentence
-    from speakernet.inference.piped import chunks_of, open_piped
-
     enrolled = verifier.embed(arguments.second)
     info, begun = open_piped(sys.stdin.buffer)
     limits = {"false_accept_rate": arguments.far, "threshold": arguments.threshold}
@@ -80,7 +77,7 @@ def _verify_live(arguments: argparse.Namespace, verifier: "SpeakerVerifier") -> 
     for chunk in chunks_of(sys.stdin.buffer, info, begun):
         for state in stream.add(chunk):
             assert state.decision is not None, "whether it can decide was asked before"
-            sys.stderr.write(f"after {state.seconds:.0f} s: {sentence(state.decision)}\n")
+            sys.stderr.write(f"after {state.seconds:.0f} s: {state.decision.sentence}\n")
     decision = stream.finish().decision
     assert decision is not None
     _answer(arguments, decision)
@@ -88,8 +85,6 @@ def _verify_live(arguments: argparse.Namespace, verifier: "SpeakerVerifier") -> 
 
 
 def _answer(arguments: argparse.Namespace, decision: "Decision") -> None:
-    from speakernet.inference.decision import sentence  # late: see above
-
-    text = json.dumps(dataclasses.asdict(decision)) if arguments.json else sentence(decision)
+    text = json.dumps(dataclasses.asdict(decision)) if arguments.json else decision.sentence
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()

@@ -45,6 +45,9 @@ class Decision:
         threshold: a score.
         false_accept_rate: share of different speakers that reach the threshold, on the list that it was fitted on; None
             for a threshold that was given as a number.
+
+    >>> Decision(0.71, 3.2, True, 0.4512, 0.01).sentence
+    'same speaker: score 0.7100 reaches the threshold 0.4512 (false accepts 1 %); one speaker is 24.5 times as likely'
     """
 
     score: float
@@ -52,6 +55,21 @@ class Decision:
     same_speaker: bool
     threshold: float
     false_accept_rate: float | None
+
+    @property
+    def sentence(self) -> str:
+        """The decision for people."""
+        answer = "same speaker" if self.same_speaker else "different speakers"
+        verb = "reaches" if self.same_speaker else "is below"
+        rate = self.false_accept_rate
+        stands_for = "of no known error rate" if rate is None else f"false accepts {100 * rate:.3g} %"
+        words = f"{answer}: score {self.score:.4f} {verb} the threshold {self.threshold:.4f} ({stands_for})"
+        ratio = self.log_likelihood_ratio
+        if ratio is None:
+            return words
+        hypothesis = "one speaker is" if ratio >= 0 else "two speakers are"
+        times = math.exp(min(abs(ratio), math.log(MOST_TIMES)))
+        return f"{words}; {hypothesis} {times:,.3g} times as likely"
 
 
 @dataclass(frozen=True)
@@ -163,25 +181,6 @@ def calibrate_advice(model: str) -> str:
         f"fit them with `speakernet calibrate --model {model} --trials LIST`, or give a threshold of your own "
         f"(`--threshold 0.5`, in Python `threshold=0.5`; `{DEFAULT_THRESHOLD_NAME}` is {UNCALIBRATED_THRESHOLD})"
     )
-
-
-def sentence(decision: Decision) -> str:
-    """A decision for people.
-
-    >>> sentence(Decision(0.71, 3.2, True, 0.4512, 0.01))
-    'same speaker: score 0.7100 reaches the threshold 0.4512 (false accepts 1 %); one speaker is 24.5 times as likely'
-    """
-    answer = "same speaker" if decision.same_speaker else "different speakers"
-    verb = "reaches" if decision.same_speaker else "is below"
-    rate = decision.false_accept_rate
-    stands_for = "of no known error rate" if rate is None else f"false accepts {100 * rate:.3g} %"
-    words = f"{answer}: score {decision.score:.4f} {verb} the threshold {decision.threshold:.4f} ({stands_for})"
-    ratio = decision.log_likelihood_ratio
-    if ratio is None:
-        return words
-    hypothesis = "one speaker is" if ratio >= 0 else "two speakers are"
-    times = math.exp(min(abs(ratio), math.log(MOST_TIMES)))
-    return f"{words}; {hypothesis} {times:,.3g} times as likely"
 
 
 def described_threshold(one: Mapping[str, Any]) -> str:

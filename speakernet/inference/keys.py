@@ -5,13 +5,10 @@ longer opens. Uses the library `cryptography`, which is imported only where a st
 """
 
 import os
-from typing import Any
 
 from speakernet.files import FileError
 
-SALT_BYTES, NONCE_BYTES, KEY_BYTES = 16, 12, 32
-SCRYPT_COST = 1 << 15
-"""OWASP's advice for scrypt with blocks of 8: 32 MiB and about a tenth of a second."""
+SALT_BYTES, NONCE_BYTES = 16, 12
 PROOF = b"speakernet people store"
 
 
@@ -37,16 +34,14 @@ class Cipher:
             )
         try:
             # Late: a store without a key needs no such library.
-            from cryptography.exceptions import InvalidTag
-            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-            from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
+            from speakernet.inference import sealing
         except ImportError as error:
             raise StoreKeyError(
                 "an encrypted store needs the library cryptography: pip install 'speakernet[encryption]'"
             ) from error
         secret = key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key
-        self._sealer: Any = AESGCM(Scrypt(salt=salt, length=KEY_BYTES, n=SCRYPT_COST, r=8, p=1).derive(secret))
-        self._refusal = InvalidTag
+        self._sealer = sealing.sealer(secret, salt)
+        self._refusal = sealing.InvalidTag
 
     def seal(self, content: bytes, place: bytes) -> bytes:
         """Encrypted bytes, which open at this place only."""

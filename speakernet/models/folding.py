@@ -25,6 +25,7 @@ def fold_batch_norms(net: nn.Module) -> int:
     Returns:
         How many were merged.
 
+    >>> import torch
     >>> net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).eval()
     >>> net[1].running_mean.fill_(3.0)
     tensor([3., 3.])

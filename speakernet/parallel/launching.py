@@ -8,9 +8,12 @@ import sys
 import uuid
 from collections.abc import Sequence
 
+import torch
 from torch.distributed.elastic.agent.server.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from speakernet.machine.options import MachineOptions
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +54,24 @@ def launch(count: int, port: int, arguments: Sequence[str]) -> int:
     except SignalException as error:
         return 128 + error.sigval
     return 0
+
+
+def num_gpus(runtime: MachineOptions) -> int:
+    """GPUs to start a process for; says where there is none, or one.
+
+    Raises:
+        ValueError: several, and `gpu_id` names one.
+    """
+    count = torch.cuda.device_count() if runtime.device != "cpu" and torch.cuda.is_available() else 0
+    if count > 1 and runtime.gpu_id is not None:
+        raise ValueError(
+            f"--distributed starts a process for each of the {count} GPUs, and runtime.gpu_id: {runtime.gpu_id} names "
+            "one; leave one of the two out (CUDA_VISIBLE_DEVICES chooses among GPUs)"
+        )
+    if count <= 1:
+        found = "one GPU" if count else "no GPU that torch can use" if runtime.device != "cpu" else "device: cpu"
+        logger.info("--distributed: %s, so this is one process (torchrun --nproc_per_node=N starts N)", found)
+    return count
 
 
 def _refuse_used(port: int) -> None:

@@ -1,5 +1,6 @@
 """The suites of use: that they run and what they give, never how fast."""
 
+import pytest
 import torch
 
 from benchmarks.inference import THREADS, measure_runtimes, measure_serving
@@ -8,6 +9,7 @@ from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
 
 
+@pytest.mark.slow
 def test_every_runtime_is_measured_on_every_number_of_threads():
     before = torch.get_num_threads()
     found = measure_runtimes("ResNet", rounds=1)

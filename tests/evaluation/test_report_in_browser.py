@@ -30,7 +30,10 @@ from report_runs import make_run, make_trials
 CHROMIUM = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), ""
 )
-pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no headless Chromium on this machine (apt-get install chromium)")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not CHROMIUM, reason="no headless Chromium on this machine (apt-get install chromium)"),
+]
 
 MEASURE = """<!DOCTYPE html><html><body style="margin:0"><iframe id="frame" style="border:0;width:WIDTHpx;height:900px"
 src="PAGE"></iframe><pre id="found"></pre><script>

@@ -45,10 +45,9 @@ def test_the_chosen_gpu_is_made_current_and_named(gpus: list[torch.device], capl
     assert "device: cpu (asked for)" in caplog.text and len(gpus) == 1
 
 
-def test_a_process_of_several_takes_its_own_gpu(gpus: list[torch.device], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    assert find_device(MachineOptions()) == torch.device("cuda:1")
-    assert find_device(MachineOptions(gpu_id=0)) == torch.device("cuda:0")
+def test_a_process_of_several_takes_its_own_gpu(gpus: list[torch.device]) -> None:
+    assert find_device(MachineOptions(), local_rank=1) == torch.device("cuda:1")
+    assert find_device(MachineOptions(gpu_id=0), local_rank=1) == torch.device("cuda:0")
 
 
 def test_a_gpu_that_is_not_there_is_refused(gpus: list[torch.device], monkeypatch: pytest.MonkeyPatch) -> None:

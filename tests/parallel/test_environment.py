@@ -7,12 +7,11 @@ import pytest
 import torch
 
 from speakernet import distributed
-from speakernet.cli.train import _num_gpus
 from speakernet.machine.options import MachineOptions
 from speakernet.parallel.agreement import refuse_differences
 from speakernet.parallel.environment import Place, find_place, is_first, is_first_here
 from speakernet.parallel.group import joined
-from speakernet.parallel.launching import launch
+from speakernet.parallel.launching import launch, num_gpus
 
 TORCHRUN = {
     "RANK": "5",
@@ -148,16 +147,16 @@ def test_distributed_without_several_gpus_is_one_process_and_says_so(
     caplog.set_level("INFO", "speakernet")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-    assert _num_gpus(MachineOptions(device=device)) <= 1  # type: ignore[arg-type]
+    assert num_gpus(MachineOptions(device=device)) <= 1  # type: ignore[arg-type]
     assert said in caplog.text
 
 
 def test_distributed_starts_a_process_for_each_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    assert _num_gpus(MachineOptions()) == 4
+    assert num_gpus(MachineOptions()) == 4
     with pytest.raises(ValueError, match="leave one of the two out"):
-        _num_gpus(MachineOptions(gpu_id=2))
+        num_gpus(MachineOptions(gpu_id=2))
 
 
 def test_differences_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,8 +31,10 @@ class StopAt(FakeLoader):
         return super().batch(position)
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
-@pytest.mark.parametrize("stop_at", [0, 3, 7, 13])
+@pytest.mark.parametrize(
+    ("stop_at", "accumulation"),
+    [(3, 1), (7, 2), *(pytest.param(*place, marks=pytest.mark.slow) for place in ((0, 1), (0, 2), (7, 1), (13, 2)))],
+)
 def test_stopped_and_resumed_equals_straight(tmp_path: Path, stop_at: int, accumulation: int):
     straight = make_trainer(tmp_path / "straight", accumulation_steps=accumulation, ema_decay=0.9)
     straight.train()

@@ -251,6 +251,7 @@ def assert_parity(net, speech):
     np.testing.assert_allclose(found, wanted, atol=1e-3 * np.abs(wanted).max())
 
 
+@pytest.mark.slow
 def test_the_x_vector(speech):
     assert_parity(made("XVector"), speech)
 
