@@ -162,20 +162,26 @@ class CheckpointStore:
         return sentences
 
     def load_best(self) -> dict[str, Any] | None:
-        """The contents of best.pt; None where there is none or it is damaged, which renames it.
+        """The contents of best.pt; None without one, or where it is damaged or no model of a run, which renames it.
 
         Raises:
-            CheckpointError: it is not the model of a run, or cannot be opened.
+            CheckpointError: it cannot be opened.
         """
         self.wait()
         if not self.best_path.exists():
             return None
         try:
             contents = read_own_checkpoint(self.best_path)
-            check_model(contents, self.best_path)
-            return contents
         except DamagedError as error:
             logger.warning("%s", *self.heal(Found(None, {}, False, {self.best_path: error})))
+            return None
+        try:
+            check_model(contents, self.best_path)
+            return contents
+        except CheckpointError:
+            # Somebody's file, so it is kept; the run does not need it while last.pt is there.
+            moved = move_aside(self.best_path)
+            logger.warning("%s is not the model of a run, it was put there by hand: moved to %s", self.best_path, moved)
             return None
 
     def restore_best(self, epoch: int, eer_percent: float) -> Path | None:
