@@ -37,6 +37,13 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def kept_objects_are_not_collected() -> None:
+    """The same for what earlier files imported and made: the trainer's collections look at one file's objects."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     """Give back what a slow test held, large networks among it, before the next one makes its own."""

@@ -192,7 +192,9 @@ class TrainingLoader:
                 waveforms = self.augmenter(waveforms, epoch=request.epoch, rows=request.rows)
             rows = torch.from_numpy(report.rows)
             # At another speed a speaker is another class: speed n's classes follow those of speed n - 1.
-            (labels,) = send(self.device, [self._labels[report.rows] + self.num_speakers * request.speeds])
+            # The index of a speed is a byte, which 128 speakers do not fit into.
+            labels = self._labels[report.rows] + self.num_speakers * request.speeds.astype(np.int64)
+            (labels,) = send(self.device, [labels])
             parts = (self._share(request.batch, rank) for rank in range(self._world_size))
             shares = tuple(part.stop - part.start for part in parts)
             key = derive_seed(self.sampler.seed, request.epoch)

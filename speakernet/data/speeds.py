@@ -58,8 +58,11 @@ def change_speed(crops: Tensor, factor: Fraction, num_samples: int) -> Tensor:
     needed = (num_windows - 1) * down + len(bank)
     padded = functional.pad(crops, (before, max(0, needed - before - crops.shape[1])))
     windows = padded[:, :needed].unfold(1, len(bank), down)
-    # Of matrices, whose products keep all bits of float32 (`machine.settings`): TF32 would leave the stop band ten.
-    return (windows @ bank).reshape(len(crops), num_windows * up)[:, :num_samples]
+    # Of matrices, whose products keep all bits of float32 (`machine.settings`): TF32 would leave the stop band ten. And
+    # whoever takes a batch within autocast, as the measuring of statistics does, wants no bfloat16 audio.
+    with torch.autocast(crops.device.type, enabled=False):
+        filtered = windows @ bank
+    return filtered.reshape(len(crops), num_windows * up)[:, :num_samples]
 
 
 def change_speeds(crops: Tensor, speeds: np.ndarray, factors: Sequence[Fraction], num_samples: int) -> Tensor:

@@ -260,6 +260,14 @@ def test_speed_makes_new_speakers(tiny_corpus: Path) -> None:
     assert (labels % 8).tolist() == speakers
 
 
+def test_many_speakers_have_new_ones_too(tiny_corpus: Path) -> None:
+    """More than a byte counts, as indices of speeds do."""
+    made = loader(tiny_corpus, data__num_workers=0, data__num_classes=200, augment__enabled=True,
+                  augment__speed_factors=[0.9, 1.0, 1.1], augment__volume_db=[-1.0, 1.0])  # fmt: skip
+    labels = torch.cat([batch.labels for batch in epoch(made)])
+    assert labels.max() >= 200 and (labels % 200).max() < 8
+
+
 @pytest.mark.parametrize(("factors", "num_workers"), [([1.0], 0), ([0.9, 1.0, 1.1], 1)])
 def test_speed_factors_are_worth_workers_even_from_memory(
     tiny_corpus: Path, monkeypatch: pytest.MonkeyPatch, factors: list[float], num_workers: int

@@ -80,7 +80,14 @@ def test_clips_that_wait_are_embedded_together_and_a_bad_one_alone():
 
 def start(models, *options):
     command = [sys.executable, "-m", "speakernet", "serve", "--model", str(models[0]), "--port", "0", *options]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # Where the tests run in the background of a shell, Ctrl-C is ignored, which a child would inherit.
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 @pytest.mark.slow
