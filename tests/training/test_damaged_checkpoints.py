@@ -207,15 +207,17 @@ def test_a_missing_best_is_made_again_from_its_epoch(tmp_path: Path, damage, cap
     assert (summary["best_epoch"], summary["best_eer_percent"]) == (2, 5.0)
 
 
-def test_a_best_of_another_program_is_moved_away_and_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+@pytest.mark.parametrize("contents", [{"state_dict": {}}, {"weights": {}, "training_summary": {"epoch": "one"}}])
+def test_a_best_of_another_program_is_moved_away_and_made_again(
+    tmp_path: Path, contents: dict, caplog: pytest.LogCaptureFixture
+):
     trained(tmp_path, 3, eers=[9.0, 5.0, 7.0])
     best = (tmp_path / "best.pt").read_bytes()
-    foreign = {"model": {"weight": torch.ones(3)}}
-    torch.save(foreign, tmp_path / "best.pt")
+    torch.save(contents, tmp_path / "best.pt")
+    foreign = (tmp_path / "best.pt").read_bytes()
     assert trained(tmp_path, 3, eers=[1.0]).summary()["best_eer_percent"] == 5.0
     assert (tmp_path / "best.pt").read_bytes() == best and "moved to" in caplog.text
-    kept = torch.load(tmp_path / "best.pt.before-1", weights_only=True)
-    assert torch.equal(kept["model"]["weight"], foreign["model"]["weight"])
+    assert (tmp_path / "best.pt.before-1").read_bytes() == foreign
 
 
 def test_a_missing_best_without_its_epoch_is_measured_again(tmp_path: Path):

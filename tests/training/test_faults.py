@@ -85,14 +85,6 @@ def test_a_best_that_the_disk_did_not_take_is_made_again_from_its_epoch(
     assert resumed.state.best_eer_percent == 8.0 and "best.pt is of epoch 1" in caplog.text
 
 
-@pytest.mark.parametrize("contents", [{"state_dict": {}}, {"weights": {}, "training_summary": {"epoch": "one"}}])
-def test_a_best_of_another_program_is_refused_by_name(tmp_path: Path, contents: dict[str, Any]) -> None:
-    make_trainer(tmp_path, max_epochs=1).train()
-    write_checkpoint(tmp_path / "best.pt", contents)
-    with pytest.raises(CheckpointError, match=r"best\.pt is not the model of a run .* move it away, or choose another"):
-        make_trainer(tmp_path, max_epochs=2).train()
-
-
 def nested(name: str, value: Any) -> Callable[[dict], Any]:
     return lambda training: training[name].update(value)
 
