@@ -180,6 +180,14 @@ def test_a_finished_run_makes_again_what_is_missing(finished: tuple[Path, Path],
     assert (copy / "scores.txt").read_text() == (finished[0] / "scores.txt").read_text()
 
 
+def test_a_finished_run_makes_damaged_results_again(finished: tuple[Path, Path], tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(finished[0], copy)
+    (copy / "results.json").write_text((copy / "results.json").read_text()[:300])
+    assert train(finished[1], "--save_path", str(copy)) == 0
+    assert json.loads((copy / "results.json").read_text())["num_trials"]
+
+
 def test_a_report_of_before_the_last_epochs_is_made_again(finished: tuple[Path, Path], tmp_path: Path) -> None:
     """As a run leaves it that was trained on and killed while its report was made."""
     copy = tmp_path / "copy"

@@ -33,6 +33,8 @@ from speakernet.config import Config, ConfigError, LoadedConfig
 from speakernet.config.loading import save_config
 from speakernet.config.schema import config_to_dict
 from speakernet.evaluation.evaluate import Evaluation
+from speakernet.evaluation.report.data import read_results
+from speakernet.files import FileError
 from speakernet.machine.device import choose_device
 from speakernet.machine.facts import log_system_info
 from speakernet.machine.settings import log_performance_info
@@ -44,6 +46,7 @@ from speakernet.run_folder import (
     EVALUATION_FILES,
     LAST,
     PLOTS,
+    RESULTS,
     SECOND_STAGE,
     evaluation_folder,
     held,
@@ -172,7 +175,13 @@ def _is_reported(run_folder: Path) -> bool:
     trained = [run_folder / BEST, run_folder / LAST, run_folder / SECOND_STAGE / LAST]
     latest = max(file.stat().st_mtime_ns for file in trained if file.exists())
     written = [run_folder / name for name in EVALUATION_FILES]
-    return all(file.exists() and file.stat().st_mtime_ns >= latest for file in written)
+    if not all(file.exists() and file.stat().st_mtime_ns >= latest for file in written):
+        return False
+    try:
+        return read_results(run_folder / RESULTS) is not None
+    except FileError as error:
+        logger.warning("%s; they are made again", error)
+        return False
 
 
 def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, list[Path]]:

@@ -129,7 +129,7 @@ def read_run(folder: str | Path, name: str = "", given: tuple[TrialList, np.ndar
         ValueError: it holds neither results nor metrics, or one of the files is broken.
     """
     folder = Path(folder)
-    results = _read_results(folder / "results.json")
+    results = read_results(folder / "results.json")
     run_folder = _run_folder(folder, results)
     metrics = _read_stages(run_folder)
     if results is None and not metrics:
@@ -143,7 +143,7 @@ def read_run(folder: str | Path, name: str = "", given: tuple[TrialList, np.ndar
             config = file.read()
     if results is not None and results.training is None and run_folder != folder:
         # An evaluation of its own knows nothing of the training; the run that it scored does.
-        trained = _read_results(run_folder / "results.json")
+        trained = read_results(run_folder / "results.json")
         results = replace(results, training=trained.training if trained else None)
     run = RunData(folder, name or folder.resolve().name, results, metrics, config)
     if given is not None:
@@ -314,7 +314,12 @@ def _is_drawable(key: str, value: Any) -> bool:
     return key != "second_stage_from"
 
 
-def _read_results(path: Path) -> Results | None:
+def read_results(path: Path) -> Results | None:
+    """What an evaluation wrote; None where there is no such file.
+
+    Raises:
+        FileError: damaged, or no results.
+    """
     if not path.is_file():
         return None
     with reading(path, "the results of an evaluation; evaluate again to write them anew"), open_text(path) as file:
