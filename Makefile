@@ -1,7 +1,7 @@
 # Developer shortcuts; `make check` is what a change must pass before it is proposed.
 PYTHON ?= python
 
-.PHONY: check lint types test slow hostile demo
+.PHONY: check lint types test slow compiled hostile demo
 
 check: lint types test
 
@@ -17,6 +17,10 @@ test:
 
 slow:
 	$(PYTHON) -m pytest -m slow
+
+# The smallest network of each family through torch's compiler: half an hour.
+compiled:
+	$(PYTHON) -m pytest -n 0 -m compiled
 
 # Some hours; goes on where it was stopped.
 hostile:

@@ -4,7 +4,7 @@
     python benchmark_performance.py --config exp01.yaml --num_batches 30 --compare --json figures.json
     python benchmark_performance.py --scoring [--scoring_trials veri_test.txt] [--recordings FOLDER]
     python benchmark_performance.py --steps ResNetSE34L VGGVox [--variants all | NAME …] [--memory]
-    python benchmark_performance.py --models [NAME …] [--step_batch 16] [--rounds 5]
+    python benchmark_performance.py --models [NAME …] [--step_batch 16] [--rounds 5] [--compiled]
     python benchmark_performance.py --runtimes CAMPPlus ECAPA_TDNN
     python benchmark_performance.py --serving exps/exp01/best.pt [--clients 200] [--rounds 5]
     python benchmark_performance.py --epoch --config speechocean.yaml --augment True [--rounds 3]
@@ -56,6 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="NAME",
         help="training step and embedding of these networks (default: the smallest of each family), instead",
+    )
+    parser.add_argument(
+        "--compiled",
+        action="store_true",
+        help="with --models: steps eager and compiled in turn, and the seconds of compiling, instead",
     )
     parser.add_argument(
         "--memory", nargs="*", metavar="NAME", help="with --steps: the peak memory of these variants, instead of time"

@@ -1,20 +1,22 @@
 """The suite `--models`: a training step and an embedding of each network, in turn in one process.
 
 Networks are those of the tables, at their published sizes; batches are noise, so no data is needed. Precision, threads
-and memory are the configuration's, compiling is off: it would take minutes a network.
+and memory are the configuration's. Compiling takes minutes a network, so it is measured for those that are asked for
+with `--compiled`, each against its own eager step.
 """
 
 import contextlib
 import dataclasses
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.steps import RandomBatch, trainer_step, variant_config
+from benchmarks.steps import RandomBatch, trainer_and_step, trainer_step, variant_config
 from benchmarks.timing import Timing, Way, run_in_turn, timings
 from speakernet.assembly.model import build_model
 from speakernet.assembly.training import prepare_machine
@@ -79,6 +81,70 @@ def measure_models(config: Config, names: Sequence[str], *, batch_size: int, rou
         )
         for step, embedding in zip(trained, embedded, strict=True)
     ]
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledCosts:
+    """What compiling a network costs and brings on this machine.
+
+    Attributes:
+        name: in a configuration.
+        compile_seconds: of the first step, which compiles the network.
+        eager_seconds: median of a training step as it comes.
+        compiled_seconds: the same compiled.
+        ratio: compiled by eager, median over the rounds.
+        loss_difference: of the first step's loss from the eager one's, relative.
+    """
+
+    name: str
+    compile_seconds: float
+    eager_seconds: float
+    compiled_seconds: float
+    ratio: float
+    loss_difference: float
+
+
+def measure_compiled(config: Config, names: Sequence[str], *, batch_size: int, rounds: int) -> Iterator[CompiledCosts]:
+    """Time a step of every network eager and compiled in turn, network after network, each reported when it is done.
+
+    Args:
+        config: as in `measure_models`; `runtime.compile_scope` says what is compiled.
+        names: of the networks.
+        batch_size: crops of 2 s in a step.
+        rounds: steps of each that count.
+
+    Raises:
+        ValueError: an unknown name, or a network that this machine cannot train or compile.
+    """
+    for name in names:
+        lookup(MODELS, name, "model")
+    prepare_machine(config)
+    for name in names:
+        torch._dynamo.reset()  # what the last network left
+        with tempfile.TemporaryDirectory() as folder:
+            eager_config = published_config(config, name)
+            compiled_config = variant_config(eager_config, "default + compile")
+            eager, eager_step = trainer_and_step(eager_config, Path(folder) / "eager", batch_size)
+            compiled, compiled_step = trainer_and_step(compiled_config, Path(folder) / "compiled", batch_size)
+            eager_step()
+            begin = time.perf_counter()
+            compiled_step()
+            compile_seconds = time.perf_counter() - begin
+            if not compiled.compiler.is_compiled:
+                raise ValueError(f"{name} was not compiled; the log says why")
+            losses = []
+            for trainer in (eager, compiled):
+                trainer.reporter.fetch()
+                losses.append(trainer.state.epoch_means()["loss"])
+            one, other = _in_turn({"eager": eager_step, "compiled": compiled_step}, rounds)
+        yield CompiledCosts(
+            name,
+            compile_seconds,
+            one.median_seconds,
+            other.median_seconds,
+            other.ratio,
+            abs(losses[1] - losses[0]) / abs(losses[0]),
+        )
 
 
 def published_config(config: Config, name: str) -> Config:

@@ -27,6 +27,7 @@ from speakernet.losses.options import AMSoftmaxOptions, LossOptions
 from speakernet.machine.device import find_device
 from speakernet.machine.memory import MemoryMonitor
 from speakernet.training.profiler import peak_tensor_bytes
+from speakernet.training.trainer import Trainer
 
 NUM_SPEAKERS = 150
 # voxceleb_trainer's sizes: mel bands of its definitions, and its embedding.
@@ -124,6 +125,11 @@ def variant_config(config: Config, name: str) -> Config:
 
 def trainer_step(config: Config, folder: Path, batch_size: int) -> Callable[[], None]:
     """One whole step of a real trainer as a callable: what the loop does between two batches, progress line and all."""
+    return trainer_and_step(config, folder, batch_size)[1]
+
+
+def trainer_and_step(config: Config, folder: Path, batch_size: int) -> tuple[Trainer, Callable[[], None]]:
+    """As `trainer_step`, with the trainer, to be asked what its steps gave."""
     torch.manual_seed(config.runtime.seed)
     net, loss = build_model(config), build_loss(config, NUM_SPEAKERS)
     device = find_device(config.runtime)
@@ -137,7 +143,7 @@ def trainer_step(config: Config, folder: Path, batch_size: int) -> Callable[[], 
     def run() -> None:
         trainer.run_step(batches)
 
-    return run
+    return trainer, run
 
 
 def classic_config(config: Config, model: str) -> Config:

@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.data import prepare_data
 from benchmarks.epoch import measure_epochs, serve_epochs
-from benchmarks.families import SMALLEST, load_now, measure_models
+from benchmarks.families import SMALLEST, load_now, measure_compiled, measure_models
 from benchmarks.loader import compare_evaluation, compare_loading, measure_worker_memory
 from benchmarks.plain_models import PLAIN_MODELS
 from benchmarks.scoring import PARTS, compare_embedding, measure_scoring
@@ -32,7 +32,7 @@ from benchmarks.steps import (
 from benchmarks.timing import Timing, as_plain, speedup_table
 from speakernet.assembly.inputs import make_synthetic_corpus
 from speakernet.config import load_config
-from speakernet.config.schema import replaced
+from speakernet.config.schema import Config, replaced
 from speakernet.files import human_bytes
 from speakernet.machine.limits import usable_cores
 from speakernet.models.options import MODELS
@@ -117,6 +117,8 @@ def models(arguments: argparse.Namespace) -> dict[str, Any]:
     """Seconds of a training step and of an embedding of each network, beside what it costs in numbers."""
     config = load_config(arguments.config_arguments).config
     before, batch_size = load_now(), arguments.step_batch
+    if arguments.compiled:
+        return _compiled(config, arguments)
     done = measure_models(config, arguments.models or SMALLEST, batch_size=batch_size, rounds=arguments.rounds)
     _begin_table("network", "parameters", "MACs", f"training step of {batch_size} crops, s", "embedding of 2 s, ms")
     for one in done:
@@ -134,6 +136,28 @@ def models(arguments: argparse.Namespace) -> dict[str, Any]:
         f"load {before:.1f} before and {after:.1f} after\n"
     )
     return {"models": [dataclasses.asdict(one) for one in done], "threads": threads, "load": [before, after]}
+
+
+def _compiled(config: Config, arguments: argparse.Namespace) -> dict[str, Any]:
+    before, batch_size, done = load_now(), arguments.step_batch, []
+    _begin_table(
+        "network", f"training step of {batch_size} crops, s", "compiled, s", "ratio", "compiling, s", "loss differs by"
+    )
+    for one in measure_compiled(config, arguments.models or SMALLEST, batch_size=batch_size, rounds=arguments.rounds):
+        _row(
+            f"`{one.name}`",
+            f"{one.eager_seconds:.3f}",
+            f"{one.compiled_seconds:.3f}",
+            f"{one.ratio:.2f}",
+            f"{one.compile_seconds:.0f}",
+            f"{one.loss_difference:.1e}",
+        )
+        done.append(dataclasses.asdict(one))
+    sys.stdout.write(
+        f"\nMedians of {arguments.rounds} rounds in turn, {torch.get_num_threads()} threads, load {before:.1f} before "
+        f"and {load_now():.1f} after\n"
+    )
+    return {"compiled": done}
 
 
 def memory(arguments: argparse.Namespace) -> dict[str, Any]:

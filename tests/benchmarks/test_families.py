@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.families import SMALLEST, measure_models, published_config
+from benchmarks.families import SMALLEST, measure_compiled, measure_models, published_config
 from speakernet.cli import run_command
 from speakernet.config.schema import config_from_dict
 from speakernet.models.options import FAMILIES, MODELS
+from speakernet.models.speaker_net import SpeakerNet
+from speakernet.training.reporting import Reporter
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +44,26 @@ def test_a_step_and_an_embedding_of_each_are_timed() -> None:
     assert all(one.step_seconds > one.embedding_seconds > 0 for one in done)
     with pytest.raises(ValueError, match="ReDimNet2B0"):
         measure_models(small(), ["ReDimNet2B00"], batch_size=2, rounds=1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_compiled_step_is_timed_beside_the_eager_one() -> None:
+    (one,) = measure_compiled(small(), ["XVector"], batch_size=2, rounds=1)
+    assert one.name == "XVector" and one.compile_seconds > one.compiled_seconds > 0 and one.eager_seconds > 0
+    # The first loss, before any step, is that of the same weights.
+    assert one.loss_difference < 1e-2
+
+
+def test_a_network_that_cannot_be_compiled_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*inputs: object) -> None:
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr(SpeakerNet, "compile", lambda net, **options: setattr(net, "_compiled_call_impl", broken))
+    # It runs the network before the compiler watches over it.
+    monkeypatch.setattr(Reporter, "before_first_step", lambda reporter, batch: None)
+    with pytest.raises(ValueError, match="XVector was not compiled"):
+        next(measure_compiled(small(), ["XVector"], batch_size=2, rounds=1))
 
 
 def test_the_table_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
