@@ -140,7 +140,7 @@ def evaluation(setup: Setup) -> Iterator[Row]:
     cohort = mean_embeddings(generator.standard_normal((members, DIM), dtype=np.float32))
     enrol, test = generator.integers(0, utterances, (2, trials), dtype=np.int32)
     begin = time.perf_counter()
-    scores = cosine_scores(units, enrol, test)
+    scores = cosine_scores(units, enrol, test, setup.device)
     middle = time.perf_counter()
     normalize_scores(scores, enrol, test, cohort_statistics(units, cohort, min(TOP, members), setup.device), "as")
     end = time.perf_counter()

@@ -73,7 +73,7 @@ def build_validation(
     options = dataclasses.replace(config.evaluation, score_norm="none", bootstrap_samples=num_draws)
     embedder = dataclasses.replace(_embedder(config, net, inputs.device), is_stopped=is_stopped)
     # Read and told once: the list is the same at every epoch.
-    backend = Backend(options, config.loss.normalize_embeddings)
+    backend = Backend(options, config.loss.normalize_embeddings, device=inputs.device)
     speakers, checksum = _speakers(config, trials), trials.checksum
 
     def validate() -> dict[str, Any]:
@@ -221,7 +221,7 @@ def _backend(
     mean = _mean(config, inputs, model, embedder, keep) if section.subtract_mean else None
     is_normalised = bool(model.contents["loss_normalizes"])
     if section.score_norm == "none":
-        return Backend(section, is_normalised, mean)
+        return Backend(section, is_normalised, mean, device=embedder.device)
     cohort, speakers = _cohort(config, inputs, embedder, mean)
     # By any folder of the name: lists write speakers at different depths.
     test_speakers = {part for one in trials.names for part in one.replace("\\", "/").split("/")[:-1]}

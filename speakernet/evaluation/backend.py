@@ -39,7 +39,7 @@ class Backend:
         is_normalised: mean_distance only: scale each crop's embedding to length 1 (what the loss was trained with).
         mean: (dim,) subtracted first; None subtracts nothing.
         cohort: where `options.score_norm` asks for one.
-        device: where scores against it are computed.
+        device: where scores are computed.
     """
 
     options: ScoringOptions
@@ -93,9 +93,11 @@ class Backend:
         units = mean_embeddings(embeddings, self.mean)
         if self.options.score == "mean_distance":
             centred = embeddings if self.mean is None else embeddings - self.mean.astype(np.float32)
-            scores = mean_distance_scores(centred, trials.enrol, trials.test, normalize=self.is_normalised)
+            scores = mean_distance_scores(
+                centred, trials.enrol, trials.test, normalize=self.is_normalised, device=self.device
+            )
             return scores, units, None
-        scores = cosine_scores(units, trials.enrol, trials.test)
+        scores = cosine_scores(units, trials.enrol, trials.test, self.device)
         method = self.options.score_norm
         if method == "none":
             return scores, units, None

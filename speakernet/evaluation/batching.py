@@ -9,6 +9,8 @@ from torch import Tensor
 
 MAX_BATCH_SECONDS_EACH = 4.0
 """A batch of whole utterances holds no more padded audio than batch_size crops of this length."""
+WIDTHS_AN_OCTAVE = 8
+"""Of batches of few shapes: at most an eighth of a batch is padding for the sake of its shape."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +53,13 @@ class Plan:
         stretches: what is read, in the order of reading.
         stretch_of: (waveforms,) which stretch each waveform is cut from; those of one are neighbours.
         bounds: batch b is waveforms `bounds[b]` to `bounds[b + 1]`, (batches + 1,).
-        costs: padded samples of each batch, (batches,).
+        shapes: rows and samples of each batch, (batches, 2).
     """
 
     stretches: list[Stretch]
     stretch_of: np.ndarray
     bounds: np.ndarray
-    costs: np.ndarray
+    shapes: np.ndarray
 
     def counts(self, batches: range) -> tuple[int, int]:
         """Waveforms in some batches, and stretches that they are cut from."""
@@ -66,13 +68,20 @@ class Plan:
 
     def share(self, rank: int, world_size: int) -> range:
         """The batches of one process: neighbours, with about as much audio as every other process has."""
-        done = np.concatenate([[0], np.cumsum(self.costs)])
+        done = np.concatenate([[0], np.cumsum(self.shapes.prod(axis=1))])
         edges = np.searchsorted(done, [done[-1] * one / world_size for one in (rank, rank + 1)])
         return range(int(edges[0]), int(edges[1]))
 
 
 def plan_of(
-    stretches: list[Stretch], length: int, num_crops: int, shortest: int, batch_size: int, sample_rate: int
+    stretches: list[Stretch],
+    length: int,
+    num_crops: int,
+    shortest: int,
+    batch_size: int,
+    sample_rate: int,
+    *,
+    has_few_shapes: bool = False,
 ) -> Plan:
     """At most batch_size waveforms in a batch, and a bounded amount of padded audio.
 
@@ -83,6 +92,7 @@ def plan_of(
         shortest: samples to which whole ones are wrapped around.
         batch_size: waveforms, at most.
         sample_rate: Hz.
+        has_few_shapes: pad batches of whole stretches to one of few shapes: an accelerator prepares for each anew.
     """
     samples = np.array([stretch.num_samples for stretch in stretches], dtype=np.int64)
     if length:
@@ -92,37 +102,43 @@ def plan_of(
     else:
         counts, widths = np.ones(len(samples), dtype=np.int64), np.maximum(samples, shortest)
     stretch_of = np.repeat(np.arange(len(samples)), counts)
-    room, bounds, costs = _Room(batch_size, sample_rate), [0], []
+    # Crops have one length, and are all full batches but the last.
+    room, bounds, shapes = _Room(batch_size, sample_rate, has_few_shapes=has_few_shapes and not length), [0], []
     are_windows = np.array([stretch.num_windows > 1 for stretch in stretches], dtype=bool)
     given = zip(widths[stretch_of].tolist(), are_windows[stretch_of].tolist(), strict=True)
     for number, (width, is_window) in enumerate(given):
-        cost = room.cost
+        shape = room.shape
         if room.begins_anew(width, is_window=is_window):
-            costs.append(cost)
+            shapes.append(shape)
             bounds.append(number)
     if len(stretch_of):
-        costs.append(room.cost)
+        shapes.append(room.shape)
         bounds.append(len(stretch_of))
-    return Plan(stretches, stretch_of, np.array(bounds), np.array(costs))
+    return Plan(stretches, stretch_of, np.array(bounds), np.array(shapes, dtype=np.int64).reshape(-1, 2))
 
 
 class _Room:
-    """What a batch takes: at most so many waveforms, and a bounded amount of padded audio."""
+    """What a batch takes: at most so many waveforms, and a bounded amount of padded audio.
 
-    def __init__(self, batch_size: int, sample_rate: int) -> None:
-        self._batch_size, self._budget = batch_size, batch_size * MAX_BATCH_SECONDS_EACH * sample_rate
+    With few shapes rows are a power of two, and lengths are eight in each octave.
+    """
+
+    def __init__(self, batch_size: int, sample_rate: int, *, has_few_shapes: bool = False) -> None:
+        self._batch_size, self._budget = batch_size, int(batch_size * MAX_BATCH_SECONDS_EACH * sample_rate)
+        self._has_few_shapes = has_few_shapes
         self._size = self._longest = 0
 
     @property
-    def cost(self) -> int:
-        """Padded samples of the batch."""
-        return self._size * self._longest
+    def shape(self) -> tuple[int, int]:
+        """Rows and samples of the batch as it is padded."""
+        rows = 1 << (self._size - 1).bit_length() if self._has_few_shapes else self._size
+        return rows, self._longest
 
     def begins_anew(self, width: int, *, is_window: bool) -> bool:
         """Take in a waveform of so many samples; whether it had to begin another batch."""
+        width = usual_width(width) if self._has_few_shapes else width
         longest = max(self._longest, width)
-        # Padded audio is what memory holds: one long recording fills a batch on its own.
-        is_full = self._size >= self._batch_size or (self._size + 1) * longest > max(self._budget, longest)
+        is_full = self._size >= self._most(longest)
         # A minute is work enough at once, and four of them took CAM++ a gigabyte.
         is_full |= is_window
         if not self._size or not is_full:
@@ -130,6 +146,21 @@ class _Room:
             return False
         self._size, self._longest = 1, width
         return True
+
+    def _most(self, longest: int) -> int:
+        # Padded audio is what memory holds: one long recording fills a batch on its own.
+        most = min(self._batch_size, max(1, self._budget // longest))
+        return 1 << (most.bit_length() - 1) if self._has_few_shapes else most
+
+
+def usual_width(samples: int) -> int:
+    """The next of `WIDTHS_AN_OCTAVE` lengths in each octave.
+
+    >>> [usual_width(samples) for samples in (7, 16, 17, 1000, 1024, 1025)]
+    [7, 16, 18, 1024, 1024, 1152]
+    """
+    unit = max(1, (1 << (samples.bit_length() - 1)) // WIDTHS_AN_OCTAVE)
+    return -(-samples // unit) * unit
 
 
 def batches_of(pieces: Iterable[Piece], batch_size: int, sample_rate: int) -> Iterator[list[tuple[Piece, int]]]:
@@ -152,10 +183,17 @@ def batches_of(pieces: Iterable[Piece], batch_size: int, sample_rate: int) -> It
         yield batch
 
 
-def padded(waveforms: list[np.ndarray]) -> tuple[Tensor, Tensor]:
-    """One zero-padded tensor (waveforms, samples), and the lengths (waveforms,)."""
+def padded(waveforms: list[np.ndarray], shape: tuple[int, int] = (0, 0)) -> tuple[Tensor, Tensor]:
+    """One zero-padded tensor (rows, samples), and the lengths (rows,).
+
+    Args:
+        waveforms: the first rows.
+        shape: least rows and samples; rows beyond the waveforms are silence, and nobody's.
+    """
     lengths = np.array([len(waveform) for waveform in waveforms])
-    padded = np.zeros((len(waveforms), int(lengths.max())), dtype=np.float32)
+    rows, samples = max(shape[0], len(waveforms)), max(shape[1], int(lengths.max()))
+    padded = np.zeros((rows, samples), dtype=np.float32)
     for row, waveform in enumerate(waveforms):
         padded[row, : len(waveform)] = waveform
-    return torch.from_numpy(padded), torch.from_numpy(lengths)
+    of_rows = np.concatenate([lengths, np.full(rows - len(lengths), samples, dtype=lengths.dtype)])
+    return torch.from_numpy(padded), torch.from_numpy(of_rows)

@@ -4,12 +4,14 @@ Crops are cut as voxceleb_trainer cuts them (evenly spaced, short utterances wra
 that start at the same sample are embedded once. Whole utterances go in buckets of like length with their lengths, so
 that the answer is that of one by one.
 
-Which waveforms share a batch follows from the lengths alone, before anything is read. The processes of a distributed
+Which waveforms share a batch follows from the lengths alone, before anything is read; on an accelerator such batches
+are padded to one of few shapes, each of which it prepares for once. The processes of a distributed
 run take whole batches of that plan, so that their embeddings are to the last bit those of one process.
 """
 
 import collections
 import contextlib
+import functools
 import itertools
 import logging
 import math
@@ -88,6 +90,7 @@ def embed_utterances(
     description: str = "embedding",
     wrapped_seconds: float = MIN_WHOLE_SECONDS,
     is_stopped: Callable[[], bool] = lambda: False,
+    has_few_shapes: bool | None = None,
 ) -> np.ndarray:
     """Embeddings of all named utterances, in one way: crops or whole utterances.
 
@@ -101,6 +104,7 @@ def embed_utterances(
         description: what is shown while it takes; empty shows nothing.
         wrapped_seconds: whole utterances that are shorter are repeated from their start up to this length.
         is_stopped: whether the work should be left; asked after every batch.
+        has_few_shapes: pad batches of whole utterances to one of few shapes; None: but for a CPU.
 
     Returns:
         (utterances, crops, dim) float32, in the order of the names, on every rank; a whole utterance is one crop.
@@ -116,23 +120,21 @@ def embed_utterances(
     length, num_crops = _crops_of(options, net.sample_rate)
     shortest = max(round(wrapped_seconds * net.sample_rate), net.min_samples)
     stretches = stretches_of(np.argsort(lengths, kind="stable"), lengths, source.sample_rate, are_whole=not length)
-    plan = plan_of(stretches, length, num_crops, shortest, options.batch_size, net.sample_rate)
-
-    def read(stretch: Stretch) -> np.ndarray:
-        given = (source, table[stretch.row], stretch)
-        return _crops(*given, length, num_crops) if length else _whole(*given, shortest)
-
+    few = torch.device(device).type != "cpu" if has_few_shapes is None else has_few_shapes
+    plan = plan_of(stretches, length, num_crops, shortest, options.batch_size, net.sample_rate, has_few_shapes=few)
+    read = functools.partial(_read_stretch, source, table, length, num_crops, shortest)
     own, mine, is_left = plan.share(distributed.rank(), distributed.world_size()), [], False
     num_waveforms, total = plan.counts(own)
     is_shown = bool(description) and distributed.is_main()
     with ThreadPoolExecutor(num_threads) as pool, Bar(description, total, "utt", is_shown=is_shown) as progress:
         for batch, waveforms in _read_batches(pool, read, plan, own):
             distributed.work.at(f"{description}, batch {batch + 1}")
-            batched, num_samples = padded(waveforms)
+            rows, samples = plan.shapes[batch].tolist() if few else (0, 0)
+            batched, num_samples = padded(waveforms, (rows, samples))
             with autocast():
                 embedded = net.embed(batched.to(device), num_samples, sample_rate=source.sample_rate)
             # Scores are float32 whatever the precision of the network; a copy, for a view would keep what it is of.
-            mine.append(embedded.float().cpu().numpy().copy())
+            mine.append(embedded[: len(waveforms)].float().cpu().numpy().copy())
             progress.update(len(waveforms) * total / num_waveforms)
             if is_left := is_stopped():
                 break
@@ -241,6 +243,14 @@ def _read_batches(
                 current, piece = int(plan.stretch_of[number]), next(pieces)
             waveforms.append(piece[index[number]])
         yield batch, waveforms
+
+
+def _read_stretch(
+    source: AudioSource, names: StringTable, length: int, num_crops: int, shortest: int, stretch: Stretch
+) -> np.ndarray:
+    """(waveforms, samples) that a stretch gives: crops, or itself where they have no length."""
+    given = (source, names[stretch.row], stretch)
+    return _crops(*given, length, num_crops) if length else _whole(*given, shortest)
 
 
 def _different_crops(stretch: Stretch, length: int, num_crops: int) -> tuple[np.ndarray, np.ndarray]:

@@ -15,6 +15,8 @@ from speakernet.evaluation.metrics import group_starts
 
 BLOCK_BYTES = 5 << 20
 """Gathered crops of the test side of a block of trials: they stay in the processor's cache until they are used."""
+DEVICE_BLOCK_BYTES = 1 << 28
+"""The same on an accelerator, which wants much work at once."""
 GROUP_WIDTHS = (8, 4, 2, 1)
 """Trials of one enrolment utterance that share a matrix product; every list can be cut into groups of these."""
 EPSILON = 1e-12
@@ -48,13 +50,16 @@ def mean_embeddings(embeddings: np.ndarray, mean: np.ndarray | None = None) -> n
     return result
 
 
-def cosine_scores(embeddings: np.ndarray, enrol: np.ndarray, test: np.ndarray) -> np.ndarray:
+def cosine_scores(
+    embeddings: np.ndarray, enrol: np.ndarray, test: np.ndarray, device: torch.device | str = "cpu"
+) -> np.ndarray:
     """Dot products of the rows that each trial names.
 
     Args:
         embeddings: (utterances, dim) of length 1 (then the dot product is the cosine), float32.
         enrol: (trials,) rows.
         test: (trials,) rows.
+        device: where they are computed; on an accelerator block by block.
 
     Returns:
         (trials,) float32.
@@ -63,6 +68,8 @@ def cosine_scores(embeddings: np.ndarray, enrol: np.ndarray, test: np.ndarray) -
     >>> cosine_scores(unit, np.array([0, 0]), np.array([0, 1])).tolist()
     [1.0, 0.0]
     """
+    if torch.device(device).type != "cpu":
+        return blocked_cosine_scores(embeddings, enrol, test, device)
     table = torch.from_numpy(np.ascontiguousarray(embeddings, dtype=np.float32))
     num_rows = len(table)
     # By enrolment utterance the trials are the filled places of a sparse matrix, each there once; a product computed at
@@ -90,8 +97,36 @@ def cosine_scores(embeddings: np.ndarray, enrol: np.ndarray, test: np.ndarray) -
     return scores
 
 
+def blocked_cosine_scores(
+    embeddings: np.ndarray, enrol: np.ndarray, test: np.ndarray, device: torch.device | str
+) -> np.ndarray:
+    """The same as `cosine_scores` from rows that are gathered on a device, in blocks of trials.
+
+    No product of matrices: TF32 has no part in it.
+
+    Raises:
+        ValueError: a row beyond the embeddings.
+    """
+    if len(enrol) and not 0 <= min(enrol.min(), test.min()) <= max(enrol.max(), test.max()) < len(embeddings):
+        raise ValueError(f"trials name rows beyond the {len(embeddings)} embeddings")
+    table = torch.from_numpy(np.ascontiguousarray(embeddings, dtype=np.float32)).to(device)
+    sides = [torch.from_numpy(rows.astype(np.int64)).to(device) for rows in (enrol, test)]
+    scores = torch.empty(len(enrol), device=device)
+    # Both sides of a trial are gathered.
+    block = max(1, DEVICE_BLOCK_BYTES // (2 * 4 * table.shape[1]))
+    for first in range(0, len(scores), block):
+        some = slice(first, first + block)
+        scores[some] = torch.linalg.vecdot(table[sides[0][some]], table[sides[1][some]])
+    return scores.cpu().numpy()
+
+
 def mean_distance_scores(
-    embeddings: np.ndarray, enrol: np.ndarray, test: np.ndarray, *, normalize: bool = True
+    embeddings: np.ndarray,
+    enrol: np.ndarray,
+    test: np.ndarray,
+    *,
+    normalize: bool = True,
+    device: torch.device | str = "cpu",
 ) -> np.ndarray:
     """Minus the mean Euclidean distance over all pairs of crops, voxceleb_trainer's score.
 
@@ -100,6 +135,7 @@ def mean_distance_scores(
         enrol: (trials,) rows.
         test: (trials,) rows.
         normalize: scale every crop's embedding to length 1 first (voxceleb_trainer does so where the loss says).
+        device: where they are computed, block by block.
 
     Returns:
         (trials,) float32.
@@ -108,26 +144,26 @@ def mean_distance_scores(
     >>> mean_distance_scores(crops, np.array([0]), np.array([1]), normalize=False).tolist()
     [-5.0]
     """
-    table = torch.from_numpy(np.ascontiguousarray(embeddings, dtype=np.float32))
+    table = torch.from_numpy(np.ascontiguousarray(embeddings, dtype=np.float32)).to(device)
     lengths = torch.linalg.vector_norm(table, dim=2)  # (utterances, crops)
     # Scaling the products instead of the crops saves a copy of the whole table.
     scales = lengths.clamp(min=EPSILON).reciprocal() if normalize else torch.ones_like(lengths)
     squares = (lengths * scales).square()
     enrol_rows, test_rows = torch.from_numpy(enrol.astype(np.int64)), torch.from_numpy(test.astype(np.int64))
     order = torch.argsort(enrol_rows)
-    block = max(1, BLOCK_BYTES // (4 * table.shape[1] * table.shape[2]))
-    gathered = torch.empty((max(block, GROUP_WIDTHS[0]), *table.shape[1:]))
-    scores = torch.empty(len(order))
+    block_bytes = BLOCK_BYTES if table.device.type == "cpu" else DEVICE_BLOCK_BYTES
+    block = max(1, block_bytes // (4 * table.shape[1] * table.shape[2]))
+    gathered = torch.empty((max(block, GROUP_WIDTHS[0]), *table.shape[1:]), device=device)
+    scores = torch.empty(len(order), device=device)
     for width, firsts in _groups(enrol_rows[order].numpy()):
         groups = max(1, block // width)
         for start in range(0, len(firsts), groups):
             positions = torch.from_numpy(firsts[start : start + groups, None] + np.arange(width))
             trials = order[positions]  # (groups, width)
-            distances = _mean_distances(
-                table, scales, squares, enrol_rows[trials[:, 0]], test_rows[trials], gathered[: trials.numel()]
-            )
-            scores[trials] = distances.neg_()
-    return scores.numpy()
+            rows = enrol_rows[trials[:, 0]].to(device), test_rows[trials].to(device)
+            distances = _mean_distances(table, scales, squares, *rows, gathered[: trials.numel()])
+            scores[trials.to(device)] = distances.neg_()
+    return scores.cpu().numpy()
 
 
 def _mean_distances(

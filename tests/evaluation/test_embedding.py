@@ -18,6 +18,7 @@ from speakernet.data.sources import FolderSource
 from speakernet.evaluation import embedder as module
 from speakernet.evaluation import embedding
 from speakernet.evaluation.backend import Backend
+from speakernet.evaluation.batching import plan_of, usual_width
 from speakernet.evaluation.embedder import Embedder
 from speakernet.evaluation.embedding import crop_starts, embed_utterances
 from speakernet.evaluation.evaluate import evaluate, score_trials
@@ -42,10 +43,28 @@ def names(tiny_corpus: Path) -> StringTable:
     return read_trials(tiny_corpus / "trials.txt").names
 
 
+@pytest.mark.parametrize("has_few_shapes", [False, True])
 def test_whole_utterances_in_buckets_equal_one_by_one(
-    net: SpeakerNet, source: FolderSource, names: StringTable
+    net: SpeakerNet,
+    source: FolderSource,
+    names: StringTable,
+    monkeypatch: pytest.MonkeyPatch,
+    has_few_shapes: bool,
 ) -> None:
-    batched = embed_utterances(net, source, names, EmbeddingOptions(eval_frames=0, batch_size=5))
+    shapes: list[tuple[int, int]] = []
+    embed = net.embed
+
+    def watched(waveforms: torch.Tensor, lengths: torch.Tensor, *, sample_rate: int) -> torch.Tensor:
+        shapes.append(tuple(waveforms.shape))
+        return embed(waveforms, lengths, sample_rate=sample_rate)
+
+    monkeypatch.setattr(net, "embed", watched)
+    options = EmbeddingOptions(eval_frames=0, batch_size=5)
+    batched = embed_utterances(net, source, names, options, has_few_shapes=has_few_shapes)
+    assert len(shapes) > 2
+    if has_few_shapes:
+        assert all(rows in (1, 2, 4) and samples == usual_width(samples) for rows, samples in shapes)
+    monkeypatch.undo()
     single = [net.embed(torch.from_numpy(source.read(name))[None], sample_rate=16000).numpy() for name in names]
     assert batched.shape == (len(names), 1, 16)
     np.testing.assert_allclose(batched[:, 0], np.concatenate(single), atol=1e-5)
@@ -132,6 +151,28 @@ def test_an_hour_takes_no_more_memory_than_its_parts(tmp_path: Path, frames: int
     assert peak < (4 << 20 if frames else 180 << 20)
 
 
+def test_an_accelerator_sees_few_shapes(random: np.random.Generator) -> None:
+    """As many utterances as VoxCeleb1-E has by their lengths, and a long one in windows."""
+    lengths = np.sort(np.append(random.lognormal(11.6, 0.6, 20_000).clip(8000, 2_300_000).astype(np.int64), 5_000_000))
+    stretches = embedding.stretches_of(np.arange(len(lengths)), lengths, 16000)
+    free, few = (plan_of(stretches, 0, 1, 8000, 64, 16000, has_few_shapes=one) for one in (False, True))
+    samples = np.array([one.num_samples for one in stretches])
+    for plan in (free, few):
+        rows, widths = plan.shapes.T
+        counts = np.diff(plan.bounds)
+        assert plan.bounds[0] == 0 and plan.bounds[-1] == len(stretches) and counts.min() > 0
+        assert (rows >= counts).all() and (widths >= np.maximum.reduceat(samples, plan.bounds[:-1])).all()
+        # One recording may be longer than the bound; what holds more than one keeps within it.
+        assert (rows * widths)[rows > 1].max() <= 64 * 4 * 16000
+        assert plan.share(0, 2).stop == plan.share(1, 2).start
+    assert len(np.unique(few.shapes, axis=0)) <= 130 < 400 < len(np.unique(free.shapes, axis=0))
+    assert set(few.shapes[:, 0].tolist()) <= {1 << power for power in range(7)}
+    # Crops have one length: nothing is added to them.
+    read = embedding.stretches_of(np.arange(len(lengths)), lengths, 16000, are_whole=False)
+    crops = plan_of(read, 32240, 10, 8000, 48, 16000, has_few_shapes=True)
+    assert set(crops.shapes[:-1, 0].tolist()) == {48} and set(crops.shapes[:, 1].tolist()) == {32240}
+
+
 def test_crops_of_a_short_utterance() -> None:
     assert crop_starts(30, 40, 4).tolist() == [0, 0, 0, 1]
     assert crop_starts(41, 40, 2).tolist() == [0, 1]
@@ -188,6 +229,24 @@ def test_embeddings_are_reused_only_while_model_and_audio_are_the_same(
     kept.write_bytes(kept.read_bytes()[:100])
     evaluated(embedder)
     assert len(calls) == 3
+
+
+@pytest.mark.parametrize(("mode", "times"), [("whole", False), ("crops", True)])
+def test_no_algorithm_is_timed_for_lengths_that_do_not_come_again(
+    net: SpeakerNet, source: FolderSource, names: StringTable, monkeypatch: pytest.MonkeyPatch, mode: str, times: bool
+) -> None:
+    seen: set[bool] = set()
+    embed = net.embed
+
+    def watched(*arguments: object, **options: object) -> torch.Tensor:
+        seen.add(torch.backends.cudnn.benchmark)
+        return embed(*arguments, **options)
+
+    monkeypatch.setattr(net, "embed", watched)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    options = EmbeddingOptions(embedding=mode, eval_frames=60, num_crops=1)
+    Embedder(net, options).embed(names, source, mode, "trials")
+    assert seen == {times} and torch.backends.cudnn.benchmark
 
 
 def test_both_is_the_mean_of_crops_and_whole(net: SpeakerNet, source: FolderSource, tiny_corpus: Path) -> None:

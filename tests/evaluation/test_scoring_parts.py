@@ -8,13 +8,19 @@ import torch
 
 from speakernet.data.lists import StringTable, TrialList
 from speakernet.evaluation import bootstrap as boot
+from speakernet.evaluation import score_norm, scoring
 from speakernet.evaluation.calibration import AffineCalibration, fit_calibration, named_thresholds
 from speakernet.evaluation.figures import figures
 from speakernet.evaluation.metrics import cllr, eer, error_rates, min_cllr, min_dcf, point_at_false_accept_rate
 from speakernet.evaluation.options import MeasuringOptions
 from speakernet.evaluation.results import Results
 from speakernet.evaluation.score_norm import cohort_statistics, highest, normalize_scores, speaker_means
-from speakernet.evaluation.scoring import cosine_scores, mean_distance_scores, mean_embeddings
+from speakernet.evaluation.scoring import (
+    blocked_cosine_scores,
+    cosine_scores,
+    mean_distance_scores,
+    mean_embeddings,
+)
 from speakernet.evaluation.speakers import speakers_of
 
 
@@ -40,6 +46,26 @@ def test_cosine_equals_a_loop_on_sparse_and_dense_lists(random: np.random.Genera
         for a, b in zip(enrol, test, strict=True)
     ]
     np.testing.assert_allclose(cosine_scores(units, enrol, test), expected, atol=1e-5)
+
+
+def test_scores_in_blocks_on_a_device_are_those_of_the_host(
+    random: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An accelerator's way, here on a CPU device: cosines by gathered rows, the cohort's highest by top-k."""
+    units = mean_embeddings(random.normal(size=(50, 16)).astype(np.float32))
+    cohort = mean_embeddings(random.normal(size=(40, 16)).astype(np.float32))
+    enrol, test = random.integers(0, 50, (2, 900)).astype(np.int32)
+    monkeypatch.setattr(scoring, "DEVICE_BLOCK_BYTES", 2 * 4 * 16 * 128)
+    raw = blocked_cosine_scores(units, enrol, test, "cpu")
+    np.testing.assert_allclose(raw, cosine_scores(units, enrol, test), atol=1e-6)
+    expected = normalize_scores(raw, enrol, test, cohort_statistics(units, cohort, 7), "as")
+    with monkeypatch.context() as patch:
+        patch.setattr(score_norm, "highest", lambda *given, is_on_host: highest(*given, is_on_host=False))
+        found = normalize_scores(raw, enrol, test, cohort_statistics(units, cohort, 7), "as")
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    assert len(blocked_cosine_scores(units, enrol[:0], test[:0], "cpu")) == 0
+    with pytest.raises(ValueError, match="rows beyond the 50 embeddings"):
+        blocked_cosine_scores(units, np.array([0]), np.array([50]), "cpu")
 
 
 @pytest.mark.parametrize("normalize", [True, False])
