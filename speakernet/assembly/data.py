@@ -15,6 +15,7 @@ from speakernet.assembly.augment import augments_on_device, build_augmenter, noi
 from speakernet.assembly.inputs import Inputs, TrainingInput
 from speakernet.assembly.placement import GIGABYTE, Placement, choose_placement, move_banks, say_choice
 from speakernet.config.schema import Config
+from speakernet.data.ahead import NUM_THREADS, ReadAhead
 from speakernet.data.audio import AudioError, crop_samples
 from speakernet.data.augment.augmenter import Augmenter
 from speakernet.data.batches import BatchMaker
@@ -29,7 +30,7 @@ from speakernet.data.loader import TrainingLoader
 from speakernet.data.lookup import LookupTable
 from speakernet.data.options import DataOptions
 from speakernet.data.packed.corpus import PackedRows, PackedSource
-from speakernet.data.ram import RamRows, load_into_ram
+from speakernet.data.ram import load_into_ram
 from speakernet.data.replacing import SpeakerIndex
 from speakernet.data.requests import CropMaker
 from speakernet.data.resident import ResidentMaker
@@ -38,6 +39,7 @@ from speakernet.data.sharing import free_shared_memory
 from speakernet.data.sources import FolderRows, RowReader, list_names
 from speakernet.data.speeds import speed_fractions
 from speakernet.data.workers import Workers, starts_from_nothing
+from speakernet.files import human_bytes
 from speakernet.machine.limits import usable_cores, usable_memory_bytes
 from speakernet.training.data_wait import LoadingFacts
 
@@ -80,7 +82,8 @@ def build_training_loader(
         device,
         num_workers=0 if placement.corpus else data.num_workers,
         sample_bytes=2 if is_int16 else 4,
-        is_reading_free=_is_in_memory(reader, given),
+        # Of one that memory does not hold, threads read ahead.
+        is_reading_free=isinstance(reader, PackedRows),
         augments_in_workers=with_reading is not None,
         changed_share=sum(speed != 1 for speed in speeds) / len(speeds) if changes_speed else 0.0,
         is_spawned=starts_from_nothing(start_method),
@@ -106,13 +109,6 @@ def build_training_loader(
         rank=distributed.rank(),
         world_size=distributed.world_size(),
     )
-
-
-def _is_in_memory(reader: RowReader, given: TrainingInput) -> bool:
-    """Whether a crop is one copy from memory: of a packed corpus, where the system's cache has room for all of it."""
-    if isinstance(reader, RamRows):
-        return True
-    return isinstance(reader, PackedRows) and 2 * int(given.table.num_samples.sum()) <= usable_memory_bytes()
 
 
 def _augmenter_of_reading(
@@ -145,6 +141,13 @@ def _where_it_runs(
     elif options.num_workers:
         pins = device.type == "cuda" and bool(options.pin_memory)
         running = Workers(maker, options, start_method, pins=pins)
+    if not placement.corpus and isinstance(maker.reader, PackedRows) and not maker.reader.is_mapped:
+        logger.info(
+            "the packed corpus (%s) is larger than the memory that is free (%s): %d threads read its crops ahead",
+            *(human_bytes(maker.reader.samples.nbytes), human_bytes(usable_memory_bytes()), NUM_THREADS),
+        )
+        in_flight = int(options.num_workers) * int(options.prefetch_factor)
+        running = ReadAhead(running, maker, in_flight)
     if augmenter is not None and placement.banks:
         move_banks(augmenter, placement, running, device)
     return running

@@ -96,11 +96,22 @@ class Inputs:
         return self.trial_input(self._data.test_list, self._data.test_path)
 
     def checksums(self) -> dict[str, str]:
-        """What is in the lists of a training run, by their options."""
+        """What is in the lists of a training run and in their audio, by their options."""
+        training, validation = self.training, self.validation
         return {
-            "data.train_list (SHA-256)": self.training.rows.sha256,
-            "data.validation_list (SHA-256)": self.validation.trials.sha256,
+            "data.train_list (SHA-256)": training.rows.sha256,
+            "the audio of data.train_path": training.source.identity,
+            "the lengths of the audio of data.train_list (CRC-32)": f"{training.table.lengths_checksum:08x}",
+            "data.validation_list (SHA-256)": validation.trials.sha256,
+            "the audio of data.validation_path": validation.source.identity,
+            **self.test_checksums(),
+        }
+
+    def test_checksums(self) -> dict[str, str]:
+        """Likewise of what is scored alone."""
+        return {
             "data.test_list (SHA-256)": self.test.trials.sha256,
+            "the audio of data.test_path": self.test.source.identity,
         }
 
     def training_input(self, path: str | Path, root: str | Path = "") -> TrainingInput:

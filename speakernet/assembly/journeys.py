@@ -202,7 +202,7 @@ def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, list[Path]]:
     prepare_machine(config)
     config = with_default_paths(make_synthetic_corpus(config))
     inputs = Inputs(config, choose_device(config.runtime))
-    refuse_differences({"data.test_list": inputs.test.trials.sha256})
+    refuse_differences(inputs.test_checksums())
     evaluation = run_evaluation(config, inputs, model)
     folder = evaluation_folder(run_folder, config.data.test_list)
     written = evaluation.write(folder) if distributed.is_main() else []

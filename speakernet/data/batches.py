@@ -43,6 +43,29 @@ class Batch:
     draw_key: int
 
 
+def crop_places(
+    request: BatchRequest,
+    lengths: np.ndarray,
+    speeds: Sequence[Fraction],
+    seed: int,
+    places: np.ndarray | slice = slice(None),
+) -> tuple[np.ndarray, np.ndarray]:
+    """Where in its utterance each crop begins, and the samples that are read for it, both int64 (crops,).
+
+    Keyed by the row that was asked for, so that a replacement is cut where the original would have been.
+
+    Args:
+        request: of the crops.
+        lengths: samples of the utterances that are read, (crops,).
+        speeds: the speed factors that `request.speeds` points into.
+        seed: of the run.
+        places: of the crops in the request; all of them.
+    """
+    uniform = KeyedRandom(seed, request.epoch, request.rows[places]).uniform(START_STREAM)[:, 0]
+    counts = np.array([samples_to_read(factor, request.num_samples) for factor in speeds])[request.speeds[places]]
+    return (uniform * np.maximum(lengths - counts + 1, 1)).astype(np.int64), counts
+
+
 class BatchMaker:
     """Reads and disturbs one batch at a time.
 
@@ -142,24 +165,18 @@ class BatchMaker:
 
     def _read(self, request: BatchRequest, rows: np.ndarray, places: np.ndarray, out: np.ndarray) -> dict[int, str]:
         """Read `rows` into `out[places]`; returns place -> what is wrong."""
-        # Keyed by the row that was asked for, so that a replacement is cut where the original would have been.
-        uniform = KeyedRandom(self.seed, request.epoch, request.rows[places]).uniform(START_STREAM)[:, 0]
-        lengths = self.lengths[rows]
-        speeds = request.speeds[places]
-        num_samples = request.num_samples
+        starts, counts = crop_places(request, self.lengths[rows], self.speeds, self.seed, places)
+        speeds, num_samples = request.speeds[places], request.num_samples
         if not speeds.any() and self.speeds[0] == 1 and out.shape == (len(places), num_samples):
             # The usual batch, at one speed and without replacements, is read where it belongs.
-            starts = (uniform * np.maximum(lengths - num_samples + 1, 1)).astype(np.int64)
             return self.reader.fill(rows, starts, out)
         problems: dict[int, str] = {}
         for speed in np.unique(speeds):
             chosen = np.flatnonzero(speeds == speed)
             factor = self.speeds[speed]
-            count = samples_to_read(factor, num_samples)
-            starts = (uniform[chosen] * np.maximum(lengths[chosen] - count + 1, 1)).astype(np.int64)
             is_changed = factor != 1 and self.changes_speed
-            crops = np.empty((len(chosen), count), dtype=np.float32 if is_changed else out.dtype)
-            for position, problem in self.reader.fill(rows[chosen], starts, crops).items():
+            crops = np.empty((len(chosen), counts[chosen[0]]), dtype=np.float32 if is_changed else out.dtype)
+            for position, problem in self.reader.fill(rows[chosen], starts[chosen], crops).items():
                 problems[int(places[chosen[position]])] = problem
             if is_changed:
                 crops = change_speed(torch.from_numpy(crops), factor, num_samples).numpy()

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from speakernet.files import FileError, open_regular, own_command, reading
+from speakernet.terminal import MAX_NAMED
 
 BLOCK_BYTES = 8 << 20  # Lines are split by blocks of about this size, so that the masks stay small.
 LONGEST_LINE_BYTES = 64 << 10  # A path has 4 KiB at most, a trial two of them.
@@ -35,7 +36,7 @@ class MalformedRows:
         first: the first of them, as "line 7: expected 'speaker path', found 'b'".
     """
 
-    limit: int = 10
+    limit: int = MAX_NAMED
     count: int = 0
     first: list[str] = field(default_factory=list)
 

@@ -26,10 +26,9 @@ from speakernet.data.requests import BatchReport, BatchRequest, CropMaker
 from speakernet.data.sampling import EpochPlan, Sampler, rank_share
 from speakernet.data.speeds import change_speeds
 from speakernet.seeding import derive_seed
+from speakernet.terminal import MAX_NAMED
 
 logger = logging.getLogger(__name__)
-
-SHOWN_PROBLEMS = 10
 
 
 class TrainingLoader:
@@ -162,7 +161,7 @@ class TrainingLoader:
                 "%d unreadable utterances were replaced by others of the same speakers in epoch %d:\n  %s",
                 counts["bad_utterances"],
                 self._epoch + 1,
-                "\n  ".join(problems[:SHOWN_PROBLEMS]),
+                "\n  ".join(problems[:MAX_NAMED]),
             )
         return {**counts, "left_out": self.plan.num_left_out}
 
@@ -238,7 +237,7 @@ class TrainingLoader:
         self._read_bytes += 2 * num_samples
         if report.problems:
             self._counts["bad_utterances"] += len(report.problems)
-            self._problems += report.problems[: SHOWN_PROBLEMS - len(self._problems)]
+            self._problems += report.problems[: MAX_NAMED - len(self._problems)]
 
     def _check_bad_share(self, report: BatchReport) -> None:
         """Before a batch is handed out or counted: whether what cannot be read has become too much with it.

@@ -6,9 +6,11 @@ the rate; whether a file changed since is noticed where the file is opened (`sou
 """
 
 import hashlib
+import json
 import logging
 import os
-from collections.abc import Callable, Iterable
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -99,6 +101,11 @@ class LookupTable:
         """Durations, float64 (rows,)."""
         return self.num_samples / self.sample_rate
 
+    @property
+    def lengths_checksum(self) -> int:
+        """CRC-32 of `num_samples`, by which two machines know that they hold the same recordings."""
+        return zlib.crc32(self.num_samples.astype("<i8", copy=False).tobytes())
+
     def is_plain(self, rows: int | np.ndarray | slice = slice(None)) -> np.ndarray:
         """Whether files are 16-bit mono PCM at `sample_rate`, whose samples are taken as they lie; bool (rows,)."""
         return (
@@ -136,6 +143,49 @@ class LookupTable:
         for column in self.columns.values():
             column.share()
         return self
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All of it as plain arrays, for a file of work in parts."""
+        return {**{name: column.array for name, column in self.columns.items()}, "problems": pack_texts(self.problems)}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray], sample_rate: int) -> "LookupTable":
+        """The way back; whatever is wrong with the arrays is some error of `files.reading`'s."""
+        columns = {name: SharedArray(arrays[name].astype(dtype, copy=False)) for name, dtype in COLUMNS.items()}
+        num_rows = len(arrays["native_samples"])
+        if any(column.array.shape != (num_rows,) for column in columns.values()):
+            raise ValueError("columns of different lengths")
+        return cls(sample_rate, columns, unpack_texts(arrays["problems"]))
+
+    def take(self, rows: np.ndarray) -> "LookupTable":
+        """Only these rows, in this order."""
+        columns = {name: SharedArray(column.array[rows]) for name, column in self.columns.items()}
+        problems = {place: self.problems[row] for place, row in enumerate(rows.tolist()) if row in self.problems}
+        return LookupTable(self.sample_rate, columns, problems)
+
+    @classmethod
+    def joined(cls, tables: Sequence["LookupTable"]) -> "LookupTable":
+        """The rows of several tables of one rate, one table's after another's."""
+        columns = {
+            name: SharedArray(np.concatenate([table.columns[name].array for table in tables])) for name in COLUMNS
+        }
+        begins = np.cumsum([0, *map(len, tables)]).tolist()
+        problems = {
+            row + begin: text
+            for table, begin in zip(tables, begins, strict=False)
+            for row, text in table.problems.items()
+        }
+        return cls(tables[0].sample_rate, columns, problems)
+
+
+def pack_texts(texts: Mapping[int, str]) -> np.ndarray:
+    """Sentences about rows as bytes, uint8; file names in them need not be text."""
+    return np.frombuffer(json.dumps(list(texts.items())).encode(), dtype=np.uint8)
+
+
+def unpack_texts(content: np.ndarray) -> dict[int, str]:
+    """The way back from `pack_texts`."""
+    return {int(row): str(text) for row, text in json.loads(content.tobytes())}
 
 
 def build_lookup_table(

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from speakernet.data.packed.joined import JoinedSamples
+from speakernet.data.packed.joined import Samples
 from speakernet.data.sources import INT16_SCALE
 
 COPY_SAMPLES = 1 << 24  # moved at once, so that no second copy of the audio is needed
@@ -31,8 +31,8 @@ def to_float(crops: Tensor) -> Tensor:
     return crops.clone()
 
 
-def copy_to_device(samples: np.ndarray | JoinedSamples, out: Tensor) -> None:
-    """Copy int16 (samples,) from memory or from a memory map into a tensor on a device, piece by piece."""
+def copy_to_device(samples: Samples, out: Tensor) -> None:
+    """Copy int16 (samples,) from memory or from a disk into a tensor on a device, piece by piece."""
     for first in range(0, len(samples), COPY_SAMPLES):
         # Copied: a packed corpus is mapped read-only, and torch warns of tensors over memory that it may not write.
         part = np.array(samples[first : first + COPY_SAMPLES])

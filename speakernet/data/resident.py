@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 from speakernet.data.audio import AudioError
+from speakernet.data.batches import crop_places
 from speakernet.data.on_device import DeviceAudio, copy_to_device, to_float
 from speakernet.data.packed.corpus import PackedRows
 from speakernet.data.replacing import SpeakerIndex, read_or_replace
 from speakernet.data.requests import BatchReport, BatchRequest
-from speakernet.data.speeds import change_speeds, most_samples_to_read, samples_to_read
-from speakernet.keyed import START_STREAM, KeyedRandom
+from speakernet.data.speeds import change_speeds, most_samples_to_read
 
 
 class ResidentMaker:
@@ -69,10 +69,8 @@ class ResidentMaker:
         """
         report = BatchReport(request.rows.copy(), slot=request.slot)
         read_or_replace(request, report, self._problems, seed=self.seed, speakers=self.speakers)
-        uniform = KeyedRandom(self.seed, request.epoch, request.rows).uniform(START_STREAM)[:, 0]
-        expected, lengths = self._header_lengths[report.rows], self.reader.lengths[report.rows]
-        wanted = np.array([samples_to_read(factor, request.num_samples) for factor in self.speeds])[request.speeds]
-        starts = (uniform * np.maximum(expected - wanted + 1, 1)).astype(np.int64)
+        starts, _ = crop_places(request, self._header_lengths[report.rows], self.speeds, self.seed)
+        lengths = self.reader.lengths[report.rows]
         # An utterance that is shorter than its header said may end before the place that was drawn in it.
         starts[starts >= lengths] = 0
         most = most_samples_to_read(self.speeds, request.num_samples)

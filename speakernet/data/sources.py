@@ -35,6 +35,7 @@ from speakernet.data.lookup import (
     default_cache_folder,
 )
 from speakernet.files import open_regular, parallel_map, reading
+from speakernet.terminal import MAX_NAMED
 
 INT16_SCALE = np.float32(1 / 32768)
 # Windows reads text unless told otherwise and knows no other flag; without O_NONBLOCK opening a pipe would wait.
@@ -50,6 +51,11 @@ class AudioSource(ABC):
         self.root = str(root)
         self.sample_rate = sample_rate
         self._tables: dict[int, LookupTable] = {}
+
+    @property
+    def identity(self) -> str:
+        """By what two machines know that they hold the same audio, in words, as far as it is known without reading."""
+        return "files of their own"
 
     @abstractmethod
     def read(self, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
@@ -305,7 +311,7 @@ class FolderRows(RowReader):
             # The lookup table may be weeks old, and an offset into another file would read as noise.
             if status.st_size != size or status.st_mtime_ns != modified_ns:
                 return False
-            return _read_at(file, target, offset) == target.nbytes
+            return read_at(file, target, offset) == target.nbytes
         finally:
             os.close(file)
 
@@ -316,7 +322,7 @@ class FolderRows(RowReader):
             if len(self._scratch) < count:
                 self._scratch = np.empty(count, dtype=np.int16)
             samples = self._scratch[:count]
-        if _read_at(file, samples, offset) != 2 * count:
+        if read_at(file, samples, offset) != 2 * count:
             raise AudioError(f"{self.path_of(row)}: the file became shorter while it was being read")
         if out.dtype != np.int16:
             np.multiply(samples, INT16_SCALE, out=out[:count])
@@ -353,7 +359,7 @@ class FolderRows(RowReader):
         return len(crop)
 
 
-def _read_at(file: int, samples: np.ndarray, offset: int) -> int:
+def read_at(file: int, samples: np.ndarray, offset: int) -> int:
     """Bytes read into `samples` from `offset` of an open file."""
     if hasattr(os, "preadv"):
         return os.preadv(file, [samples.data], offset) if len(samples) else 0
@@ -363,7 +369,7 @@ def _read_at(file: int, samples: np.ndarray, offset: int) -> int:
     return len(content)
 
 
-def list_names(names: Sequence[str], rows: np.ndarray, limit: int = 10) -> str:
+def list_names(names: Sequence[str], rows: np.ndarray, limit: int = MAX_NAMED) -> str:
     """The first few names of `rows` for a message, and how many more there are."""
     shown = ", ".join(names[int(row)] for row in rows[:limit])
     return shown if len(rows) <= limit else f"{shown} and {len(rows) - limit} more"

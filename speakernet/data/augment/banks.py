@@ -17,10 +17,11 @@ from speakernet.data.audio import AudioError, read_audio
 from speakernet.data.cache import AudioCache
 from speakernet.data.lists import StringTable
 from speakernet.data.packed.corpus import PackedRows
-from speakernet.data.packed.joined import JoinedSamples
+from speakernet.data.packed.joined import Samples
 from speakernet.data.sharing import SharedArray
 from speakernet.data.sources import INT16_SCALE, FolderSource, RowReader
 from speakernet.files import own_command
+from speakernet.terminal import MAX_NAMED
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +131,7 @@ class Crops:
     def __init__(self, bank: ClipBank, rows: np.ndarray, starts: np.ndarray, num_samples: int) -> None:
         self._reader, self._rows, self._starts = bank.reader, rows, starts
         self._num_samples = num_samples
-        self._samples: np.ndarray | JoinedSamples | None = None
+        self._samples: Samples | None = None
         self._firsts: list[int] = []
         powers = np.full(len(rows), np.nan)
         if isinstance(bank.reader, PackedRows):
@@ -190,7 +191,7 @@ def noise_banks(root: str | Path, sample_rate: int, cache: AudioCache | None) ->
     if not usable.any():
         raise AudioError(f"{root}: no readable audio in this noise folder ({len(names)} files); is it MUSAN's layout?")
     if not usable.all():
-        bad = [names[row] for row in np.flatnonzero(~usable)[:10]]
+        bad = [names[row] for row in np.flatnonzero(~usable)[:MAX_NAMED]]
         logger.warning("%s: %d noise files cannot be read and are left out: %s", root, (~usable).sum(), ", ".join(bad))
     # One reader for all kinds: the cache is keyed by its rows.
     reader = source.rows(listed, table, cache)

@@ -9,7 +9,6 @@ if it were one. This file reads; `writer.py` makes them, from what `speakernet.c
 
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,14 @@ from speakernet.data.audio import SAMPLE_RATE, AudioError
 from speakernet.data.cache import AudioCache
 from speakernet.data.lists import StringTable
 from speakernet.data.lookup import PCM_S16, LookupTable
-from speakernet.data.packed.joined import JoinedSamples, join_tables
+from speakernet.data.packed.index import PackedIndex
+from speakernet.data.packed.joined import JoinedSamples, Samples, join_tables
 from speakernet.data.packed.names import NameIndex
+from speakernet.data.packed.on_disk import FileSamples
 from speakernet.data.sharing import SharedArray
 from speakernet.data.sources import INT16_SCALE, AudioSource, RowReader
 from speakernet.files import open_text, reading, sha256_of
+from speakernet.machine.limits import usable_memory_bytes
 from speakernet.parts import PATTERN, list_parts, missing_parts, parts_in
 
 FORMAT_NAME = "speakernet packed corpus"
@@ -46,30 +48,6 @@ INDEX_COLUMNS = {
 
 class PackedError(AudioError):
     """A packed corpus that cannot be used; the message says what is wrong with it and what to do."""
-
-
-@dataclass(frozen=True)
-class PackedIndex:
-    """What lies where in a packed corpus.
-
-    Attributes:
-        sample_rate: Hz.
-        names: every utterance, in the order of its samples.
-        sample_offsets: first sample of each utterance and the end of the last, int64 (utterances + 1,).
-        checksums: CRC-32 of each utterance's bytes, uint32 (utterances,).
-        digest: SHA-256 by which two copies of a corpus are known for the same.
-    """
-
-    sample_rate: int
-    names: StringTable
-    sample_offsets: np.ndarray
-    checksums: np.ndarray
-    digest: str
-
-    @property
-    def num_samples(self) -> int:
-        """Samples of all utterances together."""
-        return int(self.sample_offsets[-1])
 
 
 def is_packed(root: str | Path) -> bool:
@@ -155,8 +133,13 @@ def _read_columns(root: Path) -> dict[str, np.ndarray]:
     return columns
 
 
-def map_samples(root: str | Path, num_samples: int) -> "np.ndarray | JoinedSamples":
+def open_samples(root: str | Path, num_samples: int, *, is_mapped: bool = True) -> Samples:
     """The corpus's samples as a read-only memory map, int16 (samples,); of several parts one that acts like it.
+
+    Args:
+        root: the corpus.
+        num_samples: by its index.
+        is_mapped: else they are read from the file (`FileSamples`).
 
     Raises:
         PackedError: not the array that the index describes.
@@ -164,11 +147,13 @@ def map_samples(root: str | Path, num_samples: int) -> "np.ndarray | JoinedSampl
     parts = read_description(Path(root))["parts"]
     if parts:
         counts = [read_description(Path(root, name))["num_samples"] for name in parts]
-        return JoinedSamples([_map_part(Path(root, name), count) for name, count in zip(parts, counts, strict=True)])
-    return _map_part(Path(root), num_samples)
+        return JoinedSamples(
+            [_open_part(Path(root, name), count, is_mapped) for name, count in zip(parts, counts, strict=True)]
+        )
+    return _open_part(Path(root), num_samples, is_mapped)
 
 
-def _map_part(root: Path, num_samples: int) -> np.ndarray:
+def _open_part(root: Path, num_samples: int, is_mapped: bool) -> np.ndarray | FileSamples:
     path = root / SAMPLES
     with reading(path, f"{num_samples} samples of 2 bytes and a header; {_advice(root)}", PackedError):
         mapped = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -176,7 +161,7 @@ def _map_part(root: Path, num_samples: int) -> np.ndarray:
         found = f"{mapped.dtype} of shape {mapped.shape}"
         raise PackedError(f"{path}: found {found}, expected int16 of shape ({num_samples},); {_advice(root)}")
     # A plain view: slicing NumPy's memmap class costs as much as copying a crop.
-    return mapped.view(np.ndarray)
+    return mapped.view(np.ndarray) if is_mapped else FileSamples(path, mapped.offset, num_samples)
 
 
 class PackedSource(AudioSource):
@@ -195,11 +180,18 @@ class PackedSource(AudioSource):
                 f"{root}: packed at {self.index.sample_rate} Hz, but {sample_rate} Hz were asked for; "
                 f"pack it again with --sample-rate {sample_rate}"
             )
-        self.samples = map_samples(root, self.index.num_samples)
+        # Mapped where the system's page cache holds all of it.
+        self.is_mapped = 2 * self.index.num_samples <= usable_memory_bytes()
+        self.samples = open_samples(root, self.index.num_samples, is_mapped=self.is_mapped)
         self._name_index = NameIndex(self.index.names)
 
     def __len__(self) -> int:
         return len(self.index.names)
+
+    @property
+    def identity(self) -> str:
+        """See `AudioSource.identity`; the same however many parts it was packed in."""
+        return f"{len(self)} utterances packed, {self.index.num_samples} samples, SHA-256 {self.index.content_digest}"
 
     def read(self, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
         """See `AudioSource.read`."""
@@ -239,24 +231,29 @@ class PackedSource(AudioSource):
 
     def rows(self, names: StringTable, table: LookupTable, cache: AudioCache | None = None) -> "PackedRows":
         """See `AudioSource.rows`; nothing is decoded, so nothing is kept."""
-        return PackedRows(self.root, self.samples, np.maximum(table.data_offsets, 0) // 2, table.native_samples)
+        starts = np.maximum(table.data_offsets, 0) // 2
+        return PackedRows(self.root, self.samples, starts, table.native_samples, is_mapped=self.is_mapped)
 
 
 class PackedRows(RowReader):
     """Rows of a list read from a packed corpus: one copy a crop."""
 
-    def __init__(self, root: str, samples: np.ndarray | JoinedSamples, starts: np.ndarray, lengths: np.ndarray) -> None:
+    def __init__(
+        self, root: str, samples: Samples, starts: np.ndarray, lengths: np.ndarray, *, is_mapped: bool = True
+    ) -> None:
         """A reader of rows.
 
         Args:
             root: the corpus, for messages and for opening it again in another process.
-            samples: the memory map, int16 (samples,), or several that act like it.
+            samples: int16 (samples,).
             starts: first sample of each row in `samples`, int64 (rows,).
             lengths: samples of each row, 0 where the corpus does not hold it; int64 (rows,).
+            is_mapped: whether `samples` are memory; else every slice of them is read from a disk.
         """
         super().__init__()
         self.root = root
         self.samples = samples
+        self.is_mapped = is_mapped
         self._starts = SharedArray(starts)
         self._lengths = SharedArray(lengths)
 
@@ -305,6 +302,9 @@ class PackedRows(RowReader):
 
     def fill(self, rows: np.ndarray, starts: np.ndarray, out: np.ndarray) -> dict[int, str]:
         """See `RowReader.fill`. Rows that hold the whole crop, nearly all, are copied without a further look."""
+        if not self.is_mapped:
+            # One that the disk does not give is one problem, not the batch's end.
+            return super().fill(rows, starts, out)
         wanted = out.shape[1]
         firsts = self.whole_crops(rows, starts, wanted)
         samples = self.samples
@@ -329,7 +329,7 @@ class PackedRows(RowReader):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.samples = map_samples(self.root, state["samples"])
+        self.samples = open_samples(self.root, state["samples"], is_mapped=self.is_mapped)
 
 
 def describe_samples(num_samples: int) -> bytes:

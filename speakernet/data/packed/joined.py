@@ -1,24 +1,26 @@
-"""Several memory maps that act like one: the samples of a corpus that was packed in parts."""
+"""Several arrays that act like one: the samples of a corpus that was packed in parts."""
 
 import bisect
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 
 from speakernet.data.lists import StringTable
+from speakernet.data.packed.on_disk import FileSamples
 
 
 class JoinedSamples:
     """The samples of the parts one after the other, int16 (samples,); sliced like the array that they would be.
 
-    What lies within a part, as every utterance does, is a view; nothing is copied or held.
+    What lies within a part, as every utterance does, is a view where the part is memory; nothing is held.
 
     >>> joined = JoinedSamples([np.arange(3, dtype=np.int16), np.arange(3, 8, dtype=np.int16)])
     >>> len(joined), joined[3:5], joined[2:4]
     (8, array([3, 4], dtype=int16), array([2, 3], dtype=int16))
     """
 
-    def __init__(self, parts: Sequence[np.ndarray]) -> None:
+    def __init__(self, parts: Sequence[np.ndarray | FileSamples]) -> None:
         self.parts = list(parts)
         self._begins = np.cumsum([0, *map(len, self.parts)]).tolist()
 
@@ -42,6 +44,10 @@ class JoinedSamples:
             if begin < stop
         ]
         return np.concatenate(pieces) if pieces else self.parts[0][:0]
+
+
+Samples: TypeAlias = np.ndarray | JoinedSamples | FileSamples
+"""Of a packed corpus, int16 (samples,), one after the other; sliced without a step."""
 
 
 def join_tables(tables: Sequence[StringTable]) -> StringTable:

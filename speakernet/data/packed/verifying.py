@@ -4,7 +4,7 @@ import math
 import zlib
 from pathlib import Path
 
-from speakernet.data.packed.corpus import map_samples, read_index
+from speakernet.data.packed.corpus import open_samples, read_index
 from speakernet.files import parallel_map
 
 
@@ -18,7 +18,7 @@ def verify(root: str | Path, num_threads: int = 2, show_progress: bool = False) 
         PackedError: the corpus cannot even be opened.
     """
     index = read_index(root)
-    samples = map_samples(root, index.num_samples)
+    samples = open_samples(root, index.num_samples)
     rows_per_task = max(1, math.ceil(len(index.names) / 4096))
 
     def check(first_row: int) -> list[str]:

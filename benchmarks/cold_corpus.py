@@ -1,0 +1,162 @@
+"""A packed corpus that memory does not hold: crops a second and the wait of a step, with and without reading ahead.
+
+    python -m benchmarks.cold_corpus --folder /disk/scratch --gigabytes 4 --rounds 5
+
+Makes a corpus of that size in the folder once, and removes nothing. Before every run its pages are dropped from the
+system's cache (`posix_fadvise`), so that each crop comes from the disk, as it does where memory holds a small part. A
+step is imitated by sleeping, as a GPU leaves the cores alone. Linux only.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.timing import Way, run_in_turn
+from speakernet.data.ahead import ReadAhead
+from speakernet.data.batches import BatchMaker
+from speakernet.data.lists import StringTable
+from speakernet.data.packed.corpus import SAMPLES, PackedRows, PackedSource, open_samples
+from speakernet.data.packed.writer import PackInput, pack
+from speakernet.data.requests import BatchRequest, CropMaker
+
+UTTERANCE_SAMPLES = 128_000
+"""8 s, about the mean of VoxCeleb2."""
+CROP_SAMPLES = 32_000
+NAME = "cold_corpus"
+
+
+class Noise(PackInput):
+    """Utterances of noise; what is in them does not matter, how many bytes they have does."""
+
+    def __init__(self, num_utterances: int) -> None:
+        super().__init__(StringTable.from_strings([f"{row:07d}.wav" for row in range(num_utterances)]), "noise")
+        self._samples = np.random.default_rng(0).integers(-3000, 3000, 2 * UTTERANCE_SAMPLES, dtype=np.int16)
+
+    def decode(self, row: int, content: bytes | None, sample_rate: int) -> np.ndarray:
+        """See `PackInput.decode`."""
+        first = row % UTTERANCE_SAMPLES
+        return self._samples[first : first + UTTERANCE_SAMPLES]
+
+
+@dataclass
+class Course:
+    """A way through a few batches, and what it took beside time."""
+
+    corpus: Path
+    num_batches: int
+    batch_size: int
+    step_seconds: float
+    is_mapped: bool
+    is_ahead: bool
+    seed: int = 0
+    waited: list[float] = field(default_factory=list)
+    """Of each run, seconds a batch."""
+    read: list[float] = field(default_factory=list)
+    """Of each run, bytes from the disk for each byte of the crops."""
+
+    def way(self) -> Way:
+        """For `run_in_turn`."""
+        return Way(self._run, self._prepare)
+
+    def _prepare(self) -> list[tuple[CropMaker, list[BatchRequest]]]:
+        """In a list, which gives it away: pages that are mapped are not dropped."""
+        self.seed += 1
+        source = PackedSource(self.corpus)
+        table = source.lookup_table(source.index.names)
+        samples = open_samples(self.corpus, source.index.num_samples, is_mapped=self.is_mapped)
+        reader = PackedRows(
+            str(self.corpus), samples, table.data_offsets // 2, table.native_samples, is_mapped=self.is_mapped
+        )
+        planner = BatchMaker(reader, table.num_samples, seed=self.seed)
+        random = np.random.default_rng(self.seed)
+        speeds = np.zeros(self.batch_size, dtype=np.int64)
+        requests = [
+            BatchRequest(0, random.integers(0, len(source), self.batch_size), speeds, CROP_SAMPLES, batch)
+            for batch in range(self.num_batches)
+        ]
+        drop_pages(self.corpus / SAMPLES)
+        return [(ReadAhead(planner, planner) if self.is_ahead else planner, requests)]
+
+    def _run(self, ready: list[tuple[CropMaker, list[BatchRequest]]]) -> int:
+        maker, requests = ready.pop()
+        before, waited = bytes_from_disk(), 0.0
+        asked = time.perf_counter()
+        for _ in maker.run(requests):
+            waited += time.perf_counter() - asked
+            time.sleep(self.step_seconds)
+            asked = time.perf_counter()
+        num_crops = self.num_batches * self.batch_size
+        self.waited.append(waited / self.num_batches)
+        self.read.append((bytes_from_disk() - before) / (2 * CROP_SAMPLES * num_crops))
+        return num_crops
+
+
+def drop_pages(path: Path) -> None:
+    """Let the system forget what it holds of a file in memory."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(file)
+
+
+def bytes_from_disk() -> int:
+    """Read for this process so far."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
+
+
+def measure(
+    corpus: Path, num_batches: int, batch_size: int, step_seconds: float, rounds: int, say: Callable[[str], object]
+) -> None:
+    """Run the three ways in turn, and say a row of a table for each."""
+    ways = {
+        "memory map": (True, False),
+        "read from the file": (False, False),
+        "read from the file, and ahead": (False, True),
+    }
+    courses = {
+        name: Course(corpus, num_batches, batch_size, step_seconds, is_mapped, is_ahead)
+        for name, (is_mapped, is_ahead) in ways.items()
+    }
+    samples = run_in_turn({name: course.way() for name, course in courses.items()}, rounds=rounds, warmup=0)
+    for name, course in courses.items():
+        rates, waits = samples[name].rates, [1000 * one for one in course.waited]
+        say(
+            f"| {1000 * step_seconds:g} ms | {name} | {statistics.median(rates):,.0f} ({min(rates):,.0f} to "
+            f"{max(rates):,.0f}) | {statistics.median(waits):.1f} ({min(waits):.1f} to {max(waits):.1f}) ms | "
+            f"{statistics.median(course.read):.1f} |\n"
+        )
+
+
+def main() -> int:
+    """Make the corpus where it is not there, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, required=True, help="on the disk that is measured")
+    parser.add_argument("--gigabytes", type=float, default=4.0, help="of the corpus (default %(default)s)")
+    parser.add_argument("--batches", type=int, default=40, help="of each run (default %(default)s)")
+    parser.add_argument("--batch_size", type=int, default=64, help="crops of 2 s (default %(default)s)")
+    parser.add_argument("--step_milliseconds", type=float, nargs="+", default=[0.0, 20.0], help="that a step takes")
+    parser.add_argument("--rounds", type=int, default=5, help="default %(default)s")
+    arguments = parser.parse_args()
+    corpus = arguments.folder / NAME
+    pack(Noise(max(1, int(arguments.gigabytes * 1e9 / 2 / UTTERANCE_SAMPLES))), corpus, show_progress=True)
+    sys.stdout.write("| a step | crops come | crops a second | wait for a batch | read for a byte of a crop |\n")
+    sys.stdout.write("|---:|---|---:|---:|---:|\n")
+    for milliseconds in arguments.step_milliseconds:
+        measure(
+            corpus, arguments.batches, arguments.batch_size, milliseconds / 1000, arguments.rounds, sys.stdout.write
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
