@@ -223,14 +223,14 @@ def remove_leftovers(root: Path) -> int:
 
 
 @contextlib.contextmanager
-def hold_lock(path: str | Path, refusal: str) -> Iterator[None]:
+def hold_lock(path: str | Path, refusal: str, *, waits: bool = False) -> Iterator[None]:
     """Hold the lock file `path` while the block runs; the system drops it when the process dies.
 
     Raises:
-        ValueError: another process holds it; `refusal` is the sentence that says what to do.
+        ValueError: another process holds it, unless that is waited for; `refusal` is the sentence that says what to do.
     """
     try:
-        lock = FileLock(path, timeout=0).acquire()
+        lock = FileLock(path, timeout=-1 if waits else 0).acquire()
     except Timeout as error:
         raise ValueError(refusal) from error
     with lock:
@@ -238,13 +238,13 @@ def hold_lock(path: str | Path, refusal: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def exclusive(folder: str | Path) -> Iterator[None]:
+def exclusive(folder: str | Path, *, waits: bool = False) -> Iterator[None]:
     """Prepare a folder as the only process that does: made if missing, half-written files of a killed run removed.
 
     A block that fails before it has written anything leaves no folder behind.
 
     Raises:
-        ValueError: another process prepares data in the same folder now.
+        ValueError: another process prepares data in the same folder now, and its end is not waited for.
     """
     folder = Path(folder)
     made = [one for one in (folder, *folder.parents) if not one.exists()]
@@ -253,7 +253,7 @@ def exclusive(folder: str | Path) -> Iterator[None]:
     running = folder / RUNNING_NAME
     refusal = f"another process is preparing data in {folder}; wait for it or end it, then run this again"
     try:
-        with hold_lock(folder / LOCK_NAME, refusal):
+        with hold_lock(folder / LOCK_NAME, refusal, waits=waits):
             if running.exists():
                 logger.info("the last run was killed; removed %d half-written files", remove_leftovers(folder))
             running.touch()

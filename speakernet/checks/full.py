@@ -1,6 +1,6 @@
 """Everything that can be said about lists, audio and machine before a run, in order; `speakernet doctor` shows it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import TypeVar
@@ -8,10 +8,11 @@ from typing import TypeVar
 import numpy as np
 
 from speakernet.checks.findings import Finding
+from speakernet.checks.gathering import AudioFacts, ListedAudio, gather, gather_part
 from speakernet.checks.headers import header_findings
 from speakernet.checks.machine import disk_finding, machine_findings
 from speakernet.checks.quick import quick_check
-from speakernet.checks.samples import read_facts, sample_findings
+from speakernet.checks.samples import sample_findings
 from speakernet.data.audio import SAMPLE_RATE
 from speakernet.data.ffmpeg import CONVERTIBLE_SUFFIXES
 from speakernet.data.lists import (
@@ -26,7 +27,7 @@ from speakernet.data.lists import (
 from speakernet.data.opening import open_source
 from speakernet.data.options import LoadingOptions
 from speakernet.data.sources import AudioSource
-from speakernet.terminal import MAX_NAMED
+from speakernet.parts import WHOLE, WorkPart
 
 ListType = TypeVar("ListType", TrainingList, TrialList)
 
@@ -62,14 +63,27 @@ class CheckRequest:
 
 @dataclass
 class CheckResult:
-    """The findings, and the durations in seconds of every list whose audio was looked at."""
+    """The findings, and the durations in seconds of every list whose audio was looked at.
+
+    With parts `missing`, which other machines have not done yet, there are none.
+    """
 
     findings: list[Finding] = field(default_factory=list)
     durations: dict[str, np.ndarray] = field(default_factory=dict)
+    missing: Sequence[WorkPart] = ()
 
 
-def full_check(request: CheckRequest) -> CheckResult:
-    """Run every check that the request allows; what lists and files hold becomes findings, never an error."""
+def full_check(request: CheckRequest, part: WorkPart = WHOLE, folder: Path | None = None) -> CheckResult:
+    """Run every check that the request allows; what lists and files hold becomes findings, never an error.
+
+    Args:
+        request: what, and how thoroughly.
+        part: of several machines, which look at the files of the lists together, this one's.
+        folder: where they leave what they found.
+
+    Raises:
+        PartError: the parts in the folder do not belong together.
+    """
     result = CheckResult()
     findings = result.findings
     training = _read(request.train_list, read_training_list, "training list", findings)
@@ -79,23 +93,32 @@ def full_check(request: CheckRequest) -> CheckResult:
         one = _read(path, read_trials, "trial list", findings)
         if one is not None:
             trials.append((one, _open(root, request.sample_rate, "trial files", findings)))
+    tables = ([(training.paths, source, "training audio")] if training is not None else []) + [
+        (one.names, one_source, f"trial audio ({Path(one.source).name})") for one, one_source in trials
+    ]
+    lists = [ListedAudio(names, where, check) for names, where, check in tables if where is not None]
+    how = {"is_fast": request.is_fast, "num_jobs": request.num_jobs}
+    if part.is_whole or folder is None:
+        gathered = [gather(one, **how) for one in lists]
+    else:
+        gathered, missing = gather_part(lists, part, folder, **how)
+        if missing:
+            return CheckResult(missing=missing)
+    known = {id(one.names): facts for one, facts in zip(lists, gathered, strict=True)}
     findings += quick_check(
         train_list=training,
-        train_source=source,
-        trials=trials,
+        train_source=known.get(id(training.paths)) if training is not None else None,
+        trials=[(one, known.get(id(one.names))) for one, _ in trials],
         min_utterances=request.min_utterances,
         max_bad_share=request.max_bad_share,
         # Looked at below, with more to say.
         reads_headers=False,
     )
-    tables = []
-    if training is not None:
-        tables.append(training.paths)
-        _check_audio(result, request, training.paths, source, "training audio", training.labels)
-    for one, trial_source in trials:
-        tables.append(one.names)
-        _check_audio(result, request, one.names, trial_source, f"trial audio ({Path(one.source).name})", None)
-    findings += machine_findings(request.save_path, needs_ffmpeg=any(map(_names_foreign_files, tables)))
+    for one, facts in zip(lists, gathered, strict=True):
+        is_training = training is not None and one.names is training.paths
+        _check_audio(result, request, one, facts, training.labels if training is not None and is_training else None)
+    needs_ffmpeg = any(_names_foreign_files(names) for names, _, _ in tables)
+    findings += machine_findings(request.save_path, needs_ffmpeg=needs_ffmpeg)
     return result
 
 
@@ -105,7 +128,7 @@ def _read(
     """The list without the rows that training would refuse, which are named all at once."""
     if path is None:
         return None
-    malformed = MalformedRows(MAX_NAMED)
+    malformed = MalformedRows()
     found, problem = None, ""
     try:
         found = read(path, malformed)
@@ -131,30 +154,17 @@ def _open(root: Path | None, sample_rate: int, check: str, findings: list[Findin
 
 
 def _check_audio(
-    result: CheckResult,
-    request: CheckRequest,
-    names: StringTable,
-    source: AudioSource | None,
-    check: str,
-    labels: np.ndarray | None,
+    result: CheckResult, request: CheckRequest, audio: ListedAudio, facts: AudioFacts, labels: np.ndarray | None
 ) -> None:
-    if source is None:
-        return
-    # Headers wait for the disk: four reads a core keep it busy.
-    lookup = source.lookup_table(names, num_threads=4 * request.num_jobs)
-    result.findings += header_findings(names, lookup, check, min_seconds=request.min_seconds)
-    is_good = np.ones(len(names), dtype=bool)
-    is_good[list(lookup.problems)] = False
-    rows = np.flatnonzero(is_good)
+    names, check, rows = audio.names, audio.check, facts.good
+    result.findings += header_findings(names, facts.lookup, check, min_seconds=request.min_seconds)
     if not len(rows):
         return
-    result.durations[check] = lookup.seconds[rows]
-    # What cannot be read was said by the header check; the samples are those of the rest.
+    result.durations[check] = facts.lookup.seconds[rows]
     good = names if len(rows) == len(names) else names.take(rows)
-    result.findings.append(disk_finding(source, good, f"{check}: disk"))
-    if not request.is_fast:
-        facts = read_facts(source, good, request.num_jobs, check)
-        result.findings += sample_findings(good, facts, check, None if labels is None else labels[rows])
+    result.findings.append(disk_finding(audio.source, good, f"{check}: disk"))
+    if facts.samples is not None:
+        result.findings += sample_findings(good, facts.samples, check, None if labels is None else labels[rows])
 
 
 def _names_foreign_files(names: StringTable) -> bool:

@@ -16,7 +16,7 @@ from speakernet.data.lists import StringTable
 from speakernet.data.sources import AudioSource
 from speakernet.files import human_bytes
 from speakernet.machine.driver import driver_version, unusable_gpu
-from speakernet.machine.facts import gpu_facts, version_of
+from speakernet.machine.facts import TORCH_PAIR, gpu_facts, version_of
 from speakernet.machine.limits import describe_limits, usable_cores
 
 LEAST_FREE_BYTES = 5 << 30
@@ -109,7 +109,7 @@ def _torch_pair() -> Finding:
     )  # fmt: skip
     if outcome.returncode != 0:
         last = (outcome.stderr.strip().splitlines() or ["it ended without a word"])[-1]
-        advice = "install a pair that belongs together: pip install 'torch>=2.9,<2.15' 'torchaudio>=2.9,<2.12'"
+        advice = f"install a pair that belongs together: {TORCH_PAIR}"
         return Finding("error", "torch", f"{message}: torchaudio does not load ({last})", advice)
     return Finding("ok", "torch", message)
 

@@ -3,6 +3,7 @@
     speakernet doctor --config my.yaml
     speakernet doctor --list train.txt --root wav --trials trials.txt
     speakernet doctor                                                   the machine only
+    speakernet doctor --config my.yaml --part 2/4 --part_folder found   a quarter of the files; the last part says all
 
 Everything is read once; --fast reads headers only.
 """
@@ -17,6 +18,7 @@ from speakernet.cli.defaults import load_configuration
 from speakernet.config import Config
 from speakernet.data.lists import audio_folder_of
 from speakernet.machine.limits import usable_cores
+from speakernet.parts import WHOLE, add_part_argument, list_parts, parse_part
 
 TAKES_CONFIG = True
 
@@ -32,16 +34,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--min_seconds", type=float, default=shortest, help="shorter files are named")
     parser.add_argument("--png", type=Path, help="also draw the histograms of durations into this file")
     parser.add_argument("--jobs", type=int, default=usable_cores(), help="files read at once")
+    add_part_argument(parser, "the last to be done prints what all of them found")
+    parser.add_argument("--part_folder", type=Path, help="with --part: where the parts leave what they found")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check, print the table, the histograms and what it all comes to, and return the worst level."""
+    """Check, print the table, the histograms and what it all comes to, and return the worst level.
+
+    Raises:
+        ValueError: a part that there cannot be, or parts of something else in their folder.
+    """
+    part = parse_part(arguments.part) if arguments.part else WHOLE
+    if bool(arguments.part) != bool(arguments.part_folder):
+        raise ValueError("--part and --part_folder belong together: the parts leave there what they found")
     config = load_configuration(arguments.config_arguments).config if arguments.config_arguments else None
     # Late: --help and a mistyped option need neither torch nor matplotlib.
     from speakernet.assembly.checks import check_options
     from speakernet.checks.histograms import duration_histogram, write_duration_png
 
-    result = full_check(_request(arguments, config))
+    result = full_check(_request(arguments, config), part, arguments.part_folder)
+    if result.missing:
+        sys.stdout.write(f"part {part} is done; the parts {list_parts(result.missing)} are missing\n")
+        return 0
     if config is not None:
         result.findings += _corpus_to_come(config)
         result.findings += check_options(config)

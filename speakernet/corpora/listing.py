@@ -18,7 +18,7 @@ from speakernet.corpora.splits import (
 )
 from speakernet.corpora.summary import StepSummary
 from speakernet.corpora.utterances import UNKNOWN, Row, Utterances, take, utterances_from_rows
-from speakernet.data.lists import write_training_list, write_trials
+from speakernet.data.lists import StringTable, write_training_list, write_trials
 from speakernet.data.lookup import LookupTable
 from speakernet.data.sources import FolderSource
 
@@ -80,7 +80,11 @@ def prepare_corpus(
 
 
 def prepare_lists(
-    rows: Iterable[Row], options: ListOptions, scan: StepSummary, part_of: Callable[[str], str] | None = None
+    rows: Iterable[Row],
+    options: ListOptions,
+    scan: StepSummary,
+    part_of: Callable[[str], str] | None = None,
+    lookup: LookupTable | None = None,
 ) -> ListFiles:
     """Scan the headers, split, and write lists and trials.
 
@@ -89,11 +93,12 @@ def prepare_lists(
         options: where and how.
         scan: counts what is usable and what is broken.
         part_of: `train`, `validation` or `test` of a path, where the corpus has parts; None draws a split.
+        lookup: what the headers of the rows say, where they were read before.
 
     Raises:
         ValueError: too few speakers or utterances.
     """
-    utterances, lookup = usable_utterances(rows, options.root, options.min_seconds, options.num_jobs, scan)
+    utterances, lookup = usable_utterances(rows, options.root, options.min_seconds, options.num_jobs, scan, lookup)
     if not len(utterances):
         raise ValueError(
             f"none of the {scan.broken} files under {options.root} can be used; the first: {scan.first_broken[0]}"
@@ -180,9 +185,16 @@ def listable_rows(rows: Iterable[Row | None], names: Iterable[str], summary: Ste
 
 
 def usable_utterances(
-    rows: Iterable[Row], root: Path, min_seconds: float, num_jobs: int, summary: StepSummary
+    rows: Iterable[Row],
+    root: Path,
+    min_seconds: float,
+    num_jobs: int,
+    summary: StepSummary,
+    lookup: LookupTable | None = None,
 ) -> tuple[Utterances, LookupTable]:
     """The utterances whose headers are good and that last at least `min_seconds`; the others are counted as broken.
+
+    Headers are read unless `lookup` has them, row for row.
 
     Returns:
         The utterances, and the lookup table of exactly these rows.
@@ -190,9 +202,7 @@ def usable_utterances(
     found = utterances_from_rows(rows)
     if not len(found):
         raise ValueError(f"{root}: no utterances were found; see --help for the layouts that are understood")
-    source = FolderSource(root, keep_lookup=False, show_progress=True)
-    # Header reads wait for the disk, not for a core: four at once help on one core too.
-    lookup = source.lookup_table(found.names, num_threads=max(4, num_jobs))
+    lookup = lookup or read_headers(found.names, root, num_jobs)
     seconds = lookup.seconds
     for row, problem in sorted(lookup.problems.items()):
         summary.add_broken(found.names[row], problem)
@@ -203,15 +213,14 @@ def usable_utterances(
     # A header without samples is broken whatever the shortest length asked for.
     keep = np.flatnonzero(seconds >= max(min_seconds, 1e-9))
     summary.add_made(len(keep))
-    return take(found, keep), take_lookup(lookup, keep)
+    return take(found, keep), lookup.take(keep)
 
 
-def take_lookup(lookup: LookupTable, rows: np.ndarray) -> LookupTable:
-    """Only these rows, none of which has a problem."""
-    taken = LookupTable.empty(len(rows), lookup.sample_rate)
-    for name, column in lookup.columns.items():
-        taken.columns[name].array[:] = column.array[rows]
-    return taken
+def read_headers(names: StringTable, root: Path, num_jobs: int) -> LookupTable:
+    """What the headers of files say; nothing is kept for later."""
+    source = FolderSource(root, keep_lookup=False, show_progress=True)
+    # Header reads wait for the disk, not for a core: four at once help on one core too.
+    return source.lookup_table(names, num_threads=max(4, num_jobs))
 
 
 def _write_lists(

@@ -10,24 +10,28 @@ paths with the groups speaker and, optionally, session and gender (--pattern '(?
 WAV, FLAC, OGG and MP3 are used where they lie; m4a, aac, webm and the like are converted first (needs ffmpeg).
 
     speakernet prepare folder my_voices
+    speakernet prepare folder my_voices --part 2/4     a quarter of the files; the last part to be done writes the lists
 """
 
 import argparse
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from speakernet.corpora.commands import add_jobs_argument, add_list_arguments, chosen, say_next
 from speakernet.corpora.conversion import Conversion, ConversionOptions, convert_all
-from speakernet.corpora.listing import ListOptions, listable_rows, prepare_lists
+from speakernet.corpora.folder_parts import FOLDER as PARTS_FOLDER
+from speakernet.corpora.folder_parts import WORK_SUFFIX, Voices, do_part, join_parts, missing_of
+from speakernet.corpora.listing import ListOptions, listable_rows, prepare_lists, read_headers
 from speakernet.corpora.recipe import FINE_TUNING, write_fine_tuning_lists, write_recipe
 from speakernet.corpora.summary import StepSummary, finish
 from speakernet.corpora.utterances import NUM_EXAMPLES, Row, pattern_rule, read_table, row_by_folder, row_by_pattern
 from speakernet.corpora.walking import READABLE_SUFFIXES, walk_files
 from speakernet.data.ffmpeg import CONVERTIBLE_SUFFIXES, find_ffmpeg
 from speakernet.files import exclusive, own_command
+from speakernet.parts import WHOLE, WorkPart, add_part_argument, list_parts, parse_part
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--noise_path", type=Path, help="noise folder (MUSAN's layout) for augmentation")
     parser.add_argument("--rir_path", type=Path, help="room impulse responses for augmentation")
     parser.add_argument("--ffmpeg", help="ffmpeg to use (default: the one on the PATH)")
+    add_part_argument(parser, "give all the same folder, options and --save_path; the last to be done writes the lists")
     add_jobs_argument(parser)
 
 
@@ -103,8 +108,13 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"there is no folder {arguments.root}; give the folder that holds the speakers' folders")
     save_path = arguments.save_path or Path("data") / arguments.root.resolve().name
     options = chosen(FolderOptions, arguments, save_path=save_path)
-    with exclusive(save_path):
-        config, summaries = prepare_folder(options)
+    part = parse_part(arguments.part) if arguments.part else WHOLE
+    if not part.is_whole and (missing := prepare_part(options, part)):
+        logger.info("part %s is prepared; the parts %s are missing", part, list_parts(missing))
+        return 0
+    # The last two of the parts may be done at the same moment: both write the same.
+    with exclusive(save_path, waits=not part.is_whole):
+        config, summaries = prepare_folder(options, part)
         code = finish(summaries, save_path / "summary.txt")
     # Not fetched unasked: 12 GB.
     if options.noise_path is None or options.rir_path is None:
@@ -123,8 +133,37 @@ def _fine_tuning_lists(config: Path) -> Path:
     return config.with_name(f"{config.stem}_finetune.yaml")
 
 
-def prepare_folder(options: FolderOptions) -> tuple[Path, list[StepSummary]]:
+def prepare_part(options: FolderOptions, part: WorkPart) -> list[WorkPart]:
+    """Convert one part's files and read its headers, for whichever part is the last to write lists from.
+
+    Returns:
+        The parts that are not done yet.
+
+    Raises:
+        ValueError: a folder that cannot be prepared, another process that does this part, or parts of another number.
+    """
+    folder = options.save_path / PARTS_FOLDER
+    work = folder / (part.name + WORK_SUFFIX)
+    # A lock of its own: the parts work beside each other.
+    with exclusive(work):
+        with StepSummary("scan", work) as scan:
+            voices = _voices(_rows(options, scan)[0], options)
+        do_part(
+            voices,
+            part,
+            folder,
+            lambda some, where: _convert(some, options, where),
+            lambda names: read_headers(names, options.root, options.num_jobs),
+        )
+    return missing_of(folder)
+
+
+def prepare_folder(options: FolderOptions, part: WorkPart = WHOLE) -> tuple[Path, list[StepSummary]]:
     """Make lists, split, trials and configuration under `save_path`.
+
+    Args:
+        options: what the user asked for.
+        part: the last of several parts that `prepare_part` has done; the whole does their work too.
 
     Returns:
         The configuration, and what each step found.
@@ -133,9 +172,19 @@ def prepare_folder(options: FolderOptions) -> tuple[Path, list[StepSummary]]:
         ValueError: too few speakers or utterances, parts that share speakers, or a table that cannot be read.
     """
     summaries: list[StepSummary] = []
+    lookup = None
     with StepSummary("scan", options.save_path, made="usable") as scan:
         rows, part_of = _rows(options, scan)
-        lists = prepare_lists(_with_conversions(rows, options, summaries), options, scan, part_of)
+        voices = _voices(rows, options)
+        if not part.is_whole:
+            prepared = join_parts(voices, options.save_path / PARTS_FOLDER, options.save_path)
+            summaries += [prepared.conversion] if prepared.conversion else []
+            found, lookup = prepared.rows, prepared.lookup
+        else:
+            if voices.conversions:
+                summaries.append(_convert(voices.conversions, options, options.save_path))
+            found = voices.converted()
+        lists = prepare_lists(found, options, scan, part_of, lookup)
     summaries.append(scan)
     config = options.save_path / f"{options.save_path.resolve().name}.yaml"
     sets = {"noise_path": options.noise_path, "rir_path": options.rir_path}
@@ -221,17 +270,18 @@ def _rows(options: FolderOptions, scan: StepSummary) -> tuple[Iterator[Row], Cal
     return rows, lambda name: PARTS[name.removeprefix(converted).split("/")[part_depth].lower()]
 
 
-def _with_conversions(rows: Iterator[Row], options: FolderOptions, summaries: list[StepSummary]) -> Iterator[Row]:
-    """Convert what soundfile cannot read into `save_path/converted`; those rows then name the converted file."""
-    plain: list[Row] = []
-    foreign: list[Row] = []
+def _voices(rows: Iterator[Row], options: FolderOptions) -> Voices:
+    """What soundfile can read, and what is converted first into `save_path/converted`."""
+    kinds: tuple[list[Row], list[Row]] = ([], [])
     for row in rows:
-        (foreign if Path(row.name).suffix.lower() in CONVERTIBLE_SUFFIXES else plain).append(row)
-    if not foreign:
-        return iter(plain)
+        kinds[Path(row.name).suffix.lower() in CONVERTIBLE_SUFFIXES].append(row)
     folder = _converted_folder(options)
-    conversions = [Conversion(options.root / row.name, folder / _converted_name(row.name)) for row in foreign]
-    with StepSummary("convert", options.save_path) as summary:
+    foreign = kinds[1]
+    return Voices(*kinds, [Conversion(options.root / row.name, folder / _converted_name(row.name)) for row in foreign])
+
+
+def _convert(conversions: Sequence[Conversion], options: FolderOptions, summary_folder: Path) -> StepSummary:
+    with StepSummary("convert", summary_folder) as summary:
         convert_all(
             conversions,
             ConversionOptions(find_ffmpeg(options.ffmpeg)),
@@ -239,11 +289,7 @@ def _with_conversions(rows: Iterator[Row], options: FolderOptions, summaries: li
             summary,
             total=len(conversions),
         )
-    summaries.append(summary)
-    made = [
-        row._replace(name=str(one.target)) for row, one in zip(foreign, conversions, strict=True) if one.target.exists()
-    ]
-    return iter(plain + made)
+    return summary
 
 
 def _converted_folder(options: FolderOptions) -> Path:

@@ -12,10 +12,9 @@ from pathlib import Path
 from types import TracebackType
 
 from speakernet.files import atomic_write
+from speakernet.terminal import MAX_NAMED
 
 logger = logging.getLogger(__name__)
-
-NUM_SHOWN_BROKEN = 10
 
 
 def one_line(text: str) -> str:
@@ -80,7 +79,7 @@ class StepSummary:
             self.found += 1
             self.broken += 1
             # The rest stands in the file alone: a million of them must not be kept in memory.
-            if len(self.first_broken) < NUM_SHOWN_BROKEN:
+            if len(self.first_broken) < MAX_NAMED:
                 self.first_broken.append(line)
             self._partial.parent.mkdir(parents=True, exist_ok=True)
             with self._partial.open("a", encoding="utf-8", newline="\n") as file:

@@ -283,3 +283,49 @@ def test_the_real_corpus_goes_through_as_it_is(tmp_path, shared_data):
     out = tmp_path / "speechocean"
     assert prepare(shared_data / "speechocean_mini", out) == 0
     assert "1440 found, 1440 usable, 0 skipped, 0 broken" in (out / "summary.txt").read_text()
+
+
+def files_of(out: Path) -> dict[str, bytes]:
+    """What was made, by its name; with the folder's own name taken out of what is in it."""
+    return {
+        path.relative_to(out).as_posix().replace(out.name, "OUT"): path.read_bytes().replace(out.name.encode(), b"OUT")
+        for path in out.rglob("*")
+        if path.is_file() and "prepared_parts" not in path.parts and not path.name.startswith(".")
+    }
+
+
+def test_parts_make_what_one_machine_makes(tmp_path, capsys, caplog):
+    root, out = tmp_path / "voices", [tmp_path / "of_one_machine", tmp_path / "of_several"]
+    write_voices(root, 12, 4, "spk{speaker:02}/{utterance}.wav", 0.6)
+    (root / "spk03/empty.wav").write_bytes(b"")
+    write_audio(root / "spk04/short.wav", voice(4, 1)[:3000], 16000)
+    assert prepare(root, out[0]) == 1
+    commands = capsys.readouterr().out
+    for number in (3, 1):
+        assert prepare(root, out[1], "--part", f"{number}/3") == 0
+        assert capsys.readouterr().out == "" and not (out[1] / "train_list.txt").exists()
+    assert prepare(root, out[1], "--part", "2/3") == 1, "some are broken, as one machine says too"
+    assert capsys.readouterr().out == commands.replace("of_one_machine", "of_several")
+    assert files_of(out[1]) == files_of(out[0]) and "train_list.txt" in files_of(out[1])
+    assert "broken_scan.txt" in files_of(out[1])
+    assert prepare(root, out[1], "--part", "1/2") == 1
+    write_audio(root / "spk05/new.wav", voice(5, 9), 16000)
+    assert prepare(root, out[1], "--part", "3/3") == 1
+    error = capsys.readouterr().err
+    assert "parts of 2 and of 3" in error and "were done of other files or speakers than are there now" in error
+
+
+def test_parts_convert_their_own(tmp_path, ffmpeg):
+    root, out = tmp_path / "voices", [tmp_path / "of_one_machine", tmp_path / "of_several"]
+    for name in write_voices(root, 6, 3, "spk{speaker}/{utterance}.wav", 0.6):
+        if name.endswith("1.wav"):
+            to_m4a(ffmpeg, root / name, root / name.replace(".wav", ".m4a"))
+            (root / name).unlink()
+    (root / "spk2/broken.m4a").write_bytes(b"nothing")
+    assert prepare(root, out[0]) == 1
+    converted = []
+    for number in (1, 3, 2):
+        prepare(root, out[1], "--part", f"{number}/3")
+        converted.append(len(list((out[1] / "converted").rglob("*.wav"))))
+    assert converted == [2, 5, 6]
+    assert files_of(out[1]) == files_of(out[0]) and "broken_convert.txt" in files_of(out[0])
