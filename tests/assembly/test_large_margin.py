@@ -1,5 +1,6 @@
 """The second stage through the whole journey: what it frees, begins with, draws, and how it resumes."""
 
+import shutil
 import types
 import weakref
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from speakernet.assembly import journeys, large_margin
 from speakernet.assembly.journeys import train_experiment
 from speakernet.config import LoadedConfig, load_config
+from speakernet.remote import LocalFolder
 from speakernet.training.trainer import Trainer
 
 SPEAKERS = 8
@@ -111,11 +113,8 @@ def test_speeds_without_normal_speech_have_no_second_stage(tiny_corpus: Path, tm
     assert not run.exists()
 
 
-@pytest.mark.parametrize("killed_at", [0, 1, 5], ids=["between the stages", "first step", "second epoch"])
-def test_a_killed_second_stage_goes_on_to_the_same_bits(
-    tiny_corpus: Path, straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: int
-) -> None:
-    killed = tmp_path / "killed"
+def train_until_killed(config: LoadedConfig, monkeypatch: pytest.MonkeyPatch, killed_at: int) -> None:
+    """Train until so many steps of the second stage are done."""
     after_step, train = Trainer._after_step, Trainer.train
 
     def stop_after(trainer: Trainer, num_batches: int) -> None:
@@ -132,14 +131,62 @@ def test_a_killed_second_stage_goes_on_to_the_same_bits(
     with monkeypatch.context() as patch, pytest.raises(InterruptedError):
         patch.setattr(Trainer, "_after_step", stop_after)
         patch.setattr(Trainer, "train", stop_before)
-        train_experiment(loaded(tiny_corpus, killed))
-    torch.manual_seed(123)
-    train_experiment(loaded(tiny_corpus, killed))
+        train_experiment(config)
+
+
+def assert_same_end(run: Path, straight: Path) -> None:
+    """Both second stages ended with the same bits."""
     one, other = (
-        torch.load(run / "large_margin" / "last.pt", weights_only=True)["training"] for run in (straight, killed)
+        torch.load(folder / "large_margin" / "last.pt", weights_only=True)["training"] for folder in (straight, run)
     )
     assert one["state"]["step"] == other["state"]["step"] == 8
     for part in ("net", "loss"):
         for key, value in one[part].items():
             if isinstance(value, torch.Tensor):
                 assert torch.equal(value, other[part][key]), key
+
+
+@pytest.mark.parametrize("killed_at", [0, 1, 5], ids=["between the stages", "first step", "second epoch"])
+def test_a_killed_second_stage_goes_on_to_the_same_bits(
+    tiny_corpus: Path, straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: int
+) -> None:
+    killed = tmp_path / "killed"
+    train_until_killed(loaded(tiny_corpus, killed), monkeypatch, killed_at)
+    torch.manual_seed(123)
+    train_experiment(loaded(tiny_corpus, killed))
+    assert_same_end(killed, straight)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["folder", "memory"])
+def test_a_fresh_machine_goes_on_from_the_mirror(
+    tiny_corpus: Path, straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The same command on a machine without the run folder, after the first was lost in the second stage."""
+    if kind == "memory":
+        pytest.importorskip("fsspec", reason="the extra [remote] is not installed")
+    address = str(tmp_path / "there") if kind == "folder" else f"memory://{tmp_path.name}/run"
+    mirror = ["--training.mirror", address]
+    train_until_killed(loaded(tiny_corpus, tmp_path / "first", *mirror), monkeypatch, 5)
+    shutil.rmtree(tmp_path / "first")
+    torch.manual_seed(123)
+    second = tmp_path / "second"
+    train_experiment(loaded(tiny_corpus, second, *mirror))
+    assert_same_end(second, straight)
+    log = (second / "log.txt").read_text(encoding="utf-8")
+    assert "were fetched from" in log and "resumed from" in log
+
+
+@pytest.mark.slow
+def test_a_mirror_that_fails_changes_nothing_of_a_run(
+    tiny_corpus: Path, straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(folder: LocalFolder, name: str) -> None:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(LocalFolder, "writing", fail)
+    run = tmp_path / "run"
+    train_experiment(loaded(tiny_corpus, run, "--training.mirror", str(tmp_path / "there")))
+    assert_same_end(run, straight)
+    log = (run / "log.txt").read_text(encoding="utf-8")
+    assert log.count("cannot be written (OSError: the disk is gone)") == 1
