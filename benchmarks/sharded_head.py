@@ -1,6 +1,7 @@
 """A head of many speakers on two processes, whole on each or shared: memory, traffic and time of a step, measured.
 
     python -m benchmarks.sharded_head --speakers 6000 100000 1000000
+    python -m benchmarks.sharded_head --network ResNet34                  what a step of the network itself sends
 
 Two processes joined by gloo over the loopback device, whose counter of bytes is read before and after the steps. Whole
 heads are trained as torch's DistributedDataParallel does it, shares as `loss.sharded: on` does. docs/scaling.md has the
@@ -25,9 +26,13 @@ from speakernet import distributed
 from speakernet.files import human_bytes
 from speakernet.losses.classification import AAMSoftmax
 from speakernet.losses.options import AAMSoftmaxOptions
+from speakernet.models.speaker_net import SpeakerNet
+from speakernet.parallel.sync_norm import synchronize_norms
 
 RANKS = 2
 LEARNING_RATE, MOMENTUM = 0.1, 0.9
+CROP_SAMPLES = 8_000
+"""Of the network's crops: what it sends does not depend on them."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,32 @@ def _of_all_ranks(rows: torch.Tensor) -> torch.Tensor:
     return torch.cat(gathered)
 
 
+def measure_network(rank: int, folder: str, name: str, steps: int) -> None:
+    """Train a network for some steps of two crops, and leave the bytes that a process sent in each in the folder."""
+    torch.set_num_threads(1)
+    torch_distributed.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=RANKS)
+    net = SpeakerNet.named(name)
+    synchronize_norms(net, torch.device("cpu"))
+    trained = DistributedDataParallel(net, gradient_as_bucket_view=True, broadcast_buffers=False)
+    sent = 0
+    for step in range(steps + 1):
+        distributed.barrier()
+        if step == 1:
+            sent = _loopback_bytes()
+        trained(torch.randn(2, CROP_SAMPLES)).square().mean().backward()
+        net.zero_grad(set_to_none=False)
+    distributed.barrier()
+    Path(folder, f"rank{rank}.json").write_text(json.dumps((_loopback_bytes() - sent) // steps // RANKS))
+    torch_distributed.destroy_process_group()
+
+
+def sent_by_network(name: str, steps: int) -> int:
+    """Bytes that each of two processes sends in a step of a network."""
+    with tempfile.TemporaryDirectory() as folder:
+        multiprocessing.spawn(measure_network, (folder, name, steps), nprocs=RANKS)  # type: ignore[no-untyped-call]
+        return max(int(Path(folder, f"rank{rank}.json").read_text()) for rank in range(RANKS))
+
+
 def run(num_speakers: int, is_shared: bool, dim: int, batch: int, steps: int) -> list[Measured]:
     """Start both processes and read what they found."""
     with tempfile.TemporaryDirectory() as folder:
@@ -115,7 +146,12 @@ def main() -> int:
     parser.add_argument("--dim", type=int, default=192, help="of the embeddings")
     parser.add_argument("--batch", type=int, default=32, help="utterances of each process")
     parser.add_argument("--steps", type=int, default=3, help="measured, after one that is not")
+    parser.add_argument("--network", metavar="NAME", help="what a step of this network sends, instead")
     arguments = parser.parse_args()
+    if arguments.network:
+        num_bytes = sent_by_network(arguments.network, arguments.steps)
+        sys.stdout.write(f"{arguments.network}: {num_bytes / 1e6:.1f} MB sent a step and process\n")
+        return 0
     sys.stdout.write("| speakers | head | weights, gradients, momentum | most in a step | sent a step | a step |\n")
     sys.stdout.write("|---:|---|---:|---:|---:|---:|\n")
     for num_speakers in arguments.speakers:
