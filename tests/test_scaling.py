@@ -1,6 +1,7 @@
 """The document about many machines: its manifests can be used, its arithmetic is right, its facts are the code's."""
 
 import argparse
+import contextlib
 import re
 import shlex
 import subprocess
@@ -11,7 +12,9 @@ import yaml
 from torch.distributed.run import get_args_parser
 
 from speakernet.assembly.sharding import FEWEST_SPEAKERS
+from speakernet.cli import main
 from speakernet.cli.pack import add_arguments
+from speakernet.data.ahead import BATCHES_AHEAD, NUM_THREADS
 from speakernet.config.loading import load_config
 from speakernet.corpora.commands import HelpFormatter
 from speakernet.models.speaker_net import SpeakerNet
@@ -83,5 +86,24 @@ def test_the_arithmetic_of_the_document() -> None:
         f"{5000 / 7277:.1f} cores, {64000 * 5000 / 1e6:.0f} MB/s",
         f"`auto` does so from {FEWEST_SPEAKERS:,} speakers",
         f"({1_000_000 * 192 * 4 / 2**20:.0f} MiB for a million)",
+        f"16 crops in 1.47 s, {16 / 1.47:.1f} a second",
+        f"the packed corpus ({2442 * 115.2e6 / 2**30:.1f} GiB) is larger than the memory that is free",
+        f"{NUM_THREADS} threads read those of the next {['', '', '', '', 'four'][BATCHES_AHEAD]} batches ahead",
     ]
     assert [fact for fact in facts if fact not in TEXT] == []
+
+
+def test_every_command_that_the_document_names_takes_parts(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("pack", "embed", "doctor", "prepare folder", "prepare voxceleb"):
+        with contextlib.suppress(SystemExit):
+            main([*command.split(), "--help"])
+        assert "--part I/N" in capsys.readouterr().out, command
+
+
+def test_measured_figures_have_their_origin() -> None:
+    """The step stands in models.md, and what is said of a corpus on a disk in performance.md."""
+    models = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    assert "| `ResNet34` | 1.47 s" in models
+    performance = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    cold = re.search(r"as it gives: ([\d,]+) a second here", TEXT)
+    assert cold is not None and f"| {cold[1]} (" in performance.split("## A corpus larger than memory")[1]
