@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from speakernet.machine.facts import TORCH_PAIR
+
 try:
     from torchaudio.compliance.kaldi import get_mel_banks
     from torchaudio.functional import melscale_fbanks as computed_fbanks
@@ -10,7 +12,7 @@ except (ImportError, OSError, RuntimeError) as error:
     raise ImportError(
         "torchaudio could not be loaded beside the installed torch; it must be a release built for it. Mend it with:\n"
         "  pip uninstall -y torch torchaudio\n"
-        "  pip install 'torch>=2.9,<2.15' 'torchaudio>=2.9,<2.12'\n"
+        f"  {TORCH_PAIR}\n"
         f"(the loader said: {error})"
     ) from error
 

@@ -12,14 +12,14 @@ import numpy as np
 from speakernet.data.audio import AudioError
 from speakernet.data.lists import StringTable
 from speakernet.data.sources import AudioSource
-from speakernet.evaluation.embedding import MAX_NAMED, embed_utterances
+from speakernet.evaluation.embedding import embed_utterances
 from speakernet.evaluation.embedding_store import load_embeddings, save_embeddings, store_key
 from speakernet.evaluation.options import EmbeddingOptions
 from speakernet.files import atomic_write
 from speakernet.inference.audio_inputs import AudioInputs
 from speakernet.inference.verifier import SpeakerVerifier
 from speakernet.parts import WHOLE, WorkPart, share
-from speakernet.terminal import Bar
+from speakernet.terminal import MAX_NAMED, Bar
 
 logger = logging.getLogger(__name__)
 

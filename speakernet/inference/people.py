@@ -32,8 +32,8 @@ from speakernet.inference.store_file import (
 )
 from speakernet.inference.store_rows import Person, StoredRecording, StoreRows, checked_name, stored_recordings
 from speakernet.inference.voices import Voices, voices_of
+from speakernet.terminal import MAX_NAMED
 
-MOST_NAMED = 10
 TOP = 5
 
 
@@ -278,10 +278,10 @@ class PeopleStore:
             kept = self.recordings()
             made, problems = _embedded_again(kept, embed)
             if problems and not drops_missing:
-                shown = "; ".join(problems[:MOST_NAMED])
+                shown = "; ".join(problems[:MAX_NAMED])
                 raise StoreError(
                     f"{self.path}: {len(problems)} of {len(kept)} recordings cannot be embedded again, nothing was "
-                    f"changed: {shown}{' …' if len(problems) > MOST_NAMED else ''}"
+                    f"changed: {shown}{' …' if len(problems) > MAX_NAMED else ''}"
                 )
             back_up(self._connection, self.path)
             with writing_to(self._connection, self.path):

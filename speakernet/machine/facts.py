@@ -13,6 +13,8 @@ from speakernet.machine.measuring import measuring
 
 logger = logging.getLogger(__name__)
 
+TORCH_PAIR = "pip install 'torch>=2.9,<2.15' 'torchaudio>=2.9,<2.12'"
+"""Brings a torch and a torchaudio that belong together; the bounds of setup.py."""
 PACKAGES = ("speakernet", "torch", "torchaudio", "numpy", "scipy", "soundfile")
 
 

@@ -2,13 +2,16 @@
 
 import json
 import logging
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
 from speakernet.machine import facts
-from speakernet.machine.facts import cpu_flags, cpu_name, log_system_info, version_of
+from speakernet.machine.facts import TORCH_PAIR, cpu_flags, cpu_name, log_system_info, version_of
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_system_info_is_plain_and_names_versions(caplog: pytest.LogCaptureFixture) -> None:
@@ -50,3 +53,8 @@ def test_the_processor_is_what_the_system_says(
 
 def test_a_package_that_is_not_installed_has_no_version() -> None:
     assert version_of("torch") and version_of("no-such-package-anywhere") is None
+
+
+def test_the_pair_that_is_advised_is_the_one_that_is_installed_for():
+    bounds = re.findall(r'^    "(torch(?:audio)?>=[^"]+)",$', (ROOT / "setup.py").read_text(encoding="utf-8"), re.M)
+    assert "pip install " + " ".join(f"'{one}'" for one in bounds) == TORCH_PAIR and len(bounds) == 2
