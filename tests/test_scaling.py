@@ -14,9 +14,9 @@ from torch.distributed.run import get_args_parser
 from speakernet.assembly.sharding import FEWEST_SPEAKERS
 from speakernet.cli import main
 from speakernet.cli.pack import add_arguments
-from speakernet.data.ahead import BATCHES_AHEAD, NUM_THREADS
 from speakernet.config.loading import load_config
 from speakernet.corpora.commands import HelpFormatter
+from speakernet.data.ahead import BATCHES_AHEAD, NUM_THREADS
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.parts import parse_part
 
