@@ -5,10 +5,8 @@ product of matrices and of a copy, measured on the same device. Fused kernels mo
 they stand for, so a share may in theory pass 1.
 """
 
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,13 +20,10 @@ from benchmarks.on_gpu.step_costs import (
     PLAIN,
     QUICK_MODELS,
     ROUNDS,
-    WARMUP,
     WAYS,
-    batch_of,
     median_seconds,
-    step_config,
+    warm_step,
 )
-from benchmarks.steps import trainer_step
 from speakernet.assembly.training import prepare_machine
 
 PRODUCT_SIZE, QUICK_PRODUCT_SIZE = 8192, 384
@@ -148,23 +143,13 @@ def _bandwidth(setup: Setup) -> float:
 
 def _operations(setup: Setup, model: str, runtime: Mapping[str, Any]) -> list[Operation]:
     options = {**PLAIN, **{key: value for key, value in runtime.items() if key != "compile_mode"}}
-    config = step_config(setup, model, options)
-    prepare_machine(config)
-    with tempfile.TemporaryDirectory(dir=setup.folder) as folder:
-        step = trainer_step(config, Path(folder), batch_of(setup))
+    with warm_step(setup, model, options) as step, OperationCounter() as counter:
         step()
-        with OperationCounter() as counter:
-            step()
     return counter.operations
 
 
 def _step_seconds(setup: Setup, model: str, runtime: Mapping[str, Any]) -> float:
-    config = step_config(setup, model, runtime)
-    prepare_machine(config)
-    with tempfile.TemporaryDirectory(dir=setup.folder) as folder:
-        step = trainer_step(config, Path(folder), batch_of(setup))
-        for _ in range(1 if setup.is_quick else WARMUP):
-            step()
+    with warm_step(setup, model, runtime) as step:
         seconds = median_seconds(step, 3 if setup.is_quick else ROUNDS)
     torch.compiler.reset()
     return seconds

@@ -1,5 +1,6 @@
 """Parts `steps` and `launches`: what a whole training step costs in each way, and what the host asks of the device."""
 
+import contextlib
 import dataclasses
 import tempfile
 from collections import Counter
@@ -68,16 +69,24 @@ def step_costs(setup: Setup) -> Iterator[Row]:
                 continue
             # By block takes a part of the time, and shows that it runs.
             scope = {"compile_scope": "regional"} if setup.is_quick else {}
-            with tempfile.TemporaryDirectory(dir=setup.folder) as folder:
-                yield _measured(setup, name, step_config(setup, model, {**runtime, **scope}), Path(folder))
+            with warm_step(setup, model, {**runtime, **scope}) as step:
+                yield _measured(setup, name, step)
 
 
-def _measured(setup: Setup, name: str, config: Config, folder: Path) -> Row:
+@contextlib.contextmanager
+def warm_step(setup: Setup, model: str, runtime: Mapping[str, Any]) -> Iterator[Callable[[], None]]:
+    """A training step of a network, after those in which memory and kernels are found."""
+    config = step_config(setup, model, runtime)
     prepare_machine(config)
+    with tempfile.TemporaryDirectory(dir=setup.folder) as folder:
+        step = trainer_step(config, Path(folder), batch_of(setup))
+        for _ in range(1 if setup.is_quick else WARMUP):
+            step()
+        yield step
+
+
+def _measured(setup: Setup, name: str, step: Callable[[], None]) -> Row:
     batch_size = batch_of(setup)
-    step = trainer_step(config, folder, batch_size)
-    for _ in range(1 if setup.is_quick else WARMUP):
-        step()
     if setup.is_cuda:
         torch.cuda.reset_peak_memory_stats(setup.device)
     seconds = median_seconds(step, QUICK_ROUNDS if setup.is_quick else ROUNDS)
@@ -111,12 +120,7 @@ def launches(setup: Setup) -> Iterator[Row]:
     """Kernel launches and synchronisations of a step between two log intervals; there must be none of the latter."""
     for model in QUICK_MODELS if setup.is_quick else MODELS:
         runtime = WAYS["bf16, channels_last"] if setup.is_cuda else PLAIN
-        config = step_config(setup, model, runtime)
-        prepare_machine(config)
-        with tempfile.TemporaryDirectory(dir=setup.folder) as folder:
-            step = trainer_step(config, Path(folder), batch_of(setup))
-            for _ in range(1 if setup.is_quick else WARMUP):
-                step()
+        with warm_step(setup, model, runtime) as step:
             calls = count_calls(step, 1 if setup.is_quick else PROFILED_STEPS, is_cuda=setup.is_cuda)
         yield row(f"{model}, operations of a step", per_step=calls.operations)
         if setup.is_cuda:

@@ -82,8 +82,7 @@ def build_training_loader(
         device,
         num_workers=0 if placement.corpus else data.num_workers,
         sample_bytes=2 if is_int16 else 4,
-        # Of one that memory does not hold, threads read ahead.
-        is_reading_free=isinstance(reader, PackedRows),
+        is_reading_free=isinstance(reader, PackedRows),  # what memory does not hold of it, threads read ahead
         augments_in_workers=with_reading is not None,
         changed_share=sum(speed != 1 for speed in speeds) / len(speeds) if changes_speed else 0.0,
         is_spawned=starts_from_nothing(start_method),
@@ -168,6 +167,7 @@ def loading_facts(loader: TrainingLoader) -> LoadingFacts:
         augments_on_cpu=loader.maker.augments,
         has_gpu=loader.device.type == "cuda",
         read_bytes_a_second=loader.read_bytes_a_second() if is_disk_timed else 0.0,
+        is_on_disk=isinstance(loader.maker, ReadAhead),
     )
 
 

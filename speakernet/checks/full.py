@@ -97,11 +97,11 @@ def full_check(request: CheckRequest, part: WorkPart = WHOLE, folder: Path | Non
         (one.names, one_source, f"trial audio ({Path(one.source).name})") for one, one_source in trials
     ]
     lists = [ListedAudio(names, where, check) for names, where, check in tables if where is not None]
-    how = {"is_fast": request.is_fast, "num_jobs": request.num_jobs}
+    is_fast, num_jobs = request.is_fast, request.num_jobs
     if part.is_whole or folder is None:
-        gathered = [gather(one, **how) for one in lists]
+        gathered = [gather(one, is_fast=is_fast, num_jobs=num_jobs) for one in lists]
     else:
-        gathered, missing = gather_part(lists, part, folder, **how)
+        gathered, missing = gather_part(lists, part, folder, is_fast=is_fast, num_jobs=num_jobs)
         if missing:
             return CheckResult(missing=missing)
     known = {id(one.names): facts for one, facts in zip(lists, gathered, strict=True)}
@@ -114,9 +114,9 @@ def full_check(request: CheckRequest, part: WorkPart = WHOLE, folder: Path | Non
         # Looked at below, with more to say.
         reads_headers=False,
     )
-    for one, facts in zip(lists, gathered, strict=True):
-        is_training = training is not None and one.names is training.paths
-        _check_audio(result, request, one, facts, training.labels if training is not None and is_training else None)
+    for audio, facts in zip(lists, gathered, strict=True):
+        is_training = training is not None and audio.names is training.paths
+        _check_audio(result, request, audio, facts, training.labels if training is not None and is_training else None)
     needs_ffmpeg = any(_names_foreign_files(names) for names, _, _ in tables)
     findings += machine_findings(request.save_path, needs_ffmpeg=needs_ffmpeg)
     return result

@@ -107,7 +107,7 @@ def gather_part(
     done = parts_in(folder, SUFFIX)
     if missing := missing_parts(list(done), folder):
         return [], missing
-    stored = {one: read_arrays(where, WHAT, PartError) for one, where in done.items()}
+    stored = {one: read_arrays(where, WHAT) for one, where in done.items()}
     if strange := [one for one, arrays in stored.items() if str(arrays.get("key")) != key]:
         raise PartError(
             f"{folder}: the parts {list_parts(strange)} are of other lists, another rate or another thoroughness; give "
@@ -138,13 +138,13 @@ def _columns(facts: AudioFacts) -> dict[str, np.ndarray]:
 
 
 def _facts(arrays: Mapping[str, np.ndarray], prefix: str, sample_rate: int, path: Path) -> AudioFacts:
-    with reading(path, f"{WHAT}; remove it and do that part again", PartError):
+    with reading(path, f"{WHAT}; remove it and do that part again"):
         own = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
         lookup = LookupTable.from_arrays(own, sample_rate)
         if "damage" not in own:
             return AudioFacts(own["absent"], lookup, None)
-        columns = [own[name].astype(dtype, copy=False) for name, dtype in SAMPLE_COLUMNS.items()]
-        return AudioFacts(own["absent"], lookup, SampleFacts(*columns, unpack_texts(own["damage"])))
+        columns = {name: own[name].astype(dtype, copy=False) for name, dtype in SAMPLE_COLUMNS.items()}
+        return AudioFacts(own["absent"], lookup, SampleFacts(**columns, problems=unpack_texts(own["damage"])))
 
 
 def _join(parts: Sequence[AudioFacts]) -> AudioFacts:
@@ -159,5 +159,5 @@ def _join(parts: Sequence[AudioFacts]) -> AudioFacts:
     damage = {
         row + first: text for one, first in zip(samples, firsts, strict=False) for row, text in one.problems.items()
     }
-    columns = [np.concatenate([getattr(one, name) for one in samples]) for name in SAMPLE_COLUMNS]
-    return AudioFacts(absent, lookup, SampleFacts(*columns, damage))
+    columns = {name: np.concatenate([getattr(one, name) for one in samples]) for name in SAMPLE_COLUMNS}
+    return AudioFacts(absent, lookup, SampleFacts(**columns, problems=damage))

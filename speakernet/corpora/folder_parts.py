@@ -52,7 +52,9 @@ class Voices:
 
     def share(self, part: WorkPart) -> "Voices":
         """A part's: neighbours of either kind."""
-        return Voices(*(share(some, part.number, part.count) for some in (self.plain, self.foreign, self.conversions)))
+        number, count = part.number, part.count
+        foreign, conversions = share(self.foreign, number, count), share(self.conversions, number, count)
+        return Voices(share(self.plain, number, count), foreign, conversions)
 
     def key(self, count: int) -> str:
         """By which parts of the same whole are known."""
@@ -133,7 +135,7 @@ def join_parts(voices: Voices, folder: Path, save_path: Path) -> Prepared:
         PartError: some are damaged, or were done of other files.
     """
     done = parts_in(folder, SUFFIX)
-    stored = {part: read_arrays(path, WHAT, PartError) for part, path in done.items()}
+    stored = {part: read_arrays(path, WHAT) for part, path in done.items()}
     key = voices.key(len(done))
     if strange := [part for part, arrays in stored.items() if str(arrays.get("key")) != key]:
         raise PartError(
@@ -142,7 +144,7 @@ def join_parts(voices: Voices, folder: Path, save_path: Path) -> Prepared:
         )
     plain, made, is_made = [], [], []
     for part, arrays in stored.items():
-        with reading(done[part], WHAT, PartError):
+        with reading(done[part], WHAT):
             table, num_plain = LookupTable.from_arrays(arrays, SAMPLE_RATE), int(arrays["num_plain"])
             plain.append(table.take(np.arange(num_plain)))
             made.append(table.take(np.arange(num_plain, len(table))))

@@ -18,6 +18,7 @@ class LoadingFacts:
         augments_on_cpu: augmentation runs with the loading.
         has_gpu: training runs on a GPU.
         read_bytes_a_second: measured read speed; 0 when it was not measured.
+        is_on_disk: the packed corpus is larger than memory.
     """
 
     num_workers: int
@@ -27,6 +28,7 @@ class LoadingFacts:
     augments_on_cpu: bool
     has_gpu: bool
     read_bytes_a_second: float = 0.0
+    is_on_disk: bool = False
 
 
 def data_wait_advice(wait_share: float, facts: LoadingFacts) -> str:
@@ -47,6 +49,8 @@ def data_wait_advice(wait_share: float, facts: LoadingFacts) -> str:
     # Free: the GPU idles while it waits.
     if facts.augments_on_cpu and facts.has_gpu:
         return waits + "let the GPU augment (augment.device: auto)"
+    if facts.is_on_disk and not facts.augments_on_cpu:
+        return waits + "the packed corpus is larger than memory; bring it onto a faster disk, each machine's own"
     # One core is left to the training process itself.
     if facts.num_workers < facts.cores - 1:
         more = facts.cores - 1

@@ -9,6 +9,7 @@ import pytest
 from speakernet.checks.full import CheckRequest, CheckResult, full_check
 from speakernet.cli import main
 from speakernet.data.audio import write_audio
+from speakernet.files import FileError
 from speakernet.parts import PartError, WorkPart
 
 
@@ -67,7 +68,7 @@ def test_parts_of_another_check_are_refused(corpus: Path, tmp_path: Path) -> Non
     with pytest.raises(PartError, match="the parts 1/2 are of other lists, another rate or another thoroughness"):
         full_check(replace(request, is_fast=True), WorkPart(2, 2), folder)
     (folder / "part-0002-of-0002.npz").write_bytes(b"nothing")
-    with pytest.raises(PartError, match=r"part-0002-of-0002\.npz"):
+    with pytest.raises(FileError, match=r"part-0002-of-0002\.npz"):
         full_check(request, WorkPart(2, 2), folder)
 
 

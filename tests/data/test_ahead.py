@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from speakernet.assembly.data import build_training_loader
+from speakernet.assembly.data import build_training_loader, loading_facts
 from speakernet.assembly.inputs import Inputs
 from speakernet.config.loading import load_config
 from speakernet.corpora.pack_inputs import FolderInput
@@ -169,6 +169,7 @@ def test_training_chooses_it_by_itself(
     ahead = build_training_loader(config, Inputs(config, torch.device("cpu")))
     assert isinstance(ahead.maker, ReadAhead) and isinstance(ahead.maker.maker, BatchMaker)
     assert "is larger than the memory that is free" in caplog.text
+    assert loading_facts(ahead).is_on_disk and not loading_facts(fits).is_on_disk
     for left, right in zip(fits, ahead, strict=True):
         assert torch.equal(left.waveforms, right.waveforms) and torch.equal(left.labels, right.labels)
 

@@ -12,6 +12,7 @@ from speakernet.assembly.placement import choose_placement
 from speakernet.config import load_config
 from speakernet.config.schema import Config, replaced
 from speakernet.corpora.pack_inputs import FolderInput
+from speakernet.data.ahead import ReadAhead
 from speakernet.data.lists import StringTable, read_trials
 from speakernet.data.opening import open_source
 from speakernet.data.packed.corpus import PackedSource
@@ -70,15 +71,16 @@ def test_embeddings(corpus: Path, tiny_corpus: Path) -> None:
     assert found.shape == (len(names), 2, 8) and (found == expected).all()
 
 
-@pytest.mark.parametrize(("memory_bytes", "num_workers"), [(1 << 40, 0), (1 << 20, 1)])
-def test_what_does_not_fit_in_the_systems_cache_is_read_by_workers(
-    corpus: Path, tiny_corpus: Path, memory_bytes: int, num_workers: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("memory_bytes", [1 << 40, 1 << 10])
+def test_a_crop_needs_no_worker_from_memory_or_read_ahead(
+    corpus: Path, tiny_corpus: Path, memory_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From memory a crop is one copy; from disk the training process would wait for each."""
+    """From memory it is one copy; from a disk the training process would wait for each, but threads have read it."""
     monkeypatch.setattr("speakernet.assembly.data.usable_cores", lambda: 4)
-    monkeypatch.setattr("speakernet.assembly.data.usable_memory_bytes", lambda: memory_bytes)
+    monkeypatch.setattr("speakernet.data.packed.corpus.usable_memory_bytes", lambda: memory_bytes)
     config = replaced(config_of(corpus, tiny_corpus, 0), data={"num_workers": "auto", "batch_size": 2})
-    assert build_training_loader(config, Inputs(config, torch.device("cpu"))).options.num_workers == num_workers
+    loader = build_training_loader(config, Inputs(config, torch.device("cpu")))
+    assert loader.options.num_workers == 0 and isinstance(loader.maker, ReadAhead) == (memory_bytes == 1 << 10)
 
 
 @pytest.mark.parametrize(("reserved", "is_there"), [(0, True), (1 << 30, False)])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from speakernet.data import sampling
 from speakernet.data.options import SamplingOptions
-from speakernet.data.sampling import BalancedSampler, ShuffledSampler, rank_share
+from speakernet.data.sampling import BalancedSampler, ShuffledSampler, rank_share, smallest_batch
 from speakernet.data.speeds import speed_fractions
 from speakernet.keyed import KeyedRandom
 
@@ -105,6 +105,27 @@ def test_ranks_share_every_batch(world_size: int) -> None:
         parts = [plan.rows[rank_share(plan, batch, 2, rank, world_size)] for rank in range(world_size)]
         np.testing.assert_array_equal(np.concatenate(parts), plan.rows[plan.bounds[batch] : plan.bounds[batch + 1]])
         assert all(len(part) % 2 == 0 for part in parts)
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_no_share_is_ever_empty_and_none_changes_the_number_of_steps(data: st.DataObject) -> None:
+    """With as many ranks as the smallest batch has units, which is the most that is let through."""
+    unit, size, longest = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 9)), data.draw(st.integers(100, 400))
+    speakers = data.draw(st.integers(size, 12))
+    options = SamplingOptions(
+        utterances_per_speaker=unit, batch_size=size, crop_frames=100, crop_frames_max=longest if longest > 100 else 0
+    )
+    labels = np.repeat(np.arange(speakers), 5).astype(np.int32)
+    kind = BalancedSampler if unit > 1 else data.draw(st.sampled_from([BalancedSampler, ShuffledSampler]))
+    sampler = kind(labels, options, seed=data.draw(st.integers(0, 99)))
+    plan, world_size = sampler.epoch(data.draw(st.integers(0, 3))), data.draw(st.integers(1, smallest_batch(sampler)))
+    assert len(plan) > 0
+    for batch in range(len(plan)):
+        shares = [rank_share(plan, batch, unit, rank, world_size) for rank in range(world_size)]
+        sizes = [share.stop - share.start for share in shares]
+        assert min(sizes) >= unit and max(sizes) - min(sizes) <= unit and {one % unit for one in sizes} == {0}
+        assert sum(sizes) == plan.bounds[batch + 1] - plan.bounds[batch]
 
 
 def test_speeds() -> None:

@@ -13,21 +13,11 @@ from speakernet.frontend.masking import SpecAugment
 from speakernet.frontend.options import SpecAugmentOptions
 from speakernet.models.kernels import use_compiled_kernels
 from speakernet.models.layers import is_safe_in_channels_last
-from speakernet.models.options import FAMILIES, MODELS, POOLINGS
+from speakernet.models.options import MODELS, POOLINGS
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.training.memory import enable_gradient_checkpointing
+from tests.small_networks import SMALLEST, small_network
 
-SMALLEST = [next(iter(sizes)) for sizes in FAMILIES.values()]
-SMALL = {
-    "ResNet": {"channels": 8, "blocks": [1, 1, 1]},
-    "XVector": {"channels": 64, "statistics_channels": 96},
-    "ECAPA_TDNN": {"channels": 64, "aggregate_channels": 96},
-    "ResNet18": {"channels": 16},
-    "SimAM_ResNet34": {"channels": 16},
-    "Res2Net34": {"channels": 16},
-    "ERes2NetBase": {"channels": 16},
-    "ERes2NetV2": {"channels": 16},
-}
 # Further options that change how a network works, beside its size.
 REDIM_STAGES = [[1, 1, 1, 2, 3, 3, 36], [2, 2, 1, 1, 3, 3, 0], [2, 2, 1, 0.5, 3, 3, 18]]
 FORMS = {
@@ -42,7 +32,6 @@ FORMS = {
         {"stages": REDIM_STAGES, "block": "convnext_like", "aggregate_channels": 0, "grouped_strides": False},
     ],
 }
-MELS = {"VGGVox": 40, "ReDimNetB0": 72, "ReDimNet2B0": 72}
 # Long enough for three strides; unlike each other in every stride's remainder.
 LENGTHS = (18000, 13473, 10122)
 NO_BLOCKS = {"XVector"}
@@ -50,11 +39,8 @@ NO_BLOCKS = {"XVector"}
 SIXTEEN_BITS = [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)]
 
 
-def make(name, pooling="auto", model_options=None, **others):
-    torch.manual_seed(0)
-    options = {} if MODELS[name].options.front_end_defaults["name"] == "raw" else {"num_mels": MELS.get(name, 40)}
-    small = model_options or SMALL.get(name)
-    net = SpeakerNet.named(name, pooling, embedding_dim=32, model_options=small, front_end_options=options, **others)
+def make(name, pooling="auto", model_options=None):
+    net = small_network(name, pooling, model_options=model_options)
     randomize_norms(net)
     return net
 

@@ -7,21 +7,8 @@ import torch
 from torch import nn
 
 from speakernet.models.folding import fold_batch_norms
-from speakernet.models.options import FAMILIES, MODELS
-from speakernet.models.speaker_net import SpeakerNet
+from tests.small_networks import SMALLEST, small_network
 
-SMALLEST = [next(iter(sizes)) for sizes in FAMILIES.values()]
-SMALL = {
-    "ResNet": {"channels": 8, "blocks": [1, 1, 1]},
-    "XVector": {"channels": 64, "statistics_channels": 96},
-    "ECAPA_TDNN": {"channels": 64, "aggregate_channels": 96},
-    "ResNet18": {"channels": 16},
-    "SimAM_ResNet34": {"channels": 16},
-    "Res2Net34": {"channels": 16},
-    "ERes2NetBase": {"channels": 16},
-    "ERes2NetV2": {"channels": 16},
-}
-MELS = {"VGGVox": 40, "ReDimNetB0": 72, "ReDimNet2B0": 72}
 # Families whose norms all stand behind an activation.
 NOTHING_TO_MERGE = {"RawNet3", "XVector", "ECAPA_TDNN"}
 LENGTHS = torch.tensor([18000, 13473])
@@ -29,9 +16,7 @@ LENGTHS = torch.tensor([18000, 13473])
 
 def trained(name):
     """A network with batch norms as training leaves them."""
-    torch.manual_seed(0)
-    options = {} if MODELS[name].options.front_end_defaults["name"] == "raw" else {"num_mels": MELS.get(name, 40)}
-    net = SpeakerNet.named(name, embedding_dim=32, model_options=SMALL.get(name), front_end_options=options).eval()
+    net = small_network(name).eval()
     for part in norms_of(net):
         part.running_mean.normal_(0, 0.2)
         part.running_var.uniform_(0.5, 1.5)

@@ -15,6 +15,8 @@ from speakernet.training.data_wait import LoadingFacts, data_wait_advice
         (LoadingFacts(7, 8, False, False, False, True, 900e6), "opened for every crop"),
         (LoadingFacts(1, 2, True, False, True, False), "busy augmenting"),
         (LoadingFacts(1, 2, True, False, False, False), "all cores are busy"),
+        (LoadingFacts(0, 8, True, False, False, True, is_on_disk=True), "onto a faster disk"),
+        (LoadingFacts(2, 8, True, False, True, False, is_on_disk=True), "num_workers from 2 to 7"),
     ],
 )
 def test_advice_fits_the_run(facts: LoadingFacts, words: str) -> None:

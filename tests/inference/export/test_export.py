@@ -23,37 +23,15 @@ from speakernet.inference.export.formats import FORMATS, METADATA_KEY, ExportErr
 from speakernet.inference.export.parity import Parity, compare
 from speakernet.inference.export.writing import export_model
 from speakernet.models.model_file import ModelFile, load_model_file, model_file_contents
-from speakernet.models.options import FAMILIES, MODELS
-from speakernet.models.speaker_net import SpeakerNet
+from tests.small_networks import SMALLEST, small_network
 
 RATE = 16000
-SMALLEST = [next(iter(sizes)) for sizes in FAMILIES.values()]
-SMALL = {
-    "ResNet": {"channels": 8, "blocks": [1, 1]},
-    "XVector": {"channels": 64, "statistics_channels": 96},
-    "ECAPA_TDNN": {"channels": 64, "aggregate_channels": 96},
-    "ResNet18": {"channels": 16},
-    "SimAM_ResNet34": {"channels": 16},
-    "Res2Net34": {"channels": 16},
-    "ERes2NetBase": {"channels": 16},
-    "ERes2NetV2": {"channels": 16},
-}
-MELS = {"VGGVox": 40, "ReDimNetB0": 72, "ReDimNet2B0": 72}
 STANDARD_OPERATORS = {"STFT", "DFT", "MelWeightMatrix", "HannWindow", "HammingWindow"}
 
 
 def made(name, front_end=None, **front_end_options):
     """A network with norms as training leaves them."""
-    torch.manual_seed(0)
-    is_raw = MODELS[name].options.front_end_defaults["name"] == "raw"
-    mels = {} if is_raw else {"num_mels": MELS.get(name, 40)}
-    net = SpeakerNet.named(
-        name,
-        embedding_dim=32,
-        model_options=SMALL.get(name),
-        front_end=front_end,
-        front_end_options={**mels, **front_end_options},
-    ).eval()
+    net = small_network(name, front_end=front_end, **front_end_options).eval()
     for part in net.modules():
         if isinstance(part, torch.nn.modules.batchnorm._BatchNorm):
             part.running_mean.normal_(0, 0.2)

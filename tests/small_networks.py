@@ -1,0 +1,43 @@
+"""The smallest size of every family, made smaller where an option allows it: networks that a test has time for."""
+
+from typing import Any
+
+import torch
+
+from speakernet.models.options import FAMILIES, MODELS
+from speakernet.models.speaker_net import SpeakerNet
+
+SMALLEST = [next(iter(sizes)) for sizes in FAMILIES.values()]
+SMALL = {
+    "ResNet": {"channels": 8, "blocks": [1, 1, 1]},
+    "XVector": {"channels": 64, "statistics_channels": 96},
+    "ECAPA_TDNN": {"channels": 64, "aggregate_channels": 96},
+    "ResNet18": {"channels": 16},
+    "SimAM_ResNet34": {"channels": 16},
+    "Res2Net34": {"channels": 16},
+    "ERes2NetBase": {"channels": 16},
+    "ERes2NetV2": {"channels": 16},
+}
+MELS = {"VGGVox": 40, "ReDimNetB0": 72, "ReDimNet2B0": 72}
+
+
+def small_network(
+    name: str,
+    pooling: str = "auto",
+    *,
+    model_options: dict[str, Any] | None = None,
+    front_end: str | None = None,
+    **front_end_options: Any,
+) -> SpeakerNet:
+    """A network with embeddings of 32 numbers, whose weights are drawn the same each time."""
+    torch.manual_seed(0)
+    is_raw = MODELS[name].options.front_end_defaults["name"] == "raw"
+    mels = {} if is_raw else {"num_mels": MELS.get(name, 40)}
+    return SpeakerNet.named(
+        name,
+        pooling,
+        embedding_dim=32,
+        model_options=model_options or SMALL.get(name),
+        front_end=front_end,
+        front_end_options={**mels, **front_end_options},
+    )
