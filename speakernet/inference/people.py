@@ -25,6 +25,7 @@ from speakernet.inference.store_file import (
     back_up,
     backups_of,
     count_of,
+    has_to_be_wiped,
     open_store_file,
     store_errors,
     wipe,
@@ -213,20 +214,23 @@ class PeopleStore:
     def purge(self, name: str) -> list[Path]:
         """Forget somebody so that nothing of them can be read in the store or in its backups; returns these files.
 
+        One that was cut short is finished by the next, of whomever.
+
         Raises:
             StoreError: nobody of that name in any of them, or one of them cannot be written.
         """
         name = checked_name(name)
         with self._lock:
-            was_there = bool(self._connection.execute("SELECT 1 FROM people WHERE name = ?", [name]).fetchone())
             found = []
             # Backups first: a purge that fails half way is seen in the store, and is begun again.
             for path in backups_of(self.path):
-                with contextlib.closing(open_store_file(path, is_made=False)) as backup:
-                    if backup.execute("SELECT 1 FROM people WHERE name = ?", [name]).fetchone():
+                with contextlib.closing(open_store_file(path, is_made=False)) as backup, store_errors(path):
+                    if has_to_be_wiped(backup, name):
                         found.append(path)
                         wipe(backup, path, name)
-            if was_there:
+            with store_errors(self.path):
+                is_here = has_to_be_wiped(self._connection, name)
+            if is_here:
                 wipe(self._connection, self.path, name)
                 found.append(self.path)
                 self._follow(name)

@@ -22,6 +22,8 @@ PRIVATE = 0o600
 """Voices are personal data: a new store is its owner's alone."""
 SQLITE_MARK = b"SQLite format 3\0"
 BACKUP_WORD = "backup"
+UNFINISHED = "unfinished_purge"
+"""The fact that somebody was removed from a file that has not been written anew since."""
 
 SCHEMA = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
@@ -61,7 +63,7 @@ def open_store_file(path: Path, *, is_made: bool) -> sqlite3.Connection:
     Raises:
         StoreError: missing, no store, damaged, of a newer version, or it cannot be opened.
     """
-    is_new = _is_new(path, is_made=is_made)
+    _find(path, is_made=is_made)
     with store_errors(path):
         connection = sqlite3.connect(
             f"{path.absolute().as_uri()}?mode=rw",
@@ -74,7 +76,10 @@ def open_store_file(path: Path, *, is_made: bool) -> sqlite3.Connection:
             # What is deleted is overwritten; a kill or a power cut loses no commit.
             for setting in ("secure_delete = ON", "synchronous = FULL", "foreign_keys = ON", "trusted_schema = OFF"):
                 connection.execute(f"PRAGMA {setting}")
-            if is_new:
+            # Asked of SQLite: where a process was killed while it made the file, this takes back what it had written.
+            if not connection.execute("PRAGMA page_count").fetchone()[0]:
+                if not is_made:
+                    raise _empty(path)
                 _make(connection)
             _check(connection, path)
         except BaseException:
@@ -139,13 +144,23 @@ def wipe(connection: sqlite3.Connection, path: Path, name: str) -> int:
     with writing_to(connection, path):
         count = count_of(connection, name)
         connection.execute("DELETE FROM people WHERE name = ?", [name])
+        # Somebody is gone, but not yet every trace: whoever is stopped here can begin again.
+        connection.execute("INSERT OR REPLACE INTO facts VALUES (?, 1)", [UNFINISHED])
     with store_errors(path):
         # Another program may have turned a write-ahead log on, which would keep what was written earlier.
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         connection.execute("PRAGMA journal_mode = DELETE")
         # Pages that only moved leave copies of their rows behind.
         connection.execute("VACUUM")
+    with writing_to(connection, path):
+        connection.execute("DELETE FROM facts WHERE name = ?", [UNFINISHED])
     return count
+
+
+def has_to_be_wiped(connection: sqlite3.Connection, name: str) -> bool:
+    """Whether a person is there, or traces of one whose removal was cut short."""
+    asked = "SELECT 1 FROM people WHERE name = ? UNION SELECT 1 FROM facts WHERE name = ?"
+    return connection.execute(asked, [name, UNFINISHED]).fetchone() is not None
 
 
 def count_of(connection: sqlite3.Connection, name: str) -> int:
@@ -154,8 +169,8 @@ def count_of(connection: sqlite3.Connection, name: str) -> int:
     return int(connection.execute(counted, [name]).fetchone()[0])
 
 
-def _is_new(path: Path, *, is_made: bool) -> bool:
-    """Whether a store has to be made; its file is there afterwards."""
+def _find(path: Path, *, is_made: bool) -> None:
+    """See that there is a file of SQLite or an empty one, which a missing one becomes with `is_made`."""
     if path.is_dir():
         raise StoreError(f"{path}: a folder; name a file in it, such as {path / 'people.db'}")
     if not path.exists():
@@ -166,7 +181,7 @@ def _is_new(path: Path, *, is_made: bool) -> bool:
             os.close(os.open(path, os.O_CREAT | os.O_WRONLY, PRIVATE))
         except OSError as error:
             raise StoreError(f"{path}: cannot be made ({error.strerror}); choose another place") from error
-        return True
+        return
     try:
         with open_regular(path) as file:
             begin = file.read(len(SQLITE_MARK))
@@ -176,8 +191,11 @@ def _is_new(path: Path, *, is_made: bool) -> bool:
         raise StoreError(f"{path}: no store of people but another kind of file; name the file that enroll made")
     # An empty one is what a process leaves that was killed while it made it.
     if not begin and not is_made:
-        raise StoreError(f"{path}: an empty file, no store of people; name the file that enroll made")
-    return not begin
+        raise _empty(path)
+
+
+def _empty(path: Path) -> StoreError:
+    return StoreError(f"{path}: an empty file, no store of people; name the file that enroll made")
 
 
 def _make(connection: sqlite3.Connection) -> None:

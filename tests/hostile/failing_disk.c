@@ -1,4 +1,5 @@
-/* A disk that fails: preloaded, it counts the calls that change files below one folder, and lets one of them fail.
+/* A disk that fails: preloaded, it counts the calls that change files below one folder, and lets one of them fail, or
+   ends the process there by a signal (an error below zero).
 
    Nothing is counted before `hostile_arm`, nor in other processes than the one that called it. */
 #define _GNU_SOURCE
@@ -6,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -50,6 +52,7 @@ static int fails(const char *path) {
             close(file);
         }
     }
+    if (number == failing_call && failing_error < 0) kill(getpid(), -failing_error);
     if (number == failing_call || (fault_lasts && failing_call && number > failing_call)) {
         errno = failing_error;
         return 1;
@@ -84,6 +87,10 @@ ssize_t writev(int file, const struct iovec *parts, int count) {
 }
 int fsync(int file) {
     REAL(fsync)
+    return file_fails(file) ? -1 : real(file);
+}
+int fdatasync(int file) {
+    REAL(fdatasync)
     return file_fails(file) ? -1 : real(file);
 }
 int open64(const char *path, int flags, ...) {

@@ -16,9 +16,10 @@ import torch
 from drawings import keep_drawings
 
 import speakernet.assembly.journeys as journeys
-import speakernet.evaluation.report.report  # imported late by the run; here it is imported once
+import speakernet.evaluation.report.report  # imported late by the run and the commands over stores; here once
+import speakernet.inference.enrolment
 import speakernet.training.tensorboard  # noqa: F401
-from speakernet.cli import main, train  # noqa: F401
+from speakernet.cli import enroll, main, people, train  # noqa: F401
 
 DROPOUT = 0.2
 

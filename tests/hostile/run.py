@@ -19,11 +19,13 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 from cases import Reader, Tally, shares  # noqa: E402  found by the path above
 from runs import DiskFaults, Kills, Starter, build_shim  # noqa: E402
+from stores import KILL, StoreFaults  # noqa: E402
 
 SEED = 20260101
 CASES_A_BATCH = 500
 KILLS_A_ROUND = 5
 WORKERS = (0, 2)
+STORE_ERRORS = ((KILL, False), (errno.EIO, False), (errno.ENOSPC, True), (errno.EROFS, True))
 
 
 class Journal:
@@ -96,6 +98,25 @@ def run_kills(journal: Journal, folder: Path, num_kills: int) -> None:
                 )
 
 
+def run_stores(journal: Journal, folder: Path, every: int) -> None:
+    """A kill, a full, a broken and a read-only disk at each call of the commands over a store of people."""
+    shim = build_shim(folder)
+    if shim is None:
+        return
+    with Starter(folder, shim) as starter:
+        faults = StoreFaults(starter)
+        for command, call in faults.cases(every):
+            for error, lasts in STORE_ERRORS:
+                name = f"{command}, {fault_name(error, lasts=lasts)} at call {call}"
+                if name not in journal.done:
+                    journal.add(name, failures=faults.case(command, call, error, lasts=lasts))
+
+
+def fault_name(error: int, *, lasts: bool) -> str:
+    """A fault in words."""
+    return "kill" if error == KILL else errno.errorcode[error] + " from then on" * lasts
+
+
 def run_faults(journal: Journal, folder: Path, every: int) -> None:
     """A full and a broken disk at each call that changes it (or each so many)."""
     shim = build_shim(folder)
@@ -127,6 +148,7 @@ def main() -> int:
     run_cases(journal, asked.cases)
     run_kills(journal, folder, asked.kills)
     if asked.every:
+        run_stores(journal, folder, asked.every)
         run_faults(journal, folder, asked.every)
     failures = journal.failures()
     print(f"{len(journal.done)} parts done, {len(failures)} failures", *failures, sep="\n")

@@ -108,10 +108,12 @@ class Starter:
 
     def start(self, recipe: Path, **order: Any) -> int:
         """Begin a run; its process. `end` must follow."""
+        return self._begin(["train", "--config", str(recipe)], recipe.parent, order)
+
+    def _begin(self, arguments: Sequence[str], folder: Path, order: dict[str, Any]) -> int:
         assert self._process.stdin is not None
-        said = recipe.parent / "said.txt"
-        arguments = ["train", "--config", str(recipe)]
-        self._process.stdin.write(json.dumps({"arguments": arguments, "said": str(said), **order}) + "\n")
+        whole = {"arguments": list(arguments), "said": str(folder / "said.txt"), **order}
+        self._process.stdin.write(json.dumps(whole) + "\n")
         self._process.stdin.flush()
         return int(self._answer())
 
@@ -121,7 +123,11 @@ class Starter:
 
     def run(self, recipe: Path, **order: Any) -> int:
         """A run from its beginning to its end; one that takes too long is killed, which its status says."""
-        process = self.start(recipe, **order)
+        return self.command(["train", "--config", str(recipe)], recipe.parent, **order)
+
+    def command(self, arguments: Sequence[str], folder: Path, **order: Any) -> int:
+        """Any command in the same way; what it says is added to `said.txt` in the folder."""
+        process = self._begin(arguments, folder, order)
         watch = subprocess.Popen(["sh", "-c", f"sleep {END_SECONDS}; kill -9 -{process}"], start_new_session=True)
         try:
             return self.end()

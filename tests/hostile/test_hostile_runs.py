@@ -1,4 +1,4 @@
-"""A seeded sample of `make hostile`: runs that are killed, and runs whose disk fails, come to what they would have."""
+"""A seeded sample of `make hostile`: runs and stores that are killed, or whose disk fails, lose nothing."""
 
 import errno
 import random
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from runs import DiskFaults, Kills, Starter, build_shim
+from stores import KILL, StoreFaults
 
 SEED = 20260101
 pytestmark = [
@@ -41,3 +42,18 @@ def test_a_failing_disk_loses_lines_at_most(tmp_path: Path) -> None:
             for _ in range(4):
                 call = draw.randint(1, faults.num_calls)
                 assert not faults.case(call, error, lasts=lasts), f"{errno.errorcode[error]} at call {call}"
+
+
+def test_a_store_is_as_it_was_or_as_it_should_be(tmp_path: Path) -> None:
+    """And the same command comes to what it should, wherever it was cut short."""
+    shim = build_shim(tmp_path)
+    if shim is None:
+        pytest.skip("no C compiler, or no Linux")
+    with Starter(tmp_path, shim) as starter:
+        faults = StoreFaults(starter)
+        places = list(faults.cases())
+        assert len(places) > 200
+        draw = random.Random(SEED)
+        for error, lasts in ((KILL, False), (errno.EIO, False), (errno.ENOSPC, True), (errno.EROFS, True)):
+            for command, call in draw.sample(places, 6):
+                assert not faults.case(command, call, error, lasts=lasts), f"{command}, {error} at call {call}"
