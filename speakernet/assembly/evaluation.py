@@ -182,7 +182,14 @@ class _ModelKeeper:
             return
         names = ", ".join(self.changes)
         if not is_model_file(read_checkpoint(self.path)):
-            logger.info("%s is a foreign checkpoint: %s not kept in it", self.path, names)
+            # Whoever names a list to calibrate on means to decide by it later.
+            level = logging.WARNING if "calibration" in self.changes else logging.INFO
+            logger.log(
+                level,
+                "%s is a checkpoint of another program, which cannot keep %s: make a model file of it with "
+                "`speakernet import-weights %s --model %s --out model.pt`, and name that one instead",
+                *(self.path, names, self.path, self.contents["model"]["name"]),
+            )
             return
         backup = update_model_file(self.path, self.changes, backs_up=not self._is_ours)
         logger.info("kept in %s: %s%s", self.path, names, f" (as it was: {backup})" if backup else "")

@@ -22,6 +22,7 @@ from speakernet.inference.piped import chunks_of, open_piped
 
 if TYPE_CHECKING:
     from speakernet.inference.decision import Decision
+    from speakernet.inference.recordings import Recording
     from speakernet.inference.verifier import SpeakerVerifier
 
 STANDARD_INPUT = "-"
@@ -48,19 +49,20 @@ def run(arguments: argparse.Namespace) -> int:
         ValueError: audio or a model that cannot be used, no calibration.
     """
     # Late: --help and a mistyped option need no torch.
-    from speakernet.inference.quality import inspect_recording, refuse_unusable
+    from speakernet.inference.quality import inspect_recording, refuse_unusable, usable
 
+    limits = {"false_accept_rate": arguments.far, "threshold": arguments.threshold}
     with answer_first(is_verbose=arguments.verbose):
         verifier = load_verifier(arguments)
         # Before audio is read, not after.
-        verifier.decide(0.0, false_accept_rate=arguments.far, threshold=arguments.threshold)
+        verifier.decide(0.0, **limits)
         if arguments.first == STANDARD_INPUT:
-            return _verify_live(arguments, verifier)
+            return _verify_live(arguments, verifier, usable(verifier.open(arguments.second)))
         recordings = [verifier.open(one) for one in (arguments.first, arguments.second)]
         qualities = [inspect_recording(one, min_speech_seconds=MIN_SPEECH_SECONDS) for one in recordings]
         for quality in qualities:
             refuse_unusable(quality)
-        decision = verifier.verify(*recordings, false_accept_rate=arguments.far, threshold=arguments.threshold)
+        decision = verifier.decide(verifier.compare(*map(verifier.embed, recordings)), **limits)
     _answer(arguments, decision)
     for quality in qualities:
         for warning in quality.warnings:
@@ -68,12 +70,11 @@ def run(arguments: argparse.Namespace) -> int:
     return SAME if decision.same_speaker else DIFFERENT
 
 
-def _verify_live(arguments: argparse.Namespace, verifier: "SpeakerVerifier") -> int:
+def _verify_live(arguments: argparse.Namespace, verifier: "SpeakerVerifier", enrolled: "Recording") -> int:
     """Hear standard input to its end, saying after each second what it is by now."""
-    enrolled = verifier.embed(arguments.second)
     info, begun = open_piped(sys.stdin.buffer)
     limits = {"false_accept_rate": arguments.far, "threshold": arguments.threshold}
-    stream = verifier.stream(info.sample_rate, enrolled, **limits)
+    stream = verifier.stream(info.sample_rate, verifier.embed(enrolled), **limits)
     for chunk in chunks_of(sys.stdin.buffer, info, begun):
         for state in stream.add(chunk):
             assert state.decision is not None, "whether it can decide was asked before"

@@ -73,7 +73,7 @@ def embed_files(
     source = inputs.source
     table = source.lookup_table(inputs.names)
     is_short = np.asarray(table.num_samples) < verifier.net.min_samples
-    problems = {int(row): text for row, text in table.problems.items()}
+    problems = {int(row): _of(inputs.names[row], text) for row, text in table.problems.items()}
     for row in np.flatnonzero(is_short).tolist():
         problems.setdefault(row, f"{inputs.names[row]}: too short, {table.num_samples[row] / source.sample_rate:.3f} s")
     if problems and not skips_broken:
@@ -99,6 +99,11 @@ def embed_files(
         return Embedded(0, num_kept, tuple(texts), missing)
     found = [block.kept() for block in blocks]
     return _write(verifier, out, inputs.names.take(rows), found, num_kept, texts, is_tidy=part.is_whole)
+
+
+def _of(name: str, problem: str) -> str:
+    """A problem with the name of its recording, which most of them say themselves."""
+    return problem if name in problem else f"{name}: {problem}"
 
 
 def _missing(blocks: Sequence["_Block"], count: int) -> tuple[WorkPart, ...]:
@@ -164,7 +169,7 @@ class _Block:
         return False
 
     def _embed(self, names: StringTable) -> np.ndarray:
-        net, options = self.verifier.net, EmbeddingOptions(embedding="whole")
+        net, options = self.verifier.embedding_net, EmbeddingOptions(embedding="whole")
         # Not repeated from its start: `SpeakerVerifier.embed` takes a short recording as it is.
         values = embed_utterances(
             net, self.source, names, options, device=self.verifier.device, description="", wrapped_seconds=0.0

@@ -13,7 +13,7 @@ from speakernet.data.audio import AudioError
 from speakernet.evaluation.calibration import threshold_name
 from speakernet.inference.decision import DEFAULT_FALSE_ACCEPT_RATE, Decision
 from speakernet.inference.people import TOP, PeopleStore
-from speakernet.inference.quality import Quality, inspect_recording, refuse_unusable
+from speakernet.inference.quality import Quality, inspect_recording, refuse_unusable, usable
 from speakernet.inference.recordings import Audio, Recording
 from speakernet.inference.store_rows import checked_name
 from speakernet.inference.verifier import SpeakerVerifier
@@ -142,7 +142,8 @@ def identify(
         threshold: decide at this score instead, or at a named threshold.
 
     Raises:
-        ValueError: audio that cannot be read; `NotCalibratedError` where the model file holds no threshold.
+        ValueError: audio that cannot be read, is silent or shorter than a syllable; `NotCalibratedError` where the
+            model file holds no threshold.
     """
     num_people = len(store)
     if threshold is None:
@@ -153,7 +154,7 @@ def identify(
     # Before anything is embedded, not after.
     rate = verifier.decide(0.0, threshold=threshold).false_accept_rate
     stranger_rate = None if rate is None else min(1.0, rate * num_people)
-    embedding = verifier.embed(audio, sample_rate=sample_rate)
+    embedding = verifier.embed(usable(verifier.open(audio, sample_rate)))
     candidates = tuple(store.identify(np.asarray(embedding), top=max(1, top)))
     if not candidates:
         return Identification(None, None, (), num_people, stranger_rate)

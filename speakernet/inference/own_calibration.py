@@ -67,7 +67,7 @@ def calibrate_on_trials(
     """
     trials = read_trials(trials_path)
     source = open_source(audio or audio_folder_of(trials_path), verifier.sample_rate, show_progress=True)
-    embedder = Embedder(verifier.net, EmbeddingOptions(embedding="whole"), verifier.device)
+    embedder = Embedder(verifier.embedding_net, EmbeddingOptions(embedding="whole"), verifier.device)
     fit, scores = fit_for_verifying(embedder, verifier.contents, trials, source, prior)
     return _kept(verifier, fit, figures(trials, scores, speakers_of(trials), MeasuringOptions(), DRAW_SEED), out)
 
@@ -90,7 +90,7 @@ def calibrate_on_people(
     strangers = np.empty((0, 1, verifier.embedding_dim), dtype=np.float32)
     if cohort is not None:
         options = EmbeddingOptions(embedding="whole")
-        net, device = verifier.net, verifier.device
+        net, device = verifier.embedding_net, verifier.device
         strangers = embed_utterances(net, cohort.source, cohort.names, options, device=device, description="cohort")
     trials, scores, speakers = _own_trials(verifier, store, mean_embeddings(strangers, verifier.mean))
     fit = fit_scores(trials, scores, prior, whole_cosine(verifying_backend(verifier.contents).mean is not None))

@@ -100,6 +100,16 @@ def inspect_recording(
     return _with_warnings(quality, min_speech_seconds)
 
 
+def usable(recording: Recording) -> Recording:
+    """The recording, if something can be recognised by it.
+
+    Raises:
+        AudioError: it is silent, shorter than a syllable, or cannot be read.
+    """
+    refuse_unusable(inspect_recording(recording))
+    return recording
+
+
 def refuse_unusable(quality: Quality) -> None:
     """Refuse a recording by which nothing can be recognised.
 

@@ -26,6 +26,7 @@ from speakernet.evaluation.embedding_store import weights_digest
 from speakernet.evaluation.scoring import mean_embeddings
 from speakernet.inference.decision import Decision, DecisionRule
 from speakernet.inference.people import PeopleStore
+from speakernet.inference.quality import usable
 from speakernet.inference.recordings import Array, Audio, Recording, is_array, open_recording
 from speakernet.inference.store_file import StoreError
 from speakernet.inference.streaming import SpeakerStream
@@ -109,8 +110,8 @@ class SpeakerVerifier:
     def __init__(self, model: ModelFile, device: torch.device | str = "cpu", name: str = "model.pt") -> None:
         self.net = model.net
         self.contents = model.contents
-        self._net = model.folded
-        """What embeds; `net` keeps the weights of the file."""
+        self.embedding_net = model.folded
+        """What embeds, with its batch norms merged; `net` has the weights of the file."""
         self.device = torch.device(device)
         self.name = name
         self.mean = mean_of_whole_utterances(model.contents)
@@ -234,7 +235,7 @@ class SpeakerVerifier:
         if not bool(torch.isfinite(tensor).all()):
             raise ValueError("features with NaN or infinite values; expected finite ones")
         with torch.inference_mode():
-            return _like(features, self._net.from_features(tensor.transpose(1, 2)))
+            return _like(features, self.embedding_net.from_features(tensor.transpose(1, 2)))
 
     def verify(
         self,
@@ -255,13 +256,14 @@ class SpeakerVerifier:
             threshold: decide at this score, or at a named threshold (`DecisionRule.decide`).
 
         Raises:
-            ValueError: as `embed`; `NotCalibratedError` where the model file holds no such threshold.
+            ValueError: as `embed`; a recording that is silent or shorter than a syllable; `NotCalibratedError` where
+                the model file holds no such threshold.
         """
         # Before anything is embedded, not after.
         self.rule.decide(0.0, false_accept_rate=false_accept_rate, threshold=threshold)
-        one, other = (
-            self.embed(audio, sample_rate=sample_rate if is_array(audio) else None) for audio in (first, second)
-        )
+        recordings = [self.open(audio, sample_rate if is_array(audio) else None) for audio in (first, second)]
+        # Both before either is embedded.
+        one, other = map(self.embed, [usable(recording) for recording in recordings])
         return self.decide(self.compare(one, other), false_accept_rate=false_accept_rate, threshold=threshold)
 
     def compare(self, first: Array, second: Array) -> float:
@@ -370,7 +372,8 @@ class SpeakerVerifier:
         values = torch.zeros(num_rows, self.embedding_dim)
         for batch in batches_of(pieces, BATCH_SIZE, self.sample_rate):
             waveforms, lengths = padded([piece.waveforms[index] for piece, index in batch])
-            embedded = self._net.embed(waveforms.to(self.device), lengths, sample_rate=self.sample_rate).float().cpu()
+            given = waveforms.to(self.device), lengths
+            embedded = self.embedding_net.embed(*given, sample_rate=self.sample_rate).float().cpu()
             for (piece, _), embedding in zip(batch, embedded, strict=True):
                 values[piece.stretch.row] += embedding / piece.stretch.num_windows
         return values

@@ -1,7 +1,7 @@
 """From an uploaded file to a recording that can be embedded; everything stays in memory."""
 
 from speakernet.data.audio import AudioError, info_of_bytes, read_audio_bytes
-from speakernet.inference.quality import Quality, inspect_recording
+from speakernet.inference.quality import Quality, inspect_recording, refuse_unusable
 from speakernet.inference.recordings import Recording
 from speakernet.inference.serve.errors import ApiError
 from speakernet.inference.serve.limits import Limits
@@ -39,6 +39,8 @@ def decode_clip(upload: Upload, verifier: SpeakerVerifier, limits: Limits) -> tu
         # Refuses what is shorter than the network can hear.
         recording = verifier.open(Recording(name, verifier.sample_rate, len(waveform), samples=waveform))
         quality = inspect_recording(recording, min_speech_seconds=MIN_SPEECH_SECONDS)
+        if not quality.is_silent:
+            refuse_unusable(quality)
     except AudioError as error:
         message = str(error)
         raise ApiError(422, "bad_audio", message if message.startswith(name) else f"{name}: {message}") from error
