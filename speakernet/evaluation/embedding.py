@@ -21,7 +21,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from speakernet import distributed
 from speakernet.data.audio import AudioError, crop_samples, wrap_to_length
@@ -29,6 +29,7 @@ from speakernet.data.lists import StringTable
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation.batching import Plan, Stretch, padded, plan_of
 from speakernet.evaluation.options import EmbeddingOptions
+from speakernet.machine.lanes import in_lanes, lanes_of
 from speakernet.machine.limits import usable_cores
 from speakernet.machine.signals import Stopped
 from speakernet.terminal import MAX_NAMED, Bar
@@ -44,6 +45,7 @@ READ_AHEAD_SAMPLES = 1 << 25
 """Audio that waits for the network: 128 MiB, whatever the length of the recordings."""
 LONG_SECONDS = 180.0
 """Recordings longer than this are not read at once: VoxCeleb's longest has 145 s."""
+NO_SHAPE = (0, 0)
 WINDOW_SECONDS = 60.0
 """Long recordings are embedded whole in windows of about this length, whose embeddings are averaged."""
 
@@ -123,22 +125,49 @@ def embed_utterances(
     few = torch.device(device).type != "cpu" if has_few_shapes is None else has_few_shapes
     plan = plan_of(stretches, length, num_crops, shortest, options.batch_size, net.sample_rate, has_few_shapes=few)
     read = functools.partial(_read_stretch, source, table, length, num_crops, shortest)
+    # A minute is work enough at once, and memory is to be that of one.
+    num_lanes = 1 if any(stretch.num_windows > 1 for stretch in stretches) else lanes_of(device)
+    embed = functools.partial(_embedded, net, source.sample_rate, device, autocast)
     own, mine, is_left = plan.share(distributed.rank(), distributed.world_size()), [], False
     num_waveforms, total = plan.counts(own)
-    is_shown = bool(description) and distributed.is_main()
-    with ThreadPoolExecutor(num_threads) as pool, Bar(description, total, "utt", is_shown=is_shown) as progress:
-        for batch, waveforms in _read_batches(pool, read, plan, own):
-            distributed.work.at(f"{description}, batch {batch + 1}")
-            rows, samples = plan.shapes[batch].tolist() if few else (0, 0)
-            batched, num_samples = padded(waveforms, (rows, samples))
-            with autocast():
-                embedded = net.embed(batched.to(device), num_samples, sample_rate=source.sample_rate)
-            # Scores are float32 whatever the precision of the network; a copy, for a view would keep what it is of.
-            mine.append(embedded[: len(waveforms)].float().cpu().numpy().copy())
-            progress.update(len(waveforms) * total / num_waveforms)
+    bar = Bar(description, total, "utt", is_shown=bool(description) and distributed.is_main())
+    with ThreadPoolExecutor(num_threads) as pool, bar as progress, _evaluating(net):
+        batches = _read_batches(pool, read, plan, own, description)
+        for embedded in in_lanes(embed, batches if few else ((batch, NO_SHAPE) for batch, _ in batches), num_lanes):
+            mine.append(embedded)
+            progress.update(len(embedded) * total / num_waveforms)
             if is_left := is_stopped():
                 break
     return _placed(plan, _of_all(mine, is_left), len(table), length, num_crops)
+
+
+def _embedded(
+    net: EmbeddingNet,
+    sample_rate: int,
+    device: torch.device | str,
+    autocast: Callable[[], contextlib.AbstractContextManager],
+    given: tuple[list[np.ndarray], tuple[int, int]],
+) -> np.ndarray:
+    """(waveforms, dim) of a batch, its waveforms and the shape that it is padded to at least."""
+    waveforms, shape = given
+    batched, num_samples = padded(waveforms, shape)
+    with autocast():
+        embedded = net.embed(batched.to(device), num_samples, sample_rate=sample_rate)
+    # Scores are float32 whatever the precision of the network; a copy, for a view would keep what it is of.
+    return embedded[: len(waveforms)].float().cpu().numpy().copy()
+
+
+@contextlib.contextmanager
+def _evaluating(net: EmbeddingNet) -> Iterator[None]:
+    """The network in evaluation mode for all batches: each would put the mode of training back below the others."""
+    was_training = isinstance(net, nn.Module) and net.training
+    if was_training:
+        net.eval()  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        if was_training:
+            net.train()  # type: ignore[attr-defined]
 
 
 def _crops_of(options: EmbeddingOptions, sample_rate: int) -> tuple[int, int]:
@@ -225,9 +254,9 @@ def stretches_of(rows: np.ndarray, lengths: np.ndarray, sample_rate: int, *, are
 
 
 def _read_batches(
-    pool: ThreadPoolExecutor, read: Callable[[Stretch], np.ndarray], plan: Plan, own: range
-) -> Iterator[tuple[int, list[np.ndarray]]]:
-    """The waveforms of each of the batches, read ahead; an utterance that two processes share is read by both."""
+    pool: ThreadPoolExecutor, read: Callable[[Stretch], np.ndarray], plan: Plan, own: range, description: str
+) -> Iterator[tuple[list[np.ndarray], tuple[int, int]]]:
+    """The waveforms and the shape of each of the batches, read ahead; an utterance that two processes share is read by both."""
     first, last = int(plan.bounds[own.start]), int(plan.bounds[own.stop])
     if first == last:
         return
@@ -242,7 +271,8 @@ def _read_batches(
             if plan.stretch_of[number] != current:
                 current, piece = int(plan.stretch_of[number]), next(pieces)
             waveforms.append(piece[index[number]])
-        yield batch, waveforms
+        distributed.work.at(f"{description}, batch {batch + 1}")
+        yield waveforms, tuple(plan.shapes[batch].tolist())
 
 
 def _read_stretch(

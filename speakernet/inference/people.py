@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from speakernet.evaluation.scoring import mean_embeddings
+from speakernet.files import writing
 from speakernet.inference.people_export import export_recordings
 from speakernet.inference.store_file import (
     StoreError,
@@ -27,6 +28,7 @@ from speakernet.inference.store_file import (
     count_of,
     has_to_be_wiped,
     open_store_file,
+    remove_half_backups,
     store_errors,
     wipe,
     writing_to,
@@ -222,6 +224,8 @@ class PeopleStore:
         name = checked_name(name)
         with self._lock:
             found = []
+            with writing(self.path, "mend the rights of its folder"):
+                remove_half_backups(self.path)
             # Backups first: a purge that fails half way is seen in the store, and is begun again.
             for path in backups_of(self.path):
                 with contextlib.closing(open_store_file(path, is_made=False)) as backup, store_errors(path):

@@ -6,6 +6,7 @@ mean is `people.py`'s knowledge.
 """
 
 import contextlib
+import glob
 import os
 import sqlite3
 import time
@@ -22,6 +23,7 @@ PRIVATE = 0o600
 """Voices are personal data: a new store is its owner's alone."""
 SQLITE_MARK = b"SQLite format 3\0"
 BACKUP_WORD = "backup"
+HALF_WORD = "half-backup"
 UNFINISHED = "unfinished_purge"
 """The fact that somebody was removed from a file that has not been written anew since."""
 
@@ -114,17 +116,33 @@ def back_up(connection: sqlite3.Connection, path: Path) -> Path:
         StoreError: the copy cannot be written.
     """
     copy = free_name(path, f"{BACKUP_WORD}-{time.strftime('%Y%m%d')}")
+    # Under its name only when it is whole.
+    half = path.with_name(f"{path.name}.{HALF_WORD}-{os.getpid()}")
     try:
-        os.close(os.open(copy, os.O_CREAT | os.O_EXCL | os.O_WRONLY, PRIVATE))
-    except OSError as error:
-        raise StoreError(f"{copy}: the backup cannot be written ({error.strerror}); nothing was changed") from error
-    try:
-        with store_errors(copy), contextlib.closing(sqlite3.connect(copy)) as target:
+        remove_half_backups(path)
+        os.close(os.open(half, os.O_CREAT | os.O_EXCL | os.O_WRONLY, PRIVATE))
+        with store_errors(half), contextlib.closing(sqlite3.connect(half)) as target:
+            # What is left of it after a kill is thrown away, not taken back.
+            target.execute("PRAGMA journal_mode = OFF")
             connection.backup(target)
-    except BaseException:
-        copy.unlink(missing_ok=True)
+        half.rename(copy)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            half.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise StoreError(f"{copy}: the backup cannot be written ({error.strerror}); nothing was changed") from error
         raise
     return copy
+
+
+def remove_half_backups(path: Path) -> None:
+    """Throw away what killed processes left of backups.
+
+    Raises:
+        OSError: they cannot be removed.
+    """
+    for one in path.parent.glob(f"{glob.escape(path.name)}.{HALF_WORD}-*"):
+        one.unlink(missing_ok=True)
 
 
 def backups_of(path: Path) -> list[Path]:

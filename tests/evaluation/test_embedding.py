@@ -1,5 +1,6 @@
 """Utterances to embeddings: batches equal one by one, crops as voxceleb_trainer cuts them, kept embeddings."""
 
+import copy
 import dataclasses
 import math
 import tracemalloc
@@ -68,6 +69,23 @@ def test_whole_utterances_in_buckets_equal_one_by_one(
     single = [net.embed(torch.from_numpy(source.read(name))[None], sample_rate=16000).numpy() for name in names]
     assert batched.shape == (len(names), 1, 16)
     np.testing.assert_allclose(batched[:, 0], np.concatenate(single), atol=1e-5)
+
+
+def test_batches_beside_each_other_give_what_one_after_the_other_gives(
+    net: SpeakerNet, source: FolderSource, names: StringTable
+) -> None:
+    """Also of a network that is being trained, whose mode no batch may change below another."""
+    options, before = EmbeddingOptions(eval_frames=60, num_crops=2, batch_size=3), torch.get_num_threads()
+    trained = copy.deepcopy(net).train()
+    expected = embed_utterances(net, source, names, options)
+    torch.set_num_threads(3)
+    try:
+        for _ in range(3):
+            np.testing.assert_allclose(embed_utterances(trained, source, names, options), expected, atol=1e-6)
+        assert torch.get_num_threads() == 3 and trained.training
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(trained.trunk.norm1.running_mean, net.trunk.norm1.running_mean)
 
 
 @pytest.mark.parametrize(("batch_size", "frames"), [(7, 60), (64, 110), (1, 300)])

@@ -12,6 +12,7 @@ from targets import tiny_net
 
 from speakernet.checkpoint import write_checkpoint
 from speakernet.inference.people import PeopleStore
+from speakernet.inference.store_file import HALF_WORD
 from speakernet.models.model_file import model_file_contents
 
 KILL = -signal.SIGKILL
@@ -92,8 +93,8 @@ class StoreFaults:
         if command == "purge":
             left = [one.name for one in folder.glob("people.db*") if GONE.encode() in one.read_bytes()]
             problems += [f"{name} can still be read in {left}" for name in [GONE] if left]
-        if any(one.name.endswith("-journal") for one in folder.iterdir()):
-            problems.append("a journal was left")
+        left = [one.name for one in folder.iterdir() if one.name.endswith("-journal") or HALF_WORD in one.name]
+        problems += [f"{', '.join(left)} was left behind"] if left else []
         return problems
 
     def _begin(self, folder: Path, command: str) -> list[str]:
