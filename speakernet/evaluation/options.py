@@ -27,7 +27,7 @@ class EmbeddingOptions(Options):
     embedding: Literal["auto", "crops", "whole", "both"] = "auto"
     """What is embedded; auto: crops, or whole utterances where eval_frames is 0; both: the mean of the two scores."""
     batch_size: Annotated[int, Ge(1), Le(1_000_000)] = 64
-    """Waveforms (crops or whole utterances) embedded at once."""
+    """Waveforms (crops or whole utterances) embedded at once; on a CPU 16 at most, a batch for each thread of torch."""
     num_workers: Processes | Literal["auto"] = "auto"
     """Threads that read evaluation audio; auto: as many as this process has cores, eight at most."""
     precision: Literal["auto", "no", "bf16", "fp16"] = "no"
