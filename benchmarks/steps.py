@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.plain_models import PlainAMSoftmax, plain_model
@@ -71,6 +72,11 @@ class RandomBatch:
     indices: torch.Tensor
     shares: tuple[int, ...]
     draw_key: int = 0
+
+    @property
+    def warps(self) -> np.ndarray:
+        """All in the recorded voice."""
+        return np.zeros(len(self.labels), dtype=np.int64)
 
     @classmethod
     def of(cls, batch_size: int, device: torch.device) -> "RandomBatch":

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from speakernet.assembly.model import build_loss, build_model
@@ -35,6 +36,7 @@ class _Sample:
         self.indices = labels.cpu()
         self.shares = (len(labels),)
         self.draw_key = 0
+        self.warps = np.zeros(len(labels), dtype=np.int64)
 
 
 def find_batch_size(

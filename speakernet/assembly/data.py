@@ -14,6 +14,7 @@ from speakernet import distributed
 from speakernet.assembly.augment import augments_on_device, build_augmenter, noise_into_ram
 from speakernet.assembly.inputs import Inputs, TrainingInput
 from speakernet.assembly.placement import GIGABYTE, Placement, choose_placement, move_banks, say_choice
+from speakernet.assembly.voices import voices_of
 from speakernet.config.schema import Config
 from speakernet.data.ahead import NUM_THREADS, ReadAhead
 from speakernet.data.audio import AudioError, crop_samples
@@ -37,7 +38,7 @@ from speakernet.data.resident import ResidentMaker
 from speakernet.data.sampling import BalancedSampler, Sampler, ShuffledSampler, smallest_batch
 from speakernet.data.sharing import free_shared_memory
 from speakernet.data.sources import FolderRows, RowReader, list_names
-from speakernet.data.speeds import speed_fractions
+from speakernet.data.voices import Voices
 from speakernet.data.workers import Workers, starts_from_nothing
 from speakernet.files import human_bytes
 from speakernet.machine.limits import usable_cores, usable_memory_bytes
@@ -65,9 +66,9 @@ def build_training_loader(
     data, given, device = config.data, inputs.training, inputs.device
     # All that can be told from list and headers comes before anything is decoded or moved.
     eligible = _checked_rows(config, given)
-    speeds = speed_fractions(config.augment.speed_factors if config.augment.enabled else [1.0])
-    # The speed is the sampler's to draw: it sets the label, and how many samples are read.
-    sampler = _sampler(config, given.rows.labels, eligible, len(speeds))
+    voices = voices_of(config)
+    # The voice is the sampler's to draw: it sets the label, and how many samples are read.
+    sampler = _sampler(config, given.rows.labels, eligible, voices)
     reader = _reader(data, given)
     augmenter = build_augmenter(config, reader, given.table, eligible)
     placement = choose_placement(config, reader, inputs, augmenter, reserved_bytes)
@@ -84,7 +85,7 @@ def build_training_loader(
         sample_bytes=2 if is_int16 else 4,
         is_reading_free=isinstance(reader, PackedRows),  # what memory does not hold of it, threads read ahead
         augments_in_workers=with_reading is not None,
-        changed_share=sum(speed != 1 for speed in speeds) / len(speeds) if changes_speed else 0.0,
+        changed_share=voices.share_at_other_speeds if changes_speed else 0.0,
         is_spawned=starts_from_nothing(start_method),
     )
     maker = BatchMaker(
@@ -92,7 +93,7 @@ def build_training_loader(
         given.table.num_samples,
         seed=config.runtime.seed,
         speakers=SpeakerIndex(given.rows.labels, eligible) if data.on_bad_audio == "skip" else None,
-        speeds=speeds,
+        speeds=voices.speeds,
         augmenter=with_reading,
         # Where nothing is handed over, crops are made at once as the network wants them.
         is_int16=is_int16 and (device.type != "cpu" or options.num_workers != 0),
@@ -235,7 +236,7 @@ def _eligible(config: Config, table: LookupTable) -> np.ndarray:
     return kept
 
 
-def _sampler(config: Config, labels: np.ndarray, eligible: np.ndarray, num_speeds: int) -> Sampler:
+def _sampler(config: Config, labels: np.ndarray, eligible: np.ndarray, voices: Voices) -> Sampler:
     data = config.data
     loss = config.loss
     needed = loss.min_utterances
@@ -251,7 +252,7 @@ def _sampler(config: Config, labels: np.ndarray, eligible: np.ndarray, num_speed
     if not is_balanced and data.utterances_per_speaker > 1:
         raise ValueError("data.utterances_per_speaker above 1 needs data.sampler: balanced")
     kind = BalancedSampler if is_balanced else ShuffledSampler
-    sampler = kind(labels, data, seed=config.runtime.seed, eligible=eligible, num_speeds=num_speeds)
+    sampler = kind(labels, data, seed=config.runtime.seed, eligible=eligible, voices=voices)
     _share_out(sampler)
     return sampler
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from torch import nn
 
 from speakernet import distributed
+from speakernet.assembly.voices import voices_of
 from speakernet.checkpoint import read_checkpoint
 from speakernet.config.schema import Config
 from speakernet.losses.options import LOSSES
@@ -29,7 +30,10 @@ def build_model(config: Config) -> SpeakerNet:
     Raises:
         ValueError: parts that do not fit each other.
     """
-    return SpeakerNet(config.model, config.frontend, config.data.sample_rate, config.runtime.seed)
+    net = SpeakerNet(config.model, config.frontend, config.data.sample_rate, config.runtime.seed)
+    if (voices := voices_of(config)).has_warps:
+        net.front_end.warp(voices.warps)
+    return net
 
 
 def load_for_scoring(config: Config, path: str | Path) -> ModelFile:

@@ -10,9 +10,9 @@ from torch import nn
 
 from speakernet import distributed
 from speakernet.assembly.model import build_loss
+from speakernet.assembly.voices import voices_of
 from speakernet.config import ConfigError
 from speakernet.config.schema import Config
-from speakernet.data.speeds import speed_fractions
 from speakernet.losses.options import LossOptions
 from speakernet.models.layers import is_safe_in_channels_last
 from speakernet.training.compiling import platform_obstacle
@@ -44,19 +44,34 @@ def refuse_impossible(config: Config, net: nn.Module, device: torch.device) -> N
             f"training.large_margin_epochs: {training.large_margin_epochs}, but the loss {config.loss.name} "
             "has no margin to enlarge; set it to 0, or take amsoftmax or aamsoftmax"
         )
-    speeds = config.augment.speed_factors if config.augment.enabled else [1.0]
-    # Normal speech keeps its classes in the head of all speeds; without 1.0 among them it has none.
-    if training.large_margin_epochs and 1 not in speed_fractions(speeds):
-        raise ValueError(
-            f"training.large_margin_epochs: {training.large_margin_epochs} with augment.speed_factors: {speeds}: the "
-            "second stage trains speech at its own speed, of which the head would know no speaker; "
-            "add 1.0 to the speeds, or set large_margin_epochs: 0"
-        )
+    _refuse_voices(config)
     _refuse_idle_freezing(config)
     if runtime.gradient_checkpointing:
         blocks_to_checkpoint(net)
     if runtime.compile == "on" and (obstacles := compile_obstacles(config, net, device)):
         raise ValueError(f"runtime.compile: on, but {'; '.join(obstacles)}; or set runtime.compile: off")
+
+
+def _refuse_voices(config: Config) -> None:
+    """Refuse to end with voices as recorded where the head has no class of them, and never to hear any other.
+
+    Raises:
+        ConfigError: naming the option.
+    """
+    training, augment = config.training, config.augment
+    # Recorded speech keeps its classes in the head of all voices; without 1.0 among the factors it has none.
+    if training.large_margin_epochs and not voices_of(config).has_real:
+        raise ConfigError(
+            f"training.large_margin_epochs: {training.large_margin_epochs} with augment.speed_factors: "
+            f"{augment.speed_factors} and augment.warp_factors: {augment.warp_factors}: the second stage trains voices "
+            "as they were recorded, of which the head would know no speaker; "
+            "add 1.0 to the factors, or set large_margin_epochs: 0"
+        )
+    if augment.enabled and augment.real_epochs >= training.max_epochs:
+        raise ConfigError(
+            f"augment.real_epochs: {augment.real_epochs} of training.max_epochs: {training.max_epochs}: no other voice "
+            "would ever be heard; lower real_epochs, or leave out speed_factors and warp_factors"
+        )
 
 
 def _refuse_idle_freezing(config: Config) -> None:

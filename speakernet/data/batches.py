@@ -34,6 +34,7 @@ class Batch:
         indices: rows of the training list, int64 (batch,), on the CPU. With K a speaker, place = speaker * K + k.
         shares: utterances that each process has of the whole batch, in the order of the processes.
         draw_key: of the random draws that the network itself makes in this epoch.
+        warps: index into `voices.Voices.warps` of each utterance, which the front end hears it with, int64 (batch,).
     """
 
     waveforms: torch.Tensor
@@ -41,6 +42,7 @@ class Batch:
     indices: torch.Tensor
     shares: tuple[int, ...]
     draw_key: int
+    warps: np.ndarray
 
 
 def crop_places(

@@ -64,7 +64,7 @@ class TrainingLoader:
         self.device = device
         self.augmenter = augmenter
         self.num_speakers = max(options.num_classes, len(training.speakers))
-        self.num_classes = self.num_speakers * len(maker.speeds)
+        self.num_classes = sampler.voices.num_classes(self.num_speakers)
         self.utterances_per_speaker = sampler.unit
         self._rank, self._world_size = rank, world_size
         self._labels = np.asarray(sampler.labels).astype(np.int64)
@@ -174,7 +174,8 @@ class TrainingLoader:
         # Whole batches are asked for, not utterances: what goes to a worker and comes back is then a few hundred bytes.
         share = self._share(batch, self._rank)
         num_samples = crop_samples(int(plan.crop_frames[batch]), self.options.sample_rate)
-        return BatchRequest(self._epoch, plan.rows[share], plan.speeds[share], num_samples, batch)
+        speeds = self.sampler.voices.speeds_of(plan.voices[share])
+        return BatchRequest(self._epoch, plan.rows[share], speeds, num_samples, batch)
 
     def _share(self, batch: int, rank: int) -> slice:
         """Where in the plan's rows a rank's part of a batch lies."""
@@ -190,14 +191,14 @@ class TrainingLoader:
             if self.augmenter is not None:
                 waveforms = self.augmenter(waveforms, epoch=request.epoch, rows=request.rows)
             rows = torch.from_numpy(report.rows)
-            # At another speed a speaker is another class: speed n's classes follow those of speed n - 1.
-            # The index of a speed is a byte, which 128 speakers do not fit into.
-            labels = self._labels[report.rows] + self.num_speakers * request.speeds.astype(np.int64)
-            (labels,) = send(self.device, [labels])
+            # In another voice a speaker is another class.
+            voices, all_voices = self.plan.voices[self._share(request.batch, self._rank)], self.sampler.voices
+            classes = all_voices.classes_of(self._labels[report.rows], voices, self.num_speakers)
+            (labels,) = send(self.device, [classes])
             parts = (self._share(request.batch, rank) for rank in range(self._world_size))
             shares = tuple(part.stop - part.start for part in parts)
             key = derive_seed(self.sampler.seed, request.epoch)
-            yield Batch(waveforms, labels, rows, shares, key), report
+            yield Batch(waveforms, labels, rows, shares, key, all_voices.warps_of(voices)), report
 
     def _made(self, requests: list[BatchRequest]) -> Iterator[tuple[BatchRequest, torch.Tensor, BatchReport]]:
         """What the maker makes, asked for only when the copy from the place that it writes to next is done."""

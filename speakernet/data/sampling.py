@@ -14,11 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from speakernet.data.options import SamplingOptions
+from speakernet.data.voices import Voices
 from speakernet.seeding import numpy_generator
 
 logger = logging.getLogger(__name__)
 
-_ORDER, _LENGTH, _SPEED = range(3)  # Keys of the samplers' own random streams.
+_ORDER, _LENGTH = range(2)  # Keys of the samplers' own random streams.
 EXACT_WORK = 4_000_000  # batches x speakers up to which the balanced sampler deals exactly
 MAX_ROUNDS = 30
 
@@ -31,14 +32,14 @@ class EpochPlan:
         rows: rows of the training list, batch after batch, int64.
         bounds: batch b is `rows[bounds[b]:bounds[b + 1]]`, int64 (batches + 1,).
         crop_frames: length of the crops of each batch, int64 (batches,).
-        speeds: index into the speed factors for each of `rows`, int8.
+        voices: in which voice (`voices.Voices`) each of `rows` is heard, int64.
         num_left_out: utterances that are in the list and in no batch of this epoch.
     """
 
     rows: np.ndarray
     bounds: np.ndarray
     crop_frames: np.ndarray
-    speeds: np.ndarray
+    voices: np.ndarray
     num_left_out: int
 
     def __len__(self) -> int:
@@ -58,7 +59,7 @@ class Sampler(ABC):
         options: sizes of batches over all ranks (in units: one utterance, or K of one speaker), lengths to draw from.
         seed: of the run.
         eligible: rows that may be used, (utterances,); None means all.
-        num_speeds: how many speed factors there are.
+        voices: that every speaker is heard in.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Sampler(ABC):
         *,
         seed: int,
         eligible: np.ndarray | None = None,
-        num_speeds: int = 1,
+        voices: Voices | None = None,
     ) -> None:
         self.labels = labels
         self.options = options
@@ -77,7 +78,7 @@ class Sampler(ABC):
         self.shortest_frames = options.crop_frames
         self.longest_frames = max(options.crop_frames, options.crop_frames_max)
         self.seed = seed
-        self.num_speeds = num_speeds
+        self.voices = voices or Voices()
         self._check()
 
     auto_max_utterances = sys.maxsize
@@ -100,13 +101,10 @@ class Sampler(ABC):
         sizes, frames = self._batch_sizes(len(units), epoch)
         used = int(sizes.sum())
         rows = units[:used].reshape(-1)
-        speeds = np.zeros(len(rows), dtype=np.int8)
-        if self.num_speeds > 1:
-            # One speed for the utterances of a unit: with another speed they would be another speaker.
-            drawn = numpy_generator(self.seed, _SPEED, epoch).integers(0, self.num_speeds, used)
-            speeds = np.repeat(drawn.astype(np.int8), self.unit)
-        bounds = np.concatenate([[0], np.cumsum(sizes)]) * self.unit
-        return EpochPlan(rows.astype(np.int64), bounds, frames, speeds, len(self.eligible) - len(rows))
+        bounds = np.concatenate([[0], np.cumsum(sizes)])
+        # One voice for the utterances of a unit: in another one they would be another speaker.
+        voices = np.repeat(self.voices.draw(self.seed, epoch, units[:used, 0], bounds), self.unit)
+        return EpochPlan(rows.astype(np.int64), bounds * self.unit, frames, voices, len(self.eligible) - len(rows))
 
     @abstractmethod
     def _check(self) -> None:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from speakernet.frontend.features import FrontEnd, RawWaveform
+from speakernet.frontend.features import FrontEnd
+from speakernet.frontend.raw import RawWaveform
 
 
 def use_convolution(front_end: FrontEnd) -> None:

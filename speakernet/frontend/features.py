@@ -17,10 +17,10 @@ from speakernet.frontend.options import (
     KaldiMfccOptions,
     LogMelOptions,
     MelOptions,
-    RawWaveformOptions,
     ShapedMelOptions,
 )
 from speakernet.frontend.torchaudio_door import get_mel_banks, melscale_fbanks
+from speakernet.frontend.vocal_tract import VocalTracts, warped_banks
 from speakernet.options import SAMPLE_RATE
 
 WINDOW_SECONDS = 0.025
@@ -52,6 +52,17 @@ class FrontEnd(nn.Module):
     def num_frames(self, num_samples: Tensor) -> Tensor:
         """Frames that so many samples give; takes integers too."""
         raise NotImplementedError
+
+    def warp(self, factors: tuple[float, ...]) -> None:
+        """In training, hear utterances with vocal tracts of other lengths (`vocal_tract`), as each pass is told.
+
+        Raises:
+            ValueError: this front end has no mel bands.
+        """
+        raise ValueError(
+            f"augment.warp_factors: {list(factors)}, but this front end has no mel bands to be warped; take one that "
+            "has (log_mel, fbank, mfcc, speechbrain, tf_mel), or augment.speed_factors instead"
+        )
 
     def extract(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
         """The features of float32 `waveforms`."""
@@ -105,9 +116,29 @@ class MelFrontEnd(FrontEnd):
     def __init__(self, options: MelOptions, sample_rate: int) -> None:
         super().__init__()
         self.options = options.resolved({})
+        self.sample_rate = sample_rate
         self.num_features = options.num_mels
         self.window_samples = round(WINDOW_SECONDS * sample_rate)
         self.hop_samples = round(HOP_SECONDS * sample_rate)
+        self.tracts: VocalTracts | None = None
+
+    def make_bank(self, finer: int) -> Tensor:
+        """The mel matrix as a function of frequency, at `finer` points a bin: ((bins - 1) x finer + 1, mels).
+
+        Abstract: every family of filters has its own.
+        """
+        raise NotImplementedError
+
+    def warp(self, factors: tuple[float, ...]) -> None:
+        """See `FrontEnd.warp`."""
+        plain = cast(Tensor, self.mel_bank)
+        self.tracts = VocalTracts(plain, warped_banks(plain, self.make_bank, factors, self.sample_rate))
+
+    def bands(self, batch: int) -> Tensor:
+        """The mel matrix, (bins, mels); where utterances differ in it that of each, (batch, bins, mels)."""
+        if self.tracts is None or not self.training:
+            return cast(Tensor, self.mel_bank)
+        return cast(Tensor, self.tracts(batch))
 
 
 class LogMel(MelFrontEnd):
@@ -132,12 +163,15 @@ class LogMel(MelFrontEnd):
         # Both ends are mirrored, which takes one sample more than is mirrored.
         self.min_samples = self.fft_samples // 2 + 1
         make_window = {"hamming": torch.hamming_window, "hann": torch.hann_window}[options.window]
-        num_bins = self.fft_samples // 2 + 1
-        low_hz, high_hz = band_edges(options, sample_rate)
-        bank = melscale_fbanks(num_bins, low_hz, high_hz, options.num_mels, sample_rate)  # (bins, mels)
         # Not in state_dict: they follow from the options, so a file cannot disagree with them.
         self.register_buffer("window", make_window(self.window_samples), persistent=False)
-        self.register_buffer("mel_bank", bank, persistent=False)
+        self.register_buffer("mel_bank", self.make_bank(1), persistent=False)
+
+    def make_bank(self, finer: int) -> Tensor:
+        """HTK's triangles."""
+        low_hz, high_hz = band_edges(self.options, self.sample_rate)
+        num_bins = self.fft_samples // 2 * finer + 1
+        return melscale_fbanks(num_bins, low_hz, high_hz, self.options.num_mels, self.sample_rate)
 
     def num_frames(self, num_samples: Tensor) -> Tensor:
         """One frame every hop, the first and last centred on the ends of the utterance."""
@@ -150,7 +184,7 @@ class LogMel(MelFrontEnd):
         if self.preemphasis:
             waveforms = preemphasize(waveforms, self.preemphasis)
         power = self.power(reflect_ends(waveforms, self.fft_samples // 2, lengths))
-        features = torch.matmul(cast(Tensor, self.mel_bank).T, power) + LOG_OFFSET  # (batch, mels, frames)
+        features = torch.matmul(self.bands(len(power)).mT, power) + LOG_OFFSET  # (batch, mels, frames)
         if self.log_input:
             features = features.log()
         frame_lengths = None if lengths is None else self.num_frames(lengths)
@@ -202,11 +236,16 @@ class KaldiFbank(MelFrontEnd):
         else:
             # Kaldi's own `povey` window.
             shape = torch.hann_window(self.window_samples, periodic=False) ** 0.85
-        # From 20 Hz to the Nyquist frequency (0); with a warp of 1 the bounds of VTLN, 100 and -500, have no effect.
-        bank, _ = get_mel_banks(options.num_mels, self.fft_samples, float(sample_rate), 20.0, 0.0, 100.0, -500.0, 1.0)
-        # Kaldi leaves the Nyquist bin out of its bank: one zero column makes it fit the FFT.
-        self.register_buffer("mel_bank", functional.pad(bank, (0, 1)).T.contiguous(), persistent=False)
+        self.register_buffer("mel_bank", self.make_bank(1), persistent=False)
         self.register_buffer("window", shape, persistent=False)
+
+    def make_bank(self, finer: int) -> Tensor:
+        """Kaldi's triangles, from 20 Hz to half the sample rate."""
+        # 0 stands for the Nyquist frequency; with a warp of 1 the bounds of VTLN, 100 and -500, have no effect.
+        points, rate = self.fft_samples * finer, float(self.sample_rate)
+        bank, _ = get_mel_banks(self.options.num_mels, points, rate, 20.0, 0.0, 100.0, -500.0, 1.0)
+        # Kaldi leaves the Nyquist bin out of its bank: one zero column makes it fit the FFT.
+        return functional.pad(bank, (0, 1)).T.contiguous()
 
     def num_frames(self, num_samples: Tensor) -> Tensor:
         """Only whole windows count (Kaldi's snip-edges)."""
@@ -217,7 +256,7 @@ class KaldiFbank(MelFrontEnd):
         waveforms = waveforms * self.scale
         if self.training and self.dither:
             waveforms = waveforms + self.dither * self.noise.normal_like(waveforms)
-        energies = torch.matmul(self.power(waveforms).transpose(1, 2), cast(Tensor, self.mel_bank))
+        energies = torch.matmul(self.power(waveforms).transpose(1, 2), self.bands(len(waveforms)))
         # Kaldi's own floor, so that digital silence stays finite.
         features = self.of_energies(energies.clamp(min=torch.finfo(torch.float32).eps).log()).transpose(1, 2)
         frame_lengths = None if lengths is None else self.num_frames(lengths)
@@ -257,26 +296,6 @@ class KaldiMfcc(KaldiFbank):
     def of_energies(self, energies: Tensor) -> Tensor:
         """(batch, frames, mels) to (batch, frames, cepstra)."""
         return torch.matmul(energies, cast(Tensor, self.transform))
-
-
-class RawWaveform(FrontEnd):
-    """The samples themselves as one feature, for models that learn their own filterbank (RawNet3)."""
-
-    num_features = 1
-    window_samples = hop_samples = min_samples = 1
-
-    def __init__(self, options: RawWaveformOptions) -> None:
-        super().__init__()
-        self.options = options
-
-    def num_frames(self, num_samples: Tensor) -> Tensor:
-        """Every sample is a frame."""
-        return num_samples
-
-    def extract(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
-        """(batch, 1, samples)."""
-        features = waveforms.unsqueeze(1)
-        return features if lengths is None else features * valid_frames(lengths, waveforms.shape[1]).unsqueeze(1)
 
 
 def band_edges(options: ShapedMelOptions, sample_rate: int) -> tuple[float, float]:

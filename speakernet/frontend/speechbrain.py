@@ -32,12 +32,14 @@ class SpeechBrainFbank(MelFrontEnd):
 
     def __init__(self, options: SpeechBrainFbankOptions, sample_rate: int = SAMPLE_RATE) -> None:
         super().__init__(options, sample_rate)
-        options = self.options
         self.min_samples = 1
-        bank = triangles(options.num_mels, self.window_samples // 2 + 1, sample_rate)
         # Periodic, torch's default, which SpeechBrain leaves as it is; Kaldi's windows are symmetric.
         self.register_buffer("window", torch.hamming_window(self.window_samples), persistent=False)
-        self.register_buffer("mel_bank", bank, persistent=False)
+        self.register_buffer("mel_bank", self.make_bank(1), persistent=False)
+
+    def make_bank(self, finer: int) -> Tensor:
+        """SpeechBrain's triangles."""
+        return triangles(self.options.num_mels, self.window_samples // 2 * finer + 1, self.sample_rate)
 
     def num_frames(self, num_samples: Tensor) -> Tensor:
         """One frame every hop, the first and last centred on the ends of the utterance."""
@@ -52,7 +54,7 @@ class SpeechBrainFbank(MelFrontEnd):
             frame_lengths = self.num_frames(lengths)
         half = self.window_samples // 2
         power = self.power(functional.pad(waveforms, (half, half)))
-        energies = torch.matmul(cast(Tensor, self.mel_bank).T, power)  # (batch, mels, frames)
+        energies = torch.matmul(self.bands(len(power)).mT, power)  # (batch, mels, frames)
         decibels = 10.0 * energies.clamp(min=LEAST_ENERGY).log10()
         if frame_lengths is not None:
             # A frame past an utterance's last one may still reach into it: its energy must not move the cut-off.

@@ -45,14 +45,17 @@ class TfMel(MelFrontEnd):
 
     def __init__(self, options: TfMelOptions, sample_rate: int = SAMPLE_RATE) -> None:
         super().__init__(options, sample_rate)
-        options = self.options
         self.min_samples = self.window_samples - 2 * (self.hop_samples // 2)
         self.fft_samples = next_power_of_two(self.window_samples)
-        low_hz, high_hz = band_edges(options, sample_rate)
-        bank = triangles_over_mels(options.num_mels, self.fft_samples // 2, low_hz, high_hz, sample_rate)
         window = torch.hamming_window(self.window_samples, periodic=False)
         self.register_buffer("window", window, persistent=False)
-        self.register_buffer("mel_bank", bank, persistent=False)
+        self.register_buffer("mel_bank", self.make_bank(1), persistent=False)
+
+    def make_bank(self, finer: int) -> Tensor:
+        """Triangles over mels, without what does not change within a frame."""
+        low_hz, high_hz = band_edges(self.options, self.sample_rate)
+        num_bins = (self.fft_samples // 2 - 1) * finer + 1
+        return triangles_over_mels(self.options.num_mels, num_bins, low_hz, high_hz, self.sample_rate)
 
     def num_frames(self, num_samples: Tensor) -> Tensor:
         """Whole windows of the utterance with half a hop of zeros at both ends."""
@@ -71,7 +74,7 @@ class TfMel(MelFrontEnd):
             waveforms = waveforms * valid_frames(lengths.to(waveforms.device), waveforms.shape[1])
             frame_lengths = self.num_frames(lengths)
         power = self.power(functional.pad(waveforms, (pad, pad))).clamp(EPSILON, 1 / EPSILON).transpose(1, 2)
-        energies = torch.matmul(power, cast(Tensor, self.mel_bank)).clamp(EPSILON, 1 / EPSILON)
+        energies = torch.matmul(power, self.bands(len(power))).clamp(EPSILON, 1 / EPSILON)
         # log(energies + EPSILON) in other words: the exporter of ONNX takes an added 1e-8 for nothing.
         logarithms = torch.log1p(energies / EPSILON) + math.log(EPSILON)
         return normalize_features(logarithms.transpose(1, 2), options.normalize, frame_lengths)

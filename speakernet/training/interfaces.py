@@ -21,6 +21,10 @@ class BatchLike(Protocol):
     draw_key: int
     """Of the random draws in this epoch, together with the rows."""
 
+    @property
+    def warps(self) -> np.ndarray:
+        """(batch,) int64: with which vocal tract each utterance is heard (`HasVocalTracts`)."""
+
 
 @runtime_checkable
 class DrawsByRow(Protocol):
@@ -28,6 +32,14 @@ class DrawsByRow(Protocol):
 
     def key_draws(self, key: int, rows: np.ndarray) -> None:
         """Say which utterances the next forward pass is over."""
+
+
+@runtime_checkable
+class HasVocalTracts(Protocol):
+    """A part of the network that hears utterances with other vocal tracts; `speakernet.frontend` has the real one."""
+
+    def take_warps(self, warps: np.ndarray) -> None:
+        """Say with which the next forward pass hears each utterance, (batch,)."""
 
 
 class Loader(Protocol):

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from speakernet.sharding import total_norm
-from speakernet.training.interfaces import BatchLike, DrawsByRow
+from speakernet.training.interfaces import BatchLike, DrawsByRow, HasVocalTracts
 from speakernet.training.optimizers import set_learning_rate
 from speakernet.training.options import StepControl
 from speakernet.training.precision import Precision
@@ -116,6 +116,7 @@ class TrainingStep:
         self.profiler = profiler
         self.team = team or OneProcess(net)
         self._keyed = [module for module in net.modules() if isinstance(module, DrawsByRow)]
+        self._warping = [module for module in net.modules() if isinstance(module, HasVocalTracts)]
         self._sees_all = bool(getattr(loss, "sees_all_ranks", loss.is_metric))
         self.guard = BufferGuard([net, loss])
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -157,9 +158,11 @@ class TrainingStep:
                 self.team.send_back(scaled, numbers, is_last=is_last)
 
     def key_draws(self, batch: BatchLike) -> None:
-        """Tell the parts of the network that draw (masks, dither) which utterances come."""
+        """Tell the parts of the network that draw (masks, dither) which utterances come, and in which voices."""
         for module in self._keyed:
             module.key_draws(batch.draw_key, batch.indices.numpy())
+        for tracts in self._warping:
+            tracts.take_warps(batch.warps)
 
     def finish(self, learning_rate: float) -> StepOutcome:
         """Clip, check, update the weights (or undo the step), and clear the gradients."""

@@ -103,12 +103,12 @@ def test_the_second_stage_begins_with_the_average_alone_and_with_draws_of_its_ow
     # Three times the speakers stay in the head; normal speech has the labels that it had.
     assert stages["classes"] == [3 * SPEAKERS, SPEAKERS]
     assert next(value for value in head.values() if value.ndim == 2).shape[0] == 3 * SPEAKERS
-    assert not any(plan.speeds.any() for plan in second)
+    assert not any(plan.voices.any() for plan in second)
 
 
 def test_speeds_without_normal_speech_have_no_second_stage(tiny_corpus: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with pytest.raises(ValueError, match=r"add 1\.0 to the speeds, or set large_margin_epochs: 0"):
+    with pytest.raises(ValueError, match=r"add 1\.0 to the factors, or set large_margin_epochs: 0"):
         train_experiment(loaded(tiny_corpus, run, "--augment.speed_factors", "[0.9, 1.1]"))
     assert not run.exists()
 

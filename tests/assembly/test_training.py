@@ -115,11 +115,12 @@ def test_options_work_together(corpus: Path, tmp_path: Path, sections: dict):
 
 
 def test_stopped_and_resumed_equals_straight_with_real_parts(corpus: Path, tmp_path: Path):
-    """Deterministic, mid-epoch, with the real loader, SpecAugment and batch norm."""
+    """Deterministic, mid-epoch, with the real loader, voices, SpecAugment and batch norm."""
     config = tiny_config(
         corpus,
         runtime={"deterministic": True, "precision": "no"},
         frontend={"spec_augment": True, "num_mels": 40},
+        augment={"enabled": True, "speed_factors": [1.0, 0.9], "warp_factors": [0.9, 1.0], "real_share": 0.5},
         training={"save_steps": 1},
     )
     prepare_machine(config)

@@ -9,6 +9,7 @@ from speakernet.data import sampling
 from speakernet.data.options import SamplingOptions
 from speakernet.data.sampling import BalancedSampler, ShuffledSampler, rank_share, smallest_batch
 from speakernet.data.speeds import speed_fractions
+from speakernet.data.voices import Voices
 from speakernet.keyed import KeyedRandom
 
 
@@ -129,8 +130,9 @@ def test_no_share_is_ever_empty_and_none_changes_the_number_of_steps(data: st.Da
 
 
 def test_speeds() -> None:
-    plan = ShuffledSampler(np.zeros(600, np.int32), SamplingOptions(batch_size=10), seed=1, num_speeds=3).epoch(0)
-    assert np.bincount(plan.speeds).min() > 150
+    voices = Voices(speeds=tuple(speed_fractions([0.9, 1.0, 1.1])))
+    plan = ShuffledSampler(np.zeros(600, np.int32), SamplingOptions(batch_size=10), seed=1, voices=voices).epoch(0)
+    assert np.bincount(plan.voices).min() > 150
     assert [str(one) for one in speed_fractions([1.0])] == ["1"]
 
 

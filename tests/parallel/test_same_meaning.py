@@ -85,6 +85,11 @@ class Share:
     shares: tuple[int, ...]
     draw_key: int = 3
 
+    @property
+    def warps(self) -> np.ndarray:
+        """All in the recorded voice."""
+        return np.zeros(len(self.labels), np.int64)
+
 
 def batch_of(case: Case, number: int) -> Share:
     """This process's share of batch `number`."""

@@ -6,11 +6,40 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from speakernet.options import Decibels, InputPath, Options, Share, pair_problems
+from speakernet.options import CountOrZero, Decibels, InputPath, Options, Share, pair_problems
 
 
 @dataclass(kw_only=True)
-class AugmentOptions(Options):
+class VoiceOptions(Options):
+    """In which voices training speakers are heard; each but the recorded one makes new speakers of them."""
+
+    speed_factors: list[Annotated[float, Ge(0.5), Le(2.0)]] = field(default_factory=lambda: [1.0])
+    """Speeds to draw from; each but 1.0 makes new speakers (0.9, 1.0, 1.1: three times as many)."""
+    warp_factors: list[Annotated[float, Ge(0.7), Le(1.4)]] = field(default_factory=lambda: [1.0])
+    """Vocal-tract lengths to draw from, as factors of all frequencies; new speakers too, times those of the speeds."""
+    real_share: Share | Literal["auto"] = "auto"
+    """Share of each batch that is left as recorded; auto: every voice (a speed with a warp) is equally likely."""
+    real_epochs: CountOrZero = 0
+    """The last so many epochs hear all speakers as recorded; the classes of other voices stay in the head."""
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """No voice at all, and a wish for the recorded one where it is not among them or alone."""
+        yield from super().problems()
+        for name in ("speed_factors", "warp_factors"):
+            factors = getattr(self, name)
+            if not factors or len(set(factors)) < len(factors):
+                yield name, f"{factors}; expected one factor or more, each once"
+            for wish in ("real_share", "real_epochs"):
+                if getattr(self, wish) not in ("auto", 0) and factors and 1.0 not in factors:
+                    yield name, f"{factors} with {wish}: {getattr(self, wish)}; expected 1.0, as recorded, among them"
+        for wish in ("real_share", "real_epochs"):
+            value = getattr(self, wish)
+            if value not in ("auto", 0) and self.speed_factors == self.warp_factors == [1.0]:
+                yield wish, f"{value} has no effect: no other voices are made; set speed_factors or warp_factors"
+
+
+@dataclass(kw_only=True)
+class AugmentOptions(VoiceOptions):
     """How training audio is disturbed. Every choice is drawn first and then applied to the whole batch."""
 
     enabled: bool = True
@@ -35,8 +64,6 @@ class AugmentOptions(Options):
     """Lowest and highest signal-to-noise ratio of babble."""
     babble_speakers: list[Annotated[int, Ge(1), Le(100)]] = field(default_factory=lambda: [3, 7])
     """Fewest and most talkers in babble."""
-    speed_factors: list[Annotated[float, Ge(0.5), Le(2.0)]] = field(default_factory=lambda: [1.0])
-    """Speeds to draw from; each but 1.0 makes new speakers (0.9, 1.0, 1.1: three times as many)."""
     volume_db: list[Decibels] = field(default_factory=lambda: [0.0, 0.0])
     """Lowest and highest gain."""
     telephone_probability: Share = 0.0
@@ -47,7 +74,6 @@ class AugmentOptions(Options):
     """Where augmentation runs: cpu with the loading (no corpus on a GPU), cuda after the transfer; auto: by GPU."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Pairs that are none, and no speed at all."""
+        """Pairs that are none."""
+        yield from super().problems()
         yield from pair_problems(self, "noise_snr_db", "music_snr_db", "babble_snr_db", "volume_db", "babble_speakers")
-        if not self.speed_factors or len(set(self.speed_factors)) < len(self.speed_factors):
-            yield "speed_factors", f"{self.speed_factors}; expected one factor or more, each once"
