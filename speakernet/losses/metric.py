@@ -1,4 +1,4 @@
-"""Losses that compare the utterances of a batch with each other: prototypical, GE2E, triplet.
+"""Losses that compare the utterances of a batch with each other: prototypical, GE2E, supervised contrastive, triplet.
 
 They take embeddings `(speakers, utterances, dim)`, each row one speaker and no speaker twice, and the speakers' labels,
 which only a loss with a head beside them looks at (`combined`); they give `(loss, accuracy)` on the device, in float32.
@@ -15,6 +15,7 @@ from speakernet.losses.classification import SpeakerLoss
 from speakernet.losses.options import (
     GE2EOptions,
     LearnedScaleOptions,
+    SupervisedContrastiveOptions,
     TripletOptions,
 )
 
@@ -120,6 +121,37 @@ class GE2E(MetricLoss):
         logits = (cosine.clamp(min=self.COSINE_FLOOR) * self.scale + self.bias).flatten(0, 1)
         targets = own.repeat_interleave(utterances)
         return functional.cross_entropy(logits, targets), accuracy_percent(logits, targets)
+
+
+class SupervisedContrastive(MetricLoss):
+    """Every utterance has to be nearer to each other one of its speaker than to all the rest of the batch.
+
+    Its accuracy is the share of utterances whose nearest other one is of the same speaker.
+
+    Source: Khosla et al. 2020, "Supervised contrastive learning", equation 2, as a mean over the utterances.
+
+    >>> same = torch.ones(2, 2, 3)
+    >>> loss = SupervisedContrastive(SupervisedContrastiveOptions())
+    >>> round(loss(same, torch.arange(2))[0].item(), 4)  # log 3: the other three are all alike
+    1.0986
+    """
+
+    def __init__(self, options: SupervisedContrastiveOptions) -> None:
+        super().__init__(options)
+        self.temperature = options.temperature
+
+    def compare(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Cross entropy of every utterance over all others, its speaker's in turn."""
+        speakers, utterances, _ = embeddings.shape
+        unit = functional.normalize(embeddings.flatten(0, 1), eps=1e-8)
+        itself = torch.eye(len(unit), dtype=torch.bool, device=unit.device)
+        logits = (unit @ unit.T / self.temperature).masked_fill(itself, -torch.inf)
+        speaker_of = torch.arange(speakers, device=unit.device).repeat_interleave(utterances)
+        positive = (speaker_of.unsqueeze(1) == speaker_of) & ~itself
+        log_shares = logits.log_softmax(dim=1).masked_fill(~positive, 0.0)
+        value = -log_shares.sum(dim=1).mean() / (utterances - 1)
+        nearest = speaker_of[logits.detach().argmax(dim=1)]
+        return value, (nearest == speaker_of).float().mean() * 100.0
 
 
 class Triplet(MetricLoss):

@@ -148,6 +148,15 @@ class GE2EOptions(LearnedScaleOptions):
 
 
 @dataclass(kw_only=True)
+class SupervisedContrastiveOptions(MetricOptions):
+    """Every utterance against all others of the batch, those of its own speaker drawn near."""
+
+    name: str = "supcon"
+    temperature: Annotated[float, Ge(1e-3), Le(100.0)] = 0.1
+    """Cosines are divided by it before the softmax; the lower, the more the nearest others count."""
+
+
+@dataclass(kw_only=True)
 class TripletOptions(MetricOptions):
     """Hinge of squared distances to one utterance of the same and one of another speaker."""
 
@@ -180,6 +189,7 @@ METRICS: dict[str, Part] = {
     "proto": Part(PrototypicalOptions, "speakernet.losses.metric:Prototypical"),
     "angleproto": Part(AngularPrototypicalOptions, "speakernet.losses.metric:AngularPrototypical"),
     "ge2e": Part(GE2EOptions, "speakernet.losses.metric:GE2E"),
+    "supcon": Part(SupervisedContrastiveOptions, "speakernet.losses.metric:SupervisedContrastive"),
     "triplet": Part(TripletOptions, "speakernet.losses.metric:Triplet"),
 }
 """Losses that compare utterances, each for itself or within `combined`."""

@@ -146,7 +146,7 @@ class ResidualStage(nn.Module):
 class ResidualTrunk(Trunk):
     """A 3 x 3 convolution and stages of blocks, each stage twice as wide as the one before.
 
-    All but the first stage halve mels and frames.
+    All but the first stage halve mels and frames, unless other strides are given.
 
     Args:
         num_features: mel bands of the front end.
@@ -154,6 +154,7 @@ class ResidualTrunk(Trunk):
         blocks: in each stage.
         make_block: the kind of block; one for all stages, or one a stage.
         mel_stride: of the first convolution.
+        strides: of each stage.
     """
 
     norm_behind = types.MappingProxyType({"conv1": "norm1"})
@@ -165,18 +166,19 @@ class ResidualTrunk(Trunk):
         blocks: Sequence[int],
         make_block: MakeBlock | Sequence[MakeBlock],
         mel_stride: int = 1,
+        strides: Sequence[Stride] | None = None,
     ) -> None:
         super().__init__()
+        strides = strides or [(1, 1), *[(2, 2)] * (len(blocks) - 1)]
         kinds = [make_block] * len(blocks) if callable(make_block) else list(make_block)
         self.conv1 = nn.Conv2d(1, channels, 3, stride=(mel_stride, 1), padding=1, bias=False)
         self.norm1 = nn.BatchNorm2d(channels)
         stages: list[ResidualStage] = []
         width_in, num_mels = channels, -(-num_features // mel_stride)
         for index, num_blocks in enumerate(blocks):
-            stride = 1 if index == 0 else 2
-            stage = ResidualStage(kinds[index], width_in, channels * 2**index, num_blocks, (stride, stride))
+            stage = ResidualStage(kinds[index], width_in, channels * 2**index, num_blocks, strides[index])
             stages.append(stage)
-            width_in, num_mels = stage.out_channels, -(-num_mels // stride)
+            width_in, num_mels = stage.out_channels, -(-num_mels // strides[index][0])
         self.stages = nn.ModuleList(stages)
         self.out_channels = width_in * num_mels
 

@@ -12,12 +12,15 @@ class ResNet(ResidualTrunk):
         options: widths, depths and strides.
         num_features: mel bands of the front end.
 
-    Source: He et al. 2016, as wespeaker uses it for speakers (32 channels, blocks 3, 4, 6, 3, TSTP, no gates).
+    Source: He et al. 2016, as wespeaker uses it for speakers (32 channels, blocks 3, 4, 6, 3, TSTP, no gates); strides
+    along mels rather than frames: Liu et al. 2023, "Golden Gemini is all you need".
     """
 
     def __init__(self, options: ResNetOptions, num_features: int) -> None:
         make_block = gated_block if options.gated else ResidualBlock
-        super().__init__(num_features, options.channels, options.blocks, make_block, options.stem_stride)
+        super().__init__(
+            num_features, options.channels, options.blocks, make_block, options.stem_stride, options.strides
+        )
         initialize_convolutions(self)
 
 

@@ -5,11 +5,12 @@ import math
 import pytest
 import torch
 
-from speakernet.losses.metric import GE2E, AngularPrototypical, Prototypical, Triplet
+from speakernet.losses.metric import GE2E, AngularPrototypical, Prototypical, SupervisedContrastive, Triplet
 from speakernet.losses.options import (
     AngularPrototypicalOptions,
     GE2EOptions,
     PrototypicalOptions,
+    SupervisedContrastiveOptions,
     TripletOptions,
 )
 
@@ -102,6 +103,23 @@ def test_ge2e_against_a_loop(utterances):
     value, accuracy = GE2E(GE2EOptions())(embeddings, labels)
     assert value.item() == pytest.approx(sum(rows) / len(rows), rel=1e-5)
     assert accuracy.item() == pytest.approx(100 * sum(own) / len(own))
+
+
+@pytest.mark.parametrize("utterances", [2, 3])
+@pytest.mark.parametrize("temperature", [0.1, 1.0])
+def test_supervised_contrastive_against_a_loop(utterances, temperature):
+    embeddings, labels = batch(utterances=utterances)
+    flat = [(index, row) for index, speaker in enumerate(embeddings.double().tolist()) for row in speaker]
+    total, right = 0.0, 0
+    for place, (speaker, anchor) in enumerate(flat):
+        others = [(cosine(anchor, row) / temperature, one) for at, (one, row) in enumerate(flat) if at != place]
+        everything = math.log(sum(math.exp(score) for score, _ in others))
+        positives = [score - everything for score, one in others if one == speaker]
+        total -= sum(positives) / len(positives)
+        right += max(others)[1] == speaker
+    value, accuracy = SupervisedContrastive(SupervisedContrastiveOptions(temperature=temperature))(embeddings, labels)
+    assert value.item() == pytest.approx(total / len(flat), rel=1e-5)
+    assert accuracy.item() == pytest.approx(100 * right / len(flat))
 
 
 def unit_distances(embeddings):

@@ -21,6 +21,7 @@ from tests.small_networks import SMALLEST, small_network
 # Further options that change how a network works, beside its size.
 REDIM_STAGES = [[1, 1, 1, 2, 3, 3, 36], [2, 2, 1, 1, 3, 3, 0], [2, 2, 1, 0.5, 3, 3, 18]]
 FORMS = {
+    "ResNet": [{"channels": 8, "blocks": [1, 2, 1], "mel_strides": [2, 2, 2], "frame_strides": [1, 2, 1]}],
     "ECAPA_TDNN": [{"channels": 64, "aggregate_channels": 96, "speechbrain": True}],
     "ReDimNetB0": [
         {"block": "basic_resnet_fwse", "aggregate_channels": 24, "two_layers": True},

@@ -10,6 +10,7 @@ from speakernet.options import Options, with_defaults
 
 Channels = Annotated[int, Ge(8), Le(16_384)]
 Blocks = list[Annotated[int, Ge(1), Le(1000)]]
+Strides = list[Annotated[int, Ge(1), Le(16)]]
 # Blocks of each stage (He et al. 2016, table 1); ResNet-50 has as many, of three convolutions each.
 RESNET34 = (3, 4, 6, 3)
 ECAPA_GROUPS = 8
@@ -119,6 +120,10 @@ class ResNetOptions(TrunkOptions):
     """Stride along mels of the first convolution; 2 halves all later work."""
     gated: bool = False
     """Squeeze-and-excitation in every block."""
+    mel_strides: Strides = field(default_factory=list)
+    """Stride along mels of each stage; empty: 1, then 2 in all others. [2, 2, 2, 2] is golden gemini's."""
+    frame_strides: Strides = field(default_factory=list)
+    """Stride along frames of each stage; empty: 1, then 2 in all others. [1, 2, 1, 1] is golden gemini's."""
 
     front_end_defaults: ClassVar[Mapping[str, Any]] = {"name": "log_mel"}
     tested_poolings: ClassVar[Sequence[str]] = ("TSTP", "ASP", "ChannelASP")
@@ -130,6 +135,16 @@ class ResNetOptions(TrunkOptions):
         """No stage, or more than fit any input."""
         if not 1 <= len(self.blocks) <= 8:
             yield "blocks", f"{self.blocks}; expected the block counts of 1 to 8 stages"
+        for name in ("mel_strides", "frame_strides"):
+            strides = getattr(self, name)
+            if strides and len(strides) != len(self.blocks):
+                yield name, f"{strides} for blocks {self.blocks}; expected a stride of each stage, or none at all"
+
+    @property
+    def strides(self) -> list[tuple[int, int]]:
+        """Of each stage, along mels and frames."""
+        usual = [1, *[2] * (len(self.blocks) - 1)]
+        return list(zip(self.mel_strides or usual, self.frame_strides or usual, strict=True))
 
 
 @dataclass(kw_only=True)
