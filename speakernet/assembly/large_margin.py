@@ -21,7 +21,8 @@ from speakernet.models.speaker_net import SpeakerNet
 from speakernet.run_folder import AVERAGE, BEST, CHECKPOINTS, LAST, SECOND_STAGE, move_aside
 from speakernet.seeding import derive_seed
 from speakernet.training.interrupts import StopRequest
-from speakernet.training.options import LARGEST_SEED, CosineOptions, ExponentialOptions
+from speakernet.training.options import LARGEST_SEED
+from speakernet.training.options.schedules import CosineOptions, ExponentialOptions
 from speakernet.training.state import Stage
 from speakernet.training.store import find_checkpoint
 
@@ -33,7 +34,7 @@ STAGE_STREAM = 104
 
 
 def large_margin_config(config: Config) -> Config:
-    """The configuration of the second stage: longer crops, larger margin, small learning rate, no speed perturbation.
+    """The configuration of the second stage: longer crops, larger margin, small learning rate, voices as recorded.
 
     Source: Thienpondt et al. 2021, "The IDLab VoxCeleb speaker recognition challenge 2020 system description"; the fall
     of the learning rate is that of wespeaker's `resnet_lm.yaml` or of 3D-Speaker's `eres2netv2_lm.yaml`.
@@ -53,7 +54,13 @@ def large_margin_config(config: Config) -> Config:
             "crop_frames_max": 0,
             "batch_size": training.large_margin_batch_size or config.data.batch_size,
         },
-        augment={"speed_factors": [1.0], "enabled": config.augment.enabled and training.large_margin_augment},
+        augment={
+            "speed_factors": [1.0],
+            "warp_factors": [1.0],
+            "real_share": "auto",
+            "real_epochs": 0,
+            "enabled": config.augment.enabled and training.large_margin_augment,
+        },
         loss=dataclasses.asdict(config.loss.with_margin(training.large_margin)),
         optimizer={"learning_rate": rate},
         schedule=dataclasses.asdict(schedule),
@@ -118,7 +125,8 @@ def train_large_margin_stage(
         summary = trainer.train()
     finally:
         loader.close()
-    distributed.from_main(lambda: adopt_better(folder / BEST, folder / SECOND_STAGE / BEST))
+    is_wanted = config.training.final_model == "last"
+    distributed.from_main(lambda: adopt_better(folder / BEST, folder / SECOND_STAGE / BEST, is_wanted=is_wanted))
     return summary
 
 
@@ -147,14 +155,14 @@ def _set_aside_older_stage(folder: Path, first_stage_steps: int) -> None:
         )
 
 
-def adopt_better(best: Path, candidate: Path) -> bool:
-    """Replace the model file `best` by `candidate` where the latter's held-out EER is lower; says which was kept."""
+def adopt_better(best: Path, candidate: Path, *, is_wanted: bool) -> bool:
+    """Replace the model file `best` by `candidate` where its held-out EER is lower, or it is wanted; says which."""
     before, after = (read_own_checkpoint(path)["training_summary"] for path in (best, candidate))
     eer_before, eer_after = before["best_eer_percent"], after["best_eer_percent"]
     if before == after:
         logger.info("%s: EER %.2f %%; best.pt is its model already", STAGE, eer_after)
         return False
-    is_better = bool(eer_after < eer_before)
+    is_better = is_wanted or bool(eer_after < eer_before)
     verdict = "kept" if is_better else "not kept"
     logger.info("%s: EER %.2f %%, best.pt before %.2f %%: %s", STAGE, eer_after, eer_before, verdict)
     if is_better:

@@ -16,7 +16,8 @@ from speakernet.losses.options import LOSSES
 from speakernet.models.options import FAMILIES, MODELS, POOLINGS
 from speakernet.options import NamedOptions, default_of, documentation, field_names, summary
 from speakernet.registry import Part
-from speakernet.training.options import OPTIMIZERS, SCHEDULES
+from speakernet.training.options import OPTIMIZERS
+from speakernet.training.options.schedules import SCHEDULES
 
 TABLES: dict[str, tuple[Mapping[str, Part], str, str]] = {
     "models": (MODELS, "model.options", ""),

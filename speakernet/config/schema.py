@@ -17,16 +17,8 @@ from speakernet.losses.options import CLASSIFICATIONS, LOSSES, METRICS, AAMSoftm
 from speakernet.models.options import MODELS, POOLINGS, ModelOptions, pooling_of
 from speakernet.options import Options, default_of, field_names
 from speakernet.registry import Part, lookup
-from speakernet.training.options import (
-    OPTIMIZERS,
-    SCHEDULES,
-    AdamOptions,
-    CosineOptions,
-    OptimizerOptions,
-    RuntimeOptions,
-    ScheduleOptions,
-    TrainingOptions,
-)
+from speakernet.training.options import OPTIMIZERS, AdamOptions, OptimizerOptions, RuntimeOptions, TrainingOptions
+from speakernet.training.options.schedules import SCHEDULES, CosineOptions, ScheduleOptions
 
 
 @dataclasses.dataclass(kw_only=True)

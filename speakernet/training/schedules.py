@@ -9,7 +9,7 @@ from typing import Any
 
 from speakernet.options import default_of
 from speakernet.registry import lookup
-from speakernet.training.options import (
+from speakernet.training.options.schedules import (
     SCHEDULES,
     CosineOptions,
     CosineRestartsOptions,

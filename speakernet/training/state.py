@@ -103,15 +103,16 @@ class TrainingState:
         """Whether nothing is left to do: epochs trained (or stopped early), last checkpoints averaged."""
         return self.epochs_done(options) and (self.averaged or options.average_checkpoints == 0)
 
-    def take_eer(self, eer_percent: float, stage: str, *, costs_patience: bool) -> bool:
-        """Take in what an evaluation found; returns whether the model is the best one so far.
+    def take_eer(self, eer_percent: float, stage: str, *, costs_patience: bool, is_wanted: bool = False) -> bool:
+        """Take in what an evaluation found; returns whether the model is to be best.pt: as a rule the best one so far.
 
         Args:
             eer_percent: of the model of now.
             stage: this run's own.
             costs_patience: whether it counts for early stopping where it is no better.
+            is_wanted: whether it is to be best.pt whatever its EER.
         """
-        is_best = eer_percent < self.best_eer_percent
+        is_best = is_wanted or eer_percent < self.best_eer_percent
         if is_best:
             self.best_eer_percent, self.best_epoch, self.best_stage = eer_percent, self.epoch, stage
             self.evaluations_without_gain = 0

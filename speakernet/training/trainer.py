@@ -317,19 +317,22 @@ class Trainer:
             note: why, where it is no evaluation of an epoch, which alone costs patience.
             of_average: let the moving average stand in for the weights, where one is kept.
         """
-        begin, state = time.perf_counter(), self.state
+        start, state = time.perf_counter(), self.state
         distributed.work.at(f"the evaluation after epoch {state.epoch}")
         with self._training_set_aside(of_average):
+            # What was measured for the model before belongs to its training.
+            begin = time.perf_counter()
             # What follows from the figures is decided by those of one process.
             metrics = distributed.broadcast_object(dict(self.validate()))
             eer = metrics["eer_percent"] = float(metrics["eer_percent"])
             if state.begin_validation(int(metrics.get("trials_checksum", 0))):
                 self.learning_rate.load_state_dict({"observed_eers": []})
-            if state.take_eer(eer, self.stage.name, costs_patience=not note):
+            is_wanted = self.options.final_model == "last"
+            if state.take_eer(eer, self.stage.name, costs_patience=not note, is_wanted=is_wanted):
                 self.keeper.save_best()
-        seconds = time.perf_counter() - begin
+            seconds = time.perf_counter() - begin
         state.evaluated_epoch = state.epoch
-        state.seconds += seconds
+        state.seconds += time.perf_counter() - start
         self.reporter.tell_evaluation(metrics, seconds, note)
         return eer
 
@@ -340,7 +343,11 @@ class Trainer:
         # Evaluation must not change what training draws next.
         random_state = capture_random_state()
         average = self.average.applied() if of_average else contextlib.nullcontext()
+        # Weights that nothing was averaged into have the statistics that they came with.
+        measures = of_average and self.options.ema_statistics == "measured" and self.state.step > 0
         with average, self.compiler.paused(), self.profiler.paused():
+            if measures:
+                self._measure_statistics()
             self.step.team.share_statistics()
             self.net.eval()
             try:
@@ -390,6 +397,8 @@ class Trainer:
             most = min(STATISTICS_BATCHES, len(self.loader))
             with Bar("batch-norm statistics", most, "batch", is_shown=self.progress.show_bar) as bar:
                 num_batches = recompute_statistics(self.net, map(self._waveforms, bar.over(some)))
+        # Those batches belong to no epoch: the one to come begins with its first.
+        self.loader.set_epoch(self.state.epoch)
         logger.info("batch-norm statistics measured over %d batches", num_batches)
 
     def _waveforms(self, batch: BatchLike) -> torch.Tensor:

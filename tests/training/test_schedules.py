@@ -5,7 +5,7 @@ import math
 import pytest
 
 from speakernet.options import summary
-from speakernet.training.options import (
+from speakernet.training.options.schedules import (
     SCHEDULES,
     ConstantOptions,
     ExponentialOptions,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -13,13 +14,8 @@ from speakernet.training.averaging import WeightAverage
 from speakernet.training.compiling import NoCompiler
 from speakernet.training.freezing import Freezing
 from speakernet.training.optimizers import create_optimizer
-from speakernet.training.options import (
-    OPTIMIZERS,
-    CosineOptions,
-    OptimizerOptions,
-    PrecisionOptions,
-    TrainingOptions,
-)
+from speakernet.training.options import OPTIMIZERS, OptimizerOptions, PrecisionOptions, TrainingOptions
+from speakernet.training.options.schedules import CosineOptions
 from speakernet.training.parts import Course, Learner, Records
 from speakernet.training.precision import Precision
 from speakernet.training.profiler import NoProfiler
@@ -97,6 +93,11 @@ class FakeBatch:
     labels: torch.Tensor
     indices: torch.Tensor
     draw_key: int = 0
+
+    @property
+    def warps(self) -> np.ndarray:
+        """All in the recorded voice."""
+        return np.zeros(len(self.labels), np.int64)
 
     @property
     def shares(self) -> tuple[int, ...]:

@@ -1,0 +1,171 @@
+"""The options of schedules of learning rate and margin, and their table. No torch is imported here."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le
+
+from speakernet.options import Count, Epochs, NamedOptions, Options, Share
+from speakernet.registry import Part
+
+LearningRate = Annotated[float, Gt(0.0), Le(1000.0)]
+Factor = Annotated[float, Gt(0.0), Le(1.0)]
+Interval = Annotated[float, Gt(0.0), Le(1e6)]
+DECAY_INTERVAL = 10.0  # epochs; voxceleb_trainer's, with its default test_interval
+
+
+@dataclass(kw_only=True)
+class MarginOptions(Options):
+    """How the margin of a loss grows."""
+
+    margin: Literal["constant", "linear", "exponential"] = "constant"
+    """How the margin of the loss grows from `margin_initial` to its full value."""
+    margin_initial: Annotated[float, Ge(0.0), Le(100.0)] = 0.0
+    """Margin before the ramp begins."""
+    margin_begin_epoch: Epochs = 0.0
+    """Epoch (from 0) at which the ramp begins."""
+    margin_end_epoch: Epochs = 10.0
+    """Epoch at which the margin reaches its full value."""
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """A ramp has to end after it began."""
+        yield from super().problems()
+        if self.margin != "constant" and self.margin_end_epoch <= self.margin_begin_epoch:
+            yield (
+                "margin_end_epoch",
+                f"{self.margin_end_epoch}; expected an epoch after margin_begin_epoch ({self.margin_begin_epoch})",
+            )
+
+
+@dataclass(kw_only=True)
+class ScheduleOptions(MarginOptions, NamedOptions):
+    """How learning rate and margin change over the run; both are pure functions of the optimizer step."""
+
+    name: str = "cosine"
+    """constant, step, linear, cosine, cosine_restarts, polynomial, exponential, one_cycle or plateau (on the EER)."""
+    warmup_epochs: Epochs = 0.0
+    """Epochs of linear rise from (almost) zero before the schedule begins; fractions are fine."""
+    warmup_overlaps: bool = False
+    """The schedule begins with the run and the warm-up is a factor on it (wespeaker), not a stretch before it."""
+
+
+@dataclass(kw_only=True)
+class ConstantOptions(ScheduleOptions):
+    """Always the top."""
+
+    name: str = "constant"
+
+
+@dataclass(kw_only=True)
+class FloorOptions(ScheduleOptions):
+    """The base of schedules that end at a floor."""
+
+    final_learning_rate: Annotated[float, Ge(0.0), Le(1000.0)] = 1e-6
+    """Where the learning rate ends; plateau never goes below it."""
+
+
+@dataclass(kw_only=True)
+class FactorOptions(ScheduleOptions):
+    """The base of schedules that multiply by a factor."""
+
+    decay: Factor = 0.95
+    """The factor."""
+
+
+@dataclass(kw_only=True)
+class StepOptions(FactorOptions):
+    """Times `decay` after each `decay_interval` epochs."""
+
+    name: str = "step"
+    decay_interval: Interval = DECAY_INTERVAL
+    """Epochs between two factors."""
+
+
+@dataclass(kw_only=True)
+class ExponentialOptions(ScheduleOptions):
+    """Down in equal factors: to `final_learning_rate` at the end, or by `decay` every `decay_interval` epochs."""
+
+    name: str = "exponential"
+    final_learning_rate: LearningRate | Literal["auto"] = "auto"
+    """Where the learning rate ends; auto: it falls by `decay`."""
+    decay: Factor | Literal["auto"] = "auto"
+    """The factor; auto: that of step, where no final_learning_rate is given."""
+    decay_interval: Interval = DECAY_INTERVAL
+    """Epochs per factor."""
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """An end and a factor contradict each other."""
+        yield from super().problems()
+        if self.decay != "auto" and self.final_learning_rate != "auto":
+            yield (
+                "final_learning_rate",
+                f"{self.final_learning_rate:g} together with decay: {self.decay:g}; exponential falls to the one or by "
+                "the other: give one of them (before final_learning_rate had an effect here, runs fell by decay)",
+            )
+
+
+@dataclass(kw_only=True)
+class LinearOptions(FloorOptions):
+    """A straight line from the top to the floor."""
+
+    name: str = "linear"
+
+
+@dataclass(kw_only=True)
+class CosineOptions(FloorOptions):
+    """Half a cosine from the top to the floor."""
+
+    name: str = "cosine"
+
+
+@dataclass(kw_only=True)
+class CosineRestartsOptions(FloorOptions):
+    """Half cosines one after the other, each `restart_factor` times as long as the one before (SGDR)."""
+
+    name: str = "cosine_restarts"
+    restart_epochs: Annotated[float, Gt(0.0), Le(1e6)] = 10.0
+    """Length of the first cycle, in epochs."""
+    restart_factor: Annotated[float, Ge(1.0), Le(1000.0)] = 2.0
+    """Each cycle is this many times as long as the one before."""
+
+
+@dataclass(kw_only=True)
+class PolynomialOptions(FloorOptions):
+    """From the top to the floor as (1 - share of the run) to the `power`."""
+
+    name: str = "polynomial"
+    power: Annotated[float, Gt(0.0), Le(100.0)] = 2.0
+    """Exponent."""
+
+
+@dataclass(kw_only=True)
+class OneCycleOptions(FloorOptions):
+    """Half a cosine up from a 25th of the top, then half a cosine down to the floor (Smith and Topin)."""
+
+    name: str = "one_cycle"
+    peak_share: Share = 0.3
+    """Share of the run after which the learning rate reaches its top."""
+
+
+@dataclass(kw_only=True)
+class PlateauOptions(FloorOptions, FactorOptions):
+    """The top, times `decay` whenever `plateau_patience` evaluations brought no better EER."""
+
+    name: str = "plateau"
+    plateau_patience: Count = 3
+    """Evaluations without a better EER before the next factor."""
+
+
+SCHEDULES: dict[str, Part] = {
+    "constant": Part(ConstantOptions, "speakernet.training.schedules:constant"),
+    "step": Part(StepOptions, "speakernet.training.schedules:step"),
+    "linear": Part(LinearOptions, "speakernet.training.schedules:linear"),
+    "cosine": Part(CosineOptions, "speakernet.training.schedules:cosine"),
+    "cosine_restarts": Part(CosineRestartsOptions, "speakernet.training.schedules:cosine_restarts"),
+    "polynomial": Part(PolynomialOptions, "speakernet.training.schedules:polynomial"),
+    "exponential": Part(ExponentialOptions, "speakernet.training.schedules:exponential"),
+    "one_cycle": Part(OneCycleOptions, "speakernet.training.schedules:one_cycle"),
+    # The shape of plateau is constant; its drops come from the observed EERs (LearningRateSchedule).
+    "plateau": Part(PlateauOptions, "speakernet.training.schedules:constant"),
+}
