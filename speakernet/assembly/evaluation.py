@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -71,7 +71,8 @@ def build_validation(
     affordable = min(VALIDATION_DRAWS, config.evaluation.bootstrap_samples)
     num_draws = affordable if affordable * len(trials) <= VALIDATION_WORK else 0
     options = dataclasses.replace(config.evaluation, score_norm="none", bootstrap_samples=num_draws)
-    embedder = dataclasses.replace(_embedder(config, net, inputs.device), is_stopped=is_stopped)
+    precision = config.evaluation.validation_precision
+    embedder = dataclasses.replace(_embedder(config, net, inputs.device, precision), is_stopped=is_stopped)
     # Read and told once: the list is the same at every epoch.
     backend = Backend(options, config.loss.normalize_embeddings, device=inputs.device)
     speakers, checksum = _speakers(config, trials), trials.checksum
@@ -111,7 +112,7 @@ def run_evaluation(
     speakers = _speakers(config, trials)
     keep = _ModelKeeper(Path(model_path), model, is_ours=after_training)
     warnings: list[str] = []
-    if after_training and config.data.validation_list == config.data.test_list:
+    if after_training and chosen_by_validation(config) and validates_on_test_list(config):
         warnings.append("the best checkpoint was chosen on this very list: the error rates flatter")
     backend = _backend(config, inputs, model, embedder, keep, trials, warnings)
     calibration = _calibration(config, inputs, model, embedder, backend, keep, after_training, warnings)
@@ -139,6 +140,16 @@ def scores_of_model(config: Config, inputs: Inputs, model_path: str | Path) -> n
     trials, source = inputs.test.trials, inputs.test.source
     backend = _backend(config, inputs, model, embedder, _ModelKeeper(Path(model_path), model), trials, [])
     return score_trials(embedder, backend, trials, source).scores
+
+
+def chosen_by_validation(config: Config) -> bool:
+    """Whether anything of a training run is decided by its validation trials."""
+    return config.training.final_model == "best" or config.schedule.name == "plateau"
+
+
+def validates_on_test_list(config: Config) -> bool:
+    """Whether the validation trials are those that are reported."""
+    return config.data.validation_list == config.data.test_list
 
 
 def subset(trials: TrialList, max_trials: int, seed: int) -> TrialList:
@@ -196,15 +207,16 @@ class _ModelKeeper:
 
 
 def _embedder_of_file(config: Config, model: ModelFile, device: torch.device) -> Embedder:
-    embedder = _embedder(config, model.net.to(device), device)
+    embedder = _embedder(config, model.net.to(device), device, config.evaluation.precision)
     # In 16 bits merged weights would be rounded once more.
     return dataclasses.replace(embedder, net=model.folded) if embedder.precision == "no" else embedder
 
 
-def _embedder(config: Config, net: EmbeddingNet, device: torch.device) -> Embedder:
+def _embedder(
+    config: Config, net: EmbeddingNet, device: torch.device, wanted: Literal["auto", "no", "bf16", "fp16"]
+) -> Embedder:
     section = config.evaluation
-    wanted = config.runtime.precision if section.precision == "auto" else section.precision
-    precision = choose_precision(wanted, device).name
+    precision = choose_precision(config.runtime.precision if wanted == "auto" else wanted, device).name
     if precision == "no":
         return Embedder(net, section, device)
     return Embedder(net, section, device, lambda: torch.autocast(device.type, DTYPES[precision]), precision)
@@ -306,15 +318,19 @@ def _calibration(
     """The calibration for this scoring: fitted on calibration_list where one is named, else the model file's."""
     section, data = config.evaluation, config.data
     described = backend.describe(embedder.options)
-    path = section.calibration_list or (data.validation_list if after_training else "")
-    folder = section.calibration_path or (data.test_path if section.calibration_list else data.validation_path)
-    if not path:
+    # Where the reported trials choose no model, they choose no threshold either.
+    validates = after_training and (chosen_by_validation(config) or not validates_on_test_list(config))
+    if not section.calibration_list and not validates:
+        if after_training:
+            logger.info("no calibration: the only trials are those that are reported (evaluation.calibration_list)")
         # The newest first: there may be one of the score alone, and one of quality measures too.
         for kept in reversed((model.contents.get("calibration") or {}).get("fits", [])):
             if plain_backend(kept["backend"]) == plain_backend(described):
                 return AffineCalibration.from_dict(kept)
         return None
-    given = inputs.trial_input(path, folder)
+    given = inputs.validation
+    if section.calibration_list:
+        given = inputs.trial_input(section.calibration_list, section.calibration_path or data.test_path)
     trials, source = given.trials, given.source
     if reason := why_no_error_rate(trials):
         # Before hours of embedding, not after.
@@ -324,10 +340,10 @@ def _calibration(
     columns = calibration_inputs(measures, scored, trials, source)
     fit = fit_scores(trials, scored.scores, section.calibration_prior, described, columns, measures)
     # Said, not refused: with one list only it is all that one can do.
-    if Path(path).resolve() == Path(data.test_list).resolve():
+    if Path(trials.source).resolve() == Path(data.test_list).resolve():
         warnings.append("calibration was fitted on the list that is reported: its actual costs and Cllr flatter")
     for sentence in fit.refused:
-        logger.info("%s: %s", path, sentence)
+        logger.info("%s: %s", trials.source, sentence)
     keep.put(fit)
     # `speakernet verify` decides by whole utterances and cosine, whatever the list was scored by.
     verifying = verifying_backend(keep.contents).describe(embedder.options.in_mode("whole"))
@@ -368,7 +384,7 @@ def _with_training_data(results: Results, config: Config, inputs: Inputs) -> Res
     num_samples = inputs.training.table.num_samples
     hours = float(np.maximum(num_samples, 0).sum()) / data.sample_rate / 3600
     validation = inputs.validation.trials
-    named = (("training", data.train_list, training), ("validation", data.validation_list, validation))
-    lists = [{"role": role, "name": Path(path).name, "sha256": rows.sha256} for role, path, rows in named]
+    named = (("training", training), ("validation", validation))
+    lists = [{"role": role, "name": Path(rows.source).name, "sha256": rows.sha256} for role, rows in named]
     facts = {"speakers": len(training.speakers), "utterances": len(training), "hours": round(hours, 2)}
     return dataclasses.replace(results, lists=[*(results.lists or []), *lists], training=facts)

@@ -6,6 +6,7 @@ over and over; a list of a million rows takes a second to read and its headers m
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -14,11 +15,14 @@ import torch
 
 from speakernet import distributed
 from speakernet.config import Config, ConfigError
+from speakernet.corpora.held_out import HeldOut, hold_out
 from speakernet.corpora.synthetic import make_corpus
 from speakernet.data.lists import TrainingList, TrialList, audio_folder_of, read_training_list, read_trials
 from speakernet.data.lookup import LookupTable
 from speakernet.data.opening import open_source
 from speakernet.data.sources import AudioSource
+
+logger = logging.getLogger(__name__)
 
 HEADER_THREADS = 16  # more than cores: a header costs a wait for the disk, most of all a remote one
 
@@ -56,32 +60,33 @@ class Inputs:
 
     def __init__(self, config: Config, device: torch.device) -> None:
         self.device = device
-        self._data = with_default_paths(config).data
+        self._data, self._seed = with_default_paths(config).data, config.runtime.seed
         self._training_lists: dict[Path, TrainingList] = {}
         self._trial_lists: dict[Path, TrialList] = {}
         self._sources: dict[Path, AudioSource] = {}
 
     @functools.cached_property
     def training(self) -> TrainingInput:
-        """The training list.
+        """The training list, without the speakers that are held out for validation.
 
         Raises:
             ConfigError: none is named.
             ValueError: list or folder cannot be read.
         """
-        if not self._data.train_list:
-            raise ConfigError("no training list: set data.train_list (--train_list FILE)")
-        return self.training_input(self._data.train_list, self._data.train_path)
+        given = self._whole_training
+        return given if self._held_out is None else TrainingInput(self._held_out.training, given.source)
 
     @functools.cached_property
     def validation(self) -> TrialInput:
-        """The trials that choose the best checkpoint: the test list where no other is named.
+        """The trials that choose the best checkpoint: of held-out speakers, else of the test list if no other is named.
 
         Raises:
             ConfigError: no trial list is named.
             ValueError: list or folder cannot be read.
         """
         self._require_trials()
+        if self._held_out is not None:
+            return TrialInput(self._held_out.trials, self._whole_training.source)
         return self.trial_input(self._data.validation_list, self._data.validation_path)
 
     @functools.cached_property
@@ -121,6 +126,21 @@ class Inputs:
     def trial_input(self, path: str | Path, root: str | Path = "") -> TrialInput:
         """Any trial list, with its audio below `root` (empty: see `lists.audio_folder_of`)."""
         return TrialInput(_once(self._trial_lists, path, read_trials), self._source(path, root))
+
+    @functools.cached_property
+    def _whole_training(self) -> TrainingInput:
+        if not self._data.train_list:
+            raise ConfigError("no training list: set data.train_list (--train_list FILE)")
+        return self.training_input(self._data.train_list, self._data.train_path)
+
+    @functools.cached_property
+    def _held_out(self) -> HeldOut | None:
+        """What `data.validation_speakers` makes of the training list."""
+        if not self._data.validation_speakers:
+            return None
+        found = hold_out(self._whole_training.rows, self._data.validation_speakers, self._seed)
+        logger.info("%s: %d trials choose the best checkpoint", found.trials.source, len(found.trials))
+        return found
 
     def _require_trials(self) -> None:
         if not self._data.test_list:
@@ -169,11 +189,14 @@ def make_synthetic_corpus(config: Config) -> Config:
 
 
 def with_default_paths(config: Config) -> Config:
-    """Folders of audio default to the folder of their list, test and validation list to each other."""
+    """Folders of audio default to the folder of their list, test and validation list to each other.
+
+    Where speakers are held out for validation there is no validation list.
+    """
     data = dataclasses.replace(config.data)
     if not data.test_list:
         data.test_list, data.test_path = data.validation_list, data.validation_path
-    if not data.validation_list:
+    if not data.validation_list and not data.validation_speakers:
         data.validation_list, data.validation_path = data.test_list, data.test_path
     for kind in ("train", "validation", "test"):
         if (path := getattr(data, f"{kind}_list")) and not getattr(data, f"{kind}_path"):

@@ -16,7 +16,12 @@ import speakernet
 from speakernet import distributed
 from speakernet.assembly.checks import check_inputs
 from speakernet.assembly.data import build_training_loader, loading_facts
-from speakernet.assembly.evaluation import build_validation, run_evaluation
+from speakernet.assembly.evaluation import (
+    build_validation,
+    chosen_by_validation,
+    run_evaluation,
+    validates_on_test_list,
+)
 from speakernet.assembly.initial_model import (
     begin_with_initial_model,
     compared_with_initial_model,
@@ -233,9 +238,10 @@ def check_what_goes_together(config: Config, inputs: Inputs) -> None:
             f"data.utterances_per_speaker is {data.utterances_per_speaker}, but the loss {config.loss.name} compares "
             f"utterances of one speaker and needs at least {needed}; set --nPerSpeaker {needed}"
         )
-    if data.validation_list and data.validation_list == data.test_list:
+    if validates_on_test_list(config) and chosen_by_validation(config):
         logger.warning(
-            "the best checkpoint is chosen on %s, the list that is reported too; a data.validation_list avoids that",
+            "the best checkpoint is chosen on %s, the list that is reported too; a data.validation_list avoids that, "
+            "or data.validation_speakers, or training.final_model: last",
             data.test_list,
         )
     if inputs.validation.trials.labels is None:

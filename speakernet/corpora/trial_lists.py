@@ -3,8 +3,11 @@
     speakernet prepare trials make test_list.txt trials.txt --kind balanced --training train_list.txt
     speakernet prepare trials clean trials.txt --root data/voxceleb1/wav
     speakernet prepare trials rewrite trials.txt kaldi_trials.txt --form kaldi --prefix wav/
+    speakernet prepare trials hold_out train_list.txt data/tuning --speakers 30
 
-`make` takes a training list (speaker path) or a table (path,speaker[,session,gender] as .csv or .tsv).
+`make` takes a training list (speaker path) or a table (path,speaker[,session,gender] as .csv or .tsv). `hold_out` takes
+some speakers out of a training list and pairs their utterances: what is tried out is judged by them, never by the
+trials that are reported.
 """
 
 import argparse
@@ -16,6 +19,7 @@ import numpy as np
 
 from speakernet.arrays import read_arrays
 from speakernet.corpora.commands import positive_int
+from speakernet.corpora.held_out import HeldOut, hold_out
 from speakernet.corpora.listing import ListOptions
 from speakernet.corpora.pairing import (
     DEFAULT_NONTARGETS_PER_TARGET,
@@ -56,7 +60,7 @@ KINDS = ("all", "random", "balanced", "hard")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The three actions and their options."""
+    """The four actions and their options."""
     actions = parser.add_subparsers(dest="action", required=True)
     make = actions.add_parser("make", help="make trials from a list of utterances")
     make.add_argument("list", type=Path, help="training list, or table with headings")
@@ -90,13 +94,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     change.add_argument("--suffix", default="", help="put this in place of the names' suffix, as .flac")
     help_text = "replace this part of names"
     change.add_argument("--replace", nargs=2, action="append", default=[], metavar=("OLD", "NEW"), help=help_text)
+    hold = actions.add_parser("hold_out", help="take speakers out of a training list, with trials among them")
+    hold.add_argument("list", type=Path, help="training list")
+    hold.add_argument("folder", type=Path, help="where train_list.txt and trials.txt go; their paths stay as they are")
+    hold.add_argument("--speakers", type=positive_int, required=True, help="how many are held out")
+    help_text = f"non-targets for each target (default: {nontargets})"
+    hold.add_argument("--nontargets_per_target", type=positive_int, default=nontargets, help=help_text)
+    hold.add_argument("--seed", type=int, default=ListOptions.seed, help="of every draw (default: 10)")
     for one in (clean, change):
         one.add_argument("--kind", choices=("trials", "training"), help="what the list is (default: found out)")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Make, clean or rewrite."""
-    actions = {"make": _make, "clean": _clean, "rewrite": _rewrite}
+    """Make, clean, rewrite or hold out."""
+    actions = {"make": _make, "clean": _clean, "rewrite": _rewrite, "hold_out": _hold_out}
     return actions[arguments.action](arguments)
 
 
@@ -149,6 +160,26 @@ def _rewrite(arguments: argparse.Namespace) -> int:
     num_rows = rewrite(arguments.list, arguments.output, arguments.form, rename=rename, is_trials=is_trials)
     logger.info("%s: %d rows", arguments.output, num_rows)
     return 0
+
+
+def _hold_out(arguments: argparse.Namespace) -> int:
+    found = hold_out(
+        read_training_list(arguments.list), arguments.speakers, arguments.seed, arguments.nontargets_per_target
+    )
+    write_held_out(found, arguments.folder)
+    return 0
+
+
+def write_held_out(found: HeldOut, folder: Path) -> tuple[Path, Path]:
+    """Write train_list.txt and trials.txt into a folder, their paths as they were; returns where they are."""
+    folder.mkdir(parents=True, exist_ok=True)
+    training, trials = folder / "train_list.txt", folder / "trials.txt"
+    write_training_list(training, _training_rows(found.training, np.arange(len(found.training))))
+    write_trials(trials, _trial_rows(found.trials, np.arange(len(found.trials))))
+    logger.info("%s: %d utterances of %d speakers", training, len(found.training), len(found.training.speakers))
+    assert found.trials.labels is not None, "made from utterances whose speakers are known"
+    logger.info("%s: %d trials, %d targets", trials, len(found.trials), int(found.trials.labels.sum()))
+    return training, trials
 
 
 def _is_trials(arguments: argparse.Namespace) -> bool:

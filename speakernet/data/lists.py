@@ -178,7 +178,7 @@ class TrialList:
         test: row of the test utterance of each trial, int32 (trials,).
         labels: 1 target, 0 non-target, int8 (trials,); None for unlabelled pairs.
         source: the file it came from, for messages.
-        sha256: of that file; empty for a list that came from none.
+        sha256: of that file, or of what was drawn from one; empty for a list that came from none.
     """
 
     names: StringTable

@@ -35,6 +35,8 @@ class CorpusOptions(Options):
     """Trials that choose the best checkpoint during training; empty: test_list, and the report says so."""
     validation_path: InputPath = ""
     """As train_path, of validation_list."""
+    validation_speakers: Annotated[int, Ge(0), Le(100_000)] = 0
+    """So many speakers of train_list are held out, with trials among them for a validation list; 0: none."""
     test_list: InputPath = ""
     """Trials that are reported: `1 enrol test`, `enrol test target`, or unlabelled pairs for scores alone."""
     test_path: InputPath = ""
@@ -53,8 +55,13 @@ class CorpusOptions(Options):
     """skip replaces an unreadable utterance by another of the same speaker, and counts it."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Bounds of length that leave nothing."""
+        """Bounds of length that leave nothing, and two kinds of validation."""
         yield from super().problems()
+        if self.validation_speakers and self.validation_list:
+            found = f"{self.validation_speakers} beside validation_list: {self.validation_list}"
+            yield "validation_speakers", f"{found}; give one of the two"
+        if self.validation_speakers == 1:
+            yield "validation_speakers", "1; expected 0, or two speakers or more, whom trials tell apart"
         if self.max_seconds and self.max_seconds < self.min_seconds:
             yield "max_seconds", f"{self.max_seconds}; expected 0 or more than min_seconds ({self.min_seconds})"
 

@@ -254,11 +254,19 @@ class Difference:
 
 def differences(first: SpeakerBootstrap, second: SpeakerBootstrap, wanted: int, seed: int) -> list[Difference]:
     """Paired comparison under the same draws: EER in percent first, then every minDCF."""
-    (eer_a, costs_a, _), (eer_b, costs_b, _) = first.plain_figures(), second.plain_figures()
-    whole = np.array([eer_b, *costs_b]) - np.array([eer_a, *costs_a])
-    drawn_first, drawn_second = _drawn([first, second], wanted, seed)
-    note = speakers_note(first.num_speakers)
-    return [
-        Difference(float(value), interval_of(values), note)
-        for value, values in zip(whole, (drawn_second - drawn_first).T, strict=True)
-    ]
+    return mean_differences([first], [second], wanted, seed)
+
+
+def mean_differences(
+    first: Sequence[SpeakerBootstrap], second: Sequence[SpeakerBootstrap], wanted: int, seed: int
+) -> list[Difference]:
+    """The same of figures that are means over several trainings of each system, all scored on the same trials.
+
+    The draws are of speakers: how far trainings of one system differ is not in the interval.
+    """
+    figures = [np.array([one.eer_percent, *one.costs]) for one in (each.plain_figures() for each in (*first, *second))]
+    whole = np.mean(figures[len(first) :], axis=0) - np.mean(figures[: len(first)], axis=0)
+    drawn = _drawn([*first, *second], wanted, seed)
+    moved = drawn[len(first) :].mean(axis=0) - drawn[: len(first)].mean(axis=0)
+    note = speakers_note(first[0].num_speakers)
+    return [Difference(float(value), interval_of(values), note) for value, values in zip(whole, moved.T, strict=True)]

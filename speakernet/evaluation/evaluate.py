@@ -31,6 +31,9 @@ from speakernet.run_folder import DECISIONS, EVALUATION_FILES, RESULTS, SCORES
 
 logger = logging.getLogger(__name__)
 
+PRECISIONS = {"no": "float32", "bf16": "bf16", "fp16": "fp16"}
+"""Name of an embedder's precision -> what results.json calls it."""
+
 
 @dataclass(frozen=True)
 class Scored:
@@ -140,6 +143,7 @@ def evaluate(
     end = time.perf_counter()
     results = replace(
         results,
+        precision=PRECISIONS[embedder.precision],
         backend=backend.describe(embedder.options),
         lists=[{"role": "trials", "name": Path(trials.source).name, "sha256": trials.sha256}],
         timings_seconds={name: round(value, 3) for name, value in {**scored.seconds, "figures": end - start}.items()},

@@ -98,6 +98,8 @@ class SliceOptions(Options):
 class EvaluationOptions(SliceOptions, MeasuringOptions, ScoringOptions, EmbeddingOptions):
     """How trial lists are scored and reported."""
 
+    validation_precision: Literal["auto", "no", "bf16", "fp16"] = "auto"
+    """Precision of the network in validations while training; auto: that of training. `precision` is reported by."""
     max_trials: CountOrZero = 0
     """Score a fixed random subset of so many validation trials, for quick validation; 0 scores all."""
     speaker_table: InputPath = ""

@@ -142,6 +142,8 @@ class Results:
     interval_note: str = ""
     det_band: dict[str, list[float]] | None = None
     """95 % interval of the DET curve, a `Band`."""
+    precision: str = ""
+    """In which the network computed: float32, bf16 or fp16."""
     backend: dict[str, Any] | None = None
     """The scoring that figures and thresholds belong to."""
     lists: list[dict[str, str]] | None = None
