@@ -80,6 +80,10 @@ SCHEDULES: dict[str, list[Moment]] = {
         (0, 2e-6, 0.0),
         *((e, half_cosine(2e-3, 1e-5, (e - 2) / 43), ramp(e, 5, 20)) for e in (2, 5, 12, 20, 45)),
     ],
+    "small_data.yaml": [
+        (0, 2e-6, 0.0),
+        *((e, half_cosine(2e-3, 1e-5, (e - 2) / 168), ramp(e, 10, 50)) for e in (2, 10, 30, 50, 170)),
+    ],
     "finetune.yaml": [(e, half_cosine(5e-3, 1e-5, e / 8), 0.2) for e in (0, 1, 4, 7, 8)],
     "exp01.yaml": _EXP01,
     "preset_balanced.yaml": _EXP01,

@@ -25,7 +25,14 @@ from speakernet.corpora.conversion import Conversion, ConversionOptions, convert
 from speakernet.corpora.folder_parts import FOLDER as PARTS_FOLDER
 from speakernet.corpora.folder_parts import WORK_SUFFIX, Voices, do_part, join_parts, missing_of
 from speakernet.corpora.listing import ListOptions, listable_rows, prepare_lists, read_headers
-from speakernet.corpora.recipe import FINE_TUNING, write_fine_tuning_lists, write_recipe
+from speakernet.corpora.recipe import (
+    FINE_TUNING,
+    LITTLE_DATA,
+    LITTLE_DATA_UTTERANCES,
+    write_fine_tuning_lists,
+    write_little_data_lists,
+    write_recipe,
+)
 from speakernet.corpora.summary import StepSummary, finish
 from speakernet.corpora.utterances import NUM_EXAMPLES, Row, pattern_rule, read_table, row_by_folder, row_by_pattern
 from speakernet.corpora.walking import READABLE_SUFFIXES, walk_files
@@ -114,7 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     # The last two of the parts may be done at the same moment: both write the same.
     with exclusive(save_path, waits=not part.is_whole):
-        config, summaries = prepare_folder(options, part)
+        config, recipe, summaries = prepare_folder(options, part)
         code = finish(summaries, save_path / "summary.txt")
     # Not fetched unasked: 12 GB.
     if options.noise_path is None or options.rir_path is None:
@@ -124,7 +131,7 @@ def run(arguments: argparse.Namespace) -> int:
             own_command("prepare musan"), own_command("prepare rirs"),
         )  # fmt: skip
     logger.info("the first command trains from scratch, the second starts from a model (docs/models.md: MODEL.pt)")
-    say_next(config)
+    say_next(*(Path(one) for one in (recipe, config) if one))
     say_next(Path(FINE_TUNING), _fine_tuning_lists(config), options="--initial_model MODEL.pt")
     return code
 
@@ -158,7 +165,7 @@ def prepare_part(options: FolderOptions, part: WorkPart) -> list[WorkPart]:
     return missing_of(folder)
 
 
-def prepare_folder(options: FolderOptions, part: WorkPart = WHOLE) -> tuple[Path, list[StepSummary]]:
+def prepare_folder(options: FolderOptions, part: WorkPart = WHOLE) -> tuple[Path, str, list[StepSummary]]:
     """Make lists, split, trials and configuration under `save_path`.
 
     Args:
@@ -166,7 +173,7 @@ def prepare_folder(options: FolderOptions, part: WorkPart = WHOLE) -> tuple[Path
         part: the last of several parts that `prepare_part` has done; the whole does their work too.
 
     Returns:
-        The configuration, and what each step found.
+        The configuration, the recipe that it needs before it (empty: none), and what each step found.
 
     Raises:
         ValueError: too few speakers or utterances, parts that share speakers, or a table that cannot be read.
@@ -188,13 +195,14 @@ def prepare_folder(options: FolderOptions, part: WorkPart = WHOLE) -> tuple[Path
     summaries.append(scan)
     config = options.save_path / f"{options.save_path.resolve().name}.yaml"
     sets = {"noise_path": options.noise_path, "rir_path": options.rir_path}
-    write_recipe(config, options.root, lists, **sets)
+    is_little = lists.num_train <= LITTLE_DATA_UTTERANCES
+    (write_little_data_lists if is_little else write_recipe)(config, options.root, lists, **sets)
     write_fine_tuning_lists(_fine_tuning_lists(config), options.root, lists, **sets)
     logger.info(
         "%d utterances of %d speakers for training, %.1f hours in all",
         *(lists.num_train, lists.num_speakers, lists.hours),
     )
-    return config, summaries
+    return config, LITTLE_DATA if is_little else "", summaries
 
 
 def find_layout(root: Path, wanted: str = "auto") -> Layout:

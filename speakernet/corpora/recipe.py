@@ -25,11 +25,16 @@ SMALL_CORPUS_SECTIONS: dict[str, dict[str, Any]] = {
     "loss": {"name": "aamsoftmax", "margin": 0.2, "scale": 30},
     "optimizer": {"name": "adamw", "learning_rate": 2.0e-3, "weight_decay": 0.02},
 }
+#: Up to so many training utterances a folder's own lists are trained by the recipe for little data.
+LITTLE_DATA_UTTERANCES = 5_000
+LITTLE_DATA = "small_data.yaml"
 #: The recipe that trains on from a given model.
 FINE_TUNING = "finetune.yaml"
 LEAST_STEPS = 8  # in an epoch
 FRAMES_PER_SECOND = 100
 SHORTEST_CROP, LONGEST_CROP = 50, 200
+LITTLE_DATA_CROP = 150
+"""Of configs/small_data.yaml."""
 
 
 def write_recipe(
@@ -45,6 +50,25 @@ def write_recipe(
         sections["schedule"] = {"name": "cosine", "warmup_epochs": 2, "final_learning_rate": 1.0e-5, **ramp}
     sections["training"] = {"max_epochs": epochs}
     _write(path, f"Trains on {_amount(root, lists)}.", sections)
+
+
+def write_little_data_lists(
+    path: Path, root: Path, lists: ListFiles, *, noise_path: Path | None = None, rir_path: Path | None = None
+) -> None:
+    """Write a configuration of nothing but the lists and the run folder, for the recipe for little data.
+
+    Where there are too few utterances, or too short ones, for the recipe's batches and crops, it has its own.
+    """
+    sections = _inputs(root, lists, noise_path, rir_path)
+    data = sections["data"]
+    for name, usual in (("batch_size", LARGEST_SMALL_BATCH), ("crop_frames", LITTLE_DATA_CROP)):
+        if data[name] >= usual:
+            del data[name]
+    # Voices at other speeds need no files: nothing is switched off where there are none.
+    del sections["augment"]["enabled"]
+    sections["training"] = {"save_path": f"exps/{path.stem}"}
+    first = f"The lists of {_amount(root, lists)}, for `--config {LITTLE_DATA} --config THIS`."
+    _write(path, first, {name: section for name, section in sections.items() if section})
 
 
 def write_fine_tuning_lists(

@@ -1,6 +1,7 @@
 """One's own voices: folders, tables, patterns, odd names, foreign formats; and what the configuration says."""
 
 import csv
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,9 @@ import pytest
 import yaml
 from preparation_corpora import run_data_prep, to_m4a, voice, write_voices
 
+from speakernet.config import load_config
+from speakernet.corpora import own_folder
+from speakernet.corpora.recipe import LITTLE_DATA_UTTERANCES
 from speakernet.data.audio import write_audio
 from speakernet.data.lists import read_training_list, read_trials
 
@@ -27,7 +31,7 @@ def test_a_folder_a_speaker_becomes_disjoint_lists_trials_and_a_config(tmp_path,
     config = out / "out.yaml"
     from_a_model = f"--config finetune.yaml --config {out / 'out_finetune.yaml'} --initial_model MODEL.pt"
     assert capsys.readouterr().out.splitlines() == [
-        f"python trainSpeakerNet.py --config {config}",
+        f"python trainSpeakerNet.py --config small_data.yaml --config {config}",
         f"python trainSpeakerNet.py {from_a_model}",
     ]
     training = read_training_list(out / "train_list.txt")
@@ -40,10 +44,37 @@ def test_a_folder_a_speaker_becomes_disjoint_lists_trials_and_a_config(tmp_path,
     assert written["data"]["train_list"] == str(out / "train_list.txt")
     assert all(Path(value).exists() for key, value in written["data"].items() if key.endswith(("_list", "_path")))
     lists = yaml.safe_load((out / "out_finetune.yaml").read_text())
-    assert set(lists) == {"data", "augment", "training"} and lists["data"] == written["data"]
+    assert (
+        set(lists) == {"data", "augment", "training"} and lists["data"]["train_list"] == written["data"]["train_list"]
+    )
+    # The rest is the recipe's, but for batches and crops that so little and so short speech does not fill.
+    assert set(written) == {"data", "training"} and written["training"] == {"save_path": "exps/out"}
+    assert (written["data"]["batch_size"], written["data"]["crop_frames"]) == (8, 50)
     first = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
     assert prepare(root, out) == 0
     assert {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()} == first
+
+
+@pytest.mark.parametrize(("num_train", "is_little"), [(LITTLE_DATA_UTTERANCES, True), (5_001, False)])
+def test_a_small_folder_is_trained_by_the_recipe_for_little_data(tmp_path, capsys, monkeypatch, num_train, is_little):
+    """How small is counted in training utterances; here a list says it has so many."""
+    root, out = tmp_path / "voices", tmp_path / "out"
+    write_voices(root, 8, 4, "spk{speaker}/{utterance}.wav", 0.6)
+    prepared = own_folder.prepare_lists
+
+    def counted(*given):
+        return dataclasses.replace(prepared(*given), num_train=num_train, median_seconds=4.0)
+
+    monkeypatch.setattr(own_folder, "prepare_lists", counted)
+    assert prepare(root, out, "--rir_path", tmp_path) == 0
+    command = capsys.readouterr().out.splitlines()[0]
+    assert ("--config small_data.yaml --config" in command) == is_little
+    written = yaml.safe_load((out / "out.yaml").read_text())
+    assert ("model" in written) == (not is_little) and written["augment"]["rir_path"] == str(tmp_path)
+    assert ("batch_size" in written["data"]) == ("enabled" in written["augment"]) == (not is_little)
+    config = load_config(command.split()[2:]).config
+    assert config.model.name == "ResNet" and config.training.max_epochs == (170 if is_little else 20)
+    assert config.augment.speed_factors == ([0.9, 1.0, 1.1] if is_little else [1.0])
 
 
 def test_sessions_below_the_speakers_are_kept_apart(tmp_path):

@@ -50,7 +50,7 @@ def test_a_wheel_names_the_commands_that_it_has(tmp_path, monkeypatch, capsys):
     write_voices(tmp_path / "voices", 6, 3, "{speaker}/{utterance}.wav", 0.6)
     assert run_data_prep("folder", tmp_path / "voices", "--save_path", tmp_path / "out") == 0
     assert capsys.readouterr().out.splitlines() == [
-        f"speakernet train --config {tmp_path}/out/out.yaml",
+        f"speakernet train --config small_data.yaml --config {tmp_path}/out/out.yaml",
         f"speakernet train --config finetune.yaml --config {tmp_path}/out/out_finetune.yaml --initial_model MODEL.pt",
     ]
     assert "speakernet prepare voxceleb --save_path data --all" in build_parser("voxceleb").format_help()

@@ -1,0 +1,308 @@
+"""Train named variants of a recipe with several seeds, and say what each of them gains.
+
+    python -m benchmarks.study benchmarks/studies/small_data.yaml --save_path S --train_list L …
+    python -m benchmarks.study PLAN … --only "base" "warps 3" --seeds 1 2 3 4
+    python -m benchmarks.study PLAN … --table
+
+A plan is a YAML file: `recipe`, `seeds`, `reference` (a variant's name), `common` (options of all runs) and `variants`
+(name: options beside those). With `held_out_speakers` that many speakers of the training list, drawn by
+`protocol_seed`, are trained on by nobody and judge the variants by trials of their own (written to S/protocol); without
+it the trials are `--test_list`. A variant that changes nothing but `evaluation` is not trained: the reference's models
+are scored.
+
+Each run is a process of its own with one thread, two at a time. Results are appended to S/results.jsonl as they come:
+the same command goes on where it was, half-trained runs included. Training is timed without its evaluations.
+"""
+
+import argparse
+import dataclasses
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from benchmarks.study_table import table
+from speakernet.appending import GrowingFile
+from speakernet.checkpoint import read_own_checkpoint
+from speakernet.cli import run_command
+from speakernet.config import load_config
+from speakernet.corpora.held_out import hold_out
+from speakernet.corpora.trial_lists import write_held_out
+from speakernet.data.lists import audio_folder_of, read_training_list
+from speakernet.files import atomic_write, exclusive
+from speakernet.run_folder import BEST, LAST, METRICS, RESULTS, SCORES, SECOND_STAGE, evaluation_folder
+from speakernet.yaml_text import value_of
+
+logger = logging.getLogger(__name__)
+
+RECORDS, RUNS, VARIANTS, PROTOCOL = "results.jsonl", "runs", "variants", "protocol"
+NONTARGETS_PER_TARGET = 20
+"""Of the trials of a protocol: with 30 speakers of 8 utterances 840 targets and 16,800 others."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What is compared.
+
+    Attributes:
+        recipe: a configuration, or the name of one of the package's.
+        seeds: of every variant.
+        reference: name of the variant that the others are compared with.
+        variants: name -> section -> option -> value, beside `common`.
+        common: section -> option -> value, of all runs.
+        held_out_speakers: of the training list, who judge; 0: the trials are given.
+        protocol_seed: by which they are drawn.
+    """
+
+    recipe: str
+    seeds: list[int]
+    reference: str
+    variants: dict[str, dict[str, dict[str, Any]]]
+    common: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    held_out_speakers: int = 0
+    protocol_seed: int = 1
+
+    def settings(self, variant: str) -> dict[str, dict[str, Any]]:
+        """Everything that a variant sets."""
+        own = self.variants[variant]
+        return {name: {**self.common.get(name, {}), **own.get(name, {})} for name in {**self.common, **own}}
+
+    def is_only_scored(self, variant: str) -> bool:
+        """Whether the reference's models serve."""
+        return variant != self.reference and set(self.variants[variant]) == {"evaluation"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One variant with one seed."""
+
+    variant: str
+    seed: int
+
+    @property
+    def folder(self) -> str:
+        """Below the study's folder."""
+        return f"{RUNS}/{_as_name(self.variant)}/seed_{self.seed}"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The plan, and what it is tried on."""
+    parser.add_argument("plan", type=Path, help="YAML file of the variants")
+    parser.add_argument("--save_path", type=Path, required=True, help="folder of the study")
+    parser.add_argument("--train_list", type=Path, required=True, help="training list; its folder holds the audio")
+    parser.add_argument("--test_list", type=Path, help="trials, where the plan holds no speakers out")
+    parser.add_argument("--musan_path", default="", help="noise")
+    parser.add_argument("--rir_path", default="", help="room responses")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these variants alone (and the reference)")
+    parser.add_argument("--seeds", nargs="+", type=int, metavar="SEED", help="other seeds than the plan's")
+    parser.add_argument("--processes", type=int, default=2, help="runs at a time (default %(default)s)")
+    parser.add_argument("--table", action="store_true", help="train nothing: show what there is")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train what is missing, then show the table."""
+    plan = read_plan(arguments.plan)
+    if arguments.seeds:
+        plan = dataclasses.replace(plan, seeds=arguments.seeds)
+    names = _wanted(plan, arguments.only)
+    study = Study(plan, arguments)
+    with exclusive(arguments.save_path):
+        failed = [] if arguments.table else study.carry_out(names, arguments.processes)
+        text = table(study.records(), plan.reference, names, study.scores_of, study.trials)
+        with atomic_write(arguments.save_path / "table.md") as file:
+            file.write(text)
+    sys.stdout.write(text)
+    for one in failed:
+        logger.error("%s, seed %d failed: see %s", one.variant, one.seed, arguments.save_path / one.folder)
+    return 1 if failed else 0
+
+
+def read_plan(path: Path) -> Plan:
+    """The plan of a file.
+
+    Raises:
+        ValueError: no such file, a key that a plan does not have, one that it must have, or an unknown reference.
+    """
+    if not path.is_file():
+        raise ValueError(f"there is no plan {path}; benchmarks/studies/ holds some")
+    values = value_of(path.read_text(encoding="utf-8"), str(path))
+    known = {field.name: field for field in dataclasses.fields(Plan)}
+    required = [name for name, field in known.items() if name in ("recipe", "seeds", "reference", "variants")]
+    if not isinstance(values, dict) or set(values) - set(known) or not set(required) <= set(values):
+        raise ValueError(f"{path}: expected the keys {', '.join(required)}, and as you like {', '.join(known)}")
+    variants = {str(name): settings or {} for name, settings in values["variants"].items()}
+    plan = Plan(**{**values, "variants": variants, "common": values.get("common") or {}})
+    if plan.reference not in plan.variants:
+        raise ValueError(f"{path}: reference: {plan.reference}; expected one of {', '.join(plan.variants)}")
+    folders = {_as_name(name) for name in plan.variants}
+    if len(folders) < len(plan.variants):
+        raise ValueError(f"{path}: names of variants must differ in letters or digits")
+    return plan
+
+
+class Study:
+    """A plan on its data, in a folder that remembers what was done.
+
+    Args:
+        plan: what is compared.
+        arguments: of the command line.
+
+    Raises:
+        ValueError: no trials, or lists that cannot be read.
+    """
+
+    def __init__(self, plan: Plan, arguments: argparse.Namespace) -> None:
+        self.plan, self.folder = plan, Path(arguments.save_path)
+        audio = audio_folder_of(arguments.train_list)
+        self.train_list, self.trials = Path(arguments.train_list), arguments.test_list
+        test_path = audio if self.trials is None else audio_folder_of(self.trials)
+        if plan.held_out_speakers:
+            self.train_list, self.trials = self._write_protocol()
+            test_path = audio
+        elif self.trials is None:
+            raise ValueError("the plan holds no speakers out (held_out_speakers): give --test_list, trials to judge by")
+        named = {
+            "data.train_list": self.train_list,
+            "data.train_path": audio,
+            "data.test_list": self.trials,
+            "data.test_path": test_path,
+            "augment.noise_path": arguments.musan_path,
+            "augment.rir_path": arguments.rir_path,
+        }
+        self._data = [word for key, value in named.items() for word in (f"--{key}", str(value))]
+
+    def carry_out(self, names: list[str], processes: int) -> list[Run]:
+        """Train and score what is missing; returns the runs that failed.
+
+        Raises:
+            ValueError: a variant that no configuration can be, or that was run with other settings before.
+        """
+        self._refuse_changed(names)
+        for name in names:
+            with atomic_write(self._file_of(name)) as file:
+                yaml.safe_dump(self.plan.settings(name), file, sort_keys=False)
+            # A misspelt option of the last variant should not be found tomorrow.
+            load_config([*self._configs(name), *self._data, "--save_path", str(self.folder)])
+        done = {(one["variant"], one["seed"]) for one in self.records()}
+        left = [Run(name, seed) for name in names for seed in self.plan.seeds if (name, seed) not in done]
+        failed: list[Run] = []
+        # Models first: those that are only scored need the reference's.
+        for is_scored in (False, True):
+            part = [one for one in left if self.plan.is_only_scored(one.variant) == is_scored]
+            with ThreadPoolExecutor(processes) as pool:
+                failed += [one for one, is_done in zip(part, pool.map(self._do, part), strict=True) if not is_done]
+        return failed
+
+    def records(self) -> list[dict[str, Any]]:
+        """What was found so far, in the order in which it was."""
+        path = self.folder / RECORDS
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+
+    def scores_of(self, record: Mapping[str, Any]) -> Path:
+        """The score file of a record."""
+        return self.folder / str(record["scores"])
+
+    def _do(self, one: Run) -> bool:
+        """Train or score, and append what came of it; False where it failed."""
+        folder, is_scored = self.folder / one.folder, self.plan.is_only_scored(one.variant)
+        words = [*self._configs(one.variant), "--seed", str(one.seed), "--save_path", str(folder), *self._data]
+        if is_scored:
+            model = self.folder / Run(self.plan.reference, one.seed).folder / BEST
+            words += ["--eval", "--initial_model", str(model)]
+        folder.mkdir(parents=True, exist_ok=True)
+        load, begin = _load(), time.time()
+        with (folder / "output.txt").open("w") as output:
+            command = [sys.executable, "-m", "speakernet", "train", *words]
+            status = subprocess.run(
+                command, env=_environment(), stdout=output, stderr=output, stdin=subprocess.DEVNULL, check=False
+            ).returncode
+        if status:
+            logger.warning("%s, seed %d: exit status %d", one.variant, one.seed, status)
+            return False
+        found = evaluation_folder(folder, self.trials) if is_scored else folder
+        results = json.loads((found / RESULTS).read_text(encoding="utf-8"))
+        record = {
+            "variant": one.variant,
+            "seed": one.seed,
+            "settings": self.plan.settings(one.variant),
+            **{name: results[name] for name in ("eer_percent", "eer_interval_percent", "min_dcf", "precision")},
+            "training_seconds": None if is_scored else training_seconds(folder),
+            "wall_seconds": round(time.time() - begin, 1),
+            "load": [load, _load()],
+            "scores": str((found / SCORES).relative_to(self.folder).as_posix()),
+            "date": results["date"],
+        }
+        logger.info("%s, seed %d: EER %.2f %%", one.variant, one.seed, record["eer_percent"])
+        return GrowingFile(self.folder / RECORDS).append((json.dumps(record) + "\n").encode())
+
+    def _refuse_changed(self, names: list[str]) -> None:
+        for one in self.records():
+            name = one["variant"]
+            if name in names and one["settings"] != self.plan.settings(name):
+                raise ValueError(
+                    f"{self.folder / RECORDS}: {name!r} was run with other settings ({one['settings']}) than the plan "
+                    "has now; give the new ones a name of their own, or another --save_path"
+                )
+
+    def _write_protocol(self) -> tuple[Path, Path]:
+        """The training list without the held-out speakers, and the trials among those."""
+        training = read_training_list(self.train_list)
+        held = hold_out(training, self.plan.held_out_speakers, self.plan.protocol_seed, NONTARGETS_PER_TARGET)
+        return write_held_out(held, self.folder / PROTOCOL)
+
+    def _configs(self, name: str) -> list[str]:
+        return ["--config", self.plan.recipe, "--config", str(self._file_of(name))]
+
+    def _file_of(self, name: str) -> Path:
+        path = self.folder / VARIANTS / f"{_as_name(name)}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+
+def training_seconds(folder: Path) -> float:
+    """What a run's training took, over all its stages and starts, without its evaluations."""
+    total = 0.0
+    for stage in (folder, folder / SECOND_STAGE):
+        if (stage / LAST).is_file():
+            total += float(read_own_checkpoint(stage / LAST)["training"]["state"]["seconds"])
+            lines = (json.loads(line) for line in (stage / METRICS).read_text(encoding="utf-8").splitlines())
+            total -= sum(line.get("evaluation_seconds", 0.0) for line in lines)
+    return round(total, 1)
+
+
+def _wanted(plan: Plan, only: list[str] | None) -> list[str]:
+    unknown = sorted(set(only or ()) - set(plan.variants))
+    if unknown:
+        raise ValueError(f"--only {unknown[0]!r}: the plan has {', '.join(plan.variants)}")
+    return [name for name in plan.variants if not only or name in only or name == plan.reference]
+
+
+def _environment() -> dict[str, str]:
+    """Of a run: one thread, so that two at a time do not wait for each other."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+def _load() -> float:
+    return round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else float(np.nan)
+
+
+def _as_name(variant: str) -> str:
+    """A name for files.
+
+    >>> _as_name("warps 3, half real")
+    'warps_3_half_real'
+    """
+    return "_".join("".join(one if one.isalnum() or one in "-." else " " for one in variant).split())
+
+
+if __name__ == "__main__":
+    sys.exit(run_command("benchmarks.study", "python -m benchmarks.study", sys.argv[1:]))
