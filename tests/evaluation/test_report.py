@@ -137,6 +137,14 @@ def test_errors_come_before_training_and_lists_are_told_apart(run):
     assert "96 speakers, 1,440 utterances, 1.4 hours" in text
 
 
+def test_trials_that_choose_nothing_are_said_to_be_watched(run):
+    assert "chooses the best checkpoint</td>" in (run / "report.html").read_text()
+    (run / "config.yaml").write_text("training: {final_model: last}\ndata: {batch_size: 64}\n")
+    assert main(["report", str(run)]) == 0
+    text = (run / "report.html").read_text()
+    assert "is watched while training</td>" in text and "chooses the best checkpoint</td>" not in text
+
+
 def test_operating_points_are_those_of_the_scores(run):
     text, _ = checked(run / "report.html")
     found = read_run(run)

@@ -36,7 +36,9 @@ LABELS = {
 def data_part(run: RunData) -> list[Block]:
     """Training, validation and test by name and apart, with what each was for."""
     results = run.results or Results()
-    training, options = results.training or {}, configuration(run).get("data") or {}
+    training, configured = results.training or {}, configuration(run)
+    options, how = configured.get("data") or {}, configured.get("training")
+    is_watched = isinstance(how, Mapping) and how.get("final_model") == "last"
     evaluations = [float(one["eer_percent"]) for one in run.evaluations]
     what = {
         "training": (
@@ -52,7 +54,7 @@ def data_part(run: RunData) -> list[Block]:
             ),
         ),
         "validation": (
-            "chooses the best checkpoint",
+            "is watched while training" if is_watched else "chooses the best checkpoint",
             f"EER {min(evaluations):.2f} % at best, {len(evaluations)} evaluations" if evaluations else "",
         ),
     }

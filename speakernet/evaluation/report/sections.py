@@ -28,7 +28,7 @@ CURVES = (
 )
 """Kind of record, key, axis, heading of every training curve."""
 CURVE_NOTES = {
-    "eer_percent": "On the validation list, which chooses the best checkpoint.",
+    "eer_percent": "On the validation list, which chooses the best checkpoint where the last one is not final.",
     "accuracy_percent": "With a margin, accuracy is low by design: look at the held-out EER.",
     "data_wait_share": "Near 0 % the device is the limit; well above 10 % reading and augmenting are.",
 }
