@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from speakernet.files import error_line
+from speakernet.machine.clock import DeviceClock
 from speakernet.seeding import capture_random_state, restore_random_state
 from speakernet.training.options import CompileOptions
 
@@ -59,6 +60,7 @@ class Compiler:
         options: when and how; the scope is whole or regional, what `auto` means is the caller's to decide.
         recover: undoes what a failed micro-batch has left behind (gradients, batch-norm statistics).
         prepare: puts the network's own kernels for compiled code in their places, before it is compiled.
+        clock: of the device; None: that of a CPU.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Compiler:
         *,
         recover: Callable[[], None],
         prepare: Callable[[nn.Module], None],
+        clock: DeviceClock | None = None,
     ) -> None:
         self.net = net
         self.options = options
@@ -77,8 +80,7 @@ class Compiler:
         self._is_proven = False
         self._is_settled = options.compile == "on"
         self._eager_seconds = 0.0
-        self._step_times: list[float] = []
-        self._last = 0.0
+        self._clock = DeviceClock(torch.device("cpu")) if clock is None else clock
         if options.compile == "on":
             self._compile()
 
@@ -110,15 +112,13 @@ class Compiler:
 
     def consider(self, step: int, steps_left: int) -> None:
         """After a step: `auto` measures some steps, decides once, and takes a compilation back that did not pay."""
-        now = time.perf_counter()
-        if self.options.compile == "auto" and self._last and not self._is_settled:
-            self._step_times.append(now - self._last)
-        self._last = now
-        if self._is_settled or len(self._step_times) < OBSERVED_STEPS:
+        if self._is_settled or self.options.compile != "auto":
+            return
+        self._clock.mark()
+        if len(self._clock) < OBSERVED_STEPS:
             return
         # The median: an evaluation or a save between two steps counts for one of them.
-        usual = sorted(self._step_times[WARMUP_STEPS:])[(OBSERVED_STEPS - WARMUP_STEPS) // 2]
-        self._step_times = []
+        usual = sorted(self._clock.take()[WARMUP_STEPS:])[(OBSERVED_STEPS - WARMUP_STEPS) // 2]
         if self.is_compiled:
             self._judge(usual)
         else:
@@ -160,7 +160,7 @@ class Compiler:
         """Leave an eager network: who uses it next (a second stage, say) has other lengths and may not wish to wait."""
         if self.is_compiled:
             self._uncompile()
-        elif self._step_times and not self._is_settled:
+        elif len(self._clock) and not self._is_settled:
             logger.info("compile auto: not compiled; it takes %d steps to judge by", OBSERVED_STEPS)
 
     def _compile(self) -> None:

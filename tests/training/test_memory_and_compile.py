@@ -1,5 +1,7 @@
 """Gradient checkpointing, the choice of blocks, and when compilation happens (with a stand-in for the compiler)."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -168,6 +170,37 @@ def test_auto_takes_back_a_compilation_that_is_slower(monkeypatch: pytest.Monkey
         compiler.consider(step, steps_left=10**6)
     assert len(net.compiled_with) == 1
     assert compiler.is_compiled is is_kept
+
+
+class ScriptedClock:
+    """What a GPU would count of each step, whatever the wall says."""
+
+    def __init__(self, seconds: Callable[[], float]) -> None:
+        self.seconds, self.stretches = seconds, []
+
+    def __len__(self) -> int:
+        return len(self.stretches)
+
+    def mark(self) -> None:
+        self.stretches.append(self.seconds())
+
+    def take(self) -> list[float]:
+        taken, self.stretches = self.stretches, []
+        return taken
+
+
+@pytest.mark.parametrize(("compiled_seconds", "is_kept"), [(0.9, True), (1.1, False)])
+def test_auto_judges_by_the_time_of_the_device(compiled_seconds: float, is_kept: bool):
+    """The host is done at once: it only tells a GPU what to do."""
+    net = Recorder()
+    options = CompileOptions(compile="auto", compile_scope="whole")
+    clock = ScriptedClock(lambda: compiled_seconds if compiler.is_compiled else 1.0)
+    compiler = Compiler(net, options, recover=lambda: None, prepare=lambda net: None, clock=clock)
+    for step in range(4 * compiling.OBSERVED_STEPS):
+        compiler.consider(step, steps_left=10**6)
+    assert len(net.compiled_with) == 1 and compiler.is_compiled is is_kept
+    # Settled: nothing is asked of the device any more.
+    assert len(clock) == 0
 
 
 def test_failed_compilation_goes_on_eagerly_with_the_same_numbers(
