@@ -12,6 +12,7 @@ import torch
 from speakernet.assembly import journeys, large_margin
 from speakernet.assembly.journeys import train_experiment
 from speakernet.config import LoadedConfig, load_config
+from speakernet.data.resident import ResidentMaker
 from speakernet.remote import LocalFolder
 from speakernet.training.trainer import Trainer
 
@@ -64,7 +65,10 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         if seen["parts"]:
             seen["alive"] = [name for name, part in seen["parts"] if part() is not None]
         loader = build_loader(*arguments, **options)
-        seen["parts"] += [("loader", weakref.ref(loader)), ("corpus", weakref.ref(loader.maker.reader))]
+        for name, part in (("loader", loader), ("maker", loader.maker), ("corpus", loader.maker.reader)):
+            seen["parts"].append((name, weakref.ref(part)))
+        if isinstance(loader.maker, ResidentMaker):
+            seen["parts"].append(("resident corpus", weakref.ref(loader.maker.corpus.samples)))
         seen["plans"].append([loader.sampler.epoch(epoch) for epoch in range(2)])
         seen["classes"].append(loader.num_classes)
         return loader
@@ -89,8 +93,8 @@ def test_the_second_stage_begins_with_the_average_alone_and_with_draws_of_its_ow
     tiny_corpus: Path, tmp_path: Path, stages: dict[str, Any]
 ) -> None:
     run = tmp_path / "run"
-    train_experiment(loaded(tiny_corpus, run, "--training.ema_decay", "0.9"))
-    assert stages["alive"] == []
+    train_experiment(loaded(tiny_corpus, run, "--training.ema_decay", "0.9", "--data.device_resident", "on"))
+    assert "resident corpus" in dict(stages["parts"]) and stages["alive"] == []
     kept = [torch.load(path, weights_only=True) for path in sorted((run / "checkpoints").glob("epoch_*.pt"))]
     net, head = stages["starts"][1]
     for part, found in (("weights", net), ("head", head)):

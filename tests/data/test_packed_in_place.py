@@ -2,21 +2,27 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from speakernet.assembly.augment import build_augmenter
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs
+from speakernet.assembly.large_margin import large_margin_config
 from speakernet.assembly.model import build_model
-from speakernet.assembly.placement import choose_placement
+from speakernet.assembly.placement import choose_placement, reserved_for_training
 from speakernet.config import load_config
 from speakernet.config.schema import Config, replaced
 from speakernet.corpora.pack_inputs import FolderInput
 from speakernet.data.ahead import ReadAhead
+from speakernet.data.audio import write_audio
+from speakernet.data.augment.resident import bytes_of_banks
 from speakernet.data.lists import StringTable, read_trials
 from speakernet.data.opening import open_source
 from speakernet.data.packed.corpus import PackedSource
 from speakernet.data.packed.writer import pack
+from speakernet.data.ram import load_into_ram
 from speakernet.evaluation.embedding import embed_utterances
 from speakernet.evaluation.options import EmbeddingOptions
 
@@ -94,3 +100,47 @@ def test_what_training_takes_is_left_to_it(
     given = inputs.training
     reader = given.source.rows(given.rows.paths, given.table)
     assert choose_placement(config, reader, inputs, None, reserved).corpus is is_there
+
+
+def test_noise_and_rooms_are_counted_before_the_corpus(
+    tiny_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the byte: with one less than both take, the corpus stays where it is."""
+    monkeypatch.setenv("SPEAKERNET_CACHE", str(tmp_path / "kept"))
+    for kind in ("noise", "speech"):
+        (tmp_path / "musan" / kind / "x").mkdir(parents=True)
+        write_audio(tmp_path / "musan" / kind / "x" / "0.wav", np.full(900, 0.1), 16000)
+    (tmp_path / "rirs").mkdir()
+    write_audio(tmp_path / "rirs" / "0.wav", np.eye(1, 300)[0], 16000)
+    config = replaced(
+        Config(),
+        data={"train_list": str(tiny_corpus / "train_list.txt"), "ram_corpus": "on", "crop_frames": 50},
+        augment={"noise_path": str(tmp_path / "musan"), "rir_path": str(tmp_path / "rirs")},
+    )
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 1 << 30))
+    inputs = Inputs(config, torch.device("cuda"))
+    given = inputs.training
+    reader = load_into_ram(given.source, given.rows.paths, given.table)
+    augmenter = build_augmenter(config, reader, given.table, np.arange(len(given.rows)))
+    # Two clips of 16-bit samples; a room in 32 bits, and once more at the end.
+    banks, corpus = 2 * 2 * 900, 2 * int(given.table.num_samples.sum())
+    assert bytes_of_banks(augmenter.banks, augmenter.rirs, reader) == banks + 2 * 4 * 300
+    both = banks + 2 * 4 * 300 + corpus
+    for allowed, is_there in ((both, True), (both - 1, False)):
+        asked = replaced(config, data={"device_gigabytes": allowed / (1 << 30)})
+        found = choose_placement(asked, reader, inputs, augmenter)
+        assert (found.banks, found.corpus) == (True, is_there)
+
+
+def test_what_training_takes_grows_with_the_crops_of_the_second_stage() -> None:
+    config = replaced(Config(), model={"name": "ResNet", "embedding_dim": 8}, data={"crop_frames": 50, "batch_size": 4},
+                      loss={"name": "aamsoftmax"}, runtime={"precision": "no"},
+                      training={"large_margin_epochs": 1, "large_margin_crop_frames": 150})  # fmt: skip
+    net, gpu = build_model(config), torch.device("cuda")
+    weights = 16 * sum(one.numel() for one in net.parameters())
+    first, second = (reserved_for_training(one, net, gpu) - weights for one in (config, large_margin_config(config)))
+    assert first > 4 * 4 * 50 * 160 and 2.7 < second / first < 3.2
+    varying = replaced(config, data={"crop_frames_max": 150})
+    # Longer crops come in smaller batches there.
+    assert reserved_for_training(varying, net, gpu) - weights < 1.3 * first
+    assert reserved_for_training(config, net, torch.device("cpu")) == 0

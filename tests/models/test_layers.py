@@ -89,6 +89,15 @@ def test_sums_of_float16_features_do_not_overflow() -> None:
     assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in gate.parameters())
 
 
+def test_products_of_float16_features_and_scaled_gradients_do_not_overflow() -> None:
+    """Else the usable loss scale would be the gate's: a product is 160,000, the gradient itself a few hundred."""
+    gate = SqueezeExcitation(16)
+    features = torch.full((1, 16, 40, 100), 400.0, dtype=torch.float16).requires_grad_()
+    (gate(features)[:, :, :1, :1] * 400).sum(dtype=torch.float32).backward()
+    assert features.grad is not None and features.grad.isfinite().all() and features.grad.abs().max() < 1000
+    assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in gate.parameters())
+
+
 def test_a_gate_without_gradients_scores_as_it_trains() -> None:
     gate = SqueezeExcitation(16)
     features = torch.randn(2, 16, 4, 9)

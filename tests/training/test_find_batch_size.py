@@ -3,8 +3,10 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from speakernet.assembly.batch_size import find_batch_size, planned_run
+from speakernet.assembly.training import prepare_machine
 from speakernet.cli import main
 from speakernet.config import load_config
 from speakernet.training.batch_advice import PlannedRun, batch_size_advice
@@ -30,6 +32,27 @@ def test_the_command_prints_every_size_the_configured_one_too(capsys: pytest.Cap
     best = int(lines[3].split()[1])
     assert best in (2, 4) and lines[3].startswith("fastest: ")
     assert "of the configuration" in lines[4] and "--batch_size" in lines[-1]
+
+
+def test_the_settings_of_the_run_are_those_that_sizes_are_tried_with() -> None:
+    """On a GPU too: torch's switches are what `prepare_machine` made them, before and after."""
+
+    def settings() -> tuple[object, ...]:
+        cudnn = torch.backends.cudnn
+        switches = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
+        return cudnn.benchmark, cudnn.allow_tf32, cudnn.deterministic, torch.get_num_threads(), *switches
+
+    found = []
+    before = torch.backends.cudnn.benchmark
+    for benchmark in (True, False):
+        torch.backends.cudnn.benchmark = benchmark
+        config = load_config([*OPTIONS, "--model.options", "{channels: 8}"]).config
+        prepare_machine(config)
+        at_first = settings()
+        find_batch_size(config, 2, 2)
+        found.append((at_first, settings()))
+    torch.backends.cudnn.benchmark = before
+    assert all(one == other for one, other in found) and found[0] != found[1]
 
 
 def test_sizes_of_metric_losses_are_whole_speakers(capsys: pytest.CaptureFixture[str]) -> None:
