@@ -13,7 +13,13 @@ import torch
 from speakernet import distributed
 from speakernet.assembly.augment import augments_on_device, build_augmenter, noise_into_ram
 from speakernet.assembly.inputs import Inputs, TrainingInput
-from speakernet.assembly.placement import GIGABYTE, Placement, choose_placement, move_banks, say_choice
+from speakernet.assembly.placement import (
+    GIGABYTE,
+    Placement,
+    decide_placement,
+    move_banks,
+    say_choice,
+)
 from speakernet.assembly.voices import voices_of
 from speakernet.config.schema import Config
 from speakernet.data.ahead import NUM_THREADS, ReadAhead
@@ -71,7 +77,7 @@ def build_training_loader(
     sampler = _sampler(config, given.rows.labels, eligible, voices)
     reader = _reader(data, given)
     augmenter = build_augmenter(config, reader, given.table, eligible)
-    placement = choose_placement(config, reader, inputs, augmenter, reserved_bytes)
+    placement = decide_placement(config, reader, inputs, augmenter, eligible, reserved_bytes)
     with_reading = _augmenter_of_reading(config, reader, augmenter, placement, device)
     # A GPU changes the speed of a whole batch at once; before crops are disturbed they have to be at their speed.
     changes_speed = device.type == "cpu" or with_reading is not None
@@ -148,7 +154,7 @@ def _where_it_runs(
         )
         in_flight = int(options.num_workers) * int(options.prefetch_factor)
         running = ReadAhead(running, maker, in_flight)
-    if augmenter is not None and placement.banks:
+    if augmenter is not None and placement.banks and augmenter.resident is None:
         move_banks(augmenter, placement, running, device)
     return running
 

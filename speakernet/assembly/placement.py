@@ -1,17 +1,28 @@
 """Where corpus, noise and RIRs lie: in the training device's memory, where they fit, or with the host."""
 
+import dataclasses
 import logging
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import nn
 
+from speakernet import distributed
+from speakernet.assembly.augment import MEASURED_UTTERANCES, measured_seconds
 from speakernet.assembly.inputs import Inputs
 from speakernet.config.schema import Config
 from speakernet.data.audio import crop_samples
 from speakernet.data.augment.augmenter import Augmenter
 from speakernet.data.augment.resident import ResidentBanks, bytes_of_banks
-from speakernet.data.choices import MEMORY_SHARE, Choice, choose_device_banks, choose_device_resident
+from speakernet.data.choices import (
+    MAX_WORKERS,
+    MEMORY_SHARE,
+    Choice,
+    choose_augment_device,
+    choose_device_banks,
+    choose_device_resident,
+)
 from speakernet.data.packed.corpus import PackedRows
 from speakernet.data.requests import CropMaker
 from speakernet.data.resident import ResidentMaker
@@ -40,6 +51,26 @@ class Placement:
     corpus: bool
     banks: bool
     left_bytes: int
+
+
+def decide_placement(
+    config: Config,
+    reader: RowReader,
+    inputs: Inputs,
+    augmenter: Augmenter | None,
+    eligible: np.ndarray,
+    reserved_bytes: int = 0,
+) -> Placement:
+    """What fits on the device, and of noise and RIRs what is faster there; `eligible` are the rows that are trained on.
+
+    Raises:
+        ValueError: as `choose_placement`, and for a file that cannot be read.
+    """
+    placement = choose_placement(config, reader, inputs, augmenter, reserved_bytes)
+    # Where the corpus lies crops are disturbed: nothing is left to choose.
+    if augmenter is None or not placement.banks or placement.corpus:
+        return placement
+    return measured_placement(config, augmenter, placement, eligible, inputs.device)
 
 
 def choose_placement(
@@ -95,8 +126,45 @@ def reserved_for_training(config: Config, net: nn.Module, device: torch.device) 
     return needed
 
 
-def move_banks(augmenter: Augmenter, placement: Placement, maker: CropMaker, device: torch.device) -> None:
-    """Move noise and RIRs to the device.
+def measured_placement(
+    config: Config, augmenter: Augmenter, placement: Placement, eligible: np.ndarray, device: torch.device
+) -> Placement:
+    """Noise and RIRs moved to the device, and given up there where crops are augmented faster with the loading.
+
+    Both ways are measured on a batch of the first rows, before training. They give the same batches but for rounding,
+    so that a run that goes on may find another way faster; a deterministic one always takes the device.
+
+    Raises:
+        AudioError: a file cannot be read.
+    """
+    move_banks(augmenter, placement, None, device)
+    data, banks = config.data, augmenter.resident
+    if config.augment.device != "auto" or config.runtime.deterministic:
+        return placement
+    rows = np.resize(eligible, data.batch_size * data.utterances_per_speaker)
+    num_samples = crop_samples(data.crop_frames, data.sample_rate)
+    on_device = measured_seconds(augmenter, rows, num_samples, device)
+    augmenter.reside(None)
+    few = rows[:MEASURED_UTTERANCES]
+    on_host = measured_seconds(augmenter, few, num_samples, torch.device("cpu")) * len(rows) / len(few)
+    # All cores of this process but the one that trains.
+    most = min(MAX_WORKERS, usable_cores() // distributed.local_world_size() - 1)
+    choice = choose_augment_device(
+        device_seconds=on_device,
+        host_seconds=on_host,
+        num_workers=most if data.num_workers == "auto" else data.num_workers,
+    )
+    # Each process has measured; all take the way of the first.
+    choice = distributed.broadcast_object(choice)
+    say_choice("augmentation on the device", choice, could_help=True)
+    if choice.value:
+        augmenter.reside(banks)
+        return placement
+    return dataclasses.replace(placement, banks=False)
+
+
+def move_banks(augmenter: Augmenter, placement: Placement, maker: CropMaker | None, device: torch.device) -> None:
+    """Move noise and RIRs to the device; babble of a corpus that lies there is `maker`'s.
 
     Raises:
         AudioError: a file cannot be read.

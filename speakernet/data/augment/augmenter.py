@@ -69,8 +69,8 @@ class Augmenter:
         self.resident: ResidentBanks | None = None
         self._mixer = CpuMixer(self.banks, rirs, is_classic=self.is_classic)
 
-    def reside(self, banks: ResidentBanks) -> None:
-        """From now on take clips and spectra from the device where batches are disturbed."""
+    def reside(self, banks: ResidentBanks | None) -> None:
+        """From now on take clips and spectra from the device where batches are disturbed; None: from the host again."""
         self.resident = banks
 
     def __call__(self, waveforms: Tensor, *, epoch: int, rows: np.ndarray) -> Tensor:

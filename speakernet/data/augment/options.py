@@ -71,7 +71,7 @@ class AugmentOptions(VoiceOptions):
     codec_probability: Share = 0.0
     """Share of utterances passed through mu-law quantisation at half the sample rate."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where augmentation runs: cpu with the loading (no corpus on a GPU), cuda after the transfer; auto: by GPU."""
+    """Where augmentation runs: cpu with the loading (no corpus on a GPU), cuda after the transfer; auto: measured."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Pairs that are none."""
