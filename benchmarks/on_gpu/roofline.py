@@ -17,7 +17,6 @@ from torch.utils.flop_counter import flop_registry
 from benchmarks.on_gpu.record import NEEDS_CUDA, Row, Setup, left_out, row
 from benchmarks.on_gpu.step_costs import (
     MODELS,
-    PLAIN,
     QUICK_MODELS,
     ROUNDS,
     WAYS,
@@ -107,10 +106,10 @@ def roofline(setup: Setup) -> Iterator[Row]:
         # Counted in the way that has the same operations, uncompiled: compiled ones cannot be seen.
         for way in ways:
             runtime = WAYS[way]
-            if "compile_mode" in runtime and not setup.is_cuda:
+            if runtime["cuda_graphs"] == "on" and not setup.is_cuda:
                 yield left_out(f"{model}, {way}", NEEDS_CUDA)
                 continue
-            least = least_seconds(_operations(setup, model, {**runtime, "compile": "off"}), peaks, bandwidth)
+            least = least_seconds(_operations(setup, model, runtime), peaks, bandwidth)
             seconds = _step_seconds(setup, model, runtime)
             figures = {"least_seconds": least, "step_seconds": seconds, "roofline_share": least / seconds}
             yield row(f"{model}, {way}", **figures)
@@ -142,8 +141,9 @@ def _bandwidth(setup: Setup) -> float:
 
 
 def _operations(setup: Setup, model: str, runtime: Mapping[str, Any]) -> list[Operation]:
-    options = {**PLAIN, **{key: value for key, value in runtime.items() if key != "compile_mode"}}
-    with warm_step(setup, model, options) as step, OperationCounter() as counter:
+    # What compiled code or a recorded step does cannot be seen.
+    seen = {**runtime, "compile": "off", "cuda_graphs": "off"}
+    with warm_step(setup, model, seen) as step, OperationCounter() as counter:
         step()
     return counter.operations
 

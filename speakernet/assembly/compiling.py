@@ -1,4 +1,4 @@
-"""From the section `runtime` to the compiler, or to the reason why there is none."""
+"""From the section `runtime` to the compiler and to recorded steps, or to the reasons why there are none."""
 
 import dataclasses
 import logging
@@ -7,8 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from speakernet.assembly.refusals import compile_obstacles
+from speakernet.assembly.refusals import compile_obstacles, graph_obstacles
 from speakernet.config.schema import Config
+from speakernet.machine.clock import DeviceClock
 from speakernet.models.kernels import use_compiled_kernels
 from speakernet.training.compiling import Compiler, NoCompiler
 
@@ -45,4 +46,22 @@ def build_compiler(
         logger.warning("runtime.compile_mode: %s has no effect on a CPU", mode)
         mode = "default"
     options = dataclasses.replace(runtime, compile_scope=scope, compile_mode=mode)
-    return Compiler(net, options, recover=recover, prepare=use_compiled_kernels)
+    return Compiler(net, options, recover=recover, prepare=use_compiled_kernels, clock=DeviceClock(device))
+
+
+def records_steps(config: Config, device: torch.device) -> bool:
+    """Whether whole steps are recorded; where `runtime.cuda_graphs` asks for the impossible, it was refused before."""
+    wanted, data = config.runtime.cuda_graphs, config.data
+    reasons = graph_obstacles(config, device)
+    # These could be, but would not pay, or nobody has measured that they give the same bits.
+    if data.crop_frames_max > data.crop_frames:
+        reasons.append("crops have many lengths, and every length would be recorded anew")
+    if config.runtime.deterministic:
+        reasons.append("deterministic: not measured on a GPU to give the bits of a step that is not recorded")
+    if wanted == "off" or (wanted == "auto" and reasons):
+        # Of a CPU nobody expects it.
+        level = logging.INFO if wanted == "auto" and device.type == "cuda" else logging.DEBUG
+        logger.log(level, "CUDA graphs: off (%s)", "; ".join(reasons) if wanted == "auto" else "switched off")
+        return False
+    logger.info("CUDA graphs: on (%s)", "asked for" if wanted == "on" else "nothing forbids it")
+    return True

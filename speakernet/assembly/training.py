@@ -1,6 +1,7 @@
 """From the sections optimizer, schedule, training and runtime to a trainer; refusals come before the first step."""
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from speakernet import distributed
-from speakernet.assembly.compiling import build_compiler
+from speakernet.assembly.compiling import build_compiler, records_steps
 from speakernet.assembly.refusals import needs_gradient_cache, say_what_has_no_effect
 from speakernet.assembly.sharding import share_head
 from speakernet.config.schema import Config, config_to_dict
@@ -24,6 +25,7 @@ from speakernet.parallel.sync_norm import synchronize_norms
 from speakernet.run_folder import PROFILE
 from speakernet.training.averaging import WeightAverage
 from speakernet.training.freezing import Freezing
+from speakernet.training.graphs import CudaRecorder, RecordedStep
 from speakernet.training.interfaces import Loader
 from speakernet.training.interrupts import StopRequest
 from speakernet.training.memory import enable_gradient_checkpointing
@@ -211,10 +213,12 @@ def _build_step(
 ) -> TrainingStep:
     runtime, device = config.runtime, precision.device
     profiles = runtime.profiling and distributed.is_main()
-    return TrainingStep(
+    optimizer = create_optimizer(config.optimizer, [net, loss], device, is_float32=precision.name == "no")
+    make = functools.partial(RecordedStep, CudaRecorder(device)) if records_steps(config, device) else TrainingStep
+    return make(
         net,
         loss,
-        create_optimizer(config.optimizer, [net, loss], device, is_float32=precision.name == "no"),
+        optimizer,
         precision,
         config.training,
         profiler=StepProfiler(runtime, folder / PROFILE, device) if profiles else NoProfiler(),

@@ -44,8 +44,9 @@ class SpecAugment(nn.Module):
         """(batch, mels, frames), masked in training mode."""
         if not self.training:
             return features
-        mels, frames = self.draw(features.shape, self.draws.random(len(features)))
-        return apply_masks(features, mels, frames)
+        shape, device = features.shape, features.device
+        hidden = self.draws.drawn(len(features), lambda random: hidden_by(shape, device, *self.draw(shape, random)))
+        return hide(features, *hidden)
 
     def draw(self, shape: torch.Size, random: KeyedRandom) -> tuple[Stretches, Stretches]:
         """Every random choice for features of that shape: the masks along mels and along frames."""
@@ -75,9 +76,19 @@ def apply_masks(features: Tensor, mels: Stretches, frames: Stretches) -> Tensor:
     tensor([[[0., 0., 0.],
              [1., 0., 1.]]])
     """
-    hidden_mels = _hidden(mels, features.shape[1]).to(features.device, non_blocking=True)
-    hidden_frames = _hidden(frames, features.shape[2]).to(features.device, non_blocking=True)
-    return features.masked_fill(hidden_mels.unsqueeze(2) | hidden_frames.unsqueeze(1), 0.0)
+    return hide(features, *hidden_by(features.shape, features.device, mels, frames))
+
+
+def hidden_by(shape: torch.Size, device: torch.device, mels: Stretches, frames: Stretches) -> tuple[Tensor, Tensor]:
+    """Which mels (batch, mels) and which frames (batch, frames) are hidden, bool, on the device."""
+    _, num_mels, num_frames = shape
+    hidden = _hidden(mels, num_mels), _hidden(frames, num_frames)
+    return hidden[0].to(device, non_blocking=True), hidden[1].to(device, non_blocking=True)
+
+
+def hide(features: Tensor, mels: Tensor, frames: Tensor) -> Tensor:
+    """Zero the hidden mels and frames of (batch, mels, frames)."""
+    return features.masked_fill(mels.unsqueeze(2) | frames.unsqueeze(1), 0.0)
 
 
 def _hidden(stretches: Stretches, size: int) -> Tensor:

@@ -23,6 +23,8 @@ from speakernet.sharding import RowShare, keep_share, share_of
 
 # Keeps the square root of 1 - cos² differentiable where an embedding lies exactly on its speaker's vector.
 SINE_FLOOR = 1e-12
+Margin = float | Tensor
+"""A margin is a number, or a 0-d tensor of float64 that is filled in before each step (`training.graphs`)."""
 
 
 class SpeakerLoss(nn.Module):
@@ -130,7 +132,7 @@ class AMSoftmax(ClassificationLoss):
 
     def __init__(self, options: AMSoftmaxOptions, embedding_dim: int, num_classes: int) -> None:
         super().__init__(options, num_classes)
-        self.margin = options.margin  # of its own, since a schedule moves it
+        self.margin: Margin = options.margin  # of its own, since a schedule moves it
         self.scale = options.scale
         self.weight = nn.Parameter(torch.empty(num_classes, embedding_dim))
         nn.init.xavier_normal_(self.weight)
@@ -161,7 +163,7 @@ class AAMSoftmax(ClassificationLoss):
 
     def __init__(self, options: AAMSoftmaxOptions, embedding_dim: int, num_classes: int) -> None:
         super().__init__(options, num_classes)
-        self.margin = options.margin  # of its own, since a schedule moves it
+        self.margin: Margin = options.margin  # of its own, since a schedule moves it
         self.full_margin = options.margin
         self.scale = options.scale
         self.easy_margin = options.easy_margin
@@ -188,14 +190,15 @@ class AAMSoftmax(ClassificationLoss):
         widened = turned(own_cosine, self.margin)
         if self.easy_margin:
             return torch.where(own_cosine > 0, widened, own_cosine)
-        beyond = own_cosine - math.sin(math.pi - self.margin) * self.margin
-        return torch.where(own_cosine > math.cos(math.pi - self.margin), widened, beyond)
+        beyond = own_cosine - sine_of(math.pi - self.margin) * self.margin
+        return torch.where(own_cosine > cosine_of(math.pi - self.margin), widened, beyond)
 
     def _with_neighbours_nearer(self, cosine: Tensor, own: Columns) -> Tensor:
         # A cosine is never below -1: at -2 the own speaker is nobody's neighbour.
         others = own.replaced(cosine.detach(), torch.full_like(own.indices, -2, dtype=cosine.dtype))
         nearest = self.classes.nearest(others, self.inter_top_k)
-        share = min(1.0, self.margin / self.full_margin) if self.full_margin else 1.0
+        share = self.margin / self.full_margin if self.full_margin else 1.0
+        share = share.clamp(max=1.0) if isinstance(share, Tensor) else min(1.0, share)
         return nearest.replaced(cosine, turned(nearest.of(cosine), -self.inter_top_k_penalty * share))
 
 
@@ -216,7 +219,7 @@ class SphereFace2(ClassificationLoss):
 
     def __init__(self, options: SphereFace2Options, embedding_dim: int, num_classes: int) -> None:
         super().__init__(options, num_classes)
-        self.margin = options.margin  # of its own, since a schedule moves it
+        self.margin: Margin = options.margin  # of its own, since a schedule moves it
         self.scale = options.scale
         self.widens_angle = options.margin_type == "A"
         self.positive_weight = options.positive_weight
@@ -237,39 +240,48 @@ class SphereFace2(ClassificationLoss):
             cosine = functional.linear(rows, functional.normalize(self.weight))
             own, bias = self.classes.own(labels), self.classes.shared(self.bias)
             own_cosine = own.of(cosine)
-            positive = functional.softplus(-self._answer(own_cosine, self.margin, bias))  # (batch, 1)
-            others = functional.softplus(self._answer(cosine, -self.margin, bias))
+            positive = functional.softplus(-self._answer(own_cosine, bias, is_own=True))  # (batch, 1)
+            others = functional.softplus(self._answer(cosine, bias, is_own=False))
             others = own.replaced(others, torch.zeros_like(own_cosine))
             loss = self.positive_weight * own.only_here(positive).squeeze(1)
             loss = self.classes.total(loss + (1 - self.positive_weight) * others.sum(dim=1))
             return loss.mean(), self.classes.accuracy_percent(own.replaced(cosine, own_cosine - self.margin), labels)
 
-    def _answer(self, cosine: Tensor, margin: float, bias: Tensor) -> Tensor:
-        """How strongly the answer is yes, made harder by `margin` (negative: harder for no)."""
+    def _answer(self, cosine: Tensor, bias: Tensor, *, is_own: bool) -> Tensor:
+        """How strongly the answer is yes, made harder by the margin: for yes where the speaker is the own one."""
         if self.widens_angle:
-            return self.scale * self._spread(self._widened(cosine, margin)) + bias
+            return self.scale * self._spread(self._widened(cosine) if is_own else turned(cosine, -self.margin)) + bias
+        margin = self.margin if is_own else -self.margin
         return self.scale * (self._spread(cosine) - margin) + bias
 
-    def _widened(self, cosine: Tensor, margin: float) -> Tensor:
-        widened = turned(cosine, margin)
-        if margin <= 0:
-            return widened
+    def _widened(self, cosine: Tensor) -> Tensor:
         # Past pi - margin the angle would wrap around; the cosine falls on from there.
-        return torch.where(cosine > -math.cos(margin), widened, cosine - 1.0 + math.cos(margin))
+        lowest = cosine_of(self.margin)
+        return torch.where(cosine > -lowest, turned(cosine, self.margin), cosine - 1.0 + lowest)
 
     def _spread(self, cosine: Tensor) -> Tensor:
         # Rounding may leave a cosine a hair below -1, where a fractional power is not a number.
         return 2.0 * ((cosine + 1.0) / 2.0).clamp(min=0.0) ** self.exponent - 1.0
 
 
-def turned(cosine: Tensor, angle: float) -> Tensor:
+def turned(cosine: Tensor, angle: Margin) -> Tensor:
     """cos(theta + angle) of cos(theta).
 
     >>> turned(torch.tensor([1.0]), math.pi / 3).round(decimals=3)
     tensor([0.5000])
     """
     sine = (1.0 - cosine.square()).clamp(SINE_FLOOR, 1.0).sqrt()
-    return cosine * math.cos(angle) - sine * math.sin(angle)
+    return cosine * cosine_of(angle) - sine * sine_of(angle)
+
+
+def cosine_of(angle: Margin) -> Margin:
+    """Cosine of an angle, computed where that is kept."""
+    return angle.cos() if isinstance(angle, Tensor) else math.cos(angle)
+
+
+def sine_of(angle: Margin) -> Margin:
+    """Sine of an angle, computed where that is kept."""
+    return angle.sin() if isinstance(angle, Tensor) else math.sin(angle)
 
 
 def _join_shares(loss: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:

@@ -52,7 +52,7 @@ class Combined(MetricLoss):
             self.add_module(name, create(table[chosen.name], chosen, **facts))
 
     @property
-    def margin(self) -> float:
+    def margin(self) -> float | Tensor:
         """That of the classification loss.
 
         Raises:
@@ -61,7 +61,7 @@ class Combined(MetricLoss):
         return self.get_submodule(self.PARTS[0]).margin  # type: ignore[return-value]
 
     @margin.setter
-    def margin(self, margin: float) -> None:
+    def margin(self, margin: float | Tensor) -> None:
         """Move it, as a schedule does."""
         self.get_submodule(self.PARTS[0]).margin = margin  # type: ignore[assignment]
 

@@ -30,7 +30,7 @@ class HAMSoftmax(ClassificationLoss):
 
     def __init__(self, options: HAMSoftmaxOptions, embedding_dim: int, num_classes: int) -> None:
         super().__init__(options, num_classes)
-        self.margin = options.margin  # of its own, since a schedule moves it
+        self.margin: float | Tensor = options.margin  # of its own, since a schedule moves it
         self.scale = options.scale
         self.radius = (1.0 - EPSILON) / options.curvature**0.5
         self.weight = nn.Parameter(torch.empty(num_classes, embedding_dim))

@@ -177,7 +177,7 @@ class Triplet(MetricLoss):
 
     def __init__(self, options: TripletOptions, seed: int = 0) -> None:
         super().__init__(options)
-        self.margin = options.margin  # of its own, since a schedule moves it
+        self.margin: float | Tensor = options.margin  # of its own, since a schedule moves it
         self.hard_probability = options.hard_probability
         self.hard_rank = options.hard_rank
         # On the host, whatever the device: its state then goes on from any checkpoint on any machine.

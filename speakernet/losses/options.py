@@ -29,6 +29,8 @@ class LossOptions(NamedOptions):
     """Whether utterances of one speaker are compared with each other, (speakers, utterances, dim)."""
     min_utterances: ClassVar[int] = 1
     """Utterances of each speaker that a batch must hold."""
+    draws_on_host: ClassVar[bool] = False
+    """Whether each step needs numbers that the host draws."""
     normalize_embeddings: ClassVar[bool] = True
     """Whether voxceleb_trainer scores embeddings of this loss after normalising them (its `test_normalize`)."""
 
@@ -159,6 +161,8 @@ class SupervisedContrastiveOptions(MetricOptions):
 @dataclass(kw_only=True)
 class TripletOptions(MetricOptions):
     """Hinge of squared distances to one utterance of the same and one of another speaker."""
+
+    draws_on_host: ClassVar[bool] = True
 
     name: str = "triplet"
     margin: Annotated[float, Ge(0.0), Le(100.0)] = 0.2

@@ -33,6 +33,15 @@ class DrawsByRow(Protocol):
     def key_draws(self, key: int, rows: np.ndarray) -> None:
         """Say which utterances the next forward pass is over."""
 
+    def room(self) -> tuple[torch.Tensor, ...]:
+        """Tensors like those that the last pass drew; none where it drew nothing."""
+
+    def take_from(self, room: tuple[torch.Tensor, ...]) -> None:
+        """Let the next pass find its draws there."""
+
+    def draw_into(self, room: tuple[torch.Tensor, ...]) -> None:
+        """Draw for the utterances that were announced, as the last pass did, into tensors that stay where they are."""
+
 
 @runtime_checkable
 class HasVocalTracts(Protocol):

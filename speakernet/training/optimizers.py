@@ -122,7 +122,24 @@ def _factor(factor: float) -> dict[str, float]:
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
     """Give every group of parameters its learning rate: the one given, times the group's factor."""
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate * group.get(LEARNING_RATE_FACTOR, 1.0)
+        value = learning_rate * group.get(LEARNING_RATE_FACTOR, 1.0)
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(value)
+        else:
+            group["lr"] = value
+
+
+def keep_rates_on_device(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    """Let the update read its learning rates from the device, where `set_learning_rate` then fills them in.
+
+    A recorded update goes on with whatever they are when it is repeated. Kernels of CUDA take them in 32 bits.
+    """
+    dtype = torch.float32 if device.type == "cuda" else torch.float64
+    for group in optimizer.param_groups:
+        group["lr"] = torch.tensor(float(group["lr"]), dtype=dtype, device=device)
+        # Adam asks for leave to be recorded; a fused one needs nothing else for it.
+        if "capturable" in group and device.type == "cuda":
+            group["capturable"] = True
 
 
 def should_fuse(options: OptimizerOptions, device: torch.device) -> tuple[bool, str]:
@@ -182,7 +199,9 @@ class OptimizerState:
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain values; what several ranks share is whole on rank 0, so that each has to ask."""
         state = self.optimizer.state_dict()
-        return {**state, "state": join_state(state["state"], parameters_of(self.optimizer))}
+        # Plain values, wherever the rates are kept.
+        groups = [{**group, "lr": float(group["lr"])} for group in state["param_groups"]]
+        return {"state": join_state(state["state"], parameters_of(self.optimizer)), "param_groups": groups}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the moments up.

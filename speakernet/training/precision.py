@@ -142,8 +142,9 @@ class Precision:
         factor = torch.where(is_bad, self.BACKOFF, torch.where(grown, self.GROWTH, 1.0))
         # As GradScaler: a scale that would overflow itself stays where it is.
         candidate = self.scale * factor
-        self.scale = torch.where(torch.isfinite(candidate), candidate, self.scale)
-        self._good_steps = torch.where(grown, torch.zeros_like(good), good)
+        # In place: a recorded step knows these tensors by their memory.
+        self.scale.copy_(torch.where(torch.isfinite(candidate), candidate, self.scale))
+        self._good_steps.copy_(torch.where(grown, torch.zeros_like(good), good))
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Scale and count of good steps."""
@@ -154,8 +155,8 @@ class Precision:
         # Other precisions keep a constant 1 and count no steps: with that scale fp16 gradients would vanish.
         is_of_fp16 = float(state["scale"]) != 1.0 or int(state["good_steps"]) > 0
         if self.scales and is_of_fp16:
-            self.scale = state["scale"].to(self.device)
-            self._good_steps = state["good_steps"].to(self.device)
+            self.scale.copy_(state["scale"])
+            self._good_steps.copy_(state["good_steps"])
 
 
 def observe_activation_dtype(net: nn.Module, run: Callable[[], Any]) -> torch.dtype | None:

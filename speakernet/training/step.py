@@ -166,9 +166,21 @@ class TrainingStep:
 
     def finish(self, learning_rate: float) -> StepOutcome:
         """Clip, check, update the weights (or undo the step), and clear the gradients."""
+        set_learning_rate(self.optimizer, learning_rate)
+        return self._conclude()
+
+    def set_margin(self, margin: float | torch.Tensor) -> None:
+        """Give the loss the margin of the coming step."""
+        self.loss.margin = margin  # type: ignore[assignment]
+
+    def close(self) -> None:
+        """Nothing is held between steps."""
+
+    def _conclude(self) -> StepOutcome:
+        """What `finish` does on the device, all of it: nothing here depends on a number of this very step."""
         if self.gradient_cache:
             self._two_passes()
-        set_learning_rate(self.optimizer, learning_rate)
+        assert self._numbers is not None, "a micro-batch was added"
         weight, loss_sum, accuracy_sum = self.team.totals(self._numbers)
         loss, accuracy = loss_sum / weight, accuracy_sum / weight
         gradients = [p.grad for p in self._parameters if p.grad is not None]
@@ -200,12 +212,12 @@ class TrainingStep:
         self._has_begun = False
         self._num_utterances: int = 0
         # Weight, and loss and accuracy times that, summed over the micro-batches.
-        self._numbers = torch.zeros(3, device=self.precision.device)
+        self._numbers: torch.Tensor | None = None
 
     def _record(self, loss: torch.Tensor, accuracy: torch.Tensor, weight: float) -> torch.Tensor:
         found = torch.stack([loss.detach().float(), accuracy.detach().float()])
         numbers = torch.cat([found.new_full((1,), weight), found * weight])
-        self._numbers += numbers
+        self._numbers = numbers if self._numbers is None else self._numbers + numbers
         return numbers
 
     def _loss_of(

@@ -146,7 +146,7 @@ class Trainer:
                 stack.enter_context(held(self.store.folder))
             # They run from the last to the first: the folder is let go of when nothing is written any more.
             stack.callback(self.store.wait)
-            for part in (self.profiler, self.progress, self.threads, self.compiler):
+            for part in (self.profiler, self.progress, self.threads, self.compiler, self.step):
                 stack.callback(part.close)
             yield
 
@@ -211,7 +211,7 @@ class Trainer:
             self.state, self.options.accumulation_steps, num_batches, self.learning_rate.steps_per_epoch
         )
         if self.margin is not None:
-            self.loss.margin = self.margin(self._scheduled)  # type: ignore[assignment]
+            self.step.set_margin(self.margin(self._scheduled))
 
     def _add_batches(self, batches: Iterator[BatchLike], wanted: int) -> tuple[int, dict[str, float]]:
         """Forward and backward of the step's micro-batches; how many there were, and seconds by part of the step."""

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from speakernet.assembly.compiling import records_steps
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs
 from speakernet.assembly.large_margin import large_margin_config, train_large_margin_stage
 from speakernet.assembly.model import build_loss, build_model
-from speakernet.assembly.refusals import refuse_impossible
+from speakernet.assembly.refusals import graph_obstacles, refuse_impossible
 from speakernet.assembly.training import (
     build_precision,
     build_schedules,
@@ -19,6 +20,7 @@ from speakernet.assembly.training import (
     prepare_machine,
 )
 from speakernet.checkpoint import CheckpointError
+from speakernet.cli import main
 from speakernet.config import ConfigError, load_config
 from speakernet.config.schema import Config, config_from_dict, problems, replaced
 from speakernet.data.audio import write_audio
@@ -419,6 +421,55 @@ def test_narrow_networks_stay_out_of_channels_last(corpus: Path, tmp_path: Path,
         ready(tiny_config(corpus, model=narrow, runtime={"compile": "on", "device": "cpu"}), tmp_path)
     wide = build_model(tiny_config(corpus, model={"name": "ResNet", "options": {"channels": 16, "blocks": [1, 1]}}))
     assert not wide.trunk.stages[1].blocks[0].conv1.weight.is_contiguous()
+
+
+@pytest.mark.parametrize(
+    ("sections", "reason"),
+    [
+        ({"optimizer": {"name": "radam"}}, "torch has no fused radam on cuda"),
+        ({"loss": {"name": "triplet"}, "data": {"utterances_per_speaker": 2}}, "triplet draws its negatives on the"),
+        (
+            {"loss": {"name": "combined", "metric": {"name": "triplet"}}, "data": {"utterances_per_speaker": 2}},
+            "combined draws its negatives on the host",
+        ),
+        ({"runtime": {"gradient_checkpointing": True}}, "set runtime.gradient_checkpointing: false"),
+        (
+            {"runtime": {"compile": "auto", "compile_mode": "reduce-overhead"}},
+            "records graphs of its own; set it to default",
+        ),
+        ({"runtime": {"profiling": True}}, "set runtime.profiling: false"),
+        (
+            {"loss": {"name": "ge2e"}, "data": {"utterances_per_speaker": 2}, "training": {"accumulation_steps": 2}},
+            "set training.accumulation_steps: 1",
+        ),
+    ],
+)
+def test_steps_are_recorded_on_a_gpu_where_nothing_forbids_it(
+    corpus: Path, sections: dict, reason: str, caplog: pytest.LogCaptureFixture
+):
+    """What follows from options alone needs no GPU to be seen."""
+    caplog.set_level("INFO", "speakernet")
+    gpu = torch.device("cuda")
+    assert not graph_obstacles(tiny_config(corpus), gpu) and records_steps(tiny_config(corpus), gpu)
+    assert "CUDA graphs: on (nothing forbids it)" in caplog.text
+    forbidden = tiny_config(corpus, **sections)
+    assert [one for one in graph_obstacles(forbidden, gpu) if reason in one]
+    assert not records_steps(forbidden, gpu) and f"{reason}" in caplog.text
+    caplog.clear()
+    # These are reasons for `auto` alone.
+    for some in ({"data": {"crop_frames_max": 90}}, {"runtime": {"deterministic": True}}):
+        asked = {**some, "runtime": {**some.get("runtime", {}), "cuda_graphs": "on"}}
+        assert records_steps(tiny_config(corpus, **asked), gpu) and not records_steps(tiny_config(corpus, **some), gpu)
+    assert "every length would be recorded anew" in caplog.text and "not measured on a GPU to give" in caplog.text
+    assert not records_steps(tiny_config(corpus, runtime={"cuda_graphs": "off"}), gpu)
+
+
+def test_recorded_steps_without_a_gpu_are_refused_before_data_is_read(capsys: pytest.CaptureFixture[str]):
+    command = ["train", "--train_list", "nowhere.txt", "--model.name", "ResNet", "--runtime.device", "cpu"]
+    assert main([*command, "--runtime.cuda_graphs", "on"]) == 1
+    said = capsys.readouterr().err
+    assert "runtime.cuda_graphs: on, but training runs on the CPU; set runtime.device: cuda" in said
+    assert "nowhere.txt" not in said
 
 
 def test_the_machine_is_prepared_for_the_gpu_that_the_run_takes(monkeypatch: pytest.MonkeyPatch):

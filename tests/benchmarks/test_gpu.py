@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from benchmarks import gpu
+from benchmarks.on_gpu import correctness
 from benchmarks.on_gpu.record import Record, Setup, left_out, row
 from benchmarks.on_gpu.roofline import Operation, OperationCounter, least_seconds
+from tests.tape_recorder import TapeRecorder
 
 CPU = torch.device("cpu")
 
@@ -44,6 +46,21 @@ def test_correctness_compares_and_says_what_needs_cuda(folder: Path) -> None:
     named = {one["name"] for one in compared}
     assert {"resident corpus and banks, samples", "preset_reproducible twice: tensors that differ"} < named
     assert any(one.get("reason") == "needs a CUDA device" for one in figures["correctness"])
+
+
+@pytest.mark.slow
+def test_recorded_steps_are_compared_with_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row that needs CUDA, with a tape in its place."""
+    recorders: list[TapeRecorder] = []
+
+    def recorder_of(device: torch.device) -> TapeRecorder:
+        recorders.append(TapeRecorder())
+        return recorders[-1]
+
+    monkeypatch.setattr(correctness, "CudaRecorder", recorder_of)
+    monkeypatch.setattr(Setup, "is_cuda", True)
+    found = correctness._recorded_steps(Setup(CPU, True, tmp_path))
+    assert found["passed"] and found["error"] < 1e-5 and recorders[0].repeats == 5
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """A tiny network, loss and loader for the tests of the trainer: everything a real one has, at no cost."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import nn
 from speakernet.training.averaging import WeightAverage
 from speakernet.training.compiling import NoCompiler
 from speakernet.training.freezing import Freezing
+from speakernet.training.graphs import RecordedStep
 from speakernet.training.optimizers import create_optimizer
 from speakernet.training.options import OPTIMIZERS, OptimizerOptions, PrecisionOptions, TrainingOptions
 from speakernet.training.options.schedules import CosineOptions
@@ -68,7 +70,7 @@ class FakeLoss(nn.Module):
 
     def forward(self, embeddings: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logits = self.head(embeddings.float())
-        logits = logits - self.margin * nn.functional.one_hot(labels, CLASSES)
+        logits = logits - self.margin * (labels[:, None] == torch.arange(CLASSES)).float()
         accuracy = 100.0 * (logits.argmax(1) == labels).float().mean()
         return nn.functional.cross_entropy(logits, labels), accuracy
 
@@ -177,17 +179,19 @@ def make_trainer(
     scheduled_epochs: int | None = None,
     network_learning_rate_factor: float = 1.0,
     stage: Stage = WHOLE_RUN,
+    recorder: Any = None,
     **options: Any,
 ) -> Trainer:
     """A trainer over the fakes; evaluations take their EER from `eers` in turn (the last one stays).
 
-    The schedules are those of a run of `scheduled_epochs`, by default of all epochs.
+    The schedules are those of a run of `scheduled_epochs`, by default of all epochs. With a `recorder` steps are
+    recorded.
     """
     torch.manual_seed(seed)
     net, loss = FakeNet(dropout), loss or FakeLoss()
     loader = loader or FakeLoader()
-    how = {"learning_rate": 0.01, "network_learning_rate_factor": network_learning_rate_factor, "weight_decay": 1e-4}
-    moves = create_optimizer(optimizer_options(optimizer, **how), [net, loss], CPU)
+    rates = {"learning_rate": 0.01, "network_learning_rate_factor": network_learning_rate_factor, "weight_decay": 1e-4}
+    moves = create_optimizer(optimizer_options(optimizer, **rates), [net, loss], CPU)
     precise = Precision(PrecisionOptions(), precision, CPU, reason="test")
     numbers = list(eers or [50.0])
 
@@ -207,7 +211,8 @@ def make_trainer(
     )
     steps = -(-len(loader) // settings.accumulation_steps)
     schedule = CosineOptions(final_learning_rate=0.0, warmup_epochs=0.5, margin="linear", margin_end_epoch=2.0)
-    step = make_step(net, loss, moves, precise, utterances_per_speaker=loader.utterances_per_speaker)
+    how = {"utterances_per_speaker": loader.utterances_per_speaker, "max_grad_norm": settings.max_grad_norm}
+    step = make_step(net, loss, moves, precise, recorder=recorder, **how)
     return Trainer(
         Learner(
             step=step,
@@ -246,10 +251,12 @@ def make_step(
     *,
     utterances_per_speaker: int = 1,
     gradient_cache: bool = False,
+    recorder: Any = None,
     **options: Any,
 ) -> TrainingStep:
     """A step that profiles nothing; `options` are those of training."""
-    return TrainingStep(
+    make = TrainingStep if recorder is None else functools.partial(RecordedStep, recorder)
+    return make(
         net,
         loss,
         optimizer,

@@ -187,10 +187,8 @@ class LargeMarginOptions(Options):
         yield from super().problems()
         final = self.large_margin_final_learning_rate
         if final != "auto" and final > self.large_margin_learning_rate:
-            yield (
-                "large_margin_final_learning_rate",
-                f"{final:g}; expected at most large_margin_learning_rate ({self.large_margin_learning_rate:g})",
-            )
+            highest = f"large_margin_learning_rate ({self.large_margin_learning_rate:g})"
+            yield "large_margin_final_learning_rate", f"{final:g}; expected at most {highest}"
 
 
 @dataclass(kw_only=True)
@@ -270,6 +268,8 @@ class RuntimeOptions(MachineOptions, PrecisionOptions, CompileOptions, ProfileOp
     """Every random choice follows from this number."""
     channels_last: Switch = "auto"
     """Memory layout of 2-D convolution weights; auto: on, but for float32 on a GPU (up to a quarter faster on CPUs)."""
+    cuda_graphs: Switch = "auto"
+    """Record whole optimizer steps and repeat them by one launch; auto: on a GPU where nothing forbids it."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, up to twice the time; `keep_memory` is then off."""
 
