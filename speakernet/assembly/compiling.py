@@ -12,6 +12,7 @@ from speakernet.config.schema import Config
 from speakernet.machine.clock import DeviceClock
 from speakernet.models.kernels import use_compiled_kernels
 from speakernet.training.compiling import Compiler, NoCompiler
+from speakernet.training.interfaces import HasVocalTracts
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ def build_compiler(
     return Compiler(net, options, recover=recover, prepare=use_compiled_kernels, clock=DeviceClock(device))
 
 
-def records_steps(config: Config, device: torch.device) -> bool:
+def records_steps(config: Config, net: nn.Module, device: torch.device) -> bool:
     """Whether whole steps are recorded; where `runtime.cuda_graphs` asks for the impossible, it was refused before."""
     wanted, data = config.runtime.cuda_graphs, config.data
     reasons = graph_obstacles(config, device)
@@ -58,10 +59,14 @@ def records_steps(config: Config, device: torch.device) -> bool:
         reasons.append("crops have many lengths, and every length would be recorded anew")
     if config.runtime.deterministic:
         reasons.append("deterministic: not measured on a GPU to give the bits of a step that is not recorded")
-    if wanted == "off" or (wanted == "auto" and reasons):
+    # A first stage may have given them to the network of the second.
+    has_tracts = any(isinstance(module, HasVocalTracts) for module in net.modules())
+    if has_tracts:
+        reasons.append("the network has other vocal tracts, which the host says with each batch")
+    if wanted == "off" or (wanted == "auto" and reasons) or has_tracts:
         # Of a CPU nobody expects it.
         level = logging.INFO if wanted == "auto" and device.type == "cuda" else logging.DEBUG
-        logger.log(level, "CUDA graphs: off (%s)", "; ".join(reasons) if wanted == "auto" else "switched off")
+        logger.log(level, "CUDA graphs: off (%s)", "; ".join(reasons) if wanted != "off" else "switched off")
         return False
     logger.info("CUDA graphs: on (%s)", "asked for" if wanted == "on" else "nothing forbids it")
     return True

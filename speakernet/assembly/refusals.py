@@ -142,6 +142,7 @@ def graph_obstacles(config: Config, device: torch.device) -> list[str]:
     reasons = {
         "training runs on the CPU; set runtime.device: cuda": device.type != "cuda",
         "several processes meet within a step; start one process": distributed.is_distributed(),
+        "the host says vocal tracts with each batch; set augment.warp_factors: [1.0]": voices_of(config).has_warps,
         f"a bad step of this optimizer is read by the host ({why}); take a fused one": not is_fused,
         f"the loss {loss.name} draws its negatives on the host; take another": draws,
         "the gradient cache runs each micro-batch twice; set training.accumulation_steps: 1": needs_gradient_cache(

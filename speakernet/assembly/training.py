@@ -214,7 +214,7 @@ def _build_step(
     runtime, device = config.runtime, precision.device
     profiles = runtime.profiling and distributed.is_main()
     optimizer = create_optimizer(config.optimizer, [net, loss], device, is_float32=precision.name == "no")
-    make = functools.partial(RecordedStep, CudaRecorder(device)) if records_steps(config, device) else TrainingStep
+    make = functools.partial(RecordedStep, CudaRecorder(device)) if records_steps(config, net, device) else TrainingStep
     return make(
         net,
         loss,

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from speakernet.files import error_line
@@ -82,11 +83,13 @@ class StaticBatch:
     indices: torch.Tensor
     shares: tuple[int, ...]
     draw_key: int
+    warps: np.ndarray
 
     @classmethod
     def like(cls, batch: BatchLike) -> "StaticBatch":
         """Room for batches of that shape, in which this one lies."""
-        return cls(batch.waveforms.clone(), batch.labels.clone(), batch.indices, batch.shares, batch.draw_key)
+        room = batch.waveforms.clone(), batch.labels.clone()
+        return cls(*room, batch.indices, batch.shares, batch.draw_key, batch.warps)
 
     def fill(self, batch: BatchLike) -> None:
         """Take another batch's numbers over."""
@@ -117,13 +120,14 @@ class RecordedStep(TrainingStep):
         options: the others of its arguments.
 
     Raises:
-        ValueError: an optimizer that cannot skip a bad step on the device, or a gradient cache.
+        ValueError: an optimizer that cannot skip a bad step on the device, a gradient cache, or vocal tracts, which the
+            host says for each batch.
     """
 
     def __init__(self, recorder: Recorder, *made: Any, **options: Any) -> None:
         super().__init__(*made, **options)
-        if not self.optimizer.defaults.get("fused") or self.gradient_cache:
-            raise ValueError("recorded steps need a fused optimizer and no gradient cache")
+        if not self.optimizer.defaults.get("fused") or self.gradient_cache or self._warping:
+            raise ValueError("recorded steps need a fused optimizer, no gradient cache and no other vocal tracts")
         self._recorder = recorder
         self._skips_on_device = True
         keep_rates_on_device(self.optimizer, self.precision.device)

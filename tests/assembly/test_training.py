@@ -438,6 +438,7 @@ def test_narrow_networks_stay_out_of_channels_last(corpus: Path, tmp_path: Path,
             "records graphs of its own; set it to default",
         ),
         ({"runtime": {"profiling": True}}, "set runtime.profiling: false"),
+        ({"augment": {"enabled": True, "warp_factors": [1.0, 1.1]}}, "set augment.warp_factors: [1.0]"),
         (
             {"loss": {"name": "ge2e"}, "data": {"utterances_per_speaker": 2}, "training": {"accumulation_steps": 2}},
             "set training.accumulation_steps: 1",
@@ -449,19 +450,21 @@ def test_steps_are_recorded_on_a_gpu_where_nothing_forbids_it(
 ):
     """What follows from options alone needs no GPU to be seen."""
     caplog.set_level("INFO", "speakernet")
-    gpu = torch.device("cuda")
-    assert not graph_obstacles(tiny_config(corpus), gpu) and records_steps(tiny_config(corpus), gpu)
+    gpu, net = torch.device("cuda"), torch.nn.Identity()
+    assert not graph_obstacles(tiny_config(corpus), gpu) and records_steps(tiny_config(corpus), net, gpu)
     assert "CUDA graphs: on (nothing forbids it)" in caplog.text
     forbidden = tiny_config(corpus, **sections)
     assert [one for one in graph_obstacles(forbidden, gpu) if reason in one]
-    assert not records_steps(forbidden, gpu) and f"{reason}" in caplog.text
+    assert not records_steps(forbidden, net, gpu) and f"{reason}" in caplog.text
     caplog.clear()
     # These are reasons for `auto` alone.
     for some in ({"data": {"crop_frames_max": 90}}, {"runtime": {"deterministic": True}}):
         asked = {**some, "runtime": {**some.get("runtime", {}), "cuda_graphs": "on"}}
-        assert records_steps(tiny_config(corpus, **asked), gpu) and not records_steps(tiny_config(corpus, **some), gpu)
+        assert records_steps(tiny_config(corpus, **asked), net, gpu) and not records_steps(
+            tiny_config(corpus, **some), net, gpu
+        )
     assert "every length would be recorded anew" in caplog.text and "not measured on a GPU to give" in caplog.text
-    assert not records_steps(tiny_config(corpus, runtime={"cuda_graphs": "off"}), gpu)
+    assert not records_steps(tiny_config(corpus, runtime={"cuda_graphs": "off"}), net, gpu)
 
 
 def test_recorded_steps_without_a_gpu_are_refused_before_data_is_read(capsys: pytest.CaptureFixture[str]):

@@ -205,6 +205,7 @@ def test_dither_and_masks_of_a_recorded_step_are_those_of_its_utterances() -> No
         ("ge2e", {}),
         ("softmaxproto", {}),
         ("combined", {}),
+        ("supcon", {}),
     ],
 )
 def test_every_loss_reads_its_margin_where_it_lies(name: str, options: dict[str, Any]) -> None:
