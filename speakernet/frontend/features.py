@@ -134,11 +134,12 @@ class MelFrontEnd(FrontEnd):
         plain = cast(Tensor, self.mel_bank)
         self.tracts = VocalTracts(plain, warped_banks(plain, self.make_bank, factors, self.sample_rate))
 
-    def bands(self, batch: int) -> Tensor:
+    def bands(self, utterances: Tensor) -> Tensor:
         """The mel matrix, (bins, mels); where utterances differ in it that of each, (batch, bins, mels)."""
         if self.tracts is None or not self.training:
             return cast(Tensor, self.mel_bank)
-        return cast(Tensor, self.tracts(batch))
+        # How many there are is asked for here alone: it would be a constant of an exported network.
+        return cast(Tensor, self.tracts(len(utterances)))
 
 
 class LogMel(MelFrontEnd):
@@ -184,7 +185,7 @@ class LogMel(MelFrontEnd):
         if self.preemphasis:
             waveforms = preemphasize(waveforms, self.preemphasis)
         power = self.power(reflect_ends(waveforms, self.fft_samples // 2, lengths))
-        features = torch.matmul(self.bands(len(power)).mT, power) + LOG_OFFSET  # (batch, mels, frames)
+        features = torch.matmul(self.bands(power).mT, power) + LOG_OFFSET  # (batch, mels, frames)
         if self.log_input:
             features = features.log()
         frame_lengths = None if lengths is None else self.num_frames(lengths)
@@ -256,7 +257,7 @@ class KaldiFbank(MelFrontEnd):
         waveforms = waveforms * self.scale
         if self.training and self.dither:
             waveforms = waveforms + self.dither * self.noise.normal_like(waveforms)
-        energies = torch.matmul(self.power(waveforms).transpose(1, 2), self.bands(len(waveforms)))
+        energies = torch.matmul(self.power(waveforms).transpose(1, 2), self.bands(waveforms))
         # Kaldi's own floor, so that digital silence stays finite.
         features = self.of_energies(energies.clamp(min=torch.finfo(torch.float32).eps).log()).transpose(1, 2)
         frame_lengths = None if lengths is None else self.num_frames(lengths)

@@ -54,7 +54,7 @@ class SpeechBrainFbank(MelFrontEnd):
             frame_lengths = self.num_frames(lengths)
         half = self.window_samples // 2
         power = self.power(functional.pad(waveforms, (half, half)))
-        energies = torch.matmul(self.bands(len(power)).mT, power)  # (batch, mels, frames)
+        energies = torch.matmul(self.bands(power).mT, power)  # (batch, mels, frames)
         decibels = 10.0 * energies.clamp(min=LEAST_ENERGY).log10()
         if frame_lengths is not None:
             # A frame past an utterance's last one may still reach into it: its energy must not move the cut-off.

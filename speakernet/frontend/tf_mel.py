@@ -74,7 +74,7 @@ class TfMel(MelFrontEnd):
             waveforms = waveforms * valid_frames(lengths.to(waveforms.device), waveforms.shape[1])
             frame_lengths = self.num_frames(lengths)
         power = self.power(functional.pad(waveforms, (pad, pad))).clamp(EPSILON, 1 / EPSILON).transpose(1, 2)
-        energies = torch.matmul(power, self.bands(len(power))).clamp(EPSILON, 1 / EPSILON)
+        energies = torch.matmul(power, self.bands(power)).clamp(EPSILON, 1 / EPSILON)
         # log(energies + EPSILON) in other words: the exporter of ONNX takes an added 1e-8 for nothing.
         logarithms = torch.log1p(energies / EPSILON) + math.log(EPSILON)
         return normalize_features(logarithms.transpose(1, 2), options.normalize, frame_lengths)
