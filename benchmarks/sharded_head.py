@@ -139,14 +139,19 @@ def run(num_speakers: int, is_shared: bool, dim: int, batch: int, steps: int) ->
     return [Measured(**json.loads(text)) for text in texts]
 
 
-def main() -> int:
-    """Print a line for each number of speakers, whole and shared."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to measure, and how long."""
     parser.add_argument("--speakers", type=int, nargs="+", default=[6_000, 100_000, 1_000_000])
     parser.add_argument("--dim", type=int, default=192, help="of the embeddings")
     parser.add_argument("--batch", type=int, default=32, help="utterances of each process")
     parser.add_argument("--steps", type=int, default=3, help="measured, after one that is not")
     parser.add_argument("--network", metavar="NAME", help="what a step of this network sends, instead")
+
+
+def main() -> int:
+    """Print a line for each number of speakers, whole and shared."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_arguments(parser)
     arguments = parser.parse_args()
     if arguments.network:
         num_bytes = sent_by_network(arguments.network, arguments.steps)

@@ -5,12 +5,14 @@ import contextlib
 import re
 import shlex
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import yaml
 from torch.distributed.run import get_args_parser
 
+from benchmarks.sharded_head import add_arguments as add_head_arguments
 from speakernet.assembly.sharding import FEWEST_SPEAKERS
 from speakernet.cli import main
 from speakernet.cli.pack import add_arguments
@@ -98,6 +100,27 @@ def test_every_command_that_the_document_names_takes_parts(capsys: pytest.Captur
         with contextlib.suppress(SystemExit):
             main([*command.split(), "--help"])
         assert "--part I/N" in capsys.readouterr().out, command
+
+
+def test_the_commands_of_the_document_are_ours() -> None:
+    lines = re.findall(r"^    (\S.*)$", (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    parser = argparse.ArgumentParser(formatter_class=HelpFormatter)
+    add_arguments(parser)
+    heads = argparse.ArgumentParser()
+    add_head_arguments(heads)
+    counts = Counter()
+    for line in lines:
+        words = shlex.split(line, comments=True)
+        if "trainSpeakerNet.py" in words:
+            load_config(words[words.index("trainSpeakerNet.py") + 1 :])
+        elif words[:2] == ["speakernet", "pack"]:
+            parser.parse_args(words[2:])
+        elif words[:3] == ["python", "-m", "benchmarks.sharded_head"]:
+            heads.parse_args(words[3:])
+        else:
+            assert words[0] == "rsync", line
+        counts[words[0]] += 1
+    assert counts == {"torchrun": 3, "python": 3, "speakernet": 2, "rsync": 1}
 
 
 def test_measured_figures_have_their_origin() -> None:

@@ -68,6 +68,7 @@ def test_the_parts_together_are_the_whole_byte_for_byte(whole: Path, parts: Path
     assert np.array_equal(left.checksums, right.checksums)
     assert verify(parts) == []
     assert main(["pack", str(parts), "--verify"]) == 0
+    assert main(["pack", str(parts / "part-0002-of-0003"), "--verify"]) == 0
 
 
 def test_the_order_in_which_parts_are_done_changes_nothing(folder: Path, parts: Path, tmp_path: Path) -> None:
