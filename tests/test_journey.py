@@ -15,23 +15,14 @@ from speakernet.assembly import journeys
 from speakernet.cli import main
 from speakernet.evaluation import bootstrap, score_norm
 from speakernet.training.data_wait import LoadingFacts
+from tests.tiny_recipe import write_recipe
 
-RECIPE = """# a network small enough for a test
-data:
-  train_list: {root}/train_list.txt
-  train_path: {root}
-  test_list: {root}/trials.txt
-  test_path: {root}
-  batch_size: 8
-  crop_frames: 60
-  num_workers: 0
-model: {{name: ResNet, embedding_dim: 32, options: {{channels: 8, blocks: [1, 1], stem_stride: 2}}}}
-loss: {{name: amsoftmax}}
-training: {{max_epochs: 2, test_interval: 1, save_path: {run}, log_interval: 2}}
-evaluation: {{eval_frames: 60, num_crops: 2, bootstrap_samples: 50}}
-runtime: {{device: cpu, precision: "no", compile: "off"}}
-augment: {{enabled: false}}
-"""
+JOURNEY = {
+    "data": {"batch_size": 8, "crop_frames": 60},
+    "model": {"embedding_dim": 32, "options": {"channels": 8, "blocks": [1, 1], "stem_stride": 2}},
+    "training": {"max_epochs": 2, "test_interval": 1, "log_interval": 2},
+    "evaluation": {"eval_frames": 60, "num_crops": 2, "bootstrap_samples": 50},
+}
 
 
 @pytest.fixture()
@@ -41,9 +32,7 @@ def run_folder(tmp_path: Path) -> Path:
 
 @pytest.fixture()
 def recipe(tiny_corpus: Path, tmp_path: Path, run_folder: Path) -> Path:
-    path = tmp_path / "tiny.yaml"
-    path.write_text(RECIPE.format(root=tiny_corpus, run=run_folder))
-    return path
+    return write_recipe(tmp_path / "tiny.yaml", tiny_corpus, run_folder, JOURNEY)
 
 
 def train(recipe: Path, *options: str) -> int:
@@ -54,8 +43,7 @@ def train(recipe: Path, *options: str) -> int:
 def finished(tiny_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A finished run of two epochs, and its recipe; tests that change it work on a copy."""
     folder = tmp_path_factory.mktemp("finished")
-    path = folder / "tiny.yaml"
-    path.write_text(RECIPE.format(root=tiny_corpus, run=folder / "run"))
+    path = write_recipe(folder / "tiny.yaml", tiny_corpus, folder / "run", JOURNEY)
     assert train(path) == 0
     return folder / "run", path
 

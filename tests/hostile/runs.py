@@ -1,7 +1,6 @@
 """Small runs that are killed or whose disk fails, and what they must come to all the same."""
 
 import contextlib
-import hashlib
 import json
 import os
 import random
@@ -16,16 +15,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from targets import tiny_voice_corpus
 
-from speakernet.checkpoint import read_own_checkpoint
+from tests.outcomes import came_to, differences
+from tests.tiny_recipe import EVERY_STAGE, write_recipe
 
 HERE = Path(__file__).parent
 END_SECONDS = 120
-SAME_SECTIONS = ("errors", "slices", "hardest", "embeddings")
-VOLATILE = {"seconds", "timings_seconds", "date", "command", "checkpoint", "machine"}
-SAME_NUMBERS = ("kind", "step", "epoch", "loss", "accuracy_percent", "grad_norm", "eer_percent", "learning_rate")
 LINES_ARE_LOST = re.compile(r"what belongs there is dropped|which come a second time")
 """What a run says of its log, metrics and curves when the disk does not take them."""
 PHASES = (
@@ -35,41 +31,11 @@ PHASES = (
     ("training", r"epoch \d"),
 )
 
-RECIPE = """# every stage of a run, as small as it can be
-data:
-  train_list: {corpus}/train_list.txt
-  train_path: {corpus}
-  test_list: {corpus}/trials.txt
-  test_path: {corpus}
-  batch_size: 4
-  crop_frames: 40
-  num_workers: {workers}
-model: {{name: ResNet, embedding_dim: 8, options: {{channels: 8, blocks: [1], stem_stride: 4}}}}
-frontend: {{spec_augment: true}}
-loss: {{name: aamsoftmax}}
-schedule: {{name: step}}
-training:
-  max_epochs: 2
-  test_interval: 1
-  save_path: {run}
-  log_interval: 1
-  save_steps: 2
-  average_checkpoints: 2
-  ema_decay: 0.9
-  large_margin_epochs: 1
-  large_margin_crop_frames: 60
-evaluation: {{eval_frames: 40, num_crops: 2, bootstrap_samples: 20}}
-runtime: {{device: cpu, precision: "no", compile: "off", deterministic: true}}
-augment: {{enabled: false}}
-"""
 
-
-def write_recipe(folder: Path, workers: int) -> Path:
+def tiny_run(folder: Path, workers: int) -> Path:
     """The configuration of a run into `folder`/run, over the corpus beside it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "run.yaml"
-    path.write_text(RECIPE.format(corpus=folder.parent / "corpus", run=folder / "run", workers=workers))
-    return path
+    paths = (folder / "run.yaml", folder.parent / "corpus", folder / "run")
+    return write_recipe(*paths, EVERY_STAGE, {"data": {"num_workers": workers}})
 
 
 class Starter:
@@ -140,70 +106,6 @@ class Starter:
         return self._process.stdout.readline().strip()
 
 
-def came_to(run: Path) -> dict[str, Any]:
-    """Everything that a finished run must agree in with one that nothing disturbed."""
-    results = json.loads((run / "results.json").read_text())
-    report = (run / "report.html").read_text()
-    sections = {name: re.search(rf'<section[^>]*id="{name}".*?</section>', report, re.DOTALL) for name in SAME_SECTIONS}
-    return {
-        **{name: digests(run / name) for name in ("last.pt", "best.pt", "large_margin/last.pt")},
-        "scores": (run / "scores.txt").read_text(),
-        "results": {key: value for key, value in results.items() if key not in VOLATILE},
-        "report": {name: found and hashlib.sha256(found[0].encode()).hexdigest() for name, found in sections.items()},
-        "numbers": [numbers(run / name) for name in ("metrics.jsonl", "large_margin/metrics.jsonl")],
-        "files": sorted(
-            path.relative_to(run).as_posix()
-            for path in run.rglob("*")
-            if path.is_file() and "tfevents" not in path.name and path.name != "run.lock"
-        ),
-    }
-
-
-def digests(path: Path) -> dict[str, str]:
-    """Of the weights, and of all that training holds where the file has it."""
-    contents = read_own_checkpoint(path)
-    training = contents.get("training", {})
-    names = ("net", "loss", "optimizer", "average", "random", "loader", "learning_rate")
-    held = {"weights": contents["weights"], **{name: training[name] for name in names if name in training}}
-    if "optimizer" in held:
-        # Its moments: the learning rate beside them is that of the last step of this process, and none may be left.
-        held["optimizer"] = held["optimizer"]["state"]
-    return {name: digest(tree) for name, tree in held.items()}
-
-
-def digest(tree: Any) -> str:
-    """Of everything in nested containers."""
-    found = hashlib.sha256()
-    for value in leaves(tree):
-        found.update(value.numpy().tobytes() if isinstance(value, torch.Tensor) else repr(value).encode())
-    return found.hexdigest()
-
-
-def leaves(tree: Any) -> list[Any]:
-    """The values of nested containers, in order."""
-    if isinstance(tree, dict):
-        return [leaf for key in tree for leaf in (key, *leaves(tree[key]))]
-    if isinstance(tree, list | tuple):
-        return [leaf for one in tree for leaf in leaves(one)]
-    return [tree]
-
-
-def numbers(path: Path) -> list[dict[str, Any]]:
-    """The records of a metrics file without what the clock decides."""
-    records = [json.loads(line) for line in path.read_text().splitlines()]
-    return [{name: one[name] for name in SAME_NUMBERS if name in one} for one in records]
-
-
-def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
-    """Names of what is not the same, and of the parts of it that are not."""
-    names = []
-    for name, value in expected.items():
-        if found[name] != value:
-            parts = [part for part in value if found[name].get(part) != value[part]] if isinstance(value, dict) else []
-            names.append(f"{name} ({', '.join(parts)})" if parts else name)
-    return names
-
-
 def phase(run: Path) -> str:
     """What a run was about when it ended, by the last words of its log."""
     if not (run / "log.txt").exists():
@@ -238,7 +140,7 @@ class Kills:
         folder = self.starter.folder / f"straight{self.workers}"
         shutil.rmtree(folder, ignore_errors=True)
         begin = time.monotonic()
-        assert self.starter.run(write_recipe(folder, self.workers)) == 0, said(folder)
+        assert self.starter.run(tiny_run(folder, self.workers)) == 0, said(folder)
         return time.monotonic() - begin
 
     def round(self, most_kills: int) -> list[str]:
@@ -247,7 +149,7 @@ class Kills:
         seconds = self._straight()
         folder = self.starter.folder / f"killed{self.workers}"
         shutil.rmtree(folder, ignore_errors=True)
-        recipe, problems = write_recipe(folder, self.workers), []
+        recipe, problems = tiny_run(folder, self.workers), []
         for _ in range(most_kills):
             process = self.starter.start(recipe)
             # A run that goes on is shorter: so the moments fall over all of it, a few kills after another.
@@ -293,7 +195,7 @@ class DiskFaults:
         # Twice: the first draws the pictures, and a slow run says more.
         for _ in range(2):
             shutil.rmtree(folder, ignore_errors=True)
-            recipe = write_recipe(folder, 0)
+            recipe = tiny_run(folder, 0)
             assert starter.run(recipe, fault=self._fault(folder, 0, 0, False, count)) == 0, said(folder)
         self.num_calls = int(count.read_text())
         self.expected = came_to(folder / "run")
@@ -306,7 +208,7 @@ class DiskFaults:
         """The run with the fault, and where that did not end well another one; what went wrong, in words."""
         folder = self.starter.folder / "failing"
         shutil.rmtree(folder, ignore_errors=True)
-        recipe = write_recipe(folder, 0)
+        recipe = tiny_run(folder, 0)
         status = self.starter.run(recipe, fault=self._fault(folder, call, error, lasts))
         words, problems = (folder / "said.txt").read_text(errors="replace"), []
         if "Traceback" in words or status not in (0, 1):

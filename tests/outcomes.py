@@ -1,0 +1,79 @@
+"""What a run came to: everything in which a disturbed one must agree with one that nothing disturbed."""
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from speakernet.checkpoint import read_own_checkpoint
+
+SAME_SECTIONS = ("errors", "slices", "hardest", "embeddings")
+VOLATILE = {"seconds", "timings_seconds", "date", "command", "checkpoint", "machine"}
+SAME_NUMBERS = ("kind", "step", "epoch", "loss", "accuracy_percent", "grad_norm", "eer_percent", "learning_rate")
+
+
+def came_to(run: Path) -> dict[str, Any]:
+    """Everything that a finished run must agree in with one that nothing disturbed."""
+    results = json.loads((run / "results.json").read_text())
+    report = (run / "report.html").read_text()
+    sections = {name: re.search(rf'<section[^>]*id="{name}".*?</section>', report, re.DOTALL) for name in SAME_SECTIONS}
+    return {
+        **{name: digests(run / name) for name in ("last.pt", "best.pt", "large_margin/last.pt")},
+        "scores": (run / "scores.txt").read_text(),
+        "results": {key: value for key, value in results.items() if key not in VOLATILE},
+        "report": {name: found and hashlib.sha256(found[0].encode()).hexdigest() for name, found in sections.items()},
+        "numbers": [numbers(run / name) for name in ("metrics.jsonl", "large_margin/metrics.jsonl")],
+        "files": sorted(
+            path.relative_to(run).as_posix()
+            for path in run.rglob("*")
+            if path.is_file() and "tfevents" not in path.name and path.name != "run.lock"
+        ),
+    }
+
+
+def digests(path: Path) -> dict[str, str]:
+    """Of the weights, and of all that training holds where the file has it."""
+    contents = read_own_checkpoint(path)
+    training = contents.get("training", {})
+    names = ("net", "loss", "optimizer", "average", "random", "loader", "learning_rate")
+    held = {"weights": contents["weights"], **{name: training[name] for name in names if name in training}}
+    if "optimizer" in held:
+        # Its moments: the learning rate beside them is that of the last step of this process, and none may be left.
+        held["optimizer"] = held["optimizer"]["state"]
+    return {name: digest(tree) for name, tree in held.items()}
+
+
+def digest(tree: Any) -> str:
+    """Of everything in nested containers."""
+    found = hashlib.sha256()
+    for value in leaves(tree):
+        found.update(value.numpy().tobytes() if isinstance(value, torch.Tensor) else repr(value).encode())
+    return found.hexdigest()
+
+
+def leaves(tree: Any) -> list[Any]:
+    """The values of nested containers, in order."""
+    if isinstance(tree, dict):
+        return [leaf for key in tree for leaf in (key, *leaves(tree[key]))]
+    if isinstance(tree, list | tuple):
+        return [leaf for one in tree for leaf in leaves(one)]
+    return [tree]
+
+
+def numbers(path: Path) -> list[dict[str, Any]]:
+    """The records of a metrics file without what the clock decides."""
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    return [{name: one[name] for name in SAME_NUMBERS if name in one} for one in records]
+
+
+def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
+    """Names of what is not the same, and of the parts of it that are not."""
+    names = []
+    for name, value in expected.items():
+        if found[name] != value:
+            parts = [part for part in value if found[name].get(part) != value[part]] if isinstance(value, dict) else []
+            names.append(f"{name} ({', '.join(parts)})" if parts else name)
+    return names

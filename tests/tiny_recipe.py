@@ -1,0 +1,63 @@
+"""The recipe of a run as small as it can be, for tests that need a real one: each says what is different in its own."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+MANY_STEPS: dict[str, Any] = {"training": {"max_epochs": 5000, "test_interval": 5000}}
+"""Longer than any test waits, for runs that are stopped."""
+EVERY_STAGE: dict[str, Any] = {
+    "frontend": {"spec_augment": True},
+    "loss": {"name": "aamsoftmax"},
+    "schedule": {"name": "step"},
+    "training": {
+        "max_epochs": 2,
+        "test_interval": 1,
+        "save_steps": 2,
+        "average_checkpoints": 2,
+        "ema_decay": 0.9,
+        "large_margin_epochs": 1,
+        "large_margin_crop_frames": 60,
+    },
+    "evaluation": {"eval_frames": 40, "num_crops": 2, "bootstrap_samples": 20},
+    "runtime": {"deterministic": True},
+}
+"""Moving average, mean of checkpoints, large margin, evaluation and report; the same bits every time."""
+
+
+def write_recipe(path: Path, corpus: Path, run: Path, *changes: dict[str, Any]) -> Path:
+    """Write the recipe of a run in the folder `run` over a corpus with its lists, and return where it lies.
+
+    Args:
+        path: of the recipe.
+        corpus: audio, train_list.txt and trials.txt.
+        run: training.save_path.
+        changes: section -> option -> value, the later ones on top.
+    """
+    sections: dict[str, dict[str, Any]] = {
+        "data": {
+            "train_list": str(corpus / "train_list.txt"),
+            "train_path": str(corpus),
+            "test_list": str(corpus / "trials.txt"),
+            "test_path": str(corpus),
+            "batch_size": 4,
+            "crop_frames": 40,
+            "num_workers": 0,
+        },
+        "model": {
+            "name": "ResNet",
+            "embedding_dim": 8,
+            "options": {"channels": 8, "blocks": [1], "stem_stride": 4},
+        },
+        "loss": {"name": "amsoftmax"},
+        "training": {"save_path": str(run), "log_interval": 1},
+        "runtime": {"device": "cpu", "precision": "no", "compile": "off"},
+        "augment": {"enabled": False},
+    }
+    for change in changes:
+        for section, options in change.items():
+            sections.setdefault(section, {}).update(options)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(sections, sort_keys=False))
+    return path
