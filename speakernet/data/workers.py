@@ -39,6 +39,7 @@ WAIT_SECONDS = 5.0
 """While a batch does not come, the workers are looked at so often."""
 TIMED_OUT = "DataLoader timed out"
 """How torch's error begins where nothing came in time; the tests hold it to that."""
+BEGINNING = "the beginning of an epoch"
 LIKELY_REASONS = {
     "SIGKILL": "most likely the system ran out of memory and killed it: lower data.num_workers or "
     "data.prefetch_factor, or switch data.ram_corpus off",
@@ -209,11 +210,15 @@ class Workers:
         """Hand the requests to the processes, which are started where there are none."""
         assert self._loader is not None
         if self._iterator is not None:
+            # torch waits here for a word of each worker, once, and gives up after WAIT_SECONDS.
+            self._iterator._get_data = self._word_of_a_worker
             try:
                 iter(self._loader)
             except RuntimeError as error:
-                self._refuse_the_dead("the beginning of an epoch", error)
+                self._refuse_the_dead(BEGINNING, error)
                 raise
+            finally:
+                del self._iterator._get_data
             return
         with _stop_signals_held():
             self._iterator = iter(self._loader)
@@ -224,6 +229,25 @@ class Workers:
         self._iterator._worker_pids_set = False
         # Before multiprocessing's own end, which asks with the signal that they ignore and waits for ever.
         self._at_exit = multiprocessing.util.Finalize(None, kill, args=(self._processes,), exitpriority=100)
+
+    def _word_of_a_worker(self) -> Any:
+        """What the next worker says, waited for as long as for a batch.
+
+        Raises:
+            WorkerHung: one says nothing.
+        """
+        for waited in itertools.count(1):
+            is_there, word = self._iterator._try_get_data(self._wait_seconds)
+            if is_there:
+                return word
+            if self._timeout_seconds and waited * self._wait_seconds >= self._timeout_seconds:
+                self._hangs = True
+                raise WorkerHung(
+                    f"one of the {self._num_workers} loader workers hangs: it gave no sign in "
+                    f"{waited * self._wait_seconds:g} s (data.worker_timeout_seconds) at {BEGINNING}; most likely it "
+                    "was stopped, or the machine has too much to do. The same command goes on where last.pt was written"
+                )
+        raise AssertionError("counting has no end")
 
     def _refuse_the_dead(self, where: str, error: RuntimeError) -> None:
         """Raise where a worker has ended, which torch says in words of its own.

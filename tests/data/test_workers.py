@@ -213,3 +213,22 @@ def test_workers_end_with_their_parent(tiny_corpus: Path, end: str) -> None:
     while any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers):
         assert time.monotonic() < deadline, "orphans"
         time.sleep(0.05)
+
+
+def test_between_two_epochs_too_a_slow_worker_is_waited_for_and_one_that_hangs_is_told(
+    tiny_corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("speakernet.data.workers.WAIT_SECONDS", 0.1)
+    made = helped(tiny_corpus, num_workers=1, worker_timeout_seconds=0.8)
+    batches, (worker,) = begun(made)
+    assert len(list(batches)) == len(made) - 1
+    worker.suspend()
+    threading.Timer(0.3, worker.resume).start()
+    made.set_epoch(1)
+    assert len(list(made)) == len(made)
+    worker.suspend()
+    made.set_epoch(2)
+    with pytest.raises(WorkerHung, match=r"one of the 1 loader workers hangs: .* at the beginning of an epoch"):
+        next(iter(made))
+    made.close()
+    assert not worker.is_running()
