@@ -224,8 +224,8 @@ def _build_step(
         profiler=StepProfiler(runtime, folder / PROFILE, device) if profiles else NoProfiler(),
         utterances_per_speaker=int(getattr(loader, "utterances_per_speaker", 1)),
         gradient_cache=needs_gradient_cache(config),
-        # A wish for each signal that asks to stop, and one to save.
-        team=SeveralProcesses(net, loss, len(STOP_SIGNALS) + 1, device) if distributed.is_distributed() else None,
+        # A wish for each signal that asks to stop, one to save, and one to end for want of data.
+        team=SeveralProcesses(net, loss, len(STOP_SIGNALS) + 2, device) if distributed.is_distributed() else None,
     )
 
 

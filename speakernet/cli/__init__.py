@@ -58,7 +58,8 @@ EXIT_STATUSES = {
     0: "done",
     1: "failed; the message says what to mend",
     2: "wrong usage",
-    75: "a loader worker was killed, crashed or hung; last.pt is written, the same command goes on",
+    75: "a loader worker was killed, crashed or hung, and last.pt is written; or another process of the run was lost, "
+    "and last.pt is that of the last save; the same command goes on",
     129: "ended by SIGHUP (the terminal was closed); training has written last.pt, the same command goes on",
     INTERRUPTED: "interrupted by Ctrl-C (SIGINT); training has written last.pt, the same command goes on",
     BROKEN_PIPE: "whoever read the output closed it (`speakernet list | head`)",

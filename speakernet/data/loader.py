@@ -7,6 +7,7 @@ augmentation run one batch ahead on a stream of their own.
 
 import functools
 import logging
+import math
 import zlib
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -140,6 +141,17 @@ class TrainingLoader:
             self._counts.update(state.get("counts", {}))
             self._problems += state.get("problems", [])
 
+    def put_back(self, count: int) -> None:
+        """Go back by so many of the batches that were handed out; the next iteration begins with them."""
+        self._batch -= count
+
+    def stand_in(self) -> Batch:
+        """NaN in place of this process's share of the next batch, which could not be made: the step is undone by it."""
+        request = self._request(self._batch)
+        self._batch += 1
+        waveforms = torch.full((len(request.rows), request.num_samples), math.nan, device=self.device)
+        return self._batch_of(request, request.rows, waveforms)
+
     def _checksum(self) -> int:
         return self.plan.checksum ^ self.identity["training_list"]
 
@@ -190,15 +202,18 @@ class TrainingLoader:
                 waveforms = change_speeds(waveforms, request.speeds, self.maker.speeds, request.num_samples)
             if self.augmenter is not None:
                 waveforms = self.augmenter(waveforms, epoch=request.epoch, rows=request.rows)
-            rows = torch.from_numpy(report.rows)
-            # In another voice a speaker is another class.
-            voices, all_voices = self.plan.voices[self._share(request.batch, self._rank)], self.sampler.voices
-            classes = all_voices.classes_of(self._labels[report.rows], voices, self.num_speakers)
-            (labels,) = send(self.device, [classes])
-            parts = (self._share(request.batch, rank) for rank in range(self._world_size))
-            shares = tuple(part.stop - part.start for part in parts)
-            key = derive_seed(self.sampler.seed, request.epoch)
-            yield Batch(waveforms, labels, rows, shares, key, all_voices.warps_of(voices)), report
+            yield self._batch_of(request, report.rows, waveforms), report
+
+    def _batch_of(self, request: BatchRequest, rows: np.ndarray, waveforms: torch.Tensor) -> Batch:
+        """What was asked for, with the rows that were read for it."""
+        # In another voice a speaker is another class.
+        voices, all_voices = self.plan.voices[self._share(request.batch, self._rank)], self.sampler.voices
+        classes = all_voices.classes_of(self._labels[rows], voices, self.num_speakers)
+        (labels,) = send(self.device, [classes])
+        parts = (self._share(request.batch, rank) for rank in range(self._world_size))
+        shares = tuple(part.stop - part.start for part in parts)
+        key = derive_seed(self.sampler.seed, request.epoch)
+        return Batch(waveforms, labels, torch.from_numpy(rows), shares, key, all_voices.warps_of(voices))
 
     def _made(self, requests: list[BatchRequest]) -> Iterator[tuple[BatchRequest, torch.Tensor, BatchReport]]:
         """What the maker makes, asked for only when the copy from the place that it writes to next is done."""

@@ -25,8 +25,10 @@ FAILED_COLLECTIVE = ("gloo", "NCCL", "nccl", "Connection closed by peer", "Broke
 class ProcessLost(ChildProcessError):
     """Another process of the group is gone or hangs, so that this one cannot go on."""
 
-    exit_status = 75
-    """Of the command (EX_TEMPFAIL of sysexits.h): nothing is wrong with the input, the same command goes on."""
+    def __init__(self, words: str, exit_status: int = 75) -> None:
+        super().__init__(words)
+        self.exit_status = exit_status
+        """Of the command; by default EX_TEMPFAIL of sysexits.h: nothing is wrong with the input, the same goes on."""
 
 
 class _Joined:
@@ -148,7 +150,6 @@ def _end_badly(watch: Watch, error: BaseException) -> None:
         )
         lost.is_said = not watch.is_first_to_say(str(lost))  # type: ignore[attr-defined]
         raise lost from error
-    words = error_line(error) if isinstance(error, Exception) else type(error).__name__
-    watch.tell_end(words)
+    watch.tell_end(error_line(error) if isinstance(error, Exception) else type(error).__name__)
     # Where all fail for the same reason, one of them tells the user.
-    error.is_said = not watch.is_first_to_say(words)  # type: ignore[attr-defined]
+    error.is_said = not watch.is_first_to_say(str(error) or type(error).__name__)  # type: ignore[attr-defined]

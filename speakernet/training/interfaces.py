@@ -71,6 +71,12 @@ class Loader(Protocol):
             ValueError: the epoch's batches are not those any more in which the position was taken.
         """
 
+    def put_back(self, count: int) -> None:
+        """Go back by so many of the batches that were handed out; the next iteration begins with them."""
+
+    def stand_in(self) -> Any:
+        """NaN in place of this process's share of the next batch, which could not be made: the step is undone by it."""
+
     def file_names(self, indices: torch.Tensor) -> list[str]:
         """The files of some utterances."""
 

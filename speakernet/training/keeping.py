@@ -51,12 +51,6 @@ class Keeper:
         }
         self._model_contents = records.model_contents
         self._saved_at = time.monotonic()
-        self._saved_step = 0
-
-    @property
-    def has_news(self) -> bool:
-        """Whether a step was done since last.pt was written."""
-        return self.state.step > self._saved_step
 
     def is_due_by_steps(self, options: TrainerOptions) -> bool:
         """Whether it is time to write last.pt again, by steps: all processes know."""
@@ -69,7 +63,7 @@ class Keeper:
 
     def save_last(self) -> None:
         """Write everything that a resume needs."""
-        self._saved_at, self._saved_step = time.monotonic(), self.state.step
+        self._saved_at = time.monotonic()
         # By every rank: what they share has to be gathered.
         training = self.training()
         if distributed.is_main():

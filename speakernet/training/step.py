@@ -122,6 +122,7 @@ class TrainingStep:
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         # A fused optimizer on a GPU reads `found_inf` there; the others are asked on the host.
         self._skips_on_device = precision.device.type == "cuda" and bool(optimizer.defaults.get("fused"))
+        self._random_before = _random_state(precision.device)
         self._weight_unit: float = 1
         self._has_begun: bool = False
         self._reset()
@@ -135,6 +136,7 @@ class TrainingStep:
         """
         if not self._indices:
             self.guard.remember()
+            self._random_before = _random_state(self.precision.device)
         self._indices.append(batch.indices)
         self._num_utterances += sum(batch.shares)
         if self.gradient_cache:
@@ -200,10 +202,11 @@ class TrainingStep:
         return outcome
 
     def forget(self) -> None:
-        """Drop a step that could not be finished: its gradients, and what it did to the batch-norm statistics."""
+        """Drop a step that was begun, or undone, as if it had not been: gradients, statistics, what it drew."""
         self.optimizer.zero_grad(set_to_none=True)
         self.team.forget()
         self.guard.restore()
+        _set_random_state(self.precision.device, self._random_before)
         self._reset()
 
     def _reset(self) -> None:

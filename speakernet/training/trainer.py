@@ -11,7 +11,7 @@ import itertools
 import logging
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -40,6 +40,7 @@ from speakernet.training.state import (
 )
 from speakernet.training.step import StepOutcome
 from speakernet.training.store import to_cpu
+from speakernet.training.supply import Supply
 
 logger = logging.getLogger(__name__)
 
@@ -70,10 +71,12 @@ class Trainer:
         self.precision, self.profiler = self.step.precision, self.step.profiler
         # What drives it.
         self.loader, self.validate = course.loader, course.validate
+        self.supply = Supply(course.loader)
         self.learning_rate, self.margin = course.learning_rate, course.margin
-        self.stop = stop or StopRequest()
+        # A request that nobody has made yet counts as false.
+        self.stop = StopRequest() if stop is None else stop
         # What every process tells the others with a step.
-        self.step.team.wishes = lambda: [*self.stop.wishes(), self.keeper.is_due_by_minutes(self.options)]
+        self.step.team.wishes = self._wishes
         # Where it is.
         self.state = TrainingState()
         self._scheduled = 0.0
@@ -82,6 +85,10 @@ class Trainer:
         self.on_start = records.on_start
         self.keeper = Keeper(learner, course, records, self.state, stage)
         self.reporter = Reporter(learner, course, records, options, self.state, stage)
+
+    def _wishes(self) -> list[bool]:
+        saves = self.keeper.is_due_by_minutes(self.options)
+        return [*self.stop.wishes(), saves, self.supply.error is not None]
 
     def train(self) -> dict[str, Any]:
         """Train to the end, or from where the run was stopped; returns the summary.
@@ -178,12 +185,15 @@ class Trainer:
         batches = iter(self.loader)
         while state.batch < num_batches and self.run_step(batches):
             pass
+        # On a GPU what was told with the last step has not been read yet.
+        if self.supply.has_failed():
+            self._end_without_data(0)
         self.reporter.fetch()
 
     def run_step(self, batches: Iterator[BatchLike]) -> bool:
         """One optimizer step and what comes between two; False when the loader had nothing left."""
         begin, processor_begin = time.perf_counter(), time.thread_time()
-        distributed.work.at(f"step {self.state.step + 1}")
+        distributed.work.at(f"the data of step {self.state.step + 1}")
         num_batches = len(self.loader)
         wanted = min(self.options.accumulation_steps, num_batches - self.state.batch)
         self._look_up_schedules(num_batches)
@@ -195,6 +205,8 @@ class Trainer:
         before_update = time.perf_counter()
         with self.profiler.phase("optimizer"):
             outcome = self.step.finish(self.learning_rate(self._scheduled))
+            if self.step.team.agreed()[-1]:
+                self._end_without_data(taken)
             self.average.update()
         parts["optimizer"] = time.perf_counter() - before_update
         self.state.batch += taken if taken == wanted else num_batches - self.state.batch
@@ -224,6 +236,7 @@ class Trainer:
             parts["data"] += after_data - before_data
             if batch is None:
                 return taken, parts
+            distributed.work.at(f"step {self.state.step + 1}")
             if self.state.step == 0 and taken == 0:
                 self.reporter.before_first_step(batch)
             self.compiler.run(functools.partial(self.step.add, batch, is_last=taken + 1 == wanted))
@@ -232,19 +245,19 @@ class Trainer:
         return wanted, parts
 
     def _next_batch(self, batches: Iterator[BatchLike], taken: int) -> BatchLike | None:
-        """The next batch, None where there is none left; what was trained is kept where the loader fails."""
-        try:
-            return next(batches, None)
-        except Exception as error:
-            # Of several processes the others are in the midst of the step, and none of them can save a whole one.
-            if self.keeper.has_news and not distributed.is_distributed():
-                if taken:  # The step under way is dropped whole, with the micro-batches that it had taken.
-                    self.step.forget()
-                    self.state.batch += taken
-                self.save_last()
-                self.store.close()
-                logger.error("%s: last.pt was written after step %d", type(error).__name__, self.state.step)
-            raise
+        batch = self.supply.next(batches, is_kept=self.state.step > 0)
+        if batch is None and self.supply.error is not None:
+            self._end_without_data(taken)
+        return batch
+
+    def _end_without_data(self, taken: int) -> NoReturn:
+        """Put the step under way back, with the micro-batches that it has taken; write last.pt, and end the run."""
+        if taken:
+            self.step.forget()
+            self.loader.put_back(taken)
+        self.save_last()
+        self.store.close()
+        self.supply.raise_error(self.state.step)
 
     def _count(self, outcome: StepOutcome, parts: dict[str, float], seconds: float) -> None:
         self.state.step += 1
@@ -257,7 +270,7 @@ class Trainer:
         self.profiler.step()
         self.reporter.after_step(self._scheduled, num_batches)
         self.compiler.consider(self.state.step, steps_left(self.state, self.options, num_batches))
-        *asked, is_due = self.step.team.agreed()
+        *asked, is_due, _is_without_data = self.step.team.agreed()
         self.stop.take(asked)
         if self.stop or is_due or self.keeper.is_due_by_steps(self.options):
             self.save_last()
@@ -268,7 +281,7 @@ class Trainer:
         if self.stop:
             self.store.close()
             logger.warning("stopped by %s after step %d; the same command goes on", self.stop.name, self.state.step)
-            raise Interrupted(self.stop.number)
+            raise Interrupted(self.stop.agreed)
 
     def save_last(self) -> None:
         """Write everything that a resume needs, the numbers that still lie on the device included."""

@@ -149,6 +149,14 @@ class FakeLoader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.epoch, self.position = state["epoch"], state["position"]
 
+    def put_back(self, count: int) -> None:
+        self.position -= count
+
+    def stand_in(self) -> FakeBatch:
+        self.position += 1
+        batch = self.batch(self.position - 1)
+        return dataclasses.replace(batch, waveforms=torch.full_like(batch.waveforms, math.nan))
+
     def file_names(self, indices: torch.Tensor) -> list[str]:
         return [f"utterance{int(index)}.wav" for index in indices]
 
