@@ -14,6 +14,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from speakernet.machine.options import MachineOptions
+from speakernet.machine.signals import STOP_SIGNALS
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,10 @@ def launch(count: int, port: int, arguments: Sequence[str]) -> int:
         rdzv_configs={"timeout": RENDEZVOUS_SECONDS},
         max_restarts=0,
     )
+    # Passed on to the processes, each of which answers with the same checkpoint; older versions of torch ask the
+    # environment.
+    handled = ",".join(["SIGQUIT", *(one.name for one in STOP_SIGNALS)])
+    config.signals_to_handle = os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = handled
     # torchrun does the same; more threads than cores make every process slower.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
     try:

@@ -9,9 +9,11 @@ import hashlib
 import json
 import logging
 import os
+import signal
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -66,11 +68,13 @@ class Watch:
             timeout=timedelta(seconds=STORE_SECONDS),
         )
         # torchrun keeps its store when it starts the processes again.
+        self._is_lost = False
         self._store = PrefixStore(f"speakernet/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         self._lock = threading.Lock()
         self._number = 0
         self._beat()
         self._is_over = threading.Event()
+        self._starter = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0
         self._thread = threading.Thread(target=self._run, name="signs-of-life", daemon=True)
         self._thread.start()
 
@@ -82,28 +86,28 @@ class Watch:
     def is_first_to_say(self, words: str) -> bool:
         """Whether no process has said this yet; it counts as said from now on."""
         try:
-            with self._lock:
-                return self._store.add(f"said/{hashlib.sha256(words.encode()).hexdigest()}", 1) == 1
+            with self._asked() as store:
+                return store.add(f"said/{hashlib.sha256(words.encode()).hexdigest()}", 1) == 1
         except RuntimeError:
             # The store went with the process that held it.
             return True
 
     def tell_end(self, why: str) -> None:
         """Leave word why this process ends before the others."""
-        with contextlib.suppress(RuntimeError), self._lock:
-            self._store.set(f"end/{self.place.rank}", why)
+        with contextlib.suppress(RuntimeError), self._asked() as store:
+            store.set(f"end/{self.place.rank}", why)
 
     def request(self, name: str, value: int) -> None:
         """Leave a number that every process can see."""
-        with contextlib.suppress(RuntimeError), self._lock:
-            self._store.set(f"request/{name}", str(value))
+        with contextlib.suppress(RuntimeError), self._asked() as store:
+            store.set(f"request/{name}", str(value))
 
     def requested(self, name: str) -> int:
         """The number that some process has left; 0 where none has."""
         key = f"request/{name}"
         try:
-            with self._lock:
-                return int(self._store.get(key)) if self._store.check([key]) else 0
+            with self._asked() as store:
+                return int(store.get(key)) if store.check([key]) else 0
         except RuntimeError:
             return 0
 
@@ -131,16 +135,16 @@ class Watch:
     def _end_of(self, rank: int) -> str:
         key = f"end/{rank}"
         try:
-            with self._lock:
-                return self._store.get(key).decode() if self._store.check([key]) else ""
+            with self._asked() as store:
+                return store.get(key).decode() if store.check([key]) else ""
         except RuntimeError:
             return ""
 
     def _signs(self) -> dict[int, Sign]:
         """The last sign of each process; none where the store is gone."""
         try:
-            with self._lock:
-                found = self._store.multi_get([f"sign/{rank}" for rank in range(self.place.world_size)])
+            with self._asked() as store:
+                found = store.multi_get([f"sign/{rank}" for rank in range(self.place.world_size)])
         except RuntimeError:
             return {}
         return {rank: Sign(*json.loads(values)) for rank, values in enumerate(found)}
@@ -148,17 +152,35 @@ class Watch:
     def _beat(self) -> None:
         self._number += 1
         values = [self._number, os.getpid(), socket.gethostname(), work.count, work.name]
+        with self._asked() as store:
+            store.set(f"sign/{self.place.rank}", json.dumps(values))
+
+    @contextlib.contextmanager
+    def _asked(self) -> Iterator[PrefixStore]:
+        """The store, which one thread at a time may ask.
+
+        Raises:
+            RuntimeError: it is gone; it is not asked again, for torch says at length each time what it has run into.
+        """
+        if self._is_lost:
+            raise RuntimeError("the store is gone")
         with self._lock:
-            self._store.set(f"sign/{self.place.rank}", json.dumps(values))
+            yield self._store
 
     def _run(self) -> None:
         looked = time.monotonic()
         seen: dict[int, tuple[int, float]] = {}
         while not self._is_over.wait(BEAT_SECONDS):
+            if self._starter and os.getppid() != self._starter:
+                # torchrun was killed, and the processes, which find each other without it, would train on unseen.
+                self._is_lost = True
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
             try:
                 self._beat()
             except RuntimeError:
-                # The store is gone, and with it rank 0 or torchrun: the collective under way fails and says so.
+                # The store is gone, and with it rank 0: the collective under way fails and says so.
+                self._is_lost = True
                 return
             if self.place.rank == 0 and time.monotonic() - looked > LOOK_SECONDS:
                 looked = time.monotonic()
