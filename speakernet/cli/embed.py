@@ -5,17 +5,19 @@
     find . -name '*.wav' | speakernet embed - --model best.pt --out e.npz
 
 Folders are walked; lists hold a file a line (or `speaker path`); a packed corpus is embedded as it is. A run that was
-killed goes on with the same command.
+killed goes on with the same command. Under torchrun or srun each process embeds a part.
 """
 
 import argparse
 import logging
+import os
 import sys
 from pathlib import Path
 
 from speakernet.cli.using import add_model, load_verifier
 from speakernet.inference.audio_inputs import audio_inputs
-from speakernet.parts import WHOLE, add_part_argument, list_parts, parse_part
+from speakernet.parallel.environment import Place, find_place
+from speakernet.parts import WHOLE, WorkPart, add_part_argument, list_parts, parse_part
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +40,9 @@ def run(arguments: argparse.Namespace) -> int:
     # Late: --help and a mistyped option need no torch.
     from speakernet.inference.embedding_files import embed_files
 
-    part = parse_part(arguments.part) if arguments.part else WHOLE
-    verifier = load_verifier(arguments)
+    place = find_place(os.environ, 0)
+    part = _own_part(arguments.part, place)
+    verifier = load_verifier(arguments, place.local_rank if place else None)
     inputs = audio_inputs(arguments.audio, verifier.sample_rate, sys.stdin)
     done = embed_files(verifier, inputs, arguments.out, skips_broken=arguments.skip_broken, part=part)
     for problem in done.problems:
@@ -53,3 +56,19 @@ def run(arguments: argparse.Namespace) -> int:
         f"{arguments.out}: {done.num_embedded} embeddings of {verifier.embedding_dim} numbers{again}{left}\n"
     )
     return 0
+
+
+def _own_part(asked: str | None, place: Place | None) -> WorkPart:
+    """What `--part` says; of several processes each does the part of its own number, and they need not meet.
+
+    Raises:
+        ValueError: not a part, or one for all of several processes.
+    """
+    if place is None:
+        return parse_part(asked) if asked else WHOLE
+    if asked:
+        raise ValueError(
+            f"--part {asked}, but these are {place.world_size} processes, each of which does a part of its own; leave "
+            "--part out, or start one process for each part"
+        )
+    return WorkPart(place.rank + 1, place.world_size)

@@ -45,8 +45,8 @@ def add_decision(parser: argparse.ArgumentParser, rate_help: str) -> None:
     )
 
 
-def load_verifier(arguments: argparse.Namespace) -> "SpeakerVerifier":
-    """The model that `--model` names.
+def load_verifier(arguments: argparse.Namespace, local_rank: int | None = None) -> "SpeakerVerifier":
+    """The model that `--model` names; of several processes on a machine each takes the GPU of its own number.
 
     Raises:
         ValueError: not a model file, or a device that is not here.
@@ -54,7 +54,7 @@ def load_verifier(arguments: argparse.Namespace) -> "SpeakerVerifier":
     # Late: --help and a mistyped option need no torch.
     from speakernet.inference.verifier import load
 
-    return load(arguments.model, arguments.device)
+    return load(arguments.model, arguments.device, local_rank)
 
 
 def store_key(arguments: argparse.Namespace) -> bytes | None:

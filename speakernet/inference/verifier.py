@@ -56,7 +56,7 @@ class Track:
     embeddings: np.ndarray
 
 
-def load(path: str | Path, device: torch.device | str = "auto") -> "SpeakerVerifier":
+def load(path: str | Path, device: torch.device | str = "auto", local_rank: int | None = None) -> "SpeakerVerifier":
     """A model file, our own or imported, ready to use.
 
     A file that has not changed is not read again: verifiers of one file share its network.
@@ -65,11 +65,12 @@ def load(path: str | Path, device: torch.device | str = "auto") -> "SpeakerVerif
         path: such as `exps/exp01/best.pt`; a checkpoint of another toolkit becomes a model file by
             `speakernet import-weights`.
         device: `cpu`, `cuda`, `cuda:1`, …; `auto` takes a GPU where there is one.
+        local_rank: of one of several processes on this machine: for `auto` the number of its GPU.
 
     Raises:
         ValueError: not a model file, a damaged or newer one, or a device that is not here.
     """
-    found = _device(device)
+    found = _device(device, local_rank)
     path = Path(path)
     if not path.is_file():
         # Says what is wrong with it, and keeps nothing.
@@ -387,14 +388,14 @@ def _like(given: Any, embeddings: Tensor) -> Any:
     return found if isinstance(given, Tensor) else found.numpy()
 
 
-def _device(asked: torch.device | str) -> torch.device:
+def _device(asked: torch.device | str, local_rank: int | None) -> torch.device:
     """The device that is meant, if it is here.
 
     Raises:
         ValueError: no such device.
     """
     if asked == "auto":
-        return find_device(MachineOptions())
+        return find_device(MachineOptions(), local_rank)
     # By its text: torch keeps the number in one byte, so that cuda:257 would be the second GPU.
     match = re.fullmatch(r"cpu|cuda(?::(\d+))?", str(asked))
     if match is None:
