@@ -1,6 +1,6 @@
 """All of the hostile cases, resumable: `make hostile`.
 
-    python tests/hostile/run.py [--cases 100000] [--kills 200] [--faults all] [--folder exps/hostile]
+    python tests/hostile/run.py [--cases 100000] [--kills 200] [--rank-kills 20] [--every 1] [--folder exps/hostile]
 
 The journal in the folder has a line for every batch of cases, round of kills and fault that is done, with what failed
 in it; a start goes on behind them. `seed` and target of a failure bring it again (`cases.Reader.run`).
@@ -18,8 +18,10 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 from cases import Reader, Tally, shares  # noqa: E402  found by the path above
+from ranks import RankKills  # noqa: E402
 from runs import DiskFaults, Kills, Starter, build_shim  # noqa: E402
 from stores import KILL, StoreFaults  # noqa: E402
+from targets import tiny_voice_corpus  # noqa: E402
 
 SEED = 20260101
 CASES_A_BATCH = 500
@@ -117,6 +119,21 @@ def fault_name(error: int, *, lasts: bool) -> str:
     return "kill" if error == KILL else errno.errorcode[error] + " from then on" * lasts
 
 
+def run_rank_kills(journal: Journal, folder: Path, num_kills: int) -> None:
+    """Kills of one of two processes at random moments, over all stages of a run."""
+    rounds = [record["rank_kills"] for record in journal.records if "rank_kills" in record]
+    if sum(rounds) >= num_kills:
+        return
+    if not (folder / "corpus").exists():
+        tiny_voice_corpus(folder / "corpus")
+    kills = RankKills(folder / "ranks", folder / "corpus", SEED + len(rounds))
+    while sum(rounds) < num_kills:
+        before = kills.num_kills
+        problems = kills.round(min(KILLS_A_ROUND, num_kills - sum(rounds)))
+        rounds.append(kills.num_kills - before)
+        journal.add(f"kills of processes, round {len(rounds)}", rank_kills=rounds[-1], failures=problems)
+
+
 def run_faults(journal: Journal, folder: Path, every: int) -> None:
     """A full and a broken disk at each call that changes it (or each so many)."""
     shim = build_shim(folder)
@@ -139,6 +156,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=100_000, help="mutated files over all readers")
     parser.add_argument("--kills", type=int, default=200, help="kills over runs with 0 and with 2 workers")
+    parser.add_argument("--rank-kills", type=int, default=20, help="kills over runs of two processes")
     parser.add_argument("--every", type=int, default=1, help="faults at every so many calls; 0: none")
     parser.add_argument("--folder", type=Path, default=Path("exps/hostile"), help="journal and runs")
     asked = parser.parse_args()
@@ -147,6 +165,7 @@ def main() -> int:
     journal = Journal(folder / "journal.jsonl")
     run_cases(journal, asked.cases)
     run_kills(journal, folder, asked.kills)
+    run_rank_kills(journal, folder, asked.rank_kills)
     if asked.every:
         run_stores(journal, folder, asked.every)
         run_faults(journal, folder, asked.every)

@@ -5,47 +5,42 @@ all that it wants to know in one call.
 """
 
 import importlib.util
-import os
 import pickle
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-SECONDS = 100
-REPOSITORY = Path(__file__).resolve().parents[2]
+from tests.started import free_port, own_environment
 
-
-def free_port() -> int:
-    """A port that nobody listens at."""
-    with socket.socket() as trial:
-        trial.bind(("localhost", 0))
-        return int(trial.getsockname()[1])
+SECONDS = 240
 
 
 def ranks_environment(rank: int, count: int, port: int) -> dict[str, str]:
     """What torchrun sets, for processes on one machine."""
     return {
-        **{name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC")},
+        **own_environment(),
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(count),
         "LOCAL_WORLD_SIZE": str(count),
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(REPOSITORY),
     }
 
 
 def in_several(file: str, name: str, folder: Path, count: int = 2) -> list[Any]:
-    """What the function `name` of `file` returns in each of `count` processes of a group; an error there is one."""
+    """What the function `name` of `file` returns in each of `count` processes of a group; an error there is one.
+
+    They work in `folder`.
+    """
     port = free_port()
     answers = [folder / f"answer{rank}.pkl" for rank in range(count)]
     commands = [[sys.executable, __file__, file, name, str(answer)] for answer in answers]
     processes = [
-        subprocess.Popen(command, env=ranks_environment(rank, count, port), stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            command, cwd=folder, env=ranks_environment(rank, count, port), stderr=subprocess.PIPE, text=True
+        )
         for rank, command in enumerate(commands)
     ]
     try:

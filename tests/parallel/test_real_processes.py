@@ -1,73 +1,137 @@
-"""Two processes under torchrun: one that is asked to stop stops both, one that is killed ends the run and is named."""
+"""Real processes of a run: asked to stop, killed, hung, without data. All end and say why, and nothing is lost."""
 
-import json
+import itertools
+import os
 import signal
-import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
-from several import free_port
 
 from speakernet.checkpoint import read_own_checkpoint
+from tests.started import Started, free_port, saved_step, steps_of, torchrun
+from tests.tiny_recipe import MANY_STEPS, write_recipe
 
-pytestmark = pytest.mark.slow
-SECONDS = 150
-RECIPE = """# many short steps
-data:
-  train_list: {root}/train_list.txt
-  train_path: {root}
-  test_list: {root}/trials.txt
-  test_path: {root}
-  batch_size: 4
-  crop_frames: 40
-  num_workers: 0
-model: {{name: ResNet, embedding_dim: 8, options: {{channels: 8, blocks: [1], stem_stride: 4}}}}
-loss: {{name: amsoftmax}}
-training: {{max_epochs: 5000, test_interval: 5000, save_path: {run}, log_interval: 1, save_steps: 5}}
-runtime: {{device: cpu, precision: "no", compile: "off", deterministic: true}}
-augment: {{enabled: false}}
-"""
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals and /proc of Linux"),
+]
+EVALUATED = 6000
+"""Utterances of a list whose evaluation takes some seconds."""
 
 
-def steps_of(run: Path) -> int:
-    path = run / "metrics.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return max((json.loads(line)["step"] for line in lines if line.endswith("}")), default=0)
+@pytest.fixture(scope="module")
+def recipe(tiny_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of one run, which every test takes further."""
+    folder = tmp_path_factory.mktemp("stopped")
+    changes = {"data": {"num_workers": 1}, "training": {"save_minutes": 0}}
+    return write_recipe(folder / "run.yaml", tiny_corpus, folder / "run", MANY_STEPS, changes)
 
 
-def signalled(recipe: Path, repository: Path, number: signal.Signals) -> tuple[int, str, int]:
-    """Status, words and steps of a run of two whose second process got a signal some steps after its start."""
-    run, begin = recipe.parent / "run", steps_of(recipe.parent / "run")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}"]
-    process = subprocess.Popen(
-        [*command, "trainSpeakerNet.py", "--config", str(recipe)], cwd=repository, stderr=subprocess.PIPE, text=True
-    )
-    children: list[psutil.Process] = []
-    try:
-        deadline = time.monotonic() + SECONDS
-        while steps_of(run) < begin + 7:
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.1)
-        children = psutil.Process(process.pid).children()
-        ranks = {one.environ()["RANK"]: one for one in children}
-        ranks["1"].send_signal(number)
-        said = process.communicate(timeout=60)[1]
-        assert not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in children)
-    finally:
-        for one in [*children, process]:
-            if one.is_running() if isinstance(one, psutil.Process) else one.poll() is None:
-                one.kill()
-    return process.returncode, said, int(read_own_checkpoint(run / "last.pt")["training"]["state"]["step"])
+@contextmanager
+def in_steps(recipe: Path, *options: str, command: list[str] | None = None) -> Iterator[Started]:
+    """Two processes that have gone on for some steps."""
+    run = recipe.parent / "run"
+    before = steps_of(run)
+    full = [*(command or [*torchrun(), "trainSpeakerNet.py"]), "--config", str(recipe), *options]
+    with Started(full, recipe.parent / "said.txt") as started:
+        started.until(lambda: steps_of(run) >= before + 5, "its fifth step")
+        assert sorted(started.ranks()) == [0, 1]
+        yield started
 
 
-def test_one_process_is_stopped_or_killed(tiny_corpus: Path, tmp_path: Path, repository: Path) -> None:
-    recipe = tmp_path / "run.yaml"
-    recipe.write_text(RECIPE.format(root=tiny_corpus, run=tmp_path / "run"))
-    status, said, stopped_at = signalled(recipe, repository, signal.SIGTERM)
-    assert status and f"stopped by SIGTERM after step {stopped_at}; the same command goes on" in said
-    status, said, _ = signalled(recipe, repository, signal.SIGKILL)
-    assert status and said.count("resumed from") == 1 and f"step {stopped_at}" in said
-    assert "Signal 9 (SIGKILL)" in said and "rank      : 1 " in said
+def test_a_signal_to_one_process_stops_all_after_the_same_step(recipe: Path) -> None:
+    with in_steps(recipe) as started:
+        started.ranks()[1].send_signal(signal.SIGTERM)
+        assert started.end()
+        step = saved_step(recipe.parent / "run")
+        assert f"stopped by SIGTERM after step {step}; the same command goes on" in started.said
+
+
+def test_without_its_loader_worker_a_process_ends_all_with_a_checkpoint(recipe: Path) -> None:
+    run = recipe.parent / "run"
+    with in_steps(recipe) as started:
+        trained = steps_of(run)
+        (worker,) = started.ranks()[1].children()
+        worker.kill()
+        assert started.end()
+        assert saved_step(run) >= trained
+        assert f"WorkerDied: last.pt was written after step {saved_step(run)}" in started.said
+        # By one of them; torchrun adds what it has to say.
+        assert started.said.count("loader worker 0 of 1") == 1 and "was ended by SIGKILL" in started.said
+
+
+def test_a_process_that_is_stopped_is_named(recipe: Path) -> None:
+    with in_steps(recipe, "--runtime.distributed_timeout_seconds", "10") as started:
+        last = started.ranks()[1]
+        last.suspend()
+        started.until(lambda: "it gives no sign of life" in started.said, "naming the process that is stopped")
+        last.resume()
+        assert started.end()
+        assert f"rank 1 (process {last.pid} on " in started.said and "the same command goes on" in started.said
+
+
+def test_a_process_that_waits_for_its_data_is_named(recipe: Path) -> None:
+    with in_steps(recipe, "--runtime.distributed_timeout_seconds", "10") as started:
+        last = started.ranks()[1]
+        (worker,) = last.children()
+        worker.suspend()
+        started.until(lambda: "hangs, while rank 0 is at step" in started.said, "naming the process that hangs")
+        worker.resume()
+        assert started.end()
+        assert f"rank 1 (process {last.pid} on " in started.said and "last at the data of step" in started.said
+
+
+def test_without_torchrun_the_processes_end_with_a_checkpoint(recipe: Path) -> None:
+    run = recipe.parent / "run"
+    with in_steps(recipe) as started:
+        started.process.kill()
+        assert started.end(lingering=30) == -signal.SIGKILL
+        assert f"stopped by SIGTERM after step {saved_step(run)}" in started.said
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGUSR1, 138), (signal.SIGKILL, 75)])
+def test_what_distributed_starts_ends_as_one_process_does(recipe: Path, number: signal.Signals, status: int) -> None:
+    """`--distributed` with two GPUs, were there any: a signal to the command, and a process that is killed."""
+    start = "import sys; from speakernet.parallel.launching import launch; sys.exit(launch(2, {}, sys.argv[1:]))"
+    with in_steps(recipe, command=[sys.executable, "-c", start.format(free_port()), "train"]) as started:
+        killed = started.ranks()[1]
+        if number == signal.SIGKILL:
+            killed.kill()
+        else:
+            os.kill(started.process.pid, number)
+        assert started.end() == status
+        step = saved_step(recipe.parent / "run")
+        if number == signal.SIGKILL:
+            assert f"rank 1 (process {killed.pid}) was ended by SIGKILL" in started.said
+        else:
+            assert f"stopped by {number.name} after step {step}" in started.said
+            assert "Traceback" not in started.said
+
+
+def test_an_evaluation_is_left_at_once(tiny_corpus: Path, tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus"
+    for name in ("train_list.txt", *(f"spk{number:02d}" for number in range(8))):
+        corpus.mkdir(exist_ok=True)
+        (corpus / name).symlink_to(tiny_corpus / name)
+    names = [f"spk{8 + number % 6:02d}/utt{number}.wav" for number in range(EVALUATED)]
+    for number, name in enumerate(names):
+        (corpus / name).parent.mkdir(exist_ok=True)
+        os.link(tiny_corpus / name.split("/")[0] / f"utt{number % 3}.wav", corpus / name)
+    pairs = zip(names, [*names[6:], *names[:6]], strict=True)
+    others = itertools.pairwise(names)
+    lines = [f"1 {one} {other}\n" for one, other in pairs] + [f"0 {one} {other}\n" for one, other in others]
+    (corpus / "trials.txt").write_text("".join(lines))
+    run = tmp_path / "run"
+    changes = {"training": {"max_epochs": 5, "test_interval": 1}, "evaluation": {"eval_frames": 100, "num_crops": 5}}
+    recipe = write_recipe(tmp_path / "run.yaml", corpus, run, changes)
+    with Started([*torchrun(), "trainSpeakerNet.py", "--config", str(recipe)], tmp_path / "said.txt") as started:
+        started.until(lambda: "epoch 1: loss" in started.said, "the end of its first epoch")
+        time.sleep(0.5)
+        started.ranks()[1].send_signal(signal.SIGUSR1)
+        assert started.end(20)
+        assert "stopped by SIGUSR1 after step 8" in started.said and "evaluation after epoch 1" not in started.said
+    assert read_own_checkpoint(run / "last.pt")["training"]["state"]["awaits_evaluation"]

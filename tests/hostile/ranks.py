@@ -1,0 +1,81 @@
+"""Runs of two processes, one of which is killed again and again; `torchrun --max-restarts` goes on with both."""
+
+import random
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.outcomes import came_to, differences
+from tests.started import Started, torchrun
+from tests.tiny_recipe import EVERY_STAGE, write_recipe
+
+SHARE_OF_RUN = 0.6
+"""Kills come within this share of a run's length: what goes on is shorter than what begins."""
+
+
+def recipe_of(folder: Path, corpus: Path) -> Path:
+    """Of a run into `folder`/run, with every stage."""
+    return write_recipe(folder / "run.yaml", corpus, folder / "run", EVERY_STAGE)
+
+
+class RankKills:
+    """Kills one of two processes at random moments, and compares what the run comes to.
+
+    Args:
+        folder: where the runs lie.
+        corpus: with its lists.
+        seed: of the moments, and of which process it is.
+    """
+
+    def __init__(self, folder: Path, corpus: Path, seed: int) -> None:
+        self.folder, self.corpus = folder, corpus
+        self.draw = random.Random(seed)
+        self.num_kills = 0
+        straight = folder / "straight"
+        shutil.rmtree(straight, ignore_errors=True)
+        recipe, begin = recipe_of(straight, corpus), time.monotonic()
+        with Started([*torchrun(), "trainSpeakerNet.py", "--config", str(recipe)], straight / "said.txt") as started:
+            status = started.end()
+            assert status == 0, started.said[-3000:]
+        self.seconds = time.monotonic() - begin
+        self.expected = came_to(straight / "run")
+
+    def round(self, most_kills: int) -> list[str]:
+        """One run, killed so often if it lasts so long; what went wrong, in words."""
+        folder = self.folder / "killed"
+        shutil.rmtree(folder, ignore_errors=True)
+        recipe = recipe_of(folder, self.corpus)
+        command = [*torchrun(f"--max-restarts={most_kills}"), "trainSpeakerNet.py", "--config", str(recipe)]
+        with Started(command, folder / "said.txt") as started:
+            killed = self._kill(started, most_kills)
+            status = started.end()
+            said = started.said
+        self.num_kills += len(killed)
+        if status:
+            return [f"status {status}: {said[-3000:]}"]
+        problems = [f"{name} differs" for name in differences(came_to(folder / "run"), self.expected)]
+        names = [f"failed (exitcode: -9) local_rank: {rank} (pid: {process})" for rank, process in killed]
+        return problems + [f"nothing says {name!r}" for name in names if name not in said]
+
+    def _kill(self, started: Started, most_kills: int) -> list[tuple[int, int]]:
+        """Rank and process of each that was killed."""
+        killed: list[tuple[int, int]] = []
+        before: set[int] = set()
+        for _ in range(most_kills):
+            ranks: dict[int, Any] = {}
+            while started.process.poll() is None and len(ranks) < 2:
+                time.sleep(0.1)
+                ranks = {rank: one for rank, one in started.ranks().items() if one.pid not in before}
+            try:
+                started.process.wait(self.draw.uniform(0, SHARE_OF_RUN * self.seconds))
+                break
+            except subprocess.TimeoutExpired:
+                pass
+            before |= {one.pid for one in ranks.values()}
+            rank = self.draw.choice(sorted(ranks))
+            if ranks[rank].is_running():
+                ranks[rank].kill()
+                killed.append((rank, ranks[rank].pid))
+        return killed

@@ -1,0 +1,152 @@
+"""A run goes on with any number of processes, at the end of an epoch and inside; they must have been started alike."""
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from several import in_several
+
+from speakernet import distributed
+from speakernet.assembly.journeys import score_experiment, train_experiment
+from speakernet.checkpoint import read_own_checkpoint
+from speakernet.config import load_config
+from speakernet.training.interrupts import Interrupted
+from speakernet.training.trainer import Trainer
+from tests.outcomes import numbers
+from tests.tiny_recipe import write_recipe
+
+pytestmark = pytest.mark.slow
+STEPS_OF_EPOCH, LAST_STEP = 8, 20
+CHANGES: dict[str, Any] = {
+    "training": {"max_epochs": 3, "test_interval": 1},
+    "optimizer": {"name": "sgd", "learning_rate": 0.05},
+    "frontend": {"spec_augment": True},
+    "loss": {"name": "aamsoftmax", "sharded": "on"},
+    "evaluation": {"eval_frames": 40, "num_crops": 1, "bootstrap_samples": 0},
+}
+
+
+@contextlib.contextmanager
+def stopped(step: int) -> Iterator[None]:
+    """The last of the processes is asked to stop in this step; 0: in the first evaluation."""
+    before = Trainer.run_step, Trainer.evaluate
+
+    def ask() -> None:
+        if distributed.rank() == distributed.world_size() - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def run_step(self: Trainer, batches: Any) -> bool:
+        if step == self.state.step + 1:
+            ask()
+        return before[0](self, batches)
+
+    def evaluate(self: Trainer, *note: str, **how: bool) -> float:
+        if step == 0:
+            ask()
+        return before[1](self, *note, **how)
+
+    Trainer.run_step, Trainer.evaluate = run_step, evaluate  # type: ignore[method-assign]
+    try:
+        with pytest.raises(Interrupted):
+            yield
+    finally:
+        Trainer.run_step, Trainer.evaluate = before  # type: ignore[method-assign]
+
+
+def train(folder: Path, name: str, step: int, *options: str) -> None:
+    """Train in `folder`/`name` up to a step, of the recipe there."""
+    given = ["--config", str(folder / "run.yaml"), "--save_path", str(folder / name), *options]
+    with stopped(step):
+        train_experiment(load_config(given))
+
+
+def refused(call: Any, *own: str) -> str:
+    """Why the journey is refused where the second process has options of its own."""
+    options = own if distributed.rank() == 1 else ()
+    given = ["--config", "run.yaml", "--save_path", "refused", "--initial_model", "whole2/last.pt", *options]
+    with pytest.raises(ValueError) as caught:
+        call(load_config(given))
+    return str(caught.value)
+
+
+def two() -> dict[str, str]:
+    """In two processes: a run straight to its end, two that are stopped, and what is refused."""
+    folder = Path.cwd()
+    train(folder, "straight", LAST_STEP)
+    train(folder, "half2", STEPS_OF_EPOCH + 4)
+    train(folder, "whole2", 0)
+    return {
+        "option": refused(train_experiment, "--loss.margin", "0.3"),
+        "list": refused(train_experiment, "--train_list", "other_list.txt"),
+        "trials": refused(score_experiment, "--test_list", "other_trials.txt"),
+    }
+
+
+def three() -> dict[str, str]:
+    """In three processes: runs of one and of two go on; and batches that cannot be shared, or not evenly."""
+    folder = Path.cwd()
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("speakernet").addHandler(handler)
+    logging.getLogger("speakernet").setLevel("INFO")
+    for name in ("half1", "half2", "whole2"):
+        train(folder, f"{name}-3", LAST_STEP)
+    given = load_config(["--config", "run.yaml", "--save_path", "refused", "--data.batch_size", "2"])
+    with pytest.raises(ValueError) as caught:
+        train_experiment(given)
+    return {"small": str(caught.value), "said": "\n".join(said)}
+
+
+def test_a_run_goes_on_with_any_number_of_processes(tiny_corpus: Path, tmp_path: Path) -> None:
+    write_recipe(tmp_path / "run.yaml", tiny_corpus, tmp_path / "unused", CHANGES)
+    for name, other in (("train_list", "other_list"), ("trials", "other_trials")):
+        lines = (tiny_corpus / f"{name}.txt").read_text().splitlines(keepends=True)
+        (tmp_path / f"{other}.txt").write_text("".join(lines[1:]))
+    first, second = in_several(__file__, "two", tmp_path)
+    train(tmp_path, "half1", STEPS_OF_EPOCH + 4)
+    for name, count in (("half1", 3), ("half2", 3), ("whole2", 3), ("half2", 1), ("whole2", 1)):
+        shutil.copytree(tmp_path / name, tmp_path / f"{name}-{count}")
+    of_three = in_several(__file__, "three", tmp_path, count=3)
+    for name in ("half2", "whole2"):
+        train(tmp_path, f"{name}-1", LAST_STEP)
+    straight = outcome(tmp_path / "straight")
+    for name in ("half1-3", "half2-3", "whole2-3", "half2-1", "whole2-1"):
+        compare(name, outcome(tmp_path / name), straight)
+    assert first == second
+    assert "loss.margin is 0.2 on rank 0 and 0.3 on rank 1" in first["option"]
+    assert "data.train_list" in first["list"] and "data.test_list" in first["trials"]
+    assert all("were not started alike" in one and "Start all of them with the same" in one for one in first.values())
+    assert not (tmp_path / "refused").exists()
+    for one in of_three:
+        assert "data.batch_size is 2 utterances, and there are 3 processes" in one["small"]
+    assert "a batch of 4 utterances over 3 processes: 1 or 2 each" in of_three[0]["said"]
+    assert of_three[0]["said"].count("resumed from") == 3
+
+
+def outcome(run: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
+    """Weights and head, and the records of the steps."""
+    saved = read_own_checkpoint(run / "last.pt")["training"]
+    assert saved["state"]["step"] == LAST_STEP, run
+    steps = [one for one in numbers(run / "metrics.jsonl") if one["kind"] == "step"]
+    return {**saved["net"], **saved["loss"]}, steps
+
+
+def compare(name: str, found: Any, expected: Any) -> None:
+    """The same batches and schedules; weights to what the order of sums makes of them."""
+    assert [one["step"] for one in found[1]] == list(range(1, LAST_STEP + 1)), name
+    for one, other in zip(found[1], expected[1], strict=True):
+        assert (one["epoch"], one["learning_rate"]) == (other["epoch"], other["learning_rate"]), name
+        np.testing.assert_allclose(one["loss"], other["loss"], rtol=1e-3, err_msg=name)
+    for key, value in expected[0].items():
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            difference = (found[0][key] - value).abs().max() if value.numel() else torch.zeros(())
+            assert difference <= 1e-3 * max(1.0, float(value.abs().max())), f"{name}: {key} {difference}"

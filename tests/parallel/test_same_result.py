@@ -1,0 +1,87 @@
+"""Two processes come to the same bits however they were started, on however many machines, and whatever was killed."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from several import ranks_environment
+
+from speakernet.cli import main
+from tests.hostile.ranks import RankKills, recipe_of
+from tests.outcomes import VOLATILE, came_to, differences
+from tests.started import Started, free_port, torchrun
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals and /proc of Linux"),
+]
+SEED = 20260101
+SCORED = (
+    *("--evaluation.score_norm", "as", "--evaluation.cohort_size", "5", "--evaluation.subtract_mean", "true"),
+    *("--evaluation.slices", "[duration, snr]", "--evaluation.sweep", "[duration, telephone]"),
+    *("--evaluation.embedding", "both", "--evaluation.batch_size", "3"),
+)
+
+
+@pytest.fixture(scope="module")
+def kills(tiny_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> RankKills:
+    """With a run that nothing disturbed."""
+    return RankKills(tmp_path_factory.mktemp("ranks"), tiny_corpus, SEED)
+
+
+def test_kills_change_nothing(kills: RankKills) -> None:
+    """Weights, moments, scores, figures, metrics and report, after three kills (`make hostile`: 20)."""
+    assert not kills.round(3)
+    assert kills.num_kills == 3
+
+
+def test_two_nodes_come_to_the_same(kills: RankKills, tiny_corpus: Path, tmp_path: Path) -> None:
+    recipe = recipe_of(tmp_path, tiny_corpus)
+    meet = ("--nnodes=2", "--rdzv_backend=c10d", f"--rdzv_endpoint=localhost:{free_port()}", "--local_addr=localhost")
+    command = [*torchrun(*meet, count=1), "trainSpeakerNet.py", "--config", str(recipe)]
+    with Started(command, tmp_path / "first.txt") as first, Started(command, tmp_path / "second.txt") as second:
+        assert (first.end(), second.end()) == (0, 0), first.said[-2000:] + second.said[-2000:]
+        assert "2 processes (1 on this machine), joined by gloo" in first.said + second.said
+    assert not differences(came_to(tmp_path / "run"), kills.expected)
+
+
+def test_scoring_is_that_of_one_process_to_the_last_digit(kills: RankKills, tiny_corpus: Path, tmp_path: Path) -> None:
+    found = []
+    for name in ("one", "two"):
+        folder = tmp_path / name
+        recipe = recipe_of(folder, tiny_corpus)
+        (folder / "run").mkdir()
+        # A copy of its own, in which what is measured for the scores is kept.
+        shutil.copy(kills.folder / "straight" / "run" / "best.pt", folder / "run" / "best.pt")
+        arguments = ["--config", str(recipe), *SCORED]
+        if name == "one":
+            assert main(["evaluate", *arguments]) == 0
+        else:
+            command = [*torchrun(), "trainSpeakerNet.py", *arguments, "--eval"]
+            with Started(command, folder / "said.txt") as started:
+                assert started.end() == 0, started.said[-3000:]
+        written = folder / "run" / "eval" / "trials"
+        results = json.loads((written / "results.json").read_text())
+        assert results["sweep"] and results["slices"] and results["score_norm"]
+        same = {key: value for key, value in results.items() if key not in VOLATILE}
+        found.append(((written / "scores.txt").read_text(), same))
+    assert found[0] == found[1]
+
+
+def test_each_process_embeds_a_part(kills: RankKills, tiny_corpus: Path, tmp_path: Path) -> None:
+    model = kills.folder / "straight" / "run" / "best.pt"
+    # More than are embedded and kept at once.
+    for number in range(150):
+        (tmp_path / "voices").mkdir(exist_ok=True)
+        os.link(tiny_corpus / f"spk{number % 14:02d}" / "utt0.wav", tmp_path / "voices" / f"{number}.wav")
+    arguments = ["embed", str(tmp_path / "voices"), "--model", str(model), "--device", "cpu", "--out"]
+    assert main([*arguments, str(tmp_path / "one.npz")]) == 0
+    command = [sys.executable, "-m", "speakernet", *arguments, str(tmp_path / "two.npz")]
+    port = free_port()
+    processes = [subprocess.Popen(command, env=ranks_environment(rank, 2, port)) for rank in range(2)]
+    assert [process.wait(100) for process in processes] == [0, 0]
+    assert (tmp_path / "two.npz").read_bytes() == (tmp_path / "one.npz").read_bytes()
