@@ -8,13 +8,14 @@ from datetime import timedelta
 
 import torch
 from torch import distributed as torch_distributed
+from torch.distributed import Store, TCPStore
 
 from speakernet.distributed import is_distributed
 from speakernet.files import error_line
 from speakernet.machine.device import find_device
 from speakernet.machine.options import MachineOptions
 from speakernet.parallel.environment import Place, find_place
-from speakernet.parallel.watch import Watch
+from speakernet.parallel.watch import Watch, of_this_start
 
 logger = logging.getLogger(__name__)
 
@@ -93,12 +94,14 @@ def _start(options: MachineOptions, place: Place) -> None:
         )
     device = find_device(options, place.local_rank)
     backend = _choose_backend(options, device)
+    timeout = timedelta(seconds=options.distributed_timeout_seconds)
     try:
         torch_distributed.init_process_group(
             backend,
+            store=_store(place, timeout),
             rank=place.rank,
             world_size=place.world_size,
-            timeout=timedelta(seconds=options.distributed_timeout_seconds),
+            timeout=timeout,
             device_id=device if backend != "gloo" else None,
         )
     except (RuntimeError, ValueError) as error:
@@ -118,6 +121,20 @@ def _start(options: MachineOptions, place: Place) -> None:
             "%d processes (%d on this machine), joined by %s at %s:%d",
             *(place.world_size, place.local_world_size, backend, place.address, place.port),
         )
+
+
+def _store(place: Place, timeout: timedelta) -> Store:
+    """Where the processes leave word how to reach them; each start of torchrun has words of its own there.
+
+    torch's own way (`env://`) has not: after `--max-restarts` a process may read where one that was killed could be
+    reached.
+    """
+    is_torchruns = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    is_master = place.rank == 0 and not is_torchruns
+    store = TCPStore(
+        place.address, place.port, is_master=is_master, wait_for_workers=False, timeout=timeout, multi_tenant=True
+    )
+    return of_this_start(store)
 
 
 def _choose_backend(options: MachineOptions, device: torch.device) -> str:

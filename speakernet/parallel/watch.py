@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import PrefixStore, Store, TCPStore
 
 from speakernet.distributed import work
 from speakernet.parallel.environment import Place
@@ -67,9 +67,8 @@ class Watch:
             wait_for_workers=False,
             timeout=timedelta(seconds=STORE_SECONDS),
         )
-        # torchrun keeps its store when it starts the processes again.
         self._is_lost = False
-        self._store = PrefixStore(f"speakernet/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        self._store = PrefixStore("watch", of_this_start(store))
         self._lock = threading.Lock()
         self._number = 0
         self._beat()
@@ -196,6 +195,11 @@ class Watch:
                 logger.error("rank %d (%s) has given no sign of life for %.0f s", rank, sign, now - since)
                 # Not again.
                 seen[rank] = (number, float("inf"))
+
+
+def of_this_start(store: Store) -> PrefixStore:
+    """The part of a store that belongs to this start of the processes; torchrun keeps it from one to the next."""
+    return PrefixStore(f"speakernet/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def _named(signs: dict[int, Sign], what: str) -> str:
