@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from speakernet.training.step import StepOutcome
 
@@ -34,8 +34,12 @@ class Tape(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in ASKING:
             raise RuntimeError(f"operation not permitted while a step is recorded: {func}")
+        # As they lie now: what is transposed in place later is another view of the same memory.
+        given = tree_map(_view, (args, kwargs or {}))
         made = func(*args, **(kwargs or {}))
-        self.calls.append((func, args, kwargs or {}, made))
+        turned = made is args[0] and made.stride() != given[0][0].stride() if args else False
+        if not turned:
+            self.calls.append((func, *given, tree_map(_view, made)))
         return made
 
     @torch.no_grad()
@@ -46,7 +50,11 @@ class Tape(TorchDispatchMode):
             for old, new in zip(tree_leaves(made), tree_leaves(again), strict=True):
                 # A view shows what lies there now.
                 if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
-                    old.detach().copy_(new)
+                    old.copy_(new)
+
+
+def _view(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value
 
 
 class TapeRecorder:
