@@ -40,6 +40,7 @@ def test_two_lists_are_all_that_the_recipe_takes(tiny_corpus: Path, tmp_path: Pa
     assert not kept.get("calibration") and not kept.get("thresholds")
 
 
+@pytest.mark.slow
 def test_held_out_speakers_choose_the_model_and_its_thresholds(tiny_corpus: Path, tmp_path: Path) -> None:
     best = ("--training.final_model", "best", "--test_interval", "1", "--evaluation.validation_precision", "no")
     results = train(tiny_corpus, tmp_path, "--data.validation_speakers", "3", "--data.batch_size", "8", *best)

@@ -102,3 +102,15 @@ def test_samples_have_no_bands_to_warp() -> None:
     raw = create(FEATURES["raw"], FEATURES["raw"].options(name="raw"), sample_rate=16000, seed=0)
     with pytest.raises(ValueError, match=r"augment\.warp_factors: \[1\.0, 0\.9, 1\.1\], but .* no mel bands"):
         raw.warp(FACTORS)
+
+
+@pytest.mark.slow
+def test_compiled_code_asks_for_the_factors_of_every_pass(speech: torch.Tensor) -> None:
+    warping, plain = front_end("log_mel").train(), front_end("log_mel").train()
+    warping.warp(FACTORS)
+    plain.warp(FACTORS)
+    compiled = torch.compile(warping, backend="eager", dynamic=False)
+    for warps in ([0, 1, 2, 0], [0, 0, 0, 0], [2, 1, 1, 0]):
+        warping.tracts.take_warps(np.array(warps))
+        plain.tracts.take_warps(np.array(warps))
+        torch.testing.assert_close(compiled(speech), plain(speech))
