@@ -136,7 +136,8 @@ class TrainingStep:
         """
         if not self._indices:
             self.guard.remember()
-            self._random_before = _random_state(self.precision.device)
+            if not _is_recording(self.precision.device):
+                self._random_before = _random_state(self.precision.device)
         self._indices.append(batch.indices)
         self._num_utterances += sum(batch.shares)
         if self.gradient_cache:
@@ -302,6 +303,11 @@ class TrainingStep:
             self.guard.restore()
         else:
             self.optimizer.step()
+
+
+def _is_recording(device: torch.device) -> bool:
+    """Whether a GPU only takes down what it is asked to do; it must not be asked where its generator stands."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _random_state(device: torch.device) -> list[Any]:
