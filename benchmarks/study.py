@@ -1,7 +1,7 @@
 """Train named variants of a recipe with several seeds, and say what each of them gains.
 
     python -m benchmarks.study benchmarks/studies/small_data.yaml --save_path S --train_list L …
-    python -m benchmarks.study PLAN … --only "base" "warps 3" --seeds 1 2 3 4
+    python -m benchmarks.study PLAN … --only "three warps" --seeds 1 2 3 4
     python -m benchmarks.study PLAN … --table
 
 A plan is a YAML file: `recipe`, `seeds`, `reference` (a variant's name), `common` (options of all runs) and `variants`
