@@ -345,7 +345,8 @@ def normalize_waveforms(waveforms: Tensor, lengths: Tensor | None = None, epsilo
         return (masked.sum(dim=1, keepdim=True, dtype=torch.float64) / count).float()
 
     centred = waveforms - mean(waveforms)
-    normalized = centred / (mean(centred.square()).sqrt() + epsilon)
+    # The bound changes no number here; the exporter of ONNX takes an added 1e-8 for nothing, and silence became NaN.
+    normalized = centred / (mean(centred.square()).sqrt() + epsilon).clamp(min=epsilon)
     return normalized if inside is None else normalized * inside
 
 
