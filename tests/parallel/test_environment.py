@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from speakernet import distributed
+from speakernet.cli import main
 from speakernet.machine.options import MachineOptions
 from speakernet.parallel.agreement import refuse_differences
 from speakernet.parallel.environment import Place, find_place, is_first, is_first_here
@@ -170,3 +171,11 @@ def test_differences_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributed, "gather_objects", gather)
     with pytest.raises(ValueError, match=r"loss.margin is 0.2 on rank 0 and 0.3 on rank 1\. Start all"):
         refuse_differences({"loss.margin": 0.2, "data.batch_size": 4})
+
+
+def test_several_processes_that_embed_have_parts_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_environment(monkeypatch, {**TORCHRUN, "LOCAL_RANK": "0"})
+    assert main(["embed", "a.wav", "--model", "best.pt", "--out", "e.npz", "--part", "1/2"]) == 1
+    assert "--part 1/2, but these are 8 processes, each of which does a part of its own" in capsys.readouterr().err
