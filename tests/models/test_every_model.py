@@ -206,9 +206,13 @@ def test_the_smallest_size_compiled_has_the_outputs_and_gradients_of_the_eager_o
     eager = outputs_and_gradients(net, features)
     compiled = outputs_and_gradients(net, features, backend="inductor")
     # Statistics of so small a batch and every ReLU blow up what rounding leaves: gradients of torch's own compiled code
-    # are up to 0.08 away (ResNetSE34V2, whose pooling takes a variance as a difference). A wrong kernel is far off.
-    assert distance(compiled[:1], eager[:1]) < 5e-3
-    assert distance(compiled, eager) < 0.15
+    # are up to 0.08 away (ResNetSE34V2, whose pooling takes a variance as a difference) and 0.25 in RawNet3, embeddings
+    # 0.02, as far as features that differ by a millionth take them. A wrong kernel is far off.
+    noise = torch.randn(features.shape, generator=torch.Generator().manual_seed(3))
+    nudged = outputs_and_gradients(net, features * (1 + 1e-6 * noise))
+    assert distance(compiled[:1], eager[:1]) < max(5e-3, 3 * distance(nudged[:1], eager[:1]))
+    pairs = zip(distances(compiled, eager), distances(nudged, eager), strict=True)
+    assert all(one < max(0.15, 3 * other) for one, other in pairs)
 
 
 def settle_norms(net, features):
@@ -237,9 +241,13 @@ def outputs_and_gradients(net, features, backend=None):
 
 def distance(found, expected):
     """The largest relative distance of a tensor from its fellow; small ones count beside the largest."""
+    return max(distances(found, expected))
+
+
+def distances(found, expected):
     largest = max(one.norm() for one in expected)
     pairs = zip(found, expected, strict=True)
-    return max(float((one - other).norm() / (other.norm() + 0.01 * largest)) for one, other in pairs)
+    return [float((one - other).norm() / (other.norm() + 0.01 * largest)) for one, other in pairs]
 
 
 class FromFeatures(nn.Module):
