@@ -15,6 +15,7 @@ import secrets
 import shlex
 import shutil
 import stat
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -33,6 +34,7 @@ LOCK_NAME = ".preparing.lock"
 RUNNING_NAME = ".preparing.running"
 LONGEST_NAME_BYTES = 255  # of every file system in use
 IN_FLIGHT_PER_WORKER = 4
+OTHER_PLACE = "choose another place with --out"
 BLOCK_BYTES = 1 << 20
 #: A file that is summed in less than a second or so needs no progress bar.
 SHOWN_BYTES = 512 << 20
@@ -46,6 +48,22 @@ FILE_KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+
+
+IN_PLACE_OF_A_FILE = {
+    b"version https://git-lfs": "a pointer of git-lfs, whose file `git lfs pull` fetches",
+    b"<!doc": "an HTML page, as servers send in place of a file that needs a login",
+    b"<html": "an HTML page, as servers send in place of a file that needs a login",
+}
+"""How files begin that came in place of others, and what they are."""
+
+
+def in_place_of_a_file(file: IO[bytes]) -> str:
+    """What came in place of the wanted file, by its first bytes, for messages; empty where it is none of what usually
+    does.
+    """
+    start = file.read(64).lstrip().lower()
+    return next((found for mark, found in IN_PLACE_OF_A_FILE.items() if start.startswith(mark)), "")
 
 
 class FileError(ValueError):
@@ -93,6 +111,32 @@ def writing(path: object, advice: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise FileError(f"{path}: cannot be written ({error.strerror or error}); {advice}") from error
+
+
+@contextlib.contextmanager
+def naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
+    """Let an error of the system in the block name a file: a write that fails names none, or a temporary one.
+
+    Raises:
+        OSError: as it was, with `path` as its file.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename in (None, str(temporary)) and error.filename2 is None:
+            error.filename = str(path)
+        raise
+
+
+def check_writable(path: str | Path) -> None:
+    """See before long work that the file of `--out` can be written where it is to lie; nothing is made.
+
+    Raises:
+        FileError: it cannot.
+    """
+    there = next(folder for folder in Path(path).absolute().parents if folder.exists())
+    with writing(path, OTHER_PLACE):
+        tempfile.TemporaryFile(dir=there).close()
 
 
 def open_regular(path: str | Path, *, buffering: int = -1) -> IO[bytes]:
@@ -156,13 +200,15 @@ def atomic_write(path: str | Path, mode: str = "w", *, is_flushed: bool = True) 
     temporary = temporary_beside(path)
     text = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
     try:
-        with temporary.open(mode.replace("w", "x"), **text) as file:  # type: ignore[call-overload]
-            yield file
-            # Renamed without it, after a power cut the new name may stand over content that never reached the disk.
-            if is_flushed:
-                file.flush()
-                os.fsync(file.fileno())
-        temporary.replace(path)
+        # Nobody knows the temporary name.
+        with naming(path, temporary):
+            with temporary.open(mode.replace("w", "x"), **text) as file:  # type: ignore[call-overload]
+                yield file
+                # Renamed without it, after a power cut the new name may stand over content that never reached the disk.
+                if is_flushed:
+                    file.flush()
+                    os.fsync(file.fileno())
+            temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

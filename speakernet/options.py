@@ -40,6 +40,8 @@ Epochs = Annotated[float, Ge(0.0), Le(1e6)]
 Positive = Annotated[float, Gt(0.0), Le(1e9)]
 NotNegative = Annotated[float, Ge(0.0), Le(1e9)]
 Decibels = Annotated[float, Ge(-200.0), Le(200.0)]
+DEFAULT_SEED = 10
+"""Of everything that is drawn where nobody says otherwise, so that a list has one interval whoever measures it."""
 SAMPLE_RATE = 16_000
 """Samples a second where nobody says otherwise: what speech corpora and published models have."""
 Gigabytes = Annotated[float, Ge(0.0), Le(1e6)]
@@ -104,7 +106,18 @@ def checked(owner: type, name: str, value: Any) -> Any:
         except ValidationError:
             pass
     found = "nothing" if value is None else repr(value)
-    raise OptionError(f"is {found}; expected {in_words(declared)}")
+    raise OptionError(f"is {found}; expected {in_words(declared)}{_bracketed(owner, name, value)}")
+
+
+def _bracketed(owner: type, name: str, value: Any) -> str:
+    """What to write where a list's only member was given without its brackets."""
+    if value is None or isinstance(value, list):
+        return ""
+    try:
+        _adapter(owner, name).validate_python([value])
+    except ValidationError:
+        return ""
+    return f": write [{value}]"
 
 
 def annotations(owner: type) -> dict[str, Any]:

@@ -38,7 +38,8 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     """The known names most like `name`, best first; letter case does not count."""
     known = list(known)
     by_folded = {candidate.casefold(): candidate for candidate in known}
-    matches = difflib.get_close_matches(name.casefold(), by_folded, n=count, cutoff=0.5)
+    # Papers write CAM++ where names of code write CAMPPlus.
+    matches = difflib.get_close_matches(name.casefold().replace("+", "p"), by_folded, n=count, cutoff=0.5)
     return [by_folded[match] for match in matches]
 
 

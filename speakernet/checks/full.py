@@ -1,5 +1,6 @@
 """Everything that can be said about lists, audio and machine before a run, in order; `speakernet doctor` shows it."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
@@ -12,7 +13,7 @@ from speakernet.checks.gathering import AudioFacts, ListedAudio, gather, gather_
 from speakernet.checks.headers import header_findings
 from speakernet.checks.machine import disk_finding, machine_findings
 from speakernet.checks.quick import quick_check
-from speakernet.checks.samples import sample_findings
+from speakernet.checks.samples import renamed_findings, sample_findings, shared_findings, trial_findings
 from speakernet.data.audio import SAMPLE_RATE
 from speakernet.data.ffmpeg import CONVERTIBLE_SUFFIXES
 from speakernet.data.lists import (
@@ -114,9 +115,13 @@ def full_check(request: CheckRequest, part: WorkPart = WHOLE, folder: Path | Non
         # Looked at below, with more to say.
         reads_headers=False,
     )
+    lists_of_trials = {id(one.names): one for one, _ in trials}
     for audio, facts in zip(lists, gathered, strict=True):
         is_training = training is not None and audio.names is training.paths
         _check_audio(result, request, audio, facts, training.labels if training is not None and is_training else None)
+        if (one := lists_of_trials.get(id(audio.names))) is not None and facts.samples is not None:
+            result.findings += trial_findings(one, facts.good, facts.samples, audio.check)
+    result.findings += _shared(lists, gathered, None if training is None else training.paths)
     needs_ffmpeg = any(_names_foreign_files(names) for names, _, _ in tables)
     findings += machine_findings(request.save_path, needs_ffmpeg=needs_ffmpeg)
     return result
@@ -161,10 +166,35 @@ def _check_audio(
     if not len(rows):
         return
     result.durations[check] = facts.lookup.seconds[rows]
-    good = names if len(rows) == len(names) else names.take(rows)
+    good = _good(names, facts)
     result.findings.append(disk_finding(audio.source, good, f"{check}: disk"))
     if facts.samples is not None:
         result.findings += sample_findings(good, facts.samples, check, None if labels is None else labels[rows])
+
+
+def _shared(
+    lists: Sequence[ListedAudio], gathered: Sequence[AudioFacts], training: StringTable | None
+) -> list[Finding]:
+    """What two lists both hold, told by the samples."""
+    read = {id(one.names): (_good(one.names, facts), facts.samples) for one, facts in zip(lists, gathered, strict=True)}
+    known, samples = read.get(id(training), (None, None))
+    findings = []
+    if known is not None and samples is not None:
+        for one in lists:
+            names, own = read[id(one.names)]
+            if one.names is not training and own is not None:
+                findings += shared_findings((known, samples), (names, own), one.check)
+    for first, second in itertools.combinations([one for one in lists if one.names is not training], 2):
+        (names, own), (others, found) = read[id(first.names)], read[id(second.names)]
+        if own is not None and found is not None:
+            findings += renamed_findings((names, own), (others, found), (first.check, second.check))
+    return findings
+
+
+def _good(names: StringTable, facts: AudioFacts) -> StringTable:
+    """The files whose headers are good."""
+    rows = facts.good
+    return names if len(rows) == len(names) else names.take(rows)
 
 
 def _names_foreign_files(names: StringTable) -> bool:

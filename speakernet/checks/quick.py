@@ -15,6 +15,7 @@ from speakernet.checks.headers import header_findings
 from speakernet.data.augment.banks import AUDIO_SUFFIXES
 from speakernet.data.ffmpeg import CONVERTIBLE_SUFFIXES
 from speakernet.data.list_identity import identify_trials
+from speakernet.data.list_lines import one_word
 from speakernet.data.lists import StringTable, TrainingList, TrialList
 from speakernet.data.sources import AudioSource
 from speakernet.files import own_command
@@ -130,6 +131,9 @@ def trial_findings(trials: TrialList) -> list[Finding]:
         advice = f"an error rate needs both kinds; {own_command('prepare trials')} makes such lists"
         return [Finding("error", "trials", f"{size}: all are {kind} trials", advice)]
     findings = [Finding("ok", "trials", size)]
+    if _labels_are_swapped(trials):
+        message = "every target pairs two folders, every non-target two files of one"
+        findings.append(Finding("warning", "labels", message, "1 is for one speaker and 0 for two: are they swapped?"))
     identity = identify_trials(trials)
     if identity:
         findings.append(Finding("ok", "trial identity", identity))
@@ -145,6 +149,20 @@ def trial_findings(trials: TrialList) -> list[Finding]:
             )
         )
     return findings
+
+
+def _labels_are_swapped(trials: TrialList) -> bool:
+    """Whether a part of the names is equal in all non-targets and different in all targets, and none the other way."""
+    parts = [name.split("/")[:-1] for name in trials.names]
+    is_swapped = False
+    for position in range(min(map(len, parts))):
+        known: dict[str, int] = {}
+        ids = np.array([known.setdefault(part[position], len(known)) for part in parts])
+        is_same = ids[trials.enrol] == ids[trials.test]
+        if np.array_equal(is_same, trials.labels == 1):
+            return False
+        is_swapped |= np.array_equal(is_same, trials.labels == 0)
+    return is_swapped
 
 
 def file_findings(
@@ -197,10 +215,10 @@ def overlap_findings(training: TrainingList, trials: TrialList) -> list[Finding]
         return [Finding("ok", "overlap", message)]
     known = set(training.speakers)
     shared = {
-        parts[depth]
+        speaker
         for parts in (name.split("/") for name in trials.names)
         for depth in depths
-        if -len(parts) <= depth < len(parts) and parts[depth] in known
+        if -len(parts) <= depth < len(parts) and (speaker := one_word(parts[depth])) in known
     }
     if shared:
         return [_overlap("speakers", sorted(shared), trials)]
@@ -228,7 +246,7 @@ def speaker_depths(training: TrainingList, num_rows: int = 1000) -> list[int]:
     for row in rows:
         parts = training.paths[row].split("/")
         speaker = training.speakers[int(training.labels[row])]
-        places = [place for place, part in enumerate(parts[:-1]) if part == speaker]
+        places = [place for place, part in enumerate(parts[:-1]) if one_word(part) == speaker]
         found = set(places) | {place - len(parts) for place in places}
         agreed = found if agreed is None else agreed & found
         if not agreed:

@@ -8,7 +8,7 @@ import numpy as np
 
 from speakernet.checks.findings import Finding
 from speakernet.data.audio import AudioError, to_int16
-from speakernet.data.lists import StringTable
+from speakernet.data.lists import StringTable, TrialList
 from speakernet.data.sources import AudioSource
 from speakernet.files import parallel_map
 from speakernet.terminal import MAX_NAMED
@@ -97,12 +97,80 @@ def sample_findings(
     if len(clipped):
         advice = "recorded too loud; fine for training, but listen to a few"
         findings.append(_some("warning", f"{check}: clipped", clipped, names, "files are clipped", advice))
-    findings += _duplicates(names, facts, is_read, check, labels)
+    findings += _duplicates(names, facts, is_read & (facts.rms >= SILENT_RMS), check, labels)
     if not findings:
         findings.append(
             Finding("ok", f"{check}: samples", f"all {len(names):,} decode; none silent, clipped or twice there")
         )
     return findings
+
+
+def shared_findings(
+    training: tuple[StringTable, SampleFacts], trials: tuple[StringTable, SampleFacts], check: str
+) -> list[Finding]:
+    """Recordings of a trial list that training hears too, under whatever name.
+
+    Args:
+        training: the files of the training list, and what was read of them.
+        trials: those of a trial list.
+        check: what the trial list is, as "trial audio (dev.txt)".
+    """
+    shared = _same_audio(training, trials)
+    if not shared:
+        return []
+    examples = tuple(f"{one} = {other}" for one, other in shared[:MAX_NAMED])
+    message = f"{len(shared):,} recordings are in the training list too"
+    advice = "one of the two may lie in the wrong person's folder; the error rate is not that of unknown speakers"
+    return [Finding("warning", f"{check}: overlap", message, advice, examples)]
+
+
+def trial_findings(trials: TrialList, rows: np.ndarray, facts: SampleFacts, check: str) -> list[Finding]:
+    """Trials of two speakers whose two sides are one recording: a person who lies in two folders, or a wrong label.
+
+    Args:
+        trials: the list.
+        rows: of its names, that were read, int64 (read,).
+        facts: what was read of them.
+        check: what the list is, as "trial audio (dev.txt)".
+    """
+    if trials.labels is None:
+        return []
+    hashes, is_read = np.zeros(len(trials.names), np.uint64), np.zeros(len(trials.names), dtype=bool)
+    # Silence is the same as any other silence, and is told by itself.
+    hashes[rows], is_read[rows] = facts.hashes, facts.rms >= SILENT_RMS
+    enrol, test = trials.enrol, trials.test
+    is_wrong = (trials.labels == 0) & (hashes[enrol] == hashes[test]) & is_read[enrol] & is_read[test]
+    wrong = np.flatnonzero(is_wrong)
+    if not len(wrong):
+        return []
+    pairs = ((trials.names[int(enrol[row])], trials.names[int(test[row])]) for row in wrong[:MAX_NAMED])
+    message = f"{len(wrong):,} trials of two speakers have one recording on both sides"
+    advice = "one person in two folders, or a wrong label: put them together and make the list again"
+    return [Finding("error", f"{check}: two speakers", message, advice, tuple(f"{a} = {b}" for a, b in pairs))]
+
+
+def renamed_findings(
+    first: tuple[StringTable, SampleFacts], second: tuple[StringTable, SampleFacts], checks: tuple[str, str]
+) -> list[Finding]:
+    """Recordings that stand in two lists of trials under two names, so that one chooses what the other reports."""
+    shared = [(one, other) for one, other in _same_audio(first, second) if one != other]
+    if not shared:
+        return []
+    message = f"{len(shared):,} recordings are in {checks[0]} under another name"
+    advice = "one person in two folders? then the one list has chosen what the other reports"
+    examples = tuple(f"{one} = {other}" for one, other in shared[:MAX_NAMED])
+    return [Finding("warning", f"{checks[1]}: overlap", message, advice, examples)]
+
+
+def _same_audio(
+    known: tuple[StringTable, SampleFacts], asked: tuple[StringTable, SampleFacts]
+) -> list[tuple[str, str]]:
+    """Names of the second that hold the audio of one of the first, each with that one's name."""
+    (names, facts), (others, found) = known, asked
+    # Neither what could not be read nor what is silent: its power is below any voice's.
+    rows_of = {int(facts.hashes[row]): int(row) for row in np.flatnonzero(facts.rms >= SILENT_RMS)}
+    heard = np.flatnonzero(found.rms >= SILENT_RMS).tolist()
+    return [(others[row], names[rows_of[value]]) for row in heard if (value := int(found.hashes[row])) in rows_of]
 
 
 def _duplicates(
@@ -114,23 +182,32 @@ def _duplicates(
     if not len(same):
         return []
     first, second = rows[same], rows[same + 1]
-    examples = [f"{names[int(a)]} = {names[int(b)]}" for a, b in zip(first, second, strict=True)]
+    is_crossed = np.zeros(len(same), dtype=bool) if labels is None else labels[first] != labels[second]
     findings = []
-    if labels is not None:
-        crossed = np.flatnonzero(labels[first] != labels[second])
-        if len(crossed):
-            findings.append(
-                Finding(
-                    "error",
-                    f"{check}: two speakers",
-                    f"{len(crossed):,} recordings stand under two speakers",
-                    "one of the labels is wrong; remove the rows",
-                    tuple(examples[row] for row in crossed[:MAX_NAMED]),
-                )
+    if is_crossed.any():
+        assert labels is not None
+        # Somebody who lies in two folders is one line, not one for each recording.
+        examples: dict[tuple[int, int], list[str]] = {}
+        for a, b in zip(first[is_crossed].tolist(), second[is_crossed].tolist(), strict=True):
+            speakers = sorted((int(labels[a]), int(labels[b])))
+            examples.setdefault((speakers[0], speakers[1]), []).append(f"{names[a]} = {names[b]}")
+        shown = [f"{one[0]}{f', and {len(one) - 1} more of these two' if one[1:] else ''}" for one in examples.values()]
+        findings.append(
+            Finding(
+                "error",
+                f"{check}: two speakers",
+                f"{int(is_crossed.sum()):,} recordings stand under two speakers",
+                "one person in two folders, or a wrong label: put them together, or remove the rows",
+                tuple(shown[:MAX_NAMED]),
             )
-    message = f"{len(same):,} files hold the same audio as another"
+        )
+    first, second = first[~is_crossed], second[~is_crossed]
+    if not len(first):
+        return findings
+    twice = [f"{names[int(a)]} = {names[int(b)]}" for a, b in zip(first[:MAX_NAMED], second[:MAX_NAMED], strict=True)]
+    message = f"{len(first):,} files hold the same audio as another"
     advice = "they count twice; target trials of such a pair are trivially right"
-    return [*findings, Finding("warning", f"{check}: duplicates", message, advice, tuple(examples[:MAX_NAMED]))]
+    return [*findings, Finding("warning", f"{check}: duplicates", message, advice, tuple(twice))]
 
 
 def _some(level, check: str, rows: np.ndarray, names: StringTable, what: str, advice: str) -> Finding:  # type: ignore[no-untyped-def]

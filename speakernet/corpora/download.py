@@ -31,7 +31,7 @@ from speakernet.corpora.http_client import (
 )
 from speakernet.corpora.safe_paths import Folder
 from speakernet.corpora.summary import StepSummary
-from speakernet.files import FileError, human_bytes, md5_of, parallel_map
+from speakernet.files import FileError, human_bytes, in_place_of_a_file, md5_of, parallel_map
 from speakernet.terminal import Bar
 
 logger = logging.getLogger(__name__)
@@ -134,12 +134,12 @@ def download_file(
                 verified.remember(target, found)
                 return target
             # Looked at before it is removed: a login page in place of the archive is the usual reason.
-            start_of_file = part.read_bytes()[:15] if part.stat().st_size < BLOCK_BYTES else b""
+            with part.open("rb") as content:
+                instead = in_place_of_a_file(content)
             part.unlink()
             _notes_path(root, file.name).unlink(missing_ok=True)
-            is_page = start_of_file.lstrip().lower().startswith((b"<!doc", b"<html"))
-            page = "; it is an HTML page, as servers send in place of a file that needs a login" if is_page else ""
-            reasons.append(f"{shown_url(url)}: MD5 is {found}, expected {file.md5}{page}")
+            told = f"; it is {instead}" if instead else ""
+            reasons.append(f"{shown_url(url)}: MD5 is {found}, expected {file.md5}{told}")
     raise DownloadError(f"{file.name}: " + "; ".join(dict.fromkeys(reasons)) + f". {file.access}")
 
 

@@ -18,9 +18,13 @@ from speakernet.corpora.splits import (
 )
 from speakernet.corpora.summary import StepSummary
 from speakernet.corpora.utterances import UNKNOWN, Row, Utterances, take, utterances_from_rows
+from speakernet.data.list_lines import one_word
 from speakernet.data.lists import StringTable, write_training_list, write_trials
 from speakernet.data.lookup import LookupTable
 from speakernet.data.sources import FolderSource
+
+FEWEST_FOR_AN_INTERVAL = 5
+"""Speakers from which on an evaluation gives an interval; tests compare it with `evaluation/bootstrap.py`."""
 
 logger = logging.getLogger(__name__)
 
@@ -246,7 +250,15 @@ def _write_lists(
                 "each; add recordings, or allow trials within a session with --same_session"
             )
         write_trials(trials_path, pairs.rows(utterances))
-        logger.info("%s: %d trials, %d of them targets", trials_path, len(pairs), num_targets)
+        num_speakers = len(np.unique(utterances.labels[rows]))
+        counts = (len(pairs), num_speakers, num_targets)
+        logger.info("%s: %d trials over %d speakers, %d of them targets", trials_path, *counts)
+        if num_speakers < FEWEST_FOR_AN_INTERVAL:
+            logger.warning(
+                "%d speakers are too few for an error rate that means something (its interval takes %d, a narrow one "
+                "20 and more): bring more people, or take more of them with --%s_share",
+                *(num_speakers, FEWEST_FOR_AN_INTERVAL, name),
+            )
         written.append(trials_path)
     return train, written[0], written[1]
 
@@ -266,12 +278,3 @@ def name_problem(name: str) -> str | None:
     except UnicodeEncodeError:
         return "the name is not UTF-8 text, which a list cannot hold; rename it"
     return None
-
-
-def one_word(speaker: str) -> str:
-    """The speaker's name with white space turned to underscores, since a list ends the speaker at white space.
-
-    >>> one_word("Anna Maria")
-    'Anna_Maria'
-    """
-    return "_".join(speaker.split())

@@ -269,6 +269,7 @@ def _rows(options: FolderOptions, scan: StepSummary) -> tuple[Iterator[Row], Cal
     if layout.depth and options.speaker_depth is None:
         kept = "are kept apart as they are" if layout.part_depth is not None else "are split anew"
         logger.info("the speakers are taken from %d folders below %s and %s", layout.depth, options.root, kept)
+    _name_empty_folders(options.root, names, layout.depth)
     # A generator: what a list cannot hold is counted while it is walked, once.
     rows = listable_rows((row_by_folder(name, layout.depth) for name in names), names, scan)
     if layout.part_depth is None:
@@ -276,6 +277,18 @@ def _rows(options: FolderOptions, scan: StepSummary) -> tuple[Iterator[Row], Cal
     # Converted files are named by their whole path, below which their folders are as they were.
     part_depth, converted = layout.part_depth, f"{_converted_folder(options)}/"
     return rows, lambda name: PARTS[name.removeprefix(converted).split("/")[part_depth].lower()]
+
+
+def _name_empty_folders(root: Path, names: Sequence[str], depth: int) -> None:
+    """Tell of speakers' folders without a recording: somebody who was meant to be there is not."""
+    filled = {"/".join(name.split("/")[: depth + 1]) for name in names}
+    folders = (path.relative_to(root).as_posix() for path in root.glob("/".join("*" * (depth + 1))) if path.is_dir())
+    empty = sorted(name for name in folders if name not in filled and not name.startswith("."))
+    if empty:
+        logger.warning(
+            "%d of %d speakers' folders hold no recording that can be read: %s",
+            *(len(empty), len(empty) + len(filled), ", ".join(empty[:NUM_EXAMPLES])),
+        )
 
 
 def _voices(rows: Iterator[Row], options: FolderOptions) -> Voices:

@@ -33,8 +33,10 @@ FINE_TUNING = "finetune.yaml"
 LEAST_STEPS = 8  # in an epoch
 FRAMES_PER_SECOND = 100
 SHORTEST_CROP, LONGEST_CROP = 50, 200
-LITTLE_DATA_CROP = 150
-"""Of configs/small_data.yaml."""
+LITTLE_DATA_CROP, LITTLE_DATA_EPOCHS, LITTLE_DATA_RAMP = 150, 200, (12, 58)
+"""Of configs/small_data.yaml: frames of a crop, and epochs, of the whole run and of the margin's ramp."""
+LITTLE_DATA_TUNED_UTTERANCES = 1_200
+"""What those epochs are for: more utterances are heard fewer times, so that a run takes no longer."""
 
 
 def write_recipe(
@@ -57,7 +59,8 @@ def write_little_data_lists(
 ) -> None:
     """Write a configuration of nothing but the lists and the run folder, for the recipe for little data.
 
-    Where there are too few utterances, or too short ones, for the recipe's batches and crops, it has its own.
+    Where there are too few utterances, or too short ones, for the recipe's batches and crops, it has its own; where
+    there are more than the recipe's epochs are for, it has fewer epochs.
     """
     sections = _inputs(root, lists, noise_path, rir_path)
     data = sections["data"]
@@ -67,6 +70,11 @@ def write_little_data_lists(
     # Voices at other speeds need no files: nothing is switched off where there are none.
     del sections["augment"]["enabled"]
     sections["training"] = {"save_path": f"exps/{path.stem}"}
+    if lists.num_train > LITTLE_DATA_TUNED_UTTERANCES:
+        share = LITTLE_DATA_TUNED_UTTERANCES / lists.num_train
+        begin, end, epochs = (round(share * one) for one in (*LITTLE_DATA_RAMP, LITTLE_DATA_EPOCHS))
+        sections["schedule"] = {"margin_begin_epoch": begin, "margin_end_epoch": end}
+        sections["training"] |= {"max_epochs": epochs, "test_interval": epochs}
     first = f"The lists of {_amount(root, lists)}, for `--config {LITTLE_DATA} --config THIS`."
     _write(path, first, {name: section for name, section in sections.items() if section})
 

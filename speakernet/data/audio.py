@@ -17,7 +17,7 @@ import numpy as np
 import soundfile
 
 from speakernet.data.riff import RiffError, parse_riff
-from speakernet.files import FileError, atomic_write, check_regular, open_regular, reading
+from speakernet.files import FileError, atomic_write, check_regular, in_place_of_a_file, open_regular, reading
 
 SAMPLE_RATE = 16_000  # Hz, of everything unless said otherwise
 SAMPLE_BYTES = {"pcm_u8": 1, "pcm_s16": 2, "pcm_s24": 3, "pcm_s32": 4, "float32": 4, "float64": 8}
@@ -135,7 +135,9 @@ def info_of_file(file: Any, name: str | Path, status: Any = None) -> AudioInfo:
             format_name = str(sound.format).lower()
             frames, rate, channels = sound.frames, sound.samplerate, sound.channels
     except (soundfile.LibsndfileError, RuntimeError, TypeError) as error:
-        raise AudioError(f"{name}: not a readable audio file ({_reason(error)})") from error
+        file.seek(0)
+        reason = in_place_of_a_file(file) or _reason(error)
+        raise AudioError(f"{name}: not a readable audio file ({reason})") from error
     _check_rate(name, rate)
     if frames * channels > size * MOST_SAMPLES_PER_BYTE:
         raise AudioError(
@@ -274,8 +276,11 @@ def write_audio(path: str | Path, waveform: np.ndarray, sample_rate: int = SAMPL
     samples = np.asarray(waveform)
     if samples.dtype != np.int16:
         samples = to_int16(samples)
+    # Into memory first: where the disk is full soundfile ends in an assertion, which names neither disk nor file.
+    buffer = io.BytesIO()
+    soundfile.write(buffer, samples, sample_rate, subtype="PCM_16", format=format_name)
     with atomic_write(path, "wb") as file:
-        soundfile.write(file, samples, sample_rate, subtype="PCM_16", format=format_name)
+        file.write(buffer.getbuffer())
 
 
 def flac_bytes(waveform: np.ndarray, sample_rate: int) -> bytes:

@@ -238,3 +238,12 @@ def _split_lines(block: bytes, first_line: int, tabs_only_where_present: bool) -
     first = np.searchsorted(starts, line_starts)
     count = np.searchsorted(starts, line_ends) - first
     return Lines(content, first_line, has_tabs, line_starts, starts, ends, first, count)
+
+
+def one_word(speaker: str) -> str:
+    """The speaker's name with white space turned to underscores, since a list ends the speaker at white space.
+
+    >>> one_word("Anna Maria")
+    'Anna_Maria'
+    """
+    return "_".join(speaker.split())

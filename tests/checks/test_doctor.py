@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import speakernet
 from speakernet import terminal
 from speakernet.checks import Finding, machine, worst
 from speakernet.checks.findings import closing_line
@@ -83,9 +84,50 @@ def test_broken_files_are_errors_by_header_or_by_content(corpus):
 def test_the_same_audio_twice_warns_and_under_two_speakers_is_an_error(corpus):
     (corpus / "b/2.wav").write_bytes((corpus / "a/1.wav").read_bytes())
     result = look(corpus)
-    assert found(result, "training audio: duplicates").level == "warning"
     assert found(result, "training audio: two speakers").level == "error"
     assert found(result, "training audio: two speakers").examples == ("a/1.wav = b/2.wav",)
+    # Told once, and a person in two folders in one line.
+    assert not [one for one in result.findings if one.check.endswith("duplicates")]
+    (corpus / "b/1.wav").write_bytes((corpus / "a/2.wav").read_bytes())
+    (line,) = found(look(corpus), "training audio: two speakers").examples
+    assert line.endswith(", and 1 more of these two")
+    (corpus / "a/2.wav").write_bytes((corpus / "a/1.wav").read_bytes())
+    assert found(look(corpus), "training audio: duplicates").level == "warning"
+
+
+def test_a_person_in_two_folders_is_found_in_trial_lists_too(corpus):
+    (corpus / "d").mkdir(exist_ok=True)
+    (corpus / "d" / "1.wav").write_bytes((corpus / "c" / "1.wav").read_bytes())
+    (corpus / "first.txt").write_text("1 c/1.wav c/2.wav\n0 c/1.wav d/1.wav\n")
+    write_audio(corpus / "c" / "2.wav", noise(9), 16000)
+    lists = tuple((corpus / name, corpus) for name in ("first.txt", "second.txt"))
+    result = full_check(CheckRequest(None, None, lists[:1]))
+    assert found(result, "trial audio (first.txt): two speakers").examples == ("c/1.wav = d/1.wav",)
+    # Between two lists: the same names are the reader's choice, another name for the same audio is an accident.
+    (corpus / "first.txt").write_text("1 c/1.wav c/2.wav\n0 c/1.wav a/1.wav\n")
+    for name, is_told in (("c/1.wav", False), ("d/1.wav", True)):
+        (corpus / "second.txt").write_text(f"1 {name} {name}\n0 {name} b/1.wav\n")
+        findings = full_check(CheckRequest(None, None, lists)).findings
+        assert [one.examples for one in findings if one.check.endswith("overlap")] == [("d/1.wav = c/1.wav",)] * is_told
+
+
+def test_swapped_labels_are_told(corpus):
+    for labels, is_told in (("10", False), ("01", True)):
+        (corpus / "first.txt").write_text(f"{labels[0]} c/1.wav c/2.wav\n{labels[1]} c/1.wav d/1.wav\n")
+        findings = full_check(CheckRequest(None, None, ((corpus / "first.txt", None),))).findings
+        assert [one.level for one in findings if one.check == "labels"] == ["warning"] * is_told
+
+
+def test_audio_that_training_hears_under_another_name_is_no_trial(corpus):
+    (corpus / "c" / "1.wav").write_bytes((corpus / "a/1.wav").read_bytes())
+    write_audio(corpus / "c" / "2.wav", noise(9), 16000)
+    (corpus / "others.txt").write_text("1 c/1.wav c/2.wav\n0 c/2.wav d/1.wav\n")
+    result = full_check(CheckRequest(corpus / "train.txt", corpus, ((corpus / "others.txt", corpus),)))
+    found_one = found(result, "trial audio (others.txt): overlap")
+    assert found_one.level == "warning" and found_one.examples == ("c/1.wav = a/1.wav",)
+    (corpus / "others.txt").write_text("1 c/2.wav c/2.wav\n0 c/2.wav d/1.wav\n")
+    again = full_check(CheckRequest(corpus / "train.txt", corpus, ((corpus / "others.txt", corpus),)))
+    assert not [one for one in again.findings if one.check.endswith(": overlap")]
 
 
 def row_findings(**lists) -> list[Finding]:
@@ -234,6 +276,30 @@ def test_the_command_ends_with_what_it_comes_to(corpus, monkeypatch, capsys):
     assert capsys.readouterr().out.splitlines()[-1].endswith(": you can train")
 
 
+def test_an_object_for_an_issue_holds_the_table_and_the_machine(corpus, monkeypatch, capsys):
+    monkeypatch.chdir(corpus)
+    (corpus / "train.txt").write_text("a a/1.wav\nb\n")
+    options = ["doctor", "--list", "train.txt", "--root", ".", "--fast"]
+    status = main(options)
+    table = " ".join(capsys.readouterr().out.split())
+    assert main([*options, "--json", "--png", "durations.png"]) == status == 2
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["level"] == "error" and answer["missing_parts"] == []
+    # The rate of the disk is another one each time.
+    told = [one for one in answer["findings"] if "disk" not in one["check"]]
+    assert len(told) >= 6 and all(one["check"] in table and one["advice"] in table for one in told)
+    assert any("train.txt" in one["message"] or one["examples"] for one in told if one["level"] == "error")
+    assert answer["machine"]["versions"]["speakernet"] == speakernet.__version__
+    assert answer["machine"]["python"] and answer["machine"]["gpus"] is not None
+
+
+def test_the_object_of_a_part_names_the_others(corpus, monkeypatch, capsys):
+    monkeypatch.chdir(corpus)
+    options = ["doctor", "--list", "train.txt", "--root", ".", "--fast", "--part_folder", "found", "--json"]
+    assert main([*options, "--part", "1/2"]) == 0
+    assert json.loads(capsys.readouterr().out)["missing_parts"] == ["2/2"]
+
+
 def test_the_bar_counts_files_not_bundles(corpus, caplog, monkeypatch):
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(terminal, "LINE_SECONDS", 0.0)
@@ -247,3 +313,18 @@ def test_a_corpus_that_is_made_on_first_use_is_not_missed(tmp_path, monkeypatch,
     assert main(["doctor", "--config", "exp01.yaml", "--fast"]) < 2
     assert "made in data/synthetic on first use" in " ".join(capsys.readouterr().out.split())
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("num_files", "level"), [(16, "ok"), (4700, "ok"), (6000, "warning")])
+def test_a_slow_disk_is_warned_about_where_reading_everything_takes_a_minute(
+    num_files: int, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+
+    class SlowSource:
+        def read(self, name: str) -> None:
+            clock[0] += 1 / 80
+
+    monkeypatch.setattr(machine.time, "perf_counter", lambda: clock[0])
+    found = machine.disk_finding(SlowSource(), StringTable.from_strings(["a.wav"] * num_files), "disk")
+    assert found.level == level and found.message.startswith("80 files a second")

@@ -128,6 +128,7 @@ def test_trials_of_one_kind_give_no_error_rate(corpus):
         ("a x/a/s/1.wav\nb x/b/s/1.wav\n", "1 b/s/9.wav b/s/8.wav\n0 b/s/9.wav c/s/1.wav\n", ("b",)),
         ("a a/1/1.wav\n1 1/1/1.wav\n", "1 c/1/9.wav c/1/8.wav\n0 c/1/9.wav d/1/1.wav\n", ()),
         ("a 0001.wav\nb 0002.wav\n", "1 0002.wav 0003.wav\n0 0002.wav 0004.wav\n", ("0002.wav",)),
+        ("a_b a b/1.wav\nc c/1.wav\n", "1\ta b/9.wav\ta b/8.wav\n0\ta b/9.wav\td/1.wav\n", ("a_b",)),
         ("a 0001.wav\nb 0002.wav\n", "1 0005.wav 0003.wav\n0 0005.wav 0004.wav\n", ()),
     ],
 )

@@ -72,6 +72,19 @@ def test_wrong_choice_names_the_choices() -> None:
         load_config(["--mixed-precision", "half"])
 
 
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (["--evaluation.sweep", "noise"], r"or telephone: write \[noise\]$"),
+        (["--augment.speed_factors", "0.9"], r"speed_factors is '0\.9'; expected a list of .*: write \[0\.9\]$"),
+        (["--evaluation.sweep", "wind"], r"or telephone$"),
+    ],
+)
+def test_the_only_member_of_a_list_is_shown_with_its_brackets(option, said):
+    with pytest.raises(ConfigError, match=said):
+        load_config(option)
+
+
 def test_unquoted_off_and_no_of_yaml_are_the_words_that_were_written(tmp_path: Path) -> None:
     file = write(tmp_path, "data:\n  ram_corpus: on\n  pin_memory: off\nruntime:\n  precision: no\n  compile: off\n")
     config = load_config(["--config", file]).config

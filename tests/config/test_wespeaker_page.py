@@ -124,4 +124,5 @@ def test_its_commands_run_as_written(prepared: Path) -> None:
         assert main(["train", *words[1:], *small, "--save_path", f"run{number}"]) == 0, line
     assert Path("lists/vox2_dev.txt").is_file() and Path("model.pt").is_file()
     results = [json.loads(path.read_text()) for path in sorted(Path().glob("run*/**/results.json"))]
-    assert len(results) == 3 and all("eer_percent" in one for one in results)
+    assert len(results) == 4 and all("eer_percent" in one for one in results)
+    assert [one["backend"]["score_norm"] for one in results] == ["as", "as", "none", "as"]

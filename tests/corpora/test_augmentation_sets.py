@@ -134,6 +134,9 @@ def test_without_a_network_the_last_word_is_why(tmp_path, monkeypatch, capsys, p
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", no_name)
+    # A disk with room for MUSAN, which the machine of the tests need not have: its space is asked first.
+    usage = shutil.disk_usage(tmp_path)._replace(free=1 << 40)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
     assert run_data_prep(part, "--save_path", tmp_path) == 1
     last = capsys.readouterr().err.rstrip().rsplit("\n", 1)[-1]
     assert "nothing could be fetched" in last and "is there a network, or a proxy to set?" in last

@@ -10,10 +10,11 @@ import yaml
 from preparation_corpora import run_data_prep, to_m4a, voice, write_voices
 
 from speakernet.config import load_config
-from speakernet.corpora import own_folder
+from speakernet.corpora import listing, own_folder
 from speakernet.corpora.recipe import LITTLE_DATA_UTTERANCES
 from speakernet.data.audio import write_audio
 from speakernet.data.lists import read_training_list, read_trials
+from speakernet.evaluation import bootstrap
 
 
 def prepare(folder: Path, save_path: Path, *arguments: object) -> int:
@@ -55,9 +56,12 @@ def test_a_folder_a_speaker_becomes_disjoint_lists_trials_and_a_config(tmp_path,
     assert {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()} == first
 
 
-@pytest.mark.parametrize(("num_train", "is_little"), [(LITTLE_DATA_UTTERANCES, True), (5_001, False)])
-def test_a_small_folder_is_trained_by_the_recipe_for_little_data(tmp_path, capsys, monkeypatch, num_train, is_little):
+@pytest.mark.parametrize(
+    ("num_train", "epochs"), [(1_200, 200), (2_400, 100), (LITTLE_DATA_UTTERANCES, 48), (5_001, 20)]
+)
+def test_a_small_folder_is_trained_by_the_recipe_for_little_data(tmp_path, capsys, monkeypatch, num_train, epochs):
     """How small is counted in training utterances; here a list says it has so many."""
+    is_little = num_train <= LITTLE_DATA_UTTERANCES
     root, out = tmp_path / "voices", tmp_path / "out"
     write_voices(root, 8, 4, "spk{speaker}/{utterance}.wav", 0.6)
     prepared = own_folder.prepare_lists
@@ -73,8 +77,24 @@ def test_a_small_folder_is_trained_by_the_recipe_for_little_data(tmp_path, capsy
     assert ("model" in written) == (not is_little) and written["augment"]["rir_path"] == str(tmp_path)
     assert ("batch_size" in written["data"]) == ("enabled" in written["augment"]) == (not is_little)
     config = load_config(command.split()[2:]).config
-    assert config.model.name == "ResNet" and config.training.max_epochs == (170 if is_little else 20)
+    assert config.model.name == "ResNet" and config.training.max_epochs == epochs
+    if is_little:
+        # More utterances than the recipe's epochs are for are heard fewer times; the margin grows over the same share.
+        ramp = config.schedule.margin_begin_epoch, config.schedule.margin_end_epoch
+        assert ramp == (round(12 * epochs / 200), round(58 * epochs / 200)) and config.training.test_interval == epochs
     assert config.augment.speed_factors == ([0.9, 1.0, 1.1] if is_little else [1.0])
+
+
+def test_a_folder_without_recordings_is_named(tmp_path, caplog):
+    root = tmp_path / "voices"
+    write_voices(root, 8, 4, "spk{speaker}/{utterance}.wav", 0.6)
+    assert prepare(root, tmp_path / "out") == 0
+    assert "no recording" not in caplog.text
+    (root / "peter").mkdir()
+    (root / "peter" / "notes.txt").write_text("to come")
+    (root / ".trash").mkdir()
+    assert prepare(root, tmp_path / "out") == 0
+    assert "1 of 9 speakers' folders hold no recording that can be read: peter" in caplog.text
 
 
 def test_sessions_below_the_speakers_are_kept_apart(tmp_path):
@@ -360,3 +380,7 @@ def test_parts_convert_their_own(tmp_path, ffmpeg):
         converted.append(len(list((out[1] / "converted").rglob("*.wav"))))
     assert converted == [2, 5, 6]
     assert files_of(out[1]) == files_of(out[0]) and "broken_convert.txt" in files_of(out[0])
+
+
+def test_few_speakers_are_those_without_an_interval() -> None:
+    assert listing.FEWEST_FOR_AN_INTERVAL == bootstrap.MIN_SPEAKERS

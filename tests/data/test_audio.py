@@ -1,6 +1,7 @@
 """The door to audio: every WAV layout against soundfile, crops against whole files, broken files, the fuzzed header."""
 
 import contextlib
+import errno
 import io
 import os
 import resource
@@ -91,6 +92,8 @@ def test_odd_chunks_and_unfinished_sizes(tmp_path: Path) -> None:
         (wav_bytes(np.arange(50))[:30], "broken WAV|not a readable"),
         (b"RIFF\x04\0\0\0WAVE", "broken WAV"),
         (b"this is not audio at all, but text", "not a readable audio file"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "a pointer of git-lfs"),
+        (b"\n<!DOCTYPE html><p>please log in", "an HTML page"),
         (b"fLaC" + bytes(100), "not a readable audio file|cannot decode|no samples"),
     ],
 )
@@ -241,3 +244,15 @@ def test_a_worker_does_not_import_the_resampler_before_it_is_needed() -> None:
     code = "import sys, speakernet.data.loader, speakernet.data.packed.corpus; print('scipy.signal' in sys.modules)"
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert finished.stdout.strip() == "False"
+
+
+def test_a_full_disk_ends_the_writing_with_the_name_of_the_file(tmp_path, monkeypatch):
+    """The library ends in an assertion there, whose last line names neither file nor disk."""
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("speakernet.files.os.fsync", full)
+    with pytest.raises(OSError, match="No space left") as refused:
+        write_audio(tmp_path / "a.flac", np.zeros(16000, np.float32))
+    assert refused.value.filename == str(tmp_path / "a.flac") and not list(tmp_path.iterdir())

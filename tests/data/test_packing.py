@@ -1,5 +1,6 @@
 """Packing: from folders, lists and archives; killed and finished; bad files and unsafe names."""
 
+import errno
 import io
 import os
 import signal
@@ -269,6 +270,21 @@ def test_bad_files_stop_or_are_left_out_and_named(folder: Path, tmp_path: Path) 
     assert [line.split("\t")[0] for line in skipped] == [NAMES[3], NAMES[8]]
     assert PackedSource(tmp_path / "corpus").missing(names).tolist() == [3, 8]
     assert pack(FolderInput(folder, names), tmp_path / "corpus").num_skipped == 2
+
+
+def test_a_full_disk_is_told_with_the_folder_that_grows(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: dict[str, bytes]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    # As the disk reports it: the error of a write names no file.
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space left") as refused:
+        patched.setattr("speakernet.data.packed.writer._Writer.append", full)
+        pack(FolderInput(folder), tmp_path / "corpus")
+    assert refused.value.filename == str(packed_writer.partial_of(tmp_path / "corpus"))
+    pack(FolderInput(folder), tmp_path / "corpus")
+    assert content_of(tmp_path / "corpus") == expected
 
 
 def test_nothing_to_pack(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ NASAL_POLE_HZ = 280.0
 # How far speakers lie apart. Standard deviations; together with `sessions` they set how hard the corpus is.
 TRACT_SD = 0.05  # share of the vocal tract's length, within a gender
 # Formants at 3.5 % (colour 4 dB, SNR 12 to 32 dB) were nearly hopeless, EER 26 % after 12 epochs; at 8 % (2 dB, 18 to
-# 38 dB) it was 3.5 %; these give 5.2 % after 16.
+# 38 dB) it was 3.5 %; these gave 5.2 % after 16, by the recipe of then.
 FORMANT_SD = 0.07  # share, of each formant of a speaker
 PHONE_SD = 0.04  # share, of each formant of each phone of a speaker
 PITCH_SD_OCTAVES = 0.25

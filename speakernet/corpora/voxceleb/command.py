@@ -91,7 +91,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.all:
         chosen |= set(STEPS)
     if not chosen:
-        raise ValueError("no step was asked for; --all does everything, --help lists the steps")
+        raise ValueError(
+            "no step was asked for; --all does everything but --pack and --augment, --help lists the steps"
+        )
     corpus = load_corpus("voxceleb", key=arguments.key, base_url=arguments.base_url, catalogue_path=arguments.catalogue)
     trial_lists = load_corpus("voxceleb_trials", catalogue_path=arguments.catalogue)
     save_path = arguments.save_path

@@ -35,7 +35,7 @@ from speakernet.data.packed.corpus import (
     read_index,
 )
 from speakernet.data.packed.names import NameIndex
-from speakernet.files import LOCK_NAME, atomic_write, exclusive, parallel_map, sha256_of
+from speakernet.files import LOCK_NAME, atomic_write, exclusive, naming, parallel_map, sha256_of
 from speakernet.options import SAMPLE_RATE
 from speakernet.parts import parts_in
 
@@ -127,7 +127,7 @@ def pack(
         return already_there(source, corpus, sample_rate)
     partial = partial_of(corpus)
     # Under its final name a folder is always a whole corpus; a killed run is found under this one.
-    with exclusive(partial):
+    with naming(partial), exclusive(partial):
         with _Writer(partial, source.names, sample_rate) as writer:
             num_resumed = writer.num_done
             if num_resumed:
