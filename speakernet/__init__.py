@@ -3,7 +3,8 @@
 import importlib
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
+"""Its one home: setup.py reads it here, and CHANGELOG.md begins with it."""
 
 # Names that users take from here, and where they are written; torch is imported when one is first asked for.
 _LAZY = {"load": "speakernet.inference.verifier", "SpeakerVerifier": "speakernet.inference.verifier"}

@@ -36,6 +36,7 @@ def test_a_reader_that_goes_away_ends_the_command_in_silence(command_line: str, 
         (NotADirectoryError(errno.ENOTDIR, "Not a directory", "a/b"), "a/b: Not a directory; part of that path"),
         (BrokenPipeError(errno.EPIPE, "Broken pipe"), "Broken pipe; see to that"),
         (MemoryError("2 TiB"), r"out of memory \(2 TiB\); take a smaller batch"),
+        (RuntimeError("CUDA out of memory. Tried\nGPU 0"), r"out of memory \(CUDA out of memory. Tried\); take"),
     ],
     ids=lambda value: type(value).__name__,
 )

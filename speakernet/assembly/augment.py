@@ -46,7 +46,8 @@ def build_augmenter(config: Config, reader: RowReader, table: LookupTable, eligi
     does_more = any(section.volume_db) or section.telephone_probability or section.codec_probability
     if not augmenter.available and not does_more:
         logger.warning(
-            "augmentation is on, but neither augment.noise_path nor augment.rir_path is set: nothing is done"
+            "augmentation is on, but neither augment.noise_path nor augment.rir_path is set: nothing is mixed in; "
+            "`speakernet prepare musan` and `speakernet prepare rirs` fetch noise and room responses"
         )
         return None
     logger.info("augmentation: %s", describe_banks(banks, rirs))

@@ -24,8 +24,14 @@ from speakernet.checkpoint import read_checkpoint
 from speakernet.config import Config
 from speakernet.config.schema import config_to_dict
 from speakernet.data.lists import TrialList
-from speakernet.evaluation.backend import Backend, Cohort, plain_backend, verifying_backend
-from speakernet.evaluation.calibrating import SCORE_ONLY, Fit, fit_for_verifying, fit_scores
+from speakernet.evaluation.backend import (
+    Backend,
+    Cohort,
+    mean_of_whole_utterances,
+    plain_backend,
+    verifying_backend,
+)
+from speakernet.evaluation.calibrating import FITTED_ON_REPORTED, SCORE_ONLY, Fit, fit_for_verifying, fit_scores
 from speakernet.evaluation.calibration import AffineCalibration
 from speakernet.evaluation.embedder import Embedder
 from speakernet.evaluation.embedding import EmbeddingNet
@@ -180,6 +186,7 @@ class _ModelKeeper:
         self.path = path
         self.changes: dict[str, Any] = {}
         self.contents = model.contents
+        self._subtracted = mean_of_whole_utterances(model.contents) is not None
         # This very run made it a moment ago: there is nothing to come back to.
         self._is_ours = is_ours
 
@@ -204,6 +211,14 @@ class _ModelKeeper:
             return
         backup = update_model_file(self.path, self.changes, backs_up=not self._is_ours)
         logger.info("kept in %s: %s%s", self.path, names, f" (as it was: {backup})" if backup else "")
+        # A mean of crops is for lists that are scored by crops; nothing else takes it.
+        subtracts = mean_of_whole_utterances(self.contents) is not None
+        if "embedding_mean" in self.changes and (subtracts or self._subtracted) and not self._is_ours:
+            logger.warning(
+                "verify, export and identify with %s subtract %s from now on: thresholds and scores of before do not "
+                "fit any more; calibrate anew, or take back the file as it was%s",
+                *(self.path, "this mean" if subtracts else "no mean", f", {backup}" if backup else ""),
+            )
 
 
 def _embedder_of_file(config: Config, model: ModelFile, device: torch.device) -> Embedder:
@@ -242,6 +257,11 @@ def _backend(
     if section.score_norm == "none":
         return Backend(section, is_normalised, mean, device=embedder.device)
     cohort, speakers = _cohort(config, inputs, embedder, mean)
+    if section.score_norm == "as" and len(cohort.members) <= section.cohort_size:
+        warnings.append(
+            f"the cohort has {len(cohort.members)} speakers and evaluation.cohort_size is {section.cohort_size}: all "
+            "of them are taken, which is s-norm; a smaller cohort_size makes it adaptive"
+        )
     # By any folder of the name: lists write speakers at different depths.
     test_speakers = {part for one in trials.names for part in one.replace("\\", "/").split("/")[:-1]}
     shared = sorted(test_speakers & set(speakers))
@@ -326,6 +346,8 @@ def _calibration(
         # The newest first: there may be one of the score alone, and one of quality measures too.
         for kept in reversed((model.contents.get("calibration") or {}).get("fits", [])):
             if plain_backend(kept["backend"]) == plain_backend(described):
+                if kept.get("list_sha256") == inputs.test.trials.sha256:
+                    warnings.append(FITTED_ON_REPORTED)
                 return AffineCalibration.from_dict(kept)
         return None
     given = inputs.validation
@@ -340,8 +362,8 @@ def _calibration(
     columns = calibration_inputs(measures, scored, trials, source)
     fit = fit_scores(trials, scored.scores, section.calibration_prior, described, columns, measures)
     # Said, not refused: with one list only it is all that one can do.
-    if Path(trials.source).resolve() == Path(data.test_list).resolve():
-        warnings.append("calibration was fitted on the list that is reported: its actual costs and Cllr flatter")
+    if trials.sha256 == inputs.test.trials.sha256:
+        warnings.append(FITTED_ON_REPORTED)
     for sentence in fit.refused:
         logger.info("%s: %s", trials.source, sentence)
     keep.put(fit)

@@ -45,6 +45,8 @@ def export(arguments: argparse.Namespace) -> int:
         raise ExportError("--trials measures what --int8 does to the error rate; give both or neither")
     if (arguments.trials is None) != (arguments.audio is None):
         raise ExportError("--trials needs --audio, the folder that its paths are relative to, and the reverse")
+    if folder := next((path for path in arguments.speech if path.is_dir()), None):
+        raise ExportError(f"--speech {folder} is a folder; give recordings, such as {folder / '*.wav'}")
     model = load_model_file(arguments.model)
     trials = _labelled_trials(arguments.trials) if arguments.trials else None
     rate = model.net.sample_rate

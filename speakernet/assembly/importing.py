@@ -8,7 +8,7 @@ from typing import Any
 from speakernet.checkpoint import read_checkpoint, write_checkpoint
 from speakernet.losses.options import LOSSES
 from speakernet.models.importers import FORMATS, PUBLISHED, Description
-from speakernet.models.importers.published import import_network, likeness
+from speakernet.models.importers.published import fits_of_others, import_network, likeness
 from speakernet.models.model_file import check_finite, check_fits, is_model_file, model_file_contents
 from speakernet.models.options import MODELS
 from speakernet.models.speaker_net import SpeakerNet
@@ -68,6 +68,11 @@ def _import_published(arguments: argparse.Namespace, contents: dict[str, Any]) -
     imported = import_network(PUBLISHED[arguments.source], arguments.model, contents, arguments.file)
     _save(arguments, imported.net, normalizes=True)
     lines = [_summary(arguments, imported.net), *(f"not loaded: {entry}" for entry in imported.not_loaded)]
+    if others := fits_of_others(contents, PUBLISHED[arguments.source]):
+        lines.append(
+            f"these weights also fit {' and '.join(others)}, which hear another front end: the file does not tell "
+            "whose they are; if in doubt, compare an embedding with the original's"
+        )
     sys.stdout.write("\n".join([*lines, f"next: speakernet info {arguments.out}"]) + "\n")
     return 0
 

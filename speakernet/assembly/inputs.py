@@ -167,12 +167,14 @@ def make_synthetic_corpus(config: Config) -> Config:
     folder = config.data.synthetic_corpus
     if not folder:
         return config
-    # The main process makes it, the others find it made: two writers would take each other's files for a killed run's.
-    if distributed.is_main():
-        made = make_corpus(folder, show_progress=True)
-    distributed.barrier()
-    if not distributed.is_main():
-        made = make_corpus(folder, show_progress=False)
+    # One process of each machine makes it, which may have a disk of its own, the main one first; the others find it
+    # made: two writers would take each other's files for a killed run's.
+    made = None
+    for has_turn in (distributed.is_main(), distributed.local_rank() == 0, True):
+        if has_turn and made is None:
+            made = make_corpus(folder, show_progress=distributed.is_main())
+        distributed.barrier()
+    assert made is not None, "the last turn is everybody's"
     data, augment = config.data, config.augment
     data = dataclasses.replace(
         data,

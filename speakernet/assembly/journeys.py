@@ -114,7 +114,7 @@ def _train_and_report(loaded: LoadedConfig) -> TrainingOutcome:
     config = with_default_paths(make_synthetic_corpus(loaded.config))
     inputs = Inputs(config, device)
     check_what_goes_together(config, inputs)
-    check_inputs(config, inputs)
+    check_inputs(config, inputs, net)
     refuse_differences(inputs.checksums())
     stop = StopRequest()
     validate = build_validation(config, inputs, net, stop.is_heard_of)

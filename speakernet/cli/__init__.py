@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 import speakernet
-from speakernet.machine.allocation import HUGE_PAGES
+from speakernet.machine.allocation import HUGE_PAGES, is_out_of_memory
 from speakernet.parallel.environment import is_first, is_first_here
 from speakernet.registry import suggestion
 from speakernet.terminal import TerminalHandler
@@ -149,8 +149,10 @@ def _has_no_reader() -> bool:
 def _run(module_name: str, program: str, arguments: Sequence[str]) -> int:
     _log_to_the_terminal(module_name.partition(".")[0])
     if "torch" not in sys.modules:
-        # torch reads it once, when it is imported.
+        # torch reads both once, when it is imported.
         os.environ.setdefault(HUGE_PAGES, "1")
+        # Of its profiler: beyond errors. It calls a machine without a GPU one.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     module = importlib.import_module(module_name)
     try:
         if hasattr(module, "main"):
@@ -164,7 +166,8 @@ def _run(module_name: str, program: str, arguments: Sequence[str]) -> int:
         return getattr(interrupt, "exit_status", INTERRUPTED)
     except Exception as error:
         failed = getattr(module, "ERROR_STATUS", None)
-        if not isinstance(error, ValueError | OSError | MemoryError) or "--debug" in arguments:
+        is_known = isinstance(error, ValueError | OSError) or is_out_of_memory(error)
+        if not is_known or "--debug" in arguments:
             if failed is None:
                 raise
             traceback.print_exc()
@@ -178,8 +181,13 @@ def _run(module_name: str, program: str, arguments: Sequence[str]) -> int:
         return getattr(error, "exit_status", 1) if failed is None else int(failed)
 
 
-def _parse(module: ModuleType, program: str, rest: Sequence[str]) -> argparse.Namespace:
-    takes_config = getattr(module, "TAKES_CONFIG", False)
+def build_parser(module: ModuleType, program: str) -> argparse.ArgumentParser:
+    """The parser of a command's own options; those of the configuration are what it leaves over.
+
+    Args:
+        module: as `COMMANDS` says.
+        program: what the command is called.
+    """
     parser = argparse.ArgumentParser(
         prog=program,
         description=module.__doc__,
@@ -187,9 +195,15 @@ def _parse(module: ModuleType, program: str, rest: Sequence[str]) -> argparse.Na
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    if takes_config:
+    if getattr(module, "TAKES_CONFIG", False):
         parser.usage = f"{program} --config FILE [--config FILE …] [--section.key VALUE …] [options below]"
     module.add_arguments(parser)
+    return parser
+
+
+def _parse(module: ModuleType, program: str, rest: Sequence[str]) -> argparse.Namespace:
+    takes_config = getattr(module, "TAKES_CONFIG", False)
+    parser = build_parser(module, program)
     asked = [one for one in rest if one in ("-h", "--help")]
     if takes_config and asked:
         # Late: only a page of help needs the options of every part.
@@ -211,8 +225,13 @@ def _exit_statuses() -> str:
 
 def _message(error: Exception) -> str:
     """Our own sentence, or the system's: which file, what it says of it, what to do."""
-    if isinstance(error, MemoryError):
-        return f"out of memory ({error}); take a smaller batch, fewer workers or a machine with more"
+    if is_out_of_memory(error):
+        # torch adds lines of statistics.
+        found = str(error).partition("\n")[0]
+        return (
+            f"out of memory ({found}); take a smaller batch (`speakernet find-batch-size` tries which fits, "
+            "training.accumulation_steps keeps the recipe's), fewer workers or a machine with more"
+        )
     if not isinstance(error, OSError) or not error.strerror:
         return str(error) or type(error).__name__
     # The second name is that of a rename's target.

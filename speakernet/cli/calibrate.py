@@ -15,6 +15,7 @@ from pathlib import Path
 from speakernet.cli.using import add_model, add_store, load_verifier, store_key
 from speakernet.evaluation.headline import headline_sentence
 from speakernet.evaluation.options import EvaluationOptions
+from speakernet.evaluation.results import FEW_TARGETS
 from speakernet.inference.audio_inputs import audio_inputs
 from speakernet.options import default_of
 
@@ -61,7 +62,14 @@ def run(arguments: argparse.Namespace) -> int:
             done = own_calibration.calibrate_on_people(verifier, store, cohort, arguments.prior, arguments.out)
     note = [done.results.interval_note] if done.results.interval_note else []
     thresholds = [f"threshold {decision.described_threshold(one)}" for one in done.fit.thresholds]
-    kept = f"kept in {done.path}: calibration and {len(thresholds)} thresholds for whole utterances and cosine"
+    num_targets = done.results.num_targets or 0
+    if num_targets < FEW_TARGETS:
+        note.append(
+            f"{num_targets} pairs of one speaker are too few to rely on: {FEW_TARGETS} or more are wanted, of more "
+            "people; thresholds that were fitted on a longer list are the better ones until then"
+        )
+    several = "threshold" if len(thresholds) == 1 else "thresholds"
+    kept = f"kept in {done.path}: calibration and {len(thresholds)} {several} for whole utterances and cosine"
     backup = f" (as it was: {done.backup})" if done.backup else ""
     lines = [headline_sentence(done.results), *note, *thresholds, *done.fit.refused, kept + backup]
     sys.stdout.write("\n".join([*lines, ""]))

@@ -3,7 +3,7 @@
     speakernet compare exps/a/scores.txt exps/b/scores.txt --trials trials.txt
 
 Both are evaluated under the same draws of speakers; a difference is significant when its 95 % interval leaves out
-zero. Score files of other tools may be compared too: `enrol test score` a line, in the order of the list.
+zero. Score files of other tools may be compared too: `enrol test score` a line, in any order.
 """
 
 import argparse

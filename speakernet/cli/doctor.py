@@ -3,20 +3,25 @@
     speakernet doctor --config my.yaml
     speakernet doctor --list train.txt --root wav --trials trials.txt
     speakernet doctor                                                   the machine only
+    speakernet doctor --json                                            the same for an issue or a program
     speakernet doctor --config my.yaml --part 2/4 --part_folder found   a quarter of the files; the last part says all
 
 Everything is read once; --fast reads headers only.
 """
 
 import argparse
+import dataclasses
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
-from speakernet.checks.findings import Finding, closing_line, exit_code, table
-from speakernet.checks.full import CheckRequest, full_check
+from speakernet.checks.findings import Finding, closing_line, exit_code, table, worst
+from speakernet.checks.full import CheckRequest, CheckResult, full_check
 from speakernet.cli.defaults import load_configuration
 from speakernet.config import Config
 from speakernet.data.lists import audio_folder_of
+from speakernet.machine.facts import system_info
 from speakernet.machine.limits import usable_cores
 from speakernet.parts import WHOLE, add_part_argument, list_parts, parse_part
 
@@ -33,6 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shortest = CheckRequest.min_seconds
     parser.add_argument("--min_seconds", type=float, default=shortest, help="shorter files are named")
     parser.add_argument("--png", type=Path, help="also draw the histograms of durations into this file")
+    parser.add_argument(
+        "--json", action="store_true", help="print one object: versions, machine and all findings, paths as they are"
+    )
     parser.add_argument("--jobs", type=int, default=usable_cores(), help="files read at once")
     add_part_argument(parser, "the last to be done prints what all of them found")
     parser.add_argument("--part_folder", type=Path, help="with --part: where the parts leave what they found")
@@ -53,21 +61,36 @@ def run(arguments: argparse.Namespace) -> int:
     from speakernet.checks.histograms import duration_histogram, write_duration_png
 
     result = full_check(_request(arguments, config), part, arguments.part_folder)
+    if config is not None and not result.missing:
+        result.findings += _corpus_to_come(config)
+        result.findings += check_options(config)
+    has_picture = arguments.png is not None and bool(result.durations)
+    if has_picture:
+        write_duration_png(arguments.png, result.durations)
+    if arguments.json:
+        sys.stdout.write(json.dumps(_as_object(result), indent=2) + "\n")
+        return exit_code(result.findings)
     if result.missing:
         sys.stdout.write(f"part {part} is done; the parts {list_parts(result.missing)} are missing\n")
         return 0
-    if config is not None:
-        result.findings += _corpus_to_come(config)
-        result.findings += check_options(config)
     out = sys.stdout
     out.write(table(result.findings) + "\n")
     for title, seconds in result.durations.items():
         out.write(f"\n{title}, durations\n{duration_histogram(seconds)}\n")
-    if arguments.png is not None and result.durations:
-        write_duration_png(arguments.png, result.durations)
+    if has_picture:
         out.write(f"\nhistograms: {arguments.png}\n")
     out.write(f"\n{closing_line(result.findings)}\n")
     return exit_code(result.findings)
+
+
+def _as_object(result: CheckResult) -> dict[str, Any]:
+    """The answer of --json: what the table says, and what an issue needs to know of the machine."""
+    return {
+        "level": worst(result.findings),
+        "findings": [dataclasses.asdict(finding) for finding in result.findings],
+        "missing_parts": [str(part) for part in result.missing],
+        "machine": system_info(),
+    }
 
 
 def _request(arguments: argparse.Namespace, config: Config | None) -> CheckRequest:

@@ -38,13 +38,16 @@ def run(arguments: argparse.Namespace) -> int:
     files = list(audio_inputs(arguments.audio, verifier.sample_rate, sys.stdin).names)
     # Before a store is made of it.
     recordings = [verifier.open(file) for file in files]
+    # A slip of the pen makes a second store, in which nobody of the first is known.
+    new = "" if arguments.store.exists() else "the new store "
     with verifier.people(arguments.store, store_key(arguments)) as store:
         done = enroll(verifier, store, arguments.name, recordings, is_strict=arguments.strict)
     for warning in done.warnings:
         logger.warning("%s", warning)
     seconds = sum(one.speech_seconds for one in done.qualities)
+    several = "recording" if done.added == 1 else "recordings"
     sys.stdout.write(
-        f"{done.name}: {done.added} recordings added ({seconds:.1f} s of speech), {done.total} in all, "
-        f"in {arguments.store}\n"
+        f"{done.name}: {done.added} {several} added ({seconds:.1f} s of speech), {done.total} in all, "
+        f"in {new}{arguments.store}\n"
     )
     return 0

@@ -9,6 +9,7 @@ are fitted on `--fusion_scores` (the same systems, in the same order) with `--fu
 
 import argparse
 import dataclasses
+import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,12 +25,15 @@ from speakernet.evaluation.results import Results
 from speakernet.evaluation.score_files import find_scores
 from speakernet.evaluation.speakers import read_speaker_table, speakers_of
 from speakernet.files import sha256_of
-from speakernet.options import default_of
+from speakernet.options import DEFAULT_SEED, default_of
 
 if TYPE_CHECKING:
     from speakernet.evaluation.evaluate import Evaluation
 
-DRAW_SEED = 0
+logger = logging.getLogger(__name__)
+
+WORSE_THAN_CHANCE = 50.0
+"""EER in percent."""
 DIGITS = 3
 """Of an EER in percent: score files are compared more closely than runs."""
 
@@ -38,7 +42,7 @@ TAKES_CONFIG = True
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options for score files; everything else is an option of the configuration."""
-    parser.add_argument("--scores", type=Path, nargs="+", help="score files: `enrol test score` a line, in list order")
+    parser.add_argument("--scores", type=Path, nargs="+", help="score files: `enrol test score` a line, in any order")
     parser.add_argument("--trials", type=Path, help="trial list of the scores")
     parser.add_argument("--fusion_scores", type=Path, nargs="+", help="the same systems on the list to fit on")
     parser.add_argument("--fusion_trials", type=Path, help="labelled list of --fusion_scores")
@@ -92,16 +96,37 @@ def evaluate_scores(arguments: argparse.Namespace) -> "Evaluation":
     elif arguments.scores_are_llrs:
         llrs = scores
     speakers = speakers_of(trials, read_speaker_table(arguments.csv) if arguments.csv else None)
-    results = figures(trials, scores, speakers, options, DRAW_SEED, llrs)
+    results = figures(trials, scores, speakers, options, DEFAULT_SEED, llrs)
     read = [("trials", arguments.trials), *(("scores", file) for file in files)]
+    if fit is not None:
+        read += [("fusion trials", arguments.fusion_trials)]
     results = dataclasses.replace(
         results,
         lists=[{"role": role, "name": path.name, "sha256": sha256_of(path)} for role, path in read],
         calibration=None if fit is None else fit.to_dict(),
         command=" ".join(sys.argv),
-        warnings=[results.interval_note] if results.interval_note else [],
+        warnings=_warnings(results, is_fitted_here=fit is not None and _is_same(arguments)),
     )
     return Evaluation(trials, scores, results, llrs, speakers=speakers)
+
+
+def _is_same(arguments: argparse.Namespace) -> bool:
+    return sha256_of(arguments.fusion_trials) == sha256_of(arguments.trials)
+
+
+def _warnings(results: Results, *, is_fitted_here: bool) -> list[str]:
+    """What is odd about the figures, for the report; what the figures do not show by themselves is logged too."""
+    found = [results.interval_note] if results.interval_note else []
+    if is_fitted_here:
+        # The weights of a fusion are fitted there as well, so that its error rates flatter too.
+        odd = "weights were fitted on the list that is reported: error rates and costs flatter"
+        logger.warning("%s", odd)
+        found.append(odd)
+    if (results.eer_percent or 0.0) > WORSE_THAN_CHANCE:
+        odd = "worse than chance: a higher score has to mean the same speaker; are these distances, or labels swapped?"
+        logger.warning("%s", odd)
+        found.append(odd)
+    return found
 
 
 def _fit(arguments: argparse.Namespace, num_systems: int) -> AffineCalibration | None:

@@ -11,6 +11,7 @@ import yaml
 
 from speakernet.cli.defaults import load_configuration
 from speakernet.config import config_to_dict
+from speakernet.config.reference import reference
 
 TAKES_CONFIG = True
 
@@ -18,15 +19,19 @@ logger = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--given`: only what a file or an option set; `--schedule`: learning rate and margin instead of options."""
+    """What to show instead: what was set alone, learning rate and margin, or every option there is."""
     parser.add_argument("--given", action="store_true", help="show only what files and options set, without defaults")
     parser.add_argument(
         "--schedule", action="store_true", help="show learning rate and margin of the first, ramp and last epochs"
     )
+    parser.add_argument("--reference", action="store_true", help="show every option as a page: docs/configuration.md")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the resolved configuration as YAML, or its schedule as a table."""
+    """Print the resolved configuration as YAML, or its schedule as a table; or the page of all options."""
+    if arguments.reference:
+        sys.stdout.write(reference())
+        return 0
     loaded = load_configuration(arguments.config_arguments)
     logger.info("files: %s", ", ".join(map(str, loaded.files)) or "none")
     logger.info("defaults: %s", loaded.defaults)

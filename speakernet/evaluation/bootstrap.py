@@ -117,6 +117,7 @@ class SpeakerBootstrap:
         self._points = operating_points
         self.false_accepts = np.empty(0) if false_accepts is None else false_accepts
         self.num_trials, self.num_speakers = len(labels), len(present)
+        self.num_target_speakers = len(np.unique(self._first[self._labels]))
 
     def figures(self, counts: np.ndarray) -> DrawFigures | None:
         """The figures when speaker s is drawn `counts[s]` times; None without targets or non-targets."""
@@ -170,14 +171,16 @@ def num_draws_for(num_trials: int, wanted: int) -> int:
 
 
 def measure(prepared: SpeakerBootstrap, wanted: int, seed: int) -> Measured:
-    """EER and minDCFs with 95 % intervals; no intervals, and a note, where there are too few speakers."""
+    """EER and minDCFs with 95 % intervals; no intervals, and a note, where there are too few speakers or no errors."""
     eer_percent, costs, _ = prepared.plain_figures()
     eers, *others = _drawn([prepared], wanted, seed)[0].T
-    intervals = [interval_of(values) for values in others[: len(costs)]]
+    intervals = [_spread_of(values) for values in others[: len(costs)]]
     misses = [interval for values in others[len(costs) :] if (interval := interval_of(values)) is not None]
     band = Band(prepared.false_accepts, *np.array(misses).T) if misses else None
-    note = speakers_note(prepared.num_speakers)
-    return Measured(eer_percent, costs, interval_of(eers), intervals, len(eers), note, band)
+    note, eer_interval = speakers_note(prepared.num_speakers), _spread_of(eers)
+    if len(eers) and eer_interval is None:
+        note = same_in_all_draws_note(eer_percent, prepared.num_target_speakers)
+    return Measured(eer_percent, costs, eer_interval, intervals, len(eers), note, band)
 
 
 def _drawn(systems: Sequence[SpeakerBootstrap], wanted: int, seed: int) -> np.ndarray:
@@ -209,6 +212,22 @@ def speakers_note(num_speakers: int) -> str:
     return ""
 
 
+def same_in_all_draws_note(eer_percent: float, num_target_speakers: int) -> str:
+    """Why draws that all give the same EER make no interval.
+
+    Source: Hanley and Lippman-Hand, If nothing goes wrong, is everything all right?, 1983 (rule of three).
+
+    >>> same_in_all_draws_note(0.0, 40)
+    'no interval: no draw of speakers has an error; of 40 others 3 may still have one'
+    """
+    if eer_percent > 0:
+        return "no interval: every draw of speakers gives the same error rate"
+    # Who has no target trial cannot be missed and says nothing of misses.
+    if num_target_speakers < MIN_SPEAKERS:
+        return f"no interval: {num_target_speakers} speakers with targets are too few (at least {MIN_SPEAKERS})"
+    return f"no interval: no draw of speakers has an error; of {num_target_speakers} others 3 may still have one"
+
+
 def interval_of(values: np.ndarray) -> Interval:
     """The middle 95 % of the draws; None without draws."""
     if not len(values):
@@ -216,6 +235,11 @@ def interval_of(values: np.ndarray) -> Interval:
     tail = (100 - LEVEL_PERCENT) / 2
     low, high = np.percentile(values, [tail, 100 - tail])
     return float(low), float(high)
+
+
+def _spread_of(values: np.ndarray) -> Interval:
+    """`interval_of` for one system; None where all draws are equal too: what never failed never fails in a draw."""
+    return interval_of(values) if len(values) and np.ptp(values) > 0 else None
 
 
 @dataclass(frozen=True)

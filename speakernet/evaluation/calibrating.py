@@ -6,6 +6,7 @@ same way; those of other ways stay.
 
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +18,21 @@ from speakernet.data.lists import TrialList
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation import metrics
 from speakernet.evaluation.backend import plain_backend, verifying_backend
-from speakernet.evaluation.calibration import AffineCalibration, fit_calibration, named_thresholds
+from speakernet.evaluation.calibration import (
+    FALSE_ACCEPT_RATES,
+    MIN_EXPECTED_ERRORS,
+    AffineCalibration,
+    fit_calibration,
+    named_thresholds,
+)
 from speakernet.evaluation.embedder import Embedder
 from speakernet.evaluation.evaluate import score_trials
 from speakernet.evaluation.figures import why_no_error_rate
 
 SCORE_ONLY = ("score",)
+FITTED_ON_REPORTED = "calibration was fitted on the list that is reported: its actual costs and Cllr flatter"
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -86,7 +96,21 @@ def fit_scores(
     if reason or trials.labels is None:
         raise ValueError(f"cannot calibrate: {reason or 'the trials have no labels'}")
     calibration = fit_calibration(scores if columns is None else columns, trials.labels, prior, names)
-    thresholds, refused = named_thresholds(metrics.error_rates(scores, trials.labels), backend)
+    if columns is None and calibration.weights[0] <= 0:
+        logger.warning(
+            "%s: its scores tell nobody apart (by this fit a higher one makes one speaker less likely): decisions of "
+            "this calibration mean nothing; train longer, or calibrate on more people",
+            trials.source,
+        )
+    rates = metrics.error_rates(scores, trials.labels)
+    thresholds, refused = named_thresholds(rates, backend)
+    if len(refused) == len(FALSE_ACCEPT_RATES):
+        logger.warning(
+            "%s: %d pairs of different speakers are few: odds of a calibration on them are far too sure, and a rate of "
+            "0 %% means none of so many; from %d pairs on there is a threshold at %g %% false accepts",
+            *(trials.source, rates.num_nontargets, MIN_EXPECTED_ERRORS / FALSE_ACCEPT_RATES[0]),
+            100 * FALSE_ACCEPT_RATES[0],
+        )
     origin = {"list": Path(trials.source).name, "list_sha256": trials.sha256}
     return Fit(calibration, thresholds, refused, dict(backend), origin)
 

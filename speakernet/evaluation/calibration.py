@@ -15,11 +15,17 @@ from typing import Any
 import numpy as np
 from scipy.optimize import minimize
 
-from speakernet.evaluation.metrics import ErrorRates, check_trials, equal_error_point, point_at_false_accept_rate
+from speakernet.evaluation.metrics import (
+    ErrorRates,
+    OperatingPoint,
+    check_trials,
+    equal_error_point,
+    point_at_false_accept_rate,
+)
 
 EER_NAME, RATE_PREFIX = "eer", "far_"
 """Names of thresholds: at the EER, and at a false-accept rate that follows in percent."""
-FALSE_ACCEPT_RATES = (0.01, 0.001, 0.0001)
+FALSE_ACCEPT_RATES = (0.05, 0.01, 0.001, 0.0001)
 MIN_EXPECTED_ERRORS = 10
 """A false-accept rate is only named where the list expects at least so many false accepts at it."""
 REGULARIZATION = 1e-6
@@ -127,7 +133,7 @@ def named_thresholds(rates: ErrorRates, backend: Mapping[str, Any]) -> tuple[lis
         The thresholds as plain dictionaries, and a sentence for each rate that the list is too small for.
     """
     point = equal_error_point(rates)
-    thresholds = [_threshold(EER_NAME, point.threshold, point.miss, point.false_accept, backend)]
+    thresholds = [_threshold(EER_NAME, point, rates, backend)]
     refused = []
     for rate in FALSE_ACCEPT_RATES:
         # A count of ten is off by a third by chance alone; with fewer a threshold would be a guess.
@@ -140,7 +146,7 @@ def named_thresholds(rates: ErrorRates, backend: Mapping[str, Any]) -> tuple[lis
             continue
         point = point_at_false_accept_rate(rates, rate)
         name = threshold_name(rate)
-        thresholds.append(_threshold(name, point.threshold, point.miss, point.false_accept, backend))
+        thresholds.append(_threshold(name, point, rates, backend))
     return thresholds, refused
 
 
@@ -182,16 +188,27 @@ def smaller_side(values: np.ndarray, enrol: np.ndarray, test: np.ndarray) -> np.
     return np.minimum(values[enrol], values[test])
 
 
-def _threshold(
-    name: str, threshold: float, miss: float, false_accept: float, backend: Mapping[str, Any]
-) -> dict[str, Any]:
+def _threshold(name: str, point: OperatingPoint, rates: ErrorRates, backend: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "name": name,
-        "threshold": float(threshold),
-        "miss_rate": float(miss),
-        "false_accept_rate": float(false_accept),
+        "threshold": _in_the_gap(point.threshold, rates.thresholds),
+        "miss_rate": float(point.miss),
+        "false_accept_rate": float(point.false_accept),
         "backend": dict(backend),
     }
+
+
+def _in_the_gap(threshold: float, ascending: np.ndarray) -> float:
+    """A threshold that decides the list as the given one does, as far from its scores as it can be.
+
+    An operating point lies on a score: of a list that is told apart without an error, on that of its worst target, and
+    the next recording that is a little worse would be refused.
+
+    >>> _in_the_gap(0.8, np.array([0.1, 0.2, 0.8, np.inf])), _in_the_gap(0.1, np.array([0.1, np.inf]))
+    (0.5, 0.1)
+    """
+    row = int(np.searchsorted(ascending, threshold))
+    return float((ascending[row - 1] + ascending[row]) / 2 if row else threshold)
 
 
 def _columns(inputs: np.ndarray) -> np.ndarray:

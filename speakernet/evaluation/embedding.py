@@ -214,11 +214,14 @@ def checked_lengths(source: AudioSource, names: StringTable, num_threads: int) -
     lookup = source.lookup_table(names, num_threads)
     if lookup.problems:
         rows = sorted(lookup.problems)
-        shown = "; ".join(f"{names[row]}: {lookup.problems[row]}" for row in rows[:MAX_NAMED])
-        raise AudioError(
-            f"{len(rows)} of {len(names)} utterances cannot be read from {source.root}: {shown}"
-            f"{' …' if len(rows) > MAX_NAMED else ''}"
-        )
+        found = f"{len(rows)} of {len(names)} utterances cannot be read from {source.root}"
+        # Where not one is good, the folder is another: one example is enough.
+        is_all = len(rows) == len(names)
+        if is_all:
+            found += "; do the paths of the list start from another folder? --test_path names it, or --audio"
+        told = rows[: 1 if is_all else MAX_NAMED]
+        shown = "; ".join(f"{names[row]}: {lookup.problems[row]}" for row in told)
+        raise AudioError(f"{found}: {shown}" + (" …" if len(rows) > len(told) else ""))
     return np.asarray(lookup.num_samples)
 
 

@@ -126,7 +126,7 @@ def operating_points(
 def why_no_error_rate(trials: TrialList) -> str:
     """A sentence where a list supports no error rate; empty where it does."""
     if trials.labels is None:
-        return f"{trials.source} is unlabelled: it was scored, an error rate needs labels"
+        return f"{trials.source} is unlabelled; an error rate needs lines of `1 enrol test` and `0 enrol test`"
     num_targets = int(np.count_nonzero(trials.labels))
     if num_targets in (0, len(trials)):
         kind = "target" if num_targets == 0 else "non-target"

@@ -16,6 +16,8 @@ Interval = tuple[float, float] | None
 
 EMBEDDING, KEPT_EMBEDDINGS = "embedding", "reading_kept_embeddings"
 """Names of timings."""
+FEW_TARGETS = 30
+"""Below this, one target more or less moves an error rate by more than three percent: too few to build on."""
 WRITTEN_ALWAYS = ("eer_percent", "eer_interval_percent", "min_dcf")
 """Keys that a reader of the file finds even where there is nothing to say."""
 

@@ -1,7 +1,7 @@
-"""Score files: `enrol test score` a line, in the order of the trial list; our own and those of other tools.
+"""Score files: `enrol test score` a line, in any order; our own, in that of the trial list, and those of other tools.
 
-Reading gives the pairs as a `TrialList` without labels and the scores beside it; matching them with a labelled list
-names the first line that differs.
+Reading gives the pairs as a `TrialList` and the scores beside it; matching them with a list goes by the pairs, and
+names the first line that only one of the two has.
 """
 
 import itertools
@@ -17,7 +17,8 @@ from speakernet.run_folder import EVALUATIONS, SCORES, evaluation_folder
 from speakernet.terminal import MAX_NAMED
 
 LONGEST_LINE = 64 << 10
-FORM = "'enrol test score' (a fourth column target|nontarget is left aside)"
+FORM = "'enrol test score', and as you like a fourth column target|nontarget"
+KINDS = {"target": 1, "nontarget": 0}
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class ScoreFile:
     """What a score file holds.
 
     Attributes:
-        trials: the pairs, without labels.
+        trials: the pairs; labels where every line has the fourth column, 1 target, 0 nontarget.
         scores: (trials,) float64; higher means more alike.
     """
 
@@ -74,19 +75,22 @@ def read_scores(path: str | Path) -> ScoreFile:
     rows: dict[str, int] = {}
     pairs: list[int] = []
     scores: list[float] = []
+    kinds: list[int] = []
     for number, fields in _lines(path):
         try:
             if len(fields) not in (3, 4):
                 raise ValueError(len(fields))
             scores.append(float(fields[2]))
-        except ValueError as error:
+            kinds.extend(KINDS[kind] for kind in fields[3:])
+        except (ValueError, KeyError) as error:
             raise ListError(f"{path}, line {number}: expected {FORM}, found {' '.join(fields)[:120]!r}") from error
         pairs.append(rows.setdefault(fields[0], len(rows)))
         pairs.append(rows.setdefault(fields[1], len(rows)))
     if not pairs:
         raise ListError(f"{path}: no scores; expected lines {FORM}")
     both = np.array(pairs, dtype=np.int32).reshape(-1, 2)
-    trials = TrialList(StringTable.from_strings(rows), both[:, 0].copy(), both[:, 1].copy(), None, str(path))
+    labels = np.array(kinds, dtype=np.int8) if len(kinds) == len(both) else None
+    trials = TrialList(StringTable.from_strings(rows), both[:, 0].copy(), both[:, 1].copy(), labels, str(path))
     return ScoreFile(trials, np.array(scores, dtype=np.float64))
 
 
@@ -101,25 +105,78 @@ def write_scores(path: str | Path, trials: TrialList, scores: np.ndarray) -> Non
 
 
 def scores_for(trials: TrialList, found: ScoreFile) -> np.ndarray:
-    """The scores of `found`, once it is sure that they belong to these trials in this order.
+    """The score of each of these trials, (trials,) float64; the file may have them in any order.
 
     Raises:
-        ListError: another number of trials or another order (the first difference, with both line numbers).
+        ListError: trials without a score, scores of no trial, or labels that contradict the list (the first of each).
         ValueError: scores that are NaN or infinite (the first ten lines are named).
     """
-    ours, theirs = trials, found.trials
-    # Rows of names count by first mention in both, so equal lists have equal tables and equal rows.
-    is_same = len(ours) == len(theirs) and ours.names == theirs.names
-    if not (is_same and np.array_equal(ours.enrol, theirs.enrol) and np.array_equal(ours.test, theirs.test)):
-        raise ListError(_first_difference(ours, theirs))
-    bad = np.flatnonzero(~np.isfinite(found.scores))
+    rows = _rows_of(trials, found.trials)
+    scores, source = found.scores[rows], found.trials.source
+    bad = np.sort(rows[~np.isfinite(scores)])
     if len(bad):
-        lines = ", ".join(str(_line_of(theirs.source, int(row))) for row in bad[:MAX_NAMED])
+        lines = ", ".join(str(_line_of(source, int(row))) for row in bad[:MAX_NAMED])
         more = " …" if len(bad) > MAX_NAMED else ""
-        raise ValueError(
-            f"{theirs.source}: {len(bad)} of {len(theirs)} scores are NaN or infinite: lines {lines}{more}"
+        raise ValueError(f"{source}: {len(bad)} of {len(scores)} scores are NaN or infinite: lines {lines}{more}")
+    if trials.labels is not None and found.trials.labels is not None:
+        other = np.flatnonzero(trials.labels != found.trials.labels[rows])
+        if len(other):
+            first = int(other[0])
+            raise ListError(
+                f"{source}: {len(other):,} of {len(scores):,} lines have another label than {trials.source}, first "
+                f"line {_line_of(source, int(rows[first]))}: {_pair(trials, first)!r}; one of the two is wrong"
+            )
+    return scores
+
+
+def _rows_of(ours: TrialList, theirs: TrialList) -> np.ndarray:
+    """The row in `theirs` of each trial of `ours`, int64.
+
+    Raises:
+        ListError: they are not the same pairs, each as often.
+    """
+    # Rows of names count by first mention in both, so lists in one order have equal tables and equal rows.
+    is_same = len(ours) == len(theirs) and ours.names == theirs.names
+    if is_same and np.array_equal(ours.enrol, theirs.enrol) and np.array_equal(ours.test, theirs.test):
+        return np.arange(len(ours))
+    row_of = {name: row for row, name in enumerate(ours.names)}
+    known = np.array([row_of.get(name, -1) for name in theirs.names], dtype=np.int64)
+    enrol, test = known[theirs.enrol], known[theirs.test]
+    wanted = ours.enrol.astype(np.int64) * len(row_of) + ours.test
+    there = np.where((enrol >= 0) & (test >= 0), enrol * len(row_of) + test, -1)
+    order, their_order = np.argsort(wanted, kind="stable"), np.argsort(there, kind="stable")
+    if not np.array_equal(wanted[order], there[their_order]):
+        again = np.setdiff1d(np.arange(len(there)), np.unique(there, return_index=True)[1])
+        raise ListError(_difference(ours, theirs, ~np.isin(wanted, there), ~np.isin(there, wanted), again))
+    rows = np.empty(len(ours), dtype=np.int64)
+    rows[order] = their_order
+    return rows
+
+
+def _difference(
+    ours: TrialList, theirs: TrialList, is_missing: np.ndarray, is_extra: np.ndarray, again: np.ndarray
+) -> str:
+    found = [f"{theirs.source} has {len(theirs):,} scores, {ours.source} has {len(ours):,} trials"]
+    for trials, is_alone, what in (
+        (ours, is_missing, "trials have no score"),
+        (theirs, is_extra, "scores have no trial"),
+    ):
+        if is_alone.any():
+            row = int(np.argmax(is_alone))
+            line = f"line {_line_of(trials.source, row)} of {trials.source}: {_pair(trials, row)!r}"
+            found.append(f"{int(is_alone.sum()):,} {what}, first {line}")
+    if len(found) == 1:
+        line = (
+            f", first line {_line_of(theirs.source, int(again[0]))}: {_pair(theirs, int(again[0]))!r}"
+            if len(again)
+            else ""
         )
-    return found.scores
+        found.append(f"the same pairs, but not each as often{line}")
+    return "; ".join(found) + "; give the scores of this very list"
+
+
+def _pair(trials: TrialList, row: int) -> str:
+    return f"{trials.names[int(trials.enrol[row])]} {trials.names[int(trials.test[row])]}"
 
 
 def _lines(path: str | Path) -> Iterator[tuple[int, list[str]]]:
@@ -136,22 +193,6 @@ def _lines(path: str | Path) -> Iterator[tuple[int, list[str]]]:
             fields = line.strip().split("\t") if "\t" in line.strip() else line.split()
             if fields:
                 yield number, fields
-
-
-def _first_difference(ours: TrialList, theirs: TrialList) -> str:
-    for row in range(min(len(ours), len(theirs))):
-        wanted = (ours.names[int(ours.enrol[row])], ours.names[int(ours.test[row])])
-        seen = (theirs.names[int(theirs.enrol[row])], theirs.names[int(theirs.test[row])])
-        if wanted != seen:
-            return (
-                f"{theirs.source}, line {_line_of(theirs.source, row)}: scores {' '.join(seen)!r}, but line "
-                f"{_line_of(ours.source, row)} of {ours.source} is {' '.join(wanted)!r}; give the scores of this very "
-                "list, in its order"
-            )
-    return (
-        f"{theirs.source} has {len(theirs)} scores, {ours.source} has {len(ours)} trials (equal up to the shorter "
-        "one's end); give the scores of this very list"
-    )
 
 
 def _line_of(path: str, row: int) -> int:

@@ -226,7 +226,7 @@ def run_sweep(
             # Embedded anew at every step: kept embeddings are of the audio as it is.
             found = score(step.applied_to(source, trials.names))
             rows.append(_row(step.label, trials, found, speakers, num_draws, seed))
-            logger.info("sweep: %s %s: EER %.2f %%", kind, step.label, rows[-1].eer_percent)
+            logger.info("sweep: %s, %s %s: EER %.2f %%", kind, AXES[kind], step.label, rows[-1].eer_percent)
         note = "Both sides of every trial are degraded."
         results.append(SweepResult(kind, AXES[kind], note, rows))
     return results

@@ -14,6 +14,7 @@ import numpy as np
 from speakernet.evaluation.backend import WHOLE_COSINE, plain_backend, whole_cosine
 from speakernet.evaluation.calibration import (
     EER_NAME,
+    FALSE_ACCEPT_RATES,
     AffineCalibration,
     false_accept_rate_of,
     threshold_label,
@@ -68,8 +69,10 @@ class Decision:
         if ratio is None:
             return words
         hypothesis = "one speaker is" if ratio >= 0 else "two speakers are"
-        times = math.exp(min(abs(ratio), math.log(MOST_TIMES)))
-        return f"{words}; {hypothesis} {times:,.3g} times as likely"
+        times = _three_digits(math.exp(min(abs(ratio), math.log(MOST_TIMES))))
+        # The threshold asks for a rate, the odds weigh the evidence: without the word they seem to contradict.
+        although = "although " if self.same_speaker != (ratio >= 0) else ""
+        return f"{words}; {although}{hypothesis} {times} times as likely"
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,11 @@ class DecisionRule:
         fitted = [one for one in fits if plain_backend(one["backend"]) == way and list(one["inputs"]) == ["score"]]
         thresholds = [one for one in contents.get("thresholds") or () if plain_backend(one["backend"]) == way]
         calibration = AffineCalibration.from_dict(fitted[-1]) if fitted else None
-        others = "" if thresholds or not contents.get("thresholds") else ", only those of other ways of scoring"
+        kept = [plain_backend(one["backend"]) for one in contents.get("thresholds") or ()]
+        others = "" if thresholds or not kept else ", only those of other ways of scoring"
+        if not thresholds and plain_backend(whole_cosine(not subtracts_mean)) in kept:
+            mean = "without the mean embedding that it has now" if subtracts_mean else "with a mean that it has no more"
+            others = f", only those fitted {mean}"
         advice = f"{name} holds no calibration for {WHOLE_COSINE}{others}: {calibrate_advice(name)}"
         return cls(calibration, tuple(thresholds), advice)
 
@@ -170,16 +177,29 @@ class DecisionRule:
             raise NotCalibratedError(self.advice)
         there = ", ".join(str(one["name"]) for one in self.thresholds)
         raise NotCalibratedError(
-            f"no threshold {name!r} in the model file; it has {there}. A rarer false accept needs a longer list of "
-            "trials: ten false accepts are expected at least"
+            f"no threshold {name!r} in the model file; it has {there}. Calibrating fits those at "
+            f"{', '.join(f'{100 * rate:g}' for rate in FALSE_ACCEPT_RATES)} % false accepts for which the list is long "
+            "enough: ten of them are expected at least"
         )
+
+
+def _three_digits(number: float) -> str:
+    """A number of 1 or more as people read it.
+
+    >>> _three_digits(2.1184), _three_digits(24.53), _three_digits(4143.7)
+    ('2.12', '24.5', '4,140')
+    """
+    rounded = float(f"{number:.3g}")
+    # Never 4.14e+03.
+    return f"{rounded:,.0f}" if rounded >= 100 else f"{rounded:.3g}"
 
 
 def calibrate_advice(model: str) -> str:
     """What to do for a decision where there is no threshold."""
     return (
-        f"fit them with `speakernet calibrate --model {model} --trials LIST`, or give a threshold of your own "
-        f"(`--threshold 0.5`, in Python `threshold=0.5`; `{DEFAULT_THRESHOLD_NAME}` is {UNCALIBRATED_THRESHOLD})"
+        f"fit them with `speakernet calibrate --model {model} --trials LIST --audio FOLDER`, or give a threshold of "
+        f"your own (`--threshold 0.5`, in Python `threshold=0.5`; `{DEFAULT_THRESHOLD_NAME}` is "
+        f"{UNCALIBRATED_THRESHOLD})"
     )
 
 

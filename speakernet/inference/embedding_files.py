@@ -15,7 +15,7 @@ from speakernet.data.sources import AudioSource
 from speakernet.evaluation.embedding import embed_utterances
 from speakernet.evaluation.embedding_store import load_embeddings, save_embeddings, store_key
 from speakernet.evaluation.options import EmbeddingOptions
-from speakernet.files import atomic_write
+from speakernet.files import atomic_write, check_writable
 from speakernet.inference.audio_inputs import AudioInputs
 from speakernet.inference.verifier import SpeakerVerifier
 from speakernet.parts import WHOLE, WorkPart, share
@@ -64,12 +64,14 @@ def embed_files(
         part: which of the blocks are embedded now; the file is written once all are there.
 
     Raises:
-        ValueError: recordings that cannot be embedded (the first ten are named), or another ending than `.npz`.
+        ValueError: recordings that cannot be embedded (the first ten are named), another ending than `.npz`, or a
+            place where nothing can be written.
     """
     if out.suffix != ".npz":
         raise ValueError(f"--out {out}: expected a file that ends in .npz")
     if out.is_dir():
         raise ValueError(f"--out {out} is a folder; give a file in it")
+    check_writable(out)
     source = inputs.source
     table = source.lookup_table(inputs.names)
     is_short = np.asarray(table.num_samples) < verifier.net.min_samples

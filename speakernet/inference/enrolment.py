@@ -202,9 +202,10 @@ def _disagreements(
         scores = [verifier.compare(embeddings[row], other) for other in others]
         # The median: one wrong recording must not accuse all others.
         if scores and float(np.median(scores)) < limit:
+            several = "recording" if len(others) == 1 else f"{len(others)} recordings"
             found.append(
-                f"{name}: does not sound like the person's other {len(others)} recordings "
-                f"(score {np.median(scores):.2f}, {limit:.2f} is wanted)"
+                f"{name}: does not sound like the person's other {several} (score {np.median(scores):.4f}, "
+                f"{limit:.4f} is wanted)"
             )
     return found
 

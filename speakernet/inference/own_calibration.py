@@ -20,17 +20,21 @@ from speakernet.evaluation.options import EmbeddingOptions, MeasuringOptions
 from speakernet.evaluation.results import Results
 from speakernet.evaluation.scoring import EPSILON, mean_embeddings
 from speakernet.evaluation.speakers import Speakers, speakers_of
-from speakernet.files import sha256_of
+from speakernet.files import check_writable, sha256_of
 from speakernet.inference.audio_inputs import AudioInputs
 from speakernet.inference.people import PeopleStore
 from speakernet.inference.verifier import SpeakerVerifier
 from speakernet.models.model_file import update_model_file
+from speakernet.options import DEFAULT_SEED
 from speakernet.seeding import numpy_generator
 
-DRAW_SEED = 0
 SUBSET_STREAM = 6301
 MOST_TRIALS = 5_000_000
 """Comparisons that are made; with more, recordings are drawn."""
+
+
+SWAPPED_EER_PERCENT = 75.0
+"""Above it a model tells people apart, and the labels say the reverse."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +69,12 @@ def calibrate_on_trials(
     Raises:
         ValueError: no labels, audio that is missing or broken, or a file that cannot be written.
     """
+    check_writable(out or verifier.name)
     trials = read_trials(trials_path)
     source = open_source(audio or audio_folder_of(trials_path), verifier.sample_rate, show_progress=True)
     embedder = Embedder(verifier.embedding_net, EmbeddingOptions(embedding="whole"), verifier.device)
     fit, scores = fit_for_verifying(embedder, verifier.contents, trials, source, prior)
-    return _kept(verifier, fit, figures(trials, scores, speakers_of(trials), MeasuringOptions(), DRAW_SEED), out)
+    return _kept(verifier, fit, figures(trials, scores, speakers_of(trials), MeasuringOptions(), DEFAULT_SEED), out)
 
 
 def calibrate_on_people(
@@ -87,6 +92,7 @@ def calibrate_on_people(
     Raises:
         ValueError: too few people or recordings, audio that is broken, or a file that cannot be written.
     """
+    check_writable(out or verifier.name)
     strangers = np.empty((0, 1, verifier.embedding_dim), dtype=np.float32)
     if cohort is not None:
         options = EmbeddingOptions(embedding="whole")
@@ -94,7 +100,7 @@ def calibrate_on_people(
         strangers = embed_utterances(net, cohort.source, cohort.names, options, device=device, description="cohort")
     trials, scores, speakers = _own_trials(verifier, store, mean_embeddings(strangers, verifier.mean))
     fit = fit_scores(trials, scores, prior, whole_cosine(verifying_backend(verifier.contents).mean is not None))
-    return _kept(verifier, fit, figures(trials, scores, speakers, MeasuringOptions(), DRAW_SEED), out)
+    return _kept(verifier, fit, figures(trials, scores, speakers, MeasuringOptions(), DEFAULT_SEED), out)
 
 
 def _own_trials(
@@ -122,7 +128,7 @@ def _own_trials(
     np.add.at(sums, owner, weighted)
     rows = np.arange(len(kept) + len(strangers))
     if len(rows) * len(people) > MOST_TRIALS:
-        drawn = numpy_generator(DRAW_SEED, SUBSET_STREAM).permutation(len(rows))
+        drawn = numpy_generator(DEFAULT_SEED, SUBSET_STREAM).permutation(len(rows))
         rows = np.sort(drawn[: max(2, MOST_TRIALS // len(people))])
     tests = np.concatenate([units, strangers])[rows]
     owners = np.concatenate([owner, np.arange(len(strangers)) + len(people)])[rows]
@@ -155,6 +161,17 @@ def _unit(rows: np.ndarray) -> np.ndarray:
 
 
 def _kept(verifier: SpeakerVerifier, fit: Fit, results: Results, out: Path | None) -> Calibrated:
+    """Write the fit.
+
+    Raises:
+        ValueError: a calibration that would mean nothing.
+    """
+    if (results.eer_percent or 0.0) > SWAPPED_EER_PERCENT:
+        # Before anything is written: it may stand over a good one. A young model errs half of the time, not this much.
+        raise ValueError(
+            f"{fit.origin['list']}: EER {results.eer_percent:.2f} %: by this list a higher score makes one speaker "
+            "less likely; are its labels swapped? Nothing was written"
+        )
     path = Path(verifier.name)
     backup = update_model_file(path, fit.changes(verifier.contents), out=out)
     return Calibrated(fit, results, backup, path if out is None else out)

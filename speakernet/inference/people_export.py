@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from speakernet.files import atomic_write
+from speakernet.files import atomic_write, check_writable
 from speakernet.inference.store_file import PRIVATE, StoreError
 from speakernet.inference.store_rows import StoredRecording
 
@@ -25,9 +25,11 @@ def export_recordings(path: Path, facts: dict[str, Any], recordings: Sequence[St
 
     Raises:
         StoreError: another ending.
+        FileError: nothing can be written there.
     """
     if path.suffix not in FORMS:
         raise StoreError(f"{path}: expected a file that ends in {' or '.join(FORMS)}")
+    check_writable(path)
     if path.suffix == ".json":
         rows = [{**asdict(one), "embedding": [float(value) for value in one.embedding]} for one in recordings]
         with atomic_write(path) as file:

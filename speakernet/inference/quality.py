@@ -51,6 +51,7 @@ class Quality:
         upper_band_db: power density above the telephone's band against that within it; None where the rate has none.
         warnings: what is wrong, a sentence each; empty for a good recording.
         is_silent: nothing can be recognised by it.
+        is_cut_off: the end of the file is missing.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Quality:
     upper_band_db: float | None
     warnings: tuple[str, ...] = ()
     is_silent: bool = False
+    is_cut_off: bool = False
 
 
 def inspect_recording(
@@ -95,6 +97,7 @@ def inspect_recording(
         ratio,
         seen.clipped_share,
         seen.upper_band_db,
+        is_cut_off=recording.is_cut_off,
         is_silent=not speech and _decibels(float(powers.max(initial=0.0))) < SILENT_DB,
     )
     return _with_warnings(quality, min_speech_seconds)
@@ -198,6 +201,8 @@ def _warnings(quality: Quality, min_speech_seconds: float) -> Iterator[str]:
             f"too short: {quality.speech_seconds:.1f} s of speech in {quality.seconds:.1f} s; "
             f"{min_speech_seconds:g} s or more are wanted"
         )
+    if quality.is_cut_off:
+        yield "cut off: the file promises more than it holds; copy or record it again"
     if quality.clipped_share > CLIPPED_SHARE:
         yield f"clipped: {100 * quality.clipped_share:.2g} % of the samples are at the ceiling; record it less loud"
     if quality.speech_seconds and quality.signal_to_noise_db < NOISY_DB:

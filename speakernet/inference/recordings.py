@@ -4,6 +4,7 @@ Long recordings are read stretch by stretch, so that memory does not grow with t
 evaluation; nothing here knows networks.
 """
 
+import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from torch import Tensor
 from speakernet.data.audio import AudioError, audio_info, audio_of_array, read_audio
 from speakernet.evaluation.batching import Piece, Stretch
 from speakernet.evaluation.embedding import stretches_of
+from speakernet.registry import nearest
 
 Array: TypeAlias = np.ndarray | Tensor
 
@@ -30,6 +32,7 @@ class Recording:
         num_samples: at that rate.
         file: where it lies; None for samples in memory.
         samples: (samples,) float32; None for a file.
+        is_cut_off: the file's header promises more than it holds.
     """
 
     name: str
@@ -37,6 +40,7 @@ class Recording:
     num_samples: int
     file: Path | None = None
     samples: np.ndarray | None = None
+    is_cut_off: bool = False
 
     @property
     def seconds(self) -> float:
@@ -85,6 +89,8 @@ def open_recording(audio: Audio, sample_rate: int | None, wanted_rate: int) -> R
         return audio
     if isinstance(audio, str | os.PathLike):
         path = Path(audio)
+        if not path.exists():
+            raise AudioError(_not_there(path))
         info = audio_info(path)
         if sample_rate not in (None, info.sample_rate):
             raise AudioError(
@@ -92,7 +98,8 @@ def open_recording(audio: Audio, sample_rate: int | None, wanted_rate: int) -> R
             )
         if not info.num_samples:
             raise AudioError(f"{path}: the file holds no samples (header only); convert it again from its source")
-        return Recording(str(path), wanted_rate, info.num_samples_at(wanted_rate), file=path)
+        num_samples = info.num_samples_at(wanted_rate)
+        return Recording(str(path), wanted_rate, num_samples, file=path, is_cut_off=info.is_truncated)
     if not is_array(audio):
         raise AudioError(f"audio is a {type(audio).__name__}; expected a file or an array of samples")
     if sample_rate is None:
@@ -100,6 +107,16 @@ def open_recording(audio: Audio, sample_rate: int | None, wanted_rate: int) -> R
     array = audio.detach().cpu().numpy() if isinstance(audio, Tensor) else audio
     samples = audio_of_array(array, sample_rate, wanted_rate)
     return Recording("the array", wanted_rate, len(samples), samples=samples)
+
+
+def _not_there(path: Path) -> str:
+    """Which part of a path there is not, and what is called much like it."""
+    lost = next((one for one in (path, *path.parents) if one.parent.is_dir()), path)
+    with contextlib.suppress(OSError):
+        near = nearest(lost.name, (one.name for one in lost.parent.iterdir()), count=1)
+        if near:
+            return f"{path}: there is no such file; did you mean {lost.parent / near[0]}?"
+    return f"{path}: there is no such file"
 
 
 def is_array(audio: Any) -> bool:

@@ -242,7 +242,8 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _advice(reason: str, path: Path) -> str:
-    """What SQLite says, and what to do."""
+    """What SQLite says, in one line, and what to do."""
+    reason = " ".join(reason.split())
     if "locked" in reason or "busy" in reason:
         return f"another process has been writing for {BUSY_SECONDS:g} s; wait for it or end it, then try again"
     if "readonly" in reason or "unable to open" in reason:

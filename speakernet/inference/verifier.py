@@ -104,6 +104,8 @@ class SpeakerVerifier:
     ((1, 8), (2, 8))
     >>> verifier.embed_features(torch.zeros(3, 200, verifier.num_features)).shape
     torch.Size([3, 8])
+    >>> verifier.embed_track(clip, sample_rate=16000, window_seconds=0.5, hop_seconds=0.25).start_seconds.tolist()
+    [0.0, 0.25, 0.5]
     >>> verifier.verify(clip, clip, sample_rate=16000, threshold=0.5).same_speaker
     True
     """
@@ -313,9 +315,10 @@ class SpeakerVerifier:
         """The same store where it has to be there already.
 
         Raises:
-            StoreError: no such file, or as `people`.
+            StoreError: no such file, an empty one, or as `people`.
         """
-        if not Path(path).exists():
+        # An empty one would become a store by being asked.
+        if not Path(path).exists() or (Path(path).is_file() and not Path(path).stat().st_size):
             raise StoreError(f"{path}: no such store; make one with `speakernet enroll NAME FILES --store {path}`")
         return self.people(path, key)
 

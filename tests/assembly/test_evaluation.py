@@ -84,9 +84,52 @@ def test_what_is_fitted_is_kept_with_its_scoring(tiny_corpus: Path, tmp_path: Pa
     assert fitted.backend["cohort_members"] == 8
     assert any("list that is reported" in warning for warning in fitted.warnings)
     again = evaluated(configure(tiny_corpus, tmp_path, *options), model).results
+    assert any("list that is reported" in warning for warning in again.warnings), "also where the file has kept it"
     assert again.cllr == pytest.approx(fitted.cllr)
     # another scoring must not borrow the fit
     assert "cllr" not in evaluated(configure(tiny_corpus, tmp_path), model).results.to_dict()
+
+
+def test_quality_measures_go_into_a_calibration(tiny_corpus: Path, tmp_path: Path, model: Path) -> None:
+    measures = "[duration, magnitude, snr, cohort]"
+    options = [
+        "--evaluation.calibration_list",
+        str(tiny_corpus / "trials.txt"),
+        "--evaluation.quality_measures",
+        measures,
+    ]
+    with pytest.raises(ValueError, match="'cohort' needs score normalisation"):
+        evaluated(configure(tiny_corpus, tmp_path, *options), model)
+    normalised = ["--evaluation.score_norm", "as", "--evaluation.cohort_size", "5"]
+    results = evaluated(configure(tiny_corpus, tmp_path, *options, *normalised), model).results
+    fits = torch.load(model, weights_only=True)["calibration"]["fits"]
+    assert fits[0]["inputs"] == ["score", "duration", "magnitude", "snr", "cohort"] and len(fits[0]["weights"]) == 5
+    # `verify` knows none of them: a fit of the plain score stands beside it.
+    assert fits[-1]["inputs"] == ["score"] and results.cllr is not None
+
+
+def test_a_sweep_and_a_column_of_metadata_are_measured_with_the_list(
+    tiny_corpus: Path, tmp_path: Path, model: Path
+) -> None:
+    with pytest.raises(ValueError, match=r"evaluation\.metadata: no such file .*give a CSV with a column 'path'"):
+        evaluated(configure(tiny_corpus, tmp_path, "--evaluation.metadata", str(tmp_path / "none.csv")), model)
+    names = list(dict.fromkeys(name for line in (tiny_corpus / "trials.txt").read_text().splitlines()
+                               for name in line.split()[1:]))  # fmt: skip
+    table = tmp_path / "utterances.csv"
+    table.write_text(
+        "path,room\n" + "".join(f"{name},{'big' if row % 2 else 'small'}\n" for row, name in enumerate(names))
+    )
+    options = [
+        "--evaluation.metadata",
+        str(table),
+        "--evaluation.slices",
+        "[room]",
+        "--evaluation.sweep",
+        "[telephone]",
+    ]
+    results = evaluated(configure(tiny_corpus, tmp_path, *options), model).results
+    assert [one.by for one in results.slices] == ["same or different room", "room of both sides"]
+    assert [one.kind for one in results.sweep] == ["telephone"] and len(results.sweep[0].rows) >= 2
 
 
 def test_a_cohort_of_the_trials_own_speakers_is_warned_of(tiny_corpus: Path, tmp_path: Path, model: Path) -> None:
@@ -103,8 +146,11 @@ def test_normalising_a_distance_is_refused(tiny_corpus: Path, tmp_path: Path, mo
         evaluated(configure(tiny_corpus, tmp_path, *options), model)
 
 
-def test_a_mean_belongs_to_one_way_of_embedding(tiny_corpus: Path, tmp_path: Path, model: Path) -> None:
+def test_a_mean_belongs_to_one_way_of_embedding(
+    tiny_corpus: Path, tmp_path: Path, model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def score(*options: str):
+        caplog.clear()
         options = ("--evaluation.subtract_mean", "true", "--evaluation.keep_embeddings", "false", *options)
         evaluated(configure(tiny_corpus, tmp_path, *options), model)
         contents = torch.load(model, weights_only=True)
@@ -114,9 +160,13 @@ def test_a_mean_belongs_to_one_way_of_embedding(tiny_corpus: Path, tmp_path: Pat
     assert of_crops == {"embedding": "crops", "eval_frames": 60, "num_crops": 2}
     kept = model.read_bytes()
     assert torch.equal(score()[0], crops) and model.read_bytes() == kept
+    # Nobody verifies by crops, so nobody is warned of their mean; whoever verifies by whole utterances is.
+    assert "from now on" not in caplog.text
     whole, of_whole = score("--eval_frames", "0")
+    assert "subtract this mean from now on" in caplog.text
     assert of_whole == {"embedding": "whole"} and not torch.allclose(whole, crops)
     longer, of_longer = score("--eval_frames", "80")
+    assert "subtract no mean from now on" in caplog.text
     assert of_longer["eval_frames"] == 80 and not torch.allclose(longer, crops)
     assert torch.equal(score()[0], crops)
 

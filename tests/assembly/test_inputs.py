@@ -1,6 +1,7 @@
 """The inputs of a run: paths that follow one another, and every list, source and header read once."""
 
 import sys
+import types
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from speakernet.assembly.inputs import Inputs, with_default_paths
+from speakernet import distributed
+from speakernet.assembly import inputs as inputs_module
+from speakernet.assembly.inputs import Inputs, make_synthetic_corpus, with_default_paths
 from speakernet.assembly.journeys import score_experiment, train_experiment
 from speakernet.config import Config, ConfigError, LoadedConfig, load_config
 from speakernet.config.schema import replaced
@@ -140,3 +143,20 @@ def test_what_is_not_named_is_refused_when_it_is_needed() -> None:
     with pytest.raises(ConfigError, match=r"no trial list: set data.test_list \(--test_list FILE\)") as refused:
         _ = inputs.test
     assert "--config" not in str(refused.value), "one may have been named"
+
+
+@pytest.mark.parametrize(("is_main", "local_rank", "waits_before"), [(True, 0, 0), (False, 0, 1), (False, 1, 2)])
+def test_one_process_of_each_machine_makes_the_synthetic_corpus(
+    is_main: bool, local_rank: int, waits_before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    made = types.SimpleNamespace(**dict.fromkeys(("train_list", "train_path", "test_list", "test_path"), "made"))
+    made.noise_path = made.rir_path = "made"
+    monkeypatch.setattr(distributed, "is_main", lambda: is_main)
+    monkeypatch.setattr(distributed, "local_rank", lambda: local_rank)
+    monkeypatch.setattr(distributed, "barrier", lambda: done.append("wait"))
+    monkeypatch.setattr(inputs_module, "make_corpus", lambda folder, **_: done.append("make") or made)
+    config = make_synthetic_corpus(replaced(Config(), data={"synthetic_corpus": "somewhere"}))
+    assert config.data.train_list == "made"
+    # Others of the same disk come later, and find it made; all wait as often.
+    assert done == [*["wait"] * waits_before, "make", *["wait"] * (3 - waits_before)]

@@ -1,6 +1,7 @@
 """Validation while training: by held-out speakers or not at all, in training's precision; small_data.yaml as it is."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from speakernet.assembly.inputs import Inputs, with_default_paths
 from speakernet.cli import main
 from speakernet.config import Config, ConfigError
 from speakernet.config.schema import replaced
-from speakernet.data.lists import read_training_list
+from speakernet.data.audio import read_audio, write_audio
+from speakernet.data.lists import read_training_list, read_trials
 from speakernet.models.model_file import load_model_file
 
 
@@ -75,3 +77,37 @@ def test_the_same_seed_holds_out_the_same_speakers(tiny_corpus: Path) -> None:
     assert with_default_paths(replaced(Config(), data={**listed, "validation_speakers": 3})).data.validation_list == ""
     with pytest.raises(ConfigError, match="no trial list"):
         _ = Inputs(replaced(Config(), data={"validation_speakers": 3}), torch.device("cpu")).validation
+
+
+def test_a_damaged_trial_recording_stops_the_run_before_its_first_step(
+    tiny_corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its header is whole: only decoding finds it, which would be after the last epoch."""
+    corpus = tmp_path / "corpus"
+    shutil.copytree(tiny_corpus, corpus)
+    name = read_trials(corpus / "trials.txt").names[0]
+    waveform = read_audio(corpus / name)
+    damaged = corpus / "damaged.flac"
+    write_audio(damaged, waveform, 16000)
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2 :] = bytes(len(content) - len(content) // 2)
+    damaged.write_bytes(bytes(content))
+    (corpus / "trials.txt").write_text((corpus / "trials.txt").read_text().replace(name, "damaged.flac"))
+    lists = ("--train_list", str(corpus / "train_list.txt"), "--test_list", str(corpus / "trials.txt"))
+    options = ("--data.num_workers", "0", "--runtime.device", "cpu", "--save_path", str(tmp_path / "run"))
+    assert main(["train", "--config", "small_data.yaml", *lists, *options]) == 1
+    assert "trial files: damaged: 1 files cannot be decoded" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_a_disk_without_room_for_a_checkpoint_is_said_before_the_first_step(
+    tiny_corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr("speakernet.assembly.checks.shutil.disk_usage", lambda _: usage._replace(free=400 << 10))
+    lists = ("--train_list", str(tiny_corpus / "train_list.txt"), "--test_list", str(tiny_corpus / "trials.txt"))
+    options = ("--data.num_workers", "0", "--runtime.device", "cpu", "--save_path", str(tmp_path / "run"))
+    assert main(["train", "--config", "small_data.yaml", *lists, *options]) == 1
+    said = capsys.readouterr().err
+    assert "free space: 400.0 KiB free in" in said and "the checkpoints of ResNet need" in said
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()

@@ -1,5 +1,6 @@
 """`speakernet compare`, the score files it reads, and published trial lists known again."""
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -41,6 +42,54 @@ def test_the_command_says_who_is_better_and_whether_that_is_sure(tmp_path, trial
     assert f"EER (%): A is better than B by {difference:.3f}, interval " in out and ": significant" in out
     assert main(["compare", files[1], files[1], "--trials", trials.source]) == 0
     assert "A and B are equal" in capsys.readouterr().out
+
+
+def test_systems_are_fused_by_weights_of_another_list(tmp_path, trials, random, capsys):
+    # Each hears the half of it that the other does not: together they err less than either.
+    heard = [trials.labels + 0.8 * random.standard_normal(len(trials)) for _ in "ab"]
+    for name, scores in zip("ab", heard, strict=True):
+        write_scores(tmp_path / name / "scores.txt", trials, scores)
+    files = [str(tmp_path / name / "scores.txt") for name in "ab"]
+    command = ["evaluate", "--scores", *files, "--trials", trials.source, "--draws", "20"]
+    assert main(command) == 1
+    assert "2 score files are fused with weights that are fitted on another list" in capsys.readouterr().err
+    fitting = ["--fusion_scores", *files, "--fusion_trials", trials.source]
+    assert main([*command, *fitting[:2], *fitting[3:]]) == 1
+    assert "--fusion_scores has 1 files for 2 in --scores" in capsys.readouterr().err
+    unlabelled = tmp_path / "unlabelled.txt"
+    pairs = zip(trials.enrol, trials.test, strict=True)
+    write_trials(unlabelled, ((None, trials.names[int(a)], trials.names[int(b)]) for a, b in pairs))
+    assert main([*command, *fitting[:-1], str(unlabelled)]) == 1
+    assert "is unlabelled; a fit needs labels" in capsys.readouterr().err
+    assert main([*command, *fitting, "--save_path", str(tmp_path / "fused")]) == 0
+    assert "Cllr" in capsys.readouterr().out
+    results = json.loads((tmp_path / "fused" / "results.json").read_text())
+    assert results["eer_percent"] < min(eer(scores, trials.labels) for scores in heard)
+    assert results["calibration"]["inputs"] == ["a", "b"] and min(results["calibration"]["weights"]) > 0
+    # Fitted and reported on one list: said, and in the page.
+    assert any("weights were fitted on the list that is reported" in one for one in results["warnings"])
+    assert [one["role"] for one in results["lists"]] == ["trials", "scores", "scores", "fusion trials"]
+    # One system is calibrated by the same options, and keeps its own scores.
+    one = ["evaluate", "--scores", files[0], "--trials", trials.source, "--fusion_scores", files[0], "--draws", "20"]
+    assert main([*one, "--fusion_trials", trials.source, "--save_path", str(tmp_path / "one")]) == 0
+    assert read_scores(tmp_path / "one" / "scores.txt").scores == pytest.approx(heard[0], abs=1e-4)
+    # Scores that are log-likelihood ratios already are measured as such, without a fit.
+    fused = ["evaluate", "--scores", str(tmp_path / "fused" / "scores.txt"), "--trials", trials.source, "--draws", "20"]
+    assert main([*fused, "--scores_are_llrs", "--save_path", str(tmp_path / "again")]) == 0
+    assert json.loads((tmp_path / "again" / "results.json").read_text())["cllr"] == pytest.approx(
+        results["cllr"], abs=1e-3
+    )
+
+
+def test_distances_are_told_from_scores(tmp_path, trials, random, caplog):
+    good, _ = write_pair(tmp_path, trials, random)
+    write_scores(tmp_path / "c" / "scores.txt", trials, -good)
+    for name, is_odd in (("a", False), ("c", True)):
+        caplog.clear()
+        command = ["evaluate", "--scores", str(tmp_path / name / "scores.txt"), "--trials", trials.source]
+        assert main([*command, "--out", str(tmp_path / name)]) == 0
+        assert ("are these distances" in caplog.text) == is_odd
+    assert "are these distances" in (tmp_path / "c" / "report.html").read_text()
 
 
 def test_a_run_that_was_scored_on_its_own_is_found_in_its_eval_folder(tmp_path, trials, random, capsys):
@@ -104,14 +153,38 @@ def test_score_files_come_back_and_names_may_hold_spaces(tmp_path):
     np.testing.assert_array_equal(scores_for(trials, read_scores(tmp_path / "s.txt")), [0.25, -1.5])
 
 
+def test_scores_are_found_by_their_pairs(tmp_path):
+    (tmp_path / "trials.txt").write_text("1 a b\n0 a c\n0 c b\n")
+    (tmp_path / "scores.txt").write_text("c b -1 nontarget\na b 3 target\na c 0.5 nontarget\n")
+    trials = read_trials(tmp_path / "trials.txt")
+    np.testing.assert_array_equal(scores_for(trials, read_scores(tmp_path / "scores.txt")), [3, 0.5, -1])
+    (tmp_path / "scores.txt").write_text("c b -1 target\na b 3 nontarget\na c 0.5 nontarget\n")
+    with pytest.raises(ListError, match=r"2 of 3 lines have another label than .*trials\.txt, first line 2: 'a b'"):
+        scores_for(trials, read_scores(tmp_path / "scores.txt"))
+    # b against a is another trial than a against b.
+    (tmp_path / "scores.txt").write_text("b c -1\na b 3\na c 0.5\n")
+    with pytest.raises(ListError, match=r"1 trials have no score, first line 3 of .*trials\.txt: 'c b'"):
+        scores_for(trials, read_scores(tmp_path / "scores.txt"))
+    (tmp_path / "scores.txt").write_text("a b 3\na b 3\na c 0.5\nc b 1\n")
+    with pytest.raises(
+        ListError, match=r"has 4 scores, .* has 3 trials; the same pairs, but not each as often, first line 2: "
+    ):
+        scores_for(trials, read_scores(tmp_path / "scores.txt"))
+    (tmp_path / "scores.txt").write_text("a b 3 maybe\n")
+    with pytest.raises(ListError, match=r"line 1: expected 'enrol test score', .* found 'a b 3 maybe'"):
+        read_scores(tmp_path / "scores.txt")
+
+
 def test_the_first_difference_is_named_with_both_lines(tmp_path):
     (tmp_path / "trials.txt").write_text("\n1 a b\n0 a c\n")
     (tmp_path / "scores.txt").write_text("a b 0.5 target\n\n\na d 0.1 nontarget\n")
     trials, found = read_trials(tmp_path / "trials.txt"), read_scores(tmp_path / "scores.txt")
-    with pytest.raises(ListError, match=r"scores\.txt, line 4: scores 'a d', but line 3 of .*trials\.txt is 'a c'"):
+    with pytest.raises(
+        ListError, match=r"first line 3 of .*trials\.txt: 'a c'; 1 scores have no trial, first line 4 of .*: 'a d'"
+    ):
         scores_for(trials, found)
     (tmp_path / "scores.txt").write_text("a b 0.5\n")
-    with pytest.raises(ListError, match=r"has 1 scores, .* has 2 trials"):
+    with pytest.raises(ListError, match=r"has 1 scores, .* has 2 trials; 1 trials have no score"):
         scores_for(trials, read_scores(tmp_path / "scores.txt"))
     (tmp_path / "scores.txt").write_text("a b 0.5\n\na c nan\n")
     with pytest.raises(ValueError, match="1 of 2 scores are NaN or infinite: lines 3"):

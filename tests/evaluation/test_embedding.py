@@ -217,8 +217,12 @@ def test_audio_at_another_rate_than_the_networks_is_refused(net: SpeakerNet, tin
 
 
 def test_missing_utterances_are_named_before_anything_is_embedded(net: SpeakerNet, source: FolderSource) -> None:
-    with pytest.raises(AudioError, match=r"2 of 3 utterances cannot be read.*nobody/1\.wav"):
-        embed_utterances(net, source, ["spk08/utt0.wav", "nobody/1.wav", "nobody/2.wav"], EmbeddingOptions())
+    missing = ["nobody/1.wav", "nobody/2.wav"]
+    with pytest.raises(AudioError, match=r"2 of 3 utterances cannot be read.*nobody/1\.wav") as some:
+        embed_utterances(net, source, ["spk08/utt0.wav", *missing], EmbeddingOptions())
+    with pytest.raises(AudioError, match=r"2 of 2 utterances cannot be read.*another folder\? --test_path"):
+        embed_utterances(net, source, missing, EmbeddingOptions())
+    assert "another folder" not in str(some.value)
 
 
 def test_embeddings_are_reused_only_while_model_and_audio_are_the_same(

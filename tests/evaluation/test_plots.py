@@ -151,3 +151,13 @@ def test_png_is_a_picture(tmp_path, random):
 def test_palette_colours_differ_so_that_each_is_found_again():
     lights = [light for light, _ in PALETTE.values()]
     assert len(set(lights)) == len(lights)
+
+
+def test_few_targets_among_many_trials_keep_their_steps(random):
+    """With 12,000 non-targets 600 points spread over the thresholds would leave 28 steps of 600 targets."""
+    scores = np.concatenate([random.standard_normal(12_000), 5 + random.standard_normal(600)])
+    rates = error_rates(scores, np.repeat([0, 1], [12_000, 600]))
+    (rejects,) = (
+        line for line in plots.threshold_figure(rates, 2.5).axes[0].lines if line.get_label() == "false rejects"
+    )
+    assert len(np.unique(rejects.get_ydata())) > 150

@@ -1,5 +1,6 @@
 """Scoring, normalisation, calibration and intervals against plain loops and simulations."""
 
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -138,10 +139,14 @@ def test_thresholds_only_where_the_list_supports_them(random: np.random.Generato
     labels = np.arange(3000) < 500
     scores = random.normal(size=3000) + 2 * labels
     thresholds, refused = named_thresholds(error_rates(scores, labels), {"score": "cosine"})
-    assert [one["name"] for one in thresholds] == ["eer", "far_1%"]
-    assert np.mean(scores[~labels] >= thresholds[1]["threshold"]) == pytest.approx(0.01)
+    assert [one["name"] for one in thresholds] == ["eer", "far_5%", "far_1%"]
+    for one, rate in zip(thresholds[1:], (0.05, 0.01), strict=True):
+        assert np.mean(scores[~labels] >= one["threshold"]) == pytest.approx(rate)
     assert len(refused) == 2 and "2500 non-targets expect 2.5" in refused[0]
     assert thresholds[0]["backend"] == {"score": "cosine"}
+    # On a list without errors it lies half-way between the worst target and the nearest non-target.
+    ((one,), _) = named_thresholds(error_rates(np.array([0.1, 0.3, 0.7, 0.8]), np.array([0, 0, 1, 1])), {})
+    assert one["threshold"] == 0.5 and one["miss_rate"] == one["false_accept_rate"] == 0
 
 
 def test_drawing_every_speaker_once_gives_the_plain_figures(random: np.random.Generator) -> None:
@@ -198,6 +203,20 @@ def test_too_few_speakers_give_no_interval() -> None:
     assert result.eer_interval_percent is None
     assert result.to_dict()["eer_interval_percent"] == [None, None]
     assert "2 speakers are too few" in result.interval_note
+
+
+@pytest.mark.parametrize(("mistakes", "note"), [(0, "no draw of speakers has an error; of 8 others 3 may"), (1, "")])
+def test_what_never_failed_has_no_interval_of_no_width(mistakes: int, note: str) -> None:
+    speakers = [f"s{number}" for number in range(8)]
+    rows = [(1, f"{one}/1", f"{one}/2") for one in speakers]
+    rows += [(0, f"{one}/1", f"{other}/2") for one, other in itertools.permutations(speakers, 2)]
+    trials = trial_list(rows)
+    scores = np.array([float(label) for label, *_ in rows])
+    scores[:mistakes] = -1.0
+    result = measured(trials, scores)
+    assert (result.eer_interval_percent is None) == (not mistakes)
+    assert result.min_dcf_interval is None or (None in result.min_dcf_interval.values()) == (not mistakes)
+    assert note in result.interval_note
 
 
 def test_lists_without_error_rates_say_why() -> None:

@@ -12,6 +12,8 @@ import speakernet
 from speakernet.checkpoint import read_checkpoint, write_checkpoint
 from speakernet.cli import main
 from speakernet.data.audio import write_audio
+from speakernet.data.lists import StringTable, TrialList
+from speakernet.evaluation.calibrating import fit_scores
 from speakernet.inference.people import PeopleStore
 
 
@@ -67,7 +69,8 @@ def test_verify_prints_one_object_that_agrees_with_python(say, voices, calibrate
 def test_without_calibration_verify_names_the_command_and_takes_a_threshold(say, voices, uncalibrated):
     files = [voices / "s00/3.wav", voices / "s00/4.wav", "--model", uncalibrated]
     status, out, err = say("verify", *files)
-    assert (status, out) == (2, "") and f"speakernet calibrate --model {uncalibrated} --trials LIST" in err
+    assert (status, out) == (2, "")
+    assert f"speakernet calibrate --model {uncalibrated} --trials LIST --audio FOLDER`" in err
     assert say("verify", *files, "--far", "0.01")[0] == 2
     for threshold, expected in (("-1", 0), ("1.5", 1), ("default", 0)):
         status, out, _ = say("verify", *files, "--json", f"--threshold={threshold}")
@@ -83,7 +86,7 @@ def test_every_error_of_verify_is_two(say, voices, calibrated, tmp_path):
     write_audio(tmp_path / "silence.wav", np.zeros(32000, np.float32), 16000)
     (tmp_path / "broken.pt").write_bytes(calibrated.read_bytes()[:-700])
     bad = {
-        "absent.wav": "cannot be read",
+        "absent.wav": "there is no such file",
         "empty.wav": "empty",
         "text.wav": "not a readable audio file",
         "short.wav": "too short",
@@ -139,10 +142,21 @@ def test_identify_answers_on_the_first_line(say, voices, calibrated, store):
 def test_mistakes_with_stores_are_said(say, voices, calibrated, uncalibrated, store, tmp_path):
     good = voices / "s00/4.wav"
     (tmp_path / "text.db").write_text("people")
-    for path, message in ((tmp_path / "absent.db", "no such store"), (tmp_path / "text.db", "another kind of file")):
+    (tmp_path / "empty.db").touch()
+    damaged = bytearray(store.read_bytes())
+    damaged[4096:4296] = bytes(range(200))
+    (tmp_path / "damaged.db").write_bytes(damaged)
+    kept = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    for name, message in (
+        ("absent.db", "no such store"),
+        ("empty.db", "no such store"),
+        ("text.db", "another kind of file"),
+        ("damaged.db", "it was left as it is"),
+    ):
+        path = tmp_path / name
         status, out, err = say("identify", good, "--model", calibrated, "--store", path)
-        assert (status, out) == (1, "") and message in err
-    assert not (tmp_path / "absent.db").exists()
+        assert (status, out) == (1, "") and message in err and len(err.strip().splitlines()) == 1, err
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == kept
     status, out, err = say("identify", good, "--model", uncalibrated, "--store", store)
     assert (status, out) == (1, "") and "speakernet calibrate" in err
     other = read_checkpoint(uncalibrated)
@@ -164,7 +178,7 @@ def test_recordings_that_are_worth_little_are_warned_about_and_refused_when_stri
     assert status == 1 and "nothing was enrolled" in err and "s06/0.wav: does not sound like" in err
     status, out, _ = say("enroll", *words)
     assert status == 0 and out.startswith("Ada: 4 recordings added (")
-    assert "does not sound like the person's other 3 recordings" in caplog.text
+    assert "does not sound like the person's other 3 recordings (score" in caplog.text
     assert "0 recordings added" in say("enroll", *words)[1] and "enrolled before as 'Ada', left out" in caplog.text
     assert (
         "sounds like 'Ada', who is enrolled already"
@@ -249,6 +263,21 @@ def test_people_are_listed_removed_purged_reembedded_and_exported(say, calibrate
     assert say("people", "burn", "--store", path)[0] == 2 and say("people")[0] == 2
 
 
+def test_where_nothing_can_be_written_is_said_before_the_work(say, voices, calibrated, store, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    for work in ("own_calibration.read_trials", "own_calibration._own_trials", "embedding_files._Block.find_or_embed"):
+        monkeypatch.setattr(f"speakernet.inference.{work}", lambda *_: pytest.fail("it was begun"))
+    for words in (
+        ["calibrate", "--model", calibrated, "--trials", voices / "trials.txt", "--out", tmp_path / "file" / "x.pt"],
+        ["calibrate", "--model", calibrated, "--store", store, "--out", tmp_path / "file" / "x.pt"],
+        ["embed", voices / "s00", "--model", calibrated, "--out", tmp_path / "file" / "x.npz"],
+        ["people", "export", "--store", store, "--out", tmp_path / "file" / "x.json"],
+    ):
+        status, out, err = say(*words)
+        assert (status, out) == (1, "") and "cannot be written (" in err and "another place with --out" in err, err
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]
+
+
 def test_keys_come_from_a_file_or_the_environment(say, voices, calibrated, tmp_path, monkeypatch):
     pytest.importorskip("cryptography")
     (tmp_path / "key").write_text("secret words\n")
@@ -281,12 +310,23 @@ def test_calibrating_keeps_the_model_as_it_was_once_and_orphans_no_store(say, vo
     assert "as it was" not in say("calibrate", "--model", path, "--trials", voices / "trials.txt")[1]
     assert backup.read_bytes() == before
     fits, thresholds = (read_checkpoint(path)[name] for name in ("calibration", "thresholds"))
-    assert len(fits["fits"]) == 1 and [one["name"] for one in thresholds] == ["eer", "far_1%"]
+    assert len(fits["fits"]) == 1 and [one["name"] for one in thresholds] == ["eer", "far_5%", "far_1%"]
     assert say("identify", voices / "s00/1.wav", *words)[1].startswith("Ada score ")
     info = say("info", path)[1]
     assert "far_1%" in info and "embedding=whole" in info and "MIT" in info
     assert speakernet.load(path, "cpu").fingerprint == speakernet.load(uncalibrated, "cpu").fingerprint
     assert speakernet.load(path, "cpu").fingerprint in info
+
+
+def test_swapped_labels_are_not_written_over_a_calibration(say, voices, calibrated, tmp_path):
+    path = tmp_path / "m.pt"
+    shutil.copy(calibrated, path)
+    lines = (voices / "trials.txt").read_text().splitlines()
+    swapped = tmp_path / "swapped.txt"
+    swapped.write_text("".join(f"{1 - int(line[0])}{line[1:]}\n" for line in lines))
+    status, out, err = say("calibrate", "--model", path, "--trials", swapped, "--audio", voices)
+    assert status == 1 and "are its labels swapped? Nothing was written" in err and not out
+    assert path.read_bytes() == calibrated.read_bytes() and not list(tmp_path.glob("m.before*"))
 
 
 def test_own_people_are_calibrated_against_strangers(say, voices, calibrated, store, tmp_path):
@@ -296,7 +336,8 @@ def test_own_people_are_calibrated_against_strangers(say, voices, calibrated, st
     status, text, err = say(*words)
     # 8 people x 3 recordings against themselves without that recording, against 7 others, and 20 strangers against 8.
     assert status == 0 and f"{24 + 24 * 7 + 20 * 8:,} trials, 24 of them targets" in text, err
-    assert "95 % interval" in text and "people.db" in say("info", out)[1]
+    assert "no draw of speakers has an error" in text and "people.db" in say("info", out)[1]
+    assert "24 pairs of one speaker are too few to rely on: 30 or more are wanted" in text
     verifier = speakernet.load(out, "cpu")
     with verifier.people(store) as people:
         kept = people.recordings("Voice 3")
@@ -342,3 +383,14 @@ def test_embedding_in_parts_gives_the_file_of_one_run(say, voices, uncalibrated,
     # Whichever comes again finds everything there.
     assert "by an earlier run" in say(*command, "2/2")[1] and parts.read_bytes() == whole.read_bytes()
     assert "there is no part 3 of 2" in say(*command, "3/2")[2]
+
+
+@pytest.mark.parametrize(("higher", "is_warned"), [(1.0, False), (-1.0, True)])
+def test_scores_that_tell_nobody_apart_are_said_where_they_are_fitted(higher, is_warned, caplog):
+    labels = np.tile([1, 0], 40).astype(np.int8)
+    table = StringTable.from_strings(f"{n}.wav" for n in range(160))
+    trials = TrialList(table, np.arange(80), np.arange(80, 160), labels, "trials.txt", "0" * 64)
+    scores = higher * labels + np.random.default_rng(0).standard_normal(80)
+    fit_scores(trials, scores, 0.5, {"score": "cosine"})
+    assert ("tell nobody apart" in caplog.text) is is_warned
+    assert "40 pairs of different speakers are few" in caplog.text and "from 200 pairs on" in caplog.text

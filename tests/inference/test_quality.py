@@ -51,6 +51,16 @@ def test_a_telephone_is_heard():
     assert "band-limited" not in words(speech())
 
 
+def test_a_file_whose_end_is_missing_is_heard_and_named(tmp_path):
+    write_audio(tmp_path / "cut.wav", speech(), RATE)
+    assert inspect_recording(tmp_path / "cut.wav").warnings == ()
+    content = (tmp_path / "cut.wav").read_bytes()
+    (tmp_path / "cut.wav").write_bytes(content[: len(content) * 3 // 4])
+    found = inspect_recording(tmp_path / "cut.wav")
+    assert found.seconds == pytest.approx(3.0, abs=0.01)
+    assert found.warnings == ("cut off: the file promises more than it holds; copy or record it again",)
+
+
 def test_silence_nan_and_empty_files_are_refused(tmp_path):
     with pytest.raises(AudioError, match="the array: silent"):
         refuse_unusable(inspect_recording(np.zeros(RATE), sample_rate=RATE))

@@ -1,5 +1,6 @@
 """The commands and examples of docs/use.md, run as they are written."""
 
+import math
 import re
 import shlex
 import shutil
@@ -9,7 +10,7 @@ import pytest
 
 from speakernet.checkpoint import read_checkpoint, write_checkpoint
 from speakernet.cli import main
-from speakernet.inference.decision import UNCALIBRATED_THRESHOLD
+from speakernet.inference.decision import UNCALIBRATED_THRESHOLD, Decision
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -51,3 +52,23 @@ def test_the_page_says_what_a_verifier_cannot_do_and_names_what_there_is(page, r
     for name in ("use.md", "models.md"):
         assert "does not detect replayed or synthetic voices" in (repository / "docs" / name).read_text("utf-8")
     assert f"`default` is {UNCALIBRATED_THRESHOLD}" in page
+
+
+def test_the_three_lines_of_the_readme(repository, voices, calibrated, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("exps/exp01").mkdir(parents=True)
+    shutil.copy(calibrated, "exps/exp01/best.pt")
+    shutil.copy(voices / "s00/3.wav", "a.wav")
+    shutil.copy(voices / "s00/4.wav", "b.wav")
+    (block,) = blocks((repository / "README.md").read_text(encoding="utf-8"), "python")
+    assert len([line for line in block.splitlines() if line]) == 3
+    exec(compile(block, "README.md", "exec"), {})
+    assert capsys.readouterr().out.startswith("same speaker: score 0.")
+    page = " ".join((repository / "README.md").read_text(encoding="utf-8").split())
+    assert f"`{Decision(0.71, 3.2, True, 0.4512, 0.01).sentence}`" in page
+
+
+def test_the_answer_on_the_page_is_one_that_the_command_gives(page):
+    (shown,) = blocks(page, "text")
+    score, threshold, percent, times = (float(one.replace(",", "")) for one in re.findall(r"\d[\d.,]*", shown))
+    assert Decision(score, math.log(times), score >= threshold, threshold, percent / 100).sentence == shown.strip()

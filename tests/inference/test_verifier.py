@@ -11,7 +11,9 @@ import torch
 
 import speakernet
 from speakernet.checkpoint import write_checkpoint
-from speakernet.data.audio import read_audio, write_audio
+from speakernet.data.audio import AudioError, read_audio, write_audio
+from speakernet.evaluation.backend import whole_cosine
+from speakernet.inference.recordings import open_recording
 from speakernet.models.model_file import ModelFile, load_model_file, model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
 
@@ -114,7 +116,7 @@ def test_auto_is_a_device_of_this_machine(model_path):
         (lambda it: it.embed(voice(), sample_rate=16), "sample_rate 16; expected 1000 to 192000 Hz"),
         (lambda it: it.embed(voice(), sample_rate=16000.5), "sample_rate 16000.5; expected .* a whole number"),
         (lambda it: it.embed([0.1, 0.2], sample_rate=16000), "audio is a float; expected a file or an array"),
-        (lambda it: it.embed("absent.wav"), "absent.wav: cannot be read"),
+        (lambda it: it.embed("absent.wav"), "absent.wav: there is no such file"),
         (
             lambda it: it.embed_features(np.zeros((50, MELS))),
             rf"shape \(50, {MELS}\); expected \(batch, frames, {MELS}",
@@ -253,6 +255,11 @@ def test_a_mean_is_subtracted_where_it_is_of_whole_utterances_only(model_path, t
     for verifier, rows in ((plain["whole"], centred), (plain["crops"], [one, other])):
         expected = rows[0] @ rows[1] / np.linalg.norm(rows[0]) / np.linalg.norm(rows[1])
         assert verifier.compare(one, other[None]) == pytest.approx(expected, abs=1e-5)
+    # Whoever calibrated before the mean came is told why that counts no more.
+    kept = {**contents, "thresholds": [{"name": "eer", "threshold": 0.5, "backend": whole_cosine(False)}]}
+    write_checkpoint(path, {**kept, "embedding_mean": mean, "embedding_mean_of": {"embedding": "whole"}})
+    with pytest.raises(ValueError, match="only those fitted without the mean embedding that it has now"):
+        speakernet.load(path, "cpu").verify(voice(16000, 1), voice(16000, 2), sample_rate=16000)
     with pytest.raises(ValueError, match="an embedding of 3 numbers; those of this model have 8"):
         plain["whole"].compare(one, np.zeros(3))
 
@@ -293,3 +300,14 @@ def test_an_hour_takes_no_more_memory_than_some_minutes(verifier, tmp_path):
     hour = Watched(**vars(open_recording(tmp_path / "hour.wav", None, rate)))
     assert hour.seconds == 3600 and sum(len(piece.waveforms[0]) for piece in hour.pieces()) == hour.num_samples
     assert max(longest) <= 60 * rate and len(longest) == 60
+
+
+def test_a_misspelt_path_is_told_what_is_called_like_it(tmp_path):
+    (tmp_path / "ben").mkdir()
+    write_audio(tmp_path / "ben" / "second.flac", np.zeros(16000, np.float32))
+    for given, meant in (("benn/second.flac", "ben"), ("ben/secnd.flac", "ben/second.flac")):
+        with pytest.raises(AudioError) as refused:
+            open_recording(tmp_path / given, None, 16000)
+        assert str(refused.value).endswith(f"there is no such file; did you mean {tmp_path / meant}?")
+    with pytest.raises(AudioError, match=r"there is no such file$"):
+        open_recording(tmp_path / "ben" / "x", None, 16000)

@@ -26,7 +26,7 @@ from speakernet.evaluation.report.plot_style import (
     new_figure,
     series_colour,
 )
-from speakernet.evaluation.results import GroupResult
+from speakernet.evaluation.results import FEW_TARGETS, GroupResult
 
 DET_TICKS_PERCENT = (0.001, 0.01, 0.1, 0.5, 1, 2, 5, 10, 20, 40, 60, 80, 95)
 DET_MARGIN = 0.25
@@ -35,8 +35,6 @@ MIN_TICK_GAP = 0.08
 HISTOGRAM_BINS = 60
 MAX_CURVE_POINTS = 600
 MAX_TICKS = 9
-FEW_TARGETS = 30
-"""Below this, one target more or less moves an error rate by more than three percent: drawn in grey."""
 MARKERS = ("o", "^", "s", "D", "v", "P")
 
 P = ParamSpec("P")
@@ -174,8 +172,12 @@ def threshold_figure(rates: ErrorRates, chosen: float, score_name: str = "score"
     """
     figure, axes = new_figure()
     rows = np.flatnonzero(np.isfinite(rates.thresholds))
-    # A drawing is some hundred points wide: more of them only make the file larger.
-    rows = rows[np.unique(np.linspace(0, len(rows) - 1, MAX_CURVE_POINTS).astype(int))]
+    # A drawing is some hundred points wide: more of them only make the file larger. Evenly along both curves: most
+    # thresholds are scores of non-targets, and the steps of the few targets would be lost among them.
+    travelled = np.abs(np.diff(rates.miss_rates[rows])) + np.abs(np.diff(rates.false_accept_rates[rows]))
+    place = np.concatenate([[0.0], np.cumsum(travelled)])
+    wanted = np.searchsorted(place, np.linspace(0.0, place[-1], MAX_CURVE_POINTS))
+    rows = rows[np.unique(np.clip([0, *wanted, len(rows) - 1], 0, len(rows) - 1))]
     thresholds = rates.thresholds[rows]
     for number, (name, values) in enumerate(
         (("false rejects", rates.miss_rates), ("false accepts", rates.false_accept_rates))
@@ -285,7 +287,7 @@ def slices_figure(rows: Sequence[GroupResult]) -> Figure:
 
 
 def is_weak(row: GroupResult) -> bool:
-    """Whether a group has too few targets for its error rate to be read closely."""
+    """Whether a group has too few targets for its error rate to be read closely: drawn in grey."""
     return row.num_targets is not None and row.num_targets < FEW_TARGETS
 
 

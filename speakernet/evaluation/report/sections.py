@@ -15,7 +15,7 @@ from speakernet.evaluation.report import plots
 from speakernet.evaluation.report.data import RunData, is_number
 from speakernet.evaluation.report.page import Block, Card, Cards, Drawing, Paragraph, Table
 from speakernet.evaluation.report.plot_style import figure_svg, save_png
-from speakernet.evaluation.results import GroupResult, SweepResult
+from speakernet.evaluation.results import FEW_TARGETS, GroupResult, SweepResult
 
 CURVES = (
     ("evaluation", "eer_percent", "EER on held-out speakers (%)", "Held-out EER"),
@@ -112,7 +112,7 @@ def slices_part(runs: Sequence[RunData], drawings: Drawings) -> list[Block]:
             suffix = f"{row + 1}_{number + 1}" if len(runs) > 1 else f"{row + 1}"
             remarks = [f"{r.label}: {r.note}." for r in one.rows if r.note and r.eer_percent is not None]
             weak = [place for place, r in enumerate(one.rows) if plots.is_weak(r)]
-            grey = [f"Grey: fewer than {plots.FEW_TARGETS} targets, too few to build on."] if weak else []
+            grey = [f"Grey: fewer than {FEW_TARGETS} targets, too few to build on."] if weak else []
             cells = [[r.label, f"{r.num_trials or 0:,}", f"{r.num_targets or 0:,}", _eer_text(r)] for r in one.rows]
             table = Table(["slice", "trials", "targets", "EER"], cells, numbers=(1, 2, 3), weak=weak)
             note = " ".join([one.note, *grey, *remarks]).strip()

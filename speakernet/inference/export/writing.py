@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from speakernet.files import atomic_write, writing
+from speakernet.files import OTHER_PLACE, atomic_write, check_writable, writing
 from speakernet.inference.export.formats import FORMATS, ExportError, open_onnx
 from speakernet.inference.export.parity import LEAST_COSINE, Parity, compare
 from speakernet.inference.export.quantize import quantized
@@ -40,6 +40,7 @@ def check_target(out: str | Path, int8: bool) -> Path:
 
     Raises:
         ExportError: an ending that says no format, a folder, or int8 of another format than ONNX.
+        FileError: nothing can be written there.
     """
     path = Path(out)
     if path.suffix not in FORMATS:
@@ -50,6 +51,7 @@ def check_target(out: str | Path, int8: bool) -> Path:
         raise ExportError(f"{out} is a folder; give the name of a file in it")
     if int8 and path.suffix != ".onnx":
         raise ExportError(f"int8 is for .onnx; {out} would be {FORMATS[path.suffix].title}")
+    check_writable(path)
     return path
 
 
@@ -88,6 +90,6 @@ def export_model(
     if int8:
         content = quantized(content)
         rounded = compare(model, open_onnx(content), heard)
-    with writing(path, "choose another place with --out"), atomic_write(path, "wb") as file:
+    with writing(path, OTHER_PLACE), atomic_write(path, "wb") as file:
         file.write(content)
     return ExportReport(path, kind.title, len(content), parity, rounded)

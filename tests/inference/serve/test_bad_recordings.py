@@ -30,7 +30,7 @@ def with_nan():
 
 
 BAD = {
-    "absent": (None, "cannot be read"),
+    "absent": (None, "such file"),
     "a folder": (None, "Is a directory"),
     "empty": (b"", "empty"),
     "text": (b"this is no audio\n" * 100, "not a readable audio file"),
