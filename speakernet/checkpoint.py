@@ -8,6 +8,7 @@ would be trained on, or scored with. What a dictionary means is known to those w
 
 import errno
 import json
+import os
 import pickle
 import shutil
 import zipfile
@@ -19,8 +20,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save
 
-from speakernet.files import FileError, atomic_write, error_line, human_bytes, open_regular
+from speakernet.files import FileError, atomic_write, error_line, human_bytes, in_place_of_a_file, open_regular
 
+FULL_BYTES = 1 << 20
+"""A disk with less room is full."""
 FOLDER_ATTRIBUTE = 0x10
 """Of a member of a zip file, as MS-DOS has it."""
 # Weights are noise to a compressor: higher levels take longer and gain nothing.
@@ -55,8 +58,12 @@ def read_checkpoint(path: str | Path) -> Any:
     path = Path(path)
     if not path.exists():
         raise CheckpointError(f"no checkpoint at {path}; give the path of a model file such as exps/exp01/best.pt")
+    if path.is_dir():
+        raise CheckpointError(f"{path} is a folder; give the path of a model file, such as {path / 'best.pt'}")
     try:
-        open_regular(path).close()
+        with open_regular(path) as file:
+            if instead := in_place_of_a_file(file):
+                raise DamagedError(f"{path} is no checkpoint but {instead}")
         if path.suffix == ".safetensors":
             return _read_tensors(path)
         if _begins_with(path, ZIP_MARK):
@@ -108,9 +115,11 @@ def write_checkpoint(path: str | Path, contents: Mapping[str, Any], *, compress:
             torch.save(dict(contents), file)
         except RuntimeError as error:
             # torch's zip writer reports a failed write (a full disk, say) as a RuntimeError of its own.
-            free = human_bytes(shutil.disk_usage(Path(path).parent).free)
+            free = shutil.disk_usage(Path(path).parent).free
+            if free < FULL_BYTES:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
             raise OSError(
-                f"writing {path} failed with {free} free on its disk ({error}); the old file is whole"
+                f"writing {path} failed with {human_bytes(free)} free on its disk ({error}); the old file is whole"
             ) from error
     if compress:
         _deflate(Path(path))

@@ -62,3 +62,19 @@ def _set_thresholds(*, mapped_from: int, trimmed_from: int) -> str:
     set_option = ctypes.CDLL(None).mallopt
     done = set_option(_M_MMAP_THRESHOLD, mapped_from) and set_option(_M_TRIM_THRESHOLD, trimmed_from)
     return "" if done else "the C library refused"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that memory ran out: Python's, a GPU's or that of torch's CPU allocator.
+
+    Told by its words, since torch's are RuntimeErrors and the command line does without torch.
+
+    >>> is_out_of_memory(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"))
+    True
+    >>> is_out_of_memory(RuntimeError("shape mismatch"))
+    False
+    """
+    if isinstance(error, MemoryError):
+        return True
+    said = str(error).casefold()
+    return isinstance(error, RuntimeError) and ("out of memory" in said or "can't allocate memory" in said)

@@ -7,6 +7,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
+import speakernet
 from speakernet.files import human_bytes
 from speakernet.machine.limits import total_memory_bytes, usable_cores
 from speakernet.machine.measuring import measuring
@@ -15,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 TORCH_PAIR = "pip install 'torch>=2.9,<2.15' 'torchaudio>=2.9,<2.12'"
 """Brings a torch and a torchaudio that belong together; the bounds of setup.py."""
-PACKAGES = ("speakernet", "torch", "torchaudio", "numpy", "scipy", "soundfile")
+PACKAGES = ("torch", "torchaudio", "numpy", "scipy", "soundfile")
 
 
 def system_info() -> dict[str, Any]:
@@ -23,7 +24,8 @@ def system_info() -> dict[str, Any]:
     info: dict[str, Any] = {
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "versions": {name: version_of(name) for name in PACKAGES},
+        # Ours from the code that runs: what an editable install says is of the day it was made.
+        "versions": {"speakernet": speakernet.__version__, **{name: version_of(name) for name in PACKAGES}},
         "cpu": cpu_name(),
         "cpu_cores": usable_cores(),
         "gpus": [],

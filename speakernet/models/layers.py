@@ -158,6 +158,34 @@ def relu(features: Tensor) -> Tensor:
     return features.relu_()
 
 
+class Rectifier(nn.Module):
+    """ReLU as a part of its own, so that `fold_batch_norms` can put a `ChannelFloor` in its place."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        """max(features, 0), any shape."""
+        return relu(features)
+
+
+class ChannelFloor(nn.Module):
+    """The larger one of each feature and its channel's own floor: ReLU and the batch norm behind it in one pass.
+
+    A norm gives scale x max(feature, 0) + shift, which for a positive scale is max(scale x feature + shift, shift).
+
+    Args:
+        floors: (channels,).
+    """
+
+    floors: Tensor
+
+    def __init__(self, floors: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("floors", floors[:, None, None])
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(batch, channels, mels, frames) in and out."""
+        return features.clamp_min_(self.floors)
+
+
 class CompiledReLU(torch.autograd.Function):
     """ReLU whose gradient is taken from its result."""
 
@@ -213,13 +241,14 @@ class SqueezeExcitation(nn.Module):
         return self.excite(self.squeeze(means).relu()).sigmoid()
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """(batch, channels, mels, frames) in and out; past an utterance's end must be zeros."""
+        """(batch, channels, mels, frames) in and out, in place without gradients; past an utterance's end are zeros."""
         # An eager training step of ResNetSE34L takes 0.87 of its time with it, a compiled one 0.98.
         if lengths is None and features.requires_grad:
             weights = self.squeeze.weight, self.squeeze.bias, self.excite.weight, self.excite.bias
             return TrainingGate.apply(features, *weights)
-        means = mean_over_frames(features.mean(dim=2), lengths)  # (batch, channels)
-        return features * self.gate(means)[:, :, None, None]
+        count = features.shape[2] * (features.shape[3] if lengths is None else lengths.unsqueeze(1))
+        gate = self.gate((_sums(features, torch.float32) / count).to(features.dtype))[:, :, None, None]
+        return features * gate if features.requires_grad else features.mul_(gate)
 
 
 class FrameExcitation(SqueezeExcitation):
@@ -322,7 +351,7 @@ def _sums(features: Tensor, dtype: torch.dtype) -> Tensor:
     """Sums over mels and frames, (batch, channels) of `dtype`."""
     # A CPU copies all features to float32 before it adds them into float32; only float16 needs that, lest it overflow.
     is_wide = features.dtype == torch.bfloat16
-    # One sum over both axes takes 0.2 ms; a mean over bands and then one over frames took 2.5.
+    # One sum over both axes takes 0.06 ms of 10 crops of the first stage; one over bands and then one over frames 0.45.
     return features.sum((2, 3), dtype=features.dtype if is_wide else dtype).to(dtype)
 
 

@@ -28,7 +28,7 @@ FORMAT_VERSION = 1
 # What torch.compile and DistributedDataParallel put before parameter names.
 WRAPPER_PREFIXES = ("_orig_mod.", "module.")
 MOST_NAMES_SHOWN = 10
-BACKUP_MARK = ".before-calibration"
+BACKUP_MARK, MEAN_MARK = ".before-calibration", ".before-mean"
 """Stands in the name of what a model file was before something was first written into it."""
 
 
@@ -164,7 +164,9 @@ def update_model_file(
         )
     check_version(contents, path)
     target = Path(path if out is None else out)
-    backup = target.with_name(f"{target.stem}{BACKUP_MARK}{target.suffix}")
+    # A mean changes every score, a calibration none: who takes back the one need not lose the other.
+    mark = MEAN_MARK if "embedding_mean" in changes else BACKUP_MARK
+    backup = target.with_name(f"{target.stem}{mark}{target.suffix}")
     makes_backup = backs_up and target.resolve() == Path(path).resolve() and not backup.exists()
     if makes_backup:
         # A second name is enough: the new content comes as a file of its own.

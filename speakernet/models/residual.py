@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor, nn
 
-from speakernet.models.layers import SqueezeExcitation, mask_frames, relu, strided_length
+from speakernet.models.layers import Rectifier, SqueezeExcitation, mask_frames, relu, strided_length
 from speakernet.models.trunk import Trunk
 
 Stride = tuple[int, int]
@@ -29,6 +29,8 @@ class Block(nn.Module):
     shortcut: nn.Module
     norm_behind: Mapping[str, str]
     """Layers that a batch norm follows, for `fold_batch_norms`."""
+    norm_behind_relu: Mapping[str, tuple[str, str, str]] = types.MappingProxyType({})
+    """Layers that a ReLU, a batch norm and a layer follow, for the same."""
 
     def __init__(self, channels: int, stride: Stride = (1, 1)) -> None:
         super().__init__()
@@ -78,19 +80,25 @@ class ResidualBlock(Block):
         self.gate = gate
         self.shortcut = make_shortcut(channels_in, channels, stride)
         self.norm_behind = {"conv2": "norm2"} if relu_first else {"conv1": "norm1", "conv2": "norm2"}
+        if relu_first:
+            self.rectify = Rectifier()
+            self.norm_behind_relu = {"conv1": ("rectify", "norm1", "conv2")}
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(batch, channels, mels, frames) and valid frames, in and out."""
         lengths = strided_length(lengths, self.frame_stride)
         hidden = self.conv1(features)
-        hidden = self.norm1(relu(hidden)) if self.relu_first else relu(self.norm1(hidden))
+        hidden = self.norm1(self.rectify(hidden)) if self.relu_first else relu(self.norm1(hidden))
         # A norm turns the zeros past an utterance's end into its bias: the next convolution would hear it, and the
         # gate's means would count it.
         hidden = mask_frames(hidden, lengths)
         hidden = mask_frames(self.norm2(self.conv2(hidden)), lengths)
         if self.gate is not None:
             hidden = self.gate(hidden, lengths)
-        return mask_frames(relu(hidden + self.shortcut(features)), lengths), lengths
+        shortcut = self.shortcut(features)
+        # In place only for use: autograd forbids it on what a norm's own backward returned.
+        hidden = hidden + shortcut if hidden.requires_grad else hidden.add_(shortcut)
+        return mask_frames(relu(hidden), lengths), lengths
 
 
 def gated_block(channels_in: int, channels: int, stride: Stride) -> ResidualBlock:

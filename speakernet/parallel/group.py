@@ -1,6 +1,8 @@
 """The one place where a process group is started and ended."""
 
+import atexit
 import contextlib
+import gc
 import logging
 import os
 from collections.abc import Iterator
@@ -15,7 +17,8 @@ from speakernet.files import error_line
 from speakernet.machine.device import find_device
 from speakernet.machine.options import MachineOptions
 from speakernet.parallel.environment import Place, find_place
-from speakernet.parallel.watch import Watch, of_this_start
+from speakernet.parallel.meeting import name_of_start, part_of_start
+from speakernet.parallel.watch import Watch
 
 logger = logging.getLogger(__name__)
 
@@ -54,9 +57,12 @@ def joined(options: MachineOptions) -> Iterator[None]:
         return
     before = {name: os.environ.get(name) for name in place.variables()}
     os.environ.update(place.variables())
+    # What still holds the group in circles goes while there is an interpreter: gloo's threads let go of tensors, for
+    # which they need one, and end the process where it is being taken down.
+    atexit.unregister(gc.collect)
+    atexit.register(gc.collect)
     try:
-        _start(options, place)
-        _Joined.watch = watch = Watch(place, options.distributed_timeout_seconds)
+        _Joined.watch = watch = _start(options, place)
         try:
             yield
         except BaseException as error:
@@ -86,7 +92,12 @@ def requested(name: str) -> int:
     return _Joined.watch.requested(name) if _Joined.watch is not None else 0
 
 
-def _start(options: MachineOptions, place: Place) -> None:
+def _start(options: MachineOptions, place: Place) -> Watch:
+    """Meet the others, and begin to give signs of life.
+
+    Raises:
+        ValueError: options that contradict the place, or the others were not met.
+    """
     if options.gpu_id is not None and place.local_world_size > 1:
         raise ValueError(
             f"runtime.gpu_id: {options.gpu_id}, but there are {place.local_world_size} processes on this machine, each "
@@ -94,16 +105,18 @@ def _start(options: MachineOptions, place: Place) -> None:
         )
     device = find_device(options, place.local_rank)
     backend = _choose_backend(options, device)
-    timeout = timedelta(seconds=options.distributed_timeout_seconds)
+    seconds = options.distributed_timeout_seconds
     try:
+        store, name = _store(place, seconds)
         torch_distributed.init_process_group(
             backend,
-            store=_store(place, timeout),
+            store=store,
             rank=place.rank,
             world_size=place.world_size,
-            timeout=timeout,
+            timeout=timedelta(seconds=seconds),
             device_id=device if backend != "gloo" else None,
         )
+        watch = Watch(place, name, seconds)
     except (RuntimeError, ValueError) as error:
         where = f"{place.address}:{place.port}"
         if "EADDRINUSE" in str(error) or "address already in use" in str(error):
@@ -121,20 +134,27 @@ def _start(options: MachineOptions, place: Place) -> None:
             "%d processes (%d on this machine), joined by %s at %s:%d",
             *(place.world_size, place.local_world_size, backend, place.address, place.port),
         )
+    return watch
 
 
-def _store(place: Place, timeout: timedelta) -> Store:
-    """Where the processes leave word how to reach them; each start of torchrun has words of its own there.
+def _store(place: Place, seconds: float) -> tuple[Store, str]:
+    """Where the processes leave word how to reach them, and the name of this start, which has words of its own there.
 
     torch's own way (`env://`) has not: after `--max-restarts` a process may read where one that was killed could be
     reached.
+
+    Raises:
+        RuntimeError: the store cannot be reached, or some did not come.
     """
     is_torchruns = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     is_master = place.rank == 0 and not is_torchruns
+    timeout = timedelta(seconds=seconds)
     store = TCPStore(
         place.address, place.port, is_master=is_master, wait_for_workers=False, timeout=timeout, multi_tenant=True
     )
-    return of_this_start(store)
+    # One that rank 0 has made by itself goes with it.
+    name = name_of_start(store, place.rank, place.world_size, seconds) if is_torchruns else ""
+    return part_of_start(store, name), name
 
 
 def _choose_backend(options: MachineOptions, device: torch.device) -> str:

@@ -17,10 +17,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
-from torch.distributed import PrefixStore, Store, TCPStore
+from torch.distributed import PrefixStore, TCPStore
 
 from speakernet.distributed import work
 from speakernet.parallel.environment import Place
+from speakernet.parallel.meeting import part_of_start
 
 logger = logging.getLogger(__name__)
 
@@ -54,10 +55,14 @@ class Watch:
 
     Args:
         place: of this process.
+        start: the name of this start of the processes (`meeting`).
         timeout_seconds: after so long without a sign a process is named in the log.
+
+    Raises:
+        RuntimeError: the store cannot be reached.
     """
 
-    def __init__(self, place: Place, timeout_seconds: float) -> None:
+    def __init__(self, place: Place, start: str, timeout_seconds: float) -> None:
         self.place, self.timeout_seconds = place, timeout_seconds
         # A connection of its own: the group's may be waiting for something at any moment.
         store = TCPStore(
@@ -68,7 +73,7 @@ class Watch:
             timeout=timedelta(seconds=STORE_SECONDS),
         )
         self._is_lost = False
-        self._store = PrefixStore("watch", of_this_start(store))
+        self._store = PrefixStore("watch", part_of_start(store, start))
         self._lock = threading.Lock()
         self._number = 0
         self._beat()
@@ -195,11 +200,6 @@ class Watch:
                 logger.error("rank %d (%s) has given no sign of life for %.0f s", rank, sign, now - since)
                 # Not again.
                 seen[rank] = (number, float("inf"))
-
-
-def of_this_start(store: Store) -> PrefixStore:
-    """The part of a store that belongs to this start of the processes; torchrun keeps it from one to the next."""
-    return PrefixStore(f"speakernet/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def _named(signs: dict[int, Sign], what: str) -> str:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from speakernet.files import human_bytes
-from speakernet.machine.allocation import release_freed_memory
+from speakernet.machine.allocation import is_out_of_memory, release_freed_memory
 from speakernet.machine.limits import usable_memory_bytes
 from speakernet.machine.memory import MemoryMonitor, process_memory_bytes
 
@@ -218,17 +218,3 @@ class BatchSizeOptimizer:
         output = self.model(*sample) if isinstance(sample, tuple) else self.model(sample)
         first: Tensor = output[0] if isinstance(output, tuple) else output
         first.float().mean().backward()
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory ran out, on a GPU or in torch's CPU allocator; anything else is a real error.
-
-    >>> is_out_of_memory(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"))
-    True
-    >>> is_out_of_memory(RuntimeError("shape mismatch"))
-    False
-    """
-    if isinstance(error, torch.OutOfMemoryError):
-        return True
-    message = str(error).casefold()
-    return "out of memory" in message or "can't allocate memory" in message

@@ -196,6 +196,7 @@ class RecordedStep(TrainingStep):
 
     def close(self) -> None:
         """Give the recordings' memory back, and the loss a plain margin."""
+        super().close()
         self._recordings.clear()
         if self._margin is not None:
             super().set_margin(float(self._margin))

@@ -1,6 +1,7 @@
 """What a run tells while it trains: the numbers of its steps, epochs and evaluations, to the log and the records."""
 
 import logging
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,9 @@ from speakernet.training.state import Stage, TrainingState, evaluations_left, st
 from speakernet.training.step import StepOutcome
 
 logger = logging.getLogger(__name__)
+
+EVALUATIONS_TO_JUDGE, MUCH_OF_THE_TIME = 2, 0.5
+"""After so many evaluations: which share of the time they may take before it is said."""
 
 
 class Reporter:
@@ -33,8 +37,9 @@ class Reporter:
         self.state, self.stage = state, stage
         self._recent = RecentSteps(options.max_bad_steps, course.loader.file_names)
         self._advise = records.advise
-        self._is_advised = self._has_told_epoch = False
-        self._evaluation_seconds = 0.0
+        self._is_advised = self._has_told_margin = False
+        self._began = time.monotonic()
+        self._evaluation_times: list[float] = []
 
     def before_first_step(self, batch: BatchLike) -> None:
         """Tell whether autocast acts."""
@@ -77,12 +82,8 @@ class Reporter:
         state, values = self.state, self.state.epoch_means()
         report = self.course.loader.epoch_report()
         self.progress.record("epoch", state.step, state.epoch, {**values, **report, "bad_steps": state.bad_steps})
-        # Said once a start: the figure looks like a failure.
-        is_odd = not self._has_told_epoch and self.course.margin is not None and self.course.margin.full > 0
-        note = " (low by design: the margin makes every utterance look harder than it is)" if is_odd else ""
-        self._has_told_epoch = True
         loss, accuracy = values["loss"], values["accuracy_percent"]
-        logger.info("%s: loss %.4f, accuracy %.2f %%%s", self._epoch_name(), loss, accuracy, note)
+        logger.info("%s: loss %.4f, accuracy %.2f %%%s", self._epoch_name(), loss, accuracy, self._margin_note())
         # After an epoch: the first steps wait for caches and workers, which says nothing.
         advice = "" if self._is_advised else self._advise(self.tracker.summary().get("data_wait_share", 0.0))
         if advice:
@@ -91,7 +92,7 @@ class Reporter:
 
     def tell_evaluation(self, metrics: Mapping[str, Any], seconds: float, note: str) -> None:
         """What the validation found, and how long it took."""
-        self._evaluation_seconds = seconds
+        self._evaluation_times.append(seconds)
         state, best = self.state, self.state.best_eer_percent
         values = {**metrics, "best_eer_percent": best, "evaluation_seconds": seconds, "note": note}
         self.progress.record("evaluation", state.step, state.epoch, values)
@@ -103,6 +104,29 @@ class Reporter:
             best,
             seconds,
         )
+        # The time left that stands there knows nothing of it.
+        window = self.tracker.window.summary()
+        left = self._time_left(len(self.course.loader), window)
+        self.progress.show({**window, **self._recent.means(), "run_time_left": left})
+        share = sum(self._evaluation_times) / max(time.monotonic() - self._began, 1e-9)
+        if len(self._evaluation_times) == EVALUATIONS_TO_JUDGE and share > MUCH_OF_THE_TIME:
+            logger.warning(
+                "evaluations take %.0f %% of the time: raise training.test_interval, or lower evaluation.num_crops or "
+                "evaluation.max_trials",
+                100 * min(share, 1.0),
+            )
+
+    def _margin_note(self) -> str:
+        """Said once a start, when the margin begins to act: the figures look like a failure."""
+        margin = self.course.margin
+        if self._has_told_margin or margin is None or margin(self.state.epoch * margin.steps_per_epoch) <= 0:
+            return ""
+        self._has_told_margin = True
+        ramp = margin.options
+        if ramp.margin == "constant" or self.state.epoch >= ramp.margin_end_epoch:
+            return " (low by design: the margin makes every utterance look harder than it is)"
+        end = f"{ramp.margin_end_epoch:g}"
+        return f" (by design loss rises and accuracy falls while the margin grows, until epoch {end}: watch the EER)"
 
     def _tell_steps(self, scheduled: float, num_batches: int) -> None:
         window = self.tracker.take_window()
@@ -119,7 +143,8 @@ class Reporter:
     def _time_left(self, num_batches: int, window: Mapping[str, float]) -> str:
         """Of training and evaluations, as fast as the last ones were."""
         of_steps = steps_left(self.state, self.options, num_batches) * window.get("step_seconds", 0.0)
-        return duration(of_steps + evaluations_left(self.state, self.options) * self._evaluation_seconds)
+        last = self._evaluation_times[-1] if self._evaluation_times else 0.0
+        return duration(of_steps + evaluations_left(self.state, self.options) * last)
 
     def _epoch_name(self) -> str:
         return f"epoch {self.state.epoch}" + (f" of the {self.stage.name}" if self.stage.name else "")

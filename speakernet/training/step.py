@@ -177,7 +177,8 @@ class TrainingStep:
         self.loss.margin = margin  # type: ignore[assignment]
 
     def close(self) -> None:
-        """Nothing is held between steps."""
+        """Let go of the other processes; no step comes after it."""
+        self.team.close()
 
     def _conclude(self) -> StepOutcome:
         """What `finish` does on the device, all of it: nothing here depends on a number of this very step."""

@@ -15,12 +15,14 @@ from typing import Any, cast
 import torch
 
 from speakernet.checkpoint import CheckpointError, DamagedError, read_own_checkpoint, write_checkpoint
-from speakernet.files import error_line, free_name, place
+from speakernet.files import error_line, free_name, naming, place
 from speakernet.run_folder import (
     AVERAGE,
     BEST,
     CHECKPOINTS,
+    DECISIONS,
     EMBEDDINGS,
+    EVALUATION_FILES,
     LAST,
     PLOTS,
     PREVIOUS,
@@ -115,6 +117,7 @@ class CheckpointStore:
         # What could not be written, by its name: a better best.pt may never come, so this one is tried again.
         self._owed: dict[Path, _Write] = {}
         self._failure: OSError | None = None
+        self._told: set[str] = set()
 
     def epoch_paths(self) -> list[Path]:
         """The kept models, oldest first."""
@@ -208,13 +211,14 @@ class CheckpointStore:
                 leftover.unlink(missing_ok=True)
 
     def set_aside_earlier_run(self) -> None:
-        """Move what an earlier run left away: one that begins anew must not average, remove or resume from it."""
-        if self.previous_path.exists():
-            logger.warning("%s is of an earlier run: moved to %s", self.previous_path, move_aside(self.previous_path))
-        if not self.epoch_paths():
-            return
-        folder = self.folder / CHECKPOINTS
-        logger.warning("%s holds models of an earlier run: moved to %s", folder, move_aside(folder).name)
+        """Rename what an earlier run left: one that begins anew must not average, remove, resume from or replace it."""
+        names = [CHECKPOINTS] if self.epoch_paths() else []
+        names += [one for one in (PREVIOUS, BEST, *EVALUATION_FILES, DECISIONS) if (self.folder / one).exists()]
+        if names:
+            moved = ", ".join(move_aside(self.folder / one).name for one in names)
+            logger.warning(
+                "%s has files of an earlier run and no last.pt to go on from: moved to %s", self.folder, moved
+            )
 
     def wait(self) -> None:
         """Return when everything handed over has reached the disk (or has failed, which was logged)."""
@@ -231,6 +235,8 @@ class CheckpointStore:
         self.wait()
         self._write_all()
         if self._owed and self._failure is not None:
+            lost = ", ".join(path.name for path in self._owed)
+            logger.error("%s: never written: %s; the same command goes on from what is on the disk", self.folder, lost)
             raise self._failure
 
     def _save(self, path: Path, contents: dict[str, Any], afterwards: Callable[[], None] = lambda: None) -> None:
@@ -245,6 +251,8 @@ class CheckpointStore:
 
     def _write_all(self) -> None:
         """Write everything that is owed; what fails stays so."""
+        failed: list[str] = []
+        written: list[str] = []
         for path, one in list(self._owed.items()):
             try:
                 if path == self.last_path and path.exists():
@@ -255,11 +263,24 @@ class CheckpointStore:
             except OSError as error:
                 # A full disk must not end a run of days: what is on disk is whole, and there is a next save.
                 self._failure = error
-                logger.error("could not write %s: %s; the old file is untouched. Free some space: training goes on "
-                             "and will try again at the next save", path, error)  # fmt: skip
+                failed.append(path.name)
             else:
                 del self._owed[path]
+                written.append(path.name)
         self._forget_old_epochs()
+        self._tell(failed, written)
+
+    def _tell(self, failed: list[str], written: list[str]) -> None:
+        """Say what cannot be written when there is more of it than before, and what was written after all."""
+        if self._failure is not None and set(failed) - self._told:
+            logger.error(
+                "could not write %s: %s. Free some space: training goes on and tries again at each save, and what was "
+                "there before is whole",
+                *(", ".join(failed), self._failure.strerror or self._failure),
+            )
+        if at_last := [name for name in written if name in self._told]:
+            logger.warning("written now: %s", ", ".join(at_last))
+        self._told = set(failed)
 
     def _forget_old_epochs(self) -> None:
         """Of models of epochs that are owed only those are held that would be kept: they fill the memory."""
@@ -270,7 +291,8 @@ class CheckpointStore:
     def _replace_last(self, contents: dict[str, Any]) -> None:
         # Whole beside the old one first: a kill between any two of these lines leaves last.pt, and one before it.
         new = self.last_path.with_name(f".{self.last_path.name}.new.tmp")
-        write_checkpoint(new, contents, compress=self.compress)
+        with naming(self.last_path, new):
+            write_checkpoint(new, contents, compress=self.compress)
         place(self.last_path, self.previous_path)
         new.replace(self.last_path)
 

@@ -75,6 +75,9 @@ class OneProcess:
     def share_statistics(self) -> None:
         """Let every process have the same batch-norm statistics."""
 
+    def close(self) -> None:
+        """Let go of what exchanges gradients, and of the group with it."""
+
 
 class SeveralProcesses(OneProcess):
     """Processes that share every batch, by DistributedDataParallel.
@@ -168,6 +171,10 @@ class SeveralProcesses(OneProcess):
             if isinstance(module, _BatchNorm):
                 for buffer in module.buffers():
                     torch_distributed.broadcast(buffer, src=0)
+
+    def close(self) -> None:
+        """See `OneProcess.close`: its buckets are as large as the gradients, which a second stage needs."""
+        self._parallel = None
 
     def _read(self, wishes: Tensor) -> None:
         if self._device.type == "cpu":

@@ -3,6 +3,7 @@
 import ast
 import re
 import subprocess
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -73,3 +74,28 @@ def test_tracked_files_are_small_and_name_no_machine() -> None:
             continue
         assert path.stat().st_size < 1_000_000, name
         assert path.suffix not in (".wav", ".flac", ".m4a", ".pt", ".onnx", ".safetensors"), name
+
+
+def changed_at_import(body: Sequence[ast.stmt]) -> Iterator[str]:
+    """What the statements of a file set in other modules when it is imported."""
+    for statement in body:
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        if isinstance(statement, ast.If) and "__name__" in ast.unparse(statement.test):
+            continue
+        for node in ast.walk(statement):
+            is_set = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+            if is_set or (isinstance(node, ast.Call) and ast.unparse(node.func) == "setattr"):
+                yield ast.unparse(node)
+
+
+def test_importing_a_test_changes_no_other_module() -> None:
+    """Every file of the tests is imported by pytest, to look for examples; programs for other processes are too."""
+    assert list(changed_at_import(ast.parse("part, other.build = other.build, part").body)) == ["other.build"]
+    assert list(changed_at_import(ast.parse("if part:\n    setattr(other, 'build', part)").body))
+    found = {
+        identity(file): changes
+        for file in sorted((ROOT / "tests").rglob("*.py"))
+        if (changes := list(changed_at_import(ast.parse(file.read_text(encoding="utf-8")).body)))
+    }
+    assert not found

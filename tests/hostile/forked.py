@@ -5,10 +5,12 @@ one is to be injected a fault of the disk. Answers with the process, and when th
 """
 
 import ctypes
+import functools
 import gc
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +26,15 @@ from speakernet.cli import enroll, main, people, train  # noqa: F401
 DROPOUT = 0.2
 
 
-def with_dropout(config: Any) -> Any:
+def with_dropout(build: Callable[[Any], Any], config: Any) -> Any:
     """The network of a run, with a layer that draws from torch's global generator: no published trunk here has one."""
-    net = build_model(config)
+    net = build(config)
 
     def drop(module: Any, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
         return (torch.nn.functional.dropout(inputs[0], DROPOUT, training=module.training),)
 
     net.embedding.register_forward_pre_hook(drop)
     return net
-
-
-build_model, journeys.build_model = journeys.build_model, with_dropout  # type: ignore[assignment]
 
 
 def run(order: dict[str, Any]) -> None:
@@ -74,6 +73,8 @@ def serve() -> None:
     """One run after the other, until the input ends."""
     torch.set_num_threads(1)
     keep_drawings(Path(os.environ["HOSTILE_DRAWINGS"]))
+    # Here and not above: pytest imports this file too, to look for examples, and would train every test's run with it.
+    journeys.build_model = functools.partial(with_dropout, journeys.build_model)
     # A run collects garbage before and after each evaluation: of what this process has imported there is none.
     gc.collect()
     gc.freeze()

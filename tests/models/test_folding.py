@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 from speakernet.models.folding import fold_batch_norms
+from speakernet.models.layers import ChannelFloor
+from speakernet.models.residual import ResidualBlock
 from tests.small_networks import SMALLEST, small_network
 
 # Families whose norms all stand behind an activation.
@@ -65,3 +67,15 @@ def test_a_norm_behind_an_activation_stays():
 def test_a_network_that_is_being_trained_is_not_folded():
     with pytest.raises(AssertionError):
         fold_batch_norms(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).train())
+
+
+def test_a_norm_behind_a_relu_becomes_a_floor_of_each_channel():
+    """Also where the norm turns a channel round, or ignores it."""
+    net = trained("ResNetSE34L")
+    blocks = [part for part in net.modules() if isinstance(part, ResidualBlock)]
+    blocks[0].norm1.weight.data[:3] = torch.tensor([0.0, -0.7, 1.2])
+    waveforms = 0.1 * torch.randn(2, 18000, generator=torch.Generator().manual_seed(1))
+    before = net.embed(waveforms, LENGTHS, sample_rate=16000)
+    fold_batch_norms(net)
+    assert all(isinstance(one.rectify, ChannelFloor) and isinstance(one.norm1, nn.Identity) for one in blocks)
+    torch.testing.assert_close(net.embed(waveforms, LENGTHS, sample_rate=16000), before, rtol=1e-4, atol=1e-5)

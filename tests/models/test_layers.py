@@ -102,7 +102,7 @@ def test_a_gate_without_gradients_scores_as_it_trains() -> None:
     gate = SqueezeExcitation(16)
     features = torch.randn(2, 16, 4, 9)
 
-    torch.testing.assert_close(gate(features), gate(features.clone().requires_grad_()))
+    torch.testing.assert_close(gate(features.clone()), gate(features.clone().requires_grad_()))
 
 
 def test_mirrored_edges_of_different_lengths_are_those_of_each_alone() -> None:

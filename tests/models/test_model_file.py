@@ -147,6 +147,20 @@ def test_a_text_file_is_refused_without_torchs_advice_to_read_it_unprotected(tmp
     assert "weights_only" not in str(caught.value)
 
 
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+@pytest.mark.parametrize(
+    ("start", "what"),
+    [
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
+        ("\n<!DOCTYPE html>", "needs a login"),
+    ],
+)
+def test_what_came_in_place_of_the_file_is_told(tmp_path, start, what, suffix):
+    (tmp_path / f"model{suffix}").write_text(start)
+    with pytest.raises(CheckpointError, match=what):
+        load_model_file(tmp_path / f"model{suffix}")
+
+
 def test_missing_foreign_and_newer_files(tmp_path, model_path):
     with pytest.raises(CheckpointError, match="no checkpoint at"):
         load_model_file(tmp_path / "absent.pt")

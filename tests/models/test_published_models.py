@@ -18,7 +18,7 @@ import torch
 import speakernet
 from speakernet.cli import main
 from speakernet.models.importers import PUBLISHED
-from speakernet.models.importers.published import import_network
+from speakernet.models.importers.published import fits_of_others, import_network
 from speakernet.models.model_file import load_model_file
 
 GOLDEN = json.loads(lzma.decompress((Path(__file__).parent / "golden_families.json.xz").read_bytes()))
@@ -185,6 +185,13 @@ def test_sizes_of_ecapa_have_our_names_whoever_made_them():
 def test_a_file_of_another_toolkit_or_model_is_told(asked, name, message):
     with pytest.raises(ValueError, match=message):
         import_network(PUBLISHED[asked], name, foreign_state(case_of("wespeaker", "XVEC")), "file.pt")
+
+
+def test_weights_that_several_toolkits_would_take_are_told():
+    """The CAM++ of wespeaker and of 3D-Speaker differ in what they hear alone."""
+    state = foreign_state(case_of("wespeaker", "CAMPPlus"))
+    assert fits_of_others(state, PUBLISHED["wespeaker"]) == ["CAMPPlus (--from 3dspeaker)"]
+    assert fits_of_others(foreign_state(case_of("wespeaker", "XVEC")), PUBLISHED["wespeaker"]) == []
 
 
 def test_two_tensors_that_would_be_one_are_refused():

@@ -5,9 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from speakernet import distributed
+from speakernet.assembly.refusals import refuse_impossible
 from speakernet.cli import main
+from speakernet.config import Config
+from speakernet.config.schema import replaced
 from speakernet.machine.options import MachineOptions
 from speakernet.parallel.agreement import refuse_differences
 from speakernet.parallel.environment import Place, find_place, is_first, is_first_here
@@ -179,3 +183,12 @@ def test_several_processes_that_embed_have_parts_of_their_own(
     set_environment(monkeypatch, {**TORCHRUN, "LOCAL_RANK": "0"})
     assert main(["embed", "a.wav", "--model", "best.pt", "--out", "e.npz", "--part", "1/2"]) == 1
     assert "--part 1/2, but these are 8 processes, each of which does a part of its own" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["compile", "cuda_graphs"])
+def test_what_several_processes_cannot_do_is_refused(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the configuration and the network alone: no data has been read then."""
+    config = replaced(Config(), runtime={"device": "cpu", option: "on"})
+    monkeypatch.setattr(distributed, "is_distributed", lambda: True)
+    with pytest.raises(ValueError, match=f"runtime.{option}: on, but .*start one process"):
+        refuse_impossible(config, nn.Identity(), torch.device("cpu"))

@@ -51,6 +51,55 @@ def test_a_signal_to_one_process_stops_all_after_the_same_step(recipe: Path) -> 
         assert f"stopped by SIGTERM after step {step}; the same command goes on" in started.said
 
 
+def test_torchrun_starts_again_what_was_asked_to_stop(recipe: Path) -> None:
+    """Under `--max-restarts` only a signal to torchrun itself ends the run."""
+    run = recipe.parent / "run"
+    with in_steps(recipe, command=[*torchrun("--max-restarts=1"), "trainSpeakerNet.py"]) as started:
+        resumed, trained = started.said.count("resumed from"), steps_of(run)
+        started.ranks()[1].send_signal(signal.SIGTERM)
+        started.until(
+            lambda: started.said.count("resumed from") > resumed and steps_of(run) >= trained + 10, "its second start"
+        )
+        started.process.send_signal(signal.SIGTERM)
+        assert started.end()
+        assert started.said.count("stopped by SIGTERM after step") == 2
+        assert f"stopped by SIGTERM after step {saved_step(run)};" in started.said
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_process_that_is_killed_ends_the_other_without_torchrun(recipe: Path, tmp_path: Path, killed: int) -> None:
+    """As under srun, which starts tasks that know of each other by SLURM's variables alone."""
+    run, port = recipe.parent / "run", free_port()
+    before = steps_of(run)
+    variables = (f"MASTER_PORT={port}", "SLURM_STEP_NUM_TASKS=2", "SLURM_STEP_TASKS_PER_NODE=2")
+    command = [sys.executable, "trainSpeakerNet.py", "--config", str(recipe)]
+    tasks = [
+        Started(
+            [
+                "env",
+                *variables,
+                "SLURM_STEP_NODELIST=localhost",
+                f"SLURM_PROCID={one}",
+                f"SLURM_LOCALID={one}",
+                *command,
+            ],
+            tmp_path / f"{one}.txt",
+        )
+        for one in range(2)
+    ]
+    with tasks[0], tasks[1]:
+        for task in tasks:
+            task.until(lambda: steps_of(run) >= before + 5, "its fifth step")
+        lost, other = tasks[killed], tasks[1 - killed]
+        lost.process.kill()
+        assert other.end(60) == 75, other.said[-3000:]
+        assert lost.end(lingering=30) == -signal.SIGKILL
+        # The first holds what they have met at.
+        names = ("rank 0, or whatever kept the processes together, is gone", f"rank 1 (process {lost.process.pid} on ")
+        assert names[killed] in other.said and "the same command goes on" in other.said
+        assert "Traceback" not in other.said
+
+
 def test_without_its_loader_worker_a_process_ends_all_with_a_checkpoint(recipe: Path) -> None:
     run = recipe.parent / "run"
     with in_steps(recipe) as started:

@@ -44,6 +44,8 @@ class Case:
     """Whether each process keeps a share of the head."""
     poisoned: int = -1
     """The step whose first utterance holds NaN."""
+    has_own_norms: bool = False
+    """Whether each process normalises by its own share of the batch (`runtime.sync_batch_norm: off`)."""
 
 
 CASES = {
@@ -127,7 +129,8 @@ def build(case: Case) -> tuple[nn.Module, nn.Module, TrainingStep]:
     for parameter in net.parameters():
         parameter.requires_grad_(not case.head_only)
     if distributed.is_distributed():
-        synchronize_norms(net, CPU)
+        if not case.has_own_norms:
+            synchronize_norms(net, CPU)
         if case.is_sharded:
             loss.shard(distributed.rank(), distributed.world_size())
     step = TrainingStep(
@@ -196,6 +199,19 @@ def normed(shape: Sequence[int], momentum: float | None, passes: int) -> list[to
     return [found.detach(), mine.grad, net[0].weight.grad, net[0].running_mean, net[0].running_var]
 
 
+def own_norms() -> list[list[torch.Tensor]]:
+    """Running means after a step of norms that each process has by itself; the same once shared; and the weights."""
+    net, _, step = build(Case("amsoftmax", has_own_norms=True))
+    step.team.wishes = lambda: [False, False]
+    step.team.begin_epoch()
+    step.add(batch_of(CASES["amsoftmax"], 0))
+    step.finish(0.05)
+    found = [[value.clone() for name, value in net.state_dict().items() if name.endswith("running_mean")]]
+    step.team.share_statistics()
+    found.append([value.clone() for name, value in net.state_dict().items() if name.endswith("running_mean")])
+    return [*found, [one.detach() for one in net.parameters()]]
+
+
 NORMS = [((6, 4), 0.1, 1), ((6, 4, 7), None, 3), ((6, 4, 3, 5), 0.1, 2)]
 
 
@@ -204,6 +220,7 @@ def everything() -> dict[str, Any]:
     torch.set_num_threads(1)
     return {
         "gathered": gathered() if distributed.is_distributed() else None,
+        "own norms": own_norms() if distributed.is_distributed() else None,
         "norms": [normed(*norm) for norm in NORMS],
         **{name: train(case) for name, case in CASES.items()},
     }
@@ -212,6 +229,7 @@ def everything() -> dict[str, Any]:
 def test_two_processes_are_one(tmp_path: Path) -> None:
     one, several = everything(), in_several(__file__, "everything", tmp_path)
     _check_gathering(*(answer["gathered"] for answer in several))
+    _check_own_norms(*(answer["own norms"] for answer in several))
     for number, whole in enumerate(one["norms"]):
         _check_norms(whole, *(answer["norms"][number] for answer in several))
     for name in CASES:
@@ -222,6 +240,14 @@ def _check_gathering(first: tuple[list[int], list[float], float], second: tuple[
     assert first[0] == second[0] == [0, 1, 2, 10, 11]
     # Twice the own gradient: the mean over two processes, of which the other has none, is the gradient.
     assert first[1] == [0.0, 4.0, 8.0] and second[1] == [40.0, 44.0]
+
+
+def _check_own_norms(first: list[list[torch.Tensor]], second: list[list[torch.Tensor]]) -> None:
+    assert not any(torch.equal(*pair) for pair in zip(first[0], second[0], strict=True)), "of other shares"
+    # What is evaluated and kept is the first process's.
+    for shared in (first[1], second[1]):
+        assert all(torch.equal(*pair) for pair in zip(shared, first[0], strict=True))
+    assert all(torch.equal(*pair) for pair in zip(first[2], second[2], strict=True))
 
 
 def _check_norms(whole: list[torch.Tensor], first: list[torch.Tensor], second: list[torch.Tensor]) -> None:

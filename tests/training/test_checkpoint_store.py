@@ -53,8 +53,10 @@ def test_full_disk_keeps_the_old_file_and_is_told(tmp_path: Path, monkeypatch, c
     assert read_own_checkpoint(store.last_path)["weights"]["a"][0] == 3.0
 
 
-def test_what_could_not_be_written_is_written_with_the_next(tmp_path: Path, monkeypatch) -> None:
-    """best.pt above all: a better one may never come."""
+def test_what_could_not_be_written_is_written_with_the_next(
+    tmp_path: Path, monkeypatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """best.pt above all: a better one may never come. Each file is told of once, and again when it is written."""
     store = CheckpointStore(tmp_path, CheckpointOptions(keep_checkpoints=2))
 
     def full(*_arguments) -> None:
@@ -66,11 +68,20 @@ def test_what_could_not_be_written_is_written_with_the_next(tmp_path: Path, monk
         store.save_epoch(epoch, contents(epoch))
     store.wait()
     assert [path.name for path in store._owed] == ["best.pt", "epoch_0004.pt", "epoch_0005.pt"]
+    said = [line.partition(": ")[0] for line in caplog.messages if line.startswith("could not write")]
+    assert said[:3] == [
+        f"could not write best.pt{more}" for more in ("", ", epoch_0001.pt", ", epoch_0001.pt, epoch_0002.pt")
+    ]
+    caplog.clear()
+    store.save_best(contents(1.0))
+    store.wait()
+    assert not caplog.messages
     monkeypatch.undo()
     store.save_last(contents(6.0))
     store.close()
     assert read_own_checkpoint(store.best_path)["weights"]["a"][0] == 1.0
     assert [path.name for path in store.epoch_paths()] == ["epoch_0004.pt", "epoch_0005.pt"]
+    assert caplog.messages == ["written now: epoch_0004.pt, epoch_0005.pt, best.pt"]
 
 
 def test_really_full_device():

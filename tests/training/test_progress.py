@@ -8,6 +8,7 @@ import pytest
 from training_fakes import make_trainer
 
 from speakernet import terminal
+from speakernet.terminal import duration
 from speakernet.training import progress
 from speakernet.training.options import TrainingOptions
 from speakernet.training.progress import Progress
@@ -73,7 +74,28 @@ def test_numbers_are_fresh_however_rarely_they_are_recorded(
     assert quiet.state.epoch_loss_sum == trainer.state.epoch_loss_sum
     epochs = [line for line in caplog.messages if line.startswith("epoch ")]
     assert [line.split(":")[0] for line in epochs] == 2 * ["epoch 1", "epoch 2", "epoch 3"]
-    assert "low by design" in epochs[0] and not any("low by design" in line for line in epochs[1:3])
+    # The margin grows until epoch 2 here: said when it begins to act, and once.
+    note = "(by design loss rises and accuracy falls while the margin grows, until epoch 2: watch the EER)"
+    assert epochs[0].endswith(note) and not any("by design" in line for line in epochs[1:3])
+
+
+def test_evaluations_that_take_most_of_the_time_are_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = make_trainer(tmp_path)
+    reporter, shown = trainer.reporter, []
+    trainer.progress.show = shown.append
+    reporter._began -= 100.0
+    for seconds in (5.0, 5.0, 80.0):
+        reporter.tell_evaluation({"eer_percent": 5.0}, seconds, "")
+    assert "evaluations take" not in caplog.text
+    again = make_trainer(tmp_path / "again").reporter
+    again._began -= 100.0
+    for seconds in (40.0, 30.0, 30.0):
+        again.tell_evaluation({"eer_percent": 5.0}, seconds, "")
+    assert caplog.text.count("evaluations take 70 % of the time: raise training.test_interval") == 1
+    # Three evaluations are left at 80 s each, and no step has been timed.
+    assert shown[-1]["run_time_left"] == duration(80.0 * evaluations_left(trainer.state, trainer.options))
 
 
 @pytest.mark.parametrize(

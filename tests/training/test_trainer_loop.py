@@ -193,11 +193,16 @@ def test_an_average_after_early_stopping_is_tried_once_and_costs_no_patience(tmp
     assert more_patient.train()["epochs"] == 4
 
 
-def test_checkpoints_of_an_earlier_run_are_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_what_an_earlier_run_left_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     make_trainer(tmp_path, max_epochs=6).train()
+    best = (tmp_path / "best.pt").read_bytes()
     (tmp_path / "last.pt").unlink()
+    (tmp_path / "results.json").write_text("{}")
     make_trainer(tmp_path, max_epochs=2, average_checkpoints=3).train()
-    assert "moved to checkpoints.before-1" in caplog.text
+    moved = "checkpoints.before-1, last.previous.pt.before-1, best.pt.before-1, results.json.before-1"
+    assert f"no last.pt to go on from: moved to {moved}" in caplog.text
+    # Its model and its figures stay together, and nobody takes them for the new run's.
+    assert (tmp_path / "best.pt.before-1").read_bytes() == best and not (tmp_path / "results.json").exists()
     assert "3 checkpoints to average, 2 there: epoch_0001.pt, epoch_0002.pt" in caplog.text
     assert [path.name for path in sorted((tmp_path / "checkpoints").iterdir())] == [
         "average.pt",

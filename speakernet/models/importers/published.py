@@ -80,17 +80,17 @@ def likeness(contents: Mapping[str, Any], asked: Format | None = None) -> str:
         contents: what the file holds.
         asked: the toolkit that was named; its models are looked for first, and alone where one fits.
     """
-    others = [one for one in PUBLISHED.values() if one is not asked]
-    for formats in ([asked] if asked else [], others):
-        found = [
-            name if format is asked else f"{name} (--from {format.SOURCE})"
-            for format in formats
-            for name in _fitting(format, contents)
-        ]
-        if found:
-            return f" but looks like {' or '.join(found)}"
+    found = (list(_fitting(asked, contents)) if asked else []) or fits_of_others(contents, asked)
+    if found:
+        return f" but looks like {' or '.join(found)}"
     found_here = voxceleb_trainer.is_ours_to_read(contents)
     return f" but looks like a checkpoint of {voxceleb_trainer.SOURCE}" if found_here else ""
+
+
+def fits_of_others(contents: Mapping[str, Any], asked: Format | None) -> list[str]:
+    """The models of other toolkits than the one asked for that a checkpoint fits, each with its option."""
+    others = [one for one in PUBLISHED.values() if one is not asked]
+    return [f"{name} (--from {format.SOURCE})" for format in others for name in _fitting(format, contents)]
 
 
 def _described(format: Format, models: Mapping[str, Describe], name: str, weights: Weights) -> Described:

@@ -11,6 +11,7 @@ from annotated_types import Ge, Gt, Le
 
 from speakernet.machine.options import MachineOptions
 from speakernet.options import (
+    DEFAULT_SEED,
     Count,
     CountOrZero,
     Decay,
@@ -264,7 +265,7 @@ class ProfileOptions(Options):
 class RuntimeOptions(MachineOptions, PrecisionOptions, CompileOptions, ProfileOptions):
     """The machine: device, precision, compilation, threads, reproducibility, profiling."""
 
-    seed: Annotated[int, Ge(0), Le(LARGEST_SEED)] = 10
+    seed: Annotated[int, Ge(0), Le(LARGEST_SEED)] = DEFAULT_SEED
     """Every random choice follows from this number."""
     channels_last: Switch = "auto"
     """Memory layout of 2-D convolution weights; auto: on, but for float32 on a GPU (up to a quarter faster on CPUs)."""

@@ -1,0 +1,118 @@
+"""What stands around the code parses, and names commands, pages and versions that there are."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import speakernet
+from speakernet.cli import COMMANDS, doctor
+from speakernet.losses.options import LOSSES
+from speakernet.models.options import MODELS
+
+ROOT = Path(__file__).resolve().parents[2]
+TEMPLATES = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+FORMS = [path for path in TEMPLATES if path.name != "config.yml"]
+WORKFLOW = ROOT / ".github" / "workflows" / "ci.yml"
+
+
+def read(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def targets() -> dict[str, list[str]]:
+    """Target of the Makefile -> its commands."""
+    found: dict[str, list[str]] = {}
+    for line in text_of("Makefile").splitlines():
+        if match := re.match(r"([a-z]+):", line):
+            name = match.group(1)
+            found[name] = []
+        elif line.startswith("\t"):
+            found[name].append(line.strip().replace("$(PYTHON)", "python"))
+    return found
+
+
+def test_every_command_of_the_workflow_is_one_of_the_readme_or_the_makefile() -> None:
+    jobs = read(WORKFLOW)["jobs"]
+    steps = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
+    assert len(steps) >= 6
+    readme, known = text_of("README.md"), targets()
+    for command in steps:
+        if command.startswith("make "):
+            assert set(command.split()[1:]) <= set(known), command
+        elif command.startswith("speakernet "):
+            assert command.split()[1] in COMMANDS, command
+        else:
+            assert command in readme, f"{command} is in no README"
+
+
+def test_the_workflow_tries_every_version_that_the_package_names() -> None:
+    matrix = read(WORKFLOW)["jobs"]["test"]["strategy"]["matrix"]
+    (minors,) = re.findall(r"Python :: 3\.\{minor\}\" for minor in \(([\d, ]+)\)", text_of("setup.py"))
+    assert matrix["python"] == [f"3.{minor}" for minor in minors.split(", ")]
+    assert f'python_requires=">={matrix["python"][0]}"' in text_of("setup.py")
+    assert {name.split("-")[0] for name in matrix["os"]} == {"ubuntu", "macos", "windows"}
+
+
+@pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
+def test_forms_ask_for_what_the_doctor_says(path: Path) -> None:
+    form = read(path)
+    assert form["name"] and form["description"]
+    identities = [part["id"] for part in form["body"] if part["type"] != "markdown"]
+    assert len(set(identities)) == len(identities)
+    assert "`speakernet doctor --json`" in path.read_text(encoding="utf-8")
+
+
+def test_the_request_for_a_change_asks_for_it_too_and_names_what_there_is() -> None:
+    page = text_of(".github/pull_request_template.md")
+    assert "speakernet doctor --json" in page
+    assert "check" in targets() and "`make check`" in page
+    assert '"--json"' in Path(doctor.__file__).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "name", [".github/pull_request_template.md", *(f".github/ISSUE_TEMPLATE/{p.name}" for p in FORMS)]
+)
+def test_pages_that_are_named_exist(name: str) -> None:
+    for page in re.findall(r"docs/[a-z_]+\.md", text_of(name)):
+        assert (ROOT / page).is_file(), page
+
+
+def test_hooks_before_a_commit_run_the_tools_of_the_makefile() -> None:
+    hooks = [hook for source in read(ROOT / ".pre-commit-config.yaml")["repos"] for hook in source["hooks"]]
+    commands = " ".join(command for name in ("lint", "types") for command in targets()[name])
+    assert {hook["id"] for hook in hooks} == {"ruff", "ruff-format", "mypy"}
+    for hook in hooks:
+        assert hook["language"] == "system"
+        assert hook["entry"].split(" --")[0] in commands, hook["entry"]
+
+
+def test_the_citation_is_valid_and_names_the_licence_that_is_there() -> None:
+    citation = read(ROOT / "CITATION.cff")
+    assert set(citation) >= {"cff-version", "message", "title", "authors"}
+    assert citation["cff-version"] == "1.2.0" and citation["type"] == "software"
+    assert all(isinstance(one["name"], str) for one in citation["authors"])
+    assert text_of("LICENSE").startswith(f"{citation['license']} License")
+    # Its one home is the package.
+    assert "version" not in citation
+
+
+def test_every_network_and_every_loss_has_its_paper() -> None:
+    page = text_of("docs/citing.md")
+    papers = {part.options.paper for part in MODELS.values()}
+    assert all(f"| {paper}, *" in page for paper in papers), papers
+    rows = page.split("## Losses")[1]
+    assert all(f"`{name}`" in rows for name in LOSSES)
+
+
+def test_the_version_has_one_home_and_the_newest_changes_are_its() -> None:
+    newest = re.findall(r"^## (\S+)$", text_of("CHANGELOG.md"), flags=re.MULTILINE)[0]
+    assert newest == speakernet.__version__
+    for name in ("setup.py", "pyproject.toml", "README.md"):
+        assert speakernet.__version__ not in text_of(name), name

@@ -1,0 +1,27 @@
+"""Signs of life: whoever gives none for too long is named, also where no collective fails for it."""
+
+import json
+import time
+
+import pytest
+from torch.distributed import PrefixStore, TCPStore
+
+from speakernet.parallel import watch
+from speakernet.parallel.environment import Place
+from speakernet.parallel.meeting import part_of_start
+
+
+def test_who_is_silent_is_named_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(watch, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.02)
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    PrefixStore("watch", part_of_start(store, "")).set("sign/1", json.dumps([1, 77, "gpu07", 3, "step 3"]))
+    signs = watch.Watch(Place(0, 2, 0, 2, "localhost", store.port), "", 0.2)
+    named = "rank 1 (process 77 on gpu07, last at step 3) has given no sign of life for"
+    deadline = time.monotonic() + 60
+    while named not in caplog.text and time.monotonic() < deadline:
+        time.sleep(0.02)
+    # Of many further looks none says it again.
+    time.sleep(0.3)
+    signs.close()
+    assert caplog.text.count(named) == 1
