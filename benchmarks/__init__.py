@@ -1,1 +1,1 @@
-"""Comparisons with a plain pipeline and with plain networks, which a user of the package does not need."""
+"""Comparisons with a plain pipeline and with plain networks, and the picture of the README; no user needs them."""

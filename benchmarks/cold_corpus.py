@@ -137,15 +137,20 @@ def measure(
         )
 
 
-def main() -> int:
-    """Make the corpus where it is not there, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Where the corpus lies, and what is read of it."""
     parser.add_argument("--folder", type=Path, required=True, help="on the disk that is measured")
     parser.add_argument("--gigabytes", type=float, default=4.0, help="of the corpus (default %(default)s)")
     parser.add_argument("--batches", type=int, default=40, help="of each run (default %(default)s)")
     parser.add_argument("--batch_size", type=int, default=64, help="crops of 2 s (default %(default)s)")
     parser.add_argument("--step_milliseconds", type=float, nargs="+", default=[0.0, 20.0], help="that a step takes")
     parser.add_argument("--rounds", type=int, default=5, help="default %(default)s")
+
+
+def main() -> int:
+    """Make the corpus where it is not there, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_arguments(parser)
     arguments = parser.parse_args()
     corpus = arguments.folder / NAME
     pack(Noise(max(1, int(arguments.gigabytes * 1e9 / 2 / UTTERANCE_SAMPLES))), corpus, show_progress=True)

@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--serving", type=Path, metavar="MODEL", help="the latency of a server of this model, instead")
     parser.add_argument("--clients", type=int, default=200, help="with --serving: at once (default %(default)s)")
     # What a process that is measured was started with.
-    for name in ("--step_of", "--memory_of", "--epoch_of"):
+    for name in ("--step_of", "--memory_of", "--epoch_of", "--embedding_of"):
         parser.add_argument(name, default="", help=argparse.SUPPRESS)
 
 
@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     # Late: the options above are explained, and refused, without torch.
     from benchmarks import suites
 
-    if arguments.step_of or arguments.memory_of or arguments.epoch_of:
+    if arguments.step_of or arguments.memory_of or arguments.epoch_of or arguments.embedding_of:
         suites.be_measured(arguments)
         return 0
     if arguments.scoring is not None:

@@ -60,20 +60,20 @@ def measure(record: Record, setup: Setup, parts: Sequence[str]) -> bool:
     return all(one.get("passed", True) for name in parts for one in record.parts[name]["rows"])
 
 
-def parser() -> argparse.ArgumentParser:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What can be asked for."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--part", action="append", choices=PARTS, help="only this part (may be given again)")
-    made.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="default: a GPU, if any")
-    made.add_argument("--quick", action="store_true", help="small sizes: that the code runs, no figures to keep")
-    made.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON; the table goes beside it as .md")
-    made.add_argument("--folder", type=Path, help="for data made on the spot (a few GB); default: a temporary one")
-    return made
+    parser.add_argument("--part", action="append", choices=PARTS, help="only this part (may be given again)")
+    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="default: a GPU, if any")
+    parser.add_argument("--quick", action="store_true", help="small sizes: that the code runs, no figures to keep")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON; the table goes beside it as .md")
+    parser.add_argument("--folder", type=Path, help="for data made on the spot (a few GB); default: a temporary one")
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Measure, write, print; 1 where a comparison failed."""
-    arguments = parser().parse_args(words)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_arguments(parser)
+    arguments = parser.parse_args(words)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     has_gpu = torch.cuda.is_available()
     if arguments.device == "cuda" and not has_gpu:

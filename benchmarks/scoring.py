@@ -1,4 +1,4 @@
-"""The suite `--scoring`: scoring, normalisation, metrics at full size; embedding on request.
+"""The suite `--scoring`: scoring, normalisation and metrics at full size (embedding on request: `embedding.py`).
 
 Embeddings are random, of the sizes that the field's lists have; each part runs in a process of its own, so that its
 peak memory is its own (interpreter and torch included). The median of several runs after one that does not count.
@@ -9,24 +9,17 @@ import dataclasses
 import multiprocessing
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import psutil
 import torch
 
-from benchmarks import classic
-from benchmarks.timing import Speedup, Way, compare, run_in_turn
-from speakernet.data.lists import StringTable, read_trials
-from speakernet.data.opening import open_source
+from benchmarks.timing import Way, run_in_turn
+from speakernet.data.lists import read_trials
 from speakernet.evaluation import metrics
-from speakernet.evaluation.embedding import embed_utterances
-from speakernet.evaluation.options import EmbeddingOptions
 from speakernet.evaluation.score_norm import cohort_statistics, normalize_scores
 from speakernet.evaluation.scoring import cosine_scores, mean_distance_scores, mean_embeddings
 from speakernet.machine.memory import process_peak_bytes
-from speakernet.models.folding import folded
-from speakernet.models.speaker_net import SpeakerNet
 
 # VoxCeleb1-O: so many utterances, each enrolled in eight trials.
 LIST_UTTERANCES, TRIALS_EACH = 4715, 8
@@ -153,33 +146,6 @@ def measure_scoring(part: str, *, rounds: int, threads: int, trials: str = "") -
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(_measure, part, rounds, threads, trials).result()
-
-
-def compare_embedding(folder: Path, num_utterances: int, rounds: int, threads: int) -> Speedup:
-    """Ten crops of 4 s by ResNetSE34L, one utterance a batch as the classic pipeline does it, and by ours.
-
-    Args:
-        folder: recordings; every so many of them is taken.
-        num_utterances: to take.
-        rounds: of A B A B ….
-        threads: of torch, the same for both.
-
-    Raises:
-        ValueError: the folder holds no recordings.
-    """
-    torch.set_num_threads(threads)
-    found = sorted(path for path in folder.rglob("*") if path.suffix in (".wav", ".flac"))
-    if not found:
-        raise ValueError(f"{folder} holds no .wav or .flac files; expected a folder of recordings")
-    chosen = found[:: max(1, len(found) // num_utterances)][:num_utterances]
-    names = StringTable.from_strings(path.relative_to(folder).as_posix() for path in chosen)
-    net, source = SpeakerNet.named("ResNetSE34L", embedding_dim=LIST_DIM).eval(), open_source(folder)
-    # As a model file is evaluated.
-    used = folded(net)
-    paths, options = [str(path) for path in chosen], EmbeddingOptions(num_crops=CROPS)
-    theirs = Way(lambda _: len(classic.embed_one_by_one(net, paths, num_frames=400, num_crops=CROPS)))
-    ours = Way(lambda _: len(embed_utterances(used, source, names, options)))
-    return compare("embedding, 10 crops of 4 s", theirs, ours, rounds=rounds, wanted=3, unit="utterances")
 
 
 def _measure(part: str, rounds: int, threads: int, trials: str) -> Measured:

@@ -4,8 +4,8 @@
     python -m benchmarks.sharded_head --network ResNet34                  what a step of the network itself sends
 
 Two processes joined by gloo over the loopback device, whose counter of bytes is read before and after the steps. Whole
-heads are trained as torch's DistributedDataParallel does it, shares as `loss.sharded: on` does. docs/scaling.md has the
-figures.
+heads are trained as torch's DistributedDataParallel does it, shares as `loss.sharded: on` does. The
+figures are in docs/performance.md.
 """
 
 import argparse

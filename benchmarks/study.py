@@ -5,13 +5,14 @@
     python -m benchmarks.study PLAN … --table
 
 A plan is a YAML file: `recipe`, `seeds`, `reference` (a variant's name), `common` (options of all runs) and `variants`
-(name: options beside those). With `held_out_speakers` that many speakers of the training list, drawn by
-`protocol_seed`, are trained on by nobody and judge the variants by trials of their own (written to S/protocol); without
-it the trials are `--test_list`. A variant that changes nothing but `evaluation` is not trained: the reference's models
-are scored.
+(name: options beside those, and a `recipe` of its own if it likes). With `held_out_speakers` that many speakers of the
+training list, drawn by `protocol_seed`, are trained on by nobody and judge the variants by trials of their own
+(written to S/protocol); without it the trials are `--test_list`. A variant that changes nothing but `evaluation` is
+not trained: the reference's models are scored.
 
-Each run is a process of its own with one thread, two at a time. Results are appended to S/results.jsonl as they come:
-the same command goes on where it was, half-trained runs included. Training is timed without its evaluations.
+Each run is a process of its own with one thread, two at a time, unless `--threads` and `--processes` say otherwise.
+Results are appended to S/results.jsonl as they come: the same command goes on where it was, half-trained runs included.
+Training is timed without its evaluations. `python -m benchmarks.study_curve S` draws error against time.
 """
 
 import argparse
@@ -57,7 +58,7 @@ class Plan:
         recipe: a configuration, or the name of one of the package's.
         seeds: of every variant.
         reference: name of the variant that the others are compared with.
-        variants: name -> section -> option -> value, beside `common`.
+        variants: name -> section -> option -> value, beside `common`; a `recipe` is not a section.
         common: section -> option -> value, of all runs.
         held_out_speakers: of the training list, who judge; 0: the trials are given.
         protocol_seed: by which they are drawn.
@@ -66,15 +67,19 @@ class Plan:
     recipe: str
     seeds: list[int]
     reference: str
-    variants: dict[str, dict[str, dict[str, Any]]]
+    variants: dict[str, dict[str, Any]]
     common: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     held_out_speakers: int = 0
     protocol_seed: int = 1
 
     def settings(self, variant: str) -> dict[str, dict[str, Any]]:
         """Everything that a variant sets."""
-        own = self.variants[variant]
+        own = {name: values for name, values in self.variants[variant].items() if name != "recipe"}
         return {name: {**self.common.get(name, {}), **own.get(name, {})} for name in {**self.common, **own}}
+
+    def recipe_of(self, variant: str) -> str:
+        """What a variant's options are beside."""
+        return str(self.variants[variant].get("recipe", self.recipe))
 
     def is_only_scored(self, variant: str) -> bool:
         """Whether the reference's models serve."""
@@ -105,6 +110,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these variants alone (and the reference)")
     parser.add_argument("--seeds", nargs="+", type=int, metavar="SEED", help="other seeds than the plan's")
     parser.add_argument("--processes", type=int, default=2, help="runs at a time (default %(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="of each run (default %(default)s)")
     parser.add_argument("--table", action="store_true", help="train nothing: show what there is")
 
 
@@ -161,7 +167,7 @@ class Study:
     """
 
     def __init__(self, plan: Plan, arguments: argparse.Namespace) -> None:
-        self.plan, self.folder = plan, Path(arguments.save_path)
+        self.plan, self.folder, self.threads = plan, Path(arguments.save_path), arguments.threads
         audio = audio_folder_of(arguments.train_list)
         self.train_list, self.trials = Path(arguments.train_list), arguments.test_list
         test_path = audio if self.trials is None else audio_folder_of(self.trials)
@@ -223,7 +229,12 @@ class Study:
         with (folder / "output.txt").open("w") as output:
             command = [sys.executable, "-m", "speakernet", "train", *words]
             status = subprocess.run(
-                command, env=_environment(), stdout=output, stderr=output, stdin=subprocess.DEVNULL, check=False
+                command,
+                env=_environment(self.threads),
+                stdout=output,
+                stderr=output,
+                stdin=subprocess.DEVNULL,
+                check=False,
             ).returncode
         if status:
             logger.warning("%s, seed %d: exit status %d", one.variant, one.seed, status)
@@ -233,10 +244,12 @@ class Study:
         record = {
             "variant": one.variant,
             "seed": one.seed,
+            "recipe": self.plan.recipe_of(one.variant),
             "settings": self.plan.settings(one.variant),
             **{name: results[name] for name in ("eer_percent", "eer_interval_percent", "min_dcf", "precision")},
             "training_seconds": None if is_scored else training_seconds(folder),
             "wall_seconds": round(time.time() - begin, 1),
+            "threads": self.threads,
             "load": [load, _load()],
             "scores": str((found / SCORES).relative_to(self.folder).as_posix()),
             "date": results["date"],
@@ -247,7 +260,8 @@ class Study:
     def _refuse_changed(self, names: list[str]) -> None:
         for one in self.records():
             name = one["variant"]
-            if name in names and one["settings"] != self.plan.settings(name):
+            planned = (self.plan.recipe_of(name), self.plan.settings(name)) if name in names else None
+            if planned and planned != (one.get("recipe", self.plan.recipe), one["settings"]):
                 raise ValueError(
                     f"{self.folder / RECORDS}: {name!r} was run with other settings ({one['settings']}) than the plan "
                     "has now; give the new ones a name of their own, or another --save_path"
@@ -260,7 +274,7 @@ class Study:
         return write_held_out(held, self.folder / PROTOCOL)
 
     def _configs(self, name: str) -> list[str]:
-        return ["--config", self.plan.recipe, "--config", str(self._file_of(name))]
+        return ["--config", self.plan.recipe_of(name), "--config", str(self._file_of(name))]
 
     def _file_of(self, name: str) -> Path:
         path = self.folder / VARIANTS / f"{_as_name(name)}.yaml"
@@ -286,9 +300,9 @@ def _wanted(plan: Plan, only: list[str] | None) -> list[str]:
     return [name for name in plan.variants if not only or name in only or name == plan.reference]
 
 
-def _environment() -> dict[str, str]:
-    """Of a run: one thread, so that two at a time do not wait for each other."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+def _environment(threads: int) -> dict[str, str]:
+    """Of a run; with one thread each, two at a time do not wait for each other."""
+    return {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
 
 
 def _load() -> float:

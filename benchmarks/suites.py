@@ -14,11 +14,12 @@ from typing import Any
 import torch
 
 from benchmarks.data import prepare_data
+from benchmarks.embedding import compare_embedding, serve_embedding
 from benchmarks.epoch import measure_epochs, serve_epochs
 from benchmarks.families import SMALLEST, load_now, measure_compiled, measure_models
 from benchmarks.loader import compare_evaluation, compare_loading, measure_worker_memory
 from benchmarks.plain_models import PLAIN_MODELS
-from benchmarks.scoring import PARTS, compare_embedding, measure_scoring
+from benchmarks.scoring import PARTS, measure_scoring
 from benchmarks.steps import (
     BY_HAND,
     PLAIN_BF16,
@@ -234,6 +235,10 @@ def serving(arguments: argparse.Namespace) -> dict[str, Any]:
 def be_measured(arguments: argparse.Namespace) -> None:
     """What runs in a process that one of the suites above has started."""
     config = load_config(arguments.config_arguments).config
+    if arguments.embedding_of:
+        recordings, threads = arguments.recordings, arguments.threads
+        serve_embedding(config, recordings, arguments.num_utterances, threads, arguments.embedding_of)
+        return
     if arguments.epoch_of:
         serve_epochs(make_synthetic_corpus(config), arguments.epoch_of)
         return

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-from benchmarks import study
+from benchmarks import study, study_curve
 from benchmarks.study_table import over_seeds
 from speakernet.checkpoint import write_checkpoint
 from speakernet.cli import run_command
@@ -58,7 +58,9 @@ class Runs:
         write_scores(found / "scores.txt", trials, noise + (4.0 if variant == "base" else 6.0) * trials.labels)
         if "--eval" not in command:
             write_checkpoint(folder / "last.pt", {"training": {"state": {"seconds": 130.0}}})
-            lines = [{"kind": "step"}, {"kind": "evaluation", "evaluation_seconds": 10.0}]
+            lines = [{"kind": "step"}]
+            for step, error in ((0, 50.0), (5, 2 * eer), (20, eer)):
+                lines.append({"kind": "evaluation", "step": step, "eer_percent": error, "evaluation_seconds": 10 / 3})
             (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         return subprocess.CompletedProcess(command, 0)
 
@@ -127,6 +129,48 @@ def test_a_study_goes_on_where_it_was(tiny_corpus: Path, tmp_path: Path, runs: R
     assert len(runs.commands) == before + 2
 
 
+def test_a_variant_may_have_a_recipe_of_its_own(
+    tiny_corpus: Path, tmp_path: Path, runs: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    variants = {"base": {"recipe": "speechocean_fast.yaml"}, "half, as recorded": {"augment": {"real_share": 0.5}}}
+    assert carry_out(tiny_corpus, tmp_path, "--threads", "3", variants=variants) == 0
+    command = {one["variant"]: one["--config"] for one in runs.commands}
+    assert all(one["OMP_NUM_THREADS"] == one["MKL_NUM_THREADS"] == "3" for one in runs.environments)
+    # The last `--config` of a command is the variant's file; the recipe is in the record.
+    assert command["base"].endswith("base.yaml")
+    assert {(one["variant"], one["recipe"], one["threads"]) for one in records(tmp_path)} == {
+        ("base", "speechocean_fast.yaml", 3),
+        ("half, as recorded", "small_data.yaml", 3),
+    }
+    assert "recipe" not in yaml.safe_load((tmp_path / "study/variants/base.yaml").read_text())
+    changed = {**variants, "base": {"recipe": "speechocean.yaml"}}
+    assert carry_out(tiny_corpus, tmp_path, variants=changed) == 1
+    assert "'base' was run with other settings" in capsys.readouterr().err
+
+
+def test_a_curve_is_drawn_over_the_minutes_of_training(
+    tiny_corpus: Path, tmp_path: Path, runs: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert carry_out(tiny_corpus, tmp_path) == 0
+    found = study_curve.curves(tmp_path / "study")
+    # Only what was trained: 120 seconds, a quarter of the steps at the first evaluation; the one before training is no
+    # point of a curve.
+    assert list(found) == ["base", "half, as recorded"] or list(found) == ["half, as recorded", "base"]
+    minutes, eers = found["base"]
+    assert minutes.tolist() == [0.5, 2.0] and sorted(eers.tolist()) == [[16.0, 8.0], [20.0, 10.0]]
+    words = [str(tmp_path / "study"), "--out", str(tmp_path / "curve.png"), "--only"]
+    capsys.readouterr()
+    assert run_command("benchmarks.study_curve", "curve", [*words, "base"]) == 0
+    assert capsys.readouterr().out == "base: 2 seeds, 2 evaluations in 2.0 min\n"
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert run_command("benchmarks.study_curve", "curve", [*words, "bases"]) == 1
+    assert "the study has trained" in capsys.readouterr().err
+    metrics = tmp_path / "study/runs/base/seed_2/metrics.jsonl"
+    metrics.write_text(metrics.read_text() + json.dumps({"kind": "evaluation", "step": 30, "eer_percent": 1.0}) + "\n")
+    assert run_command("benchmarks.study_curve", "curve", [*words, "base"]) == 1
+    assert "base: its seeds evaluated" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "changes", "said"),
     [
@@ -166,21 +210,46 @@ def test_one_seed_has_no_interval() -> None:
 
 
 def test_the_plan_of_the_repository_can_be_run(repository: Path, tiny_corpus: Path, tmp_path: Path, runs: Runs) -> None:
-    """Every variant is a configuration; the reference is the recipe at a third of its length."""
+    """Every variant is a configuration; the reference is the recipe at some third of its length."""
     plan = study.read_plan(repository / "benchmarks" / "studies" / "small_data.yaml")
-    assert plan.held_out_speakers == 30 and plan.settings("base")["training"]["max_epochs"] == 57
-    assert {name for name in plan.variants if plan.is_only_scored(name)} == {"mean subtracted", "whole and crops"}
+    assert plan.held_out_speakers == 30 and plan.settings("base")["training"]["max_epochs"] == 104
+    assert {name for name in plan.variants if plan.is_only_scored(name)} == {
+        "mean subtracted",
+        "whole and crops",
+        "adaptive s-norm",
+    }
     for number, name in enumerate(plan.variants):
         path = tmp_path / f"{number}.yaml"
         path.write_text(yaml.safe_dump(plan.settings(name)))
         study.load_config(["--config", plan.recipe, "--config", str(path)])
 
 
+def test_the_report_compares_whole_recipes_at_their_own_length(repository: Path, tmp_path: Path) -> None:
+    plan = study.read_plan(repository / "benchmarks" / "studies" / "small_data_report.yaml")
+    assert plan.seeds == [1, 2, 3] and plan.held_out_speakers == 0
+    for name in plan.variants:
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(plan.settings(name)))
+        recipe = study.load_config(["--config", plan.recipe_of(name)]).config.training
+        training = study.load_config(["--config", plan.recipe_of(name), "--config", str(path)]).config.training
+        assert training.max_epochs == recipe.max_epochs and training.max_epochs % training.test_interval == 0
+        assert training.final_model == "last"
+
+
 @pytest.mark.slow
 def test_real_runs_of_a_tiny_study(tiny_corpus: Path, tmp_path: Path) -> None:
     small = {
         "data": {"batch_size": 8, "crop_frames": 50, "num_workers": 0},
-        "model": {"embedding_dim": 8, "options": {"channels": 8, "blocks": [1, 1], "stem_stride": 2}},
+        "model": {
+            "embedding_dim": 8,
+            "options": {
+                "channels": 8,
+                "blocks": [1, 1],
+                "stem_stride": 2,
+                "mel_strides": [1, 2],
+                "frame_strides": [2, 2],
+            },
+        },
         "training": {"max_epochs": 1, "test_interval": 1},
         "evaluation": {"bootstrap_samples": 0},
     }

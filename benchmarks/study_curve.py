@@ -1,0 +1,102 @@
+"""Error against training time, from the runs of a study: a line for each variant, with the range of its seeds.
+
+    python -m benchmarks.study_curve S --out curve.png
+    python -m benchmarks.study_curve S --out curve.png --only "small data" "voxceleb_trainer"
+
+What a run evaluated while it trained is drawn at the minutes of training until then, evaluations not counted. All
+steps of a run are taken to last alike. Seeds of a variant that evaluated at other steps than its first are an error.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from benchmarks.study import RECORDS
+from speakernet.cli import run_command
+from speakernet.evaluation.report.plot_style import house_style, legend_above, new_figure, save_png, series_colour
+from speakernet.run_folder import METRICS
+
+TICKS = (1.0, 2.0, 3.0, 5.0)
+"""In each power of ten."""
+Curve = tuple[np.ndarray, np.ndarray]
+"""Minutes of training, (evaluations,); and EERs in %, (seeds, evaluations)."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which study, and where to draw it."""
+    parser.add_argument("study", type=Path, help="folder of a study")
+    parser.add_argument("--out", type=Path, required=True, help="the picture (PNG)")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these variants alone")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Draw the curves."""
+    found = curves(arguments.study, arguments.only)
+    draw(found, arguments.out)
+    for name, (minutes, eers) in found.items():
+        sys.stdout.write(f"{name}: {len(eers)} seeds, {len(minutes)} evaluations in {minutes[-1]:.1f} min\n")
+    return 0
+
+
+def curves(study: Path, only: Sequence[str] | None = None) -> dict[str, Curve]:
+    """The curve of each variant that was trained.
+
+    Raises:
+        ValueError: no study, a variant that it does not have, or seeds that do not fit together.
+    """
+    path = study / RECORDS
+    if not path.is_file():
+        raise ValueError(f"{path} is not there: run the study first (python -m benchmarks.study)")
+    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    trained = [one for one in records if one["training_seconds"] is not None]
+    names = list(dict.fromkeys(one["variant"] for one in trained))
+    unknown = sorted(set(only or ()) - set(names))
+    if unknown:
+        raise ValueError(f"--only {unknown[0]!r}: the study has trained {', '.join(names)}")
+    return {name: _curve(study, [one for one in trained if one["variant"] == name]) for name in only or names}
+
+
+def draw(found: Mapping[str, Curve], path: Path) -> None:
+    """EER against minutes, both logarithmic: halving either is the same step."""
+    with house_style():
+        figure, axes = new_figure()
+        for number, (name, (minutes, eers)) in enumerate(found.items()):
+            colour = series_colour(number)
+            axes.plot(minutes, eers.mean(axis=0), color=colour, marker="o", markersize=2.5, label=name)
+            axes.fill_between(minutes, eers.min(axis=0), eers.max(axis=0), color=colour, alpha=0.18, linewidth=0)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(LogLocator(subs=TICKS))
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axis.set_minor_locator(NullLocator())
+        axes.set_xlabel("minutes of training")
+        axes.set_ylabel("EER (%)")
+        legend_above(figure, axes, num_columns=1)
+        save_png(figure, path)
+
+
+def _curve(study: Path, records: Sequence[Mapping[str, Any]]) -> Curve:
+    minutes, rows = [], []
+    for one in records:
+        metrics = (study / one["scores"]).parent / METRICS
+        lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+        evaluations = [line for line in lines if line["kind"] == "evaluation" and line["step"] > 0]
+        steps = np.array([line["step"] for line in evaluations])
+        minutes.append(one["training_seconds"] / 60 * steps / steps[-1])
+        rows.append([line["eer_percent"] for line in evaluations])
+    if len({len(row) for row in rows}) > 1:
+        raise ValueError(
+            f"{records[0]['variant']}: its seeds evaluated {', '.join(str(len(row)) for row in rows)} times"
+        )
+    return np.mean(minutes, axis=0), np.array(rows)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command("benchmarks.study_curve", "python -m benchmarks.study_curve", sys.argv[1:]))
