@@ -1,7 +1,7 @@
 # Developer shortcuts; `make check` is what a change must pass before it is proposed.
 PYTHON ?= python
 
-.PHONY: check lint types test slow compiled hostile demo
+.PHONY: check lint types test slow compiled hostile demo coverage dist docs pages
 
 check: lint types test
 
@@ -26,5 +26,23 @@ compiled:
 hostile:
 	$(PYTHON) tests/hostile/run.py
 
+# The pages that are written from the code; a test fails where one is stale.
+pages:
+	$(PYTHON) -m speakernet show-config --reference > .configuration.md.tmp
+	mv .configuration.md.tmp docs/configuration.md
+	$(PYTHON) docs/pictures/draw_rooms.py
+
+# The site, in site/; needs the extra `docs` and nothing else.
+docs:
+	$(PYTHON) -m mkdocs build --strict
+
 demo:
 	$(PYTHON) trainSpeakerNet.py --config exp01.yaml
+
+# Lines of the package that the default tests run; what is missing is listed.
+coverage:
+	$(PYTHON) -m pytest --cov=speakernet --cov-report=term-missing:skip-covered --cov-fail-under=92
+
+# Wheel and source distribution, into dist/.
+dist:
+	$(PYTHON) -m build

@@ -1,5 +1,6 @@
 """Package metadata, dependency bounds and the console script; tool settings live in pyproject.toml."""
 
+import re
 from pathlib import Path
 
 from setuptools import find_namespace_packages, setup
@@ -27,18 +28,24 @@ CORE = [
 # onnxscript: torch's exporter writes through it.
 EXPORT = ["onnx>=1.16", "onnxscript>=0.5", "onnxruntime>=1.18"]
 SERVE = ["fastapi>=0.110", "uvicorn>=0.30", "python-multipart>=0.0.18"]
+ENCRYPTION = ["cryptography>=42"]
 EXTRAS = {
     "export": EXPORT,
     "serve": SERVE,
     # The address decides what else is needed: s3fs, gcsfs, paramiko …; the message names it.
     "remote": ["fsspec>=2023.6"],
     "gpu": ["nvidia-ml-py>=12"],
-    "encryption": ["cryptography>=42"],
+    "encryption": ENCRYPTION,
+    "notebook": ["jupyterlab>=4"],
+    "docs": ["mkdocs-material>=9.5,<10"],
     "test": [
+        # Of the extras, so that their tests run.
         *EXPORT,
         *SERVE,
+        *ENCRYPTION,
         "httpx>=0.27",
         "pytest>=8",
+        "pytest-cov>=5",
         "pytest-timeout>=2.2",
         "pytest-xdist>=3.5",
         "hypothesis>=6.90",
@@ -50,26 +57,22 @@ EXTRAS = {
         "types-tqdm",
         "imageio-ffmpeg>=0.5",
         "scikit-learn>=1.3",
-        # Of the extras, so that their tests run.
-        "cryptography>=42",
-        "onnx>=1.16",
-        "onnxruntime>=1.18",
-        "onnxscript>=0.2",
-        "fastapi>=0.110",
-        "uvicorn>=0.29",
-        "httpx>=0.27",
-        "python-multipart>=0.0.9",
+        "build>=1.2",
+        "setuptools>=68",
     ],
 }
+PACKAGE = Path(__file__).with_name("speakernet").joinpath("__init__.py").read_text(encoding="utf-8")
+(VERSION,) = re.findall(r'^__version__ = "(.+)"$', PACKAGE, flags=re.MULTILINE)
 
 setup(
     name="speakernet",
-    version="0.1.0",
+    version=VERSION,
     description="Fast, safe training of speaker-verification models",
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="MIT",
     python_requires=">=3.10",
+    classifiers=[f"Programming Language :: Python :: 3.{minor}" for minor in (10, 11, 12, 13)],
     # configs/ becomes the package speakernet.recipes so that bare recipe names work from an installed wheel too.
     packages=[*find_namespace_packages(include=["speakernet", "speakernet.*"]), "speakernet.recipes"],
     package_dir={"speakernet.recipes": "configs"},

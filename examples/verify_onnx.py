@@ -3,6 +3,7 @@
 python verify_onnx.py model.onnx a.wav b.wav [threshold]   (16-bit WAV at the model's rate)
 """
 
+import contextlib
 import json
 import math
 import sys
@@ -14,11 +15,11 @@ import onnxruntime
 
 def read_wav(path: str, sample_rate: int) -> np.ndarray:
     """(1, samples) float32 in -1..1, channels mixed down."""
-    with wave.open(path) as file:
-        if (file.getsampwidth(), file.getframerate()) != (2, sample_rate):
-            sys.exit(f"{path}: expected 16-bit WAV at {sample_rate} Hz")
+    with contextlib.suppress(OSError, EOFError, ValueError, wave.Error), wave.open(path) as file:
         samples = np.frombuffer(file.readframes(file.getnframes()), dtype="<i2")
-        return samples.reshape(-1, file.getnchannels()).mean(axis=1, dtype=np.float32)[None] / 32768
+        if (file.getsampwidth(), file.getframerate()) == (2, sample_rate):
+            return samples.reshape(-1, file.getnchannels()).mean(axis=1, dtype=np.float32)[None] / 32768
+    sys.exit(f"{path}: expected 16-bit WAV at {sample_rate} Hz")
 
 
 def main(model: str, first: str, second: str, threshold: str = "") -> None:

@@ -53,7 +53,7 @@ def _wespeaker(epochs: Iterable[int], num_epochs: int, batch_size: int, last: fl
 
 
 _150 = _wespeaker((1, 5, 6, 19, 20, 28, 38, 39, 149, 150), 150, 256)
-_EXP01 = [(0, 2e-6, 0.0), *((e, half_cosine(2e-3, 1e-5, (e - 1) / 15), ramp(e, 2, 7)) for e in (2, 4, 7, 16))]
+_EXP01 = [(0, 2e-6, 0.0), *((e, half_cosine(2e-3, 1e-5, (e - 1) / 19), ramp(e, 3, 9)) for e in (3, 6, 9, 20))]
 SCHEDULES: dict[str, list[Moment]] = {
     "voxceleb/resnet34.yaml": _150,
     "voxceleb/ecapa1024_aam.yaml": _150,
@@ -82,7 +82,7 @@ SCHEDULES: dict[str, list[Moment]] = {
     ],
     "small_data.yaml": [
         (0, 2e-6, 0.0),
-        *((e, half_cosine(2e-3, 1e-5, (e - 2) / 168), ramp(e, 10, 50)) for e in (2, 10, 30, 50, 170)),
+        *((e, half_cosine(2e-3, 1e-5, (e - 2) / 198), ramp(e, 12, 58)) for e in (2, 12, 30, 58, 200)),
     ],
     "finetune.yaml": [(e, half_cosine(5e-3, 1e-5, e / 8), 0.2) for e in (0, 1, 4, 7, 8)],
     "exp01.yaml": _EXP01,

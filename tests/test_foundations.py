@@ -36,6 +36,8 @@ def test_a_part_takes_its_options_and_what_it_asks_for_of_the_context() -> None:
     table = {"part": Part(PartOptions, f"{__name__}:Thing")}
     sys.modules.setdefault(__name__, types.SimpleNamespace(Thing=Thing))  # type: ignore[arg-type]
     assert create(table["part"], options_of(table, "part", {"scale": 2}), size=3, color="red").made == (3, 2.0)
+    with pytest.raises(ValueError, match=r"unknown model .CAM\+\+.; did you mean .CAMPPlus.\?"):
+        lookup({"CAMPPlus": 1, "ResNet34": 2}, "CAM++", "model")
     with pytest.raises(ValueError, match="unknown model 'prt'; did you mean 'part'"):
         lookup(table, "prt", "model")
     with pytest.raises(ValueError, match="no option 'sclae'; did you mean 'scale'"):

@@ -198,4 +198,4 @@ def test_the_first_command_of_the_page_on_data(tmp_path: Path) -> None:
     ]
     finished = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr[-3000:]
-    assert (tmp_path / "exps" / "exp01" / "report.html").is_file()
+    assert (tmp_path / command[command.index("--save_path") + 1] / "report.html").is_file()
