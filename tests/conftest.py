@@ -37,6 +37,18 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Kept lookup tables of this process alone, and of processes that it starts.
+
+    Names of temporary folders come again: in the user's cache a later run of the tests would find the tables of an
+    earlier one's corpora, and count every file as changed.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPEAKERNET_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def kept_objects_are_not_collected() -> None:
     """The same for what earlier files imported and made: the trainer's collections look at one file's objects."""

@@ -58,9 +58,8 @@ def looked_up(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.fixture()
-def lists(tiny_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def lists(tiny_corpus: Path, tmp_path: Path) -> Path:
     """A folder with a training list, a validation list and a test list of its own names."""
-    monkeypatch.setenv("SPEAKERNET_CACHE", str(tmp_path / "kept"))
     trials = (tiny_corpus / "trials.txt").read_text(encoding="utf-8").splitlines(keepends=True)
     (tmp_path / "train.txt").write_bytes((tiny_corpus / "train_list.txt").read_bytes())
     (tmp_path / "validation.txt").write_text("".join(trials), encoding="utf-8")

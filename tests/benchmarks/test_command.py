@@ -68,7 +68,6 @@ def test_compare_measures_everything(
     monkeypatch.setattr(loader, "WARM_BATCHES", 1)
     monkeypatch.setattr(loader.measure_worker_memory, "__defaults__", (2000,))
     monkeypatch.setattr("benchmarks.suites.COMPARED_BATCH_SIZE", 4)
-    monkeypatch.setenv("SPEAKERNET_CACHE", str(tmp_path))
     file = tmp_path / "figures.json"
     sizes = ["--num_batches", "2", "--rounds", "1", "--num_utterances", "4", "--compare", "--json", str(file)]
     assert benchmark([*options, *sizes]) == 0

@@ -17,8 +17,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def _torch_as_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setenv("SPEAKERNET_CACHE", str(tmp_path / "kept"))
+def _torch_as_before():
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)

@@ -30,11 +30,6 @@ from speakernet.data.workers import Workers
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPEAKERNET_CACHE", str(tmp_path / "kept"))
-
-
 @pytest.fixture(scope="module")
 def disturbances(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two noises of each kind and two room responses."""

@@ -106,7 +106,6 @@ def test_noise_and_rooms_are_counted_before_the_corpus(
     tiny_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To the byte: with one less than both take, the corpus stays where it is."""
-    monkeypatch.setenv("SPEAKERNET_CACHE", str(tmp_path / "kept"))
     for kind in ("noise", "speech"):
         (tmp_path / "musan" / kind / "x").mkdir(parents=True)
         write_audio(tmp_path / "musan" / kind / "x" / "0.wav", np.full(900, 0.1), 16000)

@@ -43,11 +43,6 @@ def helped(corpus: Path, num_workers: int = 2, **data: object) -> TrainingLoader
     return build_training_loader(config, Inputs(config, torch.device("cpu")))
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPEAKERNET_CACHE", str(tmp_path / "kept"))
-
-
 def begun(made: TrainingLoader) -> tuple[Iterator[Batch], list[psutil.Process]]:
     """An epoch whose first batch was taken, and the processes that were started for it."""
     before = set(psutil.Process().children())

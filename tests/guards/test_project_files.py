@@ -9,6 +9,7 @@ import yaml
 
 import speakernet
 from speakernet.cli import COMMANDS, doctor
+from speakernet.data.lookup import default_cache_folder
 from speakernet.losses.options import LOSSES
 from speakernet.models.options import MODELS
 
@@ -116,3 +117,8 @@ def test_the_version_has_one_home_and_the_newest_changes_are_its() -> None:
     assert newest == speakernet.__version__
     for name in ("setup.py", "pyproject.toml", "README.md"):
         assert speakernet.__version__ not in text_of(name), name
+
+
+def test_what_tests_keep_lies_in_their_own_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """In the user's cache another run of the tests would find it, under folders of the same names."""
+    assert default_cache_folder().is_relative_to(tmp_path_factory.getbasetemp())
