@@ -34,7 +34,7 @@ ALWAYS_UNPACKED_BYTES = 256 << 20
 BLOCK_BYTES = 1 << 20
 ZIP_MARK, PICKLE_MARK = b"PK\x03\x04", b"\x80"
 """By its first bytes, as torch tells them: it also opens archives whose end Python's `zipfile` no longer finds."""
-ADVICE = "take another copy, or an earlier one from checkpoints/ beside it"
+ADVICE = "copy or download it again, or take an earlier one from the checkpoints/ of its run"
 SMALL_TENSOR_BYTES = 1 << 20
 HEADER_KEY, MEAN = "speakernet", "embedding_mean"
 """Of safetensors: where the header holds what a model file says of itself, and the tensor that is no weight."""

@@ -147,6 +147,12 @@ def _rows_of(ours: TrialList, theirs: TrialList) -> np.ndarray:
     order, their_order = np.argsort(wanted, kind="stable"), np.argsort(there, kind="stable")
     if not np.array_equal(wanted[order], there[their_order]):
         again = np.setdiff1d(np.arange(len(there)), np.unique(there, return_index=True)[1])
+        exchanged = np.where((enrol >= 0) & (test >= 0), test * len(row_of) + enrol, -1)
+        if np.array_equal(wanted[order], np.sort(exchanged)):
+            raise ListError(
+                f"{theirs.source} has the trials of {ours.source} with enrol and test exchanged; write the enrolment "
+                "first, as in the list"
+            )
         raise ListError(_difference(ours, theirs, ~np.isin(wanted, there), ~np.isin(there, wanted), again))
     rows = np.empty(len(ours), dtype=np.int64)
     rows[order] = their_order

@@ -77,7 +77,10 @@ def laid_out(weights: Mapping[str, Tensor], path: str | Path) -> Iterator[None]:
         hook.remove()
 
 
-ADVICE = "the file is damaged or another program wrote it; take another copy, or an earlier one from checkpoints/"
+ADVICE = (
+    "the file is damaged or another program wrote it; copy or download it again, or take an earlier one from the "
+    "checkpoints/ of its run"
+)
 
 
 def _is_part(value: Any) -> bool:
