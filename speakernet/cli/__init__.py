@@ -214,7 +214,9 @@ def _parse(module: ModuleType, program: str, rest: Sequence[str]) -> argparse.Na
         parser.epilog = options + _exit_statuses()
     parsed, config_arguments = parser.parse_known_args(rest)
     if config_arguments and not takes_config:
-        parser.error(f"unknown option {config_arguments[0]!r}; see `{program} --help`")
+        first = config_arguments[0]
+        what = "unknown option" if first.startswith("-") else "one word too many:"
+        parser.error(f"{what} {first!r}; see `{program} --help`")
     parsed.config_arguments = config_arguments
     return parsed
 

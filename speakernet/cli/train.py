@@ -17,6 +17,7 @@ from speakernet.appending import GrowingFile
 from speakernet.cli.defaults import load_configuration
 from speakernet.config import LoadedConfig
 from speakernet.evaluation.headline import headline_sentence
+from speakernet.files import own_command
 from speakernet.parallel.environment import find_place
 from speakernet.run_folder import BEST, CONFIG, LOG, METRICS, REPORT, RESULTS, SCORES, refuse_unusable
 
@@ -130,7 +131,7 @@ def _training_lines(outcome: "TrainingOutcome") -> list[str]:
     summary, folder = outcome.summary, outcome.run_folder
     quoted = shlex.quote(str(folder))
     # The run's own copy: it also holds what came from the command line, which the files that were named do not.
-    command = f"python trainSpeakerNet.py --config {shlex.quote(str(folder / CONFIG))}"
+    command = f"{own_command('train')} --config {shlex.quote(str(folder / CONFIG))}"
     stage = f" of the {summary['best_stage']}" if summary["best_stage"] else ""
     best = f"best checkpoint: {folder / BEST} (epoch {summary['best_epoch']}{stage})"
     if outcome.evaluation is None:

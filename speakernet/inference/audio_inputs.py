@@ -68,7 +68,7 @@ def _files_of(given: str, lines: Iterable[str]) -> Iterator[str]:
         if not found:
             raise AudioError(f"{path}: no audio in this folder; expected files that end in {', '.join(AUDIO_SUFFIXES)}")
         yield from found
-    elif path.suffix.lower() in LIST_SUFFIXES and path.exists():
+    elif path.suffix.lower() in LIST_SUFFIXES:
         with reading(path, LIST_FORM, ListError), open_text(path) as file:
             yield from _listed(file.read().splitlines(), str(path), path.parent)
     else:
