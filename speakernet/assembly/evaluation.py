@@ -17,6 +17,7 @@ import torch
 
 import speakernet
 from speakernet import distributed
+from speakernet.assembly.choosing import chosen_by_validation, validates_on_test_list
 from speakernet.assembly.detail import build_sweep, check_slices, with_detail
 from speakernet.assembly.inputs import Inputs
 from speakernet.assembly.model import load_for_scoring
@@ -31,8 +32,15 @@ from speakernet.evaluation.backend import (
     plain_backend,
     verifying_backend,
 )
-from speakernet.evaluation.calibrating import FITTED_ON_REPORTED, SCORE_ONLY, Fit, fit_for_verifying, fit_scores
+from speakernet.evaluation.calibrating import (
+    FITTED_ON_REPORTED,
+    SCORE_ONLY,
+    Fit,
+    fit_for_verifying,
+    fit_scores,
+)
 from speakernet.evaluation.calibration import AffineCalibration
+from speakernet.evaluation.cautions import cautions
 from speakernet.evaluation.embedder import Embedder
 from speakernet.evaluation.embedding import EmbeddingNet
 from speakernet.evaluation.embedding_store import weights_digest
@@ -118,7 +126,8 @@ def run_evaluation(
     speakers = _speakers(config, trials)
     keep = _ModelKeeper(Path(model_path), model, is_ours=after_training)
     warnings: list[str] = []
-    if after_training and chosen_by_validation(config) and validates_on_test_list(config):
+    chosen_by = (model.contents.get("training_summary") or {}).get("chosen_by") or {}
+    if trials.sha256 and chosen_by.get("list_sha256") == trials.sha256:
         warnings.append("the best checkpoint was chosen on this very list: the error rates flatter")
     backend = _backend(config, inputs, model, embedder, keep, trials, warnings)
     calibration = _calibration(config, inputs, model, embedder, backend, keep, after_training, warnings)
@@ -146,16 +155,6 @@ def scores_of_model(config: Config, inputs: Inputs, model_path: str | Path) -> n
     trials, source = inputs.test.trials, inputs.test.source
     backend = _backend(config, inputs, model, embedder, _ModelKeeper(Path(model_path), model), trials, [])
     return score_trials(embedder, backend, trials, source).scores
-
-
-def chosen_by_validation(config: Config) -> bool:
-    """Whether anything of a training run is decided by its validation trials."""
-    return config.training.final_model == "best" or config.schedule.name == "plateau"
-
-
-def validates_on_test_list(config: Config) -> bool:
-    """Whether the validation trials are those that are reported."""
-    return config.data.validation_list == config.data.test_list
 
 
 def subset(trials: TrialList, max_trials: int, seed: int) -> TrialList:
@@ -376,10 +375,7 @@ def _calibration(
 
 def _with_facts(results: Results, config: Config, model: ModelFile, model_path: Path, warnings: list[str]) -> Results:
     """What a figure needs to be repeated: model, checkpoint, versions, machine, configuration, command."""
-    if results.interval_note:
-        warnings.append(results.interval_note)
-    if results.num_duplicate_trials:
-        warnings.append(f"{results.num_duplicate_trials} trials occur more than once in the list")
+    warnings += cautions(results)
     spec = model.net.spec()
     described = plain_backend(results.backend or {})
     thresholds = model.contents.get("thresholds") or []

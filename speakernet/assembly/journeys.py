@@ -15,13 +15,9 @@ from torch import nn
 import speakernet
 from speakernet import distributed
 from speakernet.assembly.checks import check_inputs
+from speakernet.assembly.choosing import chooser_of, chosen_by_validation, validates_on_test_list
 from speakernet.assembly.data import build_training_loader, loading_facts
-from speakernet.assembly.evaluation import (
-    build_validation,
-    chosen_by_validation,
-    run_evaluation,
-    validates_on_test_list,
-)
+from speakernet.assembly.evaluation import build_validation, run_evaluation
 from speakernet.assembly.initial_model import (
     begin_with_initial_model,
     compared_with_initial_model,
@@ -120,7 +116,9 @@ def _train_and_report(loaded: LoadedConfig) -> TrainingOutcome:
     validate = build_validation(config, inputs, net, stop.is_heard_of)
     loss, summary = _train_first_stage(config, inputs, net, validate, stop)
     if config.training.large_margin_epochs:
-        train_large_margin_stage(config, net, loss, inputs, validate, run_folder, int(summary["steps"]), stop)
+        train_large_margin_stage(
+            config, net, loss, inputs, validate, run_folder, int(summary["steps"]), stop, chooser_of(config, inputs)
+        )
     # Only the main process writes best.pt, and every process scores with it.
     summary |= best_of_run(distributed.from_main(lambda: read_own_checkpoint(summary["best_path"])["training_summary"]))
     if not summary["performance"]["steps"] and distributed.from_main(lambda: _is_reported(run_folder)):
@@ -158,6 +156,7 @@ def _train_first_stage(
             # Asked for in the end: how fast the disk is shows while training reads.
             advise=lambda share: data_wait_advice(share, loading_facts(loader)),
             stop=stop,
+            chosen_by=chooser_of(config, inputs),
         )
         log_performance_info()
         return loss, trainer.train()

@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,7 @@ def train_large_margin_stage(
     run_folder: str | Path,
     first_stage_steps: int,
     stop: StopRequest | None = None,
+    chosen_by: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The second stage, in `<run folder>/large_margin`; its best model replaces best.pt where its EER is lower.
 
@@ -121,7 +123,9 @@ def train_large_margin_stage(
         best = distributed.from_main(lambda: read_own_checkpoint(folder / BEST)["training_summary"])
         place = Stage(STAGE, "--training.large_margin_epochs", first_stage_steps, best.get("initial_model"))
         stage_folder = folder / SECOND_STAGE
-        trainer = build_trainer(stage, net, loss, loader, validate, stage_folder, inputs.device, stage=place, stop=stop)
+        trainer = build_trainer(
+            stage, net, loss, loader, validate, stage_folder, inputs.device, stage=place, stop=stop, chosen_by=chosen_by
+        )
         summary = trainer.train()
     finally:
         loader.close()

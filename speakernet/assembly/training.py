@@ -144,6 +144,7 @@ def build_trainer(
     on_start: Callable[[], None] = lambda: None,
     advise: Callable[[float], str] = lambda data_wait_share: "",
     stop: StopRequest | None = None,
+    chosen_by: Mapping[str, Any] | None = None,
 ) -> Trainer:
     """A trainer ready to run; what cannot work together was refused before (`refuse_impossible`).
 
@@ -159,6 +160,7 @@ def build_trainer(
         on_start: called once the folder is this run's, and its checkpoint fits: a refused start changes nothing.
         advise: says what to change where so large a share of the time went into waiting for data.
         stop: by which it is asked to stop.
+        chosen_by: the list that chooses the model, for its file; None where nothing is chosen.
     """
     say_what_has_no_effect(config, device, len(loader))
     precision = build_precision(config, device)
@@ -176,7 +178,8 @@ def build_trainer(
     course = Course(loader=loader, validate=validate, learning_rate=learning_rate, margin=margin)
 
     def model_contents(summary: dict[str, Any]) -> dict[str, Any]:
-        return model_file_contents(net, loss_normalizes=config.loss.normalize_embeddings, training_summary=summary)
+        whole = summary if chosen_by is None else {**summary, "chosen_by": dict(chosen_by)}
+        return model_file_contents(net, loss_normalizes=config.loss.normalize_embeddings, training_summary=whole)
 
     records = Records(
         store=CheckpointStore(run_folder, config.training),

@@ -17,6 +17,7 @@ from speakernet.data.ffmpeg import CONVERTIBLE_SUFFIXES
 from speakernet.data.list_identity import identify_trials
 from speakernet.data.list_lines import one_word
 from speakernet.data.lists import StringTable, TrainingList, TrialList
+from speakernet.data.repeated import repeated_trials
 from speakernet.data.sources import AudioSource
 from speakernet.files import own_command
 from speakernet.terminal import MAX_NAMED
@@ -137,6 +138,20 @@ def trial_findings(trials: TrialList) -> list[Finding]:
     identity = identify_trials(trials)
     if identity:
         findings.append(Finding("ok", "trial identity", identity))
+    _, contradicting = repeated_trials(trials)
+    if len(contradicting):
+        findings.append(
+            Finding(
+                "error",
+                "labels",
+                f"{len(contradicting):,} trials stand in the list with both labels",
+                "one of the two is wrong: mend or remove them",
+                tuple(
+                    f"{trials.names[int(trials.enrol[row])]} {trials.names[int(trials.test[row])]}"
+                    for row in contradicting[:MAX_NAMED]
+                ),
+            )
+        )
     same = np.flatnonzero(trials.enrol == trials.test)
     if len(same):
         findings.append(

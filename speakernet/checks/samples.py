@@ -25,7 +25,8 @@ CLIPPED_SHARE = 0.001
 
 @dataclass(frozen=True)
 class SampleFacts:
-    """Of every file: root mean square, share of clipped samples (float32), hash of the samples (uint64); each (rows,).
+    """Of every file: root mean square, share of clipped samples (float32), hash of the samples (uint64), and whether
+    its header promises more than there is (bool); each (rows,).
 
     `problems` are the rows that could not be decoded, with the reason; their facts are zero.
     """
@@ -33,14 +34,14 @@ class SampleFacts:
     rms: np.ndarray
     clipped: np.ndarray
     hashes: np.ndarray
+    cut_off: np.ndarray
     problems: dict[int, str]
 
 
 def read_facts(source: AudioSource, names: StringTable, num_jobs: int, description: str = "") -> SampleFacts:
     """Read every file, several at once, with a progress bar; memory holds 16 bytes a row and the files in flight."""
-    facts = SampleFacts(
-        np.zeros(len(names), np.float32), np.zeros(len(names), np.float32), np.zeros(len(names), np.uint64), {}
-    )
+    kinds = (np.float32, np.float32, np.uint64, np.bool_)
+    facts = SampleFacts(*(np.zeros(len(names), kind) for kind in kinds), {})
 
     def look(rows: Sequence[int]) -> int:
         for row in rows:
@@ -52,6 +53,7 @@ def read_facts(source: AudioSource, names: StringTable, num_jobs: int, descripti
                     total += len(block)
                     # Of the samples, not of the file: the same recording under another header is the same audio.
                     digest.update(to_int16(block).tobytes())
+                facts.cut_off[row] = source.is_cut_off(names[row])
             except AudioError as error:
                 facts.problems[row] = str(error)
                 continue
@@ -97,10 +99,18 @@ def sample_findings(
     if len(clipped):
         advice = "recorded too loud; fine for training, but listen to a few"
         findings.append(_some("warning", f"{check}: clipped", clipped, names, "files are clipped", advice))
+    cut_off = np.flatnonzero(is_read & facts.cut_off)
+    if len(cut_off):
+        advice = "copy or convert them again: their end is missing"
+        findings.append(
+            _some("warning", f"{check}: cut off", cut_off, names, "files promise more than they hold", advice)
+        )
     findings += _duplicates(names, facts, is_read & (facts.rms >= SILENT_RMS), check, labels)
     if not findings:
         findings.append(
-            Finding("ok", f"{check}: samples", f"all {len(names):,} decode; none silent, clipped or twice there")
+            Finding(
+                "ok", f"{check}: samples", f"all {len(names):,} decode; none silent, clipped, cut off or there twice"
+            )
         )
     return findings
 

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from speakernet.cli.using import add_model, add_store, load_verifier, store_key
+from speakernet.evaluation.cautions import cautions
 from speakernet.evaluation.headline import headline_sentence
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import FEW_TARGETS
@@ -60,7 +61,9 @@ def run(arguments: argparse.Namespace) -> int:
         cohort = audio_inputs(arguments.cohort, verifier.sample_rate, sys.stdin) if arguments.cohort else None
         with verifier.existing_people(arguments.store, store_key(arguments)) as store:
             done = own_calibration.calibrate_on_people(verifier, store, cohort, arguments.prior, arguments.out)
-    note = [done.results.interval_note] if done.results.interval_note else []
+    note = cautions(done.results)
+    if arguments.cohort:
+        note.append("each recording of the cohort counts as a speaker: with several of one the interval is too narrow")
     thresholds = [f"threshold {decision.described_threshold(one)}" for one in done.fit.thresholds]
     num_targets = done.results.num_targets or 0
     if num_targets < FEW_TARGETS:

@@ -19,6 +19,7 @@ import numpy as np
 from speakernet.cli import train
 from speakernet.data.lists import read_trials
 from speakernet.evaluation.calibration import AffineCalibration, fit_calibration
+from speakernet.evaluation.cautions import cautions
 from speakernet.evaluation.figures import figures
 from speakernet.evaluation.options import EvaluationOptions, MeasuringOptions
 from speakernet.evaluation.results import Results
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-WORSE_THAN_CHANCE = 50.0
-"""EER in percent."""
 DIGITS = 3
 """Of an EER in percent: score files are compared more closely than runs."""
 
@@ -116,16 +115,14 @@ def _is_same(arguments: argparse.Namespace) -> bool:
 
 def _warnings(results: Results, *, is_fitted_here: bool) -> list[str]:
     """What is odd about the figures, for the report; what the figures do not show by themselves is logged too."""
-    found = [results.interval_note] if results.interval_note else []
+    found = cautions(results)
     if is_fitted_here:
         # The weights of a fusion are fitted there as well, so that its error rates flatter too.
-        odd = "weights were fitted on the list that is reported: error rates and costs flatter"
-        logger.warning("%s", odd)
-        found.append(odd)
-    if (results.eer_percent or 0.0) > WORSE_THAN_CHANCE:
-        odd = "worse than chance: a higher score has to mean the same speaker; are these distances, or labels swapped?"
-        logger.warning("%s", odd)
-        found.append(odd)
+        found.append("weights were fitted on the list that is reported: error rates and costs flatter")
+    for odd in found:
+        if odd != results.interval_note:
+            # That one stands beside the figures.
+            logger.warning("%s", odd)
     return found
 
 

@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
         ("sample rate", f"{net.sample_rate} Hz"),
         ("mean embedding", _mean(contents.get("embedding_mean"), contents.get("embedding_mean_of"))),
         ("licence", _licence(contents.get("training_summary") or {})),
-        ("decides by itself", "yes" if model.is_calibrated else f"no: {model.rule.advice}"),
+        ("decides by itself", _yes(model.rule.caution) if model.is_calibrated else f"no: {model.rule.advice}"),
         *(("calibration", _fit(one)) for one in (contents.get("calibration") or {}).get("fits", ())),
         *(
             ("threshold", f"{one['name']} {decision.described_threshold(one)}; {_options(one['backend'])}")
@@ -50,6 +50,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _yes(caution: str) -> str:
+    return f"yes, but {caution}" if caution else "yes"
+
+
 def _options(options: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in options.items())
 
@@ -58,6 +62,8 @@ def _fit(fit: Mapping[str, Any]) -> str:
     """A calibration: its formula, its list, and the scoring that it belongs to."""
     terms = " + ".join(f"{weight:.4f} x {name}" for weight, name in zip(fit["weights"], fit["inputs"], strict=True))
     fitted_on = f", fitted on {fit['list']}" if fit.get("list") else ""
+    if "num_targets" in fit:
+        fitted_on += f" ({fit['num_targets']:,} pairs of one speaker, {fit['num_nontargets']:,} of two)"
     return f"log-likelihood ratio = {fit['offset']:.4f} + {terms}{fitted_on}; {_options(fit['backend'])}"
 
 

@@ -67,6 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     for quality in qualities:
         for warning in quality.warnings:
             logger.warning("%s: %s", quality.name, warning)
+    _say_caution(verifier, decision)
     return SAME if decision.same_speaker else DIFFERENT
 
 
@@ -82,7 +83,13 @@ def _verify_live(arguments: argparse.Namespace, verifier: "SpeakerVerifier", enr
     decision = stream.finish().decision
     assert decision is not None
     _answer(arguments, decision)
+    _say_caution(verifier, decision)
     return SAME if decision.same_speaker else DIFFERENT
+
+
+def _say_caution(verifier: "SpeakerVerifier", decision: "Decision") -> None:
+    if verifier.rule.caution and decision.log_likelihood_ratio is not None:
+        logger.warning("%s: calibrated on %s", verifier.name, verifier.rule.caution)
 
 
 def _answer(arguments: argparse.Namespace, decision: "Decision") -> None:

@@ -78,6 +78,10 @@ class AudioSource(ABC):
             if len(block) <= num_samples:
                 return
 
+    def is_cut_off(self, name: str) -> bool:
+        """Whether an utterance's header promises more than there is; where there is no header, never."""
+        return False
+
     def lookup_table(self, names: StringTable, num_threads: int = 8) -> LookupTable:
         """Lengths, rates and channels of the named utterances; those that cannot be read are in its `problems`.
 
@@ -196,6 +200,10 @@ class FolderSource(AudioSource):
     def read(self, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
         """See `AudioSource.read`."""
         return read_audio(self.path_of(name), start, num_samples, self.sample_rate)
+
+    def is_cut_off(self, name: str) -> bool:
+        """See `AudioSource.is_cut_off`."""
+        return audio_info(self.path_of(name)).is_truncated
 
     def _look_up(self, names: StringTable, num_threads: int) -> LookupTable:
         return build_lookup_table(

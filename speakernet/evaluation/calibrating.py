@@ -20,10 +20,11 @@ from speakernet.evaluation import metrics
 from speakernet.evaluation.backend import plain_backend, verifying_backend
 from speakernet.evaluation.calibration import (
     FALSE_ACCEPT_RATES,
-    MIN_EXPECTED_ERRORS,
+    FEWEST_NONTARGETS,
     AffineCalibration,
     fit_calibration,
     named_thresholds,
+    too_few_nontargets,
 )
 from speakernet.evaluation.embedder import Embedder
 from speakernet.evaluation.evaluate import score_trials
@@ -44,7 +45,7 @@ class Fit:
         thresholds: named decisions, as a model file keeps them.
         refused: a sentence for each threshold that the list is too small for.
         backend: the way of embedding and scoring, plain values.
-        origin: name and checksum of the list.
+        origin: name and checksum of the list, and how many pairs of one and of two speakers it has.
     """
 
     calibration: AffineCalibration
@@ -53,16 +54,25 @@ class Fit:
     backend: dict[str, Any]
     origin: dict[str, Any]
 
+    def replaced(self, contents: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """The calibration of the same way that a model file holds now."""
+        fits = (contents.get("calibration") or {}).get("fits", [])
+        return next((one for one in fits if self._is_of_this_way(one)), None)
+
+    def _is_of_this_way(self, one: Mapping[str, Any]) -> bool:
+        way = (plain_backend(self.backend), list(self.calibration.inputs))
+        return (plain_backend(one["backend"]), list(one["inputs"])) == way
+
     def changes(self, contents: Mapping[str, Any]) -> dict[str, Any]:
         """The entries of a model file with this fit in the place of that of the same way.
 
         Args:
             contents: of the model file as it is.
         """
-        same, inputs = plain_backend(self.backend), list(self.calibration.inputs)
+        same = plain_backend(self.backend)
         fits = (contents.get("calibration") or {}).get("fits", [])
         # Thresholds of one scoring mean nothing under another: each fit stays with its own.
-        others = [one for one in fits if (plain_backend(one["backend"]), list(one["inputs"])) != (same, inputs)]
+        others = [one for one in fits if not self._is_of_this_way(one)]
         kept = [one for one in contents.get("thresholds") or [] if plain_backend(one["backend"]) != same]
         belongs = {**self.origin, "backend": self.backend}
         return {
@@ -104,15 +114,19 @@ def fit_scores(
         )
     rates = metrics.error_rates(scores, trials.labels)
     thresholds, refused = named_thresholds(rates, backend)
-    if len(refused) == len(FALSE_ACCEPT_RATES):
+    if few := too_few_nontargets(int(rates.num_nontargets)):
         logger.warning(
-            "%s: %d pairs of different speakers are few: odds of a calibration on them are far too sure, and a rate of "
-            "0 %% means none of so many; from %d pairs on there is a threshold at %g %% false accepts",
-            *(trials.source, rates.num_nontargets, MIN_EXPECTED_ERRORS / FALSE_ACCEPT_RATES[0]),
-            100 * FALSE_ACCEPT_RATES[0],
+            "%s: %s, and a rate of 0 %% means none of so many; from %d pairs on there is a threshold at %g %% false "
+            "accepts",
+            *(trials.source, few, FEWEST_NONTARGETS, 100 * FALSE_ACCEPT_RATES[0]),
         )
-    origin = {"list": Path(trials.source).name, "list_sha256": trials.sha256}
-    return Fit(calibration, thresholds, refused, dict(backend), origin)
+    numbers = {"num_targets": int(rates.num_targets), "num_nontargets": int(rates.num_nontargets)}
+    return Fit(calibration, thresholds, refused, dict(backend), {**known_by(trials), **numbers})
+
+
+def known_by(trials: TrialList) -> dict[str, Any]:
+    """By what a model file knows a list again."""
+    return {"list": Path(trials.source).name, "list_sha256": trials.sha256}
 
 
 def fit_for_verifying(

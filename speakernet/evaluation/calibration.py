@@ -28,6 +28,7 @@ EER_NAME, RATE_PREFIX = "eer", "far_"
 FALSE_ACCEPT_RATES = (0.05, 0.01, 0.001, 0.0001)
 MIN_EXPECTED_ERRORS = 10
 """A false-accept rate is only named where the list expects at least so many false accepts at it."""
+FEWEST_NONTARGETS = round(MIN_EXPECTED_ERRORS / FALSE_ACCEPT_RATES[0])
 REGULARIZATION = 1e-6
 """Keeps the weights finite where a list is separated perfectly."""
 
@@ -120,6 +121,13 @@ def fit_calibration(
     # Back to the inputs as they come.
     weights = found[1:] / spread
     return AffineCalibration(weights, float(found[0] - weights @ centre), tuple(names), prior)
+
+
+def too_few_nontargets(number: int) -> str:
+    """What is said of a calibration on so few pairs; empty where they are enough for the mildest threshold."""
+    if number >= FEWEST_NONTARGETS:
+        return ""
+    return f"{number} pairs of different speakers are few: odds of a calibration on them are far too sure"
 
 
 def named_thresholds(rates: ErrorRates, backend: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from speakernet.data.lists import TrialList
+from speakernet.data.repeated import repeated_trials
 from speakernet.evaluation import metrics
 from speakernet.evaluation.bootstrap import BAND_FALSE_ACCEPTS, Band, SpeakerBootstrap, measure
 from speakernet.evaluation.options import UNIT_COST, MeasuringOptions
@@ -44,7 +45,13 @@ def figures(
     counts = Results(num_trials=len(trials), num_utterances=len(trials.names), why_no_eer=why_no_error_rate(trials))
     if trials.labels is not None:
         num_targets = int(np.count_nonzero(trials.labels))
-        counts = replace(counts, num_targets=num_targets, num_duplicate_trials=num_duplicates(trials))
+        num_repeated, contradicting = repeated_trials(trials)
+        counts = replace(
+            counts,
+            num_targets=num_targets,
+            num_duplicate_trials=num_repeated,
+            num_contradicting_trials=len(contradicting) or None,
+        )
     if counts.why_no_eer:
         return counts
     assert trials.labels is not None
@@ -132,10 +139,3 @@ def why_no_error_rate(trials: TrialList) -> str:
         kind = "target" if num_targets == 0 else "non-target"
         return f"none of the {len(trials)} trials of {trials.source} is a {kind} trial; an error rate needs both kinds"
     return ""
-
-
-def num_duplicates(trials: TrialList) -> int:
-    """Trials whose ordered pair occurred before in the list."""
-    # Row numbers of a million names, multiplied, pass 2^31.
-    pairs = trials.enrol.astype(np.int64) * len(trials.names) + trials.test
-    return len(pairs) - len(np.unique(pairs))

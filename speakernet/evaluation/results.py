@@ -126,6 +126,8 @@ class Results:
     """Target prior, as text -> normalised minimum detection cost."""
     num_targets: int | None = None
     num_duplicate_trials: int | None = None
+    num_contradicting_trials: int | None = None
+    """Of these, those that had another label before."""
     why_no_eer: str = ""
     eer_threshold: float | None = None
     eer_convex_hull_percent: float | None = None

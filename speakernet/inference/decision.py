@@ -19,6 +19,7 @@ from speakernet.evaluation.calibration import (
     false_accept_rate_of,
     threshold_label,
     threshold_name,
+    too_few_nontargets,
 )
 
 DEFAULT_FALSE_ACCEPT_RATE = 0.01
@@ -83,6 +84,7 @@ class DecisionRule:
         calibration: score to log-likelihood ratio; None where there is none.
         thresholds: as the model file keeps them.
         advice: what is said where they are missing.
+        caution: what is said beside odds that rest on too little.
 
     >>> rule = DecisionRule(None, ({"name": "far_1%", "threshold": 0.3},), "calibrate")
     >>> rule.decide(0.5).same_speaker, rule.decide(0.5, threshold=0.6).same_speaker
@@ -92,6 +94,7 @@ class DecisionRule:
     calibration: AffineCalibration | None
     thresholds: Sequence[Mapping[str, Any]]
     advice: str
+    caution: str = ""
 
     @classmethod
     def of_model_file(cls, contents: Mapping[str, Any], *, subtracts_mean: bool, name: str) -> "DecisionRule":
@@ -113,7 +116,10 @@ class DecisionRule:
             mean = "without the mean embedding that it has now" if subtracts_mean else "with a mean that it has no more"
             others = f", only those fitted {mean}"
         advice = f"{name} holds no calibration for {WHOLE_COSINE}{others}: {calibrate_advice(name)}"
-        return cls(calibration, tuple(thresholds), advice)
+        # Files of before do not say on how many pairs they rest.
+        num_nontargets = fitted[-1].get("num_nontargets") if fitted else None
+        caution = "" if num_nontargets is None else too_few_nontargets(int(num_nontargets))
+        return cls(calibration, tuple(thresholds), advice, caution)
 
     @property
     def is_calibrated(self) -> bool:

@@ -17,7 +17,7 @@ from speakernet.evaluation.embedder import Embedder
 from speakernet.evaluation.embedding import embed_utterances
 from speakernet.evaluation.figures import figures
 from speakernet.evaluation.options import EmbeddingOptions, MeasuringOptions
-from speakernet.evaluation.results import Results
+from speakernet.evaluation.results import FEW_TARGETS, Results
 from speakernet.evaluation.scoring import EPSILON, mean_embeddings
 from speakernet.evaluation.speakers import Speakers, speakers_of
 from speakernet.files import check_writable, sha256_of
@@ -164,7 +164,7 @@ def _kept(verifier: SpeakerVerifier, fit: Fit, results: Results, out: Path | Non
     """Write the fit.
 
     Raises:
-        ValueError: a calibration that would mean nothing.
+        ValueError: a calibration that would mean nothing, or too little to stand in the place of another.
     """
     if (results.eer_percent or 0.0) > SWAPPED_EER_PERCENT:
         # Before anything is written: it may stand over a good one. A young model errs half of the time, not this much.
@@ -173,5 +173,12 @@ def _kept(verifier: SpeakerVerifier, fit: Fit, results: Results, out: Path | Non
             "less likely; are its labels swapped? Nothing was written"
         )
     path = Path(verifier.name)
+    replaced = fit.replaced(verifier.contents) if out is None else None
+    num_pairs, num_before = (one.get("num_targets", 0) if one else 0 for one in (fit.origin, replaced))
+    if replaced is not None and num_pairs < min(FEW_TARGETS, num_before):
+        raise ValueError(
+            f"{path} holds a calibration on {num_before:,} pairs of one speaker ({replaced['list']}), and this one "
+            f"would rest on {num_pairs}; name another file with --out. Nothing was written"
+        )
     backup = update_model_file(path, fit.changes(verifier.contents), out=out)
     return Calibrated(fit, results, backup, path if out is None else out)

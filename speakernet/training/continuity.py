@@ -5,6 +5,7 @@ What one of the two does not know is not compared.
 
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -102,5 +103,14 @@ def _changed_options(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
         f"{section}.{name} {value!r} (was {saved[section][name]!r})"
         for section, options in now.items()
         for name, value in options.items()
-        if name in saved.get(section, {}) and saved[section][name] != value
+        if name in saved.get(section, {}) and not _is_same(saved[section][name], value)
     ]
+
+
+def _is_same(before: Any, now: Any) -> bool:
+    """Whether an option means what it meant: a path may be written from here or in full."""
+    if isinstance(before, list | tuple) and isinstance(now, list | tuple):
+        return len(before) == len(now) and all(map(_is_same, before, now))
+    if isinstance(before, str) and isinstance(now, str) and before and now:
+        return Path(before).absolute() == Path(now).absolute()
+    return bool(before == now)

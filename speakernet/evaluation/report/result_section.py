@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from speakernet.data.list_identity import list_identity
+from speakernet.evaluation.cautions import cautions
 from speakernet.evaluation.headline import HeadlineFigure, headline, threshold_text
 from speakernet.evaluation.report.data import RunData
 from speakernet.evaluation.report.facts import count, duration, hours_of_speech
@@ -129,11 +130,9 @@ def _counts(results: Results) -> list[tuple[str, str]]:
 
 def _caveats(results: Results) -> list[str]:
     """What a reader must know before believing the figures."""
-    notes = list(results.warnings or [])
+    notes = cautions(results) if results.warnings is None else list(results.warnings)
     if results.interval_note and results.interval_note not in notes:
         notes.append(results.interval_note)
-    if results.num_duplicate_trials and results.warnings is None:
-        notes.append(f"{results.num_duplicate_trials:,} trials occur more than once in the list and count each time")
     return [_as_sentence(note) for note in notes]
 
 
