@@ -336,3 +336,11 @@ def test_the_report_says_that_the_best_checkpoint_was_chosen_on_its_list(finishe
     results = json.loads((finished[0] / "results.json").read_text())
     assert any("chosen on this very list" in warning for warning in results["warnings"])
     assert "chosen on this very list" in (finished[0] / "report.html").read_text()
+
+
+def test_scoring_by_itself_says_so_too(finished: tuple[Path, Path], tmp_path: Path) -> None:
+    """The model file knows the list that chose it."""
+    options = ["--eval", "--initial_model", str(finished[0] / "best.pt"), "--save_path", str(tmp_path / "out")]
+    assert train(finished[1], *options) == 0
+    (path,) = (tmp_path / "out" / "eval").glob("*/results.json")
+    assert any("chosen on this very list" in warning for warning in json.loads(path.read_text())["warnings"])

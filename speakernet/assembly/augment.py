@@ -13,6 +13,7 @@ from speakernet.data.lookup import LookupTable
 from speakernet.data.ram import clips_into_ram
 from speakernet.data.sources import RowReader
 from speakernet.machine.clock import DeviceClock
+from speakernet.parallel.agreement import refuse_differences
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +23,11 @@ MEASURED_UTTERANCES = 32
 
 
 def build_augmenter(config: Config, reader: RowReader, table: LookupTable, eligible: np.ndarray) -> Augmenter | None:
-    """What disturbs batches, None where it is switched off or has nothing to work with."""
+    """What disturbs batches, None where it is switched off or has nothing to work with.
+
+    Raises:
+        ValueError: several processes have different noise or room responses.
+    """
     section, sample_rate = config.augment, config.data.sample_rate
     if not section.enabled:
         return None
@@ -36,6 +41,15 @@ def build_augmenter(config: Config, reader: RowReader, table: LookupTable, eligi
     if section.rir_path:
         # The classic pipeline leaves the delay of the direct path in, which shifts the speech in its crop.
         rirs = rir_bank(section.rir_path, sample_rate, cache, is_aligned=section.style == "ours")
+    # By their draws all processes mean the same clips.
+    refuse_differences(
+        {
+            "the noise of augment.noise_path (clips and samples)": {
+                kind: [len(bank), int(bank.lengths.sum())] for kind, bank in banks.items()
+            },
+            "the names of augment.rir_path (CRC-32)": f"{rirs.names.checksum:08x}" if rirs else "",
+        }
+    )
     augmenter = Augmenter(banks, rirs, section, sample_rate=sample_rate, seed=config.runtime.seed)
     if augmenter.missing and (section.noise_path or section.rir_path):
         logger.warning(

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from speakernet import distributed
 from speakernet.assembly.evaluation import scores_of_model
 from speakernet.assembly.inputs import Inputs
 from speakernet.checkpoint import read_checkpoint
@@ -66,7 +67,8 @@ def refuse_other_network(config: Config, net: SpeakerNet) -> None:
     """
     path = Path(config.training.initial_model)
     # A run that goes on has weights of its own.
-    if not config.training.initial_model or (Path(config.training.save_path) / LAST).exists():
+    # All processes ask, whether each of them was given a model or not.
+    if _goes_on(config) or not config.training.initial_model:
         return
     if not path.is_file():
         raise ConfigError(f"training.initial_model: there is no file {path}; give a model file such as best.pt")
@@ -94,6 +96,25 @@ def refuse_other_network(config: Config, net: SpeakerNet) -> None:
         )
 
 
+def initial_model_checksum(config: Config) -> dict[str, str]:
+    """Of the weights that a run begins with, by their option; several processes must have the same."""
+    if _goes_on(config) or not config.training.initial_model:
+        return {}
+    return {"training.initial_model (SHA-256)": sha256_of(Path(config.training.initial_model))}
+
+
+def _goes_on(config: Config) -> bool:
+    # Rank 0 is asked: it writes the run folder, and others may lie on machines that do not see it.
+    return distributed.from_main((Path(config.training.save_path) / LAST).exists)
+
+
+def _own_checkpoint(config: Config) -> tuple[Path | None, dict[str, Any] | None]:
+    found = find_checkpoint(Path(config.training.save_path))
+    if found is None or not found.path:
+        return None, None
+    return found.path, (found.contents.get("training_summary") or {}).get("initial_model")
+
+
 def begin_with_initial_model(config: Config, net: SpeakerNet, loss: nn.Module, speakers: int) -> dict[str, Any] | None:
     """Load the weights that the run is given, unless it goes on from its own.
 
@@ -113,10 +134,10 @@ def begin_with_initial_model(config: Config, net: SpeakerNet, loss: nn.Module, s
     if not initial_model:
         return None
     # A run that goes on has weights of its own; the same command again would otherwise begin anew.
-    found = find_checkpoint(Path(config.training.save_path))
-    if found and found.path:
-        logger.info("initial model %s: not read, the run goes on from %s", initial_model, found.path)
-        return (found.contents.get("training_summary") or {}).get("initial_model")
+    own, facts_of_own = distributed.from_main(lambda: _own_checkpoint(config))
+    if own:
+        logger.info("initial model %s: not read, the run goes on from %s", initial_model, own)
+        return facts_of_own
     load_initial_weights(net, loss, initial_model, speakers=speakers)
     contents = read_checkpoint(initial_model)
     history = (contents.get("training_summary") or {}) if is_model_file(contents) else {}
@@ -144,7 +165,7 @@ def compared_with_initial_model(
     values: dict[str, Any] = {"file": path.name, "stayed_best": _stayed_best(summary)}
     sentences = [_held_out(summary)] if summary.get("initial_eer_percent") is not None else []
     added = sentences[:] if values["stayed_best"] else []
-    if path.is_file():
+    if all(distributed.gather_objects(path.is_file())):
         paired = compare_scores(
             evaluation.trials,
             scores_of_model(config, inputs, path),

@@ -21,6 +21,7 @@ from speakernet.assembly.evaluation import build_validation, run_evaluation
 from speakernet.assembly.initial_model import (
     begin_with_initial_model,
     compared_with_initial_model,
+    initial_model_checksum,
     refuse_other_network,
 )
 from speakernet.assembly.inputs import Inputs, make_synthetic_corpus, with_default_paths
@@ -35,7 +36,7 @@ from speakernet.config.loading import save_config
 from speakernet.config.schema import config_to_dict
 from speakernet.evaluation.evaluate import Evaluation
 from speakernet.evaluation.report.data import read_results
-from speakernet.files import FileError
+from speakernet.files import FileError, sha256_of
 from speakernet.machine.device import choose_device
 from speakernet.machine.facts import log_system_info
 from speakernet.machine.settings import log_performance_info
@@ -111,7 +112,7 @@ def _train_and_report(loaded: LoadedConfig) -> TrainingOutcome:
     inputs = Inputs(config, device)
     check_what_goes_together(config, inputs)
     check_inputs(config, inputs, net)
-    refuse_differences(inputs.checksums())
+    refuse_differences({**inputs.checksums(), **initial_model_checksum(config)})
     stop = StopRequest()
     validate = build_validation(config, inputs, net, stop.is_heard_of)
     loss, summary = _train_first_stage(config, inputs, net, validate, stop)
@@ -206,7 +207,8 @@ def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, list[Path]]:
     prepare_machine(config)
     config = with_default_paths(make_synthetic_corpus(config))
     inputs = Inputs(config, choose_device(config.runtime))
-    refuse_differences(inputs.test_checksums())
+    weights = sha256_of(model) if model.is_file() else "there is no such file"
+    refuse_differences({**inputs.test_checksums(), f"{model} (SHA-256)": weights})
     evaluation = run_evaluation(config, inputs, model)
     folder = evaluation_folder(run_folder, config.data.test_list)
     written = evaluation.write(folder) if distributed.is_main() else []

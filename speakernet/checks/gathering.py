@@ -22,7 +22,12 @@ from speakernet.parts import PartError, WorkPart, list_parts, missing_parts, par
 
 SUFFIX = ".npz"
 WHAT = "what a part of `speakernet doctor` leaves"
-SAMPLE_COLUMNS = {"rms": np.float32, "clipped": np.float32, "hashes": np.uint64, "cut_off": np.bool_}
+SAMPLE_COLUMNS: dict[str, type[np.generic]] = {
+    "rms": np.float32,
+    "clipped": np.float32,
+    "hashes": np.uint64,
+    "cut_off": np.bool_,
+}
 
 
 @dataclass(frozen=True)

@@ -50,9 +50,8 @@ def header_findings(
     seconds = lookup.seconds
     hours = seconds[is_good].sum() / 3600
     middle = np.median(seconds[is_good])
-    message = (
-        f"{hours:,.1f} hours; {seconds[is_good].min():.2f} to {seconds[is_good].max():.1f} s, median {middle:.1f} s"
-    )
+    total = f"{hours:,.1f} hours" if hours >= 1 else f"{60 * hours:.1f} minutes"
+    message = f"{total}; {seconds[is_good].min():.2f} to {seconds[is_good].max():.1f} s, median {middle:.1f} s"
     findings.append(Finding("ok", f"{check}: length", message))
     # Broken files have 0 seconds and were named above.
     short = np.flatnonzero(is_good & (seconds < min_seconds))

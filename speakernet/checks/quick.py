@@ -57,6 +57,9 @@ def quick_check(
     """
     findings: list[Finding] = []
     if train_list is not None:
+        if is_exchanged(train_list):
+            found = f"{train_list.source} has the path first and the speaker second"
+            return [Finding("error", "training list", found, "exchange them: expected `speaker path` lines")]
         if form := trial_form(train_list):
             # Its names are no files, and its speakers no speakers: more findings would only bury this one.
             advice = "name it as --test_list; --train_list takes `speaker path` lines, as the data preparation writes"
@@ -252,6 +255,16 @@ def trial_form(training: TrainingList, num_rows: int = 1000) -> str:
     # A speaker may be called anything, but hardly by the name of an audio file.
     suffixes = {PurePosixPath(first).suffix.casefold() for first in firsts}
     return "`enrol test` a line" if suffixes <= NAMES_OF_AUDIO else ""
+
+
+def is_exchanged(training: TrainingList, num_rows: int = 1000) -> bool:
+    """Whether each line has an audio file first and one word behind it that names none."""
+    rows = range(min(num_rows, len(training)))
+    firsts = {PurePosixPath(training.speakers[int(training.labels[row])]).suffix.casefold() for row in rows}
+    seconds = {PurePosixPath(training.paths[row]).suffix.casefold() for row in rows}
+    marks = ("target", "nontarget")
+    is_marked = any(word in training.paths[row].split() for row in rows for word in marks)
+    return firsts <= NAMES_OF_AUDIO and not seconds & NAMES_OF_AUDIO and not is_marked
 
 
 def speaker_depths(training: TrainingList, num_rows: int = 1000) -> list[int]:

@@ -40,8 +40,13 @@ class SampleFacts:
 
 def read_facts(source: AudioSource, names: StringTable, num_jobs: int, description: str = "") -> SampleFacts:
     """Read every file, several at once, with a progress bar; memory holds 16 bytes a row and the files in flight."""
-    kinds = (np.float32, np.float32, np.uint64, np.bool_)
-    facts = SampleFacts(*(np.zeros(len(names), kind) for kind in kinds), {})
+    facts = SampleFacts(
+        rms=np.zeros(len(names), np.float32),
+        clipped=np.zeros(len(names), np.float32),
+        hashes=np.zeros(len(names), np.uint64),
+        cut_off=np.zeros(len(names), np.bool_),
+        problems={},
+    )
 
     def look(rows: Sequence[int]) -> int:
         for row in rows:

@@ -316,7 +316,7 @@ def _translate(entry: Entry) -> list[Setting]:
         known = known_fields(first)
         if field.split(".", 1)[0] in known:
             return [Setting(dotted, entry.value, entry.where)]
-        raise ConfigError(f"{entry.where}: unknown key {dotted}; {suggestion(field, known)}")
+        raise ConfigError(f"{entry.where}: unknown key {dotted}; {_elsewhere(field) or suggestion(field, known)}")
     if _is_sectioned(entry):
         return []
     if first in SECTIONS:
@@ -327,8 +327,14 @@ def _translate(entry: Entry) -> list[Setting]:
         *SECTIONS,
         *(f"{name}.{field}" for name in SECTIONS for field in known_fields(name)),
     ]
-    hint = suggestion(dotted, everything) if nearest(dotted, everything) else "--help all lists every option"
-    raise ConfigError(f"{entry.where}: unknown key {dotted}; {hint}")
+    near = suggestion(dotted, everything) if nearest(dotted, everything) else "--help all lists every option"
+    raise ConfigError(f"{entry.where}: unknown key {dotted}; {_elsewhere(entry.key[-1]) or near}")
+
+
+def _elsewhere(field: str) -> str:
+    """Where an option of this very name is; empty where there is none."""
+    homes = [f"{section}.{field}" for section in SECTIONS if field in known_fields(section)]
+    return f"did you mean {' or '.join(map(repr, homes))}?" if homes else ""
 
 
 def _as_bool(entry: Entry) -> bool:

@@ -31,7 +31,7 @@ WINDOW_EXTRA_SECONDS = 0.015  # a window of 25 ms reaches 15 ms beyond its hop
 MOST_SAMPLES_PER_BYTE = 8192
 """Of any coding: FLAC packs 65,535 samples of silence into 14 bytes. What claims more has a broken header."""
 DECODED_AT_ONCE = 1 << 22  # samples; a claim is believed so far and no further
-EXPECTED = "an audio file (WAV, FLAC, OGG, MP3 …); convert it again from its source or take it off the list"
+EXPECTED = "an audio file (WAV, FLAC, OGG, MP3 …); bring it back, convert it again or take it off the list"
 RESAMPLER_REACH = 10  # scipy's default filter reaches this many samples of the slower rate to each side.
 
 

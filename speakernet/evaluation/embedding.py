@@ -17,6 +17,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import PurePath
 from typing import Protocol
 
 import numpy as np
@@ -219,6 +220,8 @@ def checked_lengths(source: AudioSource, names: StringTable, num_threads: int) -
         is_all = len(rows) == len(names)
         if is_all:
             found += "; do the paths of the list start from another folder? --test_path names it, or --audio"
+        elif not any(PurePath(names[row]).suffix for row in rows):
+            found += "; these look like speakers: a list of trials has 'enrol test' or '1 enrol test' a line"
         told = rows[: 1 if is_all else MAX_NAMED]
         shown = "; ".join(f"{names[row]}: {lookup.problems[row]}" for row in told)
         raise AudioError(f"{found}: {shown}" + (" …" if len(rows) > len(told) else ""))

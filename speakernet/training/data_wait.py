@@ -60,4 +60,4 @@ def data_wait_advice(wait_share: float, facts: LoadingFacts) -> str:
         return waits + f"pack the corpus (speakernet pack): {why}"
     if facts.augments_on_cpu:
         return waits + "all cores are busy augmenting; lower augment.probability or use a machine with more cores"
-    return waits + "the corpus is packed and all cores are busy: only a machine with more cores or faster memory helps"
+    return waits + ("the corpus is packed or in memory, and all cores are busy: only more cores or faster memory help")

@@ -20,6 +20,10 @@ EVALUATIONS_TO_JUDGE, MUCH_OF_THE_TIME = 2, 0.5
 """After so many evaluations: which share of the time they may take before it is said."""
 
 
+SECONDS_TO_JUDGE = 10.0
+"""Of steps, before it is said that they wait for data."""
+
+
 class Reporter:
     """Collects the numbers of steps and tells them; the counts that a resume needs go into `state`."""
 
@@ -84,9 +88,10 @@ class Reporter:
         self.progress.record("epoch", state.step, state.epoch, {**values, **report, "bad_steps": state.bad_steps})
         loss, accuracy = values["loss"], values["accuracy_percent"]
         logger.info("%s: loss %.4f, accuracy %.2f %%%s", self._epoch_name(), loss, accuracy, self._margin_note())
-        # After an epoch: the first steps wait for caches and workers, which says nothing.
-        advice = "" if self._is_advised else self._advise(self.tracker.summary().get("data_wait_share", 0.0))
-        if advice:
+        # After an epoch and a while: the first steps wait for caches and workers, which says nothing.
+        is_early = self.tracker.total.seconds < SECONDS_TO_JUDGE
+        share = 0.0 if self._is_advised or is_early else self.tracker.summary().get("data_wait_share", 0.0)
+        if advice := self._advise(share):
             logger.warning("%s", advice)
             self._is_advised = True
 

@@ -165,7 +165,7 @@ class Trainer:
         if not is_resumed and distributed.is_main():
             self.store.set_aside_earlier_run()
         if self.is_finished():
-            if not self.store.best_path.exists():
+            if not distributed.from_main(self.store.best_path.exists):
                 self.evaluate("best.pt made again")
                 self.save_last()
         elif distributed.is_main():

@@ -67,6 +67,14 @@ def test_silent_clipped_short_wide_and_slow_files_are_found(corpus):
     assert "1 files have up to 2 channels" in found(result, "training audio: channels").message
 
 
+def test_a_file_without_its_end_is_found(corpus):
+    """Of a copy that broke off, say; what is there decodes."""
+    whole = (corpus / "a/1.wav").read_bytes()
+    (corpus / "a/1.wav").write_bytes(whole[: len(whole) // 2])
+    finding = found(look(corpus), "training audio: cut off")
+    assert finding.level == "warning" and finding.examples == ("a/1.wav",)
+
+
 def test_broken_files_are_errors_by_header_or_by_content(corpus):
     (corpus / "a/1.wav").write_bytes(b"")
     (corpus / "a/2.wav").write_bytes((corpus / "a/2.wav").read_bytes()[:44])

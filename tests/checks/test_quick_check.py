@@ -54,6 +54,19 @@ def corpus(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_labels_that_contradict_each_other_are_found(corpus):
+    (corpus / "trials.txt").write_text("1 c/1.wav c/2.wav\n0 c/1.wav d/1.wav\n0 c/1.wav c/2.wav\n0 c/1.wav d/1.wav\n")
+    finding = by_check(quick_check(trials=[(corpus / "trials.txt", corpus)]))["labels"]
+    assert finding.level == "error" and finding.message.startswith("1 trials stand in the list with both labels")
+    assert finding.examples == ("c/1.wav c/2.wav",)
+
+
+def test_exchanged_columns_of_a_training_list_are_told_as_that(corpus):
+    write(corpus / "train.txt", "a/1.wav a\na/2.wav a\nb/1.wav b\n")
+    (finding,) = quick_check(train_list=corpus / "train.txt", train_root=corpus)
+    assert finding.level == "error" and "has the path first and the speaker second" in finding.message
+
+
 def test_a_good_set_is_all_ok(corpus):
     findings = quick_check(
         train_list=corpus / "train.txt",

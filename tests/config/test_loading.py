@@ -44,6 +44,12 @@ def test_later_files_win(tmp_path: Path) -> None:
     assert config.training.save_path == str(Path("exps/first"))
 
 
+@pytest.mark.parametrize("section", ["training", "trainning"])
+def test_an_option_in_the_wrong_section_is_found_in_its_own(section: str) -> None:
+    with pytest.raises(ConfigError, match=rf"unknown key {section}\.seed; did you mean 'runtime\.seed'\?"):
+        load_config([f"--{section}.seed", "3"])
+
+
 def test_unknown_key_names_file_line_and_nearest(tmp_path: Path) -> None:
     file = write(tmp_path, "data:\n  batch_size: 7\n  batchsize: 8\n")
     with pytest.raises(ConfigError, match=r"my\.yaml:3: unknown key data\.batchsize; did you mean 'batch_size'"):

@@ -329,6 +329,30 @@ def test_swapped_labels_are_not_written_over_a_calibration(say, voices, calibrat
     assert path.read_bytes() == calibrated.read_bytes() and not list(tmp_path.glob("m.before*"))
 
 
+def test_a_calibration_is_not_replaced_by_one_on_fewer_pairs(say, voices, calibrated, store, tmp_path):
+    path = tmp_path / "m.pt"
+    shutil.copy(calibrated, path)
+    status, out, err = say("calibrate", "--model", path, "--store", store)
+    assert status == 1 and "and this one would rest on 24; name another file with --out. Nothing was written" in err
+    assert path.read_bytes() == calibrated.read_bytes() and not out
+
+
+def test_a_calibration_on_few_pairs_says_so_wherever_it_is_used(say, voices, uncalibrated, tmp_path, caplog):
+    path, lines = tmp_path / "m.pt", (voices / "trials.txt").read_text().splitlines(keepends=True)
+    shutil.copy(uncalibrated, path)
+    targets, others = ([line for line in lines if line[0] == label] for label in "10")
+    (tmp_path / "few.txt").write_text("".join(targets[:40] + others[:50]))
+    status, out, err = say("calibrate", "--model", path, "--trials", tmp_path / "few.txt", "--audio", voices)
+    few = "50 pairs of different speakers are few: odds of a calibration on them are far too sure"
+    assert status == 0 and few in caplog.text, err
+    assert "too few for minDCF(0.01, 0.001): a single false accept costs as much" in out
+    caplog.clear()
+    out = say("verify", voices / "s00/0.wav", voices / "s00/1.wav", "--model", path)[1]
+    assert "times as likely" in out and few not in out and f"calibrated on {few}" in caplog.text
+    info = say("info", path)[1]
+    assert f"yes, but {few}" in info and "(40 pairs of one speaker, 50 of two)" in info
+
+
 def test_own_people_are_calibrated_against_strangers(say, voices, calibrated, store, tmp_path):
     out = tmp_path / "own.pt"
     cohort = [voices / f"s{speaker:02d}" for speaker in range(8, 12)]
@@ -337,6 +361,7 @@ def test_own_people_are_calibrated_against_strangers(say, voices, calibrated, st
     # 8 people x 3 recordings against themselves without that recording, against 7 others, and 20 strangers against 8.
     assert status == 0 and f"{24 + 24 * 7 + 20 * 8:,} trials, 24 of them targets" in text, err
     assert "no draw of speakers has an error" in text and "people.db" in say("info", out)[1]
+    assert "each recording of the cohort counts as a speaker" in text
     assert "24 pairs of one speaker are too few to rely on: 30 or more are wanted" in text
     verifier = speakernet.load(out, "cpu")
     with verifier.people(store) as people:

@@ -90,7 +90,9 @@ def compare(options: LossOptions, rank: int) -> dict[str, float]:
     worst = dict.fromkeys(("loss", "accuracy", "norm", "embeddings", "weights", "moments"), 0.0)
 
     def note(name: str, left: torch.Tensor, right: torch.Tensor) -> None:
-        worst[name] = max(worst[name], float((left - right).detach().abs().max()))
+        # Of their size: a loss of 20 is rounded in its sixth digit, and otherwise by each processor.
+        size = max(1.0, float(left.detach().abs().max()))
+        worst[name] = max(worst[name], float((left - right).detach().abs().max()) / size)
 
     for step in range(STEPS):
         waveforms, labels = batch_of(step)

