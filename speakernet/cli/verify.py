@@ -89,7 +89,7 @@ def _verify_live(arguments: argparse.Namespace, verifier: "SpeakerVerifier", enr
 
 def _say_caution(verifier: "SpeakerVerifier", decision: "Decision") -> None:
     if verifier.rule.caution and decision.log_likelihood_ratio is not None:
-        logger.warning("%s: calibrated on %s", verifier.name, verifier.rule.caution)
+        logger.warning("%s: its calibration: %s", verifier.name, verifier.rule.caution)
 
 
 def _answer(arguments: argparse.Namespace, decision: "Decision") -> None:

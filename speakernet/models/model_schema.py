@@ -123,6 +123,10 @@ def _is_plain(value: Any) -> bool:
     return not waiting
 
 
+def _is_summary(value: Any) -> bool:
+    return _is_plain_dict(value) and isinstance(value.get("chosen_by") or {}, dict)
+
+
 def _is_calibration(value: Any) -> bool:
     return (
         _is_plain_dict(value) and isinstance(value.get("fits", []), list) and all(map(_is_fit, value.get("fits", [])))
@@ -136,7 +140,14 @@ def _is_fit(value: Any) -> bool:
     if not isinstance(inputs, list | tuple) or not isinstance(weights, list | tuple):
         return False
     numbers = [*weights, value["offset"], value["prior"]]
+    # Files of before do not say on how many pairs a fit rests.
+    if not all(_is_count(value.get(name, 0)) for name in ("num_targets", "num_nontargets")):
+        return False
     return len(inputs) == len(weights) > 0 and all(map(_is_finite, numbers)) and isinstance(value["backend"], dict)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
 
 
 def _are_thresholds(value: Any) -> bool:
@@ -178,6 +189,6 @@ ENTRIES: dict[str, tuple[Callable[[Any], bool], str, bool]] = {
         False,
     ),
     "thresholds": (_are_thresholds, "a list of names with thresholds and their backends", False),
-    "training_summary": (_is_plain_dict, "plain values by their names or nothing", False),
+    "training_summary": (_is_summary, "plain values by their names or nothing", False),
 }
 """Entry -> whether a value is right, what is expected in words, whether it has to be there."""

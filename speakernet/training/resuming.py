@@ -43,7 +43,9 @@ def resume(keeper: Keeper, options: TrainerOptions) -> bool:
     _take_up_best(keeper)
     if found.is_model:
         keeper.save_last()
-    logger.info("resumed from %s: %d of %d epochs, step %d", found.path, state.epoch, options.max_epochs, state.step)
+    # Fewer epochs may be asked for now than are done.
+    wanted = max(options.max_epochs, state.epoch)
+    logger.info("resumed from %s: %d of %d epochs, step %d", found.path, state.epoch, wanted, state.step)
     return True
 
 

@@ -348,7 +348,7 @@ def test_a_calibration_on_few_pairs_says_so_wherever_it_is_used(say, voices, unc
     assert "too few for minDCF(0.01, 0.001): a single false accept costs as much" in out
     caplog.clear()
     out = say("verify", voices / "s00/0.wav", voices / "s00/1.wav", "--model", path)[1]
-    assert "times as likely" in out and few not in out and f"calibrated on {few}" in caplog.text
+    assert "times as likely" in out and few not in out and f"its calibration: {few}" in caplog.text
     info = say("info", path)[1]
     assert f"yes, but {few}" in info and "(40 pairs of one speaker, 50 of two)" in info
 

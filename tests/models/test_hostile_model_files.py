@@ -99,6 +99,11 @@ KINDS: dict[str, tuple[Callable[[dict], Any], str]] = {
         lambda contents: contents["calibration"]["fits"][0].update(offset=torch.nan),
         "calibration is a dict",
     ),
+    "calibration on many pairs": (
+        lambda contents: contents["calibration"]["fits"][0].update(num_targets="many"),
+        "calibration is a dict",
+    ),
+    "chosen by text": (set_entry(training_summary={"chosen_by": "trials.txt"}), "training_summary is a dict"),
     "thresholds of text": (set_entry(thresholds="eer"), "thresholds is 'eer'"),
     "summary of text": (set_entry(training_summary="good"), "training_summary is 'good'"),
     "version of text": (set_entry(format_version="1"), "format version '1'; expected a number"),
