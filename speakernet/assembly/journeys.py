@@ -82,6 +82,8 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
     Raises:
         ValueError: whatever in lists, audio, configuration or checkpoint the user can mend, before the first step.
     """
+    # Before anything else is asked of all: processes of two journeys would answer each other's questions.
+    refuse_differences({"the journey": "training"})
     training = loaded.config.training
     address = training.mirror if distributed.is_main() else ""
     distributed.from_main(lambda: _fetch(address, training.save_path))
@@ -195,6 +197,7 @@ def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, list[Path]]:
     Raises:
         ValueError: no model to score with, or lists and audio that do not fit.
     """
+    refuse_differences({"the journey": "scoring (--eval)"})
     config = loaded.config
     run_folder = Path(config.training.save_path)
     model = Path(config.training.initial_model or run_folder / BEST)
