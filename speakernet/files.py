@@ -192,9 +192,13 @@ def atomic_write(path: str | Path, mode: str = "w", *, is_flushed: bool = True) 
     as safe from a kill, but not from a power cut.
 
     Raises:
+        FileError: there is a folder, a pipe or a device at `path`.
         OSError: the disk is full or the folder is not writable; the old file is untouched.
     """
     path = Path(path)
+    # Renaming would put a file in the place of a pipe or, as root, of /dev/null.
+    with contextlib.suppress(FileNotFoundError):
+        check_regular(path, path.stat().st_mode)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Not tempfile: its files are private to their owner, and a run folder is often shared.
     temporary = temporary_beside(path)
@@ -398,6 +402,20 @@ def own_command(command: str) -> str:
         return f"speakernet {command}"
     is_here = Path.cwd() == CHECKOUT
     return f"python {script if is_here else shlex.quote(str(CHECKOUT / script))}"
+
+
+def refuse_overwriting(outputs: Iterable[str | Path], inputs: Iterable[str | Path]) -> None:
+    """Refuse an output that is an input or another output, also by another name of the same file.
+
+    Raises:
+        FileError: naming it.
+    """
+    taken = [Path(one) for one in inputs]
+    for output in map(Path, outputs):
+        for other in taken:
+            if output.resolve() == other.resolve() or (output.exists() and other.exists() and output.samefile(other)):
+                raise FileError(f"{output}: the output would overwrite {other}; choose another name for the output")
+        taken.append(output)
 
 
 def human_bytes(num_bytes: float) -> str:

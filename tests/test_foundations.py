@@ -1,6 +1,7 @@
 """The files that every room stands on: registry, seeding, atomic files, collectives in one process."""
 
 import dataclasses
+import os
 import random as python_random
 import sys
 import types
@@ -14,7 +15,7 @@ from annotated_types import Ge, Le
 
 from speakernet import distributed, seeding
 from speakernet.cli import main
-from speakernet.files import atomic_write, human_bytes, sha256_of
+from speakernet.files import FileError, atomic_write, human_bytes, sha256_of
 from speakernet.options import Options
 from speakernet.registry import Part, create, lookup, options_of
 
@@ -61,6 +62,16 @@ def test_random_state_survives_a_file_that_holds_no_code(tmp_path: Path) -> None
     expected = (python_random.random(), np.random.rand(), torch.rand(1).item())
     seeding.restore_random_state(torch.load(tmp_path / "state.pt", weights_only=True))
     assert (python_random.random(), np.random.rand(), torch.rand(1).item()) == expected
+
+
+def test_atomic_write_replaces_files_only(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "null").symlink_to("/dev/null")
+    (tmp_path / "folder").mkdir()
+    for name in ("pipe", "null", "folder"):
+        with pytest.raises(FileError, match=name), atomic_write(tmp_path / name):
+            pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "null", "pipe"]
 
 
 def test_atomic_write_keeps_the_old_file_when_it_fails(tmp_path: Path) -> None:

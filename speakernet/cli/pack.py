@@ -22,7 +22,7 @@ from speakernet.data.packed.in_parts import join_parts, pack_part
 from speakernet.data.packed.names import NameIndex
 from speakernet.data.packed.verifying import verify
 from speakernet.data.packed.writer import SKIPPED, PackInput, PackSummary, pack
-from speakernet.files import human_bytes
+from speakernet.files import human_bytes, refuse_overwriting
 from speakernet.machine.limits import usable_cores
 from speakernet.parts import add_part_argument, list_parts, parse_part
 
@@ -69,6 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--num-threads: {arguments.num_threads}; expected at least 1")
     if arguments.sample_rate < 1 or (arguments.strip or 0) < 0:
         raise ValueError("--sample-rate is at least 1 and --strip at least 0")
+    if arguments.write_list:
+        refuse_overwriting([arguments.write_list], [*arguments.list, *arguments.trials, *(arguments.source or ())])
     num_threads = arguments.num_threads or usable_cores()
     if arguments.source:
         _pack(arguments, num_threads)

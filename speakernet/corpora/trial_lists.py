@@ -51,7 +51,7 @@ from speakernet.data.lists import (
     write_trials,
 )
 from speakernet.data.opening import open_source
-from speakernet.files import FileError, atomic_write, reading
+from speakernet.files import FileError, atomic_write, reading, refuse_overwriting
 
 logger = logging.getLogger(__name__)
 
@@ -112,6 +112,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _make(arguments: argparse.Namespace) -> int:
+    inputs = (arguments.list, arguments.training, arguments.embeddings)
+    refuse_overwriting([arguments.output], filter(None, inputs))
     utterances = load_utterances(arguments.list)
     if arguments.training is not None and not arguments.allow_overlap:
         refuse_overlap(utterances, read_training_list(arguments.training))
@@ -149,12 +151,14 @@ def _clean(arguments: argparse.Namespace) -> int:
     path = arguments.list
     output = arguments.output or path.with_name(f"{path.stem}_clean{path.suffix}")
     dropped = arguments.dropped or path.with_name(f"{path.stem}_dropped{path.suffix}")
+    refuse_overwriting([output, dropped], [path])
     with StepSummary("clean", output.parent, made="kept", skipped="dropped") as summary:
         clean_list(path, arguments.root, output, dropped, _is_trials(arguments), summary)
     return finish([summary])
 
 
 def _rewrite(arguments: argparse.Namespace) -> int:
+    refuse_overwriting([arguments.output], [arguments.list])
     rename = renamer(arguments.strip, arguments.prefix, arguments.suffix, arguments.replace)
     is_trials = _is_trials(arguments)
     num_rows = rewrite(arguments.list, arguments.output, arguments.form, rename=rename, is_trials=is_trials)
@@ -163,6 +167,8 @@ def _rewrite(arguments: argparse.Namespace) -> int:
 
 
 def _hold_out(arguments: argparse.Namespace) -> int:
+    outputs = [arguments.folder / name for name in ("train_list.txt", "trials.txt")]
+    refuse_overwriting(outputs, [arguments.list])
     found = hold_out(
         read_training_list(arguments.list), arguments.speakers, arguments.seed, arguments.nontargets_per_target
     )

@@ -119,3 +119,28 @@ def test_rewriting_between_layouts_and_forms(listed):
         run_data_prep("trials", "rewrite", listed / "list.txt", listed / "new.txt", "--replace", "wav/", "audio/") == 0
     )
     assert read_training_list(listed / "new.txt").paths[0] == "audio/s0/0.wav"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("make", "list.txt", "list.txt"),
+        ("make", "list.txt", "link.txt"),
+        ("make", "list.txt", "sub/../list.txt"),
+        ("make", "list.txt", "train.txt", "--training", "train.txt"),
+        ("clean", "list.txt", "--root", ".", "--output", "list.txt"),
+        ("clean", "list.txt", "--root", ".", "--dropped", "list.txt"),
+        ("clean", "list.txt", "--root", ".", "--output", "o.txt", "--dropped", "o.txt"),
+        ("rewrite", "list.txt", "list.txt"),
+        ("hold_out", "train_list.txt", ".", "--speakers", "2"),
+    ],
+    ids=" ".join,
+)
+def test_no_input_is_overwritten(listed, monkeypatch, command):
+    monkeypatch.chdir(listed)
+    (listed / "sub").mkdir()
+    (listed / "link.txt").hardlink_to(listed / "list.txt")
+    (listed / "train_list.txt").write_text((listed / "list.txt").read_text())
+    before = {path.name: path.read_bytes() for path in listed.glob("*.txt")}
+    assert run_data_prep("trials", *command) == 1
+    assert {path.name: path.read_bytes() for path in listed.glob("*.txt")} == before
