@@ -10,7 +10,7 @@ from torch import nn
 from speakernet.assembly.refusals import compile_obstacles, graph_obstacles
 from speakernet.config.schema import Config
 from speakernet.machine.clock import DeviceClock
-from speakernet.models.kernels import use_compiled_kernels
+from speakernet.frontend.perturbation import keep_draws_eager
 from speakernet.training.compiling import Compiler, NoCompiler
 from speakernet.training.interfaces import HasVocalTracts
 
@@ -47,7 +47,7 @@ def build_compiler(
         logger.warning("runtime.compile_mode: %s has no effect on a CPU", mode)
         mode = "default"
     options = dataclasses.replace(runtime, compile_scope=scope, compile_mode=mode)
-    return Compiler(net, options, recover=recover, prepare=use_compiled_kernels, clock=DeviceClock(device))
+    return Compiler(net, options, recover=recover, prepare=keep_draws_eager, clock=DeviceClock(device))
 
 
 def records_steps(config: Config, net: nn.Module, device: torch.device) -> bool:

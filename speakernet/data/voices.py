@@ -18,7 +18,7 @@ class Voices:
 
     Attributes:
         speeds: played so many times as fast, 1 first where it is among them (`speeds.speed_fractions`).
-        warps: frequencies raised so many times (`frontend.vocal_tract`), 1 first where it is among them.
+        warps: frequencies raised so many times (`frontend.perturbation`), 1 first where it is among them.
         real_share: share of every batch that is heard as recorded; None: each voice is as likely as every other.
         real_from: the first epoch, from 0, that is heard as recorded altogether; None: there is none.
 

@@ -1,27 +1,40 @@
 """Front ends: waveform in, `(batch, mels, frames)` out, always in float32 whatever the precision around them.
 
-They sit between the loader's batch and the model's trunk, are part of the model and of its file, and learn nothing.
-Utterances of different lengths may share a batch: with `lengths` given, the valid frames of each are what the utterance
-alone would give, and frames past its end are zero.
+They are between the loader's batch and the model's trunk, belong to the model and its file, and learn nothing.
+Utterances of different lengths may share a batch: with `lengths`, the valid frames of each are those of the utterance
+alone, and frames past its end are zero. torchaudio is imported here and nowhere else.
 """
 
+import copy
+import types
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from speakernet.frontend.draws import KeyedDraws
 from speakernet.frontend.options import (
     KaldiFbankOptions,
     KaldiMfccOptions,
     LogMelOptions,
     MelOptions,
+    RawWaveformOptions,
     ShapedMelOptions,
 )
-from speakernet.frontend.torchaudio_door import get_mel_banks, melscale_fbanks
-from speakernet.frontend.vocal_tract import VocalTracts, warped_banks
+from speakernet.frontend.perturbation import KeyedDraws, VocalTracts, warped_banks
+from speakernet.machine.facts import TORCH_PAIR
 from speakernet.options import SAMPLE_RATE
+
+try:
+    from torchaudio.compliance.kaldi import get_mel_banks
+    from torchaudio.functional import melscale_fbanks
+except (ImportError, OSError, RuntimeError) as error:
+    raise ImportError(
+        "torchaudio cannot be loaded with the installed torch; it must be a release built for it. Install both again:\n"
+        "  pip uninstall -y torch torchaudio\n"
+        f"  {TORCH_PAIR}\n"
+        f"(the loader's error: {error})"
+    ) from error
 
 WINDOW_SECONDS = 0.025
 HOP_SECONDS = 0.010
@@ -42,26 +55,22 @@ class FrontEnd(nn.Module):
     window_samples: int
     hop_samples: int
     min_samples: int
-    """Samples of the shortest utterance that it can hear."""
+    """Samples of the shortest utterance that has a frame."""
 
     @property
     def span_samples(self) -> int:
-        """Samples that a window of `spectrum` takes."""
+        """Samples that a window of `spectrum` covers."""
         return self.window_samples
 
     def num_frames(self, num_samples: Tensor) -> Tensor:
-        """Frames that so many samples give; takes integers too."""
+        """Frames of that many samples; takes integers too."""
         raise NotImplementedError
 
     def warp(self, factors: tuple[float, ...]) -> None:
-        """In training, hear utterances with vocal tracts of other lengths (`vocal_tract`), as each pass is told.
-
-        Raises:
-            ValueError: this front end has no mel bands.
-        """
+        """In training, warp the mel bands of each utterance by one of these factors."""
         raise ValueError(
-            f"augment.warp_factors: {list(factors)}, but this front end has no mel bands to be warped; take one that "
-            "has (log_mel, fbank, mfcc, speechbrain, tf_mel), or augment.speed_factors instead"
+            f"augment.warp_factors: {list(factors)}, but this front end has no mel bands to warp; use one that has "
+            "(log_mel, fbank, mfcc, speechbrain, tf_mel), or augment.speed_factors"
         )
 
     def extract(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
@@ -69,10 +78,7 @@ class FrontEnd(nn.Module):
         raise NotImplementedError
 
     def spectrum(self, waveforms: Tensor) -> Tensor:
-        """Complex spectra of all windows, (batch, bins, frames); linear in the samples, and the same at every hop.
-
-        Abstract: a front end that hears samples has none. Frames begin at the first sample and are not padded.
-        """
+        """Complex spectra of all windows, (batch, bins, frames); linear in the samples, the same at every hop."""
         raise NotImplementedError
 
     def power(self, waveforms: Tensor) -> Tensor:
@@ -85,17 +91,14 @@ class FrontEnd(nn.Module):
         """Features of a batch.
 
         Args:
-            waveforms: (batch, samples) in -1..1; what lies past an utterance's length is not looked at.
+            waveforms: (batch, samples) in -1..1; samples past an utterance's length are ignored.
             lengths: (batch,) samples of each utterance, or None when all are full.
 
         Returns:
             (batch, mels, frames), zero past an utterance's last frame.
-
-        Raises:
-            ValueError: not (batch, samples), or fewer samples than one frame needs.
         """
         if waveforms.ndim != 2:
-            raise ValueError(f"a front end takes waveforms of shape (batch, samples), got {tuple(waveforms.shape)}")
+            raise ValueError(f"waveforms of shape {tuple(waveforms.shape)}; expected (batch, samples)")
         shortest = waveforms.shape[1] if lengths is None else int(lengths.min())
         if shortest < self.min_samples:
             raise ValueError(
@@ -103,6 +106,26 @@ class FrontEnd(nn.Module):
             )
         with torch.autocast(waveforms.device.type, enabled=False):
             return self.extract(waveforms.float(), lengths)
+
+
+class RawWaveform(FrontEnd):
+    """The samples themselves as one feature, for models that learn their own filterbank (RawNet3)."""
+
+    num_features = 1
+    window_samples = hop_samples = min_samples = 1
+
+    def __init__(self, options: RawWaveformOptions) -> None:
+        super().__init__()
+        self.options = options
+
+    def num_frames(self, num_samples: Tensor) -> Tensor:
+        """Every sample is a frame."""
+        return num_samples
+
+    def extract(self, waveforms: Tensor, lengths: Tensor | None) -> Tensor:
+        """(batch, 1, samples)."""
+        features = waveforms.unsqueeze(1)
+        return features if lengths is None else features * valid_frames(lengths, waveforms.shape[1]).unsqueeze(1)
 
 
 class MelFrontEnd(FrontEnd):
@@ -172,7 +195,10 @@ class LogMel(MelFrontEnd):
         """HTK's triangles."""
         low_hz, high_hz = band_edges(self.options, self.sample_rate)
         num_bins = self.fft_samples // 2 * finer + 1
-        return melscale_fbanks(num_bins, low_hz, high_hz, self.options.num_mels, self.sample_rate)
+        # On the CPU also where a network is built without memory: torchaudio looks at the numbers.
+        with torch.device("cpu"):
+            bank = melscale_fbanks(num_bins, low_hz, high_hz, self.options.num_mels, self.sample_rate)
+        return bank.to(torch.get_default_device())
 
     def num_frames(self, num_samples: Tensor) -> Tensor:
         """One frame every hop, the first and last centred on the ends of the utterance."""
@@ -297,6 +323,27 @@ class KaldiMfcc(KaldiFbank):
     def of_energies(self, energies: Tensor) -> Tensor:
         """(batch, frames, mels) to (batch, frames, cepstra)."""
         return torch.matmul(energies, cast(Tensor, self.transform))
+
+
+def use_convolution(front_end: FrontEnd) -> None:
+    """Compute a front end's power spectra by one convolution, without an FFT, for exported networks; samples stay."""
+    if isinstance(front_end, RawWaveform):
+        return
+    # The kernels are the spectrum of each sample of a window alone, for a spectrum is linear. In float64: 512 rounded
+    # sines would add up to as much as the quietest bands hold.
+    precise = copy.deepcopy(front_end).double()
+    spectra = precise.spectrum(torch.eye(front_end.span_samples, dtype=torch.float64))[:, :, 0]  # (samples, bins)
+    kernels = torch.cat((spectra.real, spectra.imag), dim=1).T.unsqueeze(1).float().contiguous()
+    front_end.register_buffer("kernels", kernels, persistent=False)  # (2 bins, 1, samples)
+    front_end.power = types.MethodType(_convolved_power, front_end)  # type: ignore[method-assign]
+
+
+def _convolved_power(front_end: FrontEnd, waveforms: Tensor) -> Tensor:
+    """Squared magnitudes, (batch, bins, frames)."""
+    kernels = cast(Tensor, front_end.kernels)
+    spectra = functional.conv1d(waveforms.unsqueeze(1), kernels, stride=front_end.hop_samples)
+    real, imaginary = spectra.chunk(2, dim=1)
+    return real.square() + imaginary.square()
 
 
 def band_edges(options: ShapedMelOptions, sample_rate: int) -> tuple[float, float]:

@@ -159,7 +159,7 @@ FEATURES: dict[str, Part] = {
     "mfcc": Part(KaldiMfccOptions, "speakernet.frontend.features:KaldiMfcc"),
     "speechbrain": Part(SpeechBrainFbankOptions, "speakernet.frontend.speechbrain:SpeechBrainFbank"),
     "tf_mel": Part(TfMelOptions, "speakernet.frontend.tf_mel:TfMel"),
-    "raw": Part(RawWaveformOptions, "speakernet.frontend.raw:RawWaveform"),
+    "raw": Part(RawWaveformOptions, "speakernet.frontend.features:RawWaveform"),
 }
 
 

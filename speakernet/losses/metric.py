@@ -200,7 +200,6 @@ class Triplet(MetricLoss):
         nearer = (positive_distance.detach() < negative_distance.detach()).float().mean() * 100.0
         return hinge.mean(), nearer
 
-    @torch.compiler.disable
     def mine(self, distances: Tensor) -> Tensor:
         """A negative for every anchor, (speakers,) indices, never the anchor's own speaker.
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from speakernet.frontend.masking import SpecAugment
+from speakernet.frontend.perturbation import SpecAugment
 from speakernet.frontend.options import FEATURES, FrontendOptions, SpecAugmentOptions
 from speakernet.models.embedding import EMBEDDING_LAYERS
 from speakernet.models.layers import full_precision, is_safe_in_channels_last, mask_frames

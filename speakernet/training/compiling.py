@@ -59,7 +59,7 @@ class Compiler:
         net: the network; its parameters' names stay as they are.
         options: when and how; the scope is whole or regional, what `auto` means is the caller's to decide.
         recover: undoes what a failed micro-batch has left behind (gradients, batch-norm statistics).
-        prepare: puts the network's own kernels for compiled code in their places, before it is compiled.
+        prepare: called with the network before it is compiled.
         clock: of the device; None: that of a CPU.
     """
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from speakernet.frontend.masking import SpecAugment
+from speakernet.frontend.perturbation import SpecAugment, keep_draws_eager
 from speakernet.frontend.options import SpecAugmentOptions
-from speakernet.models.kernels import use_compiled_kernels
 from speakernet.models.layers import is_safe_in_channels_last
 from speakernet.models.options import MODELS, POOLINGS
 from speakernet.models.speaker_net import SpeakerNet
@@ -227,12 +226,12 @@ def settle_norms(net, features):
 
 
 def outputs_and_gradients(net, features, backend=None):
-    """What a training step runs, the whole of it from features to embedding, with its own kernels."""
+    """What a training step runs, the whole of it from features to embedding."""
     twin = copy.deepcopy(net)
     part = FromFeatures(twin)
     if backend is not None:
         torch._dynamo.reset()
-        use_compiled_kernels(twin)
+        keep_draws_eager(twin)
         part.compile(backend=backend, fullgraph=backend == "aot_eager")
     embeddings = part(features)
     (embeddings * torch.randn(embeddings.shape, generator=torch.Generator().manual_seed(0))).sum().backward()

@@ -22,8 +22,8 @@ from training_fakes import (
 )
 
 from benchmarks.families import SMALLEST
-from speakernet.frontend.draws import KeyedDraws
-from speakernet.frontend.masking import SpecAugment
+from speakernet.frontend.perturbation import KeyedDraws
+from speakernet.frontend.perturbation import SpecAugment
 from speakernet.frontend.options import SpecAugmentOptions
 from speakernet.losses.options import LOSSES
 from speakernet.models.speaker_net import SpeakerNet

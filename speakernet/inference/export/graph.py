@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from speakernet.evaluation.backend import mean_of_whole_utterances
-from speakernet.frontend.convolved import use_convolution
+from speakernet.frontend.features import use_convolution
 from speakernet.models.folding import folded
 from speakernet.models.model_file import ModelFile
 

@@ -1,0 +1,254 @@
+"""What varies features in training only: SpecAugment, the noise of dither, and vocal tracts of other lengths.
+
+Draws are keyed by the utterance that they are for, so that they depend neither on the batch nor on the process.
+
+Sources: Park et al. 2019, "SpecAugment", frequency and time masking; Jaitly and Hinton 2013, "Vocal tract length
+perturbation (VTLP) improves speech recognition", section 2.
+"""
+
+import types
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from speakernet.frontend.options import SpecAugmentOptions
+from speakernet.keyed import KeyedRandom
+from speakernet.seeding import derive_seed
+
+Draw = Callable[[KeyedRandom], tuple[Tensor, ...]]
+MEL_STREAM, FRAME_STREAM = 0, 1
+# The boundary of the warp is 4800 Hz in the source, whose speech is at 16 kHz: this share of half the sample rate.
+BOUNDARY_SHARE = 0.6
+# Points of a fine bank between two bins; filters are interpolated linearly between them.
+FINER = 64
+
+
+def keep_draws_eager(net: nn.Module) -> None:
+    """Keep what draws on the host out of compiled graphs; call it before a network is compiled."""
+    for module in net.modules():
+        for name in getattr(module, "eager_methods", ()):
+            # Here and not as decorators, which load torch's compiler: two seconds of every command.
+            eager = torch.compiler.disable(getattr(type(module), name))
+            setattr(module, name, types.MethodType(eager, module))
+
+
+class KeyedDraws(nn.Module):
+    """Random draws of one component in training.
+
+    The trainer announces the utterances of a pass (`key_draws`). Without an announcement the n-th pass draws the same
+    in every run; the count is part of the state dictionary.
+    """
+
+    eager_methods = ("random", "drawn", "normal_like")
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.seed = seed
+        self.count = 0
+        self._coming: tuple[int, np.ndarray] | None = None
+        # How the last pass drew, and the kinds of its tensors; and where the next one finds its draws instead.
+        self._draw: Draw | None = None
+        self._kinds: list[tuple[torch.Size, torch.dtype, torch.device]] = []
+        self._room: tuple[Tensor, ...] | None = None
+
+    def key_draws(self, key: int, rows: np.ndarray) -> None:
+        """Announce the next pass: the key of the epoch and the rows of the training list, (batch,)."""
+        self._coming = (key, rows)
+
+    def random(self, batch: int) -> KeyedRandom:
+        """The random numbers of this pass."""
+        if self._coming is None:
+            self.count += 1
+            return KeyedRandom(self.seed, self.count, np.arange(batch))
+        (key, rows), self._coming = self._coming, None
+        if len(rows) != batch:
+            raise ValueError(f"a pass over {batch} utterances, but draws were keyed for {len(rows)}")
+        return KeyedRandom(derive_seed(self.seed, key), 0, rows)
+
+    def drawn(self, batch: int, draw: Draw) -> tuple[Tensor, ...]:
+        """What this pass draws, or what `draw_into` has prepared."""
+        if self._room is not None:
+            room, self._room, self._coming = self._room, None, None
+            return room
+        made = draw(self.random(batch))
+        self._draw, self._kinds = draw, [(one.shape, one.dtype, one.device) for one in made]
+        return made
+
+    def room(self) -> tuple[Tensor, ...]:
+        """Tensors like those that the last pass drew; empty if it drew nothing."""
+        return tuple(torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in self._kinds)
+
+    def take_from(self, room: tuple[Tensor, ...]) -> None:
+        """Let the next pass use these tensors as its draws."""
+        self._room = room if room else None
+
+    def draw_into(self, room: tuple[Tensor, ...]) -> None:
+        """Draw for the announced utterances into tensors that stay where they are."""
+        if room and self._draw is not None:
+            for kept, made in zip(room, self._draw(self.random(len(room[0]))), strict=True):
+                kept.copy_(made)
+
+    def normal_like(self, tensor: Tensor) -> Tensor:
+        """Standard normal noise of the shape of (batch, samples), drawn on its device."""
+        shape, dtype, device = tensor.shape, tensor.dtype, tensor.device
+
+        def draw(random: KeyedRandom) -> tuple[Tensor, ...]:
+            noise = torch.empty(shape, dtype=dtype, device=device)
+            generator = torch.Generator(device)
+            seeds = (random.uniform(0)[:, 0] * 2.0**53).astype(np.int64).tolist()
+            for row, seed in zip(noise, seeds, strict=True):
+                row.normal_(generator=generator.manual_seed(seed))
+            return (noise,)
+
+        return self.drawn(len(tensor), draw)[0]
+
+    def get_extra_state(self) -> Tensor:
+        """The number of passes without an announcement."""
+        return torch.tensor(self.count, dtype=torch.int64)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Continue after that many passes."""
+        self.count = int(state)
+
+
+class Stretches(NamedTuple):
+    """Hidden stretches along one axis: first position and width, both (batch, masks)."""
+
+    start: Tensor
+    width: Tensor
+
+
+class SpecAugment(nn.Module):
+    """Masks of zeros, the mean of normalised features, drawn for every utterance; no time warping.
+
+    Args:
+        options: how many masks along each axis, and how wide; widths are uniform from 0 to the widest.
+        seed: of the draws.
+    """
+
+    eager_methods = ("forward",)
+
+    def __init__(self, options: SpecAugmentOptions, seed: int = 0) -> None:
+        super().__init__()
+        self.options = options
+        self.draws = KeyedDraws(seed)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(batch, mels, frames), masked in training mode."""
+        if not self.training:
+            return features
+        shape, device = features.shape, features.device
+        hidden = self.draws.drawn(len(features), lambda random: hidden_by(shape, device, *self.draw(shape, random)))
+        return hide(features, *hidden)
+
+    def draw(self, shape: torch.Size, random: KeyedRandom) -> tuple[Stretches, Stretches]:
+        """The masks along mels and along frames."""
+        _, num_mels, num_frames = shape
+        options = self.options
+        return (
+            draw_stretches(random, MEL_STREAM, options.mel_masks, options.mel_mask_width, num_mels),
+            draw_stretches(random, FRAME_STREAM, options.frame_masks, options.frame_mask_width, num_frames),
+        )
+
+
+def draw_stretches(random: KeyedRandom, stream: int, count: int, max_width: int, size: int) -> Stretches:
+    """Widths uniform in 0..max_width (never the whole axis), starts uniform among the places where each fits."""
+    widest = min(max_width, size - 1)
+    uniform = torch.from_numpy(random.uniform(stream, 2 * count))  # (batch, 2 x masks)
+    width = (uniform[:, :count] * (widest + 1)).long()
+    start = (uniform[:, count:] * (size - width + 1)).long()
+    return Stretches(start, width)
+
+
+def hidden_by(shape: torch.Size, device: torch.device, mels: Stretches, frames: Stretches) -> tuple[Tensor, Tensor]:
+    """Which mels (batch, mels) and which frames (batch, frames) are hidden, bool, on the device.
+
+    >>> mels, frames = (Stretches(torch.tensor([[start]]), torch.tensor([[1]])) for start in (0, 1))
+    >>> hide(torch.ones(1, 2, 3), *hidden_by(torch.Size([1, 2, 3]), torch.device("cpu"), mels, frames))
+    tensor([[[0., 0., 0.],
+             [1., 0., 1.]]])
+    """
+    hidden = []
+    for stretches, size in zip((mels, frames), shape[1:], strict=True):
+        position = torch.arange(size).view(1, 1, -1)
+        start, width = stretches.start.unsqueeze(-1), stretches.width.unsqueeze(-1)
+        inside = ((position >= start) & (position < start + width)).any(dim=1)
+        hidden.append(inside.to(device, non_blocking=True))
+    return hidden[0], hidden[1]
+
+
+def hide(features: Tensor, mels: Tensor, frames: Tensor) -> Tensor:
+    """Zero the hidden mels and frames of (batch, mels, frames)."""
+    return features.masked_fill(mels.unsqueeze(2) | frames.unsqueeze(1), 0.0)
+
+
+class VocalTracts(nn.Module):
+    """The mel matrix of each utterance of a batch, with vocal tracts of other lengths.
+
+    A shorter vocal tract raises all resonances by about one factor; pitch and tempo stay. Moving the mel bands instead
+    of the audio costs nothing: one matrix for each factor, computed once.
+
+    Args:
+        plain: the front end's own matrix, (bins, mels).
+        warped: one for each factor, each (bins, mels).
+    """
+
+    # The factors are on the host and decide the shape of the result, which a graph cannot hold.
+    eager_methods = ("forward",)
+
+    def __init__(self, plain: Tensor, warped: list[Tensor]) -> None:
+        super().__init__()
+        self.register_buffer("plain", plain, persistent=False)
+        self.register_buffer("banks", torch.stack(warped), persistent=False)
+        self._coming: np.ndarray | None = None
+
+    def take_warps(self, warps: np.ndarray) -> None:
+        """Announce the next pass: the index of each utterance's factor, (batch,)."""
+        self._coming = warps
+
+    def forward(self, batch: int) -> Tensor:
+        """(bins, mels) if one matrix serves all, else (batch, bins, mels); the plain one without an announcement."""
+        warps, self._coming = self._coming, None
+        banks = self.get_buffer("banks")
+        if warps is None:
+            return self.get_buffer("plain")
+        if len(warps) != batch:
+            raise ValueError(f"a pass over {batch} utterances, but vocal tracts were given for {len(warps)}")
+        if not warps.any():
+            return banks[0]
+        return banks[torch.from_numpy(np.asarray(warps, dtype=np.int64)).to(banks.device, non_blocking=True)]
+
+
+def warped_banks(
+    plain: Tensor, make_bank: Callable[[int], Tensor], factors: tuple[float, ...], sample_rate: int
+) -> list[Tensor]:
+    """A mel matrix for each factor, (bins, mels); `make_bank` computes one at any number of points a bin."""
+    last = len(plain) - 1
+    fine = make_bank(FINER)
+    hertz = torch.linspace(0, sample_rate / 2, last + 1, dtype=torch.float64)
+    banks = []
+    for factor in factors:
+        if factor == 1:
+            banks.append(plain)
+            continue
+        # The filters stay, the spectrum moves below them.
+        places = warped(hertz, factor, sample_rate) * (last * FINER / (sample_rate / 2))
+        below = places.floor().long().clamp(0, last * FINER - 1)
+        share = (places - below).unsqueeze(1).float()
+        banks.append((1 - share) * fine[below] + share * fine[below + 1])
+    return banks
+
+
+def warped(hertz: Tensor, factor: float, sample_rate: int) -> Tensor:
+    """Warped frequencies: times the factor up to a boundary, from there linearly to half the sample rate.
+
+    >>> warped(torch.tensor([0.0, 1000.0, 4000.0, 8000.0]), 1.1, 16000)
+    tensor([   0., 1100., 4400., 8000.])
+    """
+    half = sample_rate / 2
+    boundary = BOUNDARY_SHARE * half * min(factor, 1.0)
+    slope = (half - boundary) / (half - boundary / factor)
+    return torch.where(hertz <= boundary / factor, hertz * factor, half - slope * (half - hertz))

@@ -1,0 +1,197 @@
+"""SpecAugment, dither and vocal tracts: drawn by utterance, by hand, resumed, never in evaluation."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from speakernet.frontend.options import FEATURES, SpecAugmentOptions
+from speakernet.frontend.perturbation import (
+    SpecAugment,
+    Stretches,
+    draw_stretches,
+    hidden_by,
+    hide,
+    keep_draws_eager,
+    warped,
+)
+from speakernet.keyed import KeyedRandom
+from speakernet.registry import create
+
+WITH_BANDS = [name for name in FEATURES if name != "raw"]
+FACTORS = (1.0, 0.9, 1.1)
+VERIFY = """
+import sys, numpy as np
+from speakernet.inference.verifier import SpeakerVerifier
+from speakernet.models.model_file import ModelFile
+from speakernet.models.speaker_net import SpeakerNet
+net = SpeakerNet.named("ResNet", embedding_dim=8, front_end_options={"spec_augment": True}).eval()
+clip = np.sin(np.arange(16000) / 20).astype(np.float32)
+assert SpeakerVerifier(ModelFile(net, {})).verify(clip, clip, sample_rate=16000, threshold=0.5).same_speaker
+print("torch._dynamo" in sys.modules)
+"""
+
+
+def random_of(rows, seed=0):
+    return KeyedRandom(seed, 0, np.arange(rows))
+
+
+def spec_augment(seed=7, **options):
+    return SpecAugment(SpecAugmentOptions(**options), seed=seed)
+
+
+def front_end(name):
+    made = FEATURES[name].options(name=name, num_mels=40, normalize="none")
+    return create(FEATURES[name], made, sample_rate=16000, seed=0).train()
+
+
+@pytest.fixture(scope="module")
+def speech():
+    generator = torch.Generator().manual_seed(1)
+    return 0.1 * torch.randn(4, 8000, generator=generator) * torch.linspace(0.1, 1, 8000)
+
+
+def test_verify_does_not_load_the_compiler():
+    found = subprocess.run([sys.executable, "-c", VERIFY], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"
+
+
+def test_masks_by_hand():
+    features = torch.ones(2, 3, 4)
+    mels = Stretches(torch.tensor([[0], [2]]), torch.tensor([[1], [0]]))
+    frames = Stretches(torch.tensor([[1, 3], [0, 0]]), torch.tensor([[2, 1], [1, 0]]))
+    masked = hide(features, *hidden_by(features.shape, features.device, mels, frames))
+    assert masked[0].tolist() == [[0, 0, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0]]
+    assert masked[1].tolist() == [[0, 1, 1, 1]] * 3
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(2, 90), st.integers(0, 120), st.integers(0, 3), st.integers(0, 1000))
+def test_stretches_fit(size, max_width, count, seed):
+    drawn = draw_stretches(random_of(8, seed), 0, count, max_width, size)
+    assert drawn.start.shape == drawn.width.shape == (8, count)
+    if count:
+        assert drawn.width.max() <= min(max_width, size - 1)
+        assert drawn.start.min() >= 0 and (drawn.start + drawn.width).max() <= size
+
+
+def test_all_widths_and_both_ends_occur():
+    drawn = draw_stretches(random_of(4000), 0, 1, 3, 6)
+    assert set(drawn.width.unique().tolist()) == {0, 1, 2, 3}
+    assert int((drawn.start + drawn.width).max()) == 6 and int(drawn.start.min()) == 0
+
+
+def test_every_utterance_has_its_own_masks_in_training_only():
+    augment = spec_augment(1, mel_masks=2, mel_mask_width=10, frame_masks=2, frame_mask_width=30)
+    features = torch.ones(16, 40, 200)
+    assert len({tuple(row.flatten().tolist()) for row in augment(features)}) > 12
+    assert torch.equal(augment.eval()(features), features)
+
+
+def test_masks_resume():
+    features = torch.ones(4, 40, 200)
+    first, second = spec_augment(), spec_augment()
+    outputs = [first(features) for _ in range(3)]
+    assert torch.equal(second(features), outputs[0]) and not torch.equal(outputs[0], outputs[1])
+    resumed = spec_augment()
+    resumed.load_state_dict(second.state_dict())
+    assert torch.equal(resumed(features), outputs[1])
+    assert not torch.equal(spec_augment(8)(features), outputs[0])
+
+
+def test_masks_follow_the_utterance():
+    features = torch.ones(4, 40, 200)
+    whole, other = spec_augment(), spec_augment()
+    whole.draws.key_draws(3, np.array([11, 5, 8, 2]))
+    masked = whole(features)
+    other(features)  # another rank, after other passes
+    other.draws.key_draws(3, np.array([8, 11]))
+    assert torch.equal(other(features[:2]), masked[[2, 0]])
+    other.draws.key_draws(4, np.array([8, 11]))
+    assert not torch.equal(other(features[:2]), masked[[2, 0]])
+    other.draws.key_draws(0, np.arange(3))
+    with pytest.raises(ValueError, match="4 utterances, .* 3"):
+        other(features)
+
+
+@pytest.mark.parametrize("factor", [0.7, 0.9, 1.0, 1.1, 1.4])
+def test_the_warp_rises_and_keeps_its_ends(factor):
+    hertz = torch.linspace(0, 8000, 801, dtype=torch.float64)
+    moved = warped(hertz, factor, 16000)
+    assert moved[0] == 0 and moved[-1] == pytest.approx(8000) and (moved.diff() > 0).all()
+    # By hand: below the boundary (4800 Hz, or 4800 / factor if that is lower) frequencies are multiplied.
+    low = hertz <= 4800 * min(factor, 1) / factor
+    torch.testing.assert_close(moved[low], hertz[low] * factor)
+    assert int(low.sum()) == {0.7: 481, 0.9: 481, 1.0: 481, 1.1: 437, 1.4: 343}[factor]
+    assert moved[~low].diff(n=2).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("name", WITH_BANDS)
+def test_each_utterance_has_its_own_factor(name, speech):
+    plain, warping = front_end(name), front_end(name)
+    warping.warp(FACTORS)
+    expected = plain(speech)
+    assert torch.equal(warping(speech), expected)
+    warping.tracts.take_warps(np.zeros(4, np.int64))
+    assert torch.equal(warping(speech), expected)
+    warping.tracts.take_warps(np.array([0, 1, 2, 0]))
+    mixed = warping(speech)
+    assert torch.equal(mixed[[0, 3]], expected[[0, 3]])
+    for row in (1, 2):
+        assert not torch.allclose(mixed[row], expected[row], atol=1e-2)
+        warping.tracts.take_warps(np.array([row]))
+        torch.testing.assert_close(warping(speech[row : row + 1])[0], mixed[row], atol=1e-4, rtol=1e-4)
+    warping.tracts.take_warps(np.zeros(3, np.int64))
+    with pytest.raises(ValueError, match="4 utterances, .* 3"):
+        warping(speech)
+    warping.tracts.take_warps(np.array([1, 1, 1, 1]))
+    assert torch.equal(warping.eval()(speech), plain.eval()(speech))
+
+
+@pytest.mark.parametrize("name", [one for one in WITH_BANDS if one != "mfcc"])
+@pytest.mark.parametrize("factor", [0.9, 1.1])
+def test_a_warped_tone_is_a_tone_of_the_moved_frequency(name, factor):
+    warping = front_end(name)
+    warping.warp((1.0, factor))
+
+    def loudest_band(hertz):
+        wave = 0.5 * torch.sin(2 * torch.pi * hertz * torch.arange(8000) / 16000)
+        return warping(wave.unsqueeze(0)).mean(dim=2).argmax()
+
+    for hertz in (700.0, 2000.0, 3500.0):
+        warping.tracts.take_warps(np.array([1]))
+        moved = loudest_band(hertz)
+        assert moved == loudest_band(hertz * factor) != loudest_band(hertz)
+
+
+@pytest.mark.parametrize("name", WITH_BANDS)
+def test_the_fine_bank_is_the_bank_at_the_bins(name):
+    made = front_end(name)
+    torch.testing.assert_close(made.make_bank(8)[::8], made.mel_bank, atol=1e-5, rtol=0)
+
+
+def test_samples_have_no_bands():
+    raw = create(FEATURES["raw"], FEATURES["raw"].options(name="raw"), sample_rate=16000, seed=0)
+    with pytest.raises(ValueError, match=r"augment\.warp_factors"):
+        raw.warp(FACTORS)
+
+
+@pytest.mark.slow
+def test_compiled_code_draws_in_every_pass(speech):
+    compiled, plain = front_end("log_mel"), front_end("log_mel")
+    compiled.warp(FACTORS)
+    plain.warp(FACTORS)
+    keep_draws_eager(compiled)
+    run = torch.compile(compiled, backend="eager", dynamic=False)
+    for warps in ([0, 1, 2, 0], [0, 0, 0, 0], [2, 1, 1, 0]):
+        compiled.tracts.take_warps(np.array(warps))
+        plain.tracts.take_warps(np.array(warps))
+        torch.testing.assert_close(run(speech), plain(speech))
+    masks, plain_masks = spec_augment(), spec_augment()
+    keep_draws_eager(masks)
+    run, features = torch.compile(masks, backend="eager"), torch.ones(4, 40, 200)
+    assert all(torch.equal(run(features), plain_masks(features)) for _ in range(3))
