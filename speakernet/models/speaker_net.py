@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from speakernet.frontend.perturbation import SpecAugment
 from speakernet.frontend.options import FEATURES, FrontendOptions, SpecAugmentOptions
+from speakernet.frontend.perturbation import SpecAugment
 from speakernet.models.embedding import EMBEDDING_LAYERS
 from speakernet.models.layers import full_precision, is_safe_in_channels_last, mask_frames
 from speakernet.models.options import MODELS, POOLINGS, ModelOptions, pooling_of

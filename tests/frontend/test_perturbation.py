@@ -114,7 +114,7 @@ def test_masks_follow_the_utterance():
     other.draws.key_draws(4, np.array([8, 11]))
     assert not torch.equal(other(features[:2]), masked[[2, 0]])
     other.draws.key_draws(0, np.arange(3))
-    with pytest.raises(ValueError, match="4 utterances, .* 3"):
+    with pytest.raises(ValueError, match=r"4 utterances, .* 3"):
         other(features)
 
 
@@ -146,7 +146,7 @@ def test_each_utterance_has_its_own_factor(name, speech):
         warping.tracts.take_warps(np.array([row]))
         torch.testing.assert_close(warping(speech[row : row + 1])[0], mixed[row], atol=1e-4, rtol=1e-4)
     warping.tracts.take_warps(np.zeros(3, np.int64))
-    with pytest.raises(ValueError, match="4 utterances, .* 3"):
+    with pytest.raises(ValueError, match=r"4 utterances, .* 3"):
         warping(speech)
     warping.tracts.take_warps(np.array([1, 1, 1, 1]))
     assert torch.equal(warping.eval()(speech), plain.eval()(speech))

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from speakernet.frontend.perturbation import SpecAugment, keep_draws_eager
 from speakernet.frontend.options import SpecAugmentOptions
+from speakernet.frontend.perturbation import SpecAugment, keep_draws_eager
 from speakernet.models.layers import is_safe_in_channels_last
 from speakernet.models.options import MODELS, POOLINGS
 from speakernet.models.speaker_net import SpeakerNet

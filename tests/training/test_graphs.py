@@ -22,9 +22,8 @@ from training_fakes import (
 )
 
 from benchmarks.families import SMALLEST
-from speakernet.frontend.perturbation import KeyedDraws
-from speakernet.frontend.perturbation import SpecAugment
 from speakernet.frontend.options import SpecAugmentOptions
+from speakernet.frontend.perturbation import KeyedDraws, SpecAugment
 from speakernet.losses.options import LOSSES
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.registry import create
