@@ -8,14 +8,10 @@ import pytest
 import yaml
 
 import speakernet
-from speakernet.cli import COMMANDS, doctor
+from speakernet.cli import COMMANDS
 from speakernet.data.lookup import default_cache_folder
-from speakernet.losses.options import LOSSES
-from speakernet.models.options import MODELS
 
 ROOT = Path(__file__).resolve().parents[2]
-TEMPLATES = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
-FORMS = [path for path in TEMPLATES if path.name != "config.yml"]
 WORKFLOW = ROOT / ".github" / "workflows" / "ci.yml"
 
 
@@ -61,39 +57,6 @@ def test_the_workflow_tries_every_version_that_the_package_names() -> None:
     assert {name.split("-")[0] for name in matrix["os"]} == {"ubuntu", "macos", "windows"}
 
 
-@pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
-def test_forms_ask_for_what_the_doctor_says(path: Path) -> None:
-    form = read(path)
-    assert form["name"] and form["description"]
-    identities = [part["id"] for part in form["body"] if part["type"] != "markdown"]
-    assert len(set(identities)) == len(identities)
-    assert "`speakernet doctor --json`" in path.read_text(encoding="utf-8")
-
-
-def test_the_request_for_a_change_asks_for_it_too_and_names_what_there_is() -> None:
-    page = text_of(".github/pull_request_template.md")
-    assert "speakernet doctor --json" in page
-    assert "check" in targets() and "`make check`" in page
-    assert '"--json"' in Path(doctor.__file__).read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    "name", [".github/pull_request_template.md", *(f".github/ISSUE_TEMPLATE/{p.name}" for p in FORMS)]
-)
-def test_pages_that_are_named_exist(name: str) -> None:
-    for page in re.findall(r"docs/[a-z_]+\.md", text_of(name)):
-        assert (ROOT / page).is_file(), page
-
-
-def test_hooks_before_a_commit_run_the_tools_of_the_makefile() -> None:
-    hooks = [hook for source in read(ROOT / ".pre-commit-config.yaml")["repos"] for hook in source["hooks"]]
-    commands = " ".join(command for name in ("lint", "types") for command in targets()[name])
-    assert {hook["id"] for hook in hooks} == {"ruff", "ruff-format", "mypy"}
-    for hook in hooks:
-        assert hook["language"] == "system"
-        assert hook["entry"].split(" --")[0] in commands, hook["entry"]
-
-
 def test_the_citation_is_valid_and_names_the_licence_that_is_there() -> None:
     citation = read(ROOT / "CITATION.cff")
     assert set(citation) >= {"cff-version", "message", "title", "authors"}
@@ -102,14 +65,6 @@ def test_the_citation_is_valid_and_names_the_licence_that_is_there() -> None:
     assert text_of("LICENSE").startswith(f"{citation['license']} License")
     # Its one home is the package.
     assert "version" not in citation
-
-
-def test_every_network_and_every_loss_has_its_paper() -> None:
-    page = text_of("docs/citing.md")
-    papers = {part.options.paper for part in MODELS.values()}
-    assert all(f"| {paper}, *" in page for paper in papers), papers
-    rows = page.split("## Losses")[1]
-    assert all(f"`{name}`" in rows for name in LOSSES)
 
 
 def test_the_version_has_one_home_and_the_newest_changes_are_its() -> None:
