@@ -28,7 +28,7 @@ from speakernet.config.schema import Config, replaced
 from speakernet.data.lists import read_training_list, read_trials
 from speakernet.evaluation import metrics
 from speakernet.machine.device import choose_device, find_device
-from speakernet.machine.limits import usable_cores
+from speakernet.machine.facts import usable_cores
 
 CLASSIC, OURS = "classic", "ours"
 

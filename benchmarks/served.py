@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.timing import Timing, Way, finish_device, run_in_turn, timings
-from speakernet.machine.allocation import HUGE_PAGES
+from speakernet.machine.memory import HUGE_PAGES
 
 DONE = "done\n"
 SCRIPT = Path(__file__).resolve().parents[1] / "benchmark_performance.py"

@@ -26,7 +26,7 @@ from speakernet.assembly.training import build_precision, build_trainer, prepare
 from speakernet.config.schema import Config, replaced
 from speakernet.losses.options import AMSoftmaxOptions, LossOptions
 from speakernet.machine.device import find_device
-from speakernet.machine.memory import MemoryMonitor
+from speakernet.machine.memory import Monitor
 from speakernet.training.profiler import peak_tensor_bytes
 from speakernet.training.trainer import Trainer
 
@@ -302,7 +302,7 @@ def step_memory(config: Config, variant: str, batch_size: int) -> StepMemory:
         warm = trainer_step(config, Path(folder) / "warm", 2)
         warm()
         run = trainer_step(config, Path(folder) / "run", batch_size)
-        with MemoryMonitor() as monitor:
+        with Monitor() as monitor:
             run()
             run()
-        return StepMemory(peak_tensor_bytes(run), monitor.added_bytes)
+        return StepMemory(peak_tensor_bytes(run), monitor.peak - monitor.start)

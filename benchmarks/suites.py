@@ -35,7 +35,7 @@ from speakernet.assembly.inputs import make_synthetic_corpus
 from speakernet.config import load_config
 from speakernet.config.schema import Config, replaced
 from speakernet.files import human_bytes
-from speakernet.machine.limits import usable_cores
+from speakernet.machine.facts import usable_cores
 from speakernet.models.options import MODELS
 from speakernet.registry import lookup
 

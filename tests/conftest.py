@@ -64,7 +64,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     finally:
         if item.get_closest_marker("slow"):
             # Late: this imports no torch, but the process that hands out the tests needs nothing of the package.
-            from speakernet.machine.allocation import release_freed_memory
+            from speakernet.machine.memory import release_freed_memory
 
             gc.collect()
             release_freed_memory()

@@ -12,7 +12,7 @@ from speakernet.data.cache import AudioCache
 from speakernet.data.lookup import LookupTable
 from speakernet.data.ram import clips_into_ram
 from speakernet.data.sources import RowReader
-from speakernet.machine.clock import DeviceClock
+from speakernet.machine.device import DeviceClock
 from speakernet.parallel.agreement import refuse_differences
 
 logger = logging.getLogger(__name__)

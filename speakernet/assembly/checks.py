@@ -13,7 +13,7 @@ from speakernet.checks.samples import read_facts, sample_findings
 from speakernet.config import Config
 from speakernet.files import human_bytes
 from speakernet.machine.device import find_device
-from speakernet.machine.limits import usable_cores
+from speakernet.machine.facts import usable_cores
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.run_folder import LAST
 

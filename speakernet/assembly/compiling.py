@@ -10,7 +10,7 @@ from torch import nn
 from speakernet.assembly.refusals import compile_obstacles, graph_obstacles
 from speakernet.config.schema import Config
 from speakernet.frontend.perturbation import keep_draws_eager
-from speakernet.machine.clock import DeviceClock
+from speakernet.machine.device import DeviceClock
 from speakernet.training.compiling import Compiler, NoCompiler
 from speakernet.training.interfaces import HasVocalTracts
 

@@ -47,7 +47,7 @@ from speakernet.data.sources import FolderRows, RowReader, list_names
 from speakernet.data.voices import Voices
 from speakernet.data.workers import Workers, starts_from_nothing
 from speakernet.files import human_bytes
-from speakernet.machine.limits import usable_cores, usable_memory_bytes
+from speakernet.machine.facts import usable_cores, usable_memory_bytes
 from speakernet.training.data_wait import LoadingFacts
 
 logger = logging.getLogger(__name__)

@@ -39,7 +39,6 @@ from speakernet.evaluation.report.data import read_results
 from speakernet.files import FileError, sha256_of
 from speakernet.machine.device import choose_device
 from speakernet.machine.facts import log_system_info
-from speakernet.machine.settings import log_performance_info
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.parallel.agreement import refuse_differences
 from speakernet.run_folder import (
@@ -161,7 +160,6 @@ def _train_first_stage(
             stop=stop,
             chosen_by=chooser_of(config, inputs),
         )
-        log_performance_info()
         return loss, trainer.train()
     finally:
         loader.close()

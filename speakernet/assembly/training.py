@@ -16,8 +16,8 @@ from speakernet.assembly.refusals import needs_gradient_cache, say_what_has_no_e
 from speakernet.assembly.sharding import share_head
 from speakernet.config.schema import Config, config_to_dict
 from speakernet.machine.device import find_device
-from speakernet.machine.settings import AppliedSetting, optimize_torch_settings
-from speakernet.machine.signals import STOP_SIGNALS
+from speakernet.machine.settings import NO_EFFECT, AppliedSetting, optimize_torch_settings
+from speakernet.machine.threads import STOP_SIGNALS
 from speakernet.models.layers import is_safe_in_channels_last
 from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
@@ -63,7 +63,7 @@ def prepare_machine(config: Config) -> list[AppliedSetting]:
     )
     for setting in applied:
         # Applied as asked it is a detail; asked for in vain it is not.
-        logger.log(logging.DEBUG if setting.is_applied else logging.WARNING, "torch setting: %s", setting)
+        logger.log(logging.WARNING if setting.value == NO_EFFECT else logging.DEBUG, "torch setting: %s", setting)
     return applied
 
 

@@ -15,9 +15,15 @@ from speakernet.data.ffmpeg import FfmpegError, ffmpeg_version, find_ffmpeg
 from speakernet.data.lists import StringTable
 from speakernet.data.sources import AudioSource
 from speakernet.files import human_bytes
-from speakernet.machine.driver import driver_version, unusable_gpu
-from speakernet.machine.facts import TORCH_PAIR, gpu_facts, version_of
-from speakernet.machine.limits import describe_limits, usable_cores
+from speakernet.machine.facts import (
+    TORCH_PAIR,
+    describe_limits,
+    driver_version,
+    gpu_facts,
+    unusable_gpu,
+    usable_cores,
+    version_of,
+)
 
 LEAST_FREE_BYTES = 5 << 30
 # Docker gives 64 MiB unless told otherwise: eight batches of 64 crops of 2 s in float32.

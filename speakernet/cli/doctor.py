@@ -21,8 +21,7 @@ from speakernet.checks.full import CheckRequest, CheckResult, full_check
 from speakernet.cli.defaults import load_configuration
 from speakernet.config import Config
 from speakernet.data.lists import audio_folder_of
-from speakernet.machine.facts import system_info
-from speakernet.machine.limits import usable_cores
+from speakernet.machine.facts import system_info, usable_cores
 from speakernet.parts import WHOLE, add_part_argument, list_parts, parse_part
 
 TAKES_CONFIG = True

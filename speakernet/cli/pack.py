@@ -23,7 +23,7 @@ from speakernet.data.packed.names import NameIndex
 from speakernet.data.packed.verifying import verify
 from speakernet.data.packed.writer import SKIPPED, PackInput, PackSummary, pack
 from speakernet.files import human_bytes, refuse_overwriting
-from speakernet.machine.limits import usable_cores
+from speakernet.machine.facts import usable_cores
 from speakernet.parts import add_part_argument, list_parts, parse_part
 
 logger = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from speakernet.corpora.listing import ListFiles, ListOptions
 from speakernet.corpora.recipe import write_recipe
 from speakernet.corpora.summary import StepSummary, finish
 from speakernet.files import own_command
-from speakernet.machine.limits import usable_cores
+from speakernet.machine.facts import usable_cores
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from speakernet.files import human_bytes
-from speakernet.machine.limits import usable_memory_bytes
+from speakernet.machine.facts import usable_memory_bytes
 
 if TYPE_CHECKING:
     import torch

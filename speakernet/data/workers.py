@@ -28,7 +28,7 @@ from speakernet.data.options import LoadingOptions
 from speakernet.data.page_locked import PageLock
 from speakernet.data.requests import BatchReport, BatchRequest
 from speakernet.data.sharing import SharedArray, SharedMemoryError
-from speakernet.machine.signals import STOP_SIGNALS
+from speakernet.machine.threads import STOP_SIGNALS
 
 logger = logging.getLogger(__name__)
 

@@ -30,9 +30,8 @@ from speakernet.data.lists import StringTable
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation.batching import Plan, Stretch, padded, plan_of
 from speakernet.evaluation.options import EmbeddingOptions
-from speakernet.machine.lanes import in_lanes, lanes_of
-from speakernet.machine.limits import usable_cores
-from speakernet.machine.signals import Stopped
+from speakernet.machine.facts import usable_cores
+from speakernet.machine.threads import Stopped, in_lanes, lanes_of
 from speakernet.terminal import MAX_NAMED, Bar
 
 logger = logging.getLogger(__name__)

@@ -1,1 +1,1 @@
-"""What this machine is and lets us have, how torch is set on it, and measuring that never ends a run."""
+"""What this machine is and how torch is set on it; a reading that fails never ends a run."""

@@ -1,45 +1,51 @@
-"""The device of a run: what `runtime.device` and `runtime.gpu_id` mean on this machine."""
+"""The device of a run: which one, how long it works, how busy it is."""
 
+import functools
+import itertools
 import logging
+import time
+from typing import Any
 
 import torch
 
 from speakernet import distributed
-from speakernet.machine.driver import unusable_gpu
-from speakernet.machine.facts import cpu_name
-from speakernet.machine.limits import usable_cores
+from speakernet.machine.facts import cpu_name, unusable_gpu, usable_cores
+from speakernet.machine.memory import Monitor
 from speakernet.machine.options import MachineOptions
 
 logger = logging.getLogger(__name__)
 
+UTILISATION_SECONDS = 0.25
+"""NVML averages over 1/6 to 1 s."""
+
 
 def choose_device(options: MachineOptions) -> torch.device:
-    """The device that the options ask for, made torch's current one and logged with its reason.
+    """The device that the options ask for, made torch's current one and logged with the reason.
 
     Raises:
         ValueError: a GPU was asked for and there is none, or none of that number.
     """
     device = find_device(options)
     if device.type == "cpu":
-        why = "asked for" if options.device == "cpu" else "no GPU that torch can use"
+        reason = "asked for" if options.device == "cpu" else "no GPU that torch can use"
         found, advice = ("", "") if options.device == "cpu" else unusable_gpu()
         if found:
             logger.warning("%s; this run is on the CPU, which is many times slower. To use the GPU: %s", found, advice)
         threads = torch.get_num_threads()
-        logger.info("device: cpu (%s): %s, %d cores, threads: %d", why, cpu_name(), usable_cores(), threads)
+        logger.info("device: cpu (%s): %s, %d cores, threads: %d", reason, cpu_name(), usable_cores(), threads)
         return device
-    # What names no device (pinned memory, the profiler, a library) then uses this GPU too, and leaves the first alone.
+    # Pinned memory, the profiler and libraries use the current GPU; left alone they would use the first.
     torch.cuda.set_device(device)
     logger.info("device: %s (%s)", device, torch.cuda.get_device_name(device))
     return device
 
 
 def find_device(options: MachineOptions, local_rank: int | None = None) -> torch.device:
-    """The same without a word or an effect.
+    """The device that the options ask for, without logging or effect.
 
     Args:
         options: which device.
-        local_rank: of this process on its machine; None: that of the group that is running.
+        local_rank: of this process on its machine; None: that of the running process group.
 
     Raises:
         ValueError: as `choose_device`.
@@ -54,10 +60,55 @@ def find_device(options: MachineOptions, local_rank: int | None = None) -> torch
     own = distributed.local_rank() if local_rank is None else local_rank
     if options.gpu_id is None and own >= count:
         raise ValueError(
-            f"process {own} of this machine (counted from 0) finds {count} GPUs, one for each process; start no more "
-            "than these, or use --runtime.device cpu"
+            f"local rank {own} (counted from 0) has no GPU: there are {count} on this machine, one for each rank; "
+            "start fewer processes, or use --runtime.device cpu"
         )
     number = own if options.gpu_id is None else options.gpu_id
     if number >= count:
         raise ValueError(f"runtime.gpu_id: {number}, but there are {count} GPUs, numbered from 0")
     return torch.device("cuda", number)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has finished all work that was given to it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def utilisation_monitor(device: torch.device) -> Monitor:
+    """Readings of how busy a GPU is, in percent, while the block runs; none on a CPU, or without NVML."""
+    read = functools.partial(torch.cuda.utilization, device) if device.type == "cuda" else None
+    return Monitor(read, "utilisation of the GPU", sample_seconds=UTILISATION_SECONDS)
+
+
+class DeviceClock:
+    """Seconds between marks in the device's own work: the host may be far ahead of a GPU when it looks at the clock.
+
+    Setting a mark costs a GPU nothing; reading them waits for the last one, once. On a CPU it is the wall clock.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._marks: list[Any] = []
+
+    def __len__(self) -> int:
+        return max(0, len(self._marks) - 1)
+
+    def mark(self) -> None:
+        """End one stretch and begin the next."""
+        if self._device.type != "cuda":
+            self._marks.append(time.perf_counter())
+            return
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        self._marks.append(event)
+
+    def take(self) -> list[float]:
+        """Seconds of the stretches, which are forgotten except for the last mark."""
+        marks, self._marks = self._marks, self._marks[-1:]
+        if self._device.type != "cuda":
+            return [after - before for before, after in itertools.pairwise(marks)]
+        if marks:
+            marks[-1].synchronize()
+        # In milliseconds.
+        return [before.elapsed_time(after) / 1e3 for before, after in itertools.pairwise(marks)]

@@ -1,22 +1,179 @@
-"""Facts about this machine for the log, the results and the doctor: versions, processor, memory, GPUs."""
+"""What this machine is and what this process may use of it: cores, memory, versions, GPUs, the NVIDIA driver.
 
+A container or a job sees the whole machine and may use a part of it: the scheduler keeps a set of cores (affinity), and
+control groups keep quotas of processor time and memory (both versions are read, every group from the process's own up
+to the root, since each one binds). What cannot be read is no bound. No torch is imported here.
+"""
+
+import contextlib
 import functools
 import importlib.metadata
 import logging
+import math
+import os
 import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 import speakernet
 from speakernet.files import human_bytes
-from speakernet.machine.limits import total_memory_bytes, usable_cores
-from speakernet.machine.measuring import measuring
 
 logger = logging.getLogger(__name__)
 
 TORCH_PAIR = "pip install 'torch>=2.9,<2.15' 'torchaudio>=2.9,<2.12'"
-"""Brings a torch and a torchaudio that belong together; the bounds of setup.py."""
+"""Installs a torch and a torchaudio that fit each other; the bounds of setup.py."""
 PACKAGES = ("torch", "torchaudio", "numpy", "scipy", "soundfile")
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
+# Version 1 writes "no limit" as the largest number of whole pages.
+NO_LIMIT_BYTES = 1 << 60
+MEMORY_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
+
+VERSION_FILE = Path("/proc/driver/nvidia/version")
+SMI_SECONDS = 30
+LEAST_DRIVERS = {11: 450, 12: 525, 13: 580}
+"""CUDA's major version -> the oldest driver that runs it.
+
+Source: NVIDIA, CUDA Compatibility, section Minor Version Compatibility, table 1.
+"""
+OLDER_CUDA = 12
+FOR_OLDER_CUDA = "pip install 'torch>=2.9,<2.11' 'torchaudio>=2.9,<2.11'"
+"""Within the bounds of setup.py: pip's builds of torch 2.9 and 2.10 for Linux are for CUDA 12.8, since 2.11 for 13."""
+
+_failed_readings: set[str] = set()
+
+
+@contextlib.contextmanager
+def measuring(what: str) -> Iterator[None]:
+    """Run a reading that may fail, such as NVML's; a failure is logged once per process and ends no run.
+
+    >>> found = {}
+    >>> with measuring("the temperature"):
+    ...     found["temperature"] = 1 / 0
+    >>> found
+    {}
+    """
+    try:
+        yield
+    except Exception as error:
+        # Whatever the library raises: its errors are of its own types, which may not even be importable here.
+        if what not in _failed_readings:
+            _failed_readings.add(what)
+            reason = str(error).strip().partition("\n")[0]
+            logger.info("%s is not measured here (%s)", what, ": ".join(filter(None, [type(error).__name__, reason])))
+
+
+@dataclass(frozen=True)
+class Quota:
+    """What the control groups allow; page cache counts as free, because the kernel gives it back."""
+
+    cores: float = math.inf
+    memory_bytes: int | None = None
+    free_bytes: int | None = None
+
+
+def usable_cores() -> int:
+    """Cores that this process may keep busy: those of its affinity, or fewer by quota (1.5 cores are one)."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    # Rounded down: the second thread of 1.5 cores would be stopped half of the time, and the first waits for it.
+    return max(1, math.floor(min(cores, read_quota().cores)))
+
+
+def usable_memory_bytes() -> int:
+    """Memory that this process can take now before the kernel kills something."""
+    free = read_quota().free_bytes
+    available = int(psutil.virtual_memory().available)
+    return available if free is None else min(available, free)
+
+
+def total_memory_bytes() -> int:
+    """All memory that this process can ever have: the machine's, or its control group's if that is less."""
+    limit = read_quota().memory_bytes
+    total = int(psutil.virtual_memory().total)
+    return total if limit is None else min(total, limit)
+
+
+def describe_limits() -> str:
+    """Cores and memory as text, with what limits them."""
+    quota, in_machine = read_quota(), os.cpu_count() or 1
+    cores = f"{usable_cores()} of {in_machine} cores"
+    if quota.cores < in_machine:
+        cores += f" (quota of {quota.cores:g})"
+    memory = f"{human_bytes(usable_memory_bytes())} of {human_bytes(total_memory_bytes())} of memory free"
+    if quota.memory_bytes is not None:
+        memory += f" (limited to {human_bytes(quota.memory_bytes)} by control group)"
+    return f"{cores}, {memory}"
+
+
+def read_quota(root: Path | None = None, membership: Path | None = None) -> Quota:
+    """The tightest quotas of this process's control groups and of all above them.
+
+    `root` is where the groups are mounted, `membership` the file that names the process's groups.
+    """
+    cores, limits = math.inf, []
+    for folder in _group_folders(root or CGROUP_ROOT, membership or MEMBERSHIP):
+        cores = min(cores, _core_quota(folder))
+        for limit_name, used_name in MEMORY_FILES:
+            limit, used = _text(folder / limit_name), _text(folder / used_name)
+            if limit.isdigit() and int(limit) < NO_LIMIT_BYTES:
+                taken = int(used) if used.isdigit() else 0
+                limits.append((int(limit), max(0, taken - _page_cache_bytes(folder))))
+                break
+    if not limits:
+        return Quota(cores)
+    return Quota(cores, min(limit for limit, _ in limits), max(0, min(limit - used for limit, used in limits)))
+
+
+def _group_folders(root: Path, membership: Path) -> Iterator[Path]:
+    """The existing folders of the process's groups and of the groups above.
+
+    Inside a container the named path often is the host's, and the container's own group is mounted at the root.
+    """
+    for line in _text(membership).splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        # Version 1 mounts each controller under its name, or a pair such as cpu,cpuacct under both; version 2 has no
+        # controllers here and is at the root, or under `unified` if version 1 is mounted beside it.
+        mounts = [controllers, *controllers.split(",")] if controllers else ["", "unified"]
+        # A group outside of this namespace is named by `..`.
+        steps = [step for step in path.split("/") if step and step != ".."]
+        for mount in dict.fromkeys(mounts):
+            for depth in range(len(steps), -1, -1):
+                folder = root.joinpath(mount, *steps[:depth])
+                if folder.is_dir():
+                    yield folder
+
+
+def _core_quota(folder: Path) -> float:
+    quota, _, period = _text(folder / "cpu.max").partition(" ")
+    if not quota:
+        quota, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
+    # "max" and -1 mean none.
+    if not quota.isdigit() or not period.isdigit() or not int(quota) or not int(period):
+        return math.inf
+    return int(quota) / int(period)
+
+
+def _page_cache_bytes(folder: Path) -> int:
+    facts = dict(line.split(" ", 1) for line in _text(folder / "memory.stat").splitlines() if " " in line)
+    # Version 1 counts the groups below under names of their own.
+    prefix = "total_" if "total_inactive_file" in facts else ""
+    values = [facts.get(f"{prefix}{name}", "0") for name in ("inactive_file", "active_file")]
+    return sum(int(value) for value in values if value.isdigit())
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def system_info() -> dict[str, Any]:
@@ -24,7 +181,7 @@ def system_info() -> dict[str, Any]:
     info: dict[str, Any] = {
         "platform": platform.platform(),
         "python": platform.python_version(),
-        # Ours from the code that runs: what an editable install says is of the day it was made.
+        # Not that of the metadata: an editable install keeps the version of the day it was made.
         "versions": {"speakernet": speakernet.__version__, **{name: version_of(name) for name in PACKAGES}},
         "cpu": cpu_name(),
         "cpu_cores": usable_cores(),
@@ -37,20 +194,19 @@ def system_info() -> dict[str, Any]:
     return info
 
 
-def log_system_info() -> dict[str, Any]:
-    """Write the machine's facts to the log, as details, and return them."""
+def log_system_info() -> None:
+    """Write the machine's facts to the log, as details."""
     info = system_info()
     versions = ", ".join(f"{name} {version}" for name, version in info["versions"].items() if version)
     names = ", ".join(f"{gpu['name']} ({human_bytes(gpu['memory_bytes'])})" for gpu in info["gpus"]) or "no GPU"
-    logger.debug("python %s, %s", info["python"], versions)
     memory = human_bytes(info["memory_bytes"]) if "memory_bytes" in info else "an unknown amount"
+    logger.debug("python %s, %s", info["python"], versions)
     logger.debug("%s, %d cores, %s of memory; %s", info["cpu"], info["cpu_cores"], memory, names)
-    return info
 
 
 def version_of(package: str) -> str | None:
-    """The installed version of a package, None where it is not installed."""
-    # Not `__version__`: a torchaudio that does not fit its torch takes the process down when it is imported.
+    """The installed version of a package, None if it is not installed."""
+    # Not `__version__`: importing a torchaudio that does not fit its torch may end the process.
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -58,14 +214,13 @@ def version_of(package: str) -> str | None:
 
 
 def gpu_facts() -> dict[str, Any]:
-    """`gpus`, name and memory of each one that torch can use, `cuda`, its version, and `tf32`; empty without one."""
-    # Late: the doctor's --help and the facts above need no torch.
+    """`gpus` (name and memory of each that torch can use), `cuda` (the version torch was built with) and `tf32`."""
+    # Late: torch takes two seconds, and the facts above do not need it.
     import torch
 
     if not torch.cuda.is_available():
         return {}
     found = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
-    # CUDA is the one that torch was built with; the driver's own may be newer.
     return {
         "cuda": torch.version.cuda,
         "tf32": bool(torch.backends.cudnn.allow_tf32),
@@ -74,7 +229,7 @@ def gpu_facts() -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """The processor's name as its maker writes it, where the system tells; else its family."""
+    """The processor's name as its maker writes it, or its family on systems that do not name it."""
     return _cpu_facts().get("model name") or platform.processor() or platform.machine()
 
 
@@ -87,13 +242,52 @@ def cpu_flags() -> frozenset[str]:
 
 @functools.cache
 def _cpu_facts() -> dict[str, str]:
-    """The lines of /proc/cpuinfo about the first core; the others are alike."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return {}
+    """The lines of /proc/cpuinfo about the first core."""
     facts: dict[str, str] = {}
-    for line in text.splitlines():
+    for line in _text(Path("/proc/cpuinfo")).splitlines():
         key, _, value = line.partition(":")
         facts.setdefault(key.strip(), value.strip())
     return facts
+
+
+def driver_version() -> str:
+    """The version of the NVIDIA driver, from its kernel module or from `nvidia-smi`; empty if there is none."""
+    # NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 …
+    if found := re.search(r"\s(\d+(?:\.\d+)+)\s", _text(VERSION_FILE)):
+        return found[1]
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ""
+    command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        outcome = subprocess.run(command, capture_output=True, text=True, timeout=SMI_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    found = re.match(r"\d+(?:\.\d+)+", outcome.stdout.strip())
+    return found[0] if outcome.returncode == 0 and found else ""
+
+
+def unusable_gpu() -> tuple[str, str]:
+    """What is wrong and what to do if the machine has an NVIDIA driver but torch has no GPU; else two empty texts."""
+    # Late: torch takes two seconds.
+    import torch
+
+    # Empty or -1 hides all GPUs, which is the user's choice.
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1")
+    if is_hidden or torch.cuda.is_available() or not (driver := driver_version()):
+        return "", ""
+    built_for, name = torch.version.cuda, f"torch {torch.__version__}"
+    if not built_for:
+        return (
+            f"there is an NVIDIA driver ({driver}), but {name} is built without CUDA",
+            f"install a build with CUDA; for drivers from {LEAST_DRIVERS[OLDER_CUDA]} on: {FOR_OLDER_CUDA}",
+        )
+    found = f"there is an NVIDIA driver ({driver}), but {name}, built for CUDA {built_for}, can use no GPU"
+    least, number = LEAST_DRIVERS.get(int(built_for.split(".")[0]), 0), int(driver.split(".")[0])
+    if number >= least:
+        advice = "the driver is new enough: start a container with --gpus all, and check that nvidia-smi lists a GPU"
+        return found, advice
+    found += f": that takes driver {least} or later"
+    if number >= LEAST_DRIVERS[OLDER_CUDA]:
+        return found, f"update the driver, or install a torch for CUDA {OLDER_CUDA}: {FOR_OLDER_CUDA}"
+    return found, "update the driver: no torch that speakernet supports works with this one"

@@ -1,10 +1,9 @@
-"""How torch is set on this machine: each switch applied once, with the reason why it is what it is.
+"""How torch is set on this machine: each switch applied once, with the reason for its value.
 
-Knows nothing of models or data. Settings are process-wide, so they are applied by whoever starts the run.
+Settings are process-wide, so they are applied by whoever starts the run.
 """
 
 import contextlib
-import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,14 +12,9 @@ from typing import Any, Literal
 import torch
 
 from speakernet import distributed
-from speakernet.files import human_bytes
-from speakernet.machine.allocation import huge_pages, keep_freed_memory, return_freed_memory
-from speakernet.machine.limits import usable_cores
-from speakernet.machine.measuring import measuring
-from speakernet.machine.memory import process_memory_bytes
+from speakernet.machine.facts import usable_cores
+from speakernet.machine.memory import huge_pages, keep_freed_memory, return_freed_memory
 from speakernet.machine.options import MachineOptions
-
-logger = logging.getLogger(__name__)
 
 ATTENTION_SWITCHES = {
     "flash": "enable_flash_sdp",
@@ -40,36 +34,8 @@ class AppliedSetting:
     value: Any
     reason: str
 
-    @property
-    def is_applied(self) -> bool:
-        """Whether it acts on this machine."""
-        return bool(self.value != NO_EFFECT)
-
     def __str__(self) -> str:
         return f"{self.name} = {self.value} ({self.reason})"
-
-
-def performance_info() -> dict[str, Any]:
-    """How torch is set at this moment, as plain values."""
-    info = {
-        "threads": torch.get_num_threads(),
-        "interop_threads": torch.get_num_interop_threads(),
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),
-        "tf32_convolutions": torch.backends.cudnn.allow_tf32,
-        "cudnn_benchmark": torch.backends.cudnn.benchmark,
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-    }
-    with measuring("memory of the process"):
-        info["process_memory_bytes"] = process_memory_bytes()
-    return info
-
-
-def log_performance_info() -> dict[str, Any]:
-    """Write torch's settings to the log, as a detail, and return them."""
-    info = performance_info()
-    shown = {name: human_bytes(value) if name.endswith("_bytes") else value for name, value in info.items()}
-    logger.debug("torch: %s", ", ".join(f"{name} {value}" for name, value in shown.items()))
-    return info
 
 
 def optimize_torch_settings(
@@ -79,21 +45,30 @@ def optimize_torch_settings(
     save_memory: bool = False,
     varies_lengths: bool = False,
 ) -> list[AppliedSetting]:
-    """Set torch for speed, or for the same bits every time, and say what was applied and why.
+    """Set torch for speed, or for the same bits every time.
 
     Args:
         options: what is asked for.
-        device: of the run, which the bound of its memory is for; None: torch's current GPU.
-        save_memory: the contrary of `keep_memory`, whatever that says: give every large tensor back when it is freed.
+        device: of the run, whose memory may be limited; None: torch's current GPU.
+        save_memory: give every large tensor back when it is freed, whatever `keep_memory` says.
         varies_lengths: whether the batches of a run have many shapes: then no convolution is worth timing.
 
     Returns:
         Every setting that was applied, or asked for and without effect here, each with its reason.
 
     Raises:
-        ValueError: threads far beyond the cores.
+        ValueError: far more threads than cores.
     """
-    applied = [_set_determinism(options.deterministic), *_set_threads(options.threads, options.interop_threads)]
+    deterministic = options.deterministic
+    if deterministic:
+        # cuBLAS reads it when its handle is made, that is before the first product.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # Also if it is off: an earlier run of this process may have switched it on.
+    torch.use_deterministic_algorithms(deterministic)
+    torch.backends.cudnn.deterministic = deterministic
+    reason = "asked for" if deterministic else "the fastest kernels are used"
+    applied = [AppliedSetting("deterministic", deterministic, reason)]
+    applied += _set_threads(options.threads, options.interop_threads)
     if options.keep_memory or save_memory:
         applied.append(AppliedSetting("keep_memory", *(return_freed_memory() if save_memory else keep_freed_memory())))
         applied.append(AppliedSetting("huge_pages", *huge_pages()))
@@ -109,7 +84,7 @@ def optimize_torch_settings(
 
 @contextlib.contextmanager
 def many_shapes() -> Iterator[None]:
-    """Inside, cuDNN times no algorithms: where each batch has another shape it would time them for every one."""
+    """Inside, cuDNN times no algorithms: with a new shape in each batch it would time them every time."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = False
     try:
@@ -118,25 +93,13 @@ def many_shapes() -> Iterator[None]:
         torch.backends.cudnn.benchmark = before
 
 
-def _set_determinism(deterministic: bool) -> AppliedSetting:
-    if deterministic:
-        # cuBLAS reads it when its handle is made, that is before the first product.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # Also where it is off: an earlier run of this process may have switched it on.
-    torch.use_deterministic_algorithms(deterministic)
-    torch.backends.cudnn.deterministic = deterministic
-    return AppliedSetting(
-        "deterministic", deterministic, "asked for" if deterministic else "the fastest kernels are used"
-    )
-
-
 def _set_gpu(options: MachineOptions, device: torch.device | None, *, varies_lengths: bool) -> list[AppliedSetting]:
     attention, tf32, memory_fraction = options.attention, options.tf32, options.memory_fraction
-    wanted = options.cudnn_benchmark
-    benchmark = not (options.deterministic or varies_lengths) if wanted == "auto" else bool(wanted)
-    # Timing every algorithm of a convolution pays when its shapes come again, and picks by the clock, not by the bits.
+    asked = options.cudnn_benchmark
+    benchmark = not (options.deterministic or varies_lengths) if asked == "auto" else bool(asked)
+    # Timing every algorithm of a convolution pays if its shapes come again, and picks by the clock, not by the bits.
     torch.backends.cudnn.benchmark = benchmark
-    reason = "crops have many lengths" if varies_lengths and wanted == "auto" else "asked for"
+    reason = "crops have many lengths" if varies_lengths and asked == "auto" else "asked for"
     reason = "crops have few lengths" if benchmark else reason
     applied = [AppliedSetting("cudnn_benchmark", benchmark, reason)]
     # Products of matrices and cuDNN's convolutions have a switch each. Products are what filters, phases, pooling and
@@ -162,29 +125,26 @@ def _set_threads(threads: int | Literal["auto"], interop_threads: int) -> list[A
     cores = usable_cores()
     if threads == "auto":
         # torch counts the cores of the machine, or those of OMP_NUM_THREADS, but no quota.
-        processes = distributed.local_world_size()
-        chosen = min(torch.get_num_threads(), max(1, cores // processes))
+        ranks = distributed.local_world_size()
+        chosen = min(torch.get_num_threads(), max(1, cores // ranks))
         torch.set_num_threads(chosen)
-        shared = f", by {processes} processes" if processes > 1 else ""
+        shared = f", shared by {ranks} ranks" if ranks > 1 else ""
         applied.append(AppliedSetting("threads", chosen, f"auto, {cores} cores may be used{shared}"))
         threads = 0
     for name, number in (("threads", threads), ("interop_threads", interop_threads)):
         # Refused, not lowered: a few too many may be meant (and are called slow), thousands are a typing mistake.
         if not 0 <= number <= MOST_THREADS_A_CORE * cores:
-            raise ValueError(
-                f"{name}: {number} on {cores} cores; expected 0 (torch's choice) to {MOST_THREADS_A_CORE * cores}"
-            )
+            most = MOST_THREADS_A_CORE * cores
+            raise ValueError(f"{name}: {number} on {cores} cores; expected 0 (torch's choice) to {most}")
     if threads:
         torch.set_num_threads(threads)
         reason = "asked for" if threads <= cores else f"asked for; slow, there are {cores} cores for them"
         applied.append(AppliedSetting("threads", threads, reason))
     if interop_threads:
+        reason = "asked for"
         try:
             torch.set_num_interop_threads(interop_threads)
-            applied.append(AppliedSetting("interop_threads", interop_threads, "asked for"))
         except RuntimeError:
-            now = torch.get_num_interop_threads()
-            applied.append(
-                AppliedSetting("interop_threads", now, "torch takes it once, before its first parallel operation")
-            )
+            reason = "torch takes it once, before its first parallel operation"
+        applied.append(AppliedSetting("interop_threads", torch.get_num_interop_threads(), reason))
     return applied

@@ -14,7 +14,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from speakernet.machine.options import MachineOptions
-from speakernet.machine.signals import STOP_SIGNALS
+from speakernet.machine.threads import STOP_SIGNALS
 
 logger = logging.getLogger(__name__)
 

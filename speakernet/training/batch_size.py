@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from speakernet.files import human_bytes
-from speakernet.machine.allocation import is_out_of_memory, release_freed_memory
-from speakernet.machine.limits import usable_memory_bytes
-from speakernet.machine.memory import MemoryMonitor, process_memory_bytes
+from speakernet.machine.facts import usable_memory_bytes
+from speakernet.machine.memory import Monitor, is_out_of_memory, process_memory_bytes, release_freed_memory
 
 logger = logging.getLogger(__name__)
 
@@ -179,14 +178,14 @@ class BatchSizeOptimizer:
         release_freed_memory()
         seconds = float("inf")
         try:
-            with MemoryMonitor(read=self.read_memory) as monitor:
+            with Monitor(read=self.read_memory) as monitor:
                 if self.device.type == "cuda":
                     torch.cuda.reset_peak_memory_stats(self.device)
                 sample = self.sample_batch_fn(batch_size)
                 self.step(sample)  # the first step allocates and chooses kernels; it is not timed
                 monitor.sample()
                 # No time is wanted of a size that does not fit.
-                if self._fits(monitor.added_bytes):
+                if self._fits(monitor.peak - monitor.start):
                     seconds = sorted(self._timed_step(sample) for _ in range(TIMED_STEPS))[TIMED_STEPS // 2]
         except RuntimeError as error:
             if not is_out_of_memory(error):
@@ -196,7 +195,7 @@ class BatchSizeOptimizer:
             self.model.zero_grad(set_to_none=True)
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
-        added = monitor.added_bytes
+        added = monitor.peak - monitor.start
         if self.device.type == "cuda":
             added = torch.cuda.max_memory_allocated(self.device)
         fits = self._fits(added)

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from speakernet.files import error_line
-from speakernet.machine.clock import DeviceClock
+from speakernet.machine.device import DeviceClock
 from speakernet.seeding import capture_random_state, restore_random_state
 from speakernet.training.options import CompileOptions
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from speakernet import distributed
-from speakernet.machine.signals import HANGUP, STOP_SIGNALS
+from speakernet.machine.threads import HANGUP, STOP_SIGNALS
 from speakernet.parallel.group import request_everywhere, requested
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from speakernet.machine.measuring import measuring
+from speakernet.machine.facts import measuring
 from speakernet.training.options import ProfileOptions
 
 logger = logging.getLogger(__name__)

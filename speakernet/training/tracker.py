@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from speakernet.machine.measuring import measuring
+from speakernet.machine.facts import measuring
 from speakernet.machine.memory import process_peak_bytes
 
 PARTS = ("data", "forward_backward", "optimizer")

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import torch
 
 from speakernet import distributed
-from speakernet.machine.signals import Stopped
+from speakernet.machine.threads import Stopped
 from speakernet.run_folder import held
 from speakernet.seeding import capture_random_state, restore_random_state
 from speakernet.terminal import Bar

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from speakernet.machine.allocation import HUGE_PAGES, huge_pages
+from speakernet.machine.memory import HUGE_PAGES, huge_pages
 
 SCRIPTS = {
     "kept": "given_back = faults(4, 64)\n"
@@ -25,7 +25,7 @@ SCRIPTS = {
 
 OWNER = """
 import json, os, resource, sys, torch
-from speakernet.machine.allocation import keep_freed_memory, release_freed_memory, return_freed_memory
+from speakernet.machine.memory import keep_freed_memory, release_freed_memory, return_freed_memory
 
 def faults(times, mebibytes):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

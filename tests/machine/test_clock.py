@@ -6,7 +6,7 @@ import types
 import pytest
 import torch
 
-from speakernet.machine.clock import DeviceClock
+from speakernet.machine.device import DeviceClock
 
 
 def test_a_cpu_is_timed_by_the_wall(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,9 @@ import torch
 from packaging.specifiers import SpecifierSet
 
 from speakernet.checks.machine import machine_findings
-from speakernet.machine import driver
+from speakernet.machine import facts
 from speakernet.machine.device import choose_device
-from speakernet.machine.driver import FOR_OLDER_CUDA, driver_version, unusable_gpu
+from speakernet.machine.facts import FOR_OLDER_CUDA, driver_version, unusable_gpu
 from speakernet.machine.options import MachineOptions
 
 CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Thu Oct 19 18:56:32 UTC 2023\nGCC version:  gcc 12.2.0\n"
@@ -36,7 +36,7 @@ class Machine:
 @pytest.fixture()
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """No GPU for torch, which is built for CUDA 13; no driver yet."""
-    monkeypatch.setattr(driver, "VERSION_FILE", tmp_path / "version")
+    monkeypatch.setattr(facts, "VERSION_FILE", tmp_path / "version")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -66,8 +66,8 @@ def test_or_asked_of_its_program(machine: Machine) -> None:
     ("version", "cuda", "found", "advice"),
     [
         ("535.129.03", "13.0", "535.129.03.*built for CUDA 13.0.*takes driver 580 or later", "torch>=2.9,<2.11"),
-        ("470.57.02", "13.2", "takes driver 580 or later", "no torch that speakernet runs with"),
-        ("470.57.02", "12.8", "takes driver 525 or later", "no torch that speakernet runs with"),
+        ("470.57.02", "13.2", "takes driver 580 or later", "no torch that speakernet supports"),
+        ("470.57.02", "12.8", "takes driver 525 or later", "no torch that speakernet supports"),
         ("580.65.06", "13.0", "can use no GPU$", "--gpus all"),
         ("535.129.03", "12.8", "can use no GPU$", "--gpus all"),
         ("535.129.03", None, "built without CUDA", "torch>=2.9,<2.11"),

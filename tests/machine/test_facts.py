@@ -9,14 +9,15 @@ import pytest
 import torch
 
 from speakernet.machine import facts
-from speakernet.machine.facts import TORCH_PAIR, cpu_flags, cpu_name, log_system_info, version_of
+from speakernet.machine.facts import TORCH_PAIR, cpu_flags, cpu_name, log_system_info, system_info, version_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_system_info_is_plain_and_names_versions(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    info = log_system_info()
+    info = system_info()
+    log_system_info()
     assert json.loads(json.dumps(info)) == info
     assert info["versions"]["torch"] == torch.__version__.split("+")[0] or info["versions"]["torch"]
     assert info["cpu_cores"] >= 1

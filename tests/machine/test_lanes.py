@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from speakernet.machine.lanes import in_lanes, lanes_of
+from speakernet.machine.threads import in_lanes, lanes_of
 
 
 @pytest.fixture(autouse=True)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from speakernet.machine import limits as machine
-from speakernet.machine.limits import Quota, read_quota
+from speakernet.machine import facts as machine
+from speakernet.machine.facts import Quota, read_quota
 
 GIB = 1 << 30
 

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from speakernet.machine import limits, measuring, memory
-from speakernet.machine.facts import log_system_info
-from speakernet.machine.measuring import measuring as guarded
-from speakernet.machine.memory import MemoryMonitor
-from speakernet.machine.settings import log_performance_info
+from speakernet.machine import facts, memory
+from speakernet.machine.facts import measuring as guarded
+from speakernet.machine.facts import system_info
+from speakernet.machine.memory import Monitor
 from speakernet.training.batch_size import BatchSizeOptimizer
 from speakernet.training.options import ProfileOptions
 from speakernet.training.profiler import StepProfiler
@@ -29,7 +28,7 @@ def refuse(*arguments: object, **options: object) -> None:
 
 @pytest.fixture(autouse=True)
 def _nothing_said_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "_said", set())
+    monkeypatch.setattr(facts, "_failed_readings", set())
 
 
 def test_a_failed_reading_is_left_out_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -78,21 +77,20 @@ def test_facts_of_the_machine_that_cannot_be_read(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(limits.psutil, "virtual_memory", refuse)
+    monkeypatch.setattr(facts.psutil, "virtual_memory", refuse)
     monkeypatch.setattr(memory.psutil, "Process", refuse)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", refuse)
-    info = log_system_info()
+    info = system_info()
     assert info["cpu_cores"] >= 1 and info["gpus"] == [] and "memory_bytes" not in info
     assert json.loads(json.dumps(info)) == info
-    assert "process_memory_bytes" not in log_performance_info()
 
 
 def test_the_memory_monitor_and_the_batch_finder_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    with MemoryMonitor(sample_seconds=0.001, read=refuse) as monitor:
+    with Monitor(sample_seconds=0.001, read=refuse) as monitor:
         pass
-    assert monitor.added_bytes == 0
+    assert monitor.peak == monitor.start == 0 and monitor.mean is None
     net = torch.nn.Linear(4, 4)
     finder = BatchSizeOptimizer(
         model=net,

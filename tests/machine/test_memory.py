@@ -6,7 +6,7 @@ import types
 import pytest
 
 from speakernet.machine import memory
-from speakernet.machine.memory import MemoryMonitor, process_memory_bytes, process_peak_bytes
+from speakernet.machine.memory import Monitor, process_memory_bytes, process_peak_bytes
 
 
 def test_memory_monitor_sees_the_peak() -> None:
@@ -17,11 +17,11 @@ def test_memory_monitor_sees_the_peak() -> None:
         seen.append(next(readings))
         return seen[-1]
 
-    with MemoryMonitor(sample_seconds=0.001, read=read) as monitor:
+    with Monitor(sample_seconds=0.001, read=read) as monitor:
         while len(seen) < 5:
             pass
-    assert monitor.peak_bytes == 900
-    assert monitor.added_bytes == 800
+    assert monitor.peak == 900
+    assert monitor.peak - monitor.start == 800
 
 
 def test_the_peak_is_about_what_is_held_now_or_more() -> None:

@@ -6,9 +6,9 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 import torch
 
-from speakernet.machine.limits import usable_cores
+from speakernet.machine.facts import usable_cores
 from speakernet.machine.options import MachineOptions
-from speakernet.machine.settings import AppliedSetting, log_performance_info, many_shapes, optimize_torch_settings
+from speakernet.machine.settings import AppliedSetting, many_shapes, optimize_torch_settings
 
 
 @pytest.fixture(autouse=True)
@@ -32,8 +32,6 @@ def test_settings_say_what_was_applied_and_why() -> None:
     assert torch.are_deterministic_algorithms_enabled()
     assert settings["threads"].value == 1 == torch.get_num_threads()
     assert settings["deterministic"].reason
-    performance = log_performance_info()
-    assert (performance["threads"], performance["deterministic"]) == (1, True)
 
 
 def test_a_setting_without_effect_says_so() -> None:
@@ -89,7 +87,6 @@ def test_tf32_is_for_convolutions_alone(tf32: bool, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     applied(torch.device("cuda:0"), tf32=tf32)
     assert torch.get_float32_matmul_precision() == "highest" and torch.backends.cudnn.allow_tf32 is tf32
-    assert log_performance_info()["tf32_convolutions"] is tf32
 
 
 def test_more_threads_than_cores_are_called_slow() -> None:

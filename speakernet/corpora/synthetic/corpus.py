@@ -33,7 +33,7 @@ from speakernet.corpora.synthetic.voices import SAMPLE_RATE, draw_voice, synthes
 from speakernet.data.audio import audio_info, write_audio
 from speakernet.data.lists import write_training_list, write_trials
 from speakernet.files import atomic_write
-from speakernet.machine.limits import usable_cores
+from speakernet.machine.facts import usable_cores
 from speakernet.seeding import numpy_generator
 from speakernet.terminal import Bar
 

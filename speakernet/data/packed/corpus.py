@@ -26,7 +26,7 @@ from speakernet.data.packed.on_disk import FileSamples
 from speakernet.data.sharing import SharedArray
 from speakernet.data.sources import INT16_SCALE, AudioSource, RowReader
 from speakernet.files import open_text, reading, sha256_of
-from speakernet.machine.limits import usable_memory_bytes
+from speakernet.machine.facts import usable_memory_bytes
 from speakernet.parts import PATTERN, list_parts, missing_parts, parts_in
 
 FORMAT_NAME = "speakernet packed corpus"
