@@ -12,7 +12,7 @@ import numpy as np
 
 from speakernet.checks.findings import Finding
 from speakernet.checks.headers import header_findings
-from speakernet.data.augment.banks import AUDIO_SUFFIXES
+from speakernet.data.audio import AUDIO_SUFFIXES
 from speakernet.data.ffmpeg import CONVERTIBLE_SUFFIXES
 from speakernet.data.list_identity import identify_trials
 from speakernet.data.list_lines import one_word

@@ -1,21 +1,27 @@
 """The only door to audio files: facts from the header, a crop as float32, a file written.
 
-PCM and float WAV are read by seeking to the samples; everything else (FLAC, OGG, MP3, A-law …) goes through soundfile's
-seek. Only the crop is read. Other rates are resampled, several channels mixed down. All positions and lengths handed in
-are in samples of the rate asked for.
+PCM and float WAV are read by seeking to the samples; FLAC, OGG, MP3, A-law … go through soundfile's seek. Only the crop
+is read. What soundfile cannot read (m4a, aac, webm …) ffmpeg decodes as a whole to 16 kHz, as `prepare folder` does.
+Other rates are resampled, several channels mixed down. All positions and lengths handed in are in samples of the rate
+asked for.
 """
 
+import contextlib
+import functools
 import io
 import math
 import os
 import stat
+import wave
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import soundfile
 
+from speakernet.data.ffmpeg import CONVERTIBLE_SUFFIXES, FfmpegError, decode_to_bytes, find_ffmpeg
 from speakernet.data.riff import RiffError, parse_riff
 from speakernet.files import FileError, atomic_write, check_regular, in_place_of_a_file, open_regular, reading
 
@@ -26,6 +32,21 @@ LOWEST_RATE, HIGHEST_RATE = 1_000, 192_000
 # 24 dB above full scale, which no recording reaches; samples that were int16 go far beyond.
 LOUDEST_SAMPLE = 16.0
 WRITABLE = {".wav": "WAV", ".flac": "FLAC"}
+READABLE_SUFFIXES = frozenset({".wav", ".flac", ".ogg", ".opus", ".mp3", ".aif", ".aiff", ".au", ".sph"})
+AUDIO_SUFFIXES = READABLE_SUFFIXES | CONVERTIBLE_SUFFIXES
+"""What a walk through a folder takes for audio."""
+# First bytes of what ffmpeg decodes, and its name for them; MP4 is recognised by its first box.
+CONTAINERS = {
+    b"\x1aE\xdf\xa3": "matroska",
+    b"0&\xb2u\x8ef\xcf\x11": "asf",
+    b"#!AMR": "amr",
+    b"caff": "caf",
+    b"\xff\xf1": "aac",
+    b"\xff\xf9": "aac",
+}
+MP4_BOXES = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")
+CUT_SHORT_SECONDS, CUT_SHORT_SHARE = 0.15, 0.01  # a container may promise so much more than it decodes to
+KEPT_DECODED = 8  # files that ffmpeg decoded: a long recording is read window by window
 HOPS_A_SECOND = 100  # frames of 10 ms
 WINDOW_EXTRA_SECONDS = 0.015  # a window of 25 ms reaches 15 ms beyond its hop
 MOST_SAMPLES_PER_BYTE = 8192
@@ -96,13 +117,42 @@ def resample(audio: np.ndarray, up: int, down: int) -> np.ndarray:
 
 
 def audio_info(path: str | Path) -> AudioInfo:
-    """Read a file's header.
+    """Read a file's header (of what only ffmpeg reads, decode the file).
 
     Raises:
         AudioError: missing, unreadable, or not audio.
     """
+    with open_audio(path) as (_, info):
+        return info
+
+
+@contextlib.contextmanager
+def open_audio(path: str | Path, known: AudioInfo | None = None) -> Iterator[tuple[BinaryIO, AudioInfo]]:
+    """An open file for `crop_of_file` and its header; what only ffmpeg reads is decoded first.
+
+    Args:
+        path: the file.
+        known: its header if it was read before; it is read again if the file has changed since.
+    """
     with reading(path, EXPECTED, AudioError), open_regular(path, buffering=0) as file:
-        return info_of_file(file, path)
+        status = os.fstat(file.fileno())
+        if container := _container_of(file):
+            decoded = _decode_kept(str(path), status.st_size, status.st_mtime_ns, container)
+            yield io.BytesIO(decoded), _info_of_decoded(decoded, container, status)
+        elif known and (status.st_size, status.st_mtime_ns) == (known.file_bytes, known.modified_ns):
+            yield file, known
+        else:
+            yield file, info_of_file(file, path, status)
+
+
+def readable_bytes(content: bytes, name: str) -> bytes:
+    """The content of a file as soundfile reads it: as it is, or as a WAV file that ffmpeg decodes it to.
+
+    Raises:
+        AudioError: ffmpeg is missing or cannot decode it, as an m4a file whose index stands at its end.
+    """
+    container = _container_of(io.BytesIO(content))
+    return _decode_with_ffmpeg(content, name, container) if container else content
 
 
 def info_of_file(file: Any, name: str | Path, status: Any = None) -> AudioInfo:
@@ -169,14 +219,14 @@ def read_audio(
     Raises:
         AudioError: missing, not audio, without samples in the crop, or with NaN or infinite samples.
     """
-    with reading(path, EXPECTED, AudioError), open_regular(path, buffering=0) as file:
-        info = info_of_file(file, path)
+    with open_audio(path) as (file, info):
         return crop_of_file(file, info, path, start, num_samples, sample_rate, mixes=mixes)
 
 
 def info_of_bytes(content: bytes, name: str) -> AudioInfo:
     """`audio_info` for a whole file that is already in memory; `name` is for messages."""
     with reading(name, EXPECTED, AudioError):
+        content = readable_bytes(content, name)
         return info_of_file(io.BytesIO(content), name, _BytesStatus(len(content)))
 
 
@@ -184,8 +234,9 @@ def read_audio_bytes(
     content: bytes, name: str, start: int = 0, num_samples: int | None = None, sample_rate: int = SAMPLE_RATE
 ) -> np.ndarray:
     """`read_audio` for a whole file that is already in memory; `name` is for messages."""
-    file = io.BytesIO(content)
     with reading(name, EXPECTED, AudioError):
+        content = readable_bytes(content, name)
+        file = io.BytesIO(content)
         info = info_of_file(file, name, _BytesStatus(len(content)))
         return crop_of_file(file, info, name, start, num_samples, sample_rate)
 
@@ -253,10 +304,6 @@ def audio_of_array(samples: np.ndarray, sample_rate: int, wanted_rate: int = SAM
         raise AudioError(f"sample_rate {sample_rate}; expected {LOWEST_RATE} to {HIGHEST_RATE} Hz, a whole number")
     is_whole = samples.dtype == np.int16
     mono = finish_frames(samples.astype(np.float32) * np.float32(1 / 32768 if is_whole else 1.0), "the array")
-    if (loudest := float(np.abs(mono).max())) > LOUDEST_SAMPLE:
-        raise AudioError(
-            f"samples up to {loudest:.6g}; expected floating point in -1..1: divide what was int16 by 32768"
-        )
     common = math.gcd(wanted_rate, int(sample_rate))
     up, down = wanted_rate // common, int(sample_rate) // common
     return mono if up == down else resample(mono, up, down).astype(np.float32, copy=False)
@@ -371,12 +418,64 @@ def decode_pcm(raw: bytes | np.ndarray, format_name: str) -> np.ndarray:
 
 
 def finish_frames(frames: np.ndarray, name: str | Path, mixes: bool = True) -> np.ndarray:
-    """Mix (samples, channels) down to (samples,), or take the first channel; refuse NaN and infinite samples."""
+    """Mix (samples, channels) to (samples,), or take the first channel; refuse NaN and far too loud samples."""
+    # Comparisons with NaN are false.
+    if not (frames.max() <= LOUDEST_SAMPLE and frames.min() >= -LOUDEST_SAMPLE):
+        loudest = float(np.abs(frames).max())
+        if not math.isfinite(loudest):
+            raise AudioError(f"{name}: holds NaN or infinite samples; convert it again from its source")
+        raise AudioError(
+            f"{name}: samples up to {loudest:.6g}; expected floating point in -1..1: divide what was int16 by 32768"
+        )
     mono = frames.mean(axis=1, dtype=np.float32) if mixes and frames.shape[1] > 1 else frames[:, 0]
-    # A sum is not finite when any sample is not; cheaper than testing each.
-    if not math.isfinite(float(mono.sum(dtype=np.float64))):
-        raise AudioError(f"{name}: holds NaN or infinite samples; convert it again from its source")
     return np.ascontiguousarray(mono)
+
+
+def _container_of(file: BinaryIO) -> str:
+    """Format for ffmpeg, by the first bytes of an open file; empty for what soundfile reads."""
+    head = file.read(12)
+    file.seek(0)
+    if head[4:8] in MP4_BOXES:
+        return "mov"
+    return next((name for start, name in CONTAINERS.items() if head.startswith(start)), "")
+
+
+@functools.lru_cache(maxsize=KEPT_DECODED)
+def _decode_kept(path: str, _size: int, _modified_ns: int, container: str) -> bytes:
+    return _decode_with_ffmpeg(Path(path), path, container)
+
+
+def _decode_with_ffmpeg(source: Path | bytes, name: str, container: str) -> bytes:
+    """A WAV file of what ffmpeg decodes.
+
+    Raises:
+        AudioError: ffmpeg is missing, cannot decode it, or finds less than the container promises.
+    """
+    try:
+        raw, facts = decode_to_bytes(find_ffmpeg(), source, SAMPLE_RATE, container)
+    except FfmpegError as error:
+        advice = ""
+        if isinstance(source, bytes) and container == "mov":
+            advice = "; m4a and mp4 may need a file to seek in: give it as a file, or convert it to WAV or FLAC"
+        raise AudioError(f"{name}: {error}{advice}") from error
+    seconds = len(raw) / 2 / SAMPLE_RATE
+    if facts.source_seconds and not facts.is_estimate:
+        tolerance = max(CUT_SHORT_SECONDS, CUT_SHORT_SHARE * facts.source_seconds)
+        if seconds < facts.source_seconds - tolerance:
+            raise AudioError(
+                f"{name}: decodes to {seconds:.2f} of {facts.source_seconds:.2f} seconds; the file is cut short"
+            )
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setparams((1, 2, SAMPLE_RATE, len(raw) // 2, "NONE", ""))
+        file.writeframes(raw)
+    return buffer.getvalue()
+
+
+def _info_of_decoded(decoded: bytes, container: str, status: os.stat_result) -> AudioInfo:
+    """Facts of a file that ffmpeg decoded to WAV: its samples are not in the file itself, so there is no offset."""
+    found = info_of_file(io.BytesIO(decoded), container, _BytesStatus(len(decoded)))
+    return AudioInfo(found.num_samples, found.sample_rate, 1, container, -1, False, status.st_size, status.st_mtime_ns)
 
 
 def cannot_open(path: str | Path, error: OSError) -> AudioError:

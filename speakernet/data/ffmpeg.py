@@ -99,17 +99,26 @@ def decode_batch(
     return _durations(log, len(sources))
 
 
-def decode_to_bytes(ffmpeg: str, source: Path, sample_rate: int) -> tuple[bytes, Decoded]:
-    """Decode one file to raw 16-bit mono samples (little-endian) in memory.
+def decode_to_bytes(ffmpeg: str, source: Path | bytes, sample_rate: int, container: str = "") -> tuple[bytes, Decoded]:
+    """Decode one file, or the content of one, to raw 16-bit mono samples (little-endian) in memory.
+
+    Args:
+        ffmpeg: the program.
+        source: the file or its content, which ffmpeg then cannot seek in.
+        sample_rate: Hz of the result.
+        container: ffmpeg's name of the format; empty lets ffmpeg find out.
 
     Raises:
         FfmpegError: ffmpeg failed.
     """
-    command = [ffmpeg, "-nostdin", "-hide_banner", "-nostats", "-loglevel", "info", "-i", _as_url(source)]
+    # No other protocol: a playlist in place of audio must not make ffmpeg open other files or addresses.
+    name, protocol = ("pipe:0", "pipe") if isinstance(source, bytes) else (_as_url(source), "file")
+    command = [ffmpeg, "-hide_banner", "-nostats", "-loglevel", "info", "-protocol_whitelist", protocol]
+    command += [*(("-f", container) if container else ()), "-i", name]
     command += ["-map", "0:a:0", "-ac", "1", "-ar", str(sample_rate), "-f", "s16le", "-c:a", "pcm_s16le", "pipe:1"]
-    outcome = _call(command)
+    outcome = _call(command, source if isinstance(source, bytes) else b"")
     log = outcome.stderr.decode("utf-8", "replace")
-    if outcome.returncode != 0:
+    if outcome.returncode != 0 or not outcome.stdout:
         raise FfmpegError(_last_line(log))
     return outcome.stdout, _durations(log, 1)[0]
 
@@ -127,11 +136,9 @@ def _run(command: list[str]) -> str:
     return log
 
 
-def _call(command: list[str]) -> "subprocess.CompletedProcess[bytes]":
+def _call(command: list[str], content: bytes = b"") -> "subprocess.CompletedProcess[bytes]":
     try:
-        return subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_SECONDS, check=False
-        )
+        return subprocess.run(command, input=content, capture_output=True, timeout=TIMEOUT_SECONDS, check=False)
     except subprocess.TimeoutExpired as error:
         raise FfmpegError(f"ffmpeg was stopped after {TIMEOUT_SECONDS} s") from error
     except OSError as error:

@@ -2,7 +2,7 @@
 
 A table is a handful of arrays with one entry a row of the list (35 bytes a row), so a million rows are nothing to hold
 and nothing to share. Only headers are read. The copy on disk is found again by the content of the list, the folder and
-the rate; whether a file changed since is noticed where the file is opened (`sources.py`).
+the rate; sizes and times of the files are asked for at every start, and headers of files that changed are read again.
 """
 
 import hashlib
@@ -200,7 +200,7 @@ def build_lookup_table(
 ) -> LookupTable:
     """Read the header of every `root`/name by `num_threads` threads, or take the table kept from the last time.
 
-    Rows that could not be read the last time are read again.
+    Rows that could not be read the last time are read again, and those whose file has another size or time since.
 
     Args:
         root: folder that the names are relative to.
@@ -211,15 +211,14 @@ def build_lookup_table(
         show_progress: show a progress bar.
         read_info: reads one header; raises AudioError.
     """
-    # Trusted without a look at the files, which would take minutes: a change is found where a file is opened.
     path = cache_folder / f"lookup-{lookup_key(root, names, sample_rate)}.npz" if cache_folder else None
     table = _load(path, len(names), sample_rate) if path else None
     if table is None:
         table = LookupTable.empty(len(names), sample_rate)
         rows: Iterable[int] = range(len(names))
     else:
-        # They may have been mended since; their reasons are not kept.
-        rows = sorted(table.problems)
+        # A million headers take minutes, a million sizes and times seconds.
+        rows = _changed_rows(table, str(root), names, num_threads)
     if _scan(table, str(root), names, list(rows), num_threads, show_progress, read_info) and path:
         _save(path, table)
     return table
@@ -261,6 +260,8 @@ def _scan(
                 table.put(row, info)
             except AudioError as error:
                 problem = str(error)
+                for column in table.columns.values():
+                    column.array[row] = 0
             # Assigning to and dropping from a dictionary is one step for other threads.
             if problem:
                 table.problems[row] = problem
@@ -272,6 +273,27 @@ def _scan(
     tasks = (rows[first : first + ROWS_PER_TASK] for first in range(0, len(rows), ROWS_PER_TASK))
     description = "reading headers" if show_progress and len(rows) >= FEWEST_FOR_A_BAR else ""
     return sum(parallel_map(read_rows, tasks, num_threads, description, total=len(rows), units_of=int))
+
+
+def _changed_rows(table: LookupTable, root: str, names: StringTable, num_threads: int) -> list[int]:
+    """Rows to read again: unreadable the last time, gone, or of another size or time now."""
+
+    def changed(first: int) -> list[int]:
+        some = slice(first, first + ROWS_PER_TASK)
+        sizes, times = (table.columns[name].array[some].tolist() for name in ("file_bytes", "modified_ns"))
+        found = []
+        for row, (size, modified_ns) in enumerate(zip(sizes, times, strict=True), start=first):
+            try:
+                status = os.stat(os.path.join(root, names[row]))  # noqa: PTH116, PTH118  a million times
+                is_same = status.st_size == size and status.st_mtime_ns == modified_ns
+            except (OSError, ValueError):
+                is_same = False
+            if not is_same or row in table.problems:
+                found.append(row)
+        return found
+
+    blocks = parallel_map(changed, range(0, len(table), ROWS_PER_TASK), num_threads)
+    return [row for block in blocks for row in block]
 
 
 def _save(path: Path, table: LookupTable) -> None:

@@ -15,13 +15,12 @@ from pathlib import Path
 import numpy as np
 
 from speakernet.data.audio import (
-    EXPECTED,
     SAMPLE_RATE,
     AudioError,
     audio_info,
     cannot_open,
     crop_of_file,
-    info_of_file,
+    open_audio,
     read_audio,
     to_int16,
 )
@@ -34,7 +33,7 @@ from speakernet.data.lookup import (
     build_lookup_table,
     default_cache_folder,
 )
-from speakernet.files import open_regular, parallel_map, reading
+from speakernet.files import parallel_map
 from speakernet.terminal import MAX_NAMED
 
 INT16_SCALE = np.float32(1 / 32768)
@@ -348,11 +347,7 @@ class FolderRows(RowReader):
         rate = self._table.sample_rate
         cached = self.cache.get(row) if self.cache else None
         if cached is None:
-            with reading(path, EXPECTED, AudioError), open_regular(path, buffering=0) as file:
-                status = os.fstat(file.fileno())
-                info = self._table.info(row)
-                if (status.st_size, status.st_mtime_ns) != (info.file_bytes, info.modified_ns):
-                    info = info_of_file(file, path, status)
+            with open_audio(path, self._table.info(row)) as (file, info):
                 total = info.num_samples_at(rate)
                 if self.cache and self.cache.admits(total):
                     cached = crop_of_file(file, info, path, 0, None, rate)

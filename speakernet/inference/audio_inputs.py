@@ -4,8 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from speakernet.data.audio import AudioError
-from speakernet.data.augment.banks import AUDIO_SUFFIXES
+from speakernet.data.audio import AUDIO_SUFFIXES, AudioError
 from speakernet.data.kaldi import KaldiSource, is_kaldi
 from speakernet.data.list_lines import ListError
 from speakernet.data.lists import StringTable

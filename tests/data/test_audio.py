@@ -18,8 +18,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.signal import resample_poly
 
-from speakernet.data.audio import AudioError, audio_info, read_audio, read_audio_bytes, wrap_to_length, write_audio
+from speakernet.data.audio import (
+    AudioError,
+    audio_info,
+    info_of_bytes,
+    read_audio,
+    read_audio_bytes,
+    wrap_to_length,
+    write_audio,
+)
+from speakernet.data.ffmpeg import FfmpegError, find_ffmpeg
+from speakernet.data.lists import StringTable
 from speakernet.data.riff import RiffError, parse_riff
+from speakernet.data.sources import FolderSource
 
 SUBTYPES = ["PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ALAW", "ULAW"]
 
@@ -256,3 +267,81 @@ def test_a_full_disk_ends_the_writing_with_the_name_of_the_file(tmp_path, monkey
     with pytest.raises(OSError, match="No space left") as refused:
         write_audio(tmp_path / "a.flac", np.zeros(16000, np.float32))
     assert refused.value.filename == str(tmp_path / "a.flac") and not list(tmp_path.iterdir())
+
+
+CODINGS = {"m4a": [], "aac": [], "webm": [], "wma": [], "mka": [], "3gp": ["-c:a", "aac"], "mov": [], "caf": []}
+
+
+def encoded(tmp_path: Path, suffix: str, seconds: float = 2.0) -> Path:
+    """A tone as ffmpeg encodes it."""
+    try:
+        ffmpeg = find_ffmpeg()
+    except FfmpegError as error:
+        pytest.skip(str(error))
+    tone = 0.3 * np.sin(np.arange(int(16000 * seconds)) * 2 * np.pi * 440 / 16000)
+    write_audio(tmp_path / "tone.wav", tone)
+    path = tmp_path / f"tone.{suffix}"
+    command = [ffmpeg, "-nostdin", "-loglevel", "error", "-i", tmp_path / "tone.wav", *CODINGS[suffix], path]
+    subprocess.run(command, check=True)
+    return path
+
+
+@pytest.mark.parametrize("suffix", CODINGS)
+def test_ffmpeg_decodes(tmp_path: Path, suffix: str) -> None:
+    path = encoded(tmp_path, suffix)
+    tone = read_audio(tmp_path / "tone.wav")
+    # Recognised by its first bytes, whatever it is called.
+    renamed = path.rename(tmp_path / "tone.mp3")
+    found, info = read_audio(renamed), audio_info(renamed)
+    assert len(found) == info.num_samples and abs(len(found) - 32000) < 2500 and not info.is_direct
+    lag = int(np.argmax([np.dot(found[at : at + 20000], tone[:20000]) for at in range(40)]))
+    np.testing.assert_allclose(found[lag + 8000 : lag + 20000], tone[8000:20000], atol=0.1)
+    np.testing.assert_array_equal(read_audio(renamed, 5000, 700), found[5000:5700])
+    content = renamed.read_bytes()
+    np.testing.assert_array_equal(read_audio_bytes(content, "a tone"), found)
+    assert info_of_bytes(content, "a tone").num_samples == len(found)
+
+
+def test_lists_may_name_m4a(tmp_path: Path) -> None:
+    encoded(tmp_path, "m4a")
+    source = FolderSource(tmp_path, keep_lookup=False)
+    names = StringTable.from_strings(["tone.m4a", "tone.wav"])
+    table = source.lookup_table(names)
+    crops = np.empty((2, 8000), dtype=np.float32)
+    assert source.rows(names, table).fill(np.arange(2), np.array([4000, 4000]), crops) == {}
+    np.testing.assert_array_equal(crops[0], read_audio(tmp_path / "tone.m4a", 4000, 8000))
+    assert not table.is_plain(0) and table.is_plain(1) and not table.problems
+
+
+def test_ffmpeg_needs_to_seek_in_some_m4a(tmp_path: Path) -> None:
+    path = encoded(tmp_path, "m4a", seconds=60)
+    assert audio_info(path).seconds == pytest.approx(60, abs=0.1)
+    with pytest.raises(AudioError, match=r"my phone: .*seek"):
+        read_audio_bytes(path.read_bytes(), "my phone")
+
+
+def test_m4a_cut_short_or_without_ffmpeg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = encoded(tmp_path, "webm", seconds=20)
+    path.write_bytes(path.read_bytes()[:20000])
+    with pytest.raises(AudioError, match=r"tone\.webm"):
+        audio_info(path)
+    monkeypatch.setenv("SPEAKERNET_FFMPEG", "/no/such/ffmpeg")
+    with pytest.raises(AudioError, match=r"tone\.webm: .*/no/such/ffmpeg"):
+        read_audio(encoded_again(path))
+
+
+def encoded_again(path: Path) -> Path:
+    """The same content at another time, which no decoded copy is kept of."""
+    path.write_bytes(path.read_bytes()[:19000])
+    return path
+
+
+@pytest.mark.parametrize("loudest", [1e30, 32767.0, np.nan, np.inf])
+@pytest.mark.parametrize("suffix", ["wav", "aiff"])
+def test_float_files_have_the_bound_of_arrays(tmp_path: Path, loudest: float, suffix: str) -> None:
+    samples = np.zeros((1000, 2), dtype=np.float32)
+    # Of the mean of both channels nothing would be seen.
+    samples[500] = loudest, -loudest
+    soundfile.write(tmp_path / f"a.{suffix}", samples, 16000, subtype="FLOAT")
+    with pytest.raises(AudioError, match=f"a.{suffix}"):
+        read_audio(tmp_path / f"a.{suffix}")

@@ -11,7 +11,7 @@ from speakernet.data import lookup as lookup_module
 from speakernet.data.audio import AudioError, audio_info, write_audio
 from speakernet.data.cache import AudioCache
 from speakernet.data.lists import StringTable
-from speakernet.data.lookup import build_lookup_table
+from speakernet.data.lookup import LookupTable, build_lookup_table
 from speakernet.data.opening import open_source
 from speakernet.data.sources import FolderSource
 
@@ -102,6 +102,19 @@ def test_lookup_is_kept_and_found_again(folder: Path, tmp_path: Path, monkeypatc
     kept.write_bytes(kept.read_bytes()[:100])
     third = build_lookup_table(folder, names, sample_rate=16000, cache_folder=tmp_path / "kept")
     np.testing.assert_array_equal(first.num_samples, third.num_samples)
+
+
+def test_kept_lookup_asks_files(folder: Path, tmp_path: Path) -> None:
+    def build() -> LookupTable:
+        return build_lookup_table(folder, NAMES, sample_rate=16000, cache_folder=tmp_path / "kept")
+
+    before = build()
+    write_audio(folder / "plain.wav", np.full(1000, 0.25, np.float32))
+    (folder / "b.flac").unlink()
+    after = build()
+    assert (after.num_samples[0], after.num_samples[1], list(after.problems)) == (1000, 0, [1])
+    assert after.columns["modified_ns"].array[0] != before.columns["modified_ns"].array[0]
+    np.testing.assert_array_equal(after.num_samples[2:], before.num_samples[2:])
 
 
 def test_a_file_that_changed_is_noticed(folder: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from speakernet import distributed
-from speakernet.data.audio import AudioError, read_audio
+from speakernet.data.audio import AUDIO_SUFFIXES, AudioError, read_audio
 from speakernet.data.cache import AudioCache
 from speakernet.data.lists import StringTable
 from speakernet.data.packed.corpus import PackedRows
@@ -25,7 +25,6 @@ from speakernet.terminal import MAX_NAMED
 
 logger = logging.getLogger(__name__)
 
-AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aif", ".aiff")
 # Folder names of MUSAN -> our names of the kinds of disturbance.
 MUSAN_FOLDERS = {"noise": "noise", "music": "music", "speech": "babble"}
 # What in a path of RIRS_NOISES tells a noise: a folder, and recordings beside the RIRs of its isotropic rooms.

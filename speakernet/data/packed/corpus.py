@@ -221,6 +221,8 @@ class PackedSource(AudioSource):
         table.columns["num_channels"].array[:] = 1
         table.columns["formats"].array[:] = PCM_S16
         table.columns["data_offsets"].array[:] = np.where(is_here, starts * 2, NOT_HERE)
+        # By its checksum an utterance that was packed again is recognised as another one.
+        table.columns["modified_ns"].array[is_here] = self.index.checksums[packed_rows[is_here]]
         for row in np.flatnonzero(~is_here).tolist():
             table.problems[row] = f"{self.root}: holds no utterance {names[row]!r}; pack the list that names it"
         return table
