@@ -1,7 +1,8 @@
-"""From the section evaluation and a model file to scored lists: validation while training, and a trial list on its own.
+"""From the evaluation options and a model file to scored trial lists: validation while training, and the final scoring.
 
-Decides what the scoring needs beside the network (mean embedding, cohort, calibration) and where it comes from: the
-model file first, else the lists of the configuration. What is measured anew is kept in the model file.
+Decides what scoring needs beside the network (mean embedding, cohort, calibration) and where it comes from: the model
+file first, else the lists of the configuration. Only the evaluation that ends a training run writes into the model
+file.
 """
 
 import dataclasses
@@ -21,26 +22,13 @@ from speakernet.assembly.choosing import chosen_by_validation, validates_on_test
 from speakernet.assembly.detail import build_sweep, check_slices, with_detail
 from speakernet.assembly.inputs import Inputs
 from speakernet.assembly.model import load_for_scoring
-from speakernet.checkpoint import read_checkpoint
 from speakernet.config import Config
 from speakernet.config.schema import config_to_dict
 from speakernet.data.lists import TrialList
-from speakernet.evaluation.backend import (
-    Backend,
-    Cohort,
-    mean_of_whole_utterances,
-    plain_backend,
-    verifying_backend,
-)
-from speakernet.evaluation.calibrating import (
-    FITTED_ON_REPORTED,
-    SCORE_ONLY,
-    Fit,
-    fit_for_verifying,
-    fit_scores,
-)
+from speakernet.evaluation.backend import Backend, Cohort, plain_backend, verifying_backend
+from speakernet.evaluation.calibrating import FITTED_ON_REPORTED, SCORE_ONLY, fit_for_verifying, fit_scores
 from speakernet.evaluation.calibration import AffineCalibration
-from speakernet.evaluation.cautions import cautions
+from speakernet.evaluation.cautions import CHOSEN_ON_REPORTED, cautions
 from speakernet.evaluation.embedder import Embedder
 from speakernet.evaluation.embedding import EmbeddingNet
 from speakernet.evaluation.embedding_store import weights_digest
@@ -53,8 +41,8 @@ from speakernet.evaluation.scoring import mean_embeddings
 from speakernet.evaluation.speakers import Speakers, read_speaker_table, speakers_of
 from speakernet.files import sha256_of
 from speakernet.machine.facts import system_info
-from speakernet.models.model_file import ModelFile, is_model_file, update_model_file
-from speakernet.run_folder import EMBEDDINGS
+from speakernet.models.model_file import ModelFile, update_model_file
+from speakernet.run_folder import EMBEDDINGS, EVALUATIONS, evaluation_folder
 from speakernet.seeding import numpy_generator
 from speakernet.terminal import MAX_NAMED
 from speakernet.training.precision import DTYPES, choose_precision
@@ -62,38 +50,37 @@ from speakernet.training.precision import DTYPES, choose_precision
 logger = logging.getLogger(__name__)
 
 VALIDATION_DRAWS, VALIDATION_WORK = 100, 20_000_000
-"""Draws of speakers for the interval of each validation, and trials x draws above which there is none (2 s)."""
+"""Draws of speakers for the interval of each validation; above this product of trials and draws there is none (2 s)."""
 SUBSET_STREAM, MEAN_STREAM, COHORT_STREAM = 6201, 6202, 6203
 
 
 def build_validation(
     config: Config, inputs: Inputs, net: EmbeddingNet, is_stopped: Callable[[], bool] = lambda: False
 ) -> Callable[[], dict[str, Any]]:
-    """A callable that evaluates the network, as it is then, on the validation list (or a fixed subset of it).
+    """A callable that evaluates the network in its present state on the validation list or a fixed subset of it.
 
-    It raises `Stopped` soon after `is_stopped`, in whichever process.
+    It raises `Stopped` soon after `is_stopped` is true on any rank.
     """
     trials = subset(inputs.validation.trials, config.evaluation.max_trials, config.runtime.seed)
     if trials.labels is not None and len(np.unique(trials.labels)) < 2:
         raise ValueError(
-            f"{trials.source}: the {len(trials)} trials to choose the best checkpoint by have no error rate, which "
-            "needs targets and non-targets; raise evaluation.max_trials (0: all), or mend the list"
+            f"{trials.source}: the {len(trials)} trials that select the best checkpoint need targets and non-targets; "
+            "raise evaluation.max_trials (0: all) or correct the list"
         )
     source = inputs.validation.source
-    # The mean and the cohort move with the network: what is watched while training is the plain score.
-    # Rough intervals, for the curve: those of many draws take longer than all other figures.
+    # The mean and the cohort change with the network: training is watched by the plain score, with rough intervals,
+    # since many draws take longer than all other figures.
     affordable = min(VALIDATION_DRAWS, config.evaluation.bootstrap_samples)
     num_draws = affordable if affordable * len(trials) <= VALIDATION_WORK else 0
     options = dataclasses.replace(config.evaluation, score_norm="none", bootstrap_samples=num_draws)
     precision = config.evaluation.validation_precision
     embedder = dataclasses.replace(_embedder(config, net, inputs.device, precision), is_stopped=is_stopped)
-    # Read and told once: the list is the same at every epoch.
     backend = Backend(options, config.loss.normalize_embeddings, device=inputs.device)
     speakers, checksum = _speakers(config, trials), trials.checksum
 
     def validate() -> dict[str, Any]:
         results = evaluate(embedder, backend, trials, source, speakers, options, config.runtime.seed).results
-        # The band of a curve that nobody draws would make each record ten times as long.
+        # Nobody draws the DET band of a validation, and it would make each record ten times as long.
         return {**dataclasses.replace(results, det_band=None).to_dict(), "trials_checksum": checksum}
 
     return validate
@@ -102,59 +89,45 @@ def build_validation(
 def run_evaluation(
     config: Config, inputs: Inputs, model_path: str | Path, *, after_training: bool = False
 ) -> Evaluation:
-    """Score the test list with a model file; the training data is needed only for what the file lacks.
+    """Score the test list with a model file; training data is needed only for what the file lacks.
 
     Args:
         config: what to score and how.
-        inputs: of the run; lists that they have are not read again.
+        inputs: of the run; lists that it holds are not read again.
         model_path: a model file, or a foreign checkpoint of the config's architecture.
-        after_training: fit calibration and thresholds on the validation list where no calibration_list is named.
+        after_training: fit calibration and thresholds on the validation list if no calibration_list is named, and
+            write them, and a measured mean, into the model file. Otherwise the file is only read.
 
     Raises:
-        ValueError: a list, audio or option that the user can mend.
+        ValueError: a list, audio or option that the user can correct.
     """
     check_slices(config)
     sweep = build_sweep(config)
-    device = inputs.device
-    model = load_for_scoring(config, model_path)
-    embedder = dataclasses.replace(
-        _embedder_of_file(config, model, device),
-        store=Path(config.training.save_path) / EMBEDDINGS if config.evaluation.keep_embeddings else None,
-        model_digest=weights_digest(model.contents["weights"]) + str(model.net.spec()),
-    )
+    scoring = _Scoring(config, inputs, Path(model_path), after_training=after_training)
     trials, source = inputs.test.trials, inputs.test.source
     speakers = _speakers(config, trials)
-    keep = _ModelKeeper(Path(model_path), model, is_ours=after_training)
-    warnings: list[str] = []
-    chosen_by = (model.contents.get("training_summary") or {}).get("chosen_by") or {}
-    if trials.sha256 and chosen_by.get("list_sha256") == trials.sha256:
-        warnings.append("the best checkpoint was chosen on this very list: the error rates flatter")
-    backend = _backend(config, inputs, model, embedder, keep, trials, warnings)
-    calibration = _calibration(config, inputs, model, embedder, backend, keep, after_training, warnings)
+    backend = scoring.backend(trials)
+    calibration = scoring.calibration(backend)
     evaluation = evaluate(
-        embedder, backend, trials, source, speakers, config.evaluation, config.runtime.seed, calibration
+        scoring.embedder, backend, trials, source, speakers, config.evaluation, config.runtime.seed, calibration
     )
-    results = with_detail(evaluation, config, source, embedder, backend, sweep)
-    keep.write()
-    results = _with_facts(results, config, model, Path(model_path), warnings)
+    results = with_detail(evaluation, config, source, scoring.embedder, backend, sweep)
     if after_training:
+        if scoring.measured and distributed.is_main():
+            update_model_file(model_path, scoring.measured, backs_up=False)
+            logger.info("written into %s: %s", model_path, ", ".join(scoring.measured))
         results = _with_training_data(results, config, inputs)
-    for warning in warnings:
+    results = scoring.with_facts(results)
+    for warning in results.warnings or []:
         logger.warning("%s", warning)
     return dataclasses.replace(evaluation, results=results)
 
 
 def scores_of_model(config: Config, inputs: Inputs, model_path: str | Path) -> np.ndarray:
-    """Scores of the test list, (trials,), as `run_evaluation` makes them; the model file stays as it is.
-
-    Raises:
-        ValueError: a list, audio or option that the user can mend.
-    """
-    model = load_for_scoring(config, model_path)
-    embedder = _embedder_of_file(config, model, inputs.device)
-    trials, source = inputs.test.trials, inputs.test.source
-    backend = _backend(config, inputs, model, embedder, _ModelKeeper(Path(model_path), model), trials, [])
-    return score_trials(embedder, backend, trials, source).scores
+    """Scores of the test list, (trials,), as `run_evaluation` computes them."""
+    scoring = _Scoring(config, inputs, Path(model_path), keeps_embeddings=False)
+    trials = inputs.test.trials
+    return score_trials(scoring.embedder, scoring.backend(trials), trials, inputs.test.source).scores
 
 
 def subset(trials: TrialList, max_trials: int, seed: int) -> TrialList:
@@ -178,62 +151,182 @@ def subset(trials: TrialList, max_trials: int, seed: int) -> TrialList:
     return TrialList(trials.names.take(used), first, second, labels, trials.source, trials.sha256)
 
 
-class _ModelKeeper:
-    """Collects what was measured anew and writes it into the model file once, on the main process."""
+class _Scoring:
+    """A model file with all that scoring a list by it needs; `measured` is what the file lacks or replaces."""
 
-    def __init__(self, path: Path, model: ModelFile, *, is_ours: bool = False) -> None:
-        self.path = path
-        self.changes: dict[str, Any] = {}
-        self.contents = model.contents
-        self._subtracted = mean_of_whole_utterances(model.contents) is not None
-        # This very run made it a moment ago: there is nothing to come back to.
-        self._is_ours = is_ours
+    def __init__(
+        self,
+        config: Config,
+        inputs: Inputs,
+        path: Path,
+        *,
+        after_training: bool = False,
+        keeps_embeddings: bool = True,
+    ) -> None:
+        self.config, self.inputs, self.path, self.after_training = config, inputs, path, after_training
+        self.model: ModelFile = load_for_scoring(config, path)
+        self.contents = dict(self.model.contents)
+        self.measured: dict[str, Any] = {}
+        self.warnings: list[str] = []
+        net = self.model.net.to(inputs.device)
+        embedder = _embedder(config, net, inputs.device, config.evaluation.precision)
+        # In 16 bits merged weights would be rounded once more.
+        embedder = dataclasses.replace(embedder, net=self.model.folded) if embedder.precision == "no" else embedder
+        if config.evaluation.keep_embeddings and keeps_embeddings:
+            run = Path(config.training.save_path)
+            folder = run if after_training else evaluation_folder(run, config.data.test_list)
+            # Those of the run and of its other evaluations are read too, for lists in common such as the cohort.
+            others = (run / EMBEDDINGS, *sorted((run / EVALUATIONS).glob(f"*/{EMBEDDINGS}")))
+            digest = weights_digest(self.contents["weights"]) + str(self.model.net.spec())
+            embedder = dataclasses.replace(embedder, stores=(folder / EMBEDDINGS, *others), model_digest=digest)
+        self.embedder = embedder
 
-    def put(self, found: Fit | Mapping[str, Any]) -> None:
-        changes = found.changes(self.contents) if isinstance(found, Fit) else found
-        self.changes.update(changes)
-        self.contents.update(changes)
-
-    def write(self) -> None:
-        if not self.changes or not distributed.is_main():
-            return
-        names = ", ".join(self.changes)
-        if not is_model_file(read_checkpoint(self.path)):
-            # Whoever names a list to calibrate on means to decide by it later.
-            level = logging.WARNING if "calibration" in self.changes else logging.INFO
-            logger.log(
-                level,
-                "%s is a checkpoint of another program, which cannot keep %s: make a model file of it with "
-                "`speakernet import-weights %s --model %s --out model.pt`, and name that one instead",
-                *(self.path, names, self.path, self.contents["model"]["name"]),
+    def backend(self, trials: TrialList) -> Backend:
+        """How embeddings are scored, with the mean and the cohort that the options ask for."""
+        section = self.config.evaluation
+        mean = self._mean() if section.subtract_mean else None
+        is_normalised = bool(self.contents["loss_normalizes"])
+        if section.score_norm == "none":
+            return Backend(section, is_normalised, mean, device=self.embedder.device)
+        cohort, speakers = self._cohort(mean)
+        if section.score_norm == "as" and len(cohort.members) <= section.cohort_size:
+            self.warnings.append(
+                f"the cohort has {len(cohort.members)} speakers and evaluation.cohort_size is {section.cohort_size}: "
+                "all are used, which is s-norm; a smaller cohort_size makes it adaptive"
             )
-            return
-        backup = update_model_file(self.path, self.changes, backs_up=not self._is_ours)
-        logger.info("kept in %s: %s%s", self.path, names, f" (as it was: {backup})" if backup else "")
-        # A mean of crops is for lists that are scored by crops; nothing else takes it.
-        subtracts = mean_of_whole_utterances(self.contents) is not None
-        if "embedding_mean" in self.changes and (subtracts or self._subtracted) and not self._is_ours:
-            logger.warning(
-                "verify, export and identify with %s subtract %s from now on: thresholds and scores of before do not "
-                "fit any more; calibrate anew, or take back the file as it was%s",
-                *(self.path, "this mean" if subtracts else "no mean", f", {backup}" if backup else ""),
+        # By any folder of the name: lists write speakers at different depths.
+        test_speakers = {part for one in trials.names for part in one.replace("\\", "/").split("/")[:-1]}
+        shared = sorted(test_speakers & set(speakers))
+        if shared:
+            self.warnings.append(
+                f"{len(shared)} speakers of the cohort seem to be in the trials too ({', '.join(shared[:MAX_NAMED])}): "
+                "these scores are optimistic"
             )
+        return Backend(section, is_normalised, mean, cohort, self.embedder.device)
 
+    def _mean(self) -> np.ndarray:
+        """The mean embedding of the training set: from the model file if it was measured in this way, else measured."""
+        config, mode = self.config, self.embedder.options.modes[0]
+        described = self.embedder.options.in_mode(mode).describe()
+        kept, kept_of = self.contents.get("embedding_mean"), self.contents.get("embedding_mean_of")
+        if kept is not None and kept_of == described:
+            return np.asarray(kept, dtype=np.float32)
+        if not config.data.train_list or not Path(config.data.train_list).exists():
+            found = "no mean embedding" if kept is None else f"the mean of {kept_of or 'an unknown kind of embedding'}"
+            raise ValueError(
+                f"subtract_mean: the model file holds {found}, this scoring needs that of {described}, and there is no "
+                "training list to measure it on; set --train_list and --train_path, or evaluation.subtract_mean: false"
+            )
+        training, source = self.inputs.training.rows, self.inputs.training.source
+        random = numpy_generator(config.runtime.seed, MEAN_STREAM)
+        rows = np.sort(random.permutation(len(training))[: config.evaluation.mean_utterances])
+        embeddings, _ = self.embedder.embed(training.paths.take(rows), source, mode, "training_mean")
+        mean = embeddings.mean(axis=(0, 1), dtype=np.float64).astype(np.float32)
+        self._put({"embedding_mean": torch.from_numpy(mean), "embedding_mean_of": described})
+        return mean
 
-def _embedder_of_file(config: Config, model: ModelFile, device: torch.device) -> Embedder:
-    embedder = _embedder(config, model.net.to(device), device, config.evaluation.precision)
-    # In 16 bits merged weights would be rounded once more.
-    return dataclasses.replace(embedder, net=model.folded) if embedder.precision == "no" else embedder
+    def _cohort(self, mean: np.ndarray | None) -> tuple[Cohort, list[str]]:
+        """The cohort, a member for each speaker, and its speakers."""
+        section, data = self.config.evaluation, self.config.data
+        path = section.cohort_list or data.train_list
+        if not path:
+            raise ValueError(
+                f"score_norm {section.score_norm} needs a cohort: set --cohort_list (`speaker path` a line)"
+            )
+        root = section.cohort_path or (data.train_path if path == data.train_list else "")
+        given = self.inputs.training_input(path, root)
+        members = given.rows
+        rows = np.arange(len(members))
+        if section.cohort_utterances:
+            order = numpy_generator(self.config.runtime.seed, COHORT_STREAM).permutation(len(members))
+            # Stable: within a speaker the drawn order stays, so the first ones are a random sample.
+            order = order[np.argsort(members.labels[order], kind="stable")]
+            first = np.searchsorted(members.labels[order], members.labels[order])
+            rows = np.sort(order[np.arange(len(order)) - first < section.cohort_utterances])
+        mode: Mode = self.embedder.options.modes[0]
+        embeddings, _ = self.embedder.embed(
+            members.paths.take(rows), given.source, mode, f"cohort_{Path(path).stem}"
+        )
+        means = speaker_means(mean_embeddings(embeddings, mean), members.labels[rows])
+        return Cohort(means, f"{Path(path).name} {members.sha256[:12]}"), list(members.speakers)
+
+    def calibration(self, backend: Backend) -> AffineCalibration | None:
+        """The calibration for this scoring: fitted on calibration_list if one is named, else the model file's."""
+        section, data, embedder = self.config.evaluation, self.config.data, self.embedder
+        described, reported = backend.describe(embedder.options), self.inputs.test.trials
+        # Reported trials that select no model select no threshold either.
+        validates = self.after_training and (
+            chosen_by_validation(self.config) or not validates_on_test_list(self.config)
+        )
+        if not section.calibration_list and not validates:
+            if self.after_training:
+                logger.info("no calibration: the only trials are the reported ones (see evaluation.calibration_list)")
+            # The newest first: there may be one of the score alone, and one of quality measures too.
+            for kept in reversed((self.contents.get("calibration") or {}).get("fits", [])):
+                if plain_backend(kept["backend"]) == plain_backend(described):
+                    if kept.get("list_sha256") == reported.sha256:
+                        self.warnings.append(FITTED_ON_REPORTED)
+                    return AffineCalibration.from_dict(kept)
+            return None
+        given = self.inputs.validation
+        if section.calibration_list:
+            given = self.inputs.trial_input(section.calibration_list, section.calibration_path or data.test_path)
+        trials, source = given.trials, given.source
+        if reason := why_no_error_rate(trials):
+            # Before hours of embedding, not after.
+            raise ValueError(f"cannot calibrate: {reason}")
+        scored = score_trials(embedder, backend, trials, source)
+        measures = (*SCORE_ONLY, *section.quality_measures)
+        columns = calibration_inputs(measures, scored, trials, source)
+        fit = fit_scores(trials, scored.scores, section.calibration_prior, described, columns, measures)
+        if trials.sha256 == reported.sha256:
+            self.warnings.append(FITTED_ON_REPORTED)
+        for sentence in fit.refused:
+            logger.info("%s: %s", trials.source, sentence)
+        self._put(fit.changes(self.contents))
+        # `speakernet verify` decides by whole utterances and cosine, whatever the list was scored by.
+        verifying = verifying_backend(self.contents).describe(embedder.options.in_mode("whole"))
+        if self.after_training and (plain_backend(described), measures) != (plain_backend(verifying), SCORE_ONLY):
+            found, _ = fit_for_verifying(embedder, self.contents, trials, source, section.calibration_prior)
+            self._put(found.changes(self.contents))
+        return fit.calibration
+
+    def _put(self, changes: Mapping[str, Any]) -> None:
+        self.measured |= changes
+        self.contents |= changes
+
+    def with_facts(self, results: Results) -> Results:
+        """What is needed to repeat a figure: model, checkpoint, versions, machine, configuration, command."""
+        chosen_by = (self.contents.get("training_summary") or {}).get("chosen_by") or {}
+        sha256 = self.inputs.test.trials.sha256
+        if sha256 and chosen_by.get("list_sha256") == sha256:
+            self.warnings.insert(0, CHOSEN_ON_REPORTED)
+        net = self.model.net
+        described = plain_backend(results.backend or {})
+        thresholds = self.contents.get("thresholds") or []
+        return dataclasses.replace(
+            results,
+            model=net.spec()["model"],
+            num_parameters=sum(parameter.numel() for parameter in net.parameters()),
+            front_end=net.spec()["front_end"],
+            checkpoint={"path": str(self.path), "sha256": distributed.from_main(lambda: sha256_of(self.path))},
+            thresholds=[one for one in thresholds if plain_backend(one["backend"]) == described],
+            versions={"speakernet": speakernet.__version__, "torch": torch.__version__, "numpy": np.__version__},
+            machine=system_info(),
+            config=config_to_dict(self.config)["evaluation"],
+            command=" ".join(sys.argv),
+            date=time.strftime("%Y-%m-%d %H:%M"),
+            warnings=[*self.warnings, *cautions(results)],
+        )
 
 
 def _embedder(
     config: Config, net: EmbeddingNet, device: torch.device, wanted: Literal["auto", "no", "bf16", "fp16"]
 ) -> Embedder:
-    section = config.evaluation
     precision = choose_precision(config.runtime.precision if wanted == "auto" else wanted, device).name
     if precision == "no":
-        return Embedder(net, section, device)
-    return Embedder(net, section, device, lambda: torch.autocast(device.type, DTYPES[precision]), precision)
+        return Embedder(net, config.evaluation, device)
+    return Embedder(net, config.evaluation, device, lambda: torch.autocast(device.type, DTYPES[precision]), precision)
 
 
 def _speakers(config: Config, trials: TrialList) -> Speakers:
@@ -241,167 +334,10 @@ def _speakers(config: Config, trials: TrialList) -> Speakers:
     return speakers_of(trials, read_speaker_table(table) if table else None)
 
 
-def _backend(
-    config: Config,
-    inputs: Inputs,
-    model: ModelFile,
-    embedder: Embedder,
-    keep: _ModelKeeper,
-    trials: TrialList,
-    warnings: list[str],
-) -> Backend:
-    section = config.evaluation
-    mean = _mean(config, inputs, model, embedder, keep) if section.subtract_mean else None
-    is_normalised = bool(model.contents["loss_normalizes"])
-    if section.score_norm == "none":
-        return Backend(section, is_normalised, mean, device=embedder.device)
-    cohort, speakers = _cohort(config, inputs, embedder, mean)
-    if section.score_norm == "as" and len(cohort.members) <= section.cohort_size:
-        warnings.append(
-            f"the cohort has {len(cohort.members)} speakers and evaluation.cohort_size is {section.cohort_size}: all "
-            "of them are taken, which is s-norm; a smaller cohort_size makes it adaptive"
-        )
-    # By any folder of the name: lists write speakers at different depths.
-    test_speakers = {part for one in trials.names for part in one.replace("\\", "/").split("/")[:-1]}
-    shared = sorted(test_speakers & set(speakers))
-    if shared:
-        shown = ", ".join(shared[:MAX_NAMED])
-        warnings.append(f"{len(shared)} speakers of the cohort seem to be in the trials too ({shown}): scores flatter")
-    return Backend(section, is_normalised, mean, cohort, embedder.device)
-
-
-def _mean(config: Config, inputs: Inputs, model: ModelFile, embedder: Embedder, keep: _ModelKeeper) -> np.ndarray:
-    """The mean embedding of the training set: the model file's where it was measured this way, else measured anew."""
-    mode = embedder.options.modes[0]
-    described = embedder.options.in_mode(mode).describe()
-    kept, kept_of = model.contents.get("embedding_mean"), model.contents.get("embedding_mean_of")
-    if kept is not None and kept_of == described:
-        return np.asarray(kept, dtype=np.float32)
-    data = config.data
-    if not data.train_list or not Path(data.train_list).exists():
-        found = "no mean embedding" if kept is None else f"the mean embedding of {_in_words(kept_of)}"
-        raise ValueError(
-            f"subtract_mean: the model file holds {found}, this scoring needs that of {_in_words(described)}, and "
-            "there is no training list to measure it on; set --train_list and --train_path, or "
-            "evaluation.subtract_mean: false"
-        )
-    training, source = inputs.training.rows, inputs.training.source
-    random = numpy_generator(config.runtime.seed, MEAN_STREAM)
-    rows = np.sort(random.permutation(len(training))[: config.evaluation.mean_utterances])
-    embeddings = embedder.embed(training.paths.take(rows), source, mode, "training_mean")
-    mean = embeddings.mean(axis=(0, 1), dtype=np.float64).astype(np.float32)
-    if kept is not None:
-        logger.info("mean embedding measured anew: the kept one is of %s", _in_words(kept_of))
-    keep.put({"embedding_mean": torch.from_numpy(mean), "embedding_mean_of": described})
-    return mean
-
-
-def _in_words(described: Mapping[str, Any] | None) -> str:
-    """A way of embedding, for messages."""
-    if not described:
-        return "an unknown way of embedding"
-    return ", ".join(str(value) if name == "embedding" else f"{name} {value}" for name, value in described.items())
-
-
-def _cohort(config: Config, inputs: Inputs, embedder: Embedder, mean: np.ndarray | None) -> tuple[Cohort, list[str]]:
-    """The cohort, a member for each speaker, and its speakers."""
-    section, data = config.evaluation, config.data
-    path = section.cohort_list or data.train_list
-    if not path:
-        raise ValueError(f"score_norm {section.score_norm} needs a cohort: set --cohort_list (`speaker path` a line)")
-    given = inputs.training_input(path, section.cohort_path or (data.train_path if path == data.train_list else ""))
-    members = given.rows
-    rows = np.arange(len(members))
-    if section.cohort_utterances:
-        order = numpy_generator(config.runtime.seed, COHORT_STREAM).permutation(len(members))
-        # Stable: within a speaker the drawn order stays, so the first ones are a random sample.
-        order = order[np.argsort(members.labels[order], kind="stable")]
-        first = np.searchsorted(members.labels[order], members.labels[order])
-        rows = np.sort(order[np.arange(len(order)) - first < section.cohort_utterances])
-    mode: Mode = embedder.options.modes[0]
-    embeddings = embedder.embed(members.paths.take(rows), given.source, mode, f"cohort_{Path(path).stem}")
-    means = speaker_means(mean_embeddings(embeddings, mean), members.labels[rows])
-    return Cohort(means, f"{Path(path).name} {members.sha256[:12]}"), list(members.speakers)
-
-
-def _calibration(
-    config: Config,
-    inputs: Inputs,
-    model: ModelFile,
-    embedder: Embedder,
-    backend: Backend,
-    keep: _ModelKeeper,
-    after_training: bool,
-    warnings: list[str],
-) -> AffineCalibration | None:
-    """The calibration for this scoring: fitted on calibration_list where one is named, else the model file's."""
-    section, data = config.evaluation, config.data
-    described = backend.describe(embedder.options)
-    # Where the reported trials choose no model, they choose no threshold either.
-    validates = after_training and (chosen_by_validation(config) or not validates_on_test_list(config))
-    if not section.calibration_list and not validates:
-        if after_training:
-            logger.info("no calibration: the only trials are those that are reported (evaluation.calibration_list)")
-        # The newest first: there may be one of the score alone, and one of quality measures too.
-        for kept in reversed((model.contents.get("calibration") or {}).get("fits", [])):
-            if plain_backend(kept["backend"]) == plain_backend(described):
-                if kept.get("list_sha256") == inputs.test.trials.sha256:
-                    warnings.append(FITTED_ON_REPORTED)
-                return AffineCalibration.from_dict(kept)
-        return None
-    given = inputs.validation
-    if section.calibration_list:
-        given = inputs.trial_input(section.calibration_list, section.calibration_path or data.test_path)
-    trials, source = given.trials, given.source
-    if reason := why_no_error_rate(trials):
-        # Before hours of embedding, not after.
-        raise ValueError(f"cannot calibrate: {reason}")
-    scored = score_trials(embedder, backend, trials, source)
-    measures = ("score", *section.quality_measures)
-    columns = calibration_inputs(measures, scored, trials, source)
-    fit = fit_scores(trials, scored.scores, section.calibration_prior, described, columns, measures)
-    # Said, not refused: with one list only it is all that one can do.
-    if trials.sha256 == inputs.test.trials.sha256:
-        warnings.append(FITTED_ON_REPORTED)
-    for sentence in fit.refused:
-        logger.info("%s: %s", trials.source, sentence)
-    keep.put(fit)
-    # `speakernet verify` decides by whole utterances and cosine, whatever the list was scored by.
-    verifying = verifying_backend(keep.contents).describe(embedder.options.in_mode("whole"))
-    if (plain_backend(described), measures) != (plain_backend(verifying), SCORE_ONLY):
-        keep.put(fit_for_verifying(embedder, keep.contents, trials, source, section.calibration_prior)[0])
-    return fit.calibration
-
-
-def _with_facts(results: Results, config: Config, model: ModelFile, model_path: Path, warnings: list[str]) -> Results:
-    """What a figure needs to be repeated: model, checkpoint, versions, machine, configuration, command."""
-    warnings += cautions(results)
-    spec = model.net.spec()
-    described = plain_backend(results.backend or {})
-    thresholds = model.contents.get("thresholds") or []
-    return dataclasses.replace(
-        results,
-        model=spec["model"],
-        num_parameters=sum(parameter.numel() for parameter in model.net.parameters()),
-        front_end=spec["front_end"],
-        checkpoint={"path": str(model_path), "sha256": distributed.from_main(lambda: sha256_of(model_path))},
-        thresholds=[one for one in thresholds if plain_backend(one["backend"]) == described],
-        versions={"speakernet": speakernet.__version__, "torch": torch.__version__, "numpy": np.__version__},
-        machine=system_info(),
-        config=config_to_dict(config)["evaluation"],
-        command=" ".join(sys.argv),
-        date=time.strftime("%Y-%m-%d %H:%M"),
-        warnings=warnings,
-    )
-
-
 def _with_training_data(results: Results, config: Config, inputs: Inputs) -> Results:
-    """What the model was trained on and chosen by: the lists by name, and how much there was of the first."""
-    data = config.data
-    training = inputs.training.rows
-    num_samples = inputs.training.table.num_samples
-    hours = float(np.maximum(num_samples, 0).sum()) / data.sample_rate / 3600
-    validation = inputs.validation.trials
+    """The results with the lists that the model was trained on and selected by, and the amount of training data."""
+    training, validation = inputs.training.rows, inputs.validation.trials
+    hours = float(np.maximum(inputs.training.table.num_samples, 0).sum()) / config.data.sample_rate / 3600
     named = (("training", training), ("validation", validation))
     lists = [{"role": role, "name": Path(rows.source).name, "sha256": rows.sha256} for role, rows in named]
     facts = {"speakers": len(training.speakers), "utterances": len(training), "hours": round(hours, 2)}

@@ -13,7 +13,7 @@ from speakernet.assembly.evaluation import scores_of_model
 from speakernet.assembly.inputs import Inputs
 from speakernet.checkpoint import read_checkpoint
 from speakernet.config import Config, ConfigError
-from speakernet.evaluation.comparison import PairedResult, compare_scores
+from speakernet.evaluation.comparison import Comparison, compare_scores
 from speakernet.evaluation.evaluate import Evaluation
 from speakernet.evaluation.headline import headline
 from speakernet.files import sha256_of
@@ -168,18 +168,17 @@ def compared_with_initial_model(
     if all(distributed.gather_objects(path.is_file())):
         paired = compare_scores(
             evaluation.trials,
-            scores_of_model(config, inputs, path),
-            evaluation.scores,
+            [scores_of_model(config, inputs, path), evaluation.scores],
             evaluation.speakers,
             num_draws=config.evaluation.bootstrap_samples,
             seed=config.runtime.seed,
             priors=config.evaluation.dcf_target_priors,
         )
-        said = paired.sentences("the initial model", "best.pt")
+        said = paired.sentences(["the initial model", "best.pt"])
         values |= {"sha256": sha256_of(path), **_figures(paired)}
         sentences += said
         # EER and costs are errors: what has grown is worse.
-        added += [one for one, of in zip(said, paired.differences, strict=True) if of.value > 0]
+        added += [one for one, of in zip(said, paired.differences[0], strict=True) if of.value > 0]
     else:
         added.append(f"the initial model {path} is gone: best.pt was not compared with it")
     for one in added:
@@ -209,14 +208,14 @@ def _held_out(summary: Mapping[str, Any]) -> str:
     )
 
 
-def _figures(paired: PairedResult) -> dict[str, Any]:
+def _figures(paired: Comparison) -> dict[str, Any]:
     """Figures of the initial model, and how far best.pt is from it, with intervals."""
-    names = [one.name for one in headline(paired.first)]
+    names = [one.name for one in headline(paired.systems[0])]
     return {
-        "eer_percent": paired.first.eer_percent,
-        "min_dcf": paired.first.min_dcf,
+        "eer_percent": paired.systems[0].eer_percent,
+        "min_dcf": paired.systems[0].min_dcf,
         "best_less_initial": {
             name: {"value": one.value, "interval": one.interval}
-            for name, one in zip(names, paired.differences, strict=True)
+            for name, one in zip(names, paired.differences[0], strict=True)
         },
     }

@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import logging
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,11 +23,13 @@ from speakernet.evaluation.calibration import AffineCalibration, fit_calibration
 from speakernet.evaluation.cautions import cautions
 from speakernet.evaluation.figures import figures
 from speakernet.evaluation.options import EvaluationOptions, MeasuringOptions
+from speakernet.evaluation.report.data import chosen_on_reported
 from speakernet.evaluation.results import Results
 from speakernet.evaluation.score_files import find_scores
 from speakernet.evaluation.speakers import read_speaker_table, speakers_of
 from speakernet.files import sha256_of
 from speakernet.options import DEFAULT_SEED, default_of
+from speakernet.run_folder import BEST, LAST, METRICS
 
 if TYPE_CHECKING:
     from speakernet.evaluation.evaluate import Evaluation
@@ -66,6 +69,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"{arguments.config_arguments[0]} has no meaning with --scores: nothing is embedded or scored")
     if not arguments.trials:
         raise ValueError("--scores needs --trials, the list that the scores are of")
+    if not 0 < arguments.prior < 1:
+        raise ValueError(f"--prior {arguments.prior}: expected a probability between 0 and 1")
+    if arguments.save_path and any((arguments.save_path / name).exists() for name in (METRICS, LAST, BEST)):
+        raise ValueError(f"{arguments.save_path} is the folder of a training run; name another one with --out")
     evaluation = evaluate_scores(arguments)
     sys.stdout.write("\n".join([*train.result_lines(evaluation, DIGITS), *_details(evaluation.results)]) + "\n")
     if arguments.save_path:
@@ -104,7 +111,7 @@ def evaluate_scores(arguments: argparse.Namespace) -> "Evaluation":
         lists=[{"role": role, "name": path.name, "sha256": sha256_of(path)} for role, path in read],
         calibration=None if fit is None else fit.to_dict(),
         command=" ".join(sys.argv),
-        warnings=_warnings(results, is_fitted_here=fit is not None and _is_same(arguments)),
+        warnings=_warnings(results, files, is_fitted_here=fit is not None and _is_same(arguments)),
     )
     return Evaluation(trials, scores, results, llrs, speakers=speakers)
 
@@ -113,12 +120,12 @@ def _is_same(arguments: argparse.Namespace) -> bool:
     return sha256_of(arguments.fusion_trials) == sha256_of(arguments.trials)
 
 
-def _warnings(results: Results, *, is_fitted_here: bool) -> list[str]:
+def _warnings(results: Results, files: Sequence[Path], *, is_fitted_here: bool) -> list[str]:
     """What is odd about the figures, for the report; what the figures do not show by themselves is logged too."""
     found = cautions(results)
+    found += [f"{file}: {one}" for file in files if (one := chosen_on_reported(file))]
     if is_fitted_here:
-        # The weights of a fusion are fitted there as well, so that its error rates flatter too.
-        found.append("weights were fitted on the list that is reported: error rates and costs flatter")
+        found.append("weights were fitted on the list that is reported: error rates and costs are optimistic")
     for odd in found:
         if odd != results.interval_note:
             # That one stands beside the figures.

@@ -31,7 +31,7 @@ from speakernet.evaluation.evaluate import score_trials
 from speakernet.evaluation.figures import why_no_error_rate
 
 SCORE_ONLY = ("score",)
-FITTED_ON_REPORTED = "calibration was fitted on the list that is reported: its actual costs and Cllr flatter"
+FITTED_ON_REPORTED = "calibration was fitted on the list that is reported: its actual costs and Cllr are optimistic"
 
 logger = logging.getLogger(__name__)
 

@@ -2,6 +2,7 @@
 
 from speakernet.evaluation.results import Results
 
+CHOSEN_ON_REPORTED = "the best checkpoint was chosen on this very list: these error rates are optimistic"
 WORSE_THAN_CHANCE = 50.0
 """EER in percent."""
 

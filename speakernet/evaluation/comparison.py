@@ -1,4 +1,4 @@
-"""Two systems on one trial list, told apart or not: paired draws of speakers, and the answer in sentences."""
+"""Several systems on one trial list: which is better, and whether the list is long enough to say so."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,68 +9,62 @@ from speakernet.data.lists import TrialList
 from speakernet.evaluation.bootstrap import Difference, SpeakerBootstrap, differences
 from speakernet.evaluation.figures import ALWAYS_SHOWN_PRIORS, operating_points
 from speakernet.evaluation.headline import headline
-from speakernet.evaluation.metrics import check_trials
 from speakernet.evaluation.results import Results
 from speakernet.evaluation.speakers import Speakers
 
 
 @dataclass(frozen=True)
-class PairedResult:
-    """What the comparison of two systems came to.
+class Comparison:
+    """Several systems on one list: EER and minDCFs of each, and the differences of the others from the first."""
 
-    Attributes:
-        first: EER and minDCFs of the first system.
-        second: those of the second system.
-        differences: one for each figure: EER first, then the minDCFs.
-    """
+    systems: list[Results]
+    differences: list[list[Difference]]
+    """For every system but the first, one for each figure: EER, then the minDCFs; positive if the first is better."""
 
-    first: Results
-    second: Results
-    differences: list[Difference]
-
-    def sentences(self, first_name: str, second_name: str) -> list[str]:
-        """One sentence a figure."""
-        pairs = zip(headline(self.first), self.differences, strict=True)
-        return [difference.sentence(figure.label, first_name, second_name) for figure, difference in pairs]
+    def sentences(self, names: Sequence[str]) -> list[str]:
+        """One sentence for each figure of each system but the first."""
+        labels = [figure.label for figure in headline(self.systems[0])]
+        return [
+            difference.sentence(label, names[0], name)
+            for name, found in zip(names[1:], self.differences, strict=True)
+            for label, difference in zip(labels, found, strict=True)
+        ]
 
 
 def compare_scores(
     trials: TrialList,
-    first: np.ndarray,
-    second: np.ndarray,
+    systems: Sequence[np.ndarray],
     speakers: Speakers,
     *,
     num_draws: int,
     seed: int,
     priors: Sequence[float] = ALWAYS_SHOWN_PRIORS,
-) -> PairedResult:
-    """Compare two systems' scores on the same labelled trials, under the same draws of speakers.
+) -> Comparison:
+    """Compare systems by their scores of the same labelled trials, each with the first.
+
+    All are measured on the same draws of speakers: what is common to them cancels in the differences.
 
     Args:
         trials: labelled.
-        first: scores of one system, (trials,).
-        second: scores of the other, (trials,).
+        systems: scores of each system, (trials,).
         speakers: of the list's utterances.
         num_draws: draws of speakers.
         seed: of the draws.
         priors: target priors of the minDCFs, at costs 1 and 1.
 
     Raises:
-        ValueError: unlabelled trials, NaN scores, only targets or only non-targets.
+        ValueError: unlabelled trials, scores that are not finite, only targets or only non-targets.
     """
     if trials.labels is None:
         raise ValueError(f"{trials.source}: unlabelled trials have no error rates to compare; give a list with labels")
     enrol, test = speakers.ids[trials.enrol], speakers.ids[trials.test]
     points = operating_points(priors)
-    prepared, results = [], []
-    # Both systems meet the same draws: what is common to them cancels in the difference.
-    for scores in (first, second):
-        check_trials(scores, trials.labels)
-        one = SpeakerBootstrap(scores, trials.labels, enrol, test, list(points.values()))
+    prepared = [SpeakerBootstrap(scores, trials.labels, enrol, test, list(points.values())) for scores in systems]
+    results = []
+    for one in prepared:
         eer_percent, costs, _ = one.plain_figures()
-        prepared.append(one)
         results.append(Results(len(trials), eer_percent=eer_percent, min_dcf=dict(zip(points, costs, strict=True))))
-    return PairedResult(results[0], results[1], differences(prepared[0], prepared[1], num_draws, seed))
+    return Comparison(results, [differences(prepared[0], other, num_draws, seed) for other in prepared[1:]])
 
 
 def short_names(paths: Sequence[str]) -> list[str]:

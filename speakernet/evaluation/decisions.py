@@ -73,8 +73,8 @@ class Decisions:
             found.append("no log-likelihood ratios: there is no calibration for this way of scoring")
         if not self.thresholds or self.llrs is None:
             found.append(
-                "to fit them on labelled trials: --evaluation.calibration_list LIST with --eval (kept in the model "
-                "file); for score files --fusion_scores and --fusion_trials"
+                "to fit them on labelled trials: --evaluation.calibration_list LIST with --eval, or `speakernet "
+                "calibrate` for the model file; for score files --fusion_scores and --fusion_trials"
             )
         return found
 

@@ -44,7 +44,7 @@ def store_key(model_digest: str, names: StringTable, lookup: LookupTable, settin
 
 
 def load_embeddings(path: Path, key: str) -> np.ndarray | None:
-    """The kept embeddings, or None where there are none, they belong to something else, or the file is damaged."""
+    """The kept embeddings, or None if there are none, they belong to something else, or the file is damaged."""
     if not path.is_file():
         return None
     try:
@@ -54,10 +54,7 @@ def load_embeddings(path: Path, key: str) -> np.ndarray | None:
     except FileError as error:
         logger.warning("%s; embedding again", error)
         return None
-    if found != key:
-        logger.info("%s is of another model, other audio or other settings: embedding again", path)
-        return None
-    return embeddings
+    return embeddings if found == key else None
 
 
 def save_embeddings(path: Path, key: str, names: StringTable, embeddings: np.ndarray) -> None:

@@ -170,7 +170,7 @@ def score_trials(embedder: Embedder, backend: Backend, trials: TrialList, source
     seconds: dict[str, float] = {}
     for mode in embedder.options.modes:
         start = time.perf_counter()
-        embeddings[mode], was_kept = embedder.find_or_embed(trials.names, source, mode, list_name)
+        embeddings[mode], was_kept = embedder.embed(trials.names, source, mode, list_name)
         name = KEPT_EMBEDDINGS if was_kept else EMBEDDING
         seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
     start = time.perf_counter()

@@ -39,9 +39,9 @@ def figures(
         llrs: (trials,) calibrated scores; adds the actual costs.
 
     Raises:
-        ValueError: NaN scores.
+        ValueError: scores that are NaN or infinite.
     """
-    metrics.check_no_nan(np.asarray(scores, dtype=np.float64))
+    metrics.refuse_rows(~np.isfinite(scores), "NaN or infinite")
     counts = Results(num_trials=len(trials), num_utterances=len(trials.names), why_no_eer=why_no_error_rate(trials))
     if trials.labels is not None:
         num_targets = int(np.count_nonzero(trials.labels))

@@ -84,8 +84,7 @@ def threshold_text(threshold: float, scores: np.ndarray) -> str:
     >>> threshold_text(0.5612, np.array([0.1, 0.4, 0.8])), threshold_text(0.99964, np.array([0.998, 0.999, 1.0]))
     ('0.56', '0.99964')
     """
-    finite = scores[np.isfinite(scores)]
-    spread = float(np.std(finite)) if len(finite) else 0.0
+    spread = float(np.std(scores)) if len(scores) else 0.0
     digits = max(2, 1 - math.floor(math.log10(spread))) if spread > 0 else 4
     return f"{threshold:.{min(digits, 8)}f}"
 

@@ -72,7 +72,7 @@ def check_trials(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np
     labels = np.asarray(labels).astype(bool)
     if scores.shape != labels.shape or scores.ndim != 1:
         raise ValueError(f"{scores.shape} scores for {labels.shape} labels; expected one label for each score")
-    check_no_nan(scores)
+    refuse_rows(np.isnan(scores), "NaN")
     num_targets = int(np.count_nonzero(labels))
     if num_targets in (0, len(labels)):
         missing = "target" if num_targets == 0 else "non-target"
@@ -80,17 +80,13 @@ def check_trials(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np
     return scores, labels
 
 
-def check_no_nan(scores: np.ndarray) -> None:
-    """Refuse scores that are not numbers.
-
-    Raises:
-        ValueError: naming the first ten rows, counted from 1.
-    """
-    rows = np.flatnonzero(np.isnan(scores))
+def refuse_rows(is_bad: np.ndarray, what: str) -> None:
+    """Refuse scores that are NaN or infinite, by the first ten rows, counted from 1."""
+    rows = np.flatnonzero(is_bad)
     if len(rows):
         named = ", ".join(str(row + 1) for row in rows[:MAX_NAMED])
         more = " …" if len(rows) > MAX_NAMED else ""
-        raise ValueError(f"{len(rows)} of {len(scores)} scores are NaN: trials {named}{more}")
+        raise ValueError(f"{len(rows)} of {len(is_bad)} scores are {what}: trials {named}{more}")
 
 
 def error_rates(scores: np.ndarray, labels: np.ndarray) -> ErrorRates:

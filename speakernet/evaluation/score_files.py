@@ -5,20 +5,21 @@ names the first line that only one of the two has.
 """
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from speakernet.data.lists import ListError, StringTable, TrialList
-from speakernet.files import atomic_write, open_text, reading
+from speakernet.data.list_lines import ListError, ListFile, Numbers
+from speakernet.data.lists import StringTable, TrialList
+from speakernet.files import atomic_write
 from speakernet.run_folder import EVALUATIONS, SCORES, evaluation_folder
 from speakernet.terminal import MAX_NAMED
 
-LONGEST_LINE = 64 << 10
 FORM = "'enrol test score', and as you like a fourth column target|nontarget"
-KINDS = {"target": 1, "nontarget": 0}
+KINDS = {b"target": 1, b"nontarget": 0}
+LARGEST_SCORE = 1e30
+"""Larger ones overflow where scores are squared; no scoring gives any."""
 
 
 @dataclass(frozen=True)
@@ -67,30 +68,35 @@ def find_scores(path: Path, trials: TrialList) -> tuple[Path, np.ndarray]:
 
 
 def read_scores(path: str | Path) -> ScoreFile:
-    """Read `enrol test score` lines; blank lines are skipped, a line with tabs is split at tabs only.
+    """Read `enrol test score` lines, split as a trial list is; blank lines are skipped.
 
     Raises:
         ListError: missing, empty, not UTF-8, or a malformed line (named with its number).
     """
-    rows: dict[str, int] = {}
+    file, rows = ListFile(path, None), Numbers()
     pairs: list[int] = []
     scores: list[float] = []
     kinds: list[int] = []
-    for number, fields in _lines(path):
-        try:
-            if len(fields) not in (3, 4):
-                raise ValueError(len(fields))
-            scores.append(float(fields[2]))
-            kinds.extend(KINDS[kind] for kind in fields[3:])
-        except (ValueError, KeyError) as error:
-            raise ListError(f"{path}, line {number}: expected {FORM}, found {' '.join(fields)[:120]!r}") from error
-        pairs.append(rows.setdefault(fields[0], len(rows)))
-        pairs.append(rows.setdefault(fields[1], len(rows)))
+    for lines in file.blocks(tabs_only_where_present=True):
+        words = lines.words()
+        for line, (first, count) in enumerate(zip(lines.first.tolist(), lines.count.tolist(), strict=True)):
+            if not count:
+                continue
+            fields = words[first : first + count]
+            try:
+                if count not in (3, 4) or not all(fields):
+                    raise ValueError(count)
+                scores.append(float(fields[2]))
+                kinds.extend(KINDS[kind] for kind in fields[3:])
+            except (ValueError, KeyError):
+                file.refuse(lines.number(line), f"expected {FORM}, found {lines.text(line)!r}")
+            pairs += rows[fields[0]], rows[fields[1]]
     if not pairs:
         raise ListError(f"{path}: no scores; expected lines {FORM}")
     both = np.array(pairs, dtype=np.int32).reshape(-1, 2)
     labels = np.array(kinds, dtype=np.int8) if len(kinds) == len(both) else None
-    trials = TrialList(StringTable.from_strings(rows), both[:, 0].copy(), both[:, 1].copy(), labels, str(path))
+    names = StringTable.from_strings(name.decode("utf-8") for name in rows)
+    trials = TrialList(names, both[:, 0].copy(), both[:, 1].copy(), labels, str(path), file.sha256)
     return ScoreFile(trials, np.array(scores, dtype=np.float64))
 
 
@@ -113,11 +119,15 @@ def scores_for(trials: TrialList, found: ScoreFile) -> np.ndarray:
     """
     rows = _rows_of(trials, found.trials)
     scores, source = found.scores[rows], found.trials.source
-    bad = np.sort(rows[~np.isfinite(scores)])
+    # Not `>`: NaN compares as false.
+    bad = np.sort(rows[~(np.abs(scores) <= LARGEST_SCORE)])
     if len(bad):
         lines = ", ".join(str(_line_of(source, int(row))) for row in bad[:MAX_NAMED])
         more = " …" if len(bad) > MAX_NAMED else ""
-        raise ValueError(f"{source}: {len(bad)} of {len(scores)} scores are NaN or infinite: lines {lines}{more}")
+        raise ValueError(
+            f"{source}: {len(bad)} of {len(scores)} scores are NaN, infinite or beyond {LARGEST_SCORE:g}: lines "
+            f"{lines}{more}"
+        )
     if trials.labels is not None and found.trials.labels is not None:
         other = np.flatnonzero(trials.labels != found.trials.labels[rows])
         if len(other):
@@ -185,26 +195,10 @@ def _pair(trials: TrialList, row: int) -> str:
     return f"{trials.names[int(trials.enrol[row])]} {trials.names[int(trials.test[row])]}"
 
 
-def _lines(path: str | Path) -> Iterator[tuple[int, list[str]]]:
-    """Number and fields of each line that is not blank."""
-    with reading(path, f"a score file with lines {FORM}", ListError), open_text(path) as file:
-        # Every way to end a line counts, also a carriage return alone.
-        file.reconfigure(newline=None)  # type: ignore[attr-defined]
-        for number in itertools.count(start=1):
-            line = file.readline(LONGEST_LINE)
-            if not line:
-                return
-            if len(line) == LONGEST_LINE:
-                raise ListError(f"{path}, line {number}: longer than {LONGEST_LINE:,} characters; expected {FORM}")
-            fields = line.strip().split("\t") if "\t" in line.strip() else line.split()
-            if fields:
-                yield number, fields
-
-
 def _line_of(path: str, row: int) -> int:
-    """The line that entry `row` stands on (blank lines do not count); the row itself where the file is gone."""
+    """The line number of entry `row` (blank lines do not count); its own number if the file is gone."""
     if not Path(path).is_file():
         return row + 1
-    with Path(path).open(encoding="utf-8", errors="replace") as file:
-        filled = (number for number, line in enumerate(file, start=1) if line.strip())
+    with Path(path).open("rb") as file:
+        filled = (number for number, line in enumerate(file, start=1) if line.split())
         return next(itertools.islice(filled, row, None), row + 1)

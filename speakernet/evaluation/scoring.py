@@ -20,6 +20,8 @@ DEVICE_BLOCK_BYTES = 1 << 28
 GROUP_WIDTHS = (8, 4, 2, 1)
 """Trials of one enrolment utterance that share a matrix product; every list can be cut into groups of these."""
 EPSILON = 1e-12
+SAFE_LENGTHS = (1e-15, 1e15)
+"""Between these the squares of float32 embeddings neither vanish nor overflow."""
 
 
 def mean_embeddings(embeddings: np.ndarray, mean: np.ndarray | None = None) -> np.ndarray:
@@ -42,7 +44,12 @@ def mean_embeddings(embeddings: np.ndarray, mean: np.ndarray | None = None) -> n
     for start in range(0, len(result), rows_at_once):
         block = embeddings[start : start + rows_at_once]
         centred = block if mean is None else block - mean.astype(np.float32)
-        lengths = np.linalg.norm(centred, axis=2, keepdims=True)
+        with np.errstate(over="ignore"):
+            lengths = np.linalg.norm(centred, axis=2, keepdims=True)
+        if len(lengths) and not SAFE_LENGTHS[0] < lengths.min() <= lengths.max() < SAFE_LENGTHS[1]:
+            # Their squares overflow or vanish; a power of two changes no digit.
+            centred = np.ldexp(centred, -np.frexp(np.abs(centred).max(axis=2, keepdims=True))[1])
+            lengths = np.linalg.norm(centred, axis=2, keepdims=True)
         average = (centred / np.maximum(lengths, EPSILON)).mean(axis=1)
         result[start : start + rows_at_once] = average / np.maximum(
             np.linalg.norm(average, axis=1, keepdims=True), EPSILON

@@ -72,39 +72,42 @@ def test_after_training_the_result_says_what_was_trained_on(tiny_corpus: Path, t
     assert evaluated(configure(tiny_corpus, tmp_path), model).results.training is None
 
 
-def test_what_is_fitted_is_kept_with_its_scoring(tiny_corpus: Path, tmp_path: Path, model: Path) -> None:
+def test_only_the_evaluation_of_a_training_run_writes_into_the_model_file(
+    tiny_corpus: Path, tmp_path: Path, model: Path
+) -> None:
     trials = str(tiny_corpus / "trials.txt")
     options = ["--evaluation.score_norm", "as", "--evaluation.cohort_size", "5", "--evaluation.subtract_mean", "true"]
-    fitted = evaluated(
-        configure(tiny_corpus, tmp_path, *options, "--evaluation.calibration_list", trials), model
-    ).results
+    config = configure(tiny_corpus, tmp_path, *options, "--evaluation.calibration_list", trials)
+    before = model.read_bytes()
+    alone = evaluated(config, model).results
+    assert model.read_bytes() == before and alone.cllr is not None and alone.thresholds
+    written = {path.relative_to(tmp_path).parts[:3] for path in tmp_path.rglob("*") if path.is_file()}
+    assert written == {("best.pt",), ("tiny.yaml",), ("run", "eval", "trials")}
+    fitted = evaluated(config, model, after_training=True).results
     contents = torch.load(model, weights_only=True)
-    assert contents["embedding_mean"].shape == (16,)
-    assert contents["thresholds"][0]["backend"] == fitted.backend
+    assert contents["embedding_mean"].shape == (16,) and fitted.cllr == pytest.approx(alone.cllr)
+    assert contents["thresholds"][0]["backend"] == fitted.backend == alone.backend
     assert fitted.backend["cohort_members"] == 8
-    assert any("list that is reported" in warning for warning in fitted.warnings)
+    assert len([path for path in tmp_path.glob("*.pt")]) == 1, "no backup of a file that this run made"
     again = evaluated(configure(tiny_corpus, tmp_path, *options), model).results
-    assert any("list that is reported" in warning for warning in again.warnings), "also where the file has kept it"
     assert again.cllr == pytest.approx(fitted.cllr)
+    for one in (alone, fitted, again):
+        assert any("list that is reported" in warning for warning in one.warnings)
     # another scoring must not borrow the fit
     assert "cllr" not in evaluated(configure(tiny_corpus, tmp_path), model).results.to_dict()
 
 
 def test_quality_measures_go_into_a_calibration(tiny_corpus: Path, tmp_path: Path, model: Path) -> None:
     measures = "[duration, magnitude, snr, cohort]"
-    options = [
-        "--evaluation.calibration_list",
-        str(tiny_corpus / "trials.txt"),
-        "--evaluation.quality_measures",
-        measures,
-    ]
+    trials = str(tiny_corpus / "trials.txt")
+    options = ["--evaluation.calibration_list", trials, "--evaluation.quality_measures", measures]
     with pytest.raises(ValueError, match="'cohort' needs score normalisation"):
         evaluated(configure(tiny_corpus, tmp_path, *options), model)
     normalised = ["--evaluation.score_norm", "as", "--evaluation.cohort_size", "5"]
-    results = evaluated(configure(tiny_corpus, tmp_path, *options, *normalised), model).results
+    results = evaluated(configure(tiny_corpus, tmp_path, *options, *normalised), model, after_training=True).results
     fits = torch.load(model, weights_only=True)["calibration"]["fits"]
     assert fits[0]["inputs"] == ["score", "duration", "magnitude", "snr", "cohort"] and len(fits[0]["weights"]) == 5
-    # `verify` knows none of them: a fit of the plain score stands beside it.
+    # `verify` knows none of them: a fit of the plain score is kept beside it.
     assert fits[-1]["inputs"] == ["score"] and results.cllr is not None
 
 
@@ -146,28 +149,18 @@ def test_normalising_a_distance_is_refused(tiny_corpus: Path, tmp_path: Path, mo
         evaluated(configure(tiny_corpus, tmp_path, *options), model)
 
 
-def test_a_mean_belongs_to_one_way_of_embedding(
-    tiny_corpus: Path, tmp_path: Path, model: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_mean_belongs_to_one_way_of_embedding(tiny_corpus: Path, tmp_path: Path, model: Path) -> None:
     def score(*options: str):
-        caplog.clear()
         options = ("--evaluation.subtract_mean", "true", "--evaluation.keep_embeddings", "false", *options)
-        evaluated(configure(tiny_corpus, tmp_path, *options), model)
+        evaluated(configure(tiny_corpus, tmp_path, *options), model, after_training=True)
         contents = torch.load(model, weights_only=True)
         return contents["embedding_mean"], contents["embedding_mean_of"]
 
     crops, of_crops = score()
     assert of_crops == {"embedding": "crops", "eval_frames": 60, "num_crops": 2}
-    kept = model.read_bytes()
-    assert torch.equal(score()[0], crops) and model.read_bytes() == kept
-    # Nobody verifies by crops, so nobody is warned of their mean; whoever verifies by whole utterances is.
-    assert "from now on" not in caplog.text
+    assert torch.equal(score()[0], crops)
     whole, of_whole = score("--eval_frames", "0")
-    assert "subtract this mean from now on" in caplog.text
     assert of_whole == {"embedding": "whole"} and not torch.allclose(whole, crops)
-    longer, of_longer = score("--eval_frames", "80")
-    assert "subtract no mean from now on" in caplog.text
-    assert of_longer["eval_frames"] == 80 and not torch.allclose(longer, crops)
     assert torch.equal(score()[0], crops)
 
 
@@ -177,9 +170,9 @@ def test_a_mean_of_unknown_origin_is_not_used(tiny_corpus: Path, tmp_path: Path,
     del contents["embedding_mean_of"]
     torch.save(contents, model)
     subtract = ["--evaluation.subtract_mean", "true"]
-    with pytest.raises(ValueError, match=r"mean embedding of an unknown way of embedding.*crops.*no training list"):
+    with pytest.raises(ValueError, match=r"unknown kind of embedding.*crops.*no training list"):
         evaluated(configure(tiny_corpus, tmp_path, *subtract, "--train_list", "nowhere.txt"), model)
-    evaluated(configure(tiny_corpus, tmp_path, *subtract), model)
+    evaluated(configure(tiny_corpus, tmp_path, *subtract), model, after_training=True)
     assert torch.load(model, weights_only=True)["embedding_mean"].abs().max() < 100
 
 
@@ -193,11 +186,21 @@ def test_pairs_without_labels_get_ratios_and_decisions_once_they_were_fitted(
     before = evaluated(configure(tiny_corpus, tmp_path, *options), model)
     assert before.llrs is None and before.decisions is not None and not before.decisions.says_more_than_scores
     assert any(sentence.startswith("no decisions") for sentence in before.decisions.lines())
-    evaluated(configure(tiny_corpus, tmp_path, "--evaluation.calibration_list", str(tiny_corpus / "trials.txt")), model)
+    fitting = ["--evaluation.calibration_list", str(tiny_corpus / "trials.txt")]
+    evaluated(configure(tiny_corpus, tmp_path, *fitting), model, after_training=True)
     after = evaluated(configure(tiny_corpus, tmp_path, *options), model)
     assert after.decisions is not None and after.decisions.header == ["enrol", "test", "score", "llr", "eer"]
     assert len(after.llrs) == 20 and after.decisions.sentences()[0].endswith("(equal error rate on trials.txt)")
     assert after.write(tmp_path / "eval") == ["results.json", "scores.txt", "report.html", "decisions.csv"]
+
+
+def test_a_list_that_chose_the_model_is_warned_of(tiny_corpus: Path, tmp_path: Path, model: Path) -> None:
+    contents = torch.load(model, weights_only=True)
+    checksum = Inputs(configure(tiny_corpus, tmp_path), torch.device("cpu")).test.trials.sha256
+    contents["training_summary"] = {"chosen_by": {"list": "trials.txt", "list_sha256": checksum}}
+    torch.save(contents, model)
+    warnings = evaluated(configure(tiny_corpus, tmp_path), model).results.warnings
+    assert warnings[0].startswith("the best checkpoint was chosen on this very list")
 
 
 def test_kept_embeddings_are_told_from_those_that_were_made(tiny_corpus: Path, tmp_path: Path, model: Path) -> None:

@@ -122,11 +122,53 @@ def test_scores_of_another_list_in_the_run_folder_do_not_hide_those_under_eval(t
     assert f"({tmp_path / 'run' / 'eval' / 'trials' / 'scores.txt'})" in capsys.readouterr().out
 
 
+def test_any_number_of_systems_with_the_list_that_their_folders_keep(tmp_path, trials, random, capsys):
+    for number, name in enumerate("abc"):
+        scores = random.standard_normal(len(trials)) + (1 + number) * trials.labels
+        evaluation = ["--draws", "20", "--save_path", str(tmp_path / name / "eval" / "trials")]
+        write_scores(tmp_path / f"{name}.txt", trials, scores)
+        assert (
+            main(["evaluate", "--scores", str(tmp_path / f"{name}.txt"), "--trials", trials.source, *evaluation]) == 0
+        )
+    results = tmp_path / "a" / "eval" / "trials" / "results.json"
+    values = json.loads(results.read_text())
+    results.write_text(json.dumps(values | {"warnings": ["the best checkpoint was chosen on this very list: x"]}))
+    capsys.readouterr()
+    assert main(["compare", *(str(tmp_path / name) for name in "abc"), "--draws", "20"]) == 0
+    out = capsys.readouterr().out
+    assert "B is better than A" in out and "C is better than A" in out and "A: the best checkpoint was chosen on" in out
+    assert [len(line.split()) for line in out.splitlines() if line.startswith("minDCF(0.01) ")] == [4]
+    # A score file keeps no labels, so they come from the folder, whichever comes first.
+    assert main(["compare", str(tmp_path / "a.txt"), str(tmp_path / "b"), "--draws", "20"]) == 0
+    assert main(["compare", str(tmp_path / "a.txt"), str(tmp_path / "b.txt")]) == 1
+    assert main(["compare", str(tmp_path / "a")]) == 1
+    assert "--trials" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("prior", ["0", "1", "2", "-3", "nan"])
+def test_a_prior_is_a_probability(tmp_path, trials, prior, capsys):
+    write_scores(tmp_path / "scores.txt", trials, trials.labels + 0.0)
+    command = ["evaluate", "--scores", str(tmp_path / "scores.txt"), "--trials", trials.source]
+    assert main([*command, "--prior", prior]) == 1
+    assert "--prior" in capsys.readouterr().err
+
+
+def test_results_of_a_training_run_are_not_overwritten(tmp_path, trials, random, capsys):
+    write_pair(tmp_path, trials, random)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "results.json").write_text("kept")
+    (tmp_path / "run" / "metrics.jsonl").touch()
+    command = ["evaluate", "--scores", str(tmp_path / "a"), "--trials", trials.source, "--draws", "20"]
+    assert main([*command, "--save_path", str(tmp_path / "run")]) == 1
+    assert str(tmp_path / "run") in capsys.readouterr().err
+    assert (tmp_path / "run" / "results.json").read_text() == "kept"
+
+
 def test_both_systems_meet_the_same_draws(trials, random):
     scores = random.standard_normal(len(trials)) + 2.0 * trials.labels
-    result = compare_scores(trials, scores, 3 * scores + 1, speakers_of(trials), num_draws=50, seed=0)
-    assert len(result.differences) == 3
-    for difference in result.differences:
+    result = compare_scores(trials, [scores, 3 * scores + 1], speakers_of(trials), num_draws=50, seed=0)
+    assert len(result.differences[0]) == 3
+    for difference in result.differences[0]:
         assert (difference.value, difference.interval) == (0, (0, 0))
         assert not difference.is_significant
 
@@ -151,6 +193,14 @@ def test_score_files_come_back_and_names_may_hold_spaces(tmp_path):
     write_scores(tmp_path / "s.txt", trials, np.array([0.25, -1.5]))
     assert (tmp_path / "s.txt").read_text() == "a b.wav\tc.wav\t0.250000\nc.wav d.wav -1.500000\n"
     np.testing.assert_array_equal(scores_for(trials, read_scores(tmp_path / "s.txt")), [0.25, -1.5])
+
+
+def test_score_files_are_split_as_lists_are(tmp_path):
+    names = ["a\u00a0b.wav", "c\u2028d.wav", "e\u3000f g.wav"]
+    (tmp_path / "trials.txt").write_text(f"1 {names[0]} {names[1]}\n0\t{names[2]}\t{names[0]}\n", encoding="utf-8")
+    trials = read_trials(tmp_path / "trials.txt")
+    write_scores(tmp_path / "s.txt", trials, np.array([0.5, -0.5]))
+    np.testing.assert_array_equal(scores_for(trials, read_scores(tmp_path / "s.txt")), [0.5, -0.5])
 
 
 def test_scores_are_found_by_their_pairs(tmp_path):
@@ -190,7 +240,7 @@ def test_the_first_difference_is_named_with_both_lines(tmp_path):
     with pytest.raises(ListError, match=r"has 1 scores, .* has 2 trials; 1 trials have no score"):
         scores_for(trials, read_scores(tmp_path / "scores.txt"))
     (tmp_path / "scores.txt").write_text("a b 0.5\n\na c nan\n")
-    with pytest.raises(ValueError, match="1 of 2 scores are NaN or infinite: lines 3"):
+    with pytest.raises(ValueError, match=r"1 of 2 scores .*: lines 3"):
         scores_for(trials, read_scores(tmp_path / "scores.txt"))
 
 

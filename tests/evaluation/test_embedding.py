@@ -237,7 +237,7 @@ def test_embeddings_are_reused_only_while_model_and_audio_are_the_same(
 
     monkeypatch.setattr(module, "embed_utterances", counted)
     options = EvaluationOptions(eval_frames=60, num_crops=2)
-    embedder = Embedder(net, options, store=tmp_path, model_digest="one")
+    embedder = Embedder(net, options, stores=(tmp_path,), model_digest="one")
 
     def evaluated(embedder: Embedder) -> np.ndarray:
         return evaluate(embedder, Backend(options), trials, source, speakers_of(trials), options, 0).scores

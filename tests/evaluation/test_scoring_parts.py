@@ -254,3 +254,18 @@ def test_the_highest_scores_are_the_same_wherever_they_are_chosen(random: np.ran
         for is_on_host in (False, True):
             found = highest(scores.clone(), 7, pool, 2, is_on_host=is_on_host)
             np.testing.assert_array_equal(np.sort(found.numpy(), axis=1), expected)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e20, 3e38])
+def test_embeddings_of_any_size_are_normalised(size: float) -> None:
+    rows = np.ones((2, 8), dtype=np.float32)
+    plain = mean_embeddings(rows)
+    rows[0] *= np.float32(size)
+    np.testing.assert_allclose(mean_embeddings(rows), plain, rtol=1e-6)
+
+
+def test_scores_that_are_not_finite_are_no_result() -> None:
+    trials = TrialList(StringTable.from_strings("ab"), np.zeros(2, np.int32), np.ones(2, np.int32), None, "list")
+    for bad in (np.nan, np.inf):
+        with pytest.raises(ValueError, match="trials 2"):
+            figures(trials, np.array([0.1, bad]), speakers_of(trials), MeasuringOptions(), 0)

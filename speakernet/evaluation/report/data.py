@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 
 from speakernet.arrays import read_arrays
+from speakernet.data.list_lines import ListError
 from speakernet.data.lists import TrialList
+from speakernet.evaluation.cautions import CHOSEN_ON_REPORTED
 from speakernet.evaluation.decisions import Decisions, read_llrs
 from speakernet.evaluation.results import Results
-from speakernet.evaluation.score_files import read_scores
+from speakernet.evaluation.score_files import find_scores, read_scores
 from speakernet.files import FileError, atomic_write, open_text, reading
-from speakernet.run_folder import DECISIONS, METRICS
+from speakernet.run_folder import DECISIONS, EVALUATIONS, METRICS, RESULTS, SCORES
 
 logger = logging.getLogger(__name__)
 
@@ -258,6 +260,42 @@ def _labels(run: RunData, num_scores: int) -> np.ndarray | None:
             return labels
     logger.warning("%s: no labels are kept: the report has no curves of errors", run.folder)
     return None
+
+
+def list_in_common(paths: Sequence[Path]) -> TrialList:
+    """The labelled list whose scores all these files and folders hold, from the labels kept in one of them.
+
+    Raises:
+        ListError: no labels are kept, or there is no such list.
+    """
+    refused: ListError | None = None
+    for path in paths:
+        for candidate in (path, *sorted((path / EVALUATIONS).glob("*/"))):
+            file = candidate / SCORES if candidate.is_dir() else candidate
+            if not file.is_file():
+                continue
+            trials = read_scores(file).trials
+            if candidate.is_dir():
+                run = read_run(candidate)
+                trials = replace(run.trials, source=run.results.list_name() if run.results else str(file))
+            if trials.labels is None:
+                continue
+            try:
+                for other in paths:
+                    find_scores(other, trials)
+                return trials
+            except ListError as error:
+                refused = error
+    if refused:
+        raise refused
+    raise ListError(f"{', '.join(map(str, paths))}: no labelled scores; give their list with --trials")
+
+
+def chosen_on_reported(scores: Path) -> str:
+    """The warning that a score file's model was selected on the same list, from the results beside it; else empty."""
+    results = read_results(scores.with_name(RESULTS))
+    warnings = (results.warnings if results else None) or []
+    return next((one for one in warnings if one.startswith(CHOSEN_ON_REPORTED.partition(":")[0])), "")
 
 
 def is_number(value: object) -> bool:

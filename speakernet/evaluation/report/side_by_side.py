@@ -87,9 +87,10 @@ def _differences_part(runs: Sequence[RunData]) -> list[Block]:
             cards.append(Card(heading, [Paragraph(text)]))
             continue
         assert other.scores is not None
-        result = compare_scores(first.trials, first.scores, other.scores, speakers, num_draws=num_draws, seed=DRAW_SEED)
+        both = [first.scores, other.scores]
+        result = compare_scores(first.trials, both, speakers, num_draws=num_draws, seed=DRAW_SEED)
         text = f"Same draws of speakers for both; speakers: {speakers.rule}."
-        cards.append(Card(heading, [Paragraph(one) for one in result.sentences(first.name, other.name)], text))
+        cards.append(Card(heading, [Paragraph(one) for one in result.sentences([first.name, other.name])], text))
     return [Cards(cards, "wide")]
 
 
