@@ -88,7 +88,7 @@ def test_only_the_evaluation_of_a_training_run_writes_into_the_model_file(
     assert contents["embedding_mean"].shape == (16,) and fitted.cllr == pytest.approx(alone.cllr)
     assert contents["thresholds"][0]["backend"] == fitted.backend == alone.backend
     assert fitted.backend["cohort_members"] == 8
-    assert len([path for path in tmp_path.glob("*.pt")]) == 1, "no backup of a file that this run made"
+    assert len(list(tmp_path.glob("*.pt"))) == 1, "no backup of a file that this run made"
     again = evaluated(configure(tiny_corpus, tmp_path, *options), model).results
     assert again.cllr == pytest.approx(fitted.cllr)
     for one in (alone, fitted, again):
