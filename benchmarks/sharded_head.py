@@ -22,11 +22,11 @@ from torch import distributed as torch_distributed
 from torch import multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 
-from speakernet import distributed
 from speakernet.files import human_bytes
 from speakernet.losses.classification import AAMSoftmax
 from speakernet.losses.options import AAMSoftmaxOptions
 from speakernet.models.speaker_net import SpeakerNet
+from speakernet.parallel import distributed
 from speakernet.parallel.sync_norm import synchronize_norms
 
 RANKS = 2

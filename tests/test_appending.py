@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from speakernet import appending
-from speakernet.appending import GrowingFile
+from speakernet import files
 from speakernet.cli.train import _log_file
+from speakernet.files import GrowingFile
 
 
 def test_pieces_follow_each_other_and_the_folder_is_made_with_the_first(tmp_path: Path) -> None:
@@ -60,6 +60,6 @@ def test_a_log_on_a_full_device_is_dropped_and_the_rest_goes_on(
         pytest.skip("no /dev/full on this platform")
     with _log_file(Path("/dev/full")):
         for number in range(3):
-            logging.getLogger(appending.__name__).warning("line %d", number)
+            logging.getLogger(files.__name__).warning("line %d", number)
     assert caplog.text.count("/dev/full cannot be written") == 1 and "line 2" in caplog.text
     assert "Traceback" not in capsys.readouterr().err

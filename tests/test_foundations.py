@@ -13,10 +13,11 @@ import pytest
 import torch
 from annotated_types import Ge, Le
 
-from speakernet import distributed, seeding
+from speakernet import random as seeding
 from speakernet.cli import main
 from speakernet.files import FileError, atomic_write, human_bytes, sha256_of
 from speakernet.options import Options
+from speakernet.parallel import distributed
 from speakernet.registry import Part, create, lookup, options_of
 
 

@@ -13,7 +13,7 @@ from speakernet.data.lookup import LookupTable
 from speakernet.data.ram import clips_into_ram
 from speakernet.data.sources import RowReader
 from speakernet.machine.device import DeviceClock
-from speakernet.parallel.agreement import refuse_differences
+from speakernet.parallel.distributed import refuse_differences
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,6 @@ from typing import Literal
 import numpy as np
 import torch
 
-from speakernet import distributed
 from speakernet.assembly.augment import augments_on_device, build_augmenter, noise_into_ram
 from speakernet.assembly.inputs import Inputs, TrainingInput
 from speakernet.assembly.placement import (
@@ -48,6 +47,7 @@ from speakernet.data.voices import Voices
 from speakernet.data.workers import Workers, starts_from_nothing
 from speakernet.files import human_bytes
 from speakernet.machine.facts import usable_cores, usable_memory_bytes
+from speakernet.parallel import distributed
 from speakernet.training.data_wait import LoadingFacts
 
 logger = logging.getLogger(__name__)

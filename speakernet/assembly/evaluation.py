@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 import speakernet
-from speakernet import distributed
 from speakernet.assembly.choosing import chosen_by_validation, validates_on_test_list
 from speakernet.assembly.detail import build_sweep, check_slices, with_detail
 from speakernet.assembly.inputs import Inputs
@@ -42,8 +41,9 @@ from speakernet.evaluation.speakers import Speakers, read_speaker_table, speaker
 from speakernet.files import sha256_of
 from speakernet.machine.facts import system_info
 from speakernet.models.model_file import ModelFile, update_model_file
+from speakernet.parallel import distributed
+from speakernet.random import numpy_generator
 from speakernet.run_folder import EMBEDDINGS, EVALUATIONS, evaluation_folder
-from speakernet.seeding import numpy_generator
 from speakernet.terminal import MAX_NAMED
 from speakernet.training.precision import DTYPES, choose_precision
 

@@ -24,7 +24,7 @@ from speakernet.files import human_bytes
 from speakernet.inference.export.formats import Run, open_onnx
 from speakernet.inference.export.writing import ExportError, check_target, export_model
 from speakernet.models.model_file import ModelFile, load_model_file
-from speakernet.seeding import numpy_generator
+from speakernet.random import numpy_generator
 
 logger = logging.getLogger(__name__)
 

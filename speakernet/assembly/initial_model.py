@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import nn
 
-from speakernet import distributed
 from speakernet.assembly.evaluation import scores_of_model
 from speakernet.assembly.inputs import Inputs
 from speakernet.checkpoint import read_checkpoint
@@ -20,6 +19,7 @@ from speakernet.files import sha256_of
 from speakernet.models.importers import translate
 from speakernet.models.model_file import is_model_file, load_initial_weights
 from speakernet.models.speaker_net import SpeakerNet
+from speakernet.parallel import distributed
 from speakernet.run_folder import LAST
 from speakernet.training.store import find_checkpoint
 

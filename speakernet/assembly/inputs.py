@@ -13,7 +13,6 @@ from typing import TypeVar
 
 import torch
 
-from speakernet import distributed
 from speakernet.config import Config, ConfigError
 from speakernet.corpora.held_out import HeldOut, hold_out
 from speakernet.corpora.synthetic import make_corpus
@@ -21,6 +20,7 @@ from speakernet.data.lists import TrainingList, TrialList, audio_folder_of, read
 from speakernet.data.lookup import LookupTable
 from speakernet.data.opening import open_source
 from speakernet.data.sources import AudioSource
+from speakernet.parallel import distributed
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 import speakernet
-from speakernet import distributed
 from speakernet.assembly.checks import check_inputs
 from speakernet.assembly.choosing import chooser_of, chosen_by_validation, validates_on_test_list
 from speakernet.assembly.data import build_training_loader, loading_facts
@@ -40,7 +39,9 @@ from speakernet.files import FileError, sha256_of
 from speakernet.machine.device import choose_device
 from speakernet.machine.facts import log_system_info
 from speakernet.models.speaker_net import SpeakerNet
-from speakernet.parallel.agreement import refuse_differences
+from speakernet.parallel import distributed
+from speakernet.parallel.distributed import refuse_differences
+from speakernet.random import seed_everything
 from speakernet.run_folder import (
     BEST,
     CONFIG,
@@ -52,7 +53,6 @@ from speakernet.run_folder import (
     evaluation_folder,
     held,
 )
-from speakernet.seeding import seed_everything
 from speakernet.training.data_wait import data_wait_advice
 from speakernet.training.interrupts import StopRequest
 from speakernet.training.mirror import fetch_run, mirrored

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from speakernet import distributed
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs
 from speakernet.assembly.placement import reserved_for_training
@@ -19,8 +18,9 @@ from speakernet.checkpoint import read_own_checkpoint
 from speakernet.config.schema import Config, replaced
 from speakernet.files import place
 from speakernet.models.speaker_net import SpeakerNet
+from speakernet.parallel import distributed
+from speakernet.random import derive_seed
 from speakernet.run_folder import AVERAGE, BEST, CHECKPOINTS, LAST, SECOND_STAGE, move_aside
-from speakernet.seeding import derive_seed
 from speakernet.training.interrupts import StopRequest
 from speakernet.training.options import LARGEST_SEED
 from speakernet.training.options.schedules import CosineOptions, ExponentialOptions

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from torch import nn
 
-from speakernet import distributed
 from speakernet.assembly.voices import voices_of
 from speakernet.checkpoint import read_checkpoint
 from speakernet.config.schema import Config
@@ -17,8 +16,9 @@ from speakernet.models.model_file import (
     model_of,
 )
 from speakernet.models.speaker_net import SpeakerNet
+from speakernet.parallel import distributed
+from speakernet.random import derive_seed
 from speakernet.registry import create, lookup
-from speakernet.seeding import derive_seed
 
 # Key of the random stream that triplets are mined with, beside the run's seed.
 MINING_STREAM = 103

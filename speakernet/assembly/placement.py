@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from speakernet import distributed
 from speakernet.assembly.augment import MEASURED_UTTERANCES, measured_seconds
 from speakernet.assembly.inputs import Inputs
 from speakernet.config.schema import Config
@@ -29,6 +28,7 @@ from speakernet.data.resident import ResidentMaker
 from speakernet.data.sources import RowReader
 from speakernet.files import human_bytes
 from speakernet.machine.facts import usable_cores, usable_memory_bytes
+from speakernet.parallel import distributed
 from speakernet.training.memory import training_bytes
 from speakernet.training.precision import DTYPES, choose_precision
 

@@ -8,13 +8,13 @@ import logging
 import torch
 from torch import nn
 
-from speakernet import distributed
 from speakernet.assembly.model import build_loss
 from speakernet.assembly.voices import voices_of
 from speakernet.config import ConfigError
 from speakernet.config.schema import Config
 from speakernet.losses.options import LossOptions
 from speakernet.models.layers import is_safe_in_channels_last
+from speakernet.parallel import distributed
 from speakernet.training.compiling import platform_obstacle
 from speakernet.training.memory import blocks_to_checkpoint
 from speakernet.training.optimizers import should_fuse

@@ -4,10 +4,10 @@ import logging
 
 from torch import nn
 
-from speakernet import distributed
 from speakernet.data.choices import Choice
 from speakernet.losses.options import LossOptions
-from speakernet.sharding import sharded_names
+from speakernet.parallel import distributed
+from speakernet.parallel.sharding import sharded_names
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from speakernet import distributed
 from speakernet.assembly.compiling import build_compiler, records_steps
 from speakernet.assembly.refusals import needs_gradient_cache, say_what_has_no_effect
 from speakernet.assembly.sharding import share_head
@@ -21,6 +20,7 @@ from speakernet.machine.threads import STOP_SIGNALS
 from speakernet.models.layers import is_safe_in_channels_last
 from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
+from speakernet.parallel import distributed
 from speakernet.parallel.sync_norm import synchronize_norms
 from speakernet.run_folder import PROFILE
 from speakernet.training.averaging import WeightAverage

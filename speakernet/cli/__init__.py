@@ -17,7 +17,7 @@ from types import ModuleType
 
 import speakernet
 from speakernet.machine.memory import HUGE_PAGES, is_out_of_memory
-from speakernet.parallel.environment import is_first, is_first_here
+from speakernet.parallel.distributed import is_first, is_first_here
 from speakernet.registry import suggestion
 from speakernet.terminal import TerminalHandler
 

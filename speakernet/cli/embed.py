@@ -16,7 +16,7 @@ from pathlib import Path
 
 from speakernet.cli.using import add_model, load_verifier
 from speakernet.inference.audio_inputs import audio_inputs
-from speakernet.parallel.environment import Place, find_place
+from speakernet.parallel.distributed import Place, find_place
 from speakernet.parts import WHOLE, WorkPart, add_part_argument, list_parts, parse_part
 
 logger = logging.getLogger(__name__)

@@ -12,13 +12,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from speakernet import distributed
-from speakernet.appending import GrowingFile
 from speakernet.cli.defaults import load_configuration
 from speakernet.config import LoadedConfig
 from speakernet.evaluation.headline import headline_sentence
-from speakernet.files import own_command
-from speakernet.parallel.environment import find_place
+from speakernet.files import GrowingFile, own_command
+from speakernet.parallel import distributed
+from speakernet.parallel.distributed import find_place
 from speakernet.run_folder import BEST, CONFIG, LOG, METRICS, REPORT, RESULTS, SCORES, refuse_unusable
 
 if TYPE_CHECKING:
@@ -41,10 +40,10 @@ def run(arguments: argparse.Namespace) -> int:
     runtime = loaded.config.runtime
     is_alone = find_place(os.environ, runtime.port) is None
     # Late: a mistyped option should not wait for torch to be imported.
-    from speakernet.parallel import group, launching
+    from speakernet.parallel import group
 
-    if runtime.distributed and is_alone and (count := launching.num_gpus(runtime)) > 1:
-        return launching.launch(count, runtime.port, ["train", *arguments.config_arguments])
+    if runtime.distributed and is_alone and (count := group.num_gpus(runtime)) > 1:
+        return group.launch(count, runtime.port, ["train", *arguments.config_arguments])
     with group.joined(runtime):
         return _run_joined(loaded)
 

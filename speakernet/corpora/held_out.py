@@ -13,7 +13,7 @@ from speakernet.corpora.pairing import (
 )
 from speakernet.corpora.utterances import UNKNOWN, Utterances
 from speakernet.data.lists import ListError, TrainingList, TrialList
-from speakernet.seeding import numpy_generator
+from speakernet.random import numpy_generator
 
 SPEAKER_STREAM = 7301
 FEWEST = 2

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from speakernet.corpora.utterances import UNKNOWN, Utterances
-from speakernet.seeding import numpy_generator
+from speakernet.random import numpy_generator
 
 BLOCK_ROWS = 1024
 # Of drawing, before fewer pairs than asked for are given: rules may leave next to none to find.

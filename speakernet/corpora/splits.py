@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from speakernet.corpora.utterances import NUM_EXAMPLES, UNKNOWN, Utterances
-from speakernet.seeding import numpy_generator
+from speakernet.random import numpy_generator
 
 logger = logging.getLogger(__name__)
 

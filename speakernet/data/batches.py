@@ -21,7 +21,7 @@ from speakernet.data.requests import BatchReport, BatchRequest
 from speakernet.data.sharing import SharedArray
 from speakernet.data.sources import RowReader
 from speakernet.data.speeds import change_speed, most_samples_to_read, samples_to_read
-from speakernet.keyed import START_STREAM, KeyedRandom
+from speakernet.random import START_STREAM, KeyedRandom
 
 
 @dataclass

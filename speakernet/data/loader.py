@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from speakernet import distributed
 from speakernet.data.audio import AudioError, crop_samples
 from speakernet.data.augment.augmenter import Augmenter
 from speakernet.data.batches import Batch
@@ -26,7 +25,8 @@ from speakernet.data.options import DataOptions
 from speakernet.data.requests import BatchReport, BatchRequest, CropMaker
 from speakernet.data.sampling import EpochPlan, Sampler, rank_share
 from speakernet.data.speeds import change_speeds
-from speakernet.seeding import derive_seed
+from speakernet.parallel import distributed
+from speakernet.random import derive_seed
 from speakernet.terminal import MAX_NAMED
 
 logger = logging.getLogger(__name__)

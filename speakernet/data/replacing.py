@@ -7,7 +7,7 @@ import numpy as np
 from speakernet.data.audio import AudioError
 from speakernet.data.requests import BatchReport, BatchRequest
 from speakernet.data.sharing import SharedArray
-from speakernet.keyed import REPLACEMENT_STREAM, KeyedRandom
+from speakernet.random import REPLACEMENT_STREAM, KeyedRandom
 
 MAX_REPLACEMENTS = 8  # a speaker without one readable utterance in so many has none
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from speakernet.data.options import SamplingOptions
 from speakernet.data.voices import Voices
-from speakernet.seeding import numpy_generator
+from speakernet.random import numpy_generator
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from speakernet.keyed import REAL_STREAM, VOICE_STREAM, KeyedRandom
+from speakernet.random import REAL_STREAM, VOICE_STREAM, KeyedRandom
 
 
 @dataclass(frozen=True)

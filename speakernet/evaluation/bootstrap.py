@@ -17,7 +17,7 @@ from scipy.special import ndtr, ndtri
 
 from speakernet.evaluation.metrics import check_trials, default_cost, group_starts
 from speakernet.evaluation.results import Interval
-from speakernet.seeding import numpy_generator
+from speakernet.random import numpy_generator
 from speakernet.terminal import Bar
 
 MIN_SPEAKERS = 5

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from speakernet import distributed
 from speakernet.data.lists import StringTable
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation.embedding import EmbeddingNet, embed_utterances, reader_threads
 from speakernet.evaluation.embedding_store import load_embeddings, save_embeddings, store_key
 from speakernet.evaluation.options import EmbeddingOptions, Mode
 from speakernet.machine.settings import many_shapes
+from speakernet.parallel import distributed
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from speakernet import distributed
 from speakernet.data.audio import AudioError, crop_samples, wrap_to_length
 from speakernet.data.lists import StringTable
 from speakernet.data.sources import AudioSource
@@ -32,6 +31,7 @@ from speakernet.evaluation.batching import Plan, Stretch, padded, plan_of
 from speakernet.evaluation.options import EmbeddingOptions
 from speakernet.machine.facts import usable_cores
 from speakernet.machine.threads import Stopped, in_lanes, lanes_of
+from speakernet.parallel import distributed
 from speakernet.terminal import MAX_NAMED, Bar
 
 logger = logging.getLogger(__name__)

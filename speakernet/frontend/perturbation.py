@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from speakernet.frontend.options import SpecAugmentOptions
-from speakernet.keyed import KeyedRandom
-from speakernet.seeding import derive_seed
+from speakernet.random import KeyedRandom, derive_seed
 
 Draw = Callable[[KeyedRandom], tuple[Tensor, ...]]
 MEL_STREAM, FRAME_STREAM = 0, 1

@@ -26,7 +26,7 @@ from speakernet.inference.people import PeopleStore
 from speakernet.inference.verifier import SpeakerVerifier
 from speakernet.models.model_file import update_model_file
 from speakernet.options import DEFAULT_SEED
-from speakernet.seeding import numpy_generator
+from speakernet.random import numpy_generator
 
 SUBSET_STREAM = 6301
 MOST_TRIALS = 5_000_000

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch import distributed as torch_distributed
 from torch.nn import functional
 
-from speakernet.sharding import RowShare
+from speakernet.parallel.sharding import RowShare
 
 
 class Columns(NamedTuple):

@@ -19,7 +19,7 @@ from speakernet.losses.options import (
     SoftmaxOptions,
     SphereFace2Options,
 )
-from speakernet.sharding import RowShare, keep_share, share_of
+from speakernet.parallel.sharding import RowShare, keep_share, share_of
 
 # Keeps the square root of 1 - cos² differentiable where an embedding lies exactly on its speaker's vector.
 SINE_FLOOR = 1e-12

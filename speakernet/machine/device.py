@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from speakernet import distributed
 from speakernet.machine.facts import cpu_name, unusable_gpu, usable_cores
 from speakernet.machine.memory import Monitor
 from speakernet.machine.options import MachineOptions
+from speakernet.parallel import distributed
 
 logger = logging.getLogger(__name__)
 

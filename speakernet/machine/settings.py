@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 import torch
 
-from speakernet import distributed
 from speakernet.machine.facts import usable_cores
 from speakernet.machine.memory import huge_pages, keep_freed_memory, return_freed_memory
 from speakernet.machine.options import MachineOptions
+from speakernet.parallel import distributed
 
 ATTENTION_SWITCHES = {
     "flash": "enable_flash_sdp",

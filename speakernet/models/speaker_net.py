@@ -16,8 +16,8 @@ from speakernet.frontend.perturbation import SpecAugment
 from speakernet.models.embedding import EMBEDDING_LAYERS
 from speakernet.models.layers import full_precision, is_safe_in_channels_last, mask_frames
 from speakernet.models.options import MODELS, POOLINGS, ModelOptions, pooling_of
+from speakernet.random import derive_seed
 from speakernet.registry import create, lookup, options_of
-from speakernet.seeding import derive_seed
 
 SPEC_AUGMENT_PREFIX = "spec_augment."
 # Keys of the random streams that the network's own parts draw from, beside the run's seed.

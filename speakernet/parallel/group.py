@@ -1,54 +1,189 @@
-"""The one place where a process group is started and ended."""
+"""Starts and ends the process group, launches processes for `--distributed`, and names a rank that is lost or hangs.
+
+torchrun (or srun) starts the processes and ends those that are left. A thread of each rank writes a heartbeat into the
+store by which the ranks met; it is read when a collective fails, or when a rank was silent for too long.
+"""
 
 import atexit
 import contextlib
 import gc
+import hashlib
+import json
 import logging
 import os
-from collections.abc import Iterator
+import signal
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
 import torch
 from torch import distributed as torch_distributed
-from torch.distributed import Store, TCPStore
+from torch.distributed import PrefixStore, TCPStore
+from torch.distributed.elastic.agent.server.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from speakernet.distributed import is_distributed
 from speakernet.files import error_line
 from speakernet.machine.device import find_device
 from speakernet.machine.options import MachineOptions
-from speakernet.parallel.environment import Place, find_place
-from speakernet.parallel.meeting import name_of_start, part_of_start
-from speakernet.parallel.watch import Watch
+from speakernet.machine.threads import STOP_SIGNALS
+from speakernet.parallel.distributed import Place, find_place, is_distributed, work
 
 logger = logging.getLogger(__name__)
 
+LOST = 75
+"""Exit status if a rank was lost: EX_TEMPFAIL of sysexits.h, the same command resumes."""
+RENDEZVOUS_SECONDS = 300
+BEAT_SECONDS, SILENT_BEATS = 0.5, 5
+"""A rank that misses so many heartbeats is gone or stopped: a busy machine delays one or two."""
+LOOK_SECONDS, STORE_SECONDS = 5.0, 20.0
+MOST_NAMED = 4
 FAILED_COLLECTIVE = ("gloo", "NCCL", "nccl", "Connection closed by peer", "Broken pipe", "ProcessGroup", "ncclComm")
-"""What errors of collectives that are no `DistError` have in them."""
+"""In the messages of collectives that fail with an error other than `DistError`."""
 
 
 class ProcessLost(ChildProcessError):
-    """Another process of the group is gone or hangs, so that this one cannot go on."""
+    """Another rank is gone or hangs, so that this one cannot continue."""
 
-    def __init__(self, words: str, exit_status: int = 75) -> None:
-        super().__init__(words)
+    def __init__(self, message: str, exit_status: int = LOST) -> None:
+        super().__init__(message)
         self.exit_status = exit_status
-        """Of the command; by default EX_TEMPFAIL of sysexits.h: nothing is wrong with the input, the same goes on."""
 
 
-class _Joined:
-    """What is known of the group while it runs."""
+class Heartbeat:
+    """Writes this rank's heartbeat and reads those of the others."""
 
-    watch: Watch | None = None
+    def __init__(self, place: Place, timeout_seconds: float) -> None:
+        self.place, self.timeout_seconds = place, timeout_seconds
+        # A connection of its own: the group's may be waiting at any moment.
+        self._store = _store(place, STORE_SECONDS, is_master=False)
+        self._lock = threading.Lock()
+        self._is_lost = False
+        self._number = 0
+        self._beat()
+        self._is_over = threading.Event()
+        self._launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._is_over.set()
+        self._thread.join()
+
+    def is_first_to_say(self, message: str) -> bool:
+        """Whether no rank has reported this yet; if all fail for one reason, one of them tells the user."""
+        try:
+            with self._opened() as store:
+                return store.add(f"said/{hashlib.sha256(message.encode()).hexdigest()}", 1) == 1
+        except RuntimeError:
+            # The store went with the process that held it.
+            return True
+
+    def write(self, key: str, value: str) -> None:
+        """Leave a value for the other ranks."""
+        with contextlib.suppress(RuntimeError), self._opened() as store:
+            store.set(key, value)
+
+    def read(self, key: str) -> str:
+        """A value that some rank has left, else nothing."""
+        try:
+            with self._opened() as store:
+                return store.get(key).decode() if store.check([key]) else ""
+        except RuntimeError:
+            return ""
+
+    def missing(self) -> str:
+        """Which ranks keep the others waiting, in words; takes a few seconds."""
+        before = self._beats()
+        time.sleep(SILENT_BEATS * BEAT_SECONDS)
+        after = self._beats()
+        if not before or not after:
+            return "rank 0, or the launcher, is gone: the store does not answer"
+        ends = [f"rank {rank} ended: {why}" for rank in after if (why := self.read(f"end/{rank}"))]
+        if ends:
+            return "; ".join(ends[:MOST_NAMED])
+        own = after[self.place.rank]
+        silent = [rank for rank, beat in after.items() if beat[0] == before[rank][0]]
+        # By pieces of work begun, else by the name of the last one.
+        behind = [rank for rank, beat in after.items() if beat[3] < own[3]]
+        behind = behind or [rank for rank, beat in after.items() if beat[4] != own[4]]
+        hangs = f"hangs, while rank {self.place.rank} is at {own[4]}"
+        what = "was killed or is stopped: no heartbeat" if silent else hangs
+        named = [f"rank {rank} ({_described(after[rank])}) {what}" for rank in silent or behind]
+        more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
+        return "; ".join(named[:MOST_NAMED]) + more or "every rank has a heartbeat: the network between them failed"
+
+    def _beats(self) -> dict[int, list]:
+        """The last heartbeat of each rank: number, process, host, pieces of work begun, name of the last one."""
+        try:
+            with self._opened() as store:
+                found = store.multi_get([f"beat/{rank}" for rank in range(self.place.world_size)])
+        except RuntimeError:
+            return {}
+        return {rank: json.loads(values) for rank, values in enumerate(found)}
+
+    def _beat(self) -> None:
+        self._number += 1
+        with self._opened() as store:
+            values = [self._number, os.getpid(), socket.gethostname(), work.count, work.name]
+            store.set(f"beat/{self.place.rank}", json.dumps(values))
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[PrefixStore]:
+        """The store, for one thread at a time; RuntimeError if it is gone (torch logs each attempt at length)."""
+        if self._is_lost:
+            raise RuntimeError("the store is gone")
+        with self._lock:
+            yield self._store
+
+    def _run(self) -> None:
+        looked, seen = time.monotonic(), dict[int, tuple[int, float]]()
+        while not self._is_over.wait(BEAT_SECONDS):
+            if self._launcher and os.getppid() != self._launcher:
+                # torchrun was killed; the ranks would train on unseen.
+                self._is_lost = True
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+            try:
+                self._beat()
+            except RuntimeError:
+                # The store is gone, and with it rank 0: the collective under way fails and says so.
+                self._is_lost = True
+                return
+            now = time.monotonic()
+            if self.place.rank == 0 and now - looked > LOOK_SECONDS:
+                looked = now
+                self._name_silent(seen, now)
+
+    def _name_silent(self, seen: dict[int, tuple[int, float]], now: float) -> None:
+        """Log, once, each rank that was silent for too long; with NCCL nothing else does."""
+        for rank, beat in self._beats().items():
+            number, since = seen.get(rank, (0, now))
+            if beat[0] != number:
+                seen[rank] = (beat[0], now)
+            elif now - since > self.timeout_seconds:
+                logger.error("rank %d (%s): no heartbeat for %.0f s", rank, _described(beat), now - since)
+                seen[rank] = (number, float("inf"))
+
+
+_heartbeat: Heartbeat | None = None
+"""Of this process, while the group runs."""
 
 
 @contextlib.contextmanager
 def joined(options: MachineOptions) -> Iterator[None]:
-    """Be one of the processes that torchrun, SLURM or `--distributed` started; alone this does nothing.
+    """Be one of the ranks that torchrun, SLURM or `--distributed` started; alone this does nothing.
 
     Raises:
         ValueError: variables or options that contradict each other, or a port that cannot be used.
-        ProcessLost: another process was lost inside the block; the message names it.
+        ProcessLost: another rank was lost inside the block; the message names it.
     """
+    global _heartbeat
     place = find_place(os.environ, options.port)
     if place is None:
         if options.backend == "nccl":
@@ -57,20 +192,20 @@ def joined(options: MachineOptions) -> Iterator[None]:
         return
     before = {name: os.environ.get(name) for name in place.variables()}
     os.environ.update(place.variables())
-    # What still holds the group in circles goes while there is an interpreter: gloo's threads let go of tensors, for
-    # which they need one, and end the process where it is being taken down.
+    # Tensors that the group holds in cycles go while there is an interpreter: gloo's threads free them, for which they
+    # need one, and end the process if it is being taken down.
     atexit.unregister(gc.collect)
     atexit.register(gc.collect)
     try:
-        _Joined.watch = watch = _start(options, place)
+        _heartbeat = _start(options, place)
         try:
             yield
         except BaseException as error:
-            _end_badly(watch, error)
+            _end_badly(_heartbeat, error)
             raise
         finally:
-            _Joined.watch = None
-            watch.close()
+            _heartbeat.close()
+            _heartbeat = None
     finally:
         if torch_distributed.is_initialized():
             torch_distributed.destroy_process_group()
@@ -82,22 +217,69 @@ def joined(options: MachineOptions) -> Iterator[None]:
 
 
 def request_everywhere(name: str, value: int) -> None:
-    """Let every process find a number where it looks for one (`requested`); does nothing in one process."""
-    if _Joined.watch is not None:
-        _Joined.watch.request(name, value)
+    """Leave a number for every rank (`requested`); does nothing in one process. No collective."""
+    if _heartbeat is not None:
+        _heartbeat.write(f"request/{name}", str(value))
 
 
 def requested(name: str) -> int:
-    """A number that some process has left; 0 where none has, or there is one process. No collective."""
-    return _Joined.watch.requested(name) if _Joined.watch is not None else 0
+    """A number that some rank has left; 0 if none has, or there is one process. No collective."""
+    return int(_heartbeat.read(f"request/{name}") or 0) if _heartbeat is not None else 0
 
 
-def _start(options: MachineOptions, place: Place) -> Watch:
-    """Meet the others, and begin to give signs of life.
+def launch(count: int, port: int, arguments: Sequence[str]) -> int:
+    """`--distributed`: run `speakernet` with these arguments in `count` processes; returns the exit status."""
+    if port:
+        try:
+            socket.create_server(("localhost", port)).close()
+        except OSError as error:
+            raise ValueError(
+                f"--port {port} cannot be used ({error.strerror}); choose another, or leave it out for a free one"
+            ) from error
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=count,
+        run_id=str(uuid.uuid4()),
+        rdzv_backend="c10d",
+        rdzv_endpoint=f"localhost:{port}",
+        rdzv_configs={"timeout": RENDEZVOUS_SECONDS},
+        max_restarts=0,
+    )
+    # Passed on to the processes, each of which answers with the same checkpoint; older torch reads the environment.
+    handled = ",".join(["SIGQUIT", *(one.name for one in STOP_SIGNALS)])
+    config.signals_to_handle = os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = handled
+    # As torchrun: more threads than cores slow every process down.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
+    try:
+        elastic_launch(config, sys.executable)("-m", "speakernet", *arguments)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        if failure.exitcode >= 0:
+            return failure.exitcode
+        name = signal.Signals(-failure.exitcode).name
+        logger.error("rank %d (process %d) was ended by %s", rank, failure.pid, name)
+        return LOST
+    except SignalException as error:
+        return 128 + error.sigval
+    return 0
 
-    Raises:
-        ValueError: options that contradict the place, or the others were not met.
-    """
+
+def num_gpus(runtime: MachineOptions) -> int:
+    """GPUs that `--distributed` starts a process for; logs why it is one process."""
+    count = torch.cuda.device_count() if runtime.device != "cpu" and torch.cuda.is_available() else 0
+    if count > 1 and runtime.gpu_id is not None:
+        raise ValueError(
+            f"--distributed starts a process for each of the {count} GPUs, and runtime.gpu_id: {runtime.gpu_id} names "
+            "one; leave one of the two out (CUDA_VISIBLE_DEVICES chooses among GPUs)"
+        )
+    if count <= 1:
+        found = "one GPU" if count else "no GPU that torch can use" if runtime.device != "cpu" else "device: cpu"
+        logger.info("--distributed: %s, so this is one process (torchrun --nproc_per_node=N starts N)", found)
+    return count
+
+
+def _start(options: MachineOptions, place: Place) -> Heartbeat:
     if options.gpu_id is not None and place.local_world_size > 1:
         raise ValueError(
             f"runtime.gpu_id: {options.gpu_id}, but there are {place.local_world_size} processes on this machine, each "
@@ -106,63 +288,51 @@ def _start(options: MachineOptions, place: Place) -> Watch:
     device = find_device(options, place.local_rank)
     backend = _choose_backend(options, device)
     seconds = options.distributed_timeout_seconds
+    # torchrun holds the store itself.
+    is_master = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     try:
-        store, name = _store(place, seconds)
         torch_distributed.init_process_group(
             backend,
-            store=store,
+            store=_store(place, seconds, is_master=is_master),
             rank=place.rank,
             world_size=place.world_size,
             timeout=timedelta(seconds=seconds),
             device_id=device if backend != "gloo" else None,
         )
-        watch = Watch(place, name, seconds)
+        heartbeat = Heartbeat(place, seconds)
     except (RuntimeError, ValueError) as error:
-        where = f"{place.address}:{place.port}"
         if "EADDRINUSE" in str(error) or "address already in use" in str(error):
             raise ValueError(
-                f"port {place.port} is in use on {place.address}, so the processes cannot meet there; choose another "
+                f"port {place.port} is in use on {place.address}, so the ranks cannot meet there; choose another "
                 "(torchrun --master_port N, or --port N)"
             ) from error
         raise ValueError(
-            f"the {place.world_size} processes did not meet at {where}: {error_line(error)}; see whether all of them "
-            "were started, and whether that machine can be reached from this one (rank "
-            f"{place.rank})"
+            f"rank {place.rank} did not meet the other ranks of {place.world_size} at {place.address}:{place.port}: "
+            f"{error_line(error)}; check that all of them were started, and that this machine can reach that address"
         ) from error
     if place.rank == 0:
         logger.info(
             "%d processes (%d on this machine), joined by %s at %s:%d",
             *(place.world_size, place.local_world_size, backend, place.address, place.port),
         )
-    return watch
+    return heartbeat
 
 
-def _store(place: Place, seconds: float) -> tuple[Store, str]:
-    """Where the processes leave word how to reach them, and the name of this start, which has words of its own there.
-
-    torch's own way (`env://`) has not: after `--max-restarts` a process may read where one that was killed could be
-    reached.
-
-    Raises:
-        RuntimeError: the store cannot be reached, or some did not come.
-    """
-    is_torchruns = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    is_master = place.rank == 0 and not is_torchruns
-    timeout = timedelta(seconds=seconds)
+def _store(place: Place, seconds: float, *, is_master: bool) -> PrefixStore:
+    """A connection to the store that the ranks meet at; torchrun keeps it over restarts, so each has its own keys."""
     store = TCPStore(
-        place.address, place.port, is_master=is_master, wait_for_workers=False, timeout=timeout, multi_tenant=True
+        place.address,
+        place.port,
+        is_master=is_master,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=seconds),
+        multi_tenant=is_master,
     )
-    # One that rank 0 has made by itself goes with it.
-    name = name_of_start(store, place.rank, place.world_size, seconds) if is_torchruns else ""
-    return part_of_start(store, name), name
+    return PrefixStore(f"speakernet/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def _choose_backend(options: MachineOptions, device: torch.device) -> str:
-    """What carries tensors of the device; objects always go by gloo.
-
-    Raises:
-        ValueError: nccl without a GPU.
-    """
+    """The backend for tensors of the device; objects always use gloo."""
     if options.backend == "nccl" and device.type != "cuda":
         raise ValueError(
             "runtime.backend: nccl, which joins GPUs, but this run is on the CPU; take gloo, or leave it at auto"
@@ -171,22 +341,21 @@ def _choose_backend(options: MachineOptions, device: torch.device) -> str:
     return "gloo" if is_gloo else "cpu:gloo,cuda:nccl"
 
 
-def _end_badly(watch: Watch, error: BaseException) -> None:
-    """Say why this process ends early, and find out who has ended where a collective has failed for that.
-
-    Raises:
-        ProcessLost: naming whom.
-    """
+def _end_badly(heartbeat: Heartbeat, error: BaseException) -> None:
+    """Tell the other ranks why this one ends; if a collective failed, raise ProcessLost naming whose fault it was."""
     is_collective = isinstance(error, torch_distributed.DistError) or (
         isinstance(error, RuntimeError) and any(word in str(error) for word in FAILED_COLLECTIVE)
     )
     if is_collective and is_distributed():
         lost = ProcessLost(
-            f"{watch.missing()}. This run cannot go on without it ({error_line(error)}); the same command goes on from "
-            "last.pt"
+            f"{heartbeat.missing()}. This run cannot continue without it ({error_line(error)}); the same command "
+            "resumes from last.pt"
         )
-        lost.is_said = not watch.is_first_to_say(str(lost))  # type: ignore[attr-defined]
+        lost.is_said = not heartbeat.is_first_to_say(str(lost))  # type: ignore[attr-defined]
         raise lost from error
-    watch.tell_end(error_line(error) if isinstance(error, Exception) else type(error).__name__)
-    # Where all fail for the same reason, one of them tells the user.
-    error.is_said = not watch.is_first_to_say(str(error) or type(error).__name__)  # type: ignore[attr-defined]
+    heartbeat.write(f"end/{heartbeat.place.rank}", error_line(error) or type(error).__name__)
+    error.is_said = not heartbeat.is_first_to_say(str(error) or type(error).__name__)  # type: ignore[attr-defined]
+
+
+def _described(beat: list) -> str:
+    return f"process {beat[1]} on {beat[2]}, last at {beat[4]}"

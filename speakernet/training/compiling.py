@@ -17,7 +17,7 @@ from torch import nn
 
 from speakernet.files import error_line
 from speakernet.machine.device import DeviceClock
-from speakernet.seeding import capture_random_state, restore_random_state
+from speakernet.random import capture_random_state, restore_random_state
 from speakernet.training.options import CompileOptions
 
 logger = logging.getLogger(__name__)

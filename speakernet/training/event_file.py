@@ -15,7 +15,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore
 from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
 
-from speakernet.appending import GrowingFile
+from speakernet.files import GrowingFile
 
 FILE_VERSION = "brain.Event:2"
 

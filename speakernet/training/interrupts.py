@@ -9,8 +9,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from speakernet import distributed
 from speakernet.machine.threads import HANGUP, STOP_SIGNALS
+from speakernet.parallel import distributed
 from speakernet.parallel.group import request_everywhere, requested
 
 logger = logging.getLogger(__name__)

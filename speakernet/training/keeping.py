@@ -6,10 +6,10 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from speakernet import distributed
 from speakernet.checkpoint import CheckpointError
 from speakernet.files import reading
-from speakernet.seeding import capture_random_state, restore_random_state
+from speakernet.parallel import distributed
+from speakernet.random import capture_random_state, restore_random_state
 from speakernet.training.continuity import misfit
 from speakernet.training.optimizers import OptimizerState
 from speakernet.training.options import TrainerOptions

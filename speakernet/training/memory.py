@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from speakernet.seeding import capture_random_state, restore_random_state
+from speakernet.random import capture_random_state, restore_random_state
 from speakernet.training.compiling import repeated_blocks
 from speakernet.training.step import BufferGuard
 

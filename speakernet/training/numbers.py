@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from speakernet import distributed
+from speakernet.parallel import distributed
 from speakernet.training.precision import Precision
 from speakernet.training.state import TrainingState
 from speakernet.training.step import StepOutcome

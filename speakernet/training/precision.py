@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from speakernet.machine.facts import cpu_flags
-from speakernet.seeding import capture_random_state, restore_random_state
+from speakernet.random import capture_random_state, restore_random_state
 from speakernet.training.options import PrecisionOptions
 
 logger = logging.getLogger(__name__)

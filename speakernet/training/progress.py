@@ -12,8 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from speakernet.appending import GrowingFile
-from speakernet.files import atomic_write
+from speakernet.files import GrowingFile, atomic_write
 from speakernet.run_folder import METRICS
 from speakernet.terminal import Bar
 

@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from speakernet import distributed
 from speakernet.checkpoint import CheckpointError
+from speakernet.parallel import distributed
 from speakernet.training.continuity import check_speakers, misfit, say_changes
 from speakernet.training.keeping import Keeper
 from speakernet.training.options import TrainerOptions

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from speakernet.sharding import total_norm
+from speakernet.parallel.sharding import total_norm
 from speakernet.training.interfaces import BatchLike, DrawsByRow, HasVocalTracts
 from speakernet.training.optimizers import set_learning_rate
 from speakernet.training.options import StepControl

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterator
 from typing import NoReturn
 
-from speakernet import distributed
+from speakernet.parallel import distributed
 from speakernet.parallel.group import ProcessLost
 from speakernet.training.interfaces import BatchLike, Loader
 

@@ -15,9 +15,8 @@ from torch import distributed as torch_distributed
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from speakernet.parallel.gathering import gather_rows
+from speakernet.parallel.sharding import gather_rows, sharded_names, share_of
 from speakernet.parallel.sync_norm import SynchronizedNorm
-from speakernet.sharding import sharded_names, share_of
 
 Wishes = Callable[[], Sequence[bool]]
 NUM_NUMBERS = 3

@@ -15,10 +15,10 @@ from typing import Any, NoReturn
 
 import torch
 
-from speakernet import distributed
 from speakernet.machine.threads import Stopped
+from speakernet.parallel import distributed
+from speakernet.random import capture_random_state, restore_random_state
 from speakernet.run_folder import held
-from speakernet.seeding import capture_random_state, restore_random_state
 from speakernet.terminal import Bar
 from speakernet.training.averaging import average_checkpoints, recompute_statistics
 from speakernet.training.interfaces import BatchLike

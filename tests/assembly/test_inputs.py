@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from speakernet import distributed
 from speakernet.assembly import inputs as inputs_module
 from speakernet.assembly.inputs import Inputs, make_synthetic_corpus, with_default_paths
 from speakernet.assembly.journeys import score_experiment, train_experiment
@@ -18,6 +17,7 @@ from speakernet.config import Config, ConfigError, LoadedConfig, load_config
 from speakernet.config.schema import replaced
 from speakernet.data import sources
 from speakernet.data.lists import StringTable
+from speakernet.parallel import distributed
 
 CPU = torch.device("cpu")
 OPENED: list[str] | None = None

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from speakernet import distributed
 from speakernet.assembly.inputs import Inputs
 from speakernet.config.loading import load_config
 from speakernet.corpora.pack_inputs import FolderInput
 from speakernet.data.audio import read_audio, write_audio
 from speakernet.data.packed.in_parts import pack_part
 from speakernet.data.packed.writer import pack
-from speakernet.parallel.agreement import refuse_differences
+from speakernet.parallel import distributed
+from speakernet.parallel.distributed import refuse_differences
 from speakernet.parts import WorkPart
 
 NAMES = [f"s{speaker}/{utterance}.wav" for speaker in range(2) for utterance in range(3)]

@@ -9,7 +9,7 @@ from speakernet.config import ConfigError
 from speakernet.config.loading import load_config
 from speakernet.losses.classification import AMSoftmax
 from speakernet.losses.options import AAMSoftmaxOptions, AMSoftmaxOptions, CombinedOptions, GE2EOptions
-from speakernet.sharding import sharded_names
+from speakernet.parallel.sharding import sharded_names
 
 
 @pytest.mark.parametrize(

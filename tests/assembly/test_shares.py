@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from speakernet import distributed
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs
 from speakernet.config.loading import load_config
+from speakernet.parallel import distributed
 
 
 def build(corpus: Path, monkeypatch: pytest.MonkeyPatch, world_size: int, rank: int, *options: str):  # type: ignore[no-untyped-def]

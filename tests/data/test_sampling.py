@@ -10,7 +10,7 @@ from speakernet.data.options import SamplingOptions
 from speakernet.data.sampling import BalancedSampler, ShuffledSampler, rank_share, smallest_batch
 from speakernet.data.speeds import speed_fractions
 from speakernet.data.voices import Voices
-from speakernet.keyed import KeyedRandom
+from speakernet.random import KeyedRandom
 
 
 def test_shuffled_uses_everything_once() -> None:

@@ -19,7 +19,7 @@ from speakernet.frontend.perturbation import (
     keep_draws_eager,
     warped,
 )
-from speakernet.keyed import KeyedRandom
+from speakernet.random import KeyedRandom
 from speakernet.registry import create
 
 WITH_BANDS = [name for name in FEATURES if name != "raw"]

@@ -9,10 +9,9 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parents[2] / "speakernet"
 
 BASE = {
-    *("options", "registry", "terminal", "files", "appending", "arrays", "seeding", "keyed", "distributed", "machine"),
+    *("options", "registry", "terminal", "files", "arrays", "random", "machine"),
     *("parallel", "parts", "checkpoint", "yaml_text"),
     "run_folder",
-    "sharding",
     "remote",
 }
 OPTIONS = {"data", "evaluation", "frontend", "losses", "models", "training"}
@@ -21,16 +20,12 @@ ALLOWED = {
     "registry": set(),
     "terminal": set(),
     "files": {"terminal"},
-    "appending": set(),
     "arrays": {"files"},
-    "seeding": set(),
-    "keyed": {"seeding"},
-    "distributed": set(),
+    "random": set(),
     "parts": set(),
-    "sharding": {"distributed", "parts"},
     "remote": {"files"},
-    "machine": {"options", "files", "distributed"},
-    "parallel": {"files", "distributed", "machine"},
+    "machine": {"options", "files", "parallel"},
+    "parallel": {"files", "machine", "parts"},
     "checkpoint": {"files"},
     "yaml_text": {"files"},
     "run_folder": {"files", "checkpoint"},

@@ -26,8 +26,7 @@ from speakernet.losses.options import (
     SphereFace2Options,
     TripletOptions,
 )
-from speakernet.registry import create
-from speakernet.sharding import (
+from speakernet.parallel.sharding import (
     RowShare,
     join_state,
     parameters_of,
@@ -36,6 +35,7 @@ from speakernet.sharding import (
     take_state,
     total_norm,
 )
+from speakernet.registry import create
 
 DIM, CLASSES, SPEAKERS, UTTERANCES, STEPS = 6, 11, 5, 2, 5
 TOLERANCE = 1e-5

@@ -16,11 +16,11 @@ import torch
 from several import in_several
 from torch.nn.parallel import DistributedDataParallel
 
-from speakernet import distributed
 from speakernet.assembly.journeys import score_experiment, train_experiment
 from speakernet.checkpoint import read_own_checkpoint
 from speakernet.config import load_config
 from speakernet.data.audio import write_audio
+from speakernet.parallel import distributed
 from speakernet.training.interrupts import Interrupted
 from speakernet.training.trainer import Trainer
 from tests.outcomes import numbers

@@ -145,7 +145,7 @@ def test_without_torchrun_the_processes_end_with_a_checkpoint(recipe: Path) -> N
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGUSR1, 138), (signal.SIGKILL, 75)])
 def test_what_distributed_starts_ends_as_one_process_does(recipe: Path, number: signal.Signals, status: int) -> None:
     """`--distributed` with two GPUs, were there any: a signal to the command, and a process that is killed."""
-    start = "import sys; from speakernet.parallel.launching import launch; sys.exit(launch(2, {}, sys.argv[1:]))"
+    start = "import sys; from speakernet.parallel.group import launch; sys.exit(launch(2, {}, sys.argv[1:]))"
     with in_steps(recipe, command=[sys.executable, "-c", start.format(free_port()), "train"]) as started:
         killed = started.ranks()[1]
         if number == signal.SIGKILL:

@@ -11,10 +11,10 @@ import torch
 from several import in_several
 from torch import nn
 
-from speakernet import distributed
 from speakernet.losses.options import LOSSES
 from speakernet.models.speaker_net import SpeakerNet
-from speakernet.parallel.gathering import gather_rows
+from speakernet.parallel import distributed
+from speakernet.parallel.sharding import gather_rows
 from speakernet.parallel.sync_norm import synchronize_norms
 from speakernet.registry import create, options_of
 from speakernet.training.optimizers import create_optimizer

@@ -123,7 +123,7 @@ def test_metrics_that_cannot_be_written_are_dropped_with_one_word(
     def full(*_arguments) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("speakernet.appending._write_whole", full)
+    monkeypatch.setattr("speakernet.files._write_whole", full)
     trainer = make_trainer(tmp_path, max_epochs=2)
     trainer.train()
     assert caplog.text.count("metrics.jsonl cannot be written") == 1 and trainer.state.epoch == 2

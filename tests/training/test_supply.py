@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from training_fakes import FakeLoader
 
-from speakernet import distributed
+from speakernet.parallel import distributed
 from speakernet.parallel.group import ProcessLost
 from speakernet.training.supply import Supply
 

@@ -34,7 +34,7 @@ from speakernet.data.audio import audio_info, write_audio
 from speakernet.data.lists import write_training_list, write_trials
 from speakernet.files import atomic_write
 from speakernet.machine.facts import usable_cores
-from speakernet.seeding import numpy_generator
+from speakernet.random import numpy_generator
 from speakernet.terminal import Bar
 
 logger = logging.getLogger(__name__)

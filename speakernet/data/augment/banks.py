@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-from speakernet import distributed
 from speakernet.data.audio import AUDIO_SUFFIXES, AudioError, read_audio
 from speakernet.data.cache import AudioCache
 from speakernet.data.lists import StringTable
@@ -21,6 +20,7 @@ from speakernet.data.packed.joined import Samples
 from speakernet.data.sharing import SharedArray
 from speakernet.data.sources import INT16_SCALE, FolderSource, RowReader
 from speakernet.files import own_command
+from speakernet.parallel import distributed
 from speakernet.terminal import MAX_NAMED
 
 logger = logging.getLogger(__name__)

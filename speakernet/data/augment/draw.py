@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from speakernet.data.augment.options import AugmentOptions
-from speakernet.keyed import KeyedRandom
+from speakernet.random import KeyedRandom
 
 CLEAN, REVERB, MUSIC, BABBLE, NOISE = range(5)
 KINDS = ("clean", "reverb", "music", "babble", "noise")

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from speakernet import distributed
 from speakernet.data.augment.banks import FFT_BLOCK, ClipBank, RirBank, fast_fft_samples
 from speakernet.data.augment.draw import KINDS, Drawn
 from speakernet.data.augment.ingredients import Ingredients
 from speakernet.data.on_device import DeviceAudio, send, to_float
 from speakernet.data.packed.corpus import PackedRows
 from speakernet.files import parallel_map
+from speakernet.parallel import distributed
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,246 @@
+"""Which rank this process is, and collectives that do nothing in one process.
+
+torch.distributed is looked up, not imported: a process group runs only if somebody has imported it
+(`speakernet.parallel.group` starts and ends it), and a mistyped command is answered without waiting for torch.
+"""
+
+import hashlib
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+FIRST_PORT, NUM_PORTS = 20_000, 40_000
+"""Of a SLURM job that names none: derived from its number, so that all its tasks come to the same."""
+TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+SLURM_TASKS = "SLURM_STEP_NUM_TASKS"
+"""Set by srun for what it starts; a batch script itself, which is one process, has none."""
+MOST_NAMED = 5
+
+
+class Work:
+    """Where this process is in its work, so that the log can say which rank hangs, and where."""
+
+    def __init__(self) -> None:
+        self.count, self.name = 0, "the start"
+
+    def at(self, name: str) -> None:
+        """Note what begins now."""
+        self.count, self.name = self.count + 1, name
+
+
+work = Work()
+"""Of this process."""
+
+
+def is_distributed() -> bool:
+    """Whether a process group of more than one process is running."""
+    return _group() is not None
+
+
+def rank() -> int:
+    """This process's rank, 0 when alone."""
+    group = _group()
+    return int(group.get_rank()) if group else 0
+
+
+def world_size() -> int:
+    """Number of processes, 1 when alone."""
+    group = _group()
+    return int(group.get_world_size()) if group else 1
+
+
+def local_rank() -> int:
+    """This process's number on its machine (torchrun's LOCAL_RANK), 0 when alone."""
+    return int(os.environ.get("LOCAL_RANK", "0")) if is_distributed() else 0
+
+
+def local_world_size() -> int:
+    """Number of processes on this machine (torchrun's LOCAL_WORLD_SIZE), 1 when alone."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if is_distributed() else 1
+
+
+def is_main() -> bool:
+    """Whether this process writes files and shows progress."""
+    return rank() == 0
+
+
+def barrier() -> None:
+    """Wait until every process is here."""
+    group = _group()
+    if group:
+        group.barrier()
+
+
+def broadcast_object(value: T) -> T:
+    """Rank 0's value, on every rank."""
+    group = _group()
+    if not group:
+        return value
+    box = [value]
+    group.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def gather_objects(value: T) -> list[T]:
+    """Every rank's value, in rank order, on every rank."""
+    group = _group()
+    if not group:
+        return [value]
+    gathered: list[Any] = [None] * world_size()
+    group.all_gather_object(gathered, value)
+    return gathered
+
+
+def from_main(make: Callable[[], T]) -> T:
+    """What rank 0 makes, on every rank (the other machines may not see its files); its ValueError or OSError too."""
+    made: Any = None
+    error: Exception | None = None
+    if is_main():
+        try:
+            made = make()
+        except (ValueError, OSError) as found:
+            if not is_distributed():
+                raise
+            error = found
+    made, error = broadcast_object((made, error))
+    if error is not None:
+        raise error
+    return made  # type: ignore[no-any-return]
+
+
+def refuse_differences(values: Mapping[str, Any]) -> None:
+    """Refuse ranks whose values (plain, by the names that users know) differ; every rank calls it."""
+    if not is_distributed():
+        return
+    digest = hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
+    if len(set(gather_objects(digest))) == 1:
+        return
+    everybody = gather_objects(dict(values))
+    first = everybody[0]
+    differences = [
+        f"{name} is {first.get(name)!r} on rank 0 and {other.get(name)!r} on rank {number}"
+        for number, other in enumerate(everybody)
+        for name in sorted({*first, *other})
+        if first.get(name) != other.get(name)
+    ]
+    more = f"; and {len(differences) - MOST_NAMED} more" if len(differences) > MOST_NAMED else ""
+    raise ValueError(
+        f"the {len(everybody)} ranks were started with different settings: {'; '.join(differences[:MOST_NAMED])}{more}."
+        " Start all of them with the same command, the same files and the same versions"
+    )
+
+
+@dataclass(frozen=True)
+class Place:
+    """One process among several, and where they meet."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    address: str
+    port: int
+
+    def variables(self) -> dict[str, str]:
+        """As torchrun sets them, which is what torch reads."""
+        values = (self.rank, self.world_size, self.local_rank, self.local_world_size, self.address, self.port)
+        return dict(zip(TORCHRUN_VARIABLES, map(str, values), strict=True))
+
+
+def find_place(environment: Mapping[str, str], port: int) -> Place | None:
+    """This process's place by the variables of torchrun, else of SLURM; None if it was started alone.
+
+    `port` is where SLURM's tasks meet; 0 derives it from the number of the job.
+    """
+    if "RANK" not in environment and int(environment.get(SLURM_TASKS) or 0) > 1:
+        return _place_in_slurm(environment, port)
+    world_size = _number(environment, "WORLD_SIZE", 1)
+    if world_size <= 1:
+        return None
+    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]
+    if missing:
+        raise ValueError(
+            f"WORLD_SIZE is {world_size}, but {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set; "
+            "start the processes with torchrun --nproc_per_node=N, or unset WORLD_SIZE for one process"
+        )
+    number = _number(environment, "RANK")
+    if number >= world_size:
+        raise ValueError(f"RANK is {number} and WORLD_SIZE {world_size}; expected a rank from 0 to {world_size - 1}")
+    local = _number(environment, "LOCAL_RANK", number), _number(environment, "LOCAL_WORLD_SIZE", world_size)
+    return Place(number, world_size, *local, environment["MASTER_ADDR"], _number(environment, "MASTER_PORT"))
+
+
+def is_first(environment: Mapping[str, str]) -> bool:
+    """Whether this process is alone or rank 0, which shows what is being done."""
+    is_task = int(environment.get(SLURM_TASKS) or 0) > 1
+    return (environment.get("RANK") or (environment.get("SLURM_PROCID") if is_task else "") or "0").strip() == "0"
+
+
+def is_first_here(environment: Mapping[str, str]) -> bool:
+    """Whether this process is alone on its machine or the first one there."""
+    for name in ("LOCAL_RANK", "SLURM_LOCALID"):
+        if name in environment:
+            return environment[name].strip() in ("", "0")
+    return True
+
+
+def first_host(nodes: str) -> str:
+    """The first of SLURM's list of nodes.
+
+    >>> first_host("gpu[07-09,12],login"), first_host("one,two")
+    ('gpu07', 'one')
+    """
+    found = re.match(r"([^,\[]*)(?:\[(\d+)[^\]]*\])?([^,]*)", nodes)
+    assert found is not None  # every part of the pattern may be empty
+    return "".join(part or "" for part in found.groups())
+
+
+def tasks_of_node(tasks_per_node: str, node: int) -> int:
+    """The number of tasks of a node (counted from 0) in SLURM's "4(x2),3".
+
+    >>> [tasks_of_node("4(x2),3", node) for node in range(3)]
+    [4, 4, 3]
+    """
+    counts: list[int] = []
+    for part in tasks_per_node.split(","):
+        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if found is None:
+            raise ValueError(f"SLURM_STEP_TASKS_PER_NODE is {tasks_per_node!r}; expected counts such as 4(x2),3")
+        counts += [int(found[1])] * int(found[2] or 1)
+    return counts[node] if node < len(counts) else counts[-1]
+
+
+def _place_in_slurm(environment: Mapping[str, str], port: int) -> Place:
+    tasks = environment.get("SLURM_STEP_TASKS_PER_NODE", environment[SLURM_TASKS])
+    derived = FIRST_PORT + int(environment.get("SLURM_JOB_ID") or 0) % NUM_PORTS
+    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or "localhost"
+    return Place(
+        rank=_number(environment, "SLURM_PROCID"),
+        world_size=_number(environment, SLURM_TASKS),
+        local_rank=_number(environment, "SLURM_LOCALID"),
+        local_world_size=tasks_of_node(tasks, _number(environment, "SLURM_NODEID", 0)),
+        address=environment.get("MASTER_ADDR") or first_host(nodes),
+        port=int(environment.get("MASTER_PORT") or port or derived),
+    )
+
+
+def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
+    found = environment.get(name, "").strip()
+    if not found and default is not None:
+        return default
+    if not found.isdigit():
+        raise ValueError(f"{name} is {found!r}; expected a whole number, as torchrun or srun sets it")
+    return int(found)
+
+
+def _group() -> Any:
+    """torch.distributed if it runs a group of several processes, else None."""
+    group = sys.modules.get("torch.distributed")
+    is_running = group is not None and group.is_available() and group.is_initialized()
+    return group if is_running and group.get_world_size() > 1 else None  # type: ignore[union-attr]
