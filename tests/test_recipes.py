@@ -91,6 +91,13 @@ def test_heads_name_the_published_figure_and_its_source(recipe: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", VOXCELEB)
+def test_no_recipe_chooses_on_the_reported_list_in_silence(recipe: str) -> None:
+    config, head = recipe_config(recipe), (ROOT / "configs" / recipe).read_text(encoding="utf-8").splitlines()[0]
+    assert config.runtime.sync_batch_norm == "off"
+    assert config.training.final_model == "last" or "best epoch on the reported list" in head
+
+
+@pytest.mark.parametrize("recipe", VOXCELEB)
 def test_every_part_is_built_at_full_size(recipe: str) -> None:
     config = recipe_config(recipe)
     net = build_model(config)
