@@ -3,23 +3,19 @@
 Made in the training process before the workers start; they share it. Nothing is written to disk.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from speakernet.data.audio import AudioError
-from speakernet.data.augment.banks import BlockEnergies, ClipBank
 from speakernet.data.lists import StringTable
 from speakernet.data.lookup import LookupTable
 from speakernet.data.packed.corpus import PackedRows
 from speakernet.data.sharing import SharedArray
 from speakernet.data.sources import AudioSource
 from speakernet.files import parallel_map
-from speakernet.terminal import Bar
 
 ROWS_PER_TASK = 64
-SHOWN_BYTES = 64 << 20  # of noise; less is decoded before a bar could be looked at
 
 
 class RamRows(PackedRows):
@@ -77,25 +73,3 @@ def load_into_ram(
     for _ in parallel_map(decode, first_rows, num_threads, description, total=len(lengths), units_of=int):
         pass
     return RamRows(samples, starts, lengths, problems)
-
-
-def clips_into_ram(banks: Mapping[str, ClipBank], budget_bytes: int) -> bool:
-    """Decode all clips of noise into shared int16 memory, when they fit; returns whether they did.
-
-    Noise is read more often than speech: more than once an utterance with babble.
-    """
-    total = 2 * sum(int(bank.lengths.sum()) for bank in banks.values())
-    if total > budget_bytes:
-        return False
-    bar = Bar("decoding noise", sum(len(bank) for bank in banks.values()), "clip", is_shown=total > SHOWN_BYTES)
-    for bank in banks.values():
-        starts = np.concatenate([[0], np.cumsum(bank.lengths)[:-1]])
-        samples = SharedArray.allocate((int(bank.lengths.sum()),), np.int16)
-        for clip in range(len(bank)):
-            bank.read_whole(clip, samples.array[starts[clip] : starts[clip] + bank.lengths[clip]])
-            bar.update()
-        bank.reader = RamRows(samples, starts, bank.lengths, {})
-        bank.rows = np.arange(len(bank.lengths))
-        bank.energies = BlockEnergies(samples)
-    bar.close()
-    return True

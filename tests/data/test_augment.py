@@ -9,13 +9,20 @@ from scipy.signal import convolve
 
 from speakernet.data.audio import AudioError, write_audio
 from speakernet.data.augment.augmenter import Augmenter, mu_law_codec
-from speakernet.data.augment.banks import BlockEnergies, ClipBank, fast_fft_samples, noise_banks, rir_bank
+from speakernet.data.augment.banks import (
+    BlockEnergies,
+    ClipBank,
+    clips_into_ram,
+    fast_fft_samples,
+    noise_banks,
+    rir_bank,
+)
 from speakernet.data.augment.draw import BABBLE, CLEAN, MUSIC, NOISE, REVERB, distinct_choices
 from speakernet.data.augment.options import AugmentOptions
 from speakernet.data.augment.resident import ResidentBanks, bytes_of_banks
 from speakernet.data.cache import AudioCache
 from speakernet.data.on_device import DeviceAudio
-from speakernet.data.ram import RamRows, clips_into_ram
+from speakernet.data.ram import RamRows
 from speakernet.data.sharing import SharedArray
 
 SAMPLES = 8000

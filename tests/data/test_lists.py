@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speakernet.data import list_lines
+from speakernet.data import lists as list_lines
 from speakernet.data.lists import (
     ListError,
     MalformedRows,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.signal import resample_poly
 
-from speakernet.data import page_locked
+from speakernet.data import workers as page_locked
 from speakernet.data.on_device import DeviceAudio, copy_to_device, send
 from speakernet.data.page_locked import PageLock
 from speakernet.data.speeds import change_speed, change_speeds, most_samples_to_read, samples_to_read

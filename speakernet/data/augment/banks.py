@@ -17,11 +17,12 @@ from speakernet.data.cache import AudioCache
 from speakernet.data.lists import StringTable
 from speakernet.data.packed.corpus import PackedRows
 from speakernet.data.packed.joined import Samples
+from speakernet.data.ram import RamRows
 from speakernet.data.sharing import SharedArray
 from speakernet.data.sources import INT16_SCALE, FolderSource, RowReader
 from speakernet.files import own_command
 from speakernet.parallel import distributed
-from speakernet.terminal import MAX_NAMED
+from speakernet.terminal import MAX_NAMED, Bar
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,9 @@ NOISES_AMONG_RIRS = ("/pointsource_noises/", "_noise_")
 FFT_BLOCK = 512
 ENERGY_BLOCK = 64  # samples that one kept energy stands for
 BLOCKS_AT_ONCE = 1 << 16
+
+
+SHOWN_BYTES = 64 << 20  # of noise; less is decoded before a bar could be looked at
 
 
 class BlockEnergies:
@@ -312,3 +316,25 @@ def describe_banks(banks: Mapping[str, ClipBank], rirs: RirBank | None) -> str:
     parts = [f"{len(bank):,} clips of {kind}" for kind, bank in banks.items()]
     parts += [f"{len(rirs):,} RIRs"] if rirs else []
     return ", ".join(parts) or "nothing"
+
+
+def clips_into_ram(banks: Mapping[str, ClipBank], budget_bytes: int) -> bool:
+    """Decode all clips of noise into shared int16 memory, when they fit; returns whether they did.
+
+    Noise is read more often than speech: more than once an utterance with babble.
+    """
+    total = 2 * sum(int(bank.lengths.sum()) for bank in banks.values())
+    if total > budget_bytes:
+        return False
+    bar = Bar("decoding noise", sum(len(bank) for bank in banks.values()), "clip", is_shown=total > SHOWN_BYTES)
+    for bank in banks.values():
+        starts = np.concatenate([[0], np.cumsum(bank.lengths)[:-1]])
+        samples = SharedArray.allocate((int(bank.lengths.sum()),), np.int16)
+        for clip in range(len(bank)):
+            bank.read_whole(clip, samples.array[starts[clip] : starts[clip] + bank.lengths[clip]])
+            bar.update()
+        bank.reader = RamRows(samples, starts, bank.lengths, {})
+        bank.rows = np.arange(len(bank.lengths))
+        bank.energies = BlockEnergies(samples)
+    bar.close()
+    return True
