@@ -1,7 +1,7 @@
 # Developer shortcuts; `make check` is what a change must pass before it is proposed.
 PYTHON ?= python
 
-.PHONY: check lint types test slow compiled hostile demo coverage dist docs pages
+.PHONY: check lint types test slow compiled hostile demo coverage dist docs
 
 check: lint types test
 
@@ -22,18 +22,13 @@ slow:
 compiled:
 	$(PYTHON) -m pytest -n 0 -m compiled
 
-# Some hours; goes on where it was stopped.
+# Takes hours and resumes where it was stopped.
 hostile:
 	$(PYTHON) tests/hostile/run.py
 
-# The pages that are written from the code; a test fails where one is stale.
-pages:
-	$(PYTHON) -m speakernet show-config --reference > .configuration.md.tmp
-	mv .configuration.md.tmp docs/configuration.md
-	$(PYTHON) docs/pictures/draw_rooms.py
-
-# The site, in site/; needs the extra `docs` and nothing else.
+# The site, in site/, with the page of all options; needs the extra `docs`.
 docs:
+	$(PYTHON) -m speakernet show-config --reference > docs/configuration.md
 	$(PYTHON) -m mkdocs build --strict
 
 demo:

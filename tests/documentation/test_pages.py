@@ -1,0 +1,134 @@
+"""Pages agree with the code: links lead somewhere, Python imports, YAML loads, commands and options exist."""
+
+import ast
+import importlib
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from speakernet.cli import COMMANDS, EXIT_STATUSES, main
+from speakernet.config import load_config
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
+SCRIPTS = {"trainSpeakerNet.py": ["train"]}
+SCRIPTS |= {f"data_prep/{path.name}": ["prepare", path.stem] for path in (ROOT / "data_prep").glob("*.py")}
+OTHER_PROGRAMS = {"pip", "pytest", "make", "curl", "arecord", "git", "export", "source", "tensorboard"}
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
+    return [text for language, text in FENCE.findall(page.read_text(encoding="utf-8")) if language in languages]
+
+
+def prose(page: Path) -> str:
+    return FENCE.sub("", page.read_text(encoding="utf-8"))
+
+
+def anchors(page: Path) -> set[str]:
+    """What `#…` may name on a page, by GitHub's rule, which the site follows."""
+    headings = re.findall(r"^#{1,6} +(.*?)$", prose(page), flags=re.MULTILINE)
+    plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings)
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """Words of every command in a page's shell blocks and, if they are complete, between backticks."""
+    lines = [line for text in blocks(page, "sh") for line in text.replace("\\\n", " ").splitlines()]
+    lines += [" ".join(one.split()) for one in re.findall(r"(?<!`)`((?:speakernet|python) [^`]+)`", prose(page))]
+    for line in lines:
+        for part in re.split(r" (?:&&|\|) ", line.replace("\\|", "|")):
+            words = [word for word in shlex.split(part, comments=True) if word not in ("…", "...")]
+            if words and "…" not in part:
+                yield words
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^()\s]+)\)", re.sub(r"`[^`]*`", "", prose(page))):
+        name, _, anchor = target.partition("#")
+        path = (page.parent / name).resolve() if name else page
+        if not target.startswith("http"):
+            assert path.exists(), target
+            assert not anchor or anchor in anchors(path), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_examples_name_what_there_is(page: Path, tmp_path: Path) -> None:
+    for text in blocks(page, "python"):
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ImportFrom):
+                assert all(hasattr(importlib.import_module(node.module or ""), one.name) for one in node.names)
+            elif isinstance(node, ast.Import):
+                assert all(importlib.import_module(one.name) for one in node.names)
+    for text in blocks(page, "yaml"):
+        if next(iter(yaml.safe_load(text))) in ("data", "augment", "model", "loss", "training", "frontend"):
+            (tmp_path / "page.yaml").write_text(text, encoding="utf-8")
+            load_config(["--config", str(tmp_path / "page.yaml")])
+
+
+def help_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The help of the command that begins with these words, of its configuration too."""
+    text = ""
+    for more in ([], ["all"]) if words[0] in ("train", "doctor", "benchmark", "find-batch-size", "show-config") else ([],):
+        try:
+            main([*words, "--help", *more])
+        except SystemExit:
+            pass
+        text += capsys.readouterr().out
+    return text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_commands_and_their_options_exist(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in commands(page):
+        if words[0] == "torchrun":
+            words = ["python", *words[next(i for i, word in enumerate(words) if word.endswith(".py")) :]]
+        if words[0] == "python" and words[1] in SCRIPTS:
+            words = [*SCRIPTS[words[1]], *words[2:]]
+        elif words[0] == "python":
+            path = words[2].replace(".", "/") + ".py" if words[1] == "-m" else words[1]
+            assert (ROOT / path).exists() or words[1:3] == ["-m", "venv"], words
+            continue
+        elif words[0] == "speakernet":
+            words = words[1:]
+        else:
+            assert words[0] in OTHER_PROGRAMS or "=" in words[0], words
+            continue
+        if words[0].startswith("-") or words[0].isupper():
+            continue
+        assert words[0] in COMMANDS, words
+        name = words[:2] if words[0] in ("prepare", "people") and len(words) > 1 and words[1].islower() else words[:1]
+        known = help_of(name, capsys)
+        for option in (word.partition("=")[0] for word in words if word.startswith("--")):
+            assert re.search(rf"{re.escape(option)}\b", known), f"{' '.join(words)}: {option}"
+
+
+def test_configurations_that_commands_name_exist() -> None:
+    for page in PAGES:
+        for words in commands(page):
+            for option, name in zip(words, words[1:], strict=False):
+                is_reader_s = name.startswith(("my", "data/", "exps/", "ResNetSE34L_AP"))
+                assert option != "--config" or is_reader_s or (ROOT / "configs" / name).is_file(), name
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
+    named = re.findall(r"(\w+\.md)", navigation)
+    assert sorted(named) == sorted({path.name for path in (ROOT / "docs").glob("*.md")} | {"configuration.md"})
+
+
+def test_the_two_commands_of_the_readme() -> None:
+    assert [text.strip() for text in blocks(ROOT / "README.md", "sh")] == [
+        "pip install -e . && python trainSpeakerNet.py --config exp01.yaml",
+        "pip install -e '.[test]' && pytest",
+    ]
+
+
+def test_the_page_of_runs_has_every_exit_status() -> None:
+    codes = re.findall(r"^\| (\d+) \|", (ROOT / "docs" / "runs.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert [int(code) for code in codes] == sorted(EXIT_STATUSES)
