@@ -5,7 +5,7 @@
 
 Two processes joined by gloo over the loopback device, whose counter of bytes is read before and after the steps. Whole
 heads are trained as torch's DistributedDataParallel does it, shares as `loss.sharded: on` does. The
-figures are in docs/performance.md.
+figures are in benchmarks/measurements.md.
 """
 
 import argparse

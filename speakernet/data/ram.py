@@ -46,7 +46,7 @@ def load_into_ram(
     """Decode all of `names` into shared int16 memory, at the source's rate."""
     lengths = table.num_samples.copy()
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]) if len(lengths) else np.zeros(0, np.int64)
-    # Crops of FLAC come at 87,929 a second from here and at 1,548 from disk (one core, docs/performance.md).
+    # Crops of FLAC come at 87,929 a second from here and at 1,548 from disk (one core, benchmarks/measurements.md).
     samples = SharedArray.allocate((int(lengths.sum()),), np.int16)
     # Several threads write to it, each to rows of its own; assigning is one step for the others.
     problems = dict(table.problems)

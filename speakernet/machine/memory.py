@@ -1,7 +1,7 @@
 """Memory of this process: how much it holds, and how the C library gives it back.
 
 The C library gives the memory of a large tensor back to the system as soon as it is freed, and the next step gets it
-again zeroed in pages of 4 KiB; for large networks that takes longer than their arithmetic (docs/performance.md).
+again zeroed in pages of 4 KiB; for large networks that takes longer than their arithmetic (benchmarks/measurements.md).
 `speakernet.cli` switches huge pages on before torch is imported, which is when torch looks; no torch is imported here.
 """
 
@@ -122,7 +122,7 @@ def keep_freed_memory() -> tuple[bool, str]:
 def return_freed_memory() -> tuple[bool, str]:
     """Let the C library give back every large tensor when it is freed; returns False (not kept), and why."""
     # A compromise: from 3 MiB on ResNetSE34L's process grows by 152 to 181 MiB at 1.01 to 1.05 s a step, with memory
-    # kept by 270 MiB at 0.81 s (docs/performance.md).
+    # kept by 270 MiB at 0.81 s (benchmarks/measurements.md).
     return False, _set_thresholds(mapped_from=3 * 2**20, trimmed_from=2**24) or "gradient checkpointing saves memory"
 
 

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 # Steps measured eagerly before `auto` decides; the first few warm caches up and are left out.
 OBSERVED_STEPS = 20
 WARMUP_STEPS = 5
-# Measured on two CPU cores (docs/performance.md): the share of a step that compiling saves, and its cost per layer.
+# Measured on two CPU cores (benchmarks/measurements.md): the share of a step that compiling saves, and its cost per layer.
 ASSUMED_SAVING = 0.10
 SECONDS_PER_LAYER = 0.5
 # Compile only for a clear gain: the two figures above are estimates.
@@ -136,7 +136,7 @@ class Compiler:
     def _judge(self, usual: float) -> None:
         """Some networks run slower compiled (VGGVox on a CPU does): then the eager code is taken back."""
         self._is_settled = True
-        # VGGVox takes 0.325 of the plain definition's step eager and 0.39 compiled (docs/performance.md).
+        # VGGVox takes 0.325 of the plain definition's step eager and 0.39 compiled (benchmarks/measurements.md).
         is_faster = usual < self._eager_seconds
         logger.info(
             "compile auto: a step takes %.3f s, before %.3f s: %s",

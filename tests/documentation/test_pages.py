@@ -18,7 +18,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 SCRIPTS = {"trainSpeakerNet.py": ["train"]}
 SCRIPTS |= {f"data_prep/{path.name}": ["prepare", path.stem] for path in (ROOT / "data_prep").glob("*.py")}
-OTHER_PROGRAMS = {"pip", "pytest", "make", "curl", "arecord", "git", "export", "source", "tensorboard"}
+OTHER_PROGRAMS = {"pip", "pytest", "make", "curl", "arecord", "git", "export", "source", "tensorboard", "cd", "head"}
 
 
 def blocks(page: Path, *languages: str) -> list[str]:
@@ -74,7 +74,9 @@ def test_examples_name_what_there_is(page: Path, tmp_path: Path) -> None:
 def help_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """The help of the command that begins with these words, of its configuration too."""
     text = ""
-    for more in ([], ["all"]) if words[0] in ("train", "doctor", "benchmark", "find-batch-size", "show-config") else ([],):
+    for more in (
+        ([], ["all"]) if words[0] in ("train", "doctor", "benchmark", "find-batch-size", "show-config") else ([],)
+    ):
         try:
             main([*words, "--help", *more])
         except SystemExit:
@@ -102,7 +104,8 @@ def test_commands_and_their_options_exist(page: Path, capsys: pytest.CaptureFixt
         if words[0].startswith("-") or words[0].isupper():
             continue
         assert words[0] in COMMANDS, words
-        name = words[:2] if words[0] in ("prepare", "people") and len(words) > 1 and words[1].islower() else words[:1]
+        depth = {"prepare": 3 if words[1:2] == ["trials"] else 2, "people": 2}.get(words[0], 1)
+        name = [word for word in words[:depth] if not word.isupper()]
         known = help_of(name, capsys)
         for option in (word.partition("=")[0] for word in words if word.startswith("--")):
             assert re.search(rf"{re.escape(option)}\b", known), f"{' '.join(words)}: {option}"

@@ -22,8 +22,8 @@ SMALL += " --evaluation.num_crops 1 --evaluation.bootstrap_samples 20 --data.num
 
 def commands() -> list[list[str]]:
     """The section's first block, each line as arguments of `main`."""
-    section = PAGE.read_text(encoding="utf-8").split("## My recordings, starting from a published model\n")[1]
-    block = re.match(r"\n((?: {4}.+\n)+)", section)
+    section = PAGE.read_text(encoding="utf-8").split("## Fine-tuning\n")[1]
+    block = re.match(r"\n```sh\n(.*?)```", section, flags=re.DOTALL)
     assert block, "the example comes first"
     found = []
     for line in block[1].splitlines():
