@@ -19,12 +19,11 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.timing import Way, run_in_turn
-from speakernet.data.ahead import ReadAhead
-from speakernet.data.batches import BatchMaker
+from speakernet.data.batches import BatchMaker, BatchRequest, CropMaker
 from speakernet.data.lists import StringTable
-from speakernet.data.packed.corpus import SAMPLES, PackedRows, PackedSource, open_samples
-from speakernet.data.packed.writer import PackInput, pack
-from speakernet.data.requests import BatchRequest, CropMaker
+from speakernet.data.packed import SAMPLES, PackedRows, PackedSource, open_samples
+from speakernet.data.packing import PackInput, pack
+from speakernet.data.workers import ReadAhead
 
 UTTERANCE_SAMPLES = 128_000
 """8 s, about the mean of VoxCeleb2."""

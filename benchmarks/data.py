@@ -16,7 +16,7 @@ from speakernet.data.audio import read_audio, to_int16, write_audio
 from speakernet.data.augment.banks import find_audio_files, noise_banks
 from speakernet.data.lists import read_training_list, write_training_list
 from speakernet.data.opening import open_source
-from speakernet.data.packed.writer import pack
+from speakernet.data.packing import pack
 from speakernet.data.sources import AudioSource
 
 SECONDS_RANGE = (4.0, 12.0)

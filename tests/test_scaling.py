@@ -16,7 +16,7 @@ from speakernet.cli import main
 from speakernet.cli.pack import add_arguments
 from speakernet.config.loading import load_config
 from speakernet.corpora.commands import HelpFormatter
-from speakernet.data.ahead import BATCHES_AHEAD, NUM_THREADS
+from speakernet.data.workers import BATCHES_AHEAD, NUM_THREADS
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.parts import parse_part
 

@@ -24,7 +24,7 @@ from speakernet.assembly.training import build_precision, prepare_machine
 from speakernet.checkpoint import read_own_checkpoint
 from speakernet.config import load_config
 from speakernet.config.schema import Config, replaced
-from speakernet.data.speeds import speed_fractions
+from speakernet.data.batches import speed_fractions
 from speakernet.models.options import MODELS
 from speakernet.run_folder import BEST, METRICS
 from speakernet.training.graphs import CudaRecorder, RecordedStep

@@ -8,9 +8,8 @@ import torch
 from speakernet.config.schema import Config
 from speakernet.data.augment.augmenter import Augmenter
 from speakernet.data.augment.banks import ClipBank, RirBank, clips_into_ram, describe_banks, noise_banks, rir_bank
-from speakernet.data.cache import AudioCache
 from speakernet.data.lookup import LookupTable
-from speakernet.data.sources import RowReader
+from speakernet.data.sources import AudioCache, RowReader
 from speakernet.machine.device import DeviceClock
 from speakernet.parallel.distributed import refuse_differences
 

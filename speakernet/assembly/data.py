@@ -21,11 +21,9 @@ from speakernet.assembly.placement import (
 )
 from speakernet.assembly.voices import voices_of
 from speakernet.config.schema import Config
-from speakernet.data.ahead import NUM_THREADS, ReadAhead
 from speakernet.data.audio import AudioError, crop_samples
 from speakernet.data.augment.augmenter import Augmenter
-from speakernet.data.batches import BatchMaker
-from speakernet.data.cache import AudioCache
+from speakernet.data.batches import BatchMaker, CropMaker, ResidentMaker, SpeakerIndex
 from speakernet.data.choices import (
     MEMORY_SHARE,
     choose_num_workers,
@@ -35,16 +33,11 @@ from speakernet.data.choices import (
 from speakernet.data.loader import TrainingLoader
 from speakernet.data.lookup import LookupTable
 from speakernet.data.options import DataOptions
-from speakernet.data.packed.corpus import PackedRows, PackedSource
-from speakernet.data.ram import load_into_ram
-from speakernet.data.replacing import SpeakerIndex
-from speakernet.data.requests import CropMaker
-from speakernet.data.resident import ResidentMaker
-from speakernet.data.sampling import BalancedSampler, Sampler, ShuffledSampler, smallest_batch
+from speakernet.data.packed import PackedRows, PackedSource, load_into_ram
+from speakernet.data.sampling import BalancedSampler, Sampler, ShuffledSampler, Voices, smallest_batch
 from speakernet.data.sharing import free_shared_memory
-from speakernet.data.sources import FolderRows, RowReader, list_names
-from speakernet.data.voices import Voices
-from speakernet.data.workers import Workers, starts_from_nothing
+from speakernet.data.sources import AudioCache, FolderRows, RowReader, list_names
+from speakernet.data.workers import NUM_THREADS, ReadAhead, Workers, starts_from_nothing
 from speakernet.files import human_bytes
 from speakernet.machine.facts import usable_cores, usable_memory_bytes
 from speakernet.parallel import distributed

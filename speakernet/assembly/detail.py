@@ -9,8 +9,7 @@ import numpy as np
 
 from speakernet.config import Config
 from speakernet.data.augment.banks import noise_banks, rir_bank
-from speakernet.data.cache import AudioCache
-from speakernet.data.sources import AudioSource
+from speakernet.data.sources import AudioCache, AudioSource
 from speakernet.evaluation.backend import Backend
 from speakernet.evaluation.embedder import Embedder
 from speakernet.evaluation.embedding import reader_threads

@@ -13,7 +13,8 @@ from speakernet.assembly.inputs import Inputs
 from speakernet.config.schema import Config
 from speakernet.data.audio import crop_samples
 from speakernet.data.augment.augmenter import Augmenter
-from speakernet.data.augment.resident import ResidentBanks, bytes_of_banks
+from speakernet.data.augment.banks import ResidentBanks, bytes_of_banks
+from speakernet.data.batches import CropMaker, ResidentMaker
 from speakernet.data.choices import (
     MAX_WORKERS,
     MEMORY_SHARE,
@@ -22,9 +23,7 @@ from speakernet.data.choices import (
     choose_device_banks,
     choose_device_resident,
 )
-from speakernet.data.packed.corpus import PackedRows
-from speakernet.data.requests import CropMaker
-from speakernet.data.resident import ResidentMaker
+from speakernet.data.packed import PackedRows
 from speakernet.data.sources import RowReader
 from speakernet.files import human_bytes
 from speakernet.machine.facts import usable_cores, usable_memory_bytes

@@ -1,8 +1,8 @@
 """From the sections augment and training to the voices that speakers are heard in: the only place that knows both."""
 
 from speakernet.config.schema import Config
-from speakernet.data.speeds import speed_fractions
-from speakernet.data.voices import Voices
+from speakernet.data.batches import speed_fractions
+from speakernet.data.sampling import Voices
 
 
 def voices_of(config: Config) -> Voices:

@@ -15,9 +15,7 @@ from speakernet.checks.headers import header_findings
 from speakernet.data.audio import AUDIO_SUFFIXES
 from speakernet.data.ffmpeg import CONVERTIBLE_SUFFIXES
 from speakernet.data.list_identity import identify_trials
-from speakernet.data.list_lines import one_word
-from speakernet.data.lists import StringTable, TrainingList, TrialList
-from speakernet.data.repeated import repeated_trials
+from speakernet.data.lists import StringTable, TrainingList, TrialList, one_word, repeated_trials
 from speakernet.data.sources import AudioSource
 from speakernet.files import own_command
 from speakernet.terminal import MAX_NAMED

@@ -16,12 +16,9 @@ import logging
 from typing import Any
 
 from speakernet.corpora.pack_inputs import open_inputs
-from speakernet.data.lists import StringTable, read_training_list, read_trials, write_training_list
-from speakernet.data.packed.corpus import read_index
-from speakernet.data.packed.in_parts import join_parts, pack_part
-from speakernet.data.packed.names import NameIndex
-from speakernet.data.packed.verifying import verify
-from speakernet.data.packed.writer import SKIPPED, PackInput, PackSummary, pack
+from speakernet.data.lists import NameIndex, StringTable, read_training_list, read_trials, write_training_list
+from speakernet.data.packed import read_index, verify
+from speakernet.data.packing import SKIPPED, PackInput, PackSummary, join_parts, pack, pack_part
 from speakernet.files import human_bytes, refuse_overwriting
 from speakernet.machine.facts import usable_cores
 from speakernet.parts import add_part_argument, list_parts, parse_part

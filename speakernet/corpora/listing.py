@@ -18,8 +18,7 @@ from speakernet.corpora.splits import (
 )
 from speakernet.corpora.summary import StepSummary
 from speakernet.corpora.utterances import UNKNOWN, Row, Utterances, take, utterances_from_rows
-from speakernet.data.list_lines import one_word
-from speakernet.data.lists import StringTable, write_training_list, write_trials
+from speakernet.data.lists import StringTable, one_word, write_training_list, write_trials
 from speakernet.data.lookup import LookupTable
 from speakernet.data.sources import FolderSource
 

@@ -20,10 +20,9 @@ from speakernet.corpora.walking import walk_files
 from speakernet.corpora.wespeaker_lists import RAW_LIST, SHARD_LIST, list_kind, read_raw_list, read_shard_list
 from speakernet.data.audio import AudioError, read_audio, read_audio_bytes, to_int16
 from speakernet.data.ffmpeg import CONVERTIBLE_SUFFIXES, FfmpegError, decode_to_bytes, find_ffmpeg
-from speakernet.data.kaldi import KaldiSource, is_kaldi
-from speakernet.data.lists import UTT2SPK, Recordings, StringTable, read_training_list
-from speakernet.data.packed.names import NameIndex
-from speakernet.data.packed.writer import PackInput
+from speakernet.data.lists import UTT2SPK, NameIndex, Recordings, StringTable, read_training_list
+from speakernet.data.opening import KaldiSource, is_kaldi
+from speakernet.data.packing import PackInput
 
 NOT_IN_ANY = -1
 FOLDER, KALDI, ARCHIVE = "folder", "Kaldi folder", "archive"

@@ -5,9 +5,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from speakernet.data.list_lines import BYTE_ORDER_MARK, ListError, ListFile
-from speakernet.data.lists import KALDI_ARCHIVE, Recordings, StringTable, not_a_file
-from speakernet.data.packed.names import NameIndex
+from speakernet.data.lists import (
+    BYTE_ORDER_MARK,
+    KALDI_ARCHIVE,
+    ListError,
+    ListFile,
+    NameIndex,
+    Recordings,
+    StringTable,
+    not_a_file,
+)
 
 RAW_LIST, SHARD_LIST = "raw.list", "shard.list"
 RAW_FIELDS = ("key", "wav", "spk")

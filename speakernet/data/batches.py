@@ -5,23 +5,236 @@ knows no labels but for finding another utterance of the same speaker, no queue 
 keyed by (seed, epoch, row).
 """
 
+import functools
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn import functional
 
-from speakernet.data.audio import to_int16
+from speakernet.data.audio import RESAMPLER_REACH, AudioError, to_int16
 from speakernet.data.augment.augmenter import Augmenter
-from speakernet.data.replacing import SpeakerIndex, read_or_replace
-from speakernet.data.requests import BatchReport, BatchRequest
+from speakernet.data.on_device import DeviceAudio, copy_to_device, send, to_float
+from speakernet.data.packed import PackedRows
 from speakernet.data.sharing import SharedArray
 from speakernet.data.sources import RowReader
-from speakernet.data.speeds import change_speed, most_samples_to_read, samples_to_read
-from speakernet.random import START_STREAM, KeyedRandom
+from speakernet.random import REPLACEMENT_STREAM, START_STREAM, KeyedRandom
+
+
+@dataclass
+class BatchRequest:
+    """What one batch is to hold.
+
+    Attributes:
+        epoch: counted from 0.
+        rows: rows of the training list, (batch,).
+        speeds: index into the speed factors, (batch,).
+        num_samples: length of the crops.
+        batch: of the epoch, counted from 0.
+        slot: where the result goes, for the loader's ring.
+    """
+
+    epoch: int
+    rows: np.ndarray
+    speeds: np.ndarray
+    num_samples: int
+    batch: int = 0
+    slot: int = 0
+
+
+@dataclass
+class BatchReport:
+    """What came of a request: the rows that were used in the end, and what went wrong."""
+
+    rows: np.ndarray
+    problems: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    # As text: an exception would arrive from a worker with the worker's traceback around it.
+    error: str = ""
+    slot: int = 0
+    read_seconds: float = 0.0
+
+
+class CropMaker(Protocol):
+    """Makes the crops of batches: in this process, in worker processes, or on the training device."""
+
+    @property
+    def reader(self) -> RowReader:
+        """What the crops are read from."""
+
+    @property
+    def speeds(self) -> Sequence[Fraction]:
+        """The speed factors that `BatchRequest.speeds` points into."""
+
+    @property
+    def augments(self) -> bool:
+        """Whether the crops come disturbed already."""
+
+    @property
+    def changes_speed(self) -> bool:
+        """Whether the crops come at their speeds; else each row holds the samples that its speed needs."""
+
+    def run(self, requests: list[BatchRequest]) -> Iterator[tuple[BatchRequest, torch.Tensor, BatchReport]]:
+        """Each request with its crops (batch, samples), which are valid until the next one, and report, in order."""
+
+    def close(self) -> None:
+        """Give back what is held between epochs."""
+
+
+RESAMPLER_MARGIN = 32  # samples read beyond a crop whose speed is changed, so that its end is not the filter's
+KAISER_BETA = 5.0  # of scipy's default window
+LARGEST_DENOMINATOR = 20  # of a factor: with larger ones the resampler's filter grows long
+KEPT_FILTERS = 64
+
+
+def speed_fractions(factors: list[float]) -> list[Fraction]:
+    """The speed factors as fractions, 1 first where it is among them, so that its speakers keep their labels.
+
+    >>> speed_fractions([0.9, 1.0, 1.1])
+    [Fraction(1, 1), Fraction(9, 10), Fraction(11, 10)]
+    """
+    fractions = [Fraction(factor).limit_denominator(LARGEST_DENOMINATOR) for factor in dict.fromkeys(factors)]
+    return sorted(fractions, key=lambda fraction: fraction != 1)
+
+
+def samples_to_read(factor: Fraction, num_samples: int) -> int:
+    """Samples that a crop of `num_samples` at that speed is made of."""
+    if factor == 1:
+        return num_samples
+    return -(-num_samples * factor.numerator // factor.denominator) + RESAMPLER_MARGIN
+
+
+def most_samples_to_read(factors: Sequence[Fraction], num_samples: int) -> int:
+    """Samples that a crop of `num_samples` is made of at the fastest of several speeds."""
+    return max(samples_to_read(factor, num_samples) for factor in factors)
+
+
+def change_speed(crops: Tensor, factor: Fraction, num_samples: int) -> Tensor:
+    """Play float32 (batch, samples) `factor` times as fast (tempo and pitch, as sox's `speed`), cut to `num_samples`.
+
+    Before the first sample and after the last there is silence.
+    """
+    if factor == 1:
+        return crops[:, :num_samples]
+    up, down = factor.denominator, factor.numerator
+    bank, before = _filter_bank(factor, crops.device)
+    # Output q * up + p is a sum over the samples around q * down: one window for each q gives `up` outputs.
+    num_windows = -(-num_samples // up)
+    needed = (num_windows - 1) * down + len(bank)
+    padded = functional.pad(crops, (before, max(0, needed - before - crops.shape[1])))
+    windows = padded[:, :needed].unfold(1, len(bank), down)
+    # Of matrices, whose products keep all bits of float32 (`machine.settings`): TF32 would leave the stop band ten. And
+    # whoever takes a batch within autocast, as the measuring of statistics does, wants no bfloat16 audio.
+    with torch.autocast(crops.device.type, enabled=False):
+        filtered = windows @ bank
+    return filtered.reshape(len(crops), num_windows * up)[:, :num_samples]
+
+
+def change_speeds(crops: Tensor, speeds: np.ndarray, factors: Sequence[Fraction], num_samples: int) -> Tensor:
+    """Play every row of a batch at its own speed.
+
+    Args:
+        crops: float32 (batch, `most_samples_to_read`); a row is read as far as its speed needs.
+        speeds: index of each row into `factors`, (batch,).
+        factors: the speeds.
+        num_samples: length of the result.
+
+    Returns:
+        Float32 (batch, num_samples).
+    """
+    if not speeds.any():
+        return change_speed(crops[:, : samples_to_read(factors[0], num_samples)], factors[0], num_samples)
+    out = torch.empty(len(crops), num_samples, device=crops.device)
+    present = np.unique(speeds).tolist()
+    sent = send(crops.device, [np.flatnonzero(speeds == speed) for speed in present])
+    for speed, chosen in zip(present, sent, strict=True):
+        some = crops[chosen, : samples_to_read(factors[speed], num_samples)]
+        out.index_copy_(0, chosen, change_speed(some, factors[speed], num_samples))
+    return out
+
+
+@functools.lru_cache(maxsize=KEPT_FILTERS)
+def _filter_bank(factor: Fraction, device: torch.device) -> tuple[Tensor, int]:
+    """Float32 (taps, up), a filter for each of the `up` outputs of a window, and samples before the window's own."""
+    up, down = factor.denominator, factor.numerator
+    slower = max(up, down)
+    reach = RESAMPLER_REACH * slower
+    places = np.arange(-reach, reach + 1)
+    taps = np.sinc(places / slower) * np.kaiser(2 * reach + 1, KAISER_BETA)
+    taps *= up / taps.sum()
+    before, after = reach // up, ((up - 1) * down + reach) // up
+    # Output p, `p * down` steps of the fine grid behind the window's own sample, meets sample j at `j * up`.
+    distance = np.arange(up) * down - np.arange(-before, after + 1)[:, None] * up
+    is_inside = np.abs(distance) <= reach
+    bank = np.where(is_inside, taps[np.where(is_inside, distance, 0) + reach], 0.0)
+    return torch.from_numpy(bank.astype(np.float32)).to(device), before
+
+
+MAX_REPLACEMENTS = 8  # a speaker without one readable utterance in so many has none
+
+
+class SpeakerIndex:
+    """The rows of each speaker, for finding another utterance of the same one."""
+
+    def __init__(self, labels: np.ndarray, eligible: np.ndarray) -> None:
+        order = eligible[np.argsort(labels[eligible], kind="stable")].astype(np.int32)
+        counts = np.bincount(labels[eligible], minlength=int(labels.max(initial=0)) + 1)
+        self._order = SharedArray(order)
+        self._first = SharedArray(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
+        self._labels = SharedArray(labels)
+
+    def another(self, row: int, uniform: float) -> int:
+        """Another row of the speaker of `row`, chosen by a number in [0, 1); `row` itself when it is the only one."""
+        label = int(self._labels.array[row])
+        first, last = int(self._first.array[label]), int(self._first.array[label + 1])
+        return int(self._order.array[first + int(uniform * (last - first))]) if last > first else row
+
+    def share(self) -> None:
+        """Move into shared memory."""
+        for array in (self._order, self._first, self._labels):
+            array.share()
+
+
+def read_or_replace(
+    request: BatchRequest,
+    report: BatchReport,
+    read: Callable[[np.ndarray, np.ndarray], dict[int, str]],
+    *,
+    seed: int,
+    speakers: SpeakerIndex | None,
+) -> None:
+    """Read a request's rows; one that cannot be read is replaced by another of its speaker, and both are reported.
+
+    Args:
+        request: what to read.
+        report: its `rows` become those that were read, its `problems` grow.
+        read: (rows, their places in the batch) -> place -> what is wrong.
+        seed: of the run.
+        speakers: where other utterances are found; None makes a row that cannot be read an error.
+
+    Raises:
+        AudioError: it is not to be replaced, or no replacement can be read either.
+    """
+    places = np.arange(len(request.rows))
+    attempt = 0
+    while problems := read(report.rows[places], places):
+        if speakers is None or attempt == MAX_REPLACEMENTS:
+            advice = "" if speakers else " (data.on_bad_audio: skip replaces such utterances and counts them)"
+            raise AudioError(next(iter(problems.values())) + advice)
+        # Another draw at each attempt, keyed by the row that was asked for: no worker or rank changes it.
+        attempt += 1
+        report.problems.extend(problems.values())
+        places = np.array(sorted(problems))
+        uniform = KeyedRandom(seed, request.epoch, request.rows[places]).uniform(REPLACEMENT_STREAM, attempt)[:, -1]
+        report.rows[places] = [
+            speakers.another(int(row), float(u)) for row, u in zip(request.rows[places], uniform, strict=True)
+        ]
 
 
 @dataclass
@@ -184,4 +397,74 @@ class BatchMaker:
                 crops = change_speed(torch.from_numpy(crops), factor, num_samples).numpy()
                 crops = to_int16(crops) if out.dtype == np.int16 else crops
             out[places[chosen], : crops.shape[1]] = crops
+        return problems
+
+
+class ResidentMaker:
+    """Makes batches of crops on a device from a packed or in-memory corpus.
+
+    Args:
+        reader: rows over one int16 array; what it holds of a row counts, not what the file's header said.
+        lengths: samples of each row by its header, (rows,): crops begin where `BatchMaker` would begin them.
+        seed: of the run.
+        device: where the corpus goes.
+        speakers: for replacing unreadable utterances; None makes them errors.
+        speeds: the speed factors that `BatchRequest.speeds` points into.
+    """
+
+    # A CPU augments where crops are read: not here.
+    augments = False
+    changes_speed = True
+
+    def __init__(
+        self,
+        reader: PackedRows,
+        lengths: np.ndarray,
+        *,
+        seed: int,
+        device: torch.device,
+        speakers: SpeakerIndex | None = None,
+        speeds: Sequence[Fraction] = (Fraction(1),),
+    ) -> None:
+        self.seed = seed
+        self.speakers = speakers
+        self.speeds = tuple(speeds)
+        self.reader = reader
+        self._header_lengths = lengths
+        samples = reader.samples
+        self.corpus = DeviceAudio(torch.empty(len(samples), dtype=torch.int16, device=device))
+        copy_to_device(samples, self.corpus.samples)
+
+    def run(self, requests: list[BatchRequest]) -> Iterator[tuple[BatchRequest, torch.Tensor, BatchReport]]:
+        """See `CropMaker.run`."""
+        for request in requests:
+            yield request, *self.make(request)
+
+    def close(self) -> None:
+        """The corpus stays where it is as long as this object."""
+
+    def make(self, request: BatchRequest) -> tuple[torch.Tensor, BatchReport]:
+        """The request's crops, float32 (batch, samples), on the device; short utterances are wrapped around.
+
+        Raises:
+            AudioError: an utterance could not be read and is not to be replaced, or no replacement was found.
+        """
+        report = BatchReport(request.rows.copy(), slot=request.slot)
+        read_or_replace(request, report, self._problems, seed=self.seed, speakers=self.speakers)
+        starts, _ = crop_places(request, self._header_lengths[report.rows], self.speeds, self.seed)
+        lengths = self.reader.lengths[report.rows]
+        # An utterance that is shorter than its header said may end before the place that was drawn in it.
+        starts[starts >= lengths] = 0
+        most = most_samples_to_read(self.speeds, request.num_samples)
+        crops = self.corpus.crops(self.reader.starts[report.rows], starts, lengths, most)
+        return change_speeds(to_float(crops), request.speeds, self.speeds, request.num_samples), report
+
+    def _problems(self, rows: np.ndarray, places: np.ndarray) -> dict[int, str]:
+        """Place in the batch -> what is wrong, of rows that the corpus does not hold."""
+        problems = {}
+        for position in np.flatnonzero(self.reader.lengths[rows] <= 0).tolist():
+            try:
+                self.reader.span(int(rows[position]))
+            except AudioError as error:
+                problems[int(places[position])] = str(error)
         return problems

@@ -7,18 +7,255 @@ them for nothing. Nothing here opens audio.
 """
 
 import functools
+import hashlib
 import itertools
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from speakernet.data.list_lines import Column, Lines, ListError, ListFile, MalformedRows, Numbers, number_words
 from speakernet.data.sharing import SharedArray
-from speakernet.files import atomic_write
+from speakernet.files import FileError, atomic_write, open_regular, own_command, reading
+from speakernet.terminal import MAX_NAMED
+
+BLOCK_BYTES = 8 << 20  # Lines are split by blocks of about this size, so that the masks stay small.
+LONGEST_LINE_BYTES = 64 << 10  # A path has 4 KiB at most, a trial two of them.
+NEWLINE, TAB, SPACE = 10, 9, 32
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+SHOWN_CHARACTERS = 120  # of a malformed line
+_WHITESPACE = np.zeros(256, dtype=bool)
+_WHITESPACE[[9, 10, 11, 12, 13, 32]] = True
+
+
+class ListError(FileError):
+    """A list that cannot be used; the message names the file, the line and what was expected."""
+
+
+@dataclass
+class MalformedRows:
+    """Rows that a list of their kind may not hold, found by the list's own reader.
+
+    Attributes:
+        limit: rows that are kept in words.
+        count: how many there are.
+        first: the first of them, as "line 7: expected 'speaker path', found 'b'".
+    """
+
+    limit: int = MAX_NAMED
+    count: int = 0
+    first: list[str] = field(default_factory=list)
+
+    def add(self, sentence: str) -> None:
+        """Count one, and keep it if it is among the first."""
+        self.count += 1
+        if len(self.first) < self.limit:
+            self.first.append(sentence)
+
+
+class ListFile:
+    """A list that is being read: its lines, its checksum, and what becomes of malformed ones."""
+
+    def __init__(self, path: str | Path, malformed: MalformedRows | None) -> None:
+        self.path = path
+        self._malformed = malformed
+        self._digest = hashlib.sha256()
+
+    @property
+    def sha256(self) -> str:
+        """Of what was read so far."""
+        return self._digest.hexdigest()
+
+    def refuse(self, line: int, problem: str) -> None:
+        """Note a malformed line, which is then left out; where nobody takes notes it ends the reading."""
+        if self._malformed is None:
+            raise ListError(f"{self.path}, line {line}: {problem}")
+        self._malformed.add(f"line {line}: {problem}")
+
+    def blocks(self, *, tabs_only_where_present: bool) -> Iterator["Lines"]:
+        """The lines of the file, many at a time; those that are no text are blank."""
+        expected = (
+            f"a text file. Lists are made by {own_command('prepare folder')} of your recordings, by "
+            f"{own_command('prepare voxceleb')} of VoxCeleb"
+        )
+        with reading(self.path, expected, ListError), open_regular(self.path) as file:
+            rest, line = b"", 1
+            is_old_mac: bool | None = None
+            while True:
+                data = file.read(BLOCK_BYTES)
+                self._digest.update(data)
+                if is_old_mac is None:
+                    is_old_mac = b"\r" in data and b"\n" not in data
+                # Lines that end in a carriage return alone would be one.
+                block = rest + (data.replace(b"\r", b"\n") if is_old_mac else data)
+                # The last line may go on in the next block; at the end of the file it need not end in a line break.
+                cut = block.rfind(b"\n") + 1 if data else len(block)
+                block, rest = block[:cut], block[cut:]
+                self._refuse_long(rest, line + block.count(b"\n"))
+                # A byte-order mark, as Windows' editors write it, would become part of the first name.
+                block = block.removeprefix(BYTE_ORDER_MARK) if line == 1 else block
+                if block:
+                    lines = _split_lines(self._text_only(block, line), line, tabs_only_where_present)
+                    longest = int(np.diff(lines.line_starts, append=len(block)).argmax())
+                    self._refuse_long(block[lines.line_starts[longest] :].split(b"\n", 1)[0], line + longest)
+                    yield lines
+                    line += block.count(b"\n")
+                if not data:
+                    return
+
+    def _refuse_long(self, content: bytes, line: int) -> None:
+        """Refuse what is no list at all, before its one line takes fifty times its size."""
+        if len(content) > LONGEST_LINE_BYTES:
+            raise ListError(
+                f"{self.path}, line {line}: longer than {LONGEST_LINE_BYTES:,} bytes; expected a list with a line for "
+                "each utterance or trial"
+            )
+
+    def _text_only(self, block: bytes, first_line: int) -> bytes:
+        if _is_text(block):
+            return block
+        lines = block.split(b"\n")
+        for number, content in enumerate(lines):
+            if not _is_text(content):
+                self.refuse(first_line + number, "not UTF-8 text; save the list as UTF-8")
+                lines[number] = b""
+        return b"\n".join(lines)
+
+
+def _is_text(content: bytes) -> bool:
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return b"\0" not in content
+
+
+@dataclass
+class Lines:
+    """Whole lines, split into words.
+
+    Attributes:
+        content: their bytes, uint8 (bytes,).
+        first_line: number of the first line in the file.
+        has_tabs: whether some are split at tabs only, so that a word may have spaces around it.
+        line_starts: first byte of each line, (lines,).
+        starts: first byte of each word, (words,).
+        ends: byte after each word, (words,).
+        first: first word of each line, (lines,).
+        count: number of words of each line, (lines,).
+    """
+
+    content: np.ndarray
+    first_line: int
+    has_tabs: bool
+    line_starts: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+    first: np.ndarray
+    count: np.ndarray
+
+    def number(self, line: int) -> int:
+        """A line's number in the file."""
+        return self.first_line + line
+
+    def words(self) -> list[bytes]:
+        """Every word, in order."""
+        content = self.content.tobytes()
+        if not self.has_tabs:
+            # Splits at the very bytes of `_WHITESPACE`, four times as fast as slices.
+            return content.split()
+        return [content[one:end].strip() for one, end in zip(self.starts.tolist(), self.ends.tolist(), strict=True)]
+
+    def text(self, line: int) -> str:
+        """A line for a message."""
+        start = int(self.line_starts[line])
+        stop = int(self.line_starts[line + 1]) if line + 1 < len(self.line_starts) else len(self.content)
+        return self.content[start:stop].tobytes().decode("utf-8", "replace").strip()[:SHOWN_CHARACTERS]
+
+
+class Column:
+    """One word of every line (or several), collected from the blocks of a list."""
+
+    def __init__(self) -> None:
+        self._contents: list[np.ndarray] = []
+        self._lengths: list[np.ndarray] = []
+
+    def __len__(self) -> int:
+        return sum(map(len, self._lengths))
+
+    def add(self, content: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> None:
+        """Bytes `starts[i]:ends[i]` of a block, ascending."""
+        # +1 where a string begins, -1 behind its end: the running sum marks the bytes of all at once.
+        mark = np.zeros(len(content) + 1, dtype=np.int8)
+        mark[starts] = 1
+        mark[ends] = -1
+        self._contents.append(content[np.cumsum(mark[:-1], dtype=np.int8).view(bool)])
+        self._lengths.append(ends - starts)
+
+    def joined(self) -> tuple[np.ndarray, np.ndarray]:
+        """All of them end to end, and where each starts: what a `StringTable` is made of."""
+        offsets = np.zeros(len(self) + 1, dtype=np.int64)
+        np.cumsum(np.concatenate(self._lengths), out=offsets[1:])
+        return np.concatenate(self._contents), offsets
+
+
+class Numbers(dict[bytes, int]):
+    """Words and their numbers, in order of first mention: a new word is given the next one."""
+
+    def __missing__(self, word: bytes) -> int:
+        number = self[word] = len(self)
+        return number
+
+
+def number_words(block: np.ndarray, starts: np.ndarray, ends: np.ndarray, names: dict[bytes, int]) -> np.ndarray:
+    """Number of the words `starts[i]:ends[i]` in order of first mention, int32 (words,); grows `names`."""
+    lengths = ends - starts
+    width = int(lengths.max())
+    columns = np.arange(width)
+    # Zero-padded rows of equal width compare as NumPy byte strings; the text was checked to hold no zero byte.
+    positions = np.minimum(starts[:, None] + columns, len(block) - 1)
+    table = np.where(columns < lengths[:, None], block[positions], 0).astype(np.uint8)
+    words = np.ascontiguousarray(table).view(f"S{width}")[:, 0]
+    # Lists come grouped by speaker more often than not: only the first of each run is looked up.
+    is_head = np.ones(len(words), dtype=bool)
+    is_head[1:] = words[1:] != words[:-1]
+    heads = np.array([names.setdefault(word, len(names)) for word in words[is_head].tolist()], dtype=np.int32)
+    return heads[np.cumsum(is_head) - 1]
+
+
+def _split_lines(block: bytes, first_line: int, tabs_only_where_present: bool) -> Lines:
+    content = np.frombuffer(block, dtype=np.uint8)
+    is_gap = _WHITESPACE[content]
+    line_ends = np.flatnonzero(content == NEWLINE)
+    if not len(line_ends) or line_ends[-1] != len(content) - 1:
+        line_ends = np.append(line_ends, len(content))
+    line_starts = np.concatenate([[0], line_ends[:-1] + 1])
+    has_tabs = tabs_only_where_present and b"\t" in block
+    if has_tabs:
+        tabs = np.flatnonzero(content == TAB)
+        has_tab = np.searchsorted(tabs, line_ends) > np.searchsorted(tabs, line_starts)
+        lengths = np.diff(np.append(line_starts, len(content)))
+        is_gap &= ~(np.repeat(has_tab, lengths) & (content == SPACE))
+    # A word begins where a gap ends: both ends of all words from one array, without a Python loop over lines.
+    padded = np.ones(len(content) + 2, dtype=bool)
+    padded[1:-1] = is_gap
+    starts = np.flatnonzero(padded[:-1] & ~padded[1:])[: len(content)]
+    ends = np.flatnonzero(~padded[:-1] & padded[1:])
+    first = np.searchsorted(starts, line_starts)
+    count = np.searchsorted(starts, line_ends) - first
+    return Lines(content, first_line, has_tabs, line_starts, starts, ends, first, count)
+
+
+def one_word(speaker: str) -> str:
+    """The speaker's name with white space turned to underscores, since a list ends the speaker at white space.
+
+    >>> one_word("Anna Maria")
+    'Anna_Maria'
+    """
+    return "_".join(speaker.split())
+
 
 MAX_SPEAKER_BYTES = 255
 UTT2SPK, WAV_SCP, SEGMENTS = "utt2spk", "wav.scp", "segments"
@@ -414,3 +651,116 @@ def _trial_fields(
     for line in np.flatnonzero(~kept & (lines.count > 0)).tolist():
         file.refuse(lines.number(line), f"expected {expected}, found {lines.text(line)!r}")
     return fields, np.flatnonzero(kept)
+
+
+HASH_SEED = 20260101
+ROWS_PER_BLOCK = 1 << 13  # Keeps the temporary arrays in the processor's cache.
+MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # Odd, so it has an inverse modulo 2**64.
+
+
+class NameIndex:
+    """Rows of a table by name."""
+
+    def __init__(self, names: StringTable) -> None:
+        self._names = names
+        hashes = hash_names(names)
+        self._order = np.argsort(hashes, kind="stable")
+        self._sorted = hashes[self._order]
+
+    def find(self, names: StringTable) -> np.ndarray:
+        """The first row that has each name, -1 where none has; int64 (names,)."""
+        found = np.full(len(names), -1, dtype=np.int64)
+        if not len(self._sorted) or not len(names):
+            return found
+        hashes = hash_names(names)
+        places = np.searchsorted(self._sorted, hashes)
+        candidates = self._order[np.minimum(places, len(self._sorted) - 1)]
+        has_hash = self._sorted[np.minimum(places, len(self._sorted) - 1)] == hashes
+        is_same = np.zeros(len(names), dtype=bool)
+        is_same[has_hash] = _equal_strings(names, np.flatnonzero(has_hash), self._names, candidates[has_hash])
+        found[is_same] = candidates[is_same]
+        # Two names with one hash are not to be expected in a lifetime, but a wrong recording would go unnoticed.
+        for row in np.flatnonzero(has_hash & ~is_same).tolist():
+            place = int(places[row])
+            while place < len(self._sorted) and self._sorted[place] == hashes[row]:
+                if self._names.raw(int(self._order[place])) == names.raw(row):
+                    found[row] = self._order[place]
+                    break
+                place += 1
+        return found
+
+    def refuse_repeated(self, path: str | Path) -> None:
+        """Refuse a list that names an utterance twice.
+
+        Raises:
+            ListError: it does; the first such name is said.
+        """
+        repeated = np.flatnonzero(self.find(self._names) != np.arange(len(self._names)))
+        if len(repeated):
+            raise ListError(f"{path}: {self._names[int(repeated[0])]!r} is there twice; remove one")
+
+
+def hash_names(names: StringTable) -> np.ndarray:
+    """A 64-bit hash of every name, uint64 (names,): a polynomial in scrambled bytes, modulo 2**64."""
+    hashes = np.empty(len(names), dtype=np.uint64)
+    scrambled = np.random.default_rng(HASH_SEED).integers(1, 2**63, size=256, dtype=np.uint64)
+    inverse = np.uint64(pow(int(MULTIPLIER), -1, 2**64))
+    block_ends = names.offsets[np.minimum(np.arange(0, len(names) + ROWS_PER_BLOCK, ROWS_PER_BLOCK), len(names))]
+    longest = int(np.diff(block_ends).max(initial=0)) + 1
+    powers, inverse_powers = _powers(MULTIPLIER, longest), _powers(inverse, longest)
+    for first in range(0, len(names), ROWS_PER_BLOCK):
+        offsets = names.offsets[first : first + ROWS_PER_BLOCK + 1]
+        content = names.content[offsets[0] : offsets[-1]]
+        starts = offsets - offsets[0]
+        totals = np.zeros(len(content) + 1, dtype=np.uint64)
+        np.cumsum(scrambled[content] * powers[: len(content)], out=totals[1:])
+        # The sum over one name carries the power of the place where it starts, which the inverse takes away.
+        values = (totals[starts[1:]] - totals[starts[:-1]]) * inverse_powers[starts[:-1]]
+        values ^= values >> np.uint64(32)
+        hashes[first : first + len(values)] = values * MULTIPLIER
+    return hashes
+
+
+def _powers(base: np.uint64, count: int) -> np.ndarray:
+    """Powers base ** 0 … base ** (count - 1) modulo 2**64."""
+    powers = np.full(count, base, dtype=np.uint64)
+    powers[:1] = 1
+    return np.cumprod(powers, dtype=np.uint64)
+
+
+def _equal_strings(left: StringTable, left_rows: np.ndarray, right: StringTable, right_rows: np.ndarray) -> np.ndarray:
+    """Whether string `left_rows[i]` of one table is string `right_rows[i]` of the other; bool (rows,)."""
+    left_starts, left_ends = left.offsets[left_rows], left.offsets[left_rows + 1]
+    right_starts, right_ends = right.offsets[right_rows], right.offsets[right_rows + 1]
+    lengths = left_ends - left_starts
+    is_same = lengths == right_ends - right_starts
+    for first in range(0, len(left_rows), ROWS_PER_BLOCK):
+        rows = first + np.flatnonzero(
+            is_same[first : first + ROWS_PER_BLOCK] & (lengths[first : first + ROWS_PER_BLOCK] > 0)
+        )
+        if not len(rows):
+            continue
+        counts = lengths[rows]
+        ends = np.cumsum(counts)
+        within = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
+        is_equal = (
+            left.content[np.repeat(left_starts[rows], counts) + within]
+            == right.content[np.repeat(right_starts[rows], counts) + within]
+        )
+        is_same[rows] = np.add.reduceat(~is_equal, ends - counts) == 0
+    return is_same
+
+
+def repeated_trials(trials: TrialList) -> tuple[int, np.ndarray]:
+    """Trials whose ordered pair occurred before in the list, and those of them that then had another label.
+
+    Returns:
+        How many there are, and the rows of those that contradict, int64 (contradicting,).
+    """
+    # Row numbers of a million names, multiplied, pass 2^31.
+    pairs = trials.enrol.astype(np.int64) * len(trials.names) + trials.test
+    order = np.argsort(pairs, kind="stable")
+    is_again = np.diff(pairs[order]) == 0
+    if trials.labels is None:
+        return int(is_again.sum()), np.empty(0, dtype=np.int64)
+    return int(is_again.sum()), np.sort(order[1:][is_again & (np.diff(trials.labels[order]) != 0)])

@@ -18,13 +18,11 @@ import torch
 
 from speakernet.data.audio import AudioError, crop_samples
 from speakernet.data.augment.augmenter import Augmenter
-from speakernet.data.batches import Batch
+from speakernet.data.batches import Batch, BatchReport, BatchRequest, CropMaker, change_speeds
 from speakernet.data.lists import TrainingList
 from speakernet.data.on_device import send, to_float
 from speakernet.data.options import DataOptions
-from speakernet.data.requests import BatchReport, BatchRequest, CropMaker
 from speakernet.data.sampling import EpochPlan, Sampler, rank_share
-from speakernet.data.speeds import change_speeds
 from speakernet.parallel import distributed
 from speakernet.random import derive_seed
 from speakernet.terminal import MAX_NAMED

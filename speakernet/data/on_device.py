@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from speakernet.data.packed.joined import Samples
+from speakernet.data.packed import Samples
 from speakernet.data.sources import INT16_SCALE
 
 COPY_SAMPLES = 1 << 24  # moved at once, so that no second copy of the audio is needed

@@ -2,10 +2,81 @@
 
 from pathlib import Path
 
+import numpy as np
+
 from speakernet.data.audio import SAMPLE_RATE, AudioError
-from speakernet.data.kaldi import KaldiSource, is_kaldi
-from speakernet.data.packed.corpus import PackedSource, is_packed, partial_of
-from speakernet.data.sources import AudioSource, FolderSource
+from speakernet.data.lists import SEGMENTS, WAV_SCP, ListError, NameIndex, StringTable, read_wav_scp
+from speakernet.data.lookup import LookupTable
+from speakernet.data.packed import PackedSource, is_packed, partial_of
+from speakernet.data.sources import AudioCache, AudioSource, FolderRows, FolderSource
+
+
+def is_kaldi(folder: str | Path) -> bool:
+    """Whether a folder's audio goes by utterance id."""
+    return (Path(folder) / WAV_SCP).is_file()
+
+
+class KaldiSource(AudioSource):
+    """The recordings that a folder's `wav.scp` names, by utterance id.
+
+    Files that it does not name absolutely lie below the working directory, as Kaldi has it.
+    """
+
+    def __init__(self, root: str | Path, sample_rate: int = SAMPLE_RATE, **options: bool) -> None:
+        """Read the folder's `wav.scp`; no audio is opened.
+
+        Args:
+            root: the folder.
+            sample_rate: Hz of everything read.
+            options: `show_progress`, `keep_lookup` of `FolderSource`.
+
+        Raises:
+            ListError: see `lists.read_wav_scp`; an utterance twice; a folder of pieces (`segments`).
+        """
+        super().__init__(root, sample_rate)
+        if (Path(root) / SEGMENTS).exists():
+            raise ListError(
+                f"{Path(root) / SEGMENTS}: pieces of recordings are not read; write each out as a file of its own "
+                "(Kaldi: utils/data/extract_wav_segments_data_dir.sh) and name that folder"
+            )
+        recordings = read_wav_scp(Path(root) / WAV_SCP)
+        self.names = recordings.names
+        self.files = recordings.files
+        self._index = NameIndex(self.names)
+        self._index.refuse_repeated(Path(root) / WAV_SCP)
+        self._folder = FolderSource(Path.cwd(), sample_rate, **options)  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def read(self, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
+        """See `AudioSource.read`."""
+        row = int(self._index.find(StringTable.from_strings([name]))[0])
+        if row < 0:
+            raise AudioError(self._lacks(name))
+        return self._folder.read(self.files[row], start, num_samples)
+
+    def _look_up(self, names: StringTable, num_threads: int) -> LookupTable:
+        rows = self._index.find(names)
+        table = self._folder.lookup_table(self._files_of(names), num_threads)
+        for row in np.flatnonzero(rows < 0).tolist():
+            table.problems[row] = self._lacks(names[row])
+        return table
+
+    def missing(self, names: StringTable) -> np.ndarray:
+        """See `AudioSource.missing`."""
+        return self._folder.missing(self._files_of(names))
+
+    def rows(self, names: StringTable, table: LookupTable, cache: AudioCache | None = None) -> FolderRows:
+        """See `AudioSource.rows`."""
+        return self._folder.rows(self._files_of(names), table, cache)
+
+    def _files_of(self, names: StringTable) -> StringTable:
+        """The file of each, empty where it is not here: there is never such a file."""
+        return self.files.take(self._index.find(names))
+
+    def _lacks(self, name: str) -> str:
+        return f"{Path(self.root) / WAV_SCP} names no utterance {name!r}"
 
 
 def open_source(root: str | Path, sample_rate: int = SAMPLE_RATE, **options: bool) -> AudioSource:

@@ -14,7 +14,9 @@ import os
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
@@ -23,14 +25,45 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data._utils import signal_handling
 
 from speakernet.data.audio import AudioError
-from speakernet.data.batches import BatchMaker
+from speakernet.data.batches import BatchMaker, BatchReport, BatchRequest, CropMaker, crop_places
 from speakernet.data.options import LoadingOptions
-from speakernet.data.page_locked import PageLock
-from speakernet.data.requests import BatchReport, BatchRequest
+from speakernet.data.packed import PackedRows
 from speakernet.data.sharing import SharedArray, SharedMemoryError
 from speakernet.machine.threads import STOP_SIGNALS
 
 logger = logging.getLogger(__name__)
+
+PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every GPU of the process
+
+
+class PageLock:
+    """Keeps an array page-locked for CUDA until `release`.
+
+    Where the system refuses (a limit on locked memory, say) the array stays as it is, which is said: batches are then
+    copied into page-locked memory one by one.
+    """
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._address, self._runtime = 0, torch.cuda.cudart()
+        if array.size == 0:
+            return
+        status = int(self._runtime.cudaHostRegister(array.ctypes.data, array.nbytes, PORTABLE))
+        if status:
+            logger.info("the ring of batches cannot be page-locked (CUDA error %d): each batch is copied once", status)
+            return
+        self._address = array.ctypes.data
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the array is page-locked."""
+        return bool(self._address)
+
+    def release(self) -> None:
+        """Unlock the array; to be called before its memory goes."""
+        if self._address:
+            self._runtime.cudaHostUnregister(self._address)
+            self._address = 0
+
 
 # Beside those in flight: torch asks for the next batch before it hands one over, which is still being read.
 SPARE_SLOTS = 2
@@ -360,3 +393,69 @@ def _place(maker: BatchMaker, ring: SharedArray, request: BatchRequest) -> np.nd
 
 def _as_it_is(report: Any) -> Any:
     return report
+
+
+BATCHES_AHEAD = 4
+"""A disk that is slow for a moment holds nobody up; their pages are a few dozen megabytes."""
+NUM_THREADS = 16
+"""Reads at once, more than cores: they wait for the disk."""
+CROPS_PER_TASK = 4
+
+
+class ReadAhead:
+    """A `CropMaker` around another: the same batches, whose crops were read before.
+
+    Args:
+        maker: makes the batches.
+        planner: knows which crops a request needs; it reads a packed corpus.
+        num_asked: requests that `maker` works on before it hands over the first: those of worker processes.
+    """
+
+    def __init__(self, maker: CropMaker, planner: BatchMaker, num_asked: int = 0) -> None:
+        assert isinstance(planner.reader, PackedRows)
+        self.maker, self.planner, self.reader = maker, planner, planner.reader
+        self.speeds, self.augments, self.changes_speed = maker.speeds, maker.augments, maker.changes_speed
+        self._num_asked = num_asked
+
+    def run(self, requests: list[BatchRequest]) -> Iterator[tuple[BatchRequest, torch.Tensor, BatchReport]]:
+        """See `CropMaker.run`."""
+        reads: deque[list[Future]] = deque()
+        pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="read-ahead")
+        # Those that the maker has by now are read by it.
+        begun = 1 + self._num_asked
+        try:
+            # The pool starts its threads when it is first used: worker processes, copies of this one, are there then.
+            for number, made in enumerate(self.maker.run(requests)):
+                wanted = number + 1 + self._num_asked + BATCHES_AHEAD
+                for request in requests[begun:wanted]:
+                    reads.append(self._read(pool, request))
+                begun = max(begun, wanted)
+                yield made
+                if reads:
+                    # The maker would read it crop by crop.
+                    wait(reads.popleft())
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def close(self) -> None:
+        """See `CropMaker.close`."""
+        self.maker.close()
+
+    def _read(self, pool: ThreadPoolExecutor, request: BatchRequest) -> list[Future]:
+        """Begin to read a request's crops."""
+        rows, planner = request.rows, self.planner
+        starts, counts = crop_places(request, planner.lengths[rows], planner.speeds, planner.seed)
+        firsts = self.reader.starts[rows] + starts
+        # A row that is not here has no samples.
+        stops = np.minimum(firsts + counts, self.reader.starts[rows] + self.reader.lengths[rows])
+        spans = list(zip(firsts.tolist(), stops.tolist(), strict=True))
+        return [
+            pool.submit(self._touch, spans[place : place + CROPS_PER_TASK])
+            for place in range(0, len(spans), CROPS_PER_TASK)
+        ]
+
+    def _touch(self, spans: list[tuple[int, int]]) -> None:
+        for first, stop in spans:
+            # Whoever makes the batch says so, or takes another utterance.
+            with contextlib.suppress(AudioError):
+                self.reader.samples[first:stop]

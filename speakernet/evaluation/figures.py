@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from speakernet.data.lists import TrialList
-from speakernet.data.repeated import repeated_trials
+from speakernet.data.lists import TrialList, repeated_trials
 from speakernet.evaluation import metrics
 from speakernet.evaluation.bootstrap import BAND_FALSE_ACCEPTS, Band, SpeakerBootstrap, measure
 from speakernet.evaluation.options import UNIT_COST, MeasuringOptions

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from speakernet.data.list_lines import ListError, ListFile, Numbers
-from speakernet.data.lists import StringTable, TrialList
+from speakernet.data.lists import ListError, ListFile, Numbers, StringTable, TrialList
 from speakernet.files import atomic_write
 from speakernet.run_folder import EVALUATIONS, SCORES, evaluation_folder
 from speakernet.terminal import MAX_NAMED

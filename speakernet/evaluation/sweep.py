@@ -18,10 +18,9 @@ from speakernet.data.augment.augmenter import Augmenter, mu_law_codec, telephone
 from speakernet.data.augment.banks import ClipBank, RirBank
 from speakernet.data.augment.draw import Drawn
 from speakernet.data.augment.options import AugmentOptions
-from speakernet.data.cache import AudioCache
 from speakernet.data.lists import StringTable, TrialList
 from speakernet.data.lookup import LookupTable
-from speakernet.data.sources import AudioSource, RowReader
+from speakernet.data.sources import AudioCache, AudioSource, RowReader
 from speakernet.evaluation.bootstrap import SpeakerBootstrap, measure
 from speakernet.evaluation.embedding import window_edges
 from speakernet.evaluation.options import Sweep

@@ -5,11 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from speakernet.data.audio import AUDIO_SUFFIXES, AudioError
-from speakernet.data.kaldi import KaldiSource, is_kaldi
-from speakernet.data.list_lines import ListError
-from speakernet.data.lists import StringTable
-from speakernet.data.opening import open_source
-from speakernet.data.packed.corpus import PackedSource, is_packed
+from speakernet.data.lists import ListError, StringTable
+from speakernet.data.opening import KaldiSource, is_kaldi, open_source
+from speakernet.data.packed import PackedSource, is_packed
 from speakernet.data.sources import AudioSource, FolderSource
 from speakernet.files import open_text, reading
 

@@ -12,7 +12,7 @@ import torch
 from speakernet.assembly import journeys, large_margin
 from speakernet.assembly.journeys import train_experiment
 from speakernet.config import LoadedConfig, load_config
-from speakernet.data.resident import ResidentMaker
+from speakernet.data.batches import ResidentMaker
 from speakernet.remote import LocalFolder
 from speakernet.training.trainer import Trainer
 

@@ -12,8 +12,7 @@ from speakernet.assembly.inputs import Inputs
 from speakernet.config.loading import load_config
 from speakernet.corpora.pack_inputs import FolderInput
 from speakernet.data.audio import read_audio, write_audio
-from speakernet.data.packed.in_parts import pack_part
-from speakernet.data.packed.writer import pack
+from speakernet.data.packing import pack, pack_part
 from speakernet.parallel import distributed
 from speakernet.parallel.distributed import refuse_differences
 from speakernet.parts import WorkPart

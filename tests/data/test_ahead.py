@@ -16,17 +16,13 @@ from speakernet.assembly.data import build_training_loader, loading_facts
 from speakernet.assembly.inputs import Inputs
 from speakernet.config.loading import load_config
 from speakernet.corpora.pack_inputs import FolderInput
-from speakernet.data.ahead import BATCHES_AHEAD, ReadAhead
+from speakernet.data import packed as packed
 from speakernet.data.audio import AudioError, write_audio
-from speakernet.data.batches import BatchMaker
+from speakernet.data.batches import BatchMaker, BatchReport, BatchRequest
 from speakernet.data.lists import StringTable
-from speakernet.data.packed import corpus as packed
-from speakernet.data.packed.corpus import SAMPLES, PackedRows, PackedSource
-from speakernet.data.packed.in_parts import pack_part
-from speakernet.data.packed.on_disk import FileSamples
-from speakernet.data.packed.writer import pack
-from speakernet.data.requests import BatchReport, BatchRequest
-from speakernet.data.workers import Workers
+from speakernet.data.packed import SAMPLES, FileSamples, PackedRows, PackedSource
+from speakernet.data.packing import pack, pack_part
+from speakernet.data.workers import BATCHES_AHEAD, ReadAhead, Workers
 from speakernet.parts import WorkPart
 
 NAMES = [f"id{speaker}/{utterance}.wav" for speaker in range(4) for utterance in range(3)]

@@ -12,6 +12,8 @@ from speakernet.data.augment.augmenter import Augmenter, mu_law_codec
 from speakernet.data.augment.banks import (
     BlockEnergies,
     ClipBank,
+    ResidentBanks,
+    bytes_of_banks,
     clips_into_ram,
     fast_fft_samples,
     noise_banks,
@@ -19,11 +21,10 @@ from speakernet.data.augment.banks import (
 )
 from speakernet.data.augment.draw import BABBLE, CLEAN, MUSIC, NOISE, REVERB, distinct_choices
 from speakernet.data.augment.options import AugmentOptions
-from speakernet.data.augment.resident import ResidentBanks, bytes_of_banks
-from speakernet.data.cache import AudioCache
 from speakernet.data.on_device import DeviceAudio
-from speakernet.data.ram import RamRows
+from speakernet.data.packed import RamRows
 from speakernet.data.sharing import SharedArray
+from speakernet.data.sources import AudioCache
 
 SAMPLES = 8000
 BATCH = 200

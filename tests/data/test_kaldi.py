@@ -7,7 +7,6 @@ import pytest
 
 from speakernet.cli import main
 from speakernet.data.audio import AudioError, write_audio
-from speakernet.data.kaldi import KaldiSource
 from speakernet.data.lists import (
     ListError,
     MalformedRows,
@@ -16,7 +15,7 @@ from speakernet.data.lists import (
     read_training_list,
     read_wav_scp,
 )
-from speakernet.data.opening import open_source
+from speakernet.data.opening import KaldiSource, open_source
 from speakernet.files import sha256_of
 
 IDS = [f"spk{row // 3}-utt{row}" for row in range(9)]

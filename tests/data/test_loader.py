@@ -19,11 +19,9 @@ from speakernet.config import Config
 from speakernet.config.schema import replaced
 from speakernet.data.audio import AudioError, read_audio, write_audio
 from speakernet.data.augment.augmenter import Augmenter
-from speakernet.data.batches import Batch, BatchMaker
+from speakernet.data.batches import Batch, BatchMaker, BatchRequest, ResidentMaker
 from speakernet.data.loader import TrainingLoader
-from speakernet.data.ram import RamRows
-from speakernet.data.requests import BatchRequest
-from speakernet.data.resident import ResidentMaker
+from speakernet.data.packed import RamRows
 from speakernet.data.sharing import SharedArray
 from speakernet.data.workers import Workers
 

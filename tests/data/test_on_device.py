@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from scipy.signal import resample_poly
 
 from speakernet.data import workers as page_locked
+from speakernet.data.batches import change_speed, change_speeds, most_samples_to_read, samples_to_read
 from speakernet.data.on_device import DeviceAudio, copy_to_device, send
-from speakernet.data.page_locked import PageLock
-from speakernet.data.speeds import change_speed, change_speeds, most_samples_to_read, samples_to_read
+from speakernet.data.workers import PageLock
 
 CPU = torch.device("cpu")
 

@@ -11,14 +11,12 @@ import soundfile
 
 from speakernet.cli import main
 from speakernet.corpora.pack_inputs import FolderInput
+from speakernet.data import lists as packed_names
 from speakernet.data.audio import AudioError, write_audio
-from speakernet.data.lists import StringTable
+from speakernet.data.lists import NameIndex, StringTable, hash_names
 from speakernet.data.opening import open_source
-from speakernet.data.packed import names as packed_names
-from speakernet.data.packed.corpus import PackedError, PackedSource, is_packed
-from speakernet.data.packed.names import NameIndex, hash_names
-from speakernet.data.packed.verifying import verify
-from speakernet.data.packed.writer import pack
+from speakernet.data.packed import PackedError, PackedSource, is_packed, verify
+from speakernet.data.packing import pack
 from speakernet.data.sources import FolderSource, RowReader
 from speakernet.files import sha256_of
 

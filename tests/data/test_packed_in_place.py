@@ -15,14 +15,13 @@ from speakernet.assembly.placement import choose_placement, reserved_for_trainin
 from speakernet.config import load_config
 from speakernet.config.schema import Config, replaced
 from speakernet.corpora.pack_inputs import FolderInput
-from speakernet.data.ahead import ReadAhead
 from speakernet.data.audio import write_audio
-from speakernet.data.augment.resident import bytes_of_banks
+from speakernet.data.augment.banks import bytes_of_banks
 from speakernet.data.lists import StringTable, read_trials
 from speakernet.data.opening import open_source
-from speakernet.data.packed.corpus import PackedSource
-from speakernet.data.packed.writer import pack
-from speakernet.data.ram import load_into_ram
+from speakernet.data.packed import PackedSource, load_into_ram
+from speakernet.data.packing import pack
+from speakernet.data.workers import ReadAhead
 from speakernet.evaluation.embedding import embed_utterances
 from speakernet.evaluation.options import EmbeddingOptions
 
@@ -83,7 +82,7 @@ def test_a_crop_needs_no_worker_from_memory_or_read_ahead(
 ) -> None:
     """From memory it is one copy; from a disk the training process would wait for each, but threads have read it."""
     monkeypatch.setattr("speakernet.assembly.data.usable_cores", lambda: 4)
-    monkeypatch.setattr("speakernet.data.packed.corpus.usable_memory_bytes", lambda: memory_bytes)
+    monkeypatch.setattr("speakernet.data.packed.usable_memory_bytes", lambda: memory_bytes)
     config = replaced(config_of(corpus, tiny_corpus, 0), data={"num_workers": "auto", "batch_size": 2})
     loader = build_training_loader(config, Inputs(config, torch.device("cpu")))
     assert loader.options.num_workers == 0 and isinstance(loader.maker, ReadAhead) == (memory_bytes == 1 << 10)

@@ -13,14 +13,20 @@ import torch
 from speakernet.cli import main
 from speakernet.corpora.pack_inputs import FolderInput
 from speakernet.data.audio import write_audio
+from speakernet.data.batches import ResidentMaker
 from speakernet.data.lists import StringTable
 from speakernet.data.opening import open_source
-from speakernet.data.packed.corpus import DESCRIPTION, PLAN_OF_PARTS, SAMPLES, PackedError, PackedSource, read_index
-from speakernet.data.packed.in_parts import join_parts, pack_part
-from speakernet.data.packed.joined import JoinedSamples
-from speakernet.data.packed.verifying import verify
-from speakernet.data.packed.writer import PackInput, pack
-from speakernet.data.resident import ResidentMaker
+from speakernet.data.packed import (
+    DESCRIPTION,
+    PLAN_OF_PARTS,
+    SAMPLES,
+    JoinedSamples,
+    PackedError,
+    PackedSource,
+    read_index,
+    verify,
+)
+from speakernet.data.packing import PackInput, join_parts, pack, pack_part
 from speakernet.parts import PartError, WorkPart
 
 NAMES = [f"id{speaker}/{utterance}.wav" for speaker in range(5) for utterance in range(2)]

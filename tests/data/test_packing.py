@@ -18,13 +18,12 @@ import pytest
 from speakernet.cli import main
 from speakernet.corpora.archives import ArchiveError, JoinedFile
 from speakernet.corpora.pack_inputs import FolderInput, PackInput, open_inputs
+from speakernet.data import packing as packed_writer
 from speakernet.data.audio import AudioError, write_audio
 from speakernet.data.ffmpeg import FfmpegError, find_ffmpeg
 from speakernet.data.lists import StringTable
-from speakernet.data.packed import writer as packed_writer
-from speakernet.data.packed.corpus import PackedError, PackedSource
-from speakernet.data.packed.verifying import verify
-from speakernet.data.packed.writer import pack
+from speakernet.data.packed import PackedError, PackedSource, verify
+from speakernet.data.packing import pack
 
 NAMES = [f"id{row // 4}/v/{row:05d}.wav" for row in range(12)]
 
@@ -205,7 +204,7 @@ def test_an_archive_is_taken_up_again(kind: str, folder: Path, tmp_path: Path, e
 
 SLOW_PACK = """
 import sys, time
-from speakernet.data.packed import writer as packed_writer
+from speakernet.data import packing as packed_writer
 from speakernet.corpora.pack_inputs import FolderInput
 packed_writer.FLUSH_BYTES = 4000
 
@@ -280,7 +279,7 @@ def test_a_full_disk_is_told_with_the_folder_that_grows(
 
     # As the disk reports it: the error of a write names no file.
     with monkeypatch.context() as patched, pytest.raises(OSError, match="No space left") as refused:
-        patched.setattr("speakernet.data.packed.writer._Writer.append", full)
+        patched.setattr("speakernet.data.packing._Writer.append", full)
         pack(FolderInput(folder), tmp_path / "corpus")
     assert refused.value.filename == str(packed_writer.partial_of(tmp_path / "corpus"))
     pack(FolderInput(folder), tmp_path / "corpus")

@@ -14,8 +14,8 @@ from speakernet.corpora.archives import ArchiveError
 from speakernet.corpora.pack_inputs import open_inputs
 from speakernet.data.audio import AudioError, read_audio, write_audio
 from speakernet.data.lists import ListError, StringTable, read_training_list
-from speakernet.data.packed.corpus import PackedSource
-from speakernet.data.packed.writer import pack
+from speakernet.data.packed import PackedSource
+from speakernet.data.packing import pack
 
 KEYS = [f"id{row // 3}/video/{row:05d}.wav" for row in range(7)]
 

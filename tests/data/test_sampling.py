@@ -6,10 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speakernet.data import sampling
+from speakernet.data.batches import speed_fractions
 from speakernet.data.options import SamplingOptions
-from speakernet.data.sampling import BalancedSampler, ShuffledSampler, rank_share, smallest_batch
-from speakernet.data.speeds import speed_fractions
-from speakernet.data.voices import Voices
+from speakernet.data.sampling import BalancedSampler, ShuffledSampler, Voices, rank_share, smallest_batch
 from speakernet.random import KeyedRandom
 
 

@@ -9,11 +9,10 @@ import soundfile
 
 from speakernet.data import lookup as lookup_module
 from speakernet.data.audio import AudioError, audio_info, write_audio
-from speakernet.data.cache import AudioCache
 from speakernet.data.lists import StringTable
 from speakernet.data.lookup import LookupTable, build_lookup_table
 from speakernet.data.opening import open_source
-from speakernet.data.sources import FolderSource
+from speakernet.data.sources import AudioCache, FolderSource
 
 
 @pytest.fixture()

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from speakernet.data.options import SamplingOptions
-from speakernet.data.sampling import BalancedSampler, Sampler, ShuffledSampler
-from speakernet.data.voices import Voices
+from speakernet.data.sampling import BalancedSampler, Sampler, ShuffledSampler, Voices
 
 NINE = {"speeds": (Fraction(1), Fraction(9, 10), Fraction(11, 10)), "warps": (1.0, 0.92, 1.08)}
 

@@ -4,8 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from speakernet.data.lists import StringTable, TrialList
-from speakernet.data.repeated import repeated_trials
+from speakernet.data.lists import StringTable, TrialList, repeated_trials
 from speakernet.evaluation.cautions import cautions
 from speakernet.evaluation.results import Results
 

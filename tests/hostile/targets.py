@@ -31,9 +31,8 @@ from speakernet.data.audio import read_audio, write_audio
 from speakernet.data.lists import StringTable, read_training_list, read_trials
 from speakernet.data.lookup import build_lookup_table
 from speakernet.data.opening import open_source
-from speakernet.data.packed.corpus import PackedSource
-from speakernet.data.packed.verifying import verify
-from speakernet.data.packed.writer import pack
+from speakernet.data.packed import PackedSource, verify
+from speakernet.data.packing import pack
 from speakernet.evaluation.embedding_store import load_embeddings, save_embeddings
 from speakernet.evaluation.report.data import ARRAYS_NAME, read_run
 from speakernet.evaluation.report.report import write_report

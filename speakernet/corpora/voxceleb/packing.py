@@ -12,8 +12,8 @@ from speakernet.corpora.pack_inputs import open_inputs
 from speakernet.corpora.summary import StepSummary
 from speakernet.corpora.voxceleb.steps import SUBSETS, TRAINING_SUBSETS, VoxCelebJob
 from speakernet.data.lists import StringTable, write_training_list
-from speakernet.data.packed.corpus import PackedSource
-from speakernet.data.packed.writer import SKIPPED, pack
+from speakernet.data.packed import PackedSource
+from speakernet.data.packing import SKIPPED, pack
 
 logger = logging.getLogger(__name__)
 

@@ -4,12 +4,36 @@ Choices are keyed by (seed, epoch, row), so they do not depend on batches, worke
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from speakernet.data.augment.options import AugmentOptions
 from speakernet.random import KeyedRandom
+
+
+@dataclass(frozen=True)
+class Ingredients:
+    """The audio that the choices need; moves to a device with the batch.
+
+    Attributes:
+        noises: crops of the sources, float32 (sources, samples).
+        reverberation: by length of transform: utterances int64 (rows,), spectra complex64 (rows, bins), length.
+    """
+
+    noises: Tensor
+    reverberation: tuple[tuple[Tensor, Tensor, int], ...] = ()
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> "Ingredients":
+        """The same on another device."""
+        rirs = tuple(
+            (rows.to(device, non_blocking=non_blocking), spectra.to(device, non_blocking=non_blocking), length)
+            for rows, spectra, length in self.reverberation
+        )
+        return replace(self, noises=self.noises.to(device, non_blocking=non_blocking), reverberation=rirs)
+
 
 CLEAN, REVERB, MUSIC, BABBLE, NOISE = range(5)
 KINDS = ("clean", "reverb", "music", "babble", "noise")

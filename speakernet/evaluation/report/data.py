@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from speakernet.arrays import read_arrays
-from speakernet.data.list_lines import ListError
-from speakernet.data.lists import TrialList
+from speakernet.data.lists import ListError, TrialList
 from speakernet.evaluation.cautions import CHOSEN_ON_REPORTED
 from speakernet.evaluation.decisions import Decisions, read_llrs
 from speakernet.evaluation.results import Results

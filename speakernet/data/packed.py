@@ -7,27 +7,156 @@ if it were one. This file reads; `writer.py` makes them, from what `speakernet.c
 `in_parts.py`.
 """
 
+import bisect
+import contextlib
+import hashlib
 import json
+import math
 import os
+import threading
+import weakref
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from speakernet.arrays import read_arrays
 from speakernet.data.audio import SAMPLE_RATE, AudioError
-from speakernet.data.cache import AudioCache
-from speakernet.data.lists import StringTable
+from speakernet.data.lists import NameIndex, StringTable
 from speakernet.data.lookup import PCM_S16, LookupTable
-from speakernet.data.packed.index import PackedIndex
-from speakernet.data.packed.joined import JoinedSamples, Samples, join_tables
-from speakernet.data.packed.names import NameIndex
-from speakernet.data.packed.on_disk import FileSamples
 from speakernet.data.sharing import SharedArray
-from speakernet.data.sources import INT16_SCALE, AudioSource, RowReader
-from speakernet.files import open_text, reading, sha256_of
+from speakernet.data.sources import INT16_SCALE, OPEN_FLAGS, AudioCache, AudioSource, RowReader, read_at
+from speakernet.files import open_text, parallel_map, reading, sha256_of
 from speakernet.machine.facts import usable_memory_bytes
 from speakernet.parts import PATTERN, list_parts, missing_parts, parts_in
+
+
+@dataclass(frozen=True)
+class PackedIndex:
+    """What lies where in a packed corpus.
+
+    Attributes:
+        sample_rate: Hz.
+        names: every utterance, in the order of its samples.
+        sample_offsets: first sample of each utterance and the end of the last, int64 (utterances + 1,).
+        checksums: CRC-32 of each utterance's bytes, uint32 (utterances,).
+        digest: SHA-256 of the file that all this is in.
+    """
+
+    sample_rate: int
+    names: StringTable
+    sample_offsets: np.ndarray
+    checksums: np.ndarray
+    digest: str
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of all utterances together."""
+        return int(self.sample_offsets[-1])
+
+    @property
+    def content_digest(self) -> str:
+        """SHA-256 of rate, names, lengths and the checksums of the samples: the same for the same content."""
+        found = hashlib.sha256(str(self.sample_rate).encode())
+        for column in (self.names.offsets, self.names.content, self.sample_offsets, self.checksums):
+            found.update(column.tobytes())
+        return found.hexdigest()
+
+
+class FileSamples:
+    """Int16 (samples,) in a file, sliced like the array that they are; every slice is a copy.
+
+    Threads may slice at once.
+
+    Args:
+        path: the file.
+        begin: byte at which the samples begin.
+        num_samples: how many there are.
+    """
+
+    def __init__(self, path: Path, begin: int, num_samples: int) -> None:
+        self._path, self._begin, self._num_samples = path, begin, num_samples
+        self._file = os.open(path, OPEN_FLAGS)
+        weakref.finalize(self, os.close, self._file)
+        # Where nothing reads at a place, going there and reading are two steps.
+        self._turn = contextlib.nullcontext() if hasattr(os, "preadv") else threading.Lock()
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    @property
+    def nbytes(self) -> int:
+        """Of all samples."""
+        return 2 * len(self)
+
+    def __getitem__(self, some: slice) -> np.ndarray:
+        """Raises AudioError where the disk does not give them."""
+        first, stop, step = some.indices(len(self))
+        assert step == 1, "samples are taken in their order"
+        samples = np.empty(max(0, stop - first), dtype=np.int16)
+        done = 0
+        while done < len(samples):
+            try:
+                with self._turn:
+                    num_bytes = read_at(self._file, samples[done:], self._begin + 2 * (first + done))
+            except OSError as error:
+                raise AudioError(f"{self._path}: cannot be read ({error.strerror or error})") from error
+            if num_bytes < 2:
+                raise AudioError(f"{self._path}: became shorter while it was being read; copy it again")
+            # Half a sample is read again.
+            done += num_bytes // 2
+        return samples
+
+
+class JoinedSamples:
+    """The samples of the parts one after the other, int16 (samples,); sliced like the array that they would be.
+
+    What lies within a part, as every utterance does, is a view where the part is memory; nothing is held.
+
+    >>> joined = JoinedSamples([np.arange(3, dtype=np.int16), np.arange(3, 8, dtype=np.int16)])
+    >>> len(joined), joined[3:5], joined[2:4]
+    (8, array([3, 4], dtype=int16), array([2, 3], dtype=int16))
+    """
+
+    def __init__(self, parts: Sequence[np.ndarray | FileSamples]) -> None:
+        self.parts = list(parts)
+        self._begins = np.cumsum([0, *map(len, self.parts)]).tolist()
+
+    def __len__(self) -> int:
+        return int(self._begins[-1])
+
+    @property
+    def nbytes(self) -> int:
+        """Of all samples."""
+        return 2 * len(self)
+
+    def __getitem__(self, some: slice) -> np.ndarray:
+        first, stop, step = some.indices(len(self))
+        assert step == 1, "samples are taken in their order"
+        part = bisect.bisect_right(self._begins, first) - 1
+        if part < len(self.parts) and stop <= self._begins[part + 1]:
+            return self.parts[part][first - self._begins[part] : stop - self._begins[part]]
+        pieces = [
+            samples[max(first - begin, 0) : max(stop - begin, 0)]
+            for samples, begin in zip(self.parts, self._begins, strict=False)
+            if begin < stop
+        ]
+        return np.concatenate(pieces) if pieces else self.parts[0][:0]
+
+
+Samples: TypeAlias = np.ndarray | JoinedSamples | FileSamples
+"""Of a packed corpus, int16 (samples,), one after the other; sliced without a step."""
+
+
+def join_tables(tables: Sequence[StringTable]) -> StringTable:
+    """The strings of all tables, one table's after another's."""
+    begins = np.cumsum([0, *(len(table.content) for table in tables)])
+    offsets = [table.offsets[:-1] + begin for table, begin in zip(tables, begins, strict=False)]
+    return StringTable(np.concatenate([table.content for table in tables]), np.concatenate([*offsets, begins[-1:]]))
+
 
 FORMAT_NAME = "speakernet packed corpus"
 FORMAT_VERSION = 1
@@ -396,3 +525,91 @@ def _check_files(root: Path, num_samples: int) -> None:
 
 def _advice(root: str | Path) -> str:
     return f"copy it again, or remove {root} and pack it again"
+
+
+def verify(root: str | Path, num_threads: int = 2, show_progress: bool = False) -> list[str]:
+    """Read a whole corpus and compare every checksum.
+
+    Returns:
+        One sentence for each damaged utterance; empty when the corpus is as it was written.
+
+    Raises:
+        PackedError: the corpus cannot even be opened.
+    """
+    index = read_index(root)
+    samples = open_samples(root, index.num_samples)
+    rows_per_task = max(1, math.ceil(len(index.names) / 4096))
+
+    def check(first_row: int) -> list[str]:
+        problems = []
+        for row in range(first_row, min(first_row + rows_per_task, len(index.names))):
+            first, last = index.sample_offsets[row : row + 2]
+            # CRC-32 runs at the speed of the disk, and one for each utterance says which is damaged.
+            if zlib.crc32(samples[first:last].data) != index.checksums[row]:
+                problems.append(f"{index.names[row]}: samples {first} to {last} do not match their checksum")
+        return problems
+
+    first_rows = range(0, len(index.names), rows_per_task)
+    description = f"verify {Path(root).name}" if show_progress else ""
+    found = parallel_map(check, first_rows, num_threads, description, total=len(first_rows), unit="block")
+    return [problem for some in found for problem in some]
+
+
+ROWS_PER_TASK = 64
+
+
+class RamRows(PackedRows):
+    """Rows in memory; handed to a worker by handle."""
+
+    def __init__(self, samples: SharedArray, starts: np.ndarray, lengths: np.ndarray, problems: dict[int, str]) -> None:
+        super().__init__("the RAM corpus", samples.array, starts, lengths)
+        self._shared = samples
+        self._problems = problems
+
+    def span(self, row: int) -> tuple[int, int]:
+        """See `PackedRows.span`; a file that could not be decoded says why."""
+        if row in self._problems:
+            raise AudioError(self._problems[row])
+        return super().span(row)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "samples": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.samples = self._shared.array
+
+
+def load_into_ram(
+    source: AudioSource, names: StringTable, table: LookupTable, *, num_threads: int = 4, show_progress: bool = False
+) -> RamRows:
+    """Decode all of `names` into shared int16 memory, at the source's rate."""
+    lengths = table.num_samples.copy()
+    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]) if len(lengths) else np.zeros(0, np.int64)
+    # Crops of FLAC come at 87,929 a second from here and at 1,548 from disk (one core, benchmarks/measurements.md).
+    samples = SharedArray.allocate((int(lengths.sum()),), np.int16)
+    # Several threads write to it, each to rows of its own; assigning is one step for the others.
+    problems = dict(table.problems)
+
+    def decode(first_row: int) -> int:
+        # A reader holds a scratch buffer: one for each task, not one for all threads.
+        reader = source.rows(names, table)
+        rows = range(first_row, min(first_row + ROWS_PER_TASK, len(lengths)))
+        for row in rows:
+            if row in problems:
+                continue
+            try:
+                place = samples.array[starts[row] : starts[row] + lengths[row]]
+                have = reader.read_row(row, 0, place)
+                if have < lengths[row]:
+                    lengths[row] = have
+            except AudioError as error:
+                problems[row] = str(error)
+                lengths[row] = 0
+        return len(rows)
+
+    first_rows = range(0, len(lengths), ROWS_PER_TASK)
+    description = "decoding into memory" if show_progress else ""
+    for _ in parallel_map(decode, first_rows, num_threads, description, total=len(lengths), units_of=int):
+        pass
+    return RamRows(samples, starts, lengths, problems)

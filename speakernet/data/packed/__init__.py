@@ -1,1 +1,0 @@
-"""A corpus in one memory-mapped array: its format, its names, what it is made from, and its writer."""
