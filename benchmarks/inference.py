@@ -25,8 +25,8 @@ import torch
 from benchmarks.timing import Way, run_in_turn, timings
 from speakernet.assembly.exporting import synthetic_speech
 from speakernet.inference.export.formats import INPUT, onnx_bytes
-from speakernet.inference.serve.limits import Limits
-from speakernet.inference.serve.running import Address, make_server
+from speakernet.inference.serve.guard import Limits
+from speakernet.inference.serve.server import Address, make_server
 from speakernet.inference.serve.service import Service
 from speakernet.inference.verifier import load
 from speakernet.models.folding import fold_batch_norms

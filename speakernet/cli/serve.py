@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     try:
         # Late: --help needs no torch; and only who serves needs these libraries.
-        from speakernet.inference.serve.starting import start
+        from speakernet.inference.serve.server import start
     except ModuleNotFoundError as error:
         raise missing_extra("serving", "serve", error) from error
     return start(arguments)

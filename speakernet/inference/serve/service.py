@@ -1,66 +1,129 @@
-"""What the server does, without HTTP: each request on a thread of its own, with what Python callers use.
+"""What the server does, without HTTP: each request on its own thread, with what Python callers use.
 
-Only the embedding is another: recordings of all requests go to one thread, which embeds those that wait together.
+Only embedding differs: the recordings of all requests go to one thread, which embeds those that wait together.
 """
 
 import asyncio
+import contextlib
+import copy
 import dataclasses
-import math
+import logging
+import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from speakernet.data.audio import AudioError, info_of_bytes, read_audio_bytes, readable_bytes
 from speakernet.inference.decision import NotCalibratedError
 from speakernet.inference.enrolment import enroll, identify
 from speakernet.inference.people import PeopleStore
-from speakernet.inference.quality import Quality
+from speakernet.inference.quality import inspect_recording, refuse_unusable
 from speakernet.inference.recordings import Recording
-from speakernet.inference.serve.batching import MOST_TOGETHER, Batcher
-from speakernet.inference.serve.clips import Upload, decode_clip
-from speakernet.inference.serve.errors import ApiError
-from speakernet.inference.serve.limits import Limits
+from speakernet.inference.serve.guard import ApiError, Budget, Limits, busy, too_slow
 from speakernet.inference.store_rows import checked_name
 from speakernet.inference.streaming import SpeakerStream, StreamState
 from speakernet.inference.verifier import SpeakerVerifier
-from speakernet.models.model_file import ModelFile
+
+logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+Clip = TypeVar("Clip")
+Upload = tuple[str, bytes]
+"""A file's name and its content."""
+MOST_TOGETHER = 16
 WORKERS = 2 * MOST_TOGETHER
-"""Requests that are worked on: while one batch is embedded, the next one is read."""
+"""Requests that are worked on: while one batch is embedded, the next one is decoded."""
+MIN_SPEECH_SECONDS = 1.0
+"""Less speech in a clip causes a warning."""
+MOST_SAMPLES_A_SECOND = 2 * 48_000
+"""Over all channels: what a clip of the longest duration may decode to."""
+CLOSE_SECONDS = 5.0
 
 
-class BatchedVerifier(SpeakerVerifier):
-    """A verifier whose recordings are embedded together with those of other threads.
+class Batcher(Generic[Clip]):
+    """One thread that embeds what others hand it; what waits while one batch is computed is the next batch.
 
-    Args:
-        verifier: whose network, mean and calibration it has.
+    >>> batcher = Batcher(lambda clips: np.array([[len(clip)] for clip in clips]))
+    >>> batcher.submit(np.zeros(3)).result()
+    array([3])
+    >>> batcher.close()
     """
 
-    def __init__(self, verifier: SpeakerVerifier) -> None:
-        super().__init__(ModelFile(verifier.net, verifier.contents), verifier.device, verifier.name)
-        self.batcher: Batcher[Recording] = Batcher(lambda recordings: np.asarray(verifier.embed(list(recordings))))
+    def __init__(self, embed: Callable[[Sequence[Clip]], np.ndarray]) -> None:
+        self._embed = embed
+        self._waiting: queue.Queue[tuple[Clip, Future[np.ndarray]] | None] = queue.Queue()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._work, name="embedding", daemon=True)
+        self._thread.start()
+        self.num_batches = 0
+        self.num_clips = 0
 
-    def _embed_recordings(self, recordings: Sequence[Recording]) -> Tensor:
-        futures = [self.batcher.submit(one) for one in recordings]
-        return torch.from_numpy(np.stack([future.result() for future in futures]))
+    @property
+    def num_waiting(self) -> int:
+        """Clips that wait."""
+        return self._waiting.qsize()
+
+    def submit(self, clip: Clip) -> "Future[np.ndarray]":
+        """The embedding of a clip, (dim,), in its turn; a cancelled one is not computed."""
+        future: Future[np.ndarray] = Future()
+        if self._is_closed:
+            future.cancel()
+        self._waiting.put((clip, future))
+        return future
+
+    def close(self) -> None:
+        """Cancel what waits, and end after the batch that is being computed."""
+        self._is_closed = True
+        self._waiting.put(None)
+        self._thread.join(CLOSE_SECONDS)
+
+    def _work(self) -> None:
+        is_open = True
+        while is_open:
+            batch = [self._waiting.get()]
+            while len(batch) < MOST_TOGETHER and batch[-1] is not None:
+                try:
+                    batch.append(self._waiting.get_nowait())
+                except queue.Empty:
+                    break
+            is_open = batch[-1] is not None
+            waiting = [one for one in batch if one is not None]
+            if self._is_closed:
+                for _, future in waiting:
+                    future.cancel()
+            self._answer([one for one in waiting if one[1].set_running_or_notify_cancel()])
+
+    def _answer(self, batch: Sequence[tuple[Clip, "Future[np.ndarray]"]]) -> None:
+        if not batch:
+            return
+        self.num_batches += 1
+        self.num_clips += len(batch)
+        try:
+            embeddings = self._embed([clip for clip, _ in batch])
+        except Exception as error:
+            if len(batch) == 1:
+                batch[0][1].set_exception(error)
+                return
+            # One request must not fail because of another's clip.
+            logger.warning("a batch of %d clips failed (%s); trying each alone", len(batch), error)
+            for one in batch:
+                self._answer([one])
+            return
+        for (_, future), embedding in zip(batch, embeddings, strict=True):
+            future.set_result(embedding)
 
 
 @dataclasses.dataclass
 class LiveStream:
-    """A stream that a client feeds.
-
-    Attributes:
-        stream: what was heard.
-        last_used: seconds, of the monotonic clock.
-        lock: one chunk at a time.
-    """
+    """A stream that a client feeds, one chunk at a time."""
 
     stream: SpeakerStream
     last_used: float
@@ -68,31 +131,28 @@ class LiveStream:
 
 
 class Service:
-    """Everything that a running server holds.
-
-    Args:
-        verifier: of the model.
-        store: of people; None without one.
-        limits: of clips and streams.
-    """
+    """Everything that a running server holds: the model, the store of people (or None), streams and threads."""
 
     def __init__(self, verifier: SpeakerVerifier, store: PeopleStore | None, limits: Limits) -> None:
-        self.verifier = BatchedVerifier(verifier)
+        self.batcher: Batcher[Recording] = Batcher(lambda recordings: np.asarray(verifier.embed(list(recordings))))
+        self.verifier = copy.copy(verifier)
+        self.verifier._embed_recordings = self._embed_together  # type: ignore[method-assign]
         self.store = store
         self.limits = limits
-        self.batcher = self.verifier.batcher
+        self.budget = Budget(limits.memory_bytes)
         self.streams: dict[str, LiveStream] = {}
         self._streams_lock = threading.Lock()
         self._workers = ThreadPoolExecutor(WORKERS, "request")
+        self._request = threading.local()
 
     async def run(self, work: Callable[..., Result], *arguments: Any) -> Result:
-        """Do something on a thread of its own."""
-        return await asyncio.get_running_loop().run_in_executor(self._workers, work, *arguments)
+        """Do something on a thread, in the time of a request."""
+        return await asyncio.get_running_loop().run_in_executor(self._workers, self._timed, work, *arguments)
 
     def close(self) -> None:
-        """Finish what was begun, and end the threads."""
-        self._workers.shutdown()
+        """Cancel what has not begun, and end the threads."""
         self.batcher.close()
+        self._workers.shutdown(wait=False, cancel_futures=True)
 
     def health(self) -> dict[str, Any]:
         """What is served, and how busy it is."""
@@ -112,7 +172,7 @@ class Service:
         }
 
     def advice(self) -> str | None:
-        """What to do about a model that was never calibrated; None for one that was."""
+        """How to calibrate the model; None if it is calibrated."""
         try:
             self.verifier.decide(0.0)
         except NotCalibratedError as error:
@@ -122,125 +182,75 @@ class Service:
     def verify(
         self, first: Upload, second: Upload, false_accept_rate: float | None, threshold: float | None
     ) -> dict[str, Any]:
-        """Whether two files are of one person.
-
-        Raises:
-            ApiError: clips that cannot be used, or a threshold that the model does not have.
-        """
-        # Asked first: no clip is decoded for an answer that cannot be given.
+        """Whether two files are of one person."""
+        # First, so that no clip is decoded for an answer that cannot be given.
         self.decide(0.0, false_accept_rate, threshold)
-        recordings, heard = self._heard([first, second])
-        one, other = self.verifier.embed(recordings)
-        return {**self.decide(self.verifier.compare(one, other), false_accept_rate, threshold), "clips": heard}
+        with self._opened([first, second]) as (recordings, heard):
+            one, other = self.verifier.embed(recordings)
+            score = self.verifier.compare(one, other)
+        return {**self.decide(score, false_accept_rate, threshold), "clips": heard}
 
     def embed(self, upload: Upload) -> dict[str, Any]:
-        """The embedding of a file.
-
-        Raises:
-            ApiError: a clip that cannot be used.
-        """
-        recordings, heard = self._heard([upload])
-        return {"embedding": [float(value) for value in self.verifier.embed(recordings)[0]], "clips": heard}
+        """The embedding of a file."""
+        with self._opened([upload]) as (recordings, heard):
+            embedding = self.verifier.embed(recordings)[0]
+        return {"embedding": _finite(embedding).tolist(), "clips": heard}
 
     def compare(self, first: Sequence[float], second: Sequence[float]) -> dict[str, Any]:
-        """What two embeddings say.
-
-        Raises:
-            ApiError: embeddings that are none of this model's.
-        """
-        if not all(math.isfinite(value) for value in (*first, *second)):
-            raise ApiError(422, "bad_embedding", "an embedding with NaN or infinity; expected finite numbers")
-        try:
-            score = self.verifier.compare(np.array(first), np.array(second))
-        except ValueError as error:
-            raise ApiError(422, "bad_embedding", str(error)) from error
+        """What two embeddings say."""
+        score = self.verifier.compare(_finite(np.array(first)), _finite(np.array(second)))
         return self.decide(score, None, None)
 
     def decide(self, score: float, false_accept_rate: float | None, threshold: float | None) -> dict[str, Any]:
-        """A decision in plain values; without a calibration and a threshold, the score and what to do.
-
-        Raises:
-            ApiError: a threshold that the model does not have.
-        """
+        """A decision in plain values; without a calibration and a threshold, the score and what to do."""
         try:
             decision = self.verifier.decide(score, false_accept_rate=false_accept_rate, threshold=threshold)
         except NotCalibratedError as error:
             if false_accept_rate is not None:
-                raise ApiError(422, "no_threshold", str(error)) from error
-            return undecided(score, str(error))
-        except ValueError as error:
-            raise ApiError(422, "bad_threshold", str(error)) from error
+                raise
+            return _undecided(score, str(error))
         return {**dataclasses.asdict(decision), "advice": None}
 
     def people(self) -> list[dict[str, Any]]:
-        """Everybody who is enrolled.
-
-        Raises:
-            ApiError: the server has no store.
-        """
+        """Everybody who is enrolled."""
         return [{"name": person.name, "recordings": person.recordings} for person in self._store().people()]
 
-    def enrol(self, name: str | None, uploads: Sequence[Upload]) -> dict[str, Any]:
-        """Enrol somebody, or add to what is known of them.
-
-        Raises:
-            ApiError: a name or a clip that cannot be used, or no store.
-        """
-        store, name = self._store(), self._checked_name(name)
-        recordings, heard = self._heard(uploads)
-        try:
+    def enrol(self, name: str, uploads: Sequence[Upload]) -> dict[str, Any]:
+        """Enrol somebody, or add recordings."""
+        store, name = self._store(), checked_name(name)
+        with self._opened(uploads) as (recordings, heard):
             done = enroll(self.verifier, store, name, recordings)
-        except ValueError as error:
-            raise ApiError(422, "refused", str(error)) from error
         return {"name": done.name, "recordings": done.total, "warnings": list(done.warnings), "clips": heard}
 
     def remove(self, name: str) -> dict[str, Any]:
-        """Forget somebody: nothing of them can be read in the store or its backups.
-
-        Raises:
-            ApiError: nobody of that name, or no store.
-        """
-        store, name = self._store(), self._checked_name(name)
+        """Remove somebody: nothing of them can be read in the store or its backups."""
+        store, name = self._store(), checked_name(name)
         known = {person["name"]: person for person in self.people()}
         if name not in known:
             raise ApiError(404, "unknown_person", f"nobody is enrolled as {name!r}")
-        try:
-            store.purge(name)
-        except ValueError as error:
-            raise ApiError(422, "refused", str(error)) from error
+        store.purge(name)
         return known[name]
 
     def identify(
         self, upload: Upload, top: int, false_accept_rate: float | None, threshold: float | None
     ) -> dict[str, Any]:
-        """Which of the enrolled people it is, or a stranger.
-
-        Raises:
-            ApiError: a clip or threshold that cannot be used, or no store.
-        """
-        store = self._store()
-        recordings, heard = self._heard([upload])
-        advice = None
-        try:
-            found = identify(
-                self.verifier,
-                store,
-                recordings[0],
-                top=top,
-                false_accept_rate=false_accept_rate,
-                threshold=threshold,
-            )
-            name, candidates = found.name, found.candidates
-        except NotCalibratedError as error:
-            if false_accept_rate is not None:
-                raise ApiError(422, "no_threshold", str(error)) from error
-            name, advice = None, str(error)
-            candidates = tuple(store.identify(self.verifier.embed(recordings[0]), top))
-        except ValueError as error:
-            raise ApiError(422, "refused", str(error)) from error
+        """Which of the enrolled people it is, or a stranger."""
+        store, limit, advice = self._store(), None, None
+        with self._opened([upload]) as (recordings, heard):
+            given = {"false_accept_rate": false_accept_rate, "threshold": threshold}
+            try:
+                found = identify(self.verifier, store, recordings[0], top=top, **given)  # type: ignore[arg-type]
+                name, candidates = found.name, found.candidates
+                limit = None if found.decision is None else found.decision.threshold
+            except NotCalibratedError as error:
+                if false_accept_rate is not None:
+                    raise
+                name, advice = None, str(error)
+                candidates = tuple(store.identify(self.verifier.embed(recordings[0]), top))
         ratio = self.verifier.rule.log_likelihood_ratio
         return {
             "name": name,
+            "threshold": limit,
             "is_calibrated": self.verifier.is_calibrated,
             "advice": advice,
             "candidates": [
@@ -249,38 +259,25 @@ class Service:
             "clips": heard,
         }
 
-    def open_stream(self, upload: Upload, sample_rate: float | None, threshold: float | None) -> dict[str, str]:
-        """Begin a live comparison with a clip; gives its identity.
-
-        Raises:
-            ApiError: a clip or a rate that cannot be used, or too many streams.
-        """
-        if sample_rate is None or not sample_rate.is_integer():
-            raise ApiError(422, "missing_field", "sample_rate is missing or no whole number; give it in Hz")
-        recordings, _ = self._heard([upload])
-        try:
-            stream = self.verifier.stream(int(sample_rate), self.verifier.embed(recordings), threshold=threshold)
-        except ValueError as error:
-            raise ApiError(422, "bad_stream", str(error)) from error
+    def open_stream(self, upload: Upload, sample_rate: int, threshold: float | None) -> dict[str, str]:
+        """Start comparing live speech with a clip; gives the identity of the stream."""
+        with self._opened([upload]) as (recordings, _):
+            stream = self.verifier.stream(sample_rate, self.verifier.embed(recordings), threshold=threshold)
         with self._streams_lock:
-            self._forget_idle()
+            self._close_idle()
             if len(self.streams) >= self.limits.streams:
-                raise ApiError(
-                    503, "busy", f"{len(self.streams)} streams are open; try again later", {"Retry-After": "5"}
-                )
+                raise busy(f"{len(self.streams)} streams are open")
             identity = secrets.token_urlsafe(12)
             self.streams[identity] = LiveStream(stream, time.monotonic())
         return {"id": identity}
 
     def feed_stream(self, identity: str, content: bytes) -> dict[str, Any]:
-        """Hear 16-bit samples; gives the newest state, or none before another second is full.
-
-        Raises:
-            ApiError: no such stream, or no samples.
-        """
+        """Add 16-bit samples; gives the newest state, or none before another second is complete."""
+        live, limit = self._stream(identity), self.limits.chunk_seconds
         if len(content) % 2:
             raise ApiError(422, "bad_samples", f"{len(content)} bytes; expected 16-bit samples, one channel")
-        live = self._stream(identity)
+        if len(content) > 2 * limit * live.stream.sample_rate:
+            raise ApiError(413, "too_long", f"{len(content)} bytes; send at most {limit:g} s at once")
         with live.lock:
             states = live.stream.add(np.frombuffer(content, dtype="<i2").astype(np.int16))
             live.last_used = time.monotonic()
@@ -288,59 +285,95 @@ class Service:
             return {"seconds": live.stream.seconds, "state": state}
 
     def close_stream(self, identity: str) -> dict[str, str]:
-        """Forget a stream.
-
-        Raises:
-            ApiError: no such stream.
-        """
+        """Close a stream."""
         self._stream(identity)
         self.streams.pop(identity, None)
         return {"id": identity}
 
-    def _heard(self, uploads: Sequence[Upload]) -> tuple[list[Recording], list[dict[str, Any]]]:
-        """The recordings, and what was heard in them in plain values."""
-        found: list[tuple[Recording, Quality]] = [decode_clip(one, self.verifier, self.limits) for one in uploads]
-        heard = [
-            {
-                "seconds": round(quality.seconds, 3),
-                "speech_seconds": round(quality.speech_seconds, 3),
-                "warnings": list(quality.warnings),
-            }
-            for _, quality in found
-        ]
-        return [recording for recording, _ in found], heard
+    def _timed(self, work: Callable[..., Result], *arguments: Any) -> Result:
+        self._request.deadline = time.monotonic() + self.limits.answer_seconds
+        return work(*arguments)
+
+    def _embed_together(self, recordings: Sequence[Recording]) -> Tensor:
+        """(recordings, dim), embedded with those of other requests; given up at the request's deadline."""
+        futures = [self.batcher.submit(one) for one in recordings]
+        deadline = getattr(self._request, "deadline", time.monotonic() + self.limits.answer_seconds)
+        try:
+            found = [future.result(max(0.0, deadline - time.monotonic())) for future in futures]
+        except FutureTimeout:
+            raise too_slow(self.limits) from None
+        finally:
+            for future in futures:
+                future.cancel()
+        return torch.from_numpy(np.stack(found))
+
+    @contextlib.contextmanager
+    def _opened(self, uploads: Sequence[Upload]) -> Iterator[tuple[list[Recording], list[dict[str, Any]]]]:
+        """The decoded files and what is known of each; their memory is counted within the block."""
+        with contextlib.ExitStack() as held:
+            found = [self._decoded(upload, held) for upload in uploads]
+            qualities = [inspect_recording(one, min_speech_seconds=MIN_SPEECH_SECONDS) for one in found]
+            for quality in qualities:
+                refuse_unusable(quality)
+            heard = [
+                {
+                    "seconds": round(one.seconds, 3),
+                    "speech_seconds": round(one.speech_seconds, 3),
+                    "warnings": list(one.warnings),
+                }
+                for one in qualities
+            ]
+            yield found, heard
+
+    def _decoded(self, upload: Upload, held: contextlib.ExitStack) -> Recording:
+        name, content = upload
+        content, limits, rate = readable_bytes(content, name), self.limits, self.verifier.sample_rate
+        info = info_of_bytes(content, name)
+        num_values = info.num_samples * info.num_channels
+        if info.seconds > limits.clip_seconds or num_values > limits.clip_seconds * MOST_SAMPLES_A_SECOND:
+            message = f"{name}: {info.seconds:.0f} s; this server takes up to {limits.clip_seconds:g} s"
+            raise ApiError(413, "too_long", message)
+        held.enter_context(self.budget.hold(4 * info.num_samples_at(rate)))
+        # Decoded blocks and their concatenation exist at the same time.
+        with self.budget.hold(8 * num_values):
+            waveform = read_audio_bytes(content, name, sample_rate=rate)
+        # Also refuses what is shorter than the network needs.
+        try:
+            return self.verifier.open(Recording(name, rate, len(waveform), samples=waveform))
+        except AudioError as error:
+            raise AudioError(f"{name}: {error}") from error
 
     def _store(self) -> PeopleStore:
         if self.store is None:
             raise ApiError(404, "no_store", "this server keeps no people; start it with --store people.db")
         return self.store
 
-    def _checked_name(self, name: str | None) -> str:
-        try:
-            return checked_name(name or "")
-        except ValueError as error:
-            raise ApiError(422, "bad_name", str(error)) from error
-
     def _stream(self, identity: str) -> LiveStream:
         with self._streams_lock:
-            self._forget_idle()
+            self._close_idle()
             if identity not in self.streams:
-                raise ApiError(404, "unknown_stream", "no such stream; it ended, or nothing was sent for too long")
+                raise ApiError(404, "unknown_stream", "no such stream; it was closed, or received nothing for too long")
             return self.streams[identity]
 
-    def _forget_idle(self) -> None:
+    def _close_idle(self) -> None:
         oldest = time.monotonic() - self.limits.stream_idle_seconds
         for identity in [one for one, live in self.streams.items() if live.last_used < oldest]:
             del self.streams[identity]
 
     def _described(self, state: StreamState) -> dict[str, Any]:
-        assert state.score is not None, "a server's stream has somebody to compare with"
+        assert state.score is not None, "a server's stream has a reference"
         if state.decision is None:
-            return {"seconds": state.seconds, **undecided(state.score, self.advice() or "")}
+            return {"seconds": state.seconds, **_undecided(state.score, self.advice() or "")}
         return {"seconds": state.seconds, **dataclasses.asdict(state.decision), "advice": None}
 
 
-def undecided(score: float, advice: str) -> dict[str, Any]:
-    """A score that nothing is known to compare with."""
+def _undecided(score: float, advice: str) -> dict[str, Any]:
+    """A score without a threshold to compare it with."""
     nothing = dict.fromkeys(("log_likelihood_ratio", "same_speaker", "threshold", "false_accept_rate"))
     return {"score": score, **nothing, "advice": advice}
+
+
+def _finite(embedding: np.ndarray) -> np.ndarray:
+    if not np.isfinite(embedding).all():
+        raise ValueError("an embedding with NaN or infinite values; expected finite numbers")
+    return embedding

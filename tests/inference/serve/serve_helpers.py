@@ -10,8 +10,8 @@ import soundfile
 import speakernet
 from speakernet.corpora.synthetic.phones import draw_phones, lay_out
 from speakernet.corpora.synthetic.voices import draw_voice, synthesise
-from speakernet.inference.serve.limits import Limits
-from speakernet.inference.serve.running import Address, make_server
+from speakernet.inference.serve.guard import Limits
+from speakernet.inference.serve.server import Address, make_server
 from speakernet.inference.serve.service import Service
 
 RATE = 16000

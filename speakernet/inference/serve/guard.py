@@ -1,0 +1,262 @@
+"""What every request passes first: who may send it, how much, how long, and how many at once.
+
+A page of any web site can make a browser send requests to this machine. It can neither choose the headers Host and
+Origin nor omit Origin, so these distinguish it from our own page.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+MEBIBYTE = 1 << 20
+HEADER_SECONDS = 10.0
+"""In which the headers of a request must arrive."""
+# Windows has no such limit.
+DESCRIPTORS = os.sysconf("SC_OPEN_MAX") if hasattr(os, "sysconf") else 1024
+MOST_WITHOUT_HEADERS = min(512, DESCRIPTORS // 2)
+"""Connections that wait for headers; one more closes the one that has waited longest."""
+OPEN_PATHS = frozenset({"/", "/page.css", "/page.js", "/recorder.js", "/health"})
+"""Answered without a token: they hold nothing about anybody."""
+DRAINED_BYTES = 1 << 29
+"""Of a request that is too large: a client that is cut off while it sends does not see the answer."""
+SAFE_HEADERS = (
+    (
+        b"content-security-policy",
+        b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; media-src blob:; "
+        b"img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cache-control", b"no-store"),
+)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Beyond these a request is refused."""
+
+    body_bytes: int = 32 * MEBIBYTE
+    """Of one request: three minutes of stereo at 48 kHz."""
+    memory_bytes: int = 1024 * MEBIBYTE
+    """Of uploads and decoded audio of all requests together."""
+    requests: int = 512
+    """Connections and requests at once."""
+    clip_seconds: float = 600.0
+    """Of one recording."""
+    chunk_seconds: float = 10.0
+    """Of the samples that one request adds to a stream."""
+    receive_seconds: float = 30.0
+    """In which a request must arrive."""
+    answer_seconds: float = 60.0
+    """In which it is answered or given up."""
+    streams: int = 64
+    """Live streams at once."""
+    stream_idle_seconds: float = 60.0
+    """After which a stream without new samples is closed."""
+
+
+class ApiError(HTTPException):
+    """A refusal: status, a word for programs, and a sentence for people."""
+
+    def __init__(self, status: int, code: str, message: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(status, message, headers)
+        self.code = code
+
+    def response(self) -> JSONResponse:
+        """As the API answers it."""
+        error = {"code": self.code, "message": self.detail}
+        return JSONResponse({"error": error}, self.status_code, self.headers)
+
+
+class Budget:
+    """Bytes that all requests share."""
+
+    def __init__(self, total: int) -> None:
+        self.left = total
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def hold(self, size: int) -> Iterator[None]:
+        """Take that many for the block, or refuse the request."""
+        with self._lock:
+            if size > self.left:
+                raise busy("too much audio at once")
+            self.left -= size
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.left += size
+
+
+class Guard:
+    """Middleware with the checks; an empty token asks for none."""
+
+    def __init__(self, app: ASGIApp, limits: Limits, budget: Budget, token: bytes = b"") -> None:
+        self.app = app
+        self.limits = limits
+        self.budget = budget
+        self.token = token
+        self.num_requests = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        has_begun = False
+
+        async def answer(message: Message) -> None:
+            nonlocal has_begun
+            if message["type"] == "http.response.start":
+                has_begun = True
+                message = {**message, "headers": [*message.get("headers", ()), *SAFE_HEADERS]}
+            await send(message)
+
+        headers, limits = Headers(scope=scope), self.limits
+        try:
+            self._check_sender(scope, headers)
+            is_chunked = "transfer-encoding" in headers
+            length = limits.body_bytes if is_chunked else int(headers.get("content-length", 0))
+            if length > limits.body_bytes:
+                raise _too_large(limits)
+            if self.num_requests >= limits.requests:
+                raise busy(f"{self.num_requests} requests are running")
+            self.num_requests += 1
+            try:
+                with self.budget.hold(length):
+                    work = self.app(scope, _limited(receive, limits), answer)
+                    await asyncio.wait_for(work, limits.receive_seconds + limits.answer_seconds)
+            finally:
+                self.num_requests -= 1
+            return
+        except asyncio.TimeoutError:
+            error = too_slow(limits)
+        except ApiError as refusal:
+            error = refusal
+            if error.status_code in (413, 503):
+                await self._drain(receive)
+        if not has_begun:
+            await error.response()(scope, receive, answer)
+
+    def _check_sender(self, scope: Scope, headers: Headers) -> None:
+        origin = headers.get("origin")
+        is_foreign = origin is not None and origin.partition("://")[2] != headers.get("host")
+        if is_foreign or headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+            # A link to our page on another page is harmless.
+            if (scope["method"], scope["path"], origin) != ("GET", "/", None):
+                raise ApiError(403, "foreign_page", "pages of other sites may not use this server")
+        if self.token and scope["path"] not in OPEN_PATHS:
+            given = headers.get("authorization", "").removeprefix("Bearer ").strip()
+            if not hmac.compare_digest(given.encode("latin-1"), self.token):
+                raise ApiError(
+                    401,
+                    "token_needed",
+                    "the header `Authorization: Bearer TOKEN` is missing or wrong; the server's owner has the token",
+                    {"WWW-Authenticate": "Bearer"},
+                )
+
+    async def _drain(self, receive: Receive) -> None:
+        deadline, size, more = time.monotonic() + self.limits.receive_seconds, 0, True
+        while more and size < DRAINED_BYTES and time.monotonic() < deadline:
+            message = await asyncio.wait_for(receive(), self.limits.receive_seconds)
+            size += len(message.get("body", b""))
+            more = message.get("more_body", False)
+
+
+class TimedProtocol(H11Protocol):
+    """uvicorn's HTTP, whose connections must send the headers of each request in time."""
+
+    waiting: ClassVar[dict[H11Protocol, asyncio.TimerHandle]] = {}
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._await_headers()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._await_headers()
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_waiting()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _await_headers(self) -> None:
+        self._stop_waiting()
+        self.waiting[self] = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
+        if len(self.waiting) > MOST_WITHOUT_HEADERS:
+            oldest = next(iter(self.waiting))
+            self.waiting.pop(oldest).cancel()
+            oldest.transport.abort()
+
+    def _stop_waiting(self) -> None:
+        if timer := self.waiting.pop(self, None):
+            timer.cancel()
+
+
+class LogOnce(logging.Filter):
+    """Drops messages that were logged before: a client can cause the same one any number of times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        is_new = record.msg not in self.seen
+        self.seen.add(record.msg)
+        return is_new
+
+
+def busy(reason: str) -> ApiError:
+    """What a request is answered that there is no capacity for."""
+    return ApiError(503, "busy", f"{reason}; try again in a moment", {"Retry-After": "1"})
+
+
+def too_slow(limits: Limits) -> ApiError:
+    """What a request that takes too long is answered."""
+    return ApiError(504, "too_slow", f"no answer within {limits.answer_seconds:g} s; try again later")
+
+
+def _too_large(limits: Limits) -> ApiError:
+    return ApiError(
+        413,
+        "too_large",
+        f"more than {limits.body_bytes:,} bytes, the limit of one request; send fewer or shorter clips, or FLAC",
+    )
+
+
+def _limited(receive: Receive, limits: Limits) -> Receive:
+    """A request that must arrive in time and may not grow beyond its limit."""
+    deadline, size = time.monotonic() + limits.receive_seconds, 0
+
+    async def limited() -> Message:
+        nonlocal size
+        try:
+            message = await asyncio.wait_for(receive(), max(0.0, deadline - time.monotonic()))
+        except asyncio.TimeoutError:
+            seconds = limits.receive_seconds
+            raise ApiError(408, "too_slow", f"the request did not arrive within {seconds:g} s") from None
+        size += len(message.get("body", b""))
+        if size > limits.body_bytes:
+            raise _too_large(limits)
+        return message
+
+    return limited

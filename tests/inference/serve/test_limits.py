@@ -1,0 +1,336 @@
+"""Who may ask, how much, how long and how many at once; unfinished requests; a stop that finishes running requests."""
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+import speakernet
+from speakernet.files import FileError
+from speakernet.inference.serve import guard
+from speakernet.inference.serve.guard import Limits, LogOnce, TimedProtocol
+from speakernet.inference.serve.server import TOKEN_VARIABLE, Address, ServeError, read_token
+from speakernet.inference.serve.service import MOST_TOGETHER, Batcher
+
+sys.path.insert(0, str(Path(__file__).parent))
+from serve_helpers import RATE, serving, wav
+
+PAGE = Path(guard.__file__).parent / "page"
+TOKEN = "a-token-of-some-length"
+CLIENTS = 200
+
+
+def refused(answer, status, code):
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), answer.text
+    return answer.json()["error"]["message"]
+
+
+FOREIGN = [
+    {"origin": "https://evil.example"},
+    {"origin": "null"},
+    {"origin": "http://localhost:1"},
+    {"sec-fetch-site": "cross-site"},
+    {"sec-fetch-site": "same-site"},
+]
+
+
+@pytest.mark.parametrize("headers", FOREIGN)
+def test_foreign_pages(server, headers):
+    for method in ("POST", "GET", "DELETE"):
+        answer = server.request(method, "/people", headers=headers)
+        refused(answer, 403, "foreign_page")
+        assert "access-control-allow-origin" not in answer.headers
+
+
+def test_our_own_page_and_a_link_to_it(server, voices):
+    own = {"origin": str(server.base_url).rstrip("/"), "sec-fetch-site": "same-origin"}
+    assert server.post("/embed", files={"audio": wav(voices[0][0])}, headers=own).status_code == 200
+    assert server.get("/", headers={"sec-fetch-site": "cross-site"}).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:80", "", "192.168.0.1"])
+def test_foreign_names_of_this_machine(server, host):
+    assert server.get("/people", headers={"host": host}).status_code == 400
+    assert server.get("/health", headers={"host": "localhost:1234"}).status_code == 200
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS has no 127.0.0.2")
+def test_any_loopback_address(models):
+    with serving(models[0], host="127.0.0.2") as (address, _):
+        assert httpx.get(f"{address}/health".replace("127.0.0.1", "127.0.0.2")).json()["status"] == "ok"
+
+
+def test_the_page_loads_nothing_from_elsewhere(server):
+    assert {path.name for path in PAGE.iterdir()} == {"page.html", "page.css", "page.js", "recorder.js"}
+    for path in ("/", "/page.css", "/page.js", "/recorder.js"):
+        answer = server.get(path)
+        assert answer.status_code == 200 and not re.search(r"(https?:)?//[\w.-]+\.\w", answer.text), path
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "http" not in policy and "unsafe" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_a_token_protects_all_but_the_page(models, tmp_path):
+    with serving(models[0], tmp_path / "people.db", token=TOKEN) as (address, _), httpx.Client(base_url=address) as it:
+        for given in (b"", b"Bearer wrong", f"Bearer {TOKEN}x".encode(), b"Bearer \xff\xfe"):
+            for path in ("/people", "/openapi.json", "/streams/x", "/nothing"):
+                answer = it.get(path, headers={"authorization": given})
+                refused(answer, 401, "token_needed")
+                assert answer.headers["www-authenticate"] == "Bearer"
+        assert it.get("/people", headers={"authorization": f"Bearer {TOKEN}"}).json() == {"people": []}
+        assert it.get("/").status_code == it.get("/page.js").status_code == it.get("/health").status_code == 200
+
+
+def test_tokens(tmp_path, monkeypatch):
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    everywhere = Address("0.0.0.0", 0)
+    assert [read_token(Address(host, 0), None) for host in ("127.0.0.1", "127.0.0.2", "::1")] == ["", "", ""]
+    first, second = (read_token(everywhere, None) for _ in range(2))
+    assert len(first) >= 24 and first != second
+    file = tmp_path / "token"
+    file.write_text("0123456789abcdef\n")
+    assert read_token(everywhere, file) == "0123456789abcdef"
+    for content in (b"short", b"\xff" * 20, b"\n", b"x" * 5000):
+        file.write_bytes(content)
+        with pytest.raises((ServeError, FileError), match=str(len(content.strip())) if len(content) < 5000 else "4097"):
+            read_token(everywhere, file)
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(FileError, match=path.name):
+            read_token(everywhere, path)
+    monkeypatch.setenv(TOKEN_VARIABLE, os.fsdecode(b"\xff" * 20))
+    with pytest.raises(ServeError, match="20"):
+        read_token(Address("localhost", 0), None)
+
+
+def test_addresses():
+    taken = Address("127.0.0.1", 0).listen()
+    for address in (Address("127.0.0.1", taken.getsockname()[1]), Address("no.such.host.invalid", 0)):
+        with pytest.raises(ServeError, match=address.host):
+            address.listen()
+    taken.close()
+    with pytest.raises(ServeError, match="70000"):
+        Address("127.0.0.1", 70000).listen()
+
+
+def test_large_uploads_and_long_clips(models, voices):
+    limits = Limits(body_bytes=200_000, clip_seconds=3.0, streams=1)
+    with serving(models[0], limits=limits) as (address, service), httpx.Client(base_url=address) as client:
+        huge = {"audio": ("a.wav", bytes(3_000_000))}
+        assert "200,000" in refused(client.post("/embed", files=huge), 413, "too_large")
+        long = {"audio": ("a.flac", wav(np.tile(voices[0][0], 4), kind="FLAC"))}
+        assert "a.flac" in refused(client.post("/embed", files=long), 413, "too_long")
+        refused(client.get("/people"), 404, "no_store")
+        clip, form = {"reference": ("a.wav", wav(voices[0][0][: 2 * RATE]))}, {"sample_rate": "16000"}
+        assert client.post("/streams", files=clip, data=form).status_code == 200
+        refused(client.post("/streams", files=clip, data=form), 503, "busy")
+        assert client.get("/health").json()["status"] == "ok" and len(service.streams) == 1
+
+
+def test_decoded_audio_is_bounded_over_all_requests(models, voices):
+    flac = {"audio": ("a.flac", wav(np.zeros(60 * RATE, np.float32) + voices[0][0][:1], kind="FLAC"))}
+    assert len(flac["audio"][1]) < 100_000 < 4 * 60 * RATE
+    with serving(models[0], limits=Limits(memory_bytes=4 * 60 * RATE)) as (address, service):
+        answer = httpx.post(f"{address}/embed", files=flac)
+        refused(answer, 503, "busy")
+        assert answer.headers["retry-after"] == "1"
+        assert httpx.post(f"{address}/embed", files={"audio": wav(voices[0][0])}).status_code == 200
+        assert service.budget.left == 4 * 60 * RATE
+
+
+def test_a_slow_upload_is_ended(models):
+    def slowly():
+        yield b"--x\r\n"
+        time.sleep(1.5)
+        yield b"--x--\r\n"
+
+    with serving(models[0], limits=Limits(receive_seconds=0.3)) as (address, _):
+        kind = {"content-type": "multipart/form-data; boundary=x"}
+        try:
+            answer = httpx.post(f"{address}/embed", content=slowly(), headers=kind)
+        except httpx.TransportError:
+            return
+        refused(answer, 408, "too_slow")
+
+
+def test_unfinished_headers_are_closed(models, monkeypatch):
+    monkeypatch.setattr(guard, "HEADER_SECONDS", 1.0)
+    monkeypatch.setattr(guard, "MOST_WITHOUT_HEADERS", 20)
+    with serving(models[0]) as (address, _):
+        port = int(address.rpartition(":")[2])
+        halves = [socket.create_connection(("127.0.0.1", port)) for _ in range(60)]
+        for one in halves:
+            one.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+        assert httpx.get(f"{address}/health").json()["status"] == "ok"
+        assert len(TimedProtocol.waiting) <= 21
+        deadline = time.monotonic() + 10
+        for one in halves:
+            one.settimeout(10)
+            try:
+                assert one.recv(10) == b""
+            except ConnectionResetError:
+                pass
+            one.close()
+        assert time.monotonic() < deadline
+        # A connection that is kept open must send its next headers in time as well.
+        with socket.create_connection(("127.0.0.1", port)) as kept:
+            kept.settimeout(10)
+            kept.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            received = b""
+            while not received.endswith(b"}"):
+                received += kept.recv(1 << 16)
+            assert received.startswith(b"HTTP/1.1 200")
+            kept.sendall(b"GET /hea")
+            assert kept.recv(10) == b""
+
+
+def test_the_same_message_is_logged_once():
+    once = LogOnce()
+    records = [guard.logging.makeLogRecord({"msg": message}) for message in ("a", "a", "b")]
+    assert [once.filter(record) for record in records] == [True, False, True]
+
+
+async def ask_together(address, requests):
+    """Answers to requests that are sent at once, each over its own connection."""
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=address, timeout=60, limits=limits) as client:
+        return await asyncio.gather(*[client.post(path, files=files) for path, files in requests])
+
+
+def test_two_hundred_clients(models, voices):
+    clips = [wav(voices[speaker][0][:12000]) for speaker in range(6)]
+    requests = [("/embed", {"audio": (f"{row}.wav", clips[row % 6])}) for row in range(CLIENTS)]
+    with serving(models[0]) as (address, service):
+        answers = asyncio.run(ask_together(address, requests))
+        assert [answer.status_code for answer in answers] == [200] * CLIENTS
+        alone = [httpx.post(f"{address}/embed", files={"audio": clip}).json()["embedding"] for clip in clips]
+        for row, answer in enumerate(answers):
+            np.testing.assert_allclose(answer.json()["embedding"], alone[row % 6], atol=1e-4)
+        assert service.batcher.num_clips == CLIENTS + 6
+        assert service.batcher.num_batches < CLIENTS / 2
+
+
+def test_more_requests_than_allowed(models, voices):
+    clip = wav(voices[0][0])
+    with serving(models[0], limits=Limits(requests=5)) as (address, _):
+        answers = asyncio.run(ask_together(address, [("/embed", {"audio": clip})] * 60))
+        assert {answer.status_code for answer in answers} == {200, 503}
+        assert httpx.post(f"{address}/embed", files={"audio": clip}).status_code == 200
+
+
+def test_a_batch_and_a_bad_clip():
+    sizes, has_begun, may_continue = [], threading.Event(), threading.Event()
+
+    def embed(clips):
+        has_begun.set()
+        may_continue.wait(10)
+        sizes.append(len(clips))
+        if any(len(clip) == 0 for clip in clips):
+            raise ValueError("empty")
+        return np.array([[len(clip)] for clip in clips])
+
+    batcher = Batcher(embed)
+    first = batcher.submit(np.zeros(7))
+    assert has_begun.wait(10)
+    others = [batcher.submit(np.zeros(number % 5)) for number in range(1, 5)]
+    cancelled, bad = batcher.submit(np.zeros(9)), batcher.submit(np.zeros(0))
+    assert batcher.num_waiting == 6 and cancelled.cancel()
+    may_continue.set()
+    assert [one.result(10)[0] for one in (first, *others)] == [7, 1, 2, 3, 4]
+    with pytest.raises(ValueError, match="empty"):
+        bad.result(10)
+    batcher.close()
+    assert sizes[:2] == [1, 5] and MOST_TOGETHER > 5
+    assert batcher.submit(np.zeros(1)).cancelled()
+
+
+def test_work_ends_soon_after_its_time(models, voices):
+    limits = Limits(receive_seconds=0.5, answer_seconds=0.5)
+    with serving(models[0], limits=limits) as (address, service):
+        inner, computed = service.batcher._embed, []
+
+        def slowly(clips):
+            time.sleep(0.3)
+            computed.append(len(clips))
+            return inner(clips)
+
+        service.batcher._embed = slowly
+        clip, form = {"reference": ("a.wav", wav(voices[0][0]))}, {"sample_rate": "16000"}
+        identity = httpx.post(f"{address}/streams", files=clip, data=form).json()["id"]
+        samples = (32768 * np.tile(voices[0][1], 4)[: 10 * RATE]).astype("<i2").tobytes()
+        refused(httpx.post(f"{address}/streams/{identity}", content=samples), 504, "too_slow")
+        time.sleep(1.0)
+        assert len(computed) < 5
+
+
+def start(models, *options, **variables):
+    command = [sys.executable, "-m", "speakernet", "serve", "--model", str(models[0]), "--port", "0", *options]
+    # If the tests run in the background of a shell, Ctrl-C is ignored, which a child would inherit.
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **variables},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+@pytest.mark.slow
+def test_the_command_starts_and_stops_soon(models, voices, tmp_path):
+    pytest.importorskip("cryptography")
+    began, store = time.monotonic(), tmp_path / "people.db"
+    process = start(models, "--store", str(store), SPEAKERNET_STORE_KEY="a key")
+    try:
+        line = process.stdout.readline()
+        assert line.startswith("ready: http://127.0.0.1:"), process.stderr.read()
+        assert time.monotonic() - began < 20
+        address = line.removeprefix("ready: ").strip()
+        answers = []
+        long = wav(np.tile(voices[0][0], 40))
+        asking = threading.Thread(
+            target=lambda: answers.append(httpx.post(f"{address}embed", files={"audio": long}, timeout=30))
+        )
+        asking.start()
+        while not httpx.get(f"{address}health").json()["clips"] and not answers:
+            time.sleep(0.01)
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0 and time.monotonic() - began < 10
+        asking.join(10)
+        assert answers[0].status_code == 200
+        assert process.stderr.read().endswith("INFO stopped\n")
+        assert not list(tmp_path.glob("*.wav"))
+        verifier = speakernet.load(models[0], device="cpu")
+        with pytest.raises(ValueError, match="encrypted"):
+            verifier.people(store)
+        verifier.people(store, b"a key").close()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.slow
+def test_other_machines_need_the_printed_token(models):
+    process = start(models, "--host", "0.0.0.0")
+    try:
+        address, _, token = process.stdout.readline().removeprefix("ready: ").strip().partition("#token=")
+        assert len(token) > 20
+        address = address.replace("0.0.0.0", "127.0.0.1")
+        assert httpx.get(f"{address}people").status_code == 401
+        assert httpx.get(f"{address}people", headers={"authorization": f"Bearer {token}"}).status_code == 404
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+    finally:
+        process.kill()
+        process.communicate()
