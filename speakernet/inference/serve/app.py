@@ -142,9 +142,7 @@ def make_app(service: Service, token: bytes = b"") -> FastAPI:
         await asyncio.get_running_loop().run_in_executor(None, service.close)
 
     # The usual pages of documentation load scripts from other servers.
-    app = FastAPI(
-        title="speakernet", version=speakernet.__version__, lifespan=lifespan, docs_url=None, redoc_url=None
-    )
+    app = FastAPI(title="speakernet", version=speakernet.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.add_middleware(Guard, limits=service.limits, budget=service.budget, token=token)
     app.add_exception_handler(HTTPException, _refuse)
     app.add_exception_handler(RequestValidationError, _refuse_fields)

@@ -155,10 +155,10 @@ class Guard:
     def _check_sender(self, scope: Scope, headers: Headers) -> None:
         origin = headers.get("origin")
         is_foreign = origin is not None and origin.partition("://")[2] != headers.get("host")
-        if is_foreign or headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-            # A link to our page on another page is harmless.
-            if (scope["method"], scope["path"], origin) != ("GET", "/", None):
-                raise ApiError(403, "foreign_page", "pages of other sites may not use this server")
+        is_foreign |= headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+        # A link to our page on another page is harmless.
+        if is_foreign and (scope["method"], scope["path"], origin) != ("GET", "/", None):
+            raise ApiError(403, "foreign_page", "pages of other sites may not use this server")
         if self.token and scope["path"] not in OPEN_PATHS:
             given = headers.get("authorization", "").removeprefix("Bearer ").strip()
             if not hmac.compare_digest(given.encode("latin-1"), self.token):

@@ -94,6 +94,8 @@ def test_two_clips_are_compared_somebody_is_enrolled_and_recognised(browser, mod
         assert not service.streams
         other = base64.b64encode(wav(voices[3][0])).decode()
         drop(browser, "second", other)
+        assert browser.run("document.querySelector('#compare-answer').hidden")
+        assert "a file.wav" in browser.run("document.querySelector('#second').innerText")
         browser.run("document.querySelector('#compare').click()")
         browser.wait("/^Different people/.test(document.querySelector('#compare-answer .verdict').textContent)")
         name = "Zoë <b>Müller</b> & the very long name that goes on and on until it no longer fits on a line"
@@ -109,7 +111,7 @@ def test_two_clips_are_compared_somebody_is_enrolled_and_recognised(browser, mod
         browser.wait(f"document.querySelector('#identify-answer .verdict')?.textContent === {name!r}")
         drop(browser, "unknown", other)
         browser.run("document.querySelector('#identify').click()")
-        browser.wait("document.querySelector('#identify-answer .verdict').textContent === 'Nobody I know'")
+        browser.wait("document.querySelector('#identify-answer .verdict').textContent === 'Nobody who is enrolled'")
         check_layout(browser, width, tmp_path / f"full-{width}.png")
         browser.run("document.querySelector('#people button').click()")
         browser.run("document.querySelector('#people button').click()")

@@ -1,7 +1,8 @@
-// The page of `speakernet serve`: records or takes clips, asks the API, shows what it says.
+// The page of `speakernet serve`: records or takes clips, asks the API, shows the answers.
 
 const MOST_SECONDS = 60;
-// What a server that is not on this machine wants to know; it is given behind # and is never sent as an address.
+const AUDIO = /\.(wav|flac|ogg|oga|opus|mp3|m4a|aac|webm|wma|amr|caf|aiff?)$/i;
+// Servers on other machines need a token; it follows # in the address, which browsers never send.
 const token = decodeURIComponent(location.hash.replace(/^#token=/, ""));
 const find = id => document.getElementById(id);
 
@@ -52,13 +53,13 @@ class Microphone {
   // Samples go to `hear(block, rate)`; `ended` is called when the browser takes the microphone away.
   async open(hear, ended) {
     if (!navigator.mediaDevices) throw new Error("This browser records only from 127.0.0.1 or over https.");
-    // As the voice is: what telephones do to it makes voices alike.
+    // The voice as it is: processing for telephony makes voices alike.
     const wanted = { echoCancellation: false, noiseSuppression: false, autoGainControl: false };
     try {
       this.stream = await navigator.mediaDevices.getUserMedia({ audio: wanted });
     } catch (error) {
       throw new Error(error.name === "NotAllowedError"
-        ? "The browser does not allow the microphone; allow it beside the address." : `No microphone: ${error.message}`);
+        ? "The browser does not allow the microphone; allow it next to the address." : `No microphone: ${error.message}`);
     }
     this.context = new AudioContext();
     await this.context.audioWorklet.addModule("recorder.js");
@@ -80,7 +81,7 @@ class Clip {
     this.box = find(id);
     this.changed = changed;
     this.blob = null;
-    this.live = null; // hears blocks while they are recorded
+    this.live = null; // gets blocks while they are recorded
     this.box.append(find("clip-template").content.cloneNode(true));
     const part = name => this.box.querySelector(name);
     [this.length, this.level, this.record, this.clearButton, this.player, this.hint, this.problem, this.input] =
@@ -139,13 +140,18 @@ class Clip {
     this.level.style.transform = "scaleX(0)";
     await microphone.close();
     if (this.count) this.take(wav(this.blocks, this.rate), "recording.wav");
-    else { this.show(); this.say("Nothing was heard."); }
+    else { this.show(); this.say("The microphone gave no samples."); }
   }
 
   take(blob, name = blob.name) {
     this.clear();
+    if (!blob.type.startsWith("audio/") && !AUDIO.test(name)) {
+      this.say(`${name} is not audio; choose a WAV, FLAC, Ogg, MP3 or M4A file.`);
+      return;
+    }
     this.blob = blob;
     this.name = name;
+    this.hint.textContent = name;
     this.player.src = this.address = URL.createObjectURL(blob);
     this.show();
     this.changed();
@@ -166,11 +172,12 @@ class Clip {
     this.box.classList.toggle("full", Boolean(this.blob));
     this.record.querySelector(".word").textContent = this.microphone ? "Stop" : this.blob ? "Record again" : "Record";
     this.player.hidden = this.clearButton.hidden = !this.blob;
-    this.hint.hidden = Boolean(this.blob || this.microphone);
+    if (!this.blob) this.hint.textContent = "or drop a file here";
+    this.hint.hidden = Boolean(this.microphone);
   }
 
   warn(found) {
-    this.say(found?.warnings?.length ? `Heard, but ${found.warnings.join("; ")}.` : "");
+    this.say(found?.warnings?.length ? `Used, but ${found.warnings.join("; ")}.` : "");
   }
 }
 
@@ -184,11 +191,20 @@ function percent(share) {
   return shown > 99.9 ? "more than 99.9\u00a0%" : `${shown.toFixed(shown > 99 ? 1 : 0)}\u00a0%`;
 }
 
+function times(ratio) {
+  const likelier = Math.exp(Math.min(Math.abs(ratio), Math.log(1e6)));
+  return Math.abs(ratio) > Math.log(1e6) ? "more than a million times" : `${Number(likelier.toPrecision(2)).toLocaleString("en")} times`;
+}
+
+function odds(ratio) {
+  return ratio === null ? "" : ` (${ratio >= 0 ? "the same person" : "somebody else"} is ${times(ratio)} likelier)`;
+}
+
 function scale(ratio) {
   const box = element("div", "", "scale");
   const bar = element("div", "", "bar");
   const mark = element("div", "", "mark");
-  // Ten to the fourth and beyond lie at the ends.
+  // Ten to the fourth and beyond are at the ends.
   mark.style.left = `${50 + 50 * Math.max(-1, Math.min(1, ratio / Math.log(1e4)))}%`;
   const ends = element("div", "", "ends");
   ends.append(element("span", "different"), element("span", "same"));
@@ -213,21 +229,19 @@ function showDecision(box, found, heard = "") {
   const kind = found.same_speaker ? "same" : "other";
   const ratio = found.log_likelihood_ratio;
   const limit = `${numbers}, threshold ${found.threshold.toFixed(3)}` +
-    (found.false_accept_rate === null ? "" : ` (strangers pass ${(100 * found.false_accept_rate).toPrecision(2)} % of the time)`);
+    (found.false_accept_rate === null ? "" : ` (accepts ${(100 * found.false_accept_rate).toPrecision(2)} % of strangers)`);
   if (ratio === null) {
     show(box, kind, words, heard + limit);
     return;
   }
-  const likelier = Math.exp(Math.min(Math.abs(ratio), Math.log(1e6)));
-  const times = Math.abs(ratio) > Math.log(1e6) ? "more than a million times" : `${Number(likelier.toPrecision(2)).toLocaleString("en")} times`;
   const who = ratio >= 0 ? "one person is" : "two people are";
-  // Above the threshold yet likelier of two people, or the reverse: said as it is.
+  // The threshold and the odds may disagree.
   const agrees = ratio >= 0 === found.same_speaker;
   const sure = agrees ? `${words}, ${percent(certainty(ratio))} sure` : `${words}, but not sure`;
-  show(box, agrees ? kind : "unsure", sure, scale(ratio), `${heard}${who} ${times} likelier; ${limit}`);
+  show(box, agrees ? kind : "unsure", sure, scale(ratio), `${heard}${who} ${times(ratio)} likelier; ${limit}`);
 }
 
-// Sends what is being recorded, and shows how sure the server is by now.
+// Sends what is being recorded, and shows the server's answer so far.
 class Live {
   constructor(reference, box) {
     this.reference = reference;
@@ -298,9 +312,11 @@ function form(fields) {
 
 let live = null;
 const compareBox = find("compare-answer"), identifyBox = find("identify-answer"), enrolBox = find("enrol-answer");
-const first = new Clip("first", () => compareAction?.update());
-const second = new Clip("second", () => compareAction?.update());
-const unknown = new Clip("unknown", () => identifyAction?.update());
+// An answer is about the clips it was given: another clip clears it.
+const clearing = (box, update) => () => { box.hidden = true; update(); };
+const first = new Clip("first", clearing(compareBox, () => compareAction?.update()));
+const second = new Clip("second", clearing(compareBox, () => compareAction?.update()));
+const unknown = new Clip("unknown", clearing(identifyBox, () => identifyAction?.update()));
 const sample = new Clip("sample", () => enrolAction?.update());
 
 var compareAction = action(find("compare"), compareBox, [first, second], async () => {
@@ -327,10 +343,11 @@ second.stop = async () => {
 
 var identifyAction = action(find("identify"), identifyBox, [unknown], async () => {
   const found = await ask("POST", "identify", form([["audio", unknown]]));
-  const others = found.candidates.map(one => `${one.name} ${one.score.toFixed(3)}`).join(", ");
-  const beside = others ? `scores: ${others}` : "Nobody is enrolled.";
+  const others = found.candidates.map(one => `${one.name} ${one.score.toFixed(3)}${odds(one.log_likelihood_ratio)}`).join(", ");
+  const limit = found.threshold === null ? "" : `; threshold ${found.threshold.toFixed(3)}`;
+  const beside = others ? `scores: ${others}${limit}` : "Nobody is enrolled.";
   if (found.name !== null) show(identifyBox, "same", found.name, beside);
-  else if (found.is_calibrated || !found.candidates.length) show(identifyBox, "other", "Nobody I know", beside);
+  else if (found.is_calibrated || !found.candidates.length) show(identifyBox, "other", "Nobody who is enrolled", beside);
   else show(identifyBox, "unsure", "No answer: not calibrated", beside, found.advice);
   unknown.warn(found.clips[0]);
 });
@@ -338,7 +355,7 @@ find("identify").onclick = identifyAction.run;
 
 var enrolAction = action(find("enrol"), enrolBox, [sample], async () => {
   const found = await ask("POST", "people", form([["name", find("name").value], ["audio", sample]]));
-  show(enrolBox, "same", `${found.name} is enrolled`, `${found.recordings} recording${found.recordings === 1 ? "" : "s"}; another one of another day makes it surer.`);
+  show(enrolBox, "same", `${found.name} is enrolled`, `${found.recordings} recording${found.recordings === 1 ? "" : "s"}; a recording of another day makes it more reliable.`);
   sample.clear();
   sample.warn(found);
   await listPeople();
@@ -359,7 +376,7 @@ async function listPeople() {
     const remove = element("button", "Remove");
     remove.type = "button";
     remove.onclick = async () => {
-      // Twice, for it cannot be taken back.
+      // Twice, since it cannot be undone.
       if (remove.dataset.sure !== "true") {
         remove.dataset.sure = "true";
         remove.textContent = "Really remove?";
