@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 # Steps measured eagerly before `auto` decides; the first few warm caches up and are left out.
 OBSERVED_STEPS = 20
 WARMUP_STEPS = 5
-# Measured on two CPU cores (benchmarks/measurements.md): the share of a step that compiling saves, and its cost per layer.
+# Measured on two CPU cores (benchmarks/measurements.md): the share of a step that compiling saves; cost per layer.
 ASSUMED_SAVING = 0.10
 SECONDS_PER_LAYER = 0.5
 # Compile only for a clear gain: the two figures above are estimates.
