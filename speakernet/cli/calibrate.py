@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     else:
         cohort = audio_inputs(arguments.cohort, verifier.sample_rate, sys.stdin) if arguments.cohort else None
-        with verifier.existing_people(arguments.store, store_key(arguments)) as store:
+        with verifier.people(arguments.store, store_key(arguments), must_exist=True) as store:
             done = own_calibration.calibrate_on_people(verifier, store, cohort, arguments.prior, arguments.out)
     note = cautions(done.results)
     if arguments.cohort:

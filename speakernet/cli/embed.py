@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Embed, write, say how many.
+    """Embed, write, say how many; status 1 if recordings were left out.
 
     Raises:
         ValueError: audio or a model that cannot be used.
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     sys.stdout.write(
         f"{arguments.out}: {done.num_embedded} embeddings of {verifier.embedding_dim} numbers{again}{left}\n"
     )
-    return 0
+    return 1 if done.problems else 0
 
 
 def _own_part(asked: str | None, place: Place | None) -> WorkPart:

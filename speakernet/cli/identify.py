@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         recording = verifier.open(arguments.audio)
         heard = quality.inspect_recording(recording, min_speech_seconds=MIN_SPEECH_SECONDS)
         quality.refuse_unusable(heard)
-        with verifier.existing_people(arguments.store, store_key(arguments)) as store:
+        with verifier.people(arguments.store, store_key(arguments), must_exist=True) as store:
             found = enrolment.identify(
                 verifier,
                 store,

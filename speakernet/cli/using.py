@@ -3,18 +3,14 @@
 import argparse
 import contextlib
 import logging
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from speakernet.files import FileError, open_regular, reading
+from speakernet.inference.keys import STORE_KEY_VARIABLE, read_secret
 
 if TYPE_CHECKING:
     from speakernet.inference.verifier import SpeakerVerifier
-
-KEY_VARIABLE = "SPEAKERNET_STORE_KEY"
-LONGEST_KEY = 4096
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +25,7 @@ def add_store(parser: argparse.ArgumentParser, *, is_needed: bool = True) -> Non
     parser.add_argument(
         "--key-file",
         type=Path,
-        help=f"file with the key that encrypts its embeddings; else the variable {KEY_VARIABLE}, else no encryption",
+        help=f"file with the key that encrypts its embeddings (default: the variable {STORE_KEY_VARIABLE}, if set)",
     )
 
 
@@ -58,22 +54,8 @@ def load_verifier(arguments: argparse.Namespace, local_rank: int | None = None) 
 
 
 def store_key(arguments: argparse.Namespace) -> bytes | None:
-    """The key that the user gives; None for none.
-
-    Raises:
-        FileError: a key file that cannot be read, is empty or too long.
-    """
-    if arguments.key_file is None:
-        found = os.environ.get(KEY_VARIABLE)
-        return None if found is None else os.fsencode(found)
-    expected = "a file that holds the key, one line"
-    with reading(arguments.key_file, expected), open_regular(arguments.key_file) as file:
-        key = file.read(LONGEST_KEY + 1)
-    # Editors end a line; whoever makes another key file of it would not find the store again.
-    key = key.rstrip(b"\r\n")
-    if not key or len(key) > LONGEST_KEY:
-        raise FileError(f"{arguments.key_file}: {len(key)} bytes; expected {expected}, up to {LONGEST_KEY} bytes")
-    return key
+    """The key of `--key-file`, else of the environment; None for none."""
+    return read_secret(arguments.key_file, STORE_KEY_VARIABLE)
 
 
 @contextlib.contextmanager

@@ -126,12 +126,6 @@ class DecisionRule:
         """Whether a decision can be taken without a threshold of the caller's."""
         return bool(self.thresholds)
 
-    @property
-    def false_accept_rates(self) -> list[float]:
-        """The rates that thresholds are named by, falling."""
-        named = (false_accept_rate_of(str(one["name"])) for one in self.thresholds)
-        return sorted((rate for rate in named if rate is not None), reverse=True)
-
     def log_likelihood_ratio(self, score: float) -> float | None:
         """The calibrated score; None without a calibration."""
         return None if self.calibration is None else float(self.calibration.apply(np.array([score]))[0])
@@ -153,7 +147,28 @@ class DecisionRule:
             ValueError: both were given, or a number that cannot be meant.
         """
         limit, rate = self._threshold(false_accept_rate, threshold)
-        return Decision(score, self.log_likelihood_ratio(score), score >= limit, limit, rate)
+        ratio = self.log_likelihood_ratio(score)
+        if not all(map(math.isfinite, (score, limit, ratio or 0.0))):
+            raise ValueError(f"score {score}, threshold {limit}, log-likelihood ratio {ratio}; expected finite numbers")
+        return Decision(score, ratio, score >= limit, limit, rate)
+
+    def threshold_of_many(self, num_people: int, false_accept_rate: float | None = None) -> str:
+        """The name of the threshold at which this share of strangers (default 1 %) is taken for one of N people.
+
+        That is the lowest one whose false-accept rate times N keeps it; if none does, the strictest one there is.
+        """
+        wanted = DEFAULT_FALSE_ACCEPT_RATE if false_accept_rate is None else false_accept_rate
+        self._check_rate(wanted)
+        if not self.thresholds:
+            raise NotCalibratedError(self.advice)
+        strictest = max(self.thresholds, key=_value)
+        keeping = [one for one in self.thresholds if (_rate(one) or 1.0) * max(1, num_people) <= wanted]
+        return str(min(keeping, key=_value, default=strictest)["name"])
+
+    @staticmethod
+    def _check_rate(rate: float) -> None:
+        if not 0 < rate < 1:
+            raise ValueError(f"false_accept_rate {rate}; expected a share between 0 and 1, such as 0.01")
 
     def _threshold(self, rate: float | None, threshold: float | str | None) -> tuple[float, float | None]:
         """The threshold and its false-accept rate."""
@@ -166,19 +181,17 @@ class DecisionRule:
                 raise ValueError(f"threshold {threshold}; expected a finite score, such as {UNCALIBRATED_THRESHOLD}")
             return float(threshold), None
         if rate is not None:
-            if not 0 < rate < 1:
-                raise ValueError(f"false_accept_rate {rate}; expected a share between 0 and 1, such as 0.01")
+            self._check_rate(rate)
             return self._named(threshold_name(rate))
         usual = threshold_name(DEFAULT_FALSE_ACCEPT_RATE)
-        return self._named(usual if DEFAULT_FALSE_ACCEPT_RATE in self.false_accept_rates else EER_NAME)
+        return self._named(usual if any(one["name"] == usual for one in self.thresholds) else EER_NAME)
 
     def _named(self, name: str) -> tuple[float, float | None]:
         if name == DEFAULT_THRESHOLD_NAME:
             return UNCALIBRATED_THRESHOLD, None
         for one in self.thresholds:
             if one["name"] == name:
-                rate = false_accept_rate_of(name)
-                return float(one["threshold"]), one.get("false_accept_rate") if rate is None else rate
+                return _value(one), _rate(one)
         if not self.thresholds:
             raise NotCalibratedError(self.advice)
         there = ", ".join(str(one["name"]) for one in self.thresholds)
@@ -187,6 +200,16 @@ class DecisionRule:
             f"{', '.join(f'{100 * rate:g}' for rate in FALSE_ACCEPT_RATES)} % false accepts for which the list is long "
             "enough: ten of them are expected at least"
         )
+
+
+def _value(one: Mapping[str, Any]) -> float:
+    return float(one["threshold"])
+
+
+def _rate(one: Mapping[str, Any]) -> float | None:
+    """The false-accept rate that a threshold is named by, else the one that was measured."""
+    rate = false_accept_rate_of(str(one["name"]))
+    return one.get("false_accept_rate") if rate is None else rate
 
 
 def _three_digits(number: float) -> str:

@@ -176,6 +176,10 @@ class _Block:
         values = embed_utterances(
             net, self.source, names, options, device=self.verifier.device, description="", wrapped_seconds=0.0
         )
+        is_bad = ~np.isfinite(values[:, 0]).all(axis=1)
+        if is_bad.any():
+            # NaN is the mark of what was left out.
+            raise AudioError(f"{names[int(is_bad.argmax())]}: the model gives an embedding with NaN or infinite values")
         return values[:, 0]
 
     def _embed_one(self, name: str, problems: list[str]) -> np.ndarray:

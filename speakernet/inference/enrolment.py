@@ -10,17 +10,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from speakernet.data.audio import AudioError
-from speakernet.evaluation.calibration import threshold_name
-from speakernet.inference.decision import DEFAULT_FALSE_ACCEPT_RATE, Decision
-from speakernet.inference.people import TOP, PeopleStore
+from speakernet.evaluation.scoring import mean_embeddings
+from speakernet.inference.decision import Decision
+from speakernet.inference.people import TOP, PeopleStore, checked_name
 from speakernet.inference.quality import Quality, inspect_recording, refuse_unusable, usable
 from speakernet.inference.recordings import Audio, Recording
-from speakernet.inference.store_rows import checked_name
 from speakernet.inference.verifier import SpeakerVerifier
 
 MOST_SPEECH_SECONDS = 30.0
 """A recording weighs no more than one of so much speech: more of one session adds no other session."""
 LEAST_WEIGHT_SECONDS = 0.1
+SAME_COSINE = 0.99999
+"""Embeddings of one recording in different batches are this close."""
 
 
 @dataclass(frozen=True)
@@ -93,11 +94,15 @@ def enroll(
     for one in qualities:
         refuse_unusable(one)
     embeddings = np.asarray(verifier.embed(opened))
-    kept = np.array([one.embedding for one in store.recordings(name)]).reshape(-1, verifier.embedding_dim)
-    is_new = [
-        not any(np.array_equal(one, other) for other in [*kept, *embeddings[:row]])
-        for row, one in enumerate(embeddings)
-    ]
+    recordings_kept = store.recordings(name)
+    kept = np.array([one.embedding for one in recordings_kept]).reshape(-1, verifier.embedding_dim)
+    known = {one.digest for one in recordings_kept}
+    # Stores of 0.2.0 have no digests: there a recording is known by its embedding.
+    old = mean_embeddings(kept[np.array([not one.digest for one in recordings_kept], dtype=bool)])
+    is_new = []
+    for quality, unit in zip(qualities, mean_embeddings(embeddings), strict=True):
+        is_new.append(quality.digest not in known and not (old @ unit > SAME_COSINE).any())
+        known.add(quality.digest)
     warnings += [
         f"{one.name}: enrolled before as {name!r}, left out"
         for one, fresh in zip(opened, is_new, strict=True)
@@ -129,8 +134,9 @@ def identify(
     """Who of the people in a store a recording is, or a stranger.
 
     With N people a stranger is compared N times. `false_accept_rate` is meant for all of these together: of single
-    comparisons at most its N-th part may be wrong, and the threshold is the loosest of the model file's that keeps
-    this; where none is so strict, the strictest one, and `stranger_rate` says what it keeps.
+    comparisons at most its N-th part may be wrong. The lowest threshold of the model file that keeps this is used; if
+    none does, the strictest one, and `stranger_rate` says what it keeps. Odds below 1 never name anybody, unless
+    `threshold` is given.
 
     Args:
         verifier: the store's model.
@@ -146,9 +152,9 @@ def identify(
             model file holds no threshold.
     """
     num_people = len(store)
+    has_threshold = threshold is not None
     if threshold is None:
-        wanted = DEFAULT_FALSE_ACCEPT_RATE if false_accept_rate is None else false_accept_rate
-        threshold = threshold_of_many(verifier, num_people, wanted)
+        threshold = verifier.rule.threshold_of_many(num_people, false_accept_rate)
     elif false_accept_rate is not None:
         raise ValueError("false_accept_rate and threshold were both given; expected one of them")
     # Before anything is embedded, not after.
@@ -159,26 +165,10 @@ def identify(
     if not candidates:
         return Identification(None, None, (), num_people, stranger_rate)
     decision = verifier.decide(candidates[0][1], threshold=threshold)
-    name = candidates[0][0] if decision.same_speaker else None
+    # Odds against the nearest person name nobody, unless the caller has chosen the threshold.
+    is_against = not has_threshold and (decision.log_likelihood_ratio or 0.0) < 0
+    name = candidates[0][0] if decision.same_speaker and not is_against else None
     return Identification(name, decision, candidates, num_people, stranger_rate)
-
-
-def threshold_of_many(verifier: SpeakerVerifier, num_people: int, false_accept_rate: float) -> str:
-    """The name of the threshold at which at most this share of strangers is taken for one of so many people.
-
-    Raises:
-        NotCalibratedError: the model file holds no threshold.
-        ValueError: a share that none is.
-    """
-    if not 0 < false_accept_rate < 1:
-        raise ValueError(f"false_accept_rate {false_accept_rate}; expected a share between 0 and 1, such as 0.01")
-    rates = verifier.rule.false_accept_rates
-    if not rates:
-        # Says what is missing where there is no threshold at all; a short list leaves that at the equal error rate.
-        verifier.decide(0.0)
-        return "eer"
-    fitting = [rate for rate in rates if rate * max(1, num_people) <= false_accept_rate]
-    return threshold_name(fitting[0] if fitting else rates[-1])
 
 
 def _details(recording: Recording, quality: Quality) -> dict[str, object]:
@@ -187,6 +177,7 @@ def _details(recording: Recording, quality: Quality) -> dict[str, object]:
         "seconds": quality.seconds,
         "speech_seconds": quality.speech_seconds,
         "warnings": "; ".join(quality.warnings),
+        "digest": quality.digest,
     }
 
 

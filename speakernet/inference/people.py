@@ -1,47 +1,136 @@
-"""People who are known by their voice: names and embeddings in one SQLite file, and who of them a recording is.
+"""People known by their voice: names and embeddings in one SQLite file, and who of them a recording is.
 
-Each recording's embedding is kept as the network gave it, never audio; a person is the weighted mean of theirs. For
-`identify` all people stand in one matrix in memory, which follows the file when another process has changed it. The
-file itself is `store_file.py`'s.
+Embeddings are kept as the network gave them, never audio; a person is the weighted mean of theirs. For `identify`
+everybody is in one matrix in memory, which is read again when another process has changed the file.
+
+The file has a rollback journal, not a write-ahead log: one file beside it while something is written and none after,
+also on network disks and in folders that can only be read. SQLite overwrites what is deleted (`secure_delete`).
 """
 
 import contextlib
 import dataclasses
 import difflib
-import itertools
+import glob
+import json
 import os
+import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+import unicodedata
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from speakernet.evaluation.scoring import mean_embeddings
-from speakernet.files import writing
-from speakernet.inference.people_export import export_recordings
-from speakernet.inference.store_file import (
-    StoreError,
-    back_up,
-    backups_of,
-    count_of,
-    has_to_be_wiped,
-    open_store_file,
-    remove_half_backups,
-    store_errors,
-    wipe,
-    writing_to,
-)
-from speakernet.inference.store_rows import Person, StoredRecording, StoreRows, checked_name, stored_recordings
-from speakernet.inference.voices import Voices, voices_of
+try:
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
+
+    HAS_CRYPTOGRAPHY = True
+except ImportError:  # Only an encrypted store needs it.
+    HAS_CRYPTOGRAPHY = False
+
+from speakernet.evaluation.scoring import EPSILON, mean_embeddings
+from speakernet.files import FileError, atomic_write, check_writable, free_name, open_regular, reading
 from speakernet.terminal import MAX_NAMED
 
 TOP = 5
+APPLICATION_ID = 0x53504B4E  # "SPKN", which `file` shows too
+SCHEMA_VERSION = 2
+"""Version 1, of speakernet 0.2.0, has no digests, and seals embeddings for a person's number only."""
+BUSY_SECONDS = 30.0
+"""How long a process waits while another one writes."""
+PRIVATE = 0o600
+"""Voices are personal data: a new store is readable by its owner only."""
+SQLITE_MARK = b"SQLite format 3\0"
+BACKUP_WORD, HALF_WORD = "backup", "half-backup"
+EXPECTED = "a store of people, which `speakernet enroll NAME FILES --store FILE` makes"
+UNKNOWN = "unknown"
+"""The answer for a stranger, and so nobody's name."""
+LONGEST_NAME = 200
+SALT_BYTES, NONCE_BYTES, KEY_BYTES = 16, 12, 32
+PROOF = b"speakernet people store"
+SCRYPT_COST = 1 << 15
+"""OWASP's advice for scrypt with blocks of 8: 32 MiB and about a tenth of a second."""
+FACTS = ("fingerprint", "embedding_dim", "model", "created")
+EXPORT_SUFFIXES = (".json", ".npz")
+
+SCHEMA = """
+CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
+CREATE TABLE people (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, created TEXT NOT NULL, changed TEXT NOT NULL);
+CREATE TABLE recordings (
+    id INTEGER PRIMARY KEY, person INTEGER NOT NULL REFERENCES people (id) ON DELETE CASCADE, source TEXT NOT NULL,
+    seconds REAL NOT NULL, speech_seconds REAL NOT NULL, weight REAL NOT NULL, warnings TEXT NOT NULL,
+    added TEXT NOT NULL, embedding BLOB NOT NULL, checksum INTEGER NOT NULL);
+CREATE INDEX recordings_of_people ON recordings (person)
+"""
+ADD_DIGESTS = """
+ALTER TABLE recordings ADD COLUMN digest TEXT NOT NULL DEFAULT '';
+CREATE UNIQUE INDEX recordings_once ON recordings (person, digest) WHERE digest != ''
+"""
+
+INVISIBLE_CATEGORIES = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
+INVISIBLE_LETTERS = {0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0, *range(0xFE00, 0xFE10)}
+LOOKALIKES = str.maketrans(
+    "\u03c5\u057d\u03b7\u03bd\u043f\u0578\u043a\u03ba\u01380\u043e\u03bf\u0585\u051d\u0461\u03c9\u0448\u0561",
+    "uunnnnkkkoooowwwww",
+)
+"""Greek, Cyrillic and Armenian letters that look like those of `UNKNOWN`."""
+
+
+class StoreError(FileError):
+    """A store of people that cannot be used; the message names the file and what to do."""
+
+
+class StoreKeyError(FileError):
+    """The key of a store is missing, wrong, or not wanted."""
+
+
+@dataclass(frozen=True)
+class Person:
+    """Somebody in a store; dates are of the first and the last enrolment, UTC."""
+
+    name: str
+    recordings: int
+    speech_seconds: float
+    created: str
+    changed: str
+
+
+@dataclass(frozen=True)
+class StoredRecording:
+    """What is kept of one recording.
+
+    Attributes:
+        name: of the person.
+        embedding: (dim,) float32, as the network gave it.
+        weight: in the person's mean.
+        source: path of the audio, for `reembed`; empty if it was no file.
+        seconds: duration.
+        speech_seconds: of speech.
+        warnings: what was wrong with it.
+        added: date and time, UTC.
+        digest: SHA-256 of its samples, by which it is known again; empty if it is not known.
+    """
+
+    name: str
+    embedding: np.ndarray
+    weight: float
+    source: str = ""
+    seconds: float = 0.0
+    speech_seconds: float = 0.0
+    warnings: str = ""
+    added: str = ""
+    digest: str = ""
 
 
 class PeopleStore:
-    """A file of people, open; made where it is missing. It may be used by several threads at once.
+    """A file of people, open; made if it is missing. Several threads may use it.
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
@@ -60,11 +149,12 @@ class PeopleStore:
         embedding_dim: numbers in an embedding; None with no fingerprint.
         key: encrypts the embeddings; the same one is needed ever after.
         mean: (dim,) subtracted before scoring, as the model file says.
-        model: name of the model file, kept for messages.
+        model: name of the model file, for messages.
+        must_exist: refuse a missing or empty file instead of making a store.
 
     Raises:
         StoreError: not a store, damaged, newer, of another model, or it cannot be opened.
-        StoreKeyError: it is encrypted and the key is missing or another one, or a key was given and it is not.
+        StoreKeyError: the key is missing, wrong, or not wanted.
     """
 
     def __init__(
@@ -76,20 +166,16 @@ class PeopleStore:
         key: str | bytes | None = None,
         mean: np.ndarray | None = None,
         model: str = "",
+        must_exist: bool = False,
     ) -> None:
         self.path = Path(path)
-        self._fingerprint, self._mean = fingerprint, mean
+        self._fingerprint, self._mean, self._model = fingerprint, mean, model
+        self._dim, self._key = embedding_dim or 0, key
         self._lock = threading.RLock()
-        self._voices: Voices | None = None
+        self._units: dict[str, np.ndarray] = {}
+        self._matrix: tuple[list[str], np.ndarray] | None = None
         self._version = -1
-        self._connection = open_store_file(self.path, is_made=fingerprint is not None)
-        self._rows = StoreRows(self._connection, self.path)
-        try:
-            with store_errors(self.path):
-                self._rows.begin(fingerprint, embedding_dim, key, model)
-        except BaseException:
-            self._connection.close()
-            raise
+        self._open(is_made=fingerprint is not None and not must_exist)
 
     def __enter__(self) -> "PeopleStore":
         return self
@@ -100,24 +186,8 @@ class PeopleStore:
         self.close()
 
     def __len__(self) -> int:
-        with self._lock, store_errors(self.path):
-            return int(self._connection.execute("SELECT COUNT(*) FROM people").fetchone()[0])
-
-    def embedding_of(self, name: str) -> np.ndarray:
-        """Somebody's voice, (1, dim): the weighted mean of their embeddings at length 1, as `identify` compares it.
-
-        The mean that the model file subtracts is added again, so that `SpeakerVerifier.compare` may subtract it.
-
-        Raises:
-            StoreError: nobody of that name.
-        """
-        name = checked_name(name)
-        with self._lock:
-            found = self._load(name)
-        if not len(found):
-            raise StoreError(self._nobody(name))
-        unit = found.row(name)[None]
-        return unit if self._mean is None else unit + self._mean
+        with self._session() as connection:
+            return int(connection.execute("SELECT COUNT(*) FROM people").fetchone()[0])
 
     def close(self) -> None:
         """Let go of the file."""
@@ -127,8 +197,20 @@ class PeopleStore:
     @property
     def facts(self) -> dict[str, Any]:
         """What the store says of itself: fingerprint, embedding_dim, model, created, is_encrypted."""
-        with self._lock, store_errors(self.path):
-            return self._rows.facts()
+        with self._session() as connection:
+            kept = dict(connection.execute("SELECT name, value FROM facts"))
+        return {name: kept.get(name) for name in FACTS} | {"is_encrypted": "salt" in kept}
+
+    def embedding_of(self, name: str) -> np.ndarray:
+        """The voice of a person, (1, dim): the weighted mean of their embeddings at length 1, as `identify` uses it.
+
+        The mean that the model file subtracts is added again, so that `SpeakerVerifier.compare` may subtract it.
+        """
+        name = normal_name(name)
+        found = self._load(name)
+        if not found:
+            raise StoreError(self._nobody(name))
+        return found[name][None] if self._mean is None else found[name][None] + self._mean
 
     def enroll(
         self,
@@ -137,40 +219,45 @@ class PeopleStore:
         weights: Sequence[float] | np.ndarray | None = None,
         details: Sequence[Mapping[str, Any]] = (),
     ) -> int:
-        """Add recordings of somebody, who is new or was there before; returns how many they have now.
+        """Add recordings of a person, new or known; returns how many they have now.
+
+        A recording whose digest the person has is left out.
 
         Args:
             name: any text of one line, up to 200 letters, but `unknown`.
             embeddings: (recordings, dim), as the network gave them.
-            weights: (recordings,) above 0, in the person's mean; all alike where left out.
-            details: for each recording `source`, `seconds`, `speech_seconds`, `warnings`.
+            weights: (recordings,) above 0, in the person's mean; equal by default.
+            details: for each recording `source`, `seconds`, `speech_seconds`, `warnings`, `digest`.
 
         Raises:
-            StoreError: a name that none is, embeddings of another size or with NaN, or a file that cannot be written.
+            StoreError: a bad name, embeddings of another size or with NaN, or a file that cannot be written.
         """
         return self.enroll_many([(name, embeddings, weights, details)])[0]
 
     def enroll_many(
         self, people: Iterable[tuple[str, np.ndarray, Sequence[float] | np.ndarray | None, Sequence[Mapping[str, Any]]]]
     ) -> list[int]:
-        """`enroll` for many people, all or none of them.
-
-        Raises:
-            StoreError: as `enroll`.
-        """
-        rows = []
+        """`enroll` for many people, all or none of them."""
+        rows: list[tuple[str, list[StoredRecording]]] = []
         for name, embeddings, weights, details in people:
-            name = checked_name(name)
-            rows.append((name, stored_recordings(name, self._checked(embeddings), weights, details)))
-        with self._lock:
-            with writing_to(self._connection, self.path):
-                self._check_model()
-                for name, recordings in rows:
-                    self._rows.insert(name, recordings)
-            return [self._follow(name) for name, _ in rows]
+            name, found = checked_name(name), self._checked(embeddings)
+            weighted = np.ones(len(found)) if weights is None else np.asarray(weights, dtype=np.float64)
+            if weighted.shape != (len(found),) or not (np.isfinite(weighted) & (weighted > 0)).all():
+                raise StoreError(f"weights {weighted}; expected {len(found)} numbers above 0")
+            given = zip(found, weighted, details or [{}] * len(found), strict=True)
+            rows.append((name, [StoredRecording(name, one, float(weight), **how) for one, weight, how in given]))
+        with self._session(writes=True):
+            self._upgrade()
+            for name, recordings in rows:
+                self._insert(name, recordings)
+            counts = [self._count(name) for name, _ in rows]
+        for name, _ in rows if self._units else ():
+            self._units |= self._load(name)
+        self._matrix = None
+        return counts
 
     def identify(self, embedding: np.ndarray, top: int = TOP) -> list[tuple[str, float]]:
-        """The people whose voices are nearest, best first, each with the cosine; empty where there is nobody.
+        """The nearest people, best first, each with the cosine; empty if there is nobody.
 
         Args:
             embedding: (dim,) or (1, dim), as the network gave it.
@@ -180,13 +267,28 @@ class PeopleStore:
             StoreError: an embedding of another size or with NaN, or the file is damaged.
         """
         unit = mean_embeddings(self._checked(np.asarray(embedding).reshape(1, -1)), self._mean)[0]
-        with self._lock:
-            return self._current().nearest(unit, top)
+        with self._session():
+            version = self._data_version()
+            if not self._units or version != self._version:
+                self._check_model()
+                self._units, self._version, self._matrix = self._load(), version, None
+            if self._matrix is None:
+                self._matrix = list(self._units), np.array(list(self._units.values())).reshape(-1, self._dim)
+            names, rows = self._matrix
+        scores = rows @ unit
+        count = min(max(0, top), len(names))
+        # Sorting everybody would take longer than comparing with everybody.
+        nearest = np.argpartition(scores, len(names) - count)[len(names) - count :].tolist() if count else []
+        return sorted(((names[row], float(scores[row])) for row in nearest), key=lambda one: (-one[1], one[0]))
 
     def people(self) -> list[Person]:
         """Everybody, by name."""
-        with self._lock, store_errors(self.path):
-            return self._rows.people()
+        with self._session() as connection:
+            found = connection.execute(
+                "SELECT name, COUNT(recordings.id), TOTAL(speech_seconds), created, changed FROM people "
+                "LEFT JOIN recordings ON person = people.id GROUP BY people.id ORDER BY name"
+            )
+            return [Person(*row) for row in found]
 
     def recordings(self, name: str | None = None) -> list[StoredRecording]:
         """What is kept of one person's recordings, or of everybody's, those of one person beside each other.
@@ -195,49 +297,35 @@ class PeopleStore:
             StoreError: the file is damaged.
             StoreKeyError: it is encrypted and was opened without its key.
         """
-        with self._lock, store_errors(self.path):
-            return self._rows.select(None if name is None else checked_name(name))
+        return [recording for _, recording in self._select(name)]
 
     def remove(self, name: str) -> int:
-        """Forget somebody; backups keep them (`purge` does not). Returns how many recordings there were.
-
-        Raises:
-            StoreError: nobody of that name.
-        """
-        name = checked_name(name)
-        with self._lock:
-            with writing_to(self._connection, self.path):
-                count = count_of(self._connection, name)
-                if not self._connection.execute("DELETE FROM people WHERE name = ?", [name]).rowcount:
-                    raise StoreError(self._nobody(name))
-            self._follow(name)
+        """Remove a person; backups keep them (`purge` does not). Returns how many recordings there were."""
+        name = normal_name(name)
+        with self._session(writes=True) as connection:
+            count = self._count(name)
+            if not connection.execute("DELETE FROM people WHERE name = ?", [name]).rowcount:
+                raise StoreError(self._nobody(name))
+        self._forget(name)
         return count
 
     def purge(self, name: str) -> list[Path]:
-        """Forget somebody so that nothing of them can be read in the store or in its backups; returns these files.
+        """Remove a person so that nothing of them can be read in the store or its backups; returns these files.
 
-        One that was cut short is finished by the next, of whomever.
+        After a kill the same purge again finishes it.
 
         Raises:
             StoreError: nobody of that name in any of them, or one of them cannot be written.
         """
-        name = checked_name(name)
-        with self._lock:
-            found = []
-            with writing(self.path, "mend the rights of its folder"):
-                remove_half_backups(self.path)
-            # Backups first: a purge that fails half way is seen in the store, and is begun again.
+        name = normal_name(name)
+        found = []
+        with self._session() as connection:
+            remove_half_backups(self.path)
             for path in backups_of(self.path):
-                with contextlib.closing(open_store_file(path, is_made=False)) as backup, store_errors(path):
-                    if has_to_be_wiped(backup, name):
-                        found.append(path)
-                        wipe(backup, path, name)
-            with store_errors(self.path):
-                is_here = has_to_be_wiped(self._connection, name)
-            if is_here:
-                wipe(self._connection, self.path, name)
-                found.append(self.path)
-                self._follow(name)
+                with contextlib.closing(_connect(path)) as backup, store_errors(path):
+                    found += [path] * _wipe(backup, name)
+            found += [self.path] * _wipe(connection, name)
+            self._forget(name)
         if not found:
             raise StoreError(self._nobody(name))
         return found
@@ -249,10 +337,24 @@ class PeopleStore:
             StoreError: nobody of that name, or another ending.
             StoreKeyError: the store is encrypted and was opened without its key.
         """
-        recordings = self.recordings(name)
+        path = Path(path)
+        if path.suffix not in EXPORT_SUFFIXES:
+            raise StoreError(f"{path}: expected a file that ends in {' or '.join(EXPORT_SUFFIXES)}")
+        check_writable(path)
+        recordings, facts = self.recordings(name), self.facts
         if name is not None and not recordings:
             raise StoreError(self._nobody(name))
-        export_recordings(Path(path), self.facts, recordings)
+        if path.suffix == ".json":
+            rows = [{**dataclasses.asdict(one), "embedding": one.embedding.tolist()} for one in recordings]
+            with atomic_write(path) as file:
+                json.dump({**facts, "recordings": rows}, file, ensure_ascii=False, indent=1)
+        else:
+            names = [field.name for field in dataclasses.fields(StoredRecording) if field.name != "embedding"]
+            columns: dict[str, Any] = {name: np.array([getattr(one, name) for one in recordings]) for name in names}
+            embeddings = np.array([one.embedding for one in recordings], dtype=np.float32)
+            with atomic_write(path, "wb") as file:
+                np.savez(file, **columns, embeddings=embeddings, fingerprint=np.array(str(facts["fingerprint"])))
+        path.chmod(PRIVATE)
         return len(recordings)
 
     def reembed(
@@ -265,15 +367,15 @@ class PeopleStore:
         model: str = "",
         drops_missing: bool = False,
     ) -> list[str]:
-        """Go over to another model: every recording is embedded anew from its file, and the store backed up first.
+        """Change to another model: embed every recording again from its file, after a backup of the store.
 
         Args:
-            embed: (dim,) of a recording; raises ValueError where its file cannot be read.
+            embed: (dim,) of a recording; raises ValueError if its file cannot be read.
             fingerprint: of the new model.
             embedding_dim: of the new model.
             mean: subtracted before scoring.
             model: name of the new model's file.
-            drops_missing: leave out recordings that cannot be read, else nothing is changed.
+            drops_missing: leave out recordings that cannot be read; without it nothing is changed then.
 
         Returns:
             What was left out, a sentence each.
@@ -281,73 +383,229 @@ class PeopleStore:
         Raises:
             StoreError: recordings that cannot be read (the first ten are named), or the file cannot be written.
         """
+        made: dict[str, list[StoredRecording]] = {}
+        problems = []
         with self._lock:
-            version = self._data_version()
-            kept = self.recordings()
-            made, problems = _embedded_again(kept, embed)
+            version, kept = self._data_version(), self._select()
+            for _, one in kept:
+                try:
+                    embedding = np.asarray(embed(one), dtype=np.float32).reshape(-1)
+                    made.setdefault(one.name, []).append(dataclasses.replace(one, embedding=embedding))
+                except ValueError as error:
+                    problems.append(f"{one.name}: {error}")
             if problems and not drops_missing:
-                shown = "; ".join(problems[:MAX_NAMED])
                 raise StoreError(
                     f"{self.path}: {len(problems)} of {len(kept)} recordings cannot be embedded again, nothing was "
-                    f"changed: {shown}{' …' if len(problems) > MAX_NAMED else ''}"
+                    f"changed: {'; '.join(problems[:MAX_NAMED])}{' …' if len(problems) > MAX_NAMED else ''}"
                 )
-            back_up(self._connection, self.path)
-            with writing_to(self._connection, self.path):
+            self._back_up()
+            with self._session(writes=True) as connection:
                 if self._data_version() != version:
-                    raise StoreError(f"{self.path}: another process has changed it meanwhile; do the same again")
-                self._connection.execute("DELETE FROM recordings")
-                self._rows.write_facts(fingerprint=fingerprint, embedding_dim=embedding_dim, model=model)
-                for name, recordings in itertools.groupby(sorted(made, key=lambda one: one.name), lambda one: one.name):
-                    self._rows.insert(name, recordings)
-                self._connection.execute("DELETE FROM people WHERE id NOT IN (SELECT person FROM recordings)")
-            self._fingerprint, self._rows.embedding_dim = fingerprint, embedding_dim
-            self._mean, self._voices = mean, None
+                    raise StoreError(f"{self.path}: another process has changed it in the meantime; try again")
+                self._upgrade()
+                connection.execute("DELETE FROM recordings")
+                self._dim = embedding_dim
+                self._write_facts(fingerprint=fingerprint, embedding_dim=embedding_dim, model=model)
+                for name, recordings in made.items():
+                    self._insert(name, recordings)
+                connection.execute("DELETE FROM people WHERE id NOT IN (SELECT person FROM recordings)")
+            self._fingerprint, self._mean, self._units = fingerprint, mean, {}
         return problems
 
-    def _current(self) -> Voices:
-        """Everybody's voice, as the file has it now."""
-        version = self._data_version()
-        if self._voices is None or version != self._version:
-            self._check_model()
-            self._voices, self._version = self._load(), version
-        return self._voices
+    @contextlib.contextmanager
+    def _session(self, *, writes: bool = False) -> Iterator[sqlite3.Connection]:
+        """The connection, for one thread at a time; with `writes` in one transaction, whole or not at all."""
+        with self._lock, store_errors(self.path):
+            if not self._connection.in_transaction and _identity(self.path) != self._file:
+                # Another file has this name now: the open one may hold people who were purged.
+                self._connection.close()
+                self._open()
+            if not writes:
+                yield self._connection
+                return
+            with self._connection:
+                # At once: a lock that is taken later may find that what was read is out of date.
+                self._connection.execute("BEGIN IMMEDIATE")
+                self._check_model()
+                yield self._connection
+
+    def _open(self, *, is_made: bool = False) -> None:
+        """Open the file that has the path now, and compare it with what is expected of it."""
+        self._connection = _connect(self.path, is_made=is_made)
+        self._file = _identity(self.path)
+        self._units, self._matrix = {}, None
+        self._cipher: Cipher | None = None
+        try:
+            with store_errors(self.path):
+                self._begin()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def _begin(self) -> None:
+        """Write the facts of a new store, or compare those of an old one."""
+        if not self.facts["fingerprint"]:
+            with self._connection:
+                self._connection.execute("BEGIN IMMEDIATE")
+                # Asked again inside the transaction: another process may have been first.
+                if not self.facts["fingerprint"]:
+                    self._begin_new()
+        facts = self.facts
+        if self._fingerprint is None:
+            self._dim = int(facts["embedding_dim"])
+        elif (facts["fingerprint"], facts["embedding_dim"]) != (self._fingerprint, self._dim):
+            model = self._model or "MODEL"
+            raise StoreError(
+                f"{self.path} is of another model, {facts['model']} with the fingerprint {facts['fingerprint'][:12]}; "
+                f"{model} has {self._fingerprint[:12]}: use that model, or change to this one by "
+                f"`speakernet people reembed --model {model} --store {self.path}`"
+            )
+        kept = dict(self._connection.execute("SELECT name, value FROM facts WHERE name IN ('salt', 'proof')"))
+        if "salt" not in kept and self._key is not None:
+            raise StoreKeyError(f"{self.path} is not encrypted, but a key was given; leave the key out")
+        # Listing and removing people needs no key.
+        if "salt" in kept and (self._fingerprint is not None or self._key is not None):
+            if self._key is None:
+                raise self._without_key()
+            self._cipher = Cipher(self._key, kept["salt"])
+            try:
+                self._cipher.open(kept["proof"], PROOF)
+            except StoreKeyError as error:
+                raise StoreKeyError(f"{self.path}: {error}") from error
+
+    def _begin_new(self) -> None:
+        if self._fingerprint is None:
+            raise StoreError(f"{self.path}: an empty store, of no model yet; enrol somebody first")
+        self._write_facts(fingerprint=self._fingerprint, embedding_dim=self._dim, model=self._model, created=_now())
+        if self._key is not None:
+            salt = os.urandom(SALT_BYTES)
+            self._write_facts(salt=salt, proof=Cipher(self._key, salt).seal(PROOF, PROOF))
 
     def _check_model(self) -> None:
-        """Refuse to go on where another process has gone over to another model."""
         if self._fingerprint is not None and self.facts["fingerprint"] != self._fingerprint:
-            raise StoreError(f"{self.path} went over to another model meanwhile; open it again with that model")
+            raise StoreError(f"{self.path} was changed to another model; open it again with that model")
 
-    def _load(self, name: str | None = None) -> Voices:
-        """Voices of everybody, or of one person, from the file."""
-        with store_errors(self.path):
-            kept = self._rows.select(name)
-        embeddings = np.empty((len(kept), self._rows.embedding_dim), dtype=np.float32)
-        for row, one in enumerate(kept):
-            embeddings[row] = one.embedding
-        weights = np.array([one.weight for one in kept], dtype=np.float32)
-        return voices_of([one.name for one in kept], mean_embeddings(embeddings, self._mean), weights)
+    def _without_key(self) -> StoreKeyError:
+        return StoreKeyError(f"{self.path} is encrypted; give its key (--key-file FILE, in Python key=…)")
 
-    def _follow(self, name: str) -> int:
-        """Do in memory what was done in the file to one person; how many recordings they have."""
-        if self._voices is not None:
-            found = self._load(name)
-            if len(found):
-                self._voices.put(name, found.row(name))
-            else:
-                self._voices.drop(name)
-        with store_errors(self.path):
-            return count_of(self._connection, name)
+    def _write_facts(self, **facts: Any) -> None:
+        self._connection.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", facts.items())
+
+    def _upgrade(self) -> None:
+        """Bring a store of an older version to the present one, inside a transaction."""
+        if self._schema_version() == SCHEMA_VERSION:
+            return
+        kept = self._select()
+        for statement in ADD_DIGESTS.split(";"):
+            self._connection.execute(statement)
+        self._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        for row, one in kept:
+            person = self._connection.execute("SELECT person FROM recordings WHERE id = ?", [row]).fetchone()[0]
+            sealed = self._sealed(person, one)
+            self._connection.execute("UPDATE recordings SET embedding = ?, checksum = ? WHERE id = ?", [*sealed, row])
+
+    def _schema_version(self) -> int:
+        return int(self._connection.execute("PRAGMA user_version").fetchone()[0])
+
+    def _insert(self, name: str, recordings: Iterable[StoredRecording]) -> None:
+        """Add recordings of one person, inside a transaction; none twice."""
+        now = _now()
+        self._connection.execute(
+            "INSERT INTO people (name, created, changed) VALUES (?, ?, ?) "
+            "ON CONFLICT (name) DO UPDATE SET changed = excluded.changed",
+            [name, now, now],
+        )
+        person = self._connection.execute("SELECT id FROM people WHERE name = ?", [name]).fetchone()[0]
+        for one in recordings:
+            row = (person, one.source, one.seconds, one.speech_seconds, one.weight, one.warnings, one.added or now)
+            self._connection.execute(
+                "INSERT OR IGNORE INTO recordings (person, source, seconds, speech_seconds, weight, warnings, added, "
+                "digest, embedding, checksum) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (*row, one.digest, *self._sealed(person, one)),
+            )
+
+    def _count(self, name: str) -> int:
+        counted = "SELECT COUNT(*) FROM recordings JOIN people ON person = people.id WHERE people.name = ?"
+        return int(self._connection.execute(counted, [name]).fetchone()[0])
 
     def _data_version(self) -> int:
         """Another number whenever another connection has changed the file."""
-        with store_errors(self.path):
-            return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
+        return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
+
+    def _sealed(self, person: int, one: StoredRecording) -> tuple[bytes, int]:
+        """An embedding as it is kept, and its checksum."""
+        content = np.ascontiguousarray(one.embedding, dtype="<f4").tobytes()
+        if self._cipher is not None:
+            content = self._cipher.seal(content, _place(person, one))
+        return content, zlib.crc32(content, zlib.crc32(one.name.encode()))
+
+    def _select(self, name: str | None = None) -> list[tuple[int, StoredRecording]]:
+        """Row number and recording, of one person or of everybody."""
+        with self._session() as connection:
+            if self._cipher is None and self.facts["is_encrypted"]:
+                raise self._without_key()
+            is_old = self._schema_version() < SCHEMA_VERSION
+            rows = connection.execute(
+                "SELECT embedding, checksum, person, recordings.id, people.name, weight, source, seconds, "
+                f"speech_seconds, warnings, added, {repr('') if is_old else 'digest'} "
+                "FROM recordings JOIN people ON person = people.id WHERE ? IN ('', people.name) "
+                "ORDER BY person, recordings.id",
+                ["" if name is None else normal_name(name)],
+            ).fetchall()
+        return [(row[3], self._opened(is_old, *row)) for row in rows]
+
+    def _opened(self, is_old: bool, content: bytes, checksum: int, person: int, _: int, *kept: Any) -> StoredRecording:
+        """A recording from its row."""
+        one = StoredRecording(kept[0], np.empty(0), *kept[1:])
+        if zlib.crc32(content, zlib.crc32(one.name.encode())) == checksum:
+            if self._cipher is not None:
+                content = self._cipher.open(content, b"person %d" % person if is_old else _place(person, one))
+            if len(content) == 4 * self._dim:
+                return dataclasses.replace(one, embedding=np.frombuffer(content, dtype="<f4").astype(np.float32))
+        raise StoreError(
+            f"{self.path}: a recording of {one.name!r} is damaged; use a backup, or remove and enrol this person again"
+        )
+
+    def _load(self, name: str | None = None) -> dict[str, np.ndarray]:
+        """The voice of everybody, or of one person, by name: (dim,) of length 1."""
+        kept = self.recordings(name)
+        if not kept:
+            return {}
+        embeddings = np.empty((len(kept), self._dim), dtype=np.float32)
+        for row, one in enumerate(kept):
+            embeddings[row] = one.embedding
+        units = mean_embeddings(embeddings, self._mean)
+        weighted = units * np.array([one.weight for one in kept], dtype=np.float32)[:, None]
+        starts = [row for row, one in enumerate(kept) if not row or one.name != kept[row - 1].name]
+        sums = np.add.reduceat(weighted, starts, axis=0)
+        rows = sums / np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), EPSILON)
+        return {kept[start].name: row for start, row in zip(starts, rows, strict=True)}
+
+    def _forget(self, name: str) -> None:
+        self._units.pop(name, None)
+        self._matrix = None
+
+    def _back_up(self) -> None:
+        """Copy the store to a file beside it, which has its name only when it is whole."""
+        copy = free_name(self.path, f"{BACKUP_WORD}-{time.strftime('%Y%m%d')}")
+        half = self.path.with_name(f"{self.path.name}.{HALF_WORD}-{os.getpid()}")
+        try:
+            remove_half_backups(self.path)
+            os.close(os.open(half, os.O_CREAT | os.O_EXCL | os.O_WRONLY, PRIVATE))
+            with self._session() as connection:
+                connection.execute("VACUUM INTO ?", [str(half)])
+            half.rename(copy)
+        except OSError as error:
+            raise StoreError(f"{copy}: the backup cannot be written ({error.strerror}); nothing was changed") from error
+        finally:
+            with contextlib.suppress(OSError):
+                half.unlink(missing_ok=True)
 
     def _checked(self, embeddings: np.ndarray) -> np.ndarray:
         """(recordings, dim) float32."""
         found = np.asarray(embeddings, dtype=np.float32)
-        if found.ndim != 2 or found.shape[1] != self._rows.embedding_dim or not len(found):
-            raise StoreError(f"embeddings of shape {found.shape}; expected (recordings, {self._rows.embedding_dim})")
+        if found.ndim != 2 or found.shape[1] != self._dim or not len(found):
+            raise StoreError(f"embeddings of shape {found.shape}; expected (recordings, {self._dim})")
         if not np.isfinite(found).all():
             raise StoreError("an embedding with NaN or infinite values; expected finite ones")
         return found
@@ -358,14 +616,168 @@ class PeopleStore:
         return f"{self.path}: nobody is called {name!r}{nearest}; `speakernet people list` shows everybody"
 
 
-def _embedded_again(
-    kept: Sequence[StoredRecording], embed: Callable[[StoredRecording], np.ndarray]
-) -> tuple[list[StoredRecording], list[str]]:
-    """Recordings with other embeddings, and why some have none."""
-    made, problems = [], []
-    for one in kept:
+class Cipher:
+    """Seals and opens bytes with AES-GCM under a key that scrypt derives from the passphrase and the store's salt.
+
+    Each embedding has a nonce of its own and is bound to its row: moved to another row it does not open.
+    """
+
+    def __init__(self, key: str | bytes, salt: bytes) -> None:
+        if not key:
+            raise StoreKeyError("the key is empty; give a passphrase, or no key for a store without encryption")
+        if not HAS_CRYPTOGRAPHY:
+            raise StoreKeyError("encryption needs the library cryptography: pip install 'speakernet[encryption]'")
+        secret = key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key
+        self._aead = AESGCM(Scrypt(salt=salt, length=KEY_BYTES, n=SCRYPT_COST, r=8, p=1).derive(secret))
+
+    def seal(self, content: bytes, place: bytes) -> bytes:
+        """Encrypted bytes, which open at this place only."""
+        nonce = os.urandom(NONCE_BYTES)
+        return nonce + bytes(self._aead.encrypt(nonce, content, place))
+
+    def open(self, sealed: bytes, place: bytes) -> bytes:
+        """The bytes that were sealed at this place."""
         try:
-            made.append(dataclasses.replace(one, embedding=np.asarray(embed(one), dtype=np.float32).reshape(-1)))
-        except ValueError as error:
-            problems.append(f"{one.name}: {error}")
-    return made, problems
+            return bytes(self._aead.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], place))
+        except (InvalidTag, ValueError) as error:
+            raise StoreKeyError("this key does not open it: the key is wrong, or the store was changed") from error
+
+
+@contextlib.contextmanager
+def store_errors(path: Path) -> Iterator[None]:
+    """Turn SQLite's errors in the block into one sentence that names the file and what to do."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        reason = " ".join(str(error).split())
+        if "locked" in reason or "busy" in reason:
+            advice = f"another process has been writing for {BUSY_SECONDS:g} s; wait for it or end it, then try again"
+        elif "readonly" in reason or "unable to open" in reason or "full" in reason:
+            advice = f"cannot be written ({reason}), nothing was changed; free some space, or change the permissions"
+        else:
+            advice = f"damaged ({reason}); it was left as it is: use a copy or a backup ({path.name}.{BACKUP_WORD}-…)"
+        raise StoreError(f"{path}: {advice}") from error
+
+
+def normal_name(name: str) -> str:
+    """A name as it is kept: composed Unicode without white space around it."""
+    return unicodedata.normalize("NFC", name).strip()
+
+
+def checked_name(name: str) -> str:
+    r"""The name of a person as it is kept, if somebody may have it.
+
+    Raises:
+        StoreError: empty, too long, `.` or `..`, with letters that cannot be seen, or what looks like `unknown`.
+
+    >>> checked_name(" Zoe\u0308 "), checked_name("O'Brien; DROP TABLE")
+    ('Zo\xeb', "O'Brien; DROP TABLE")
+    """
+    found = normal_name(name)
+    if not found or len(found) > LONGEST_NAME or found in (".", ".."):
+        raise StoreError(
+            f"the name {found[:20]!r} of {len(found)} letters; expected 1 to {LONGEST_NAME}, not only dots"
+        )
+    if any(ord(one) in INVISIBLE_LETTERS or unicodedata.category(one) in INVISIBLE_CATEGORIES for one in found):
+        raise StoreError(f"the name {found!a} has letters that cannot be seen; expected one visible line")
+    letters = unicodedata.normalize("NFKD", found).casefold().translate(LOOKALIKES)
+    if "".join(one for one in letters if not unicodedata.combining(one)) == UNKNOWN:
+        raise StoreError(f"nobody can be called {found!a}: {UNKNOWN!r} is what `identify` answers for a stranger")
+    return found
+
+
+def backups_of(path: Path) -> list[Path]:
+    """The backups of a store."""
+    begin = f"{path.name}.{BACKUP_WORD}-"
+    return sorted(
+        one for one in path.parent.iterdir() if one.name.startswith(begin) and not one.name.endswith("-journal")
+    )
+
+
+def remove_half_backups(path: Path) -> None:
+    """Remove what killed processes left of backups."""
+    for one in path.parent.glob(f"{glob.escape(path.name)}.{HALF_WORD}-*"):
+        one.unlink(missing_ok=True)
+
+
+def _connect(path: Path, *, is_made: bool = False) -> sqlite3.Connection:
+    """A connection to a checked store, for all threads, one at a time; `is_made` makes a missing or empty file one."""
+    try:
+        if is_made and not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(path, os.O_CREAT | os.O_WRONLY, PRIVATE))
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be made ({error.strerror}); choose another place") from error
+    with reading(path, EXPECTED, StoreError), open_regular(path) as file:
+        start = file.read(len(SQLITE_MARK))
+    # An empty file is what a process leaves that was killed while it made the store.
+    if start != SQLITE_MARK and (start or not is_made):
+        raise StoreError(f"{path}: {'a file of another kind' if start else 'an empty file'}; expected {EXPECTED}")
+    uri = f"{path.absolute().as_uri()}?mode=rw"
+    with store_errors(path):
+        connection = sqlite3.connect(uri, BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=True)
+        try:
+            # What is deleted is overwritten; a kill or a power cut loses no commit.
+            for setting in ("secure_delete = ON", "synchronous = FULL", "foreign_keys = ON", "trusted_schema = OFF"):
+                connection.execute(f"PRAGMA {setting}")
+            # Asked of SQLite: if a process was killed while it made the file, this undoes what it had written.
+            if not connection.execute("PRAGMA page_count").fetchone()[0]:
+                if not is_made:
+                    raise StoreError(f"{path}: an empty file; expected {EXPECTED}")
+                _make(connection)
+            _check(connection, path)
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def _make(connection: sqlite3.Connection) -> None:
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")
+        # Another process may have been first.
+        if not connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]:
+            settings = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION}"
+            for statement in f"{settings};{SCHEMA};{ADD_DIGESTS}".split(";"):
+                connection.execute(statement)
+
+
+def _check(connection: sqlite3.Connection, path: Path) -> None:
+    """Refuse a database of another program, of a newer version, or a damaged one."""
+    program, version = (
+        connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
+    )
+    if program != APPLICATION_ID or not 1 <= version <= SCHEMA_VERSION:
+        raise StoreError(
+            f"{path}: a database of another program, or a store of the newer version {version}; this speakernet reads "
+            f"up to {SCHEMA_VERSION}"
+        )
+    problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if problem != "ok":
+        raise sqlite3.DatabaseError(f"malformed: {problem}")
+
+
+def _wipe(connection: sqlite3.Connection, name: str) -> bool:
+    """Remove a person and every trace; whether there was one."""
+    # Another program may have turned a write-ahead log on, which keeps earlier pages.
+    connection.execute("PRAGMA journal_mode = DELETE")
+    is_there = connection.execute("DELETE FROM people WHERE name = ?", [name]).rowcount > 0
+    # Pages that moved leave copies of their rows. Also if nobody was found: an earlier purge may have been killed here.
+    connection.execute("VACUUM")
+    return is_there
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    """Device and number of the file that has a name now."""
+    with reading(path, EXPECTED, StoreError):
+        status = path.stat()
+    return status.st_dev, status.st_ino
+
+
+def _place(person: int, one: StoredRecording) -> bytes:
+    """What an embedding is bound to: a changed name, weight or digest does not open it."""
+    return f"person {person} {one.weight!r} {one.digest} {one.name}".encode()
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -5,6 +5,7 @@ to order recordings by noise; it is no measurement. A recording is looked at in 
 memory than a minute. Knows audio only, no network.
 """
 
+import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -52,6 +53,7 @@ class Quality:
         warnings: what is wrong, a sentence each; empty for a good recording.
         is_silent: nothing can be recognised by it.
         is_cut_off: the end of the file is missing.
+        digest: SHA-256 of the samples, float32.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Quality:
     warnings: tuple[str, ...] = ()
     is_silent: bool = False
     is_cut_off: bool = False
+    digest: str = ""
 
 
 def inspect_recording(
@@ -85,8 +88,10 @@ def inspect_recording(
     """
     recording = open_recording(audio, sample_rate, SAMPLE_RATE)
     seen = _Seen(recording.sample_rate)
+    digest = hashlib.sha256()
     for piece in recording.pieces():
         seen.add(piece.waveforms[0])
+        digest.update(piece.waveforms[0].astype("<f4").tobytes())
     powers = np.concatenate(seen.powers)
     ratio, speech = power_ratio_db(powers), _speech_seconds(powers, recording)
     quality = Quality(
@@ -98,6 +103,7 @@ def inspect_recording(
         seen.clipped_share,
         seen.upper_band_db,
         is_cut_off=recording.is_cut_off,
+        digest=digest.hexdigest(),
         is_silent=not speech and _decibels(float(powers.max(initial=0.0))) < SILENT_DB,
     )
     return _with_warnings(quality, min_speech_seconds)

@@ -28,7 +28,6 @@ from speakernet.inference.decision import Decision, DecisionRule
 from speakernet.inference.people import PeopleStore
 from speakernet.inference.quality import usable
 from speakernet.inference.recordings import Array, Audio, Recording, is_array, open_recording
-from speakernet.inference.store_file import StoreError
 from speakernet.inference.streaming import SpeakerStream
 from speakernet.machine.device import find_device
 from speakernet.machine.options import MachineOptions
@@ -292,12 +291,15 @@ class SpeakerVerifier:
         """
         return self.rule.decide(score, false_accept_rate=false_accept_rate, threshold=threshold)
 
-    def people(self, path: str | os.PathLike, key: str | bytes | None = None) -> PeopleStore:
-        """A store of people by their voice, as this network hears it; made where it is missing.
+    def people(
+        self, path: str | os.PathLike, key: str | bytes | None = None, *, must_exist: bool = False
+    ) -> PeopleStore:
+        """A store of people by their voice, as this network hears it; made if it is missing.
 
         Args:
             path: of the file, such as `people.db`.
             key: encrypts the embeddings; the same one is needed ever after.
+            must_exist: refuse a missing or empty file.
 
         Raises:
             StoreError: no store, damaged, or of another model; `StoreKeyError` for the wrong key.
@@ -309,18 +311,8 @@ class SpeakerVerifier:
             key=key,
             mean=self.mean,
             model=self.name,
+            must_exist=must_exist,
         )
-
-    def existing_people(self, path: str | os.PathLike, key: str | bytes | None = None) -> PeopleStore:
-        """The same store where it has to be there already.
-
-        Raises:
-            StoreError: no such file, an empty one, or as `people`.
-        """
-        # An empty one would become a store by being asked.
-        if not Path(path).exists() or (Path(path).is_file() and not Path(path).stat().st_size):
-            raise StoreError(f"{path}: no such store; make one with `speakernet enroll NAME FILES --store {path}`")
-        return self.people(path, key)
 
     def stream(
         self,
@@ -380,6 +372,8 @@ class SpeakerVerifier:
             embedded = self.embedding_net.embed(*given, sample_rate=self.sample_rate).float().cpu()
             for (piece, _), embedding in zip(batch, embedded, strict=True):
                 values[piece.stretch.row] += embedding / piece.stretch.num_windows
+        if not bool(torch.isfinite(values).all()):
+            raise AudioError(f"{self.name} gives an embedding with NaN or infinite values; expected finite ones")
         return values
 
 

@@ -24,11 +24,10 @@ from torch import Tensor
 from speakernet.data.audio import AudioError, info_of_bytes, read_audio_bytes, readable_bytes
 from speakernet.inference.decision import NotCalibratedError
 from speakernet.inference.enrolment import enroll, identify
-from speakernet.inference.people import PeopleStore
+from speakernet.inference.people import PeopleStore, checked_name
 from speakernet.inference.quality import inspect_recording, refuse_unusable
 from speakernet.inference.recordings import Recording
 from speakernet.inference.serve.guard import ApiError, Budget, Limits, busy, too_slow
-from speakernet.inference.store_rows import checked_name
 from speakernet.inference.streaming import SpeakerStream, StreamState
 from speakernet.inference.verifier import SpeakerVerifier
 

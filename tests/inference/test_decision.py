@@ -1,0 +1,137 @@
+"""Decisions and identification: which threshold is used, for how many people, and what is refused."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from speakernet.evaluation.backend import whole_cosine
+from speakernet.inference.decision import DecisionRule, NotCalibratedError
+from speakernet.inference.enrolment import enroll, identify
+from speakernet.inference.verifier import SpeakerVerifier
+from speakernet.models.model_file import ModelFile
+from speakernet.models.speaker_net import SpeakerNet
+
+WAY = whole_cosine(False)
+
+
+def rule(*thresholds, calibration=(8.0, -2.0)):
+    """(name, threshold, measured false-accept rate) each."""
+    fits = [{"inputs": ["score"], "weights": [calibration[0]], "offset": calibration[1], "prior": 0.5, "backend": WAY}]
+    kept = [{"name": n, "threshold": t, "false_accept_rate": r, "backend": WAY} for n, t, r in thresholds]
+    contents = {"thresholds": kept, "calibration": {"fits": fits if calibration[0] else []}}
+    return contents, DecisionRule.of_model_file(contents, subtracts_mean=False, name="m.pt")
+
+
+SHORT_LIST = [("eer", 0.479, 0.0183), ("far_5%", 0.312, 0.05)]
+LONG_LIST = [("eer", 0.2, 0.08), ("far_5%", 0.25, 0.05), ("far_1%", 0.4, 0.01), ("far_0.1%", 0.6, 0.001)]
+
+
+@pytest.mark.parametrize(
+    ("thresholds", "num_people", "rate", "expected"),
+    [
+        # Nothing keeps 1 %: the strictest one, not the last one.
+        (SHORT_LIST, 1, None, "eer"),
+        (SHORT_LIST, 40, None, "eer"),
+        (SHORT_LIST, 1, 0.02, "eer"),
+        (SHORT_LIST, 1, 0.06, "far_5%"),
+        (LONG_LIST, 1, None, "far_1%"),
+        (LONG_LIST, 2, None, "far_0.1%"),
+        (LONG_LIST, 10, None, "far_0.1%"),
+        (LONG_LIST, 1000, None, "far_0.1%"),
+        (LONG_LIST, 10, 0.1, "far_1%"),
+        # No error on the list says nothing about a rate.
+        ([("eer", 0.3, 0.0), ("far_5%", 0.2, 0.05)], 4, None, "eer"),
+        ([("eer", 0.3, 0.0), ("far_1%", 0.2, 0.01)], 1, None, "far_1%"),
+    ],
+)
+def test_the_threshold_for_many_people(thresholds, num_people, rate, expected):
+    assert rule(*thresholds)[1].threshold_of_many(num_people, rate) == expected
+
+
+def test_rates_and_thresholds_that_are_refused():
+    for rate in (0.0, 1.0, float("nan")):
+        with pytest.raises(ValueError, match=r"false_accept_rate"):
+            rule(*LONG_LIST)[1].threshold_of_many(1, rate)
+    with pytest.raises(NotCalibratedError):
+        rule()[1].threshold_of_many(1)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_decisions_are_finite(bad):
+    with pytest.raises(ValueError, match=r"finite"):
+        rule(*LONG_LIST)[1].decide(bad)
+    with pytest.raises(ValueError, match=r"finite"):
+        rule(("far_1%", bad, 0.01))[1].decide(0.5)
+    with pytest.raises(ValueError, match=r"finite"):
+        rule(*LONG_LIST, calibration=(bad, 0.0))[1].decide(0.5)
+
+
+def sound(seed, seconds=2.0):
+    generator = np.random.default_rng(seed)
+    envelope = 0.5 + 0.5 * np.sin(np.arange(int(seconds * 16000)) / 800)
+    return (0.1 * envelope * generator.standard_normal(int(seconds * 16000))).astype(np.float32)
+
+
+@pytest.fixture()
+def network():
+    torch.manual_seed(0)
+    return SpeakerNet.named("ResNet", embedding_dim=8, model_options={"channels": 8, "blocks": [1, 1]}).eval()
+
+
+def test_identify_refuses_what_verify_refuses(network, tmp_path):
+    # A score of 1 (the very recording) lies below every threshold of the file but the loosest one.
+    contents, _ = rule(("eer", 1.5, 0.0183), ("far_5%", 0.312, 0.05))
+    verifier = SpeakerVerifier(ModelFile(network, contents))
+    with verifier.people(tmp_path / "p.db") as store:
+        enroll(verifier, store, "Ada", [sound(0)], sample_rate=16000)
+        assert not verifier.verify(sound(0), sound(0), sample_rate=16000).same_speaker
+        found = identify(verifier, store, sound(0), sample_rate=16000)
+        assert found.name is None and found.decision.threshold == 1.5
+        named = identify(verifier, store, sound(0), sample_rate=16000, threshold="far_5%")
+        assert named.name == "Ada"
+
+
+def test_odds_below_one_name_nobody(network, tmp_path):
+    contents, _ = rule(("eer", 0.05, 0.02), ("far_1%", 0.1, 0.01), calibration=(1.0, -5.0))
+    verifier = SpeakerVerifier(ModelFile(network, contents))
+    with verifier.people(tmp_path / "p.db") as store:
+        enroll(verifier, store, "Ada", [sound(0)], sample_rate=16000)
+        found = identify(verifier, store, sound(0), sample_rate=16000)
+        assert found.decision.same_speaker and found.decision.log_likelihood_ratio < 0 and found.name is None
+        assert identify(verifier, store, sound(0), sample_rate=16000, threshold=0.1).name == "Ada"
+    contents, _ = rule(("eer", 0.05, 0.02), ("far_1%", 0.1, 0.01), calibration=(0.0, 0.0))
+    verifier = SpeakerVerifier(ModelFile(network, contents))
+    with verifier.people(tmp_path / "p.db") as store:
+        assert identify(verifier, store, sound(0), sample_rate=16000).name == "Ada"
+
+
+def test_a_recording_counts_once_alone_and_in_a_batch(network, tmp_path):
+    verifier = SpeakerVerifier(ModelFile(network, {}))
+    clips = [sound(seed, 1.0 + 0.37 * seed) for seed in range(4)]
+    with verifier.people(tmp_path / "p.db") as store:
+        assert enroll(verifier, store, "Ada", clips, sample_rate=16000).added == 4
+        for clip in clips:
+            done = enroll(verifier, store, "Ada", [clip, clip], sample_rate=16000)
+            assert (done.added, done.total) == (0, 4)
+        # A store of 0.2.0 has no digests, and embeddings of one recording differ by the batch.
+        kept = [dataclasses.replace(one, digest="") for one in store.recordings()]
+        store.remove("Ada")
+        nearly = np.stack([one.embedding for one in kept]) * np.float32(1 + 1e-6)
+        store.enroll("Ada", nearly)
+        assert enroll(verifier, store, "Ada", [clips[0]], sample_rate=16000).added == 0
+
+
+def test_embeddings_that_are_not_finite_are_refused(network, tmp_path):
+    for module in network.modules():
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+            module.running_var.fill_(-1.0)
+    verifier = SpeakerVerifier(ModelFile(network, rule(*LONG_LIST)[0]))
+    for ask in (
+        lambda: verifier.embed(sound(0), sample_rate=16000),
+        lambda: verifier.verify(sound(0), sound(1), sample_rate=16000),
+        lambda: enroll(verifier, verifier.people(tmp_path / "p.db"), "Ada", [sound(0)], sample_rate=16000),
+    ):
+        with pytest.raises(ValueError, match=r"NaN or infinite"):
+            ask()
