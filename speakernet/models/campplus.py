@@ -7,14 +7,14 @@ from torch import Tensor, nn
 
 from speakernet.models.layers import (
     FrameConvolution,
+    Trunk,
     mask_frames,
     mean_over_frames,
     relu,
     strided_length,
 )
 from speakernet.models.options.trunks import CAMPPlusOptions
-from speakernet.models.residual import ResidualBlock, ResidualStage
-from speakernet.models.trunk import Trunk
+from speakernet.models.resnet import ResidualBlock, ResidualStage
 
 HEAD_CHANNELS = 32
 HEAD_BLOCKS = (2, 2)

@@ -3,10 +3,17 @@
 import torch
 from torch import Tensor, nn
 
-from speakernet.models.layers import FrameConvolution, FrameExcitation, check_frames, mask_frames
-from speakernet.models.multi_scale import Passed, multi_scale, relu_then_norm
+from speakernet.models.layers import (
+    FrameConvolution,
+    FrameExcitation,
+    Passed,
+    Trunk,
+    check_frames,
+    mask_frames,
+    multi_scale,
+    relu_then_norm,
+)
 from speakernet.models.options.trunks import ECAPA_GROUPS, ECAPAOptions
-from speakernet.models.trunk import Trunk
 
 DILATIONS = (2, 3, 4)
 GATE_CHANNELS = 128

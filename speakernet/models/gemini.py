@@ -4,10 +4,9 @@ import types
 
 from torch import Tensor, nn
 
-from speakernet.models.layers import mask_frames, relu, strided_length
+from speakernet.models.layers import Trunk, mask_frames, relu, strided_length
 from speakernet.models.options.trunks import GeminiOptions
-from speakernet.models.residual import Block, ResidualStage, Stride, make_shortcut
-from speakernet.models.trunk import Trunk
+from speakernet.models.resnet import Block, ResidualStage, Stride, make_shortcut
 
 # Of the first convolution, then of the four stages.
 CHANNELS = (32, 32, 64, 128, 256)

@@ -1,14 +1,8 @@
-"""What all model families share: masks for different lengths, convolutions over frames, squeeze-and-excitation.
-
-Residual blocks are in `residual.py`, Res2Net's split is in `multi_scale.py`.
-
-Convolution trunks see `(batch, channels, mels, frames)`. With `lengths` (valid frames of each utterance) every layer
-leaves frames past an utterance's end at zero, which is what a convolution finds past the end of the utterance alone.
-Without `lengths` (training on crops) nothing is masked and nothing is paid for it.
-"""
+"""What all model families share: masks for different lengths, convolutions, gates, Res2Net's split, the embedding."""
 
 import contextlib
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -363,3 +357,107 @@ def initialize_convolutions(module: nn.Module) -> None:
         elif isinstance(part, nn.BatchNorm2d):
             nn.init.ones_(part.weight)
             nn.init.zeros_(part.bias)
+
+
+class Trunk(nn.Module):
+    """The abstract trunk, what lies between features and pooling: (batch, mels, frames) to (batch, channels, frames).
+
+    A trunk is made of an object of its own options class, which says what it is called and what belongs around it.
+    """
+
+    out_channels: int
+    """Channels handed to the pooling."""
+    min_frames: int = 1
+    """Frames of the shortest utterance that it can hear."""
+
+    def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """(batch, mels, frames) to (batch, channels, frames), and the valid frames of each."""
+        raise NotImplementedError
+
+
+def linear(dim_in: int, dim: int) -> nn.Module:
+    """One linear layer."""
+    return nn.Linear(dim_in, dim)
+
+
+def normed_linear(dim_in: int, dim: int) -> nn.Module:
+    """A linear layer and a batch norm (`emb_bn` in wespeaker and ReDimNet)."""
+    return nn.Sequential(nn.Linear(dim_in, dim), nn.BatchNorm1d(dim))
+
+
+def plain_normed_linear(dim_in: int, dim: int) -> nn.Module:
+    """A linear layer without bias and a batch norm without weights (CAM++)."""
+    return nn.Sequential(nn.Linear(dim_in, dim, bias=False), nn.BatchNorm1d(dim, affine=False))
+
+
+def two_linear(dim_in: int, dim: int) -> nn.Module:
+    """Two linear layers with ReLU and a batch norm without weights between (x-vector, `two_emb_layer` in wespeaker)."""
+    return nn.Sequential(nn.Linear(dim_in, dim), nn.ReLU(), nn.BatchNorm1d(dim, affine=False), nn.Linear(dim, dim))
+
+
+EMBEDDING_LAYERS: dict[str, Callable[[int, int], nn.Module]] = {
+    "linear": linear,
+    "normed_linear": normed_linear,
+    "plain_normed_linear": plain_normed_linear,
+    "two_linear": two_linear,
+}
+
+
+Passed = Literal["none", "first", "last"]
+"""The group that goes past the convolutions."""
+# Activations in Res2Net and ERes2Net are clipped here.
+CEILING = 20.0
+
+
+def multi_scale(
+    features: Tensor,
+    lengths: Tensor | None,
+    convs: Sequence[nn.Module] | nn.ModuleList,
+    norms: Sequence[nn.Module] | nn.ModuleList,
+    finish: Callable[[Tensor, nn.Module], Tensor],
+    passed: Passed = "none",
+    fusions: Iterable[nn.Module] = (),
+) -> Tensor:
+    """The groups' results, one after another along channels.
+
+    Args:
+        features: (batch, channels, …, frames); channels are shared evenly among the groups.
+        lengths: (batch,) valid frames, or None when all are full.
+        convs: a convolution for each group but the one that is passed, which masks for itself.
+        norms: a norm behind each.
+        finish: norm and activation, in their order.
+        passed: the group without convolution.
+        fusions: how each group after the first joins the result before it; they are added where none is given.
+    """
+    num_groups = len(convs) + (passed != "none")
+    groups = list(features.chunk(num_groups, dim=1))
+    beside = {"none": [], "first": groups[:1], "last": groups[-1:]}[passed]
+    if passed == "first":
+        groups = groups[1:]
+    joins = list(fusions)
+    results: list[Tensor] = []
+    for index, (conv, norm) in enumerate(zip(convs, norms, strict=True)):
+        entering = groups[index]
+        if results:
+            # The first convolution has nothing before it to join.
+            entering = joins[index - 1](results[-1], entering) if joins else entering + results[-1]
+        results.append(finish(conv(entering, lengths), norm))
+    return torch.cat((*beside, *results) if passed == "first" else (*results, *beside), dim=1)
+
+
+def relu_then_norm(features: Tensor, norm: nn.Module) -> Tensor:
+    """ReLU before batch norm, as in time-delay networks."""
+    return norm(features.relu_())  # type: ignore[no-any-return]
+
+
+def norm_then_clipped_relu(features: Tensor, norm: nn.Module) -> Tensor:
+    """Batch norm before a ReLU that ends at 20, as in Res2Net and ERes2Net."""
+    return clipped_relu(norm(features))
+
+
+def clipped_relu(features: Tensor) -> Tensor:
+    """ReLU that ends at 20, in place in eager networks."""
+    # A compiled batch norm is a function of its own (`kernels`), whose result may not be changed.
+    if torch.compiler.is_compiling():
+        return features.clamp(0.0, CEILING)
+    return features.clamp_(0.0, CEILING)

@@ -13,15 +13,16 @@ from torch.nn import functional
 from speakernet.frontend.features import preemphasize, valid_frames
 from speakernet.models.layers import (
     FrameConvolution,
+    Trunk,
     check_frames,
     full_precision,
     mask_frames,
     mean_over_frames,
+    multi_scale,
+    relu_then_norm,
     valid_length,
 )
-from speakernet.models.multi_scale import multi_scale, relu_then_norm
 from speakernet.models.options.trunks import RawNet3Options
-from speakernet.models.trunk import Trunk
 
 PREEMPHASIS = 0.97
 # Both of voxceleb_trainer's RawNet3.py; torch's own instance norm would take 1e-5.

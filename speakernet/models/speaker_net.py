@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from speakernet.frontend.options import FEATURES, FrontendOptions, SpecAugmentOptions
 from speakernet.frontend.perturbation import SpecAugment
-from speakernet.models.embedding import EMBEDDING_LAYERS
-from speakernet.models.layers import full_precision, is_safe_in_channels_last, mask_frames
+from speakernet.models.layers import EMBEDDING_LAYERS, full_precision, is_safe_in_channels_last, mask_frames
 from speakernet.models.options import MODELS, POOLINGS, ModelOptions, pooling_of
 from speakernet.random import derive_seed
 from speakernet.registry import create, lookup, options_of

@@ -4,9 +4,8 @@ import types
 
 from torch import Tensor, nn
 
-from speakernet.models.layers import check_frames, mask_frames, relu, valid_length
+from speakernet.models.layers import Trunk, check_frames, mask_frames, relu, valid_length
 from speakernet.models.options.trunks import VGGVoxOptions
-from speakernet.models.trunk import Trunk
 
 NUM_MELS = 40
 

@@ -2,10 +2,8 @@
 
 from torch import Tensor, nn
 
-from speakernet.models.layers import check_frames, mask_frames
-from speakernet.models.multi_scale import relu_then_norm
+from speakernet.models.layers import Trunk, check_frames, mask_frames, relu_then_norm
 from speakernet.models.options.trunks import XVectorOptions
-from speakernet.models.trunk import Trunk
 
 # (kernel, dilation) of each layer; nothing is padded.
 LAYERS = ((5, 1), (3, 2), (3, 3), (1, 1), (1, 1))

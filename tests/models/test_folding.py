@@ -8,7 +8,7 @@ from torch import nn
 
 from speakernet.models.folding import fold_batch_norms
 from speakernet.models.layers import ChannelFloor
-from speakernet.models.residual import ResidualBlock
+from speakernet.models.resnet import ResidualBlock
 from tests.small_networks import SMALLEST, small_network
 
 # Families whose norms all stand behind an activation.

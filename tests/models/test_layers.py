@@ -15,7 +15,7 @@ from speakernet.models.layers import (
     reflect_frames,
     relu,
 )
-from speakernet.models.redim_blocks import FrameGroupNorm
+from speakernet.models.redimnet import FrameGroupNorm
 
 
 def test_values_and_gradients_of_a_relu_are_those_of_torch() -> None:

@@ -35,22 +35,22 @@ def _sizes(path: str, sizes: Mapping[str, type[TrunkOptions]]) -> dict[str, Part
 
 
 FAMILIES: dict[str, dict[str, Part]] = {
-    "ResNetSE34L": {"ResNetSE34L": Part(ResNetSE34LOptions, "speakernet.models.resnet_se:ResNetSE34L")},
-    "ResNetSE34V2": {"ResNetSE34V2": Part(ResNetSE34V2Options, "speakernet.models.resnet_se:ResNetSE34V2")},
+    "ResNetSE34L": {"ResNetSE34L": Part(ResNetSE34LOptions, "speakernet.models.resnet:ResNetSE34L")},
+    "ResNetSE34V2": {"ResNetSE34V2": Part(ResNetSE34V2Options, "speakernet.models.resnet:ResNetSE34V2")},
     "ResNet": {"ResNet": Part(ResNetOptions, "speakernet.models.resnet:ResNet")},
     "VGGVox": {"VGGVox": Part(VGGVoxOptions, "speakernet.models.vggvox:VGGVox")},
     "RawNet3": {"RawNet3": Part(RawNet3Options, "speakernet.models.rawnet3:RawNet3")},
     "x-vector": {"XVector": Part(XVectorOptions, "speakernet.models.xvector:XVector")},
     "ECAPA-TDNN": _sizes("speakernet.models.ecapa:ECAPA", ECAPAS),
     "ResNet of published depth": _sizes("speakernet.models.resnet:DeepResNet", RESNETS),
-    "SimAM-ResNet": _sizes("speakernet.models.simam_resnet:SimAMResNet", SIMAM_RESNETS),
+    "SimAM-ResNet": _sizes("speakernet.models.resnet:SimAMResNet", SIMAM_RESNETS),
     "Gemini DF-ResNet": _sizes("speakernet.models.gemini:GeminiDFResNet", GEMINIS),
     "Res2Net": {"Res2Net34": Part(Res2NetOptions, "speakernet.models.res2net:Res2Net")},
     "CAM++": {"CAMPPlus": Part(CAMPPlusOptions, "speakernet.models.campplus:CAMPPlus")},
-    "ERes2Net": _sizes("speakernet.models.eres2net:ERes2Net", ERES2NETS),
-    "ERes2NetV2": _sizes("speakernet.models.eres2net:ERes2Net", ERES2NETV2S),
+    "ERes2Net": _sizes("speakernet.models.res2net:ERes2Net", ERES2NETS),
+    "ERes2NetV2": _sizes("speakernet.models.res2net:ERes2Net", ERES2NETV2S),
     "ReDimNet": _sizes("speakernet.models.redimnet:ReDimNet", REDIMNETS),
-    "ReDimNet2": _sizes("speakernet.models.redimnet2:ReDimNet2", REDIMNET2S),
+    "ReDimNet2": _sizes("speakernet.models.redimnet:ReDimNet2", REDIMNET2S),
 }
 """Sizes of each family by name, smallest first."""
 
