@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from speakernet.config.schema import Config, replaced
-from speakernet.corpora.synthetic.corpus import CorpusParameters, CorpusPaths, make_corpus
+from speakernet.corpora.synthetic import CorpusParameters, CorpusPaths, make_corpus
 from speakernet.files import FileError, atomic_write, open_text, reading
 from speakernet.machine.facts import system_info
 

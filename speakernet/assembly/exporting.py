@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from speakernet.corpora.synthetic.phones import draw_phones, lay_out
-from speakernet.corpora.synthetic.voices import SAMPLE_RATE, draw_voice, synthesise
+from speakernet.corpora.synthetic.speech import SAMPLE_RATE, draw_phones, draw_voice, lay_out, synthesise
 from speakernet.data.audio import audio_of_array, read_audio
 from speakernet.data.lists import TrialList, read_trials
 from speakernet.data.opening import open_source

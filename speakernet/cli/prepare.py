@@ -31,7 +31,7 @@ PARTS = {
     "vctk": "vctk",
     "common_voice": "common_voice",
     "trials": "trial_lists",
-    "synthetic": "synthetic.command",
+    "synthetic": "synthetic",
 }
 """What can be prepared -> its module in `speakernet.corpora`, with `add_arguments(parser)` and `run(arguments)`."""
 
@@ -84,5 +84,6 @@ def _overview() -> str:
 def _first_line(module: str) -> str:
     # Read, not imported: the parts import what they work with.
     folder = Path(__file__).parents[1] / "corpora"
-    text = folder.joinpath(*module.split(".")).with_suffix(".py").read_text(encoding="utf-8")
+    path = folder / f"{module}.py"
+    text = (path if path.is_file() else folder / module / "__init__.py").read_text(encoding="utf-8")
     return (ast.get_docstring(ast.parse(text)) or "").split("\n", 1)[0]

@@ -11,21 +11,30 @@ import pytest
 from scipy import fft, signal
 
 from speakernet.corpora.synthetic import CorpusError, CorpusParameters, CorpusPaths, make_corpus
-from speakernet.corpora.synthetic.noises import NOISES, music, talker
-from speakernet.corpora.synthetic.phones import FRAME_SECONDS, PHONE_NAMES, VOWELS, draw_phones, lay_out
-from speakernet.corpora.synthetic.rooms import ROOM_KINDS, draw_room_response, room_response
-from speakernet.corpora.synthetic.sessions import draw_session, record
-from speakernet.corpora.synthetic.voices import (
+from speakernet.corpora.synthetic.scenes import (
+    NOISES,
+    ROOM_KINDS,
+    draw_room_response,
+    draw_session,
+    record,
+    room_response,
+)
+from speakernet.corpora.synthetic.speech import (
     FFT_SIZE,
+    FRAME_SECONDS,
     HOP,
+    PHONE_NAMES,
     SAMPLE_RATE,
+    VOWELS,
     Voice,
     _multiply_polynomials,
     _overlap_add,
     _resonator_polynomials,
     _spectra,
     _vocal_tract,
+    draw_phones,
     draw_voice,
+    lay_out,
     synthesise,
 )
 from speakernet.data.audio import audio_info, read_audio
@@ -206,9 +215,9 @@ def test_every_kind_of_room(kind: str) -> None:
     assert np.abs(response).argmax() < 0.01 * SAMPLE_RATE
 
 
-@pytest.mark.parametrize("name", [*NOISES, "music", "talker"])
+@pytest.mark.parametrize("name", NOISES)
 def test_every_noise_is_sound_of_the_length_asked_for(name: str) -> None:
-    make = {**NOISES, "music": music, "talker": talker}[name]
+    _, make = NOISES[name]
     clips = [make(generator(seed), 24001) for seed in (1, 2, 1)]
     assert clips[0].dtype == np.float32 and clips[0].shape == (24001,)
     assert 0.005 < clips[0].std() < 0.3 and np.abs(clips[0]).max() <= 0.96
@@ -283,15 +292,15 @@ def test_a_stopped_run_is_finished_and_a_finished_one_left_alone(corpus: CorpusP
 
 def test_other_parameters_and_other_folders_are_refused(corpus: CorpusPaths, tmp_path: Path) -> None:
     before = contents(corpus.train_list.parent)
-    with pytest.raises(CorpusError, match=r"seed 5 -> 7.*delete it"):
+    with pytest.raises(CorpusError, match="seed 5 -> 7"):
         make_corpus(corpus.train_list.parent, CorpusParameters(seed=7, **SMALL), show_progress=False)
     assert contents(corpus.train_list.parent) == before
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(CorpusError, match="no synthetic corpus"):
+    with pytest.raises(CorpusError, match="not a synthetic"):
         make_corpus(tmp_path, CorpusParameters(**SMALL), show_progress=False)
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "parameters.json").write_text("{")
-    with pytest.raises(CorpusError, match="not a record"):
+    with pytest.raises(CorpusError, match="broken"):
         make_corpus(tmp_path / "broken", CorpusParameters(**SMALL), show_progress=False)
 
 

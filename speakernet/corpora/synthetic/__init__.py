@@ -1,10 +1,349 @@
-"""Synthetic speech: a deterministic corpus of invented speakers, with noises and room responses to augment it.
+"""A deterministic corpus of synthetic speakers, with lists, trials, noises and room responses.
 
-A source-filter synthesiser (`phones` -> `voices` -> `sessions`) and `noises` and `rooms`; `corpus` writes it all to a
-folder as training reads it. It is for trying the toolkit and for tests that must not depend on recordings: error rates
-on it say nothing about real speech.
+    speakernet prepare synthetic --speakers 1000 --utterances 20 --save_path data/synthetic_large
+
+Error rates on synthetic speech say nothing about real speech: it is for trying the toolkit, and for tests.
+
+    corpus/
+        train/<speaker>/<session>/<utterance>.wav        train_list.txt
+        trial/<speaker>/<session>/<utterance>.wav        trials.txt
+        musan_split/{noise,music,speech}/synthetic/<clip>/00000.wav
+        RIRS_NOISES/simulated_rirs/{smallroom,mediumroom,largeroom}/Room001/Room001-00001.wav
+        utterances.csv  speakers.csv  parameters.json  complete.json
+
+Every file depends on the seed and its own place only and gets its final name when it is whole: the same command
+finishes a run that was stopped. `complete.json` is written last.
 """
 
-from speakernet.corpora.synthetic.corpus import CorpusError, CorpusParameters, CorpusPaths, make_corpus
+import argparse
+import concurrent.futures
+import contextlib
+import csv
+import itertools
+import json
+import logging
+import multiprocessing
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
-__all__ = ["CorpusError", "CorpusParameters", "CorpusPaths", "make_corpus"]
+import numpy as np
+
+from speakernet.corpora.synthetic.scenes import NOISES, ROOM_KINDS, draw_room_response, draw_session, record
+from speakernet.corpora.synthetic.speech import SAMPLE_RATE, draw_phones, draw_voice, lay_out, synthesise
+from speakernet.data.audio import audio_info, write_audio
+from speakernet.data.lists import write_training_list, write_trials
+from speakernet.files import atomic_write, own_command
+from speakernet.machine.facts import usable_cores
+from speakernet.random import numpy_generator
+from speakernet.terminal import Bar
+
+logger = logging.getLogger(__name__)
+
+# Part of `parameters.json`: raise it with every change that makes the audio another one.
+SYNTHESISER_VERSION = 1
+
+SPLITS = ("train", "trial")
+PREFIX = {"train": "syn", "trial": "new"}
+# Keys of the random streams: only ever added to, since another order makes another corpus of the same parameters.
+_VOICE_KEY, _SESSION_KEY, _SENTENCE_KEY, _CLIP_KEY, _ROOM_KEY, _TRIAL_KEY = range(6)
+NOISE_SECONDS = 5.0
+MIN_UTTERANCES_FOR_PROCESSES = 200  # fewer are done before a second process has started
+# Of full scale, for 16-bit files; `RirBank` divides a response by the root of its energy before it convolves.
+RESPONSE_PEAK = 0.5
+MAX_TARGETS, NONTARGETS_PER_TARGET = 12, 8
+"""Most target trials of a speaker, and non-target trials for each of them."""
+#: Option of the command -> (field of CorpusParameters, its value in a large corpus, help).
+NUMBERS = {
+    "speakers": ("num_speakers", 1000, "speakers to train on"),
+    "utterances": ("utterances_per_speaker", 20, "utterances of each, about 3.5 s long"),
+    "trial_speakers": ("num_trial_speakers", 40, "other speakers, for the trials"),
+    "trial_utterances": ("trial_utterances_per_speaker", 10, "utterances of each trial speaker"),
+    "session_utterances": ("utterances_per_session", 2, "utterances that share room and microphone"),
+    "noises": ("num_noises", 200, "clips of 5 s for augmentation: noise, music, speech"),
+    "rooms": ("num_rooms", 150, "room impulse responses for augmentation"),
+    "seed": ("seed", 1, "another seed gives other speakers"),
+}
+
+
+class CorpusError(ValueError):
+    """The corpus cannot be made there; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class CorpusPaths:
+    """The files and folders of a corpus, named as the options of training name them."""
+
+    train_list: Path
+    train_path: Path
+    test_list: Path
+    test_path: Path
+    noise_path: Path
+    rir_path: Path
+    speakers: Path
+    utterances: Path
+
+
+@dataclass(frozen=True)
+class CorpusParameters:
+    """What decides the content of a corpus; the defaults are the small corpus of exp01.yaml."""
+
+    num_speakers: int = 120
+    utterances_per_speaker: int = 12
+    num_trial_speakers: int = 40
+    trial_utterances_per_speaker: int = 8
+    utterances_per_session: int = 2
+    num_noises: int = 60
+    num_rooms: int = 45
+    seed: int = 1
+    synthesiser_version: int = SYNTHESISER_VERSION
+
+    def check(self) -> None:
+        """Raise CorpusError for numbers that make no corpus."""
+        lowest = {"num_trial_speakers": 2, "trial_utterances_per_speaker": 2}
+        lowest |= dict.fromkeys(("num_noises", "num_rooms", "seed"), 0)
+        for name, value in asdict(self).items():
+            if value < lowest.get(name, 1):
+                raise CorpusError(f"synthetic corpus: {name} is {value}; it must be at least {lowest.get(name, 1)}")
+        if self.trial_utterances_per_speaker <= self.utterances_per_session:
+            raise CorpusError(
+                f"synthetic corpus: {self.trial_utterances_per_speaker} trial utterances a speaker in sessions of "
+                f"{self.utterances_per_session} leave no target trial between two sessions; ask for more utterances"
+            )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--save_path", type=Path, default=Path("data/synthetic_large"), help="folder of the corpus")
+    for option, (name, number, what) in NUMBERS.items():
+        parser.add_argument(f"--{option}", type=int, default=number, dest=name, help=what)
+    parser.add_argument("--workers", type=int, default=None, help="processes (default: one for each core)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Make the corpus and print the command that trains on it."""
+    started = time.perf_counter()
+    parameters = CorpusParameters(**{name: getattr(arguments, name) for name, _, _ in NUMBERS.values()})
+    paths = make_corpus(arguments.save_path, parameters, num_workers=arguments.workers)
+    seconds = time.perf_counter() - started
+    made = json.loads((paths.train_list.parent / "complete.json").read_text(encoding="utf-8"))
+    inputs = {
+        "train_list": paths.train_list, "train_path": paths.train_path, "test_list": paths.test_list,
+        "test_path": paths.test_path, "musan_path": paths.noise_path, "rir_path": paths.rir_path,
+    }  # fmt: skip
+    options = " ".join(f"--{name} {shlex.quote(str(path))}" for name, path in inputs.items())
+    sys.stdout.write(
+        f"{made['files']} files ({made['seconds'] / 3600:.2f} h of speech) in {arguments.save_path}, {seconds:.1f} s\n"
+        f"train on it:\n  {own_command('train')} --config exp01.yaml --data.synthetic_corpus '' "
+        f"--save_path exps/synthetic {options}\n"
+    )
+    return 0
+
+
+def make_corpus(
+    folder: str | Path,
+    parameters: CorpusParameters | None = None,
+    *,
+    num_workers: int | None = None,
+    show_progress: bool = True,
+) -> CorpusPaths:
+    """Make the corpus in `folder`, or finish it; returns at once when it is complete. The same on every machine.
+
+    Args:
+        folder: made when missing.
+        parameters: how much of what; None takes the small corpus of exp01.yaml.
+        num_workers: processes; None takes one for each core, or none at all for a small corpus.
+        show_progress: show a progress bar.
+
+    Raises:
+        CorpusError: a number that makes no corpus, or a folder that holds another corpus or other files.
+        OSError: the folder cannot be written, or the disk is full; calling again continues from there.
+    """
+    folder = Path(folder)
+    parameters = parameters or CorpusParameters()
+    parameters.check()
+    paths = corpus_paths(folder)
+    if _is_complete(folder, parameters):
+        return paths
+    tasks = list(_tasks(paths, parameters))
+    num_files = sum(count for count, _, _ in tasks)
+    if num_workers is None:
+        num_workers = usable_cores() if num_files >= MIN_UTTERANCES_FOR_PROCESSES else 0
+    logger.info("Making the synthetic corpus in %s: %d files", folder, num_files)
+    rows: list[Row] = []
+    with contextlib.ExitStack() as stack:
+        bar = stack.enter_context(Bar("synthetic corpus", num_files, is_shown=show_progress))
+        done: Iterator[list[Row]] = map(_do, tasks)
+        if num_workers > 1:
+            # Spawned, not forked: a fork of a process with torch's threads can hang.
+            context = multiprocessing.get_context("spawn")
+            pool = concurrent.futures.ProcessPoolExecutor(min(num_workers, len(tasks)), mp_context=context)
+            done = stack.enter_context(pool).map(_do, tasks)
+        for (count, _, _), some in zip(tasks, done, strict=True):
+            rows += some
+            bar.update(count)
+    _write_lists(paths, parameters, rows)
+    with atomic_write(folder / "complete.json") as file:
+        json.dump({"files": num_files, "seconds": round(sum(row["seconds"] for row in rows), 1)}, file)
+    return paths
+
+
+def corpus_paths(folder: str | Path) -> CorpusPaths:
+    """The paths of a corpus in `folder`, made or not."""
+    folder = Path(folder)
+    return CorpusPaths(
+        train_list=folder / "train_list.txt",
+        train_path=folder / "train",
+        test_list=folder / "trials.txt",
+        test_path=folder / "trial",
+        noise_path=folder / "musan_split",
+        rir_path=folder / "RIRS_NOISES" / "simulated_rirs",
+        speakers=folder / "speakers.csv",
+        utterances=folder / "utterances.csv",
+    )
+
+
+def _is_complete(folder: Path, parameters: CorpusParameters) -> bool:
+    """Whether the corpus is there; if not, write down its parameters in an empty folder, or raise CorpusError."""
+    wanted = asdict(parameters)
+    record_path = folder / "parameters.json"
+    if record_path.exists():
+        try:
+            found = dict(json.loads(record_path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError):
+            raise CorpusError(
+                f"{record_path} does not describe a synthetic corpus; delete {folder} or name another folder"
+            ) from None
+        # Refused, not made again: deleting thousands of files is the user's decision.
+        changed = [f"{name} {found.get(name)!r} -> {one!r}" for name, one in wanted.items() if found.get(name) != one]
+        if changed:
+            raise CorpusError(
+                f"{folder} holds a synthetic corpus with other parameters ({', '.join(changed)}); delete it or name "
+                "another folder"
+            )
+        return (folder / "complete.json").exists()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise CorpusError(f"{folder} exists and is not a synthetic corpus; name an empty or new folder")
+    with atomic_write(record_path) as file:
+        json.dump(wanted, file, indent=1)
+    return False
+
+
+# A task makes some files and returns one row for each utterance: (number of files, function, arguments).
+Row = dict[str, Any]
+Task = tuple[int, Callable[..., list[Row]], tuple[Any, ...]]
+
+
+def _tasks(paths: CorpusPaths, parameters: CorpusParameters) -> Iterator[Task]:
+    for split, count, utterances, root in (
+        ("train", parameters.num_speakers, parameters.utterances_per_speaker, paths.train_path),
+        ("trial", parameters.num_trial_speakers, parameters.trial_utterances_per_speaker, paths.test_path),
+    ):
+        for speaker in range(count):
+            place = (root, split, speaker, utterances, parameters.utterances_per_session, parameters.seed)
+            yield utterances, _make_speaker, place
+    # Talkers twice: babble is mixed of three to seven different ones.
+    makers = [*NOISES, "talker"]
+    for number in range(parameters.num_noises):
+        kind = makers[number % len(makers)]
+        category = NOISES[kind][0]
+        path = paths.noise_path / category / "synthetic" / f"{category}-{kind}-{number:04d}" / "00000.wav"
+        yield 1, _make_noise, (path, kind, number, parameters.seed)
+    kinds = list(ROOM_KINDS)
+    for number in range(parameters.num_rooms):
+        kind, room = kinds[number % len(kinds)], f"Room{number // len(kinds) + 1:03d}"
+        yield 1, _make_room, (paths.rir_path / kind / room / f"{room}-00001.wav", kind, number, parameters.seed)
+
+
+def _do(task: Task) -> list[Row]:
+    _, function, arguments = task
+    return function(*arguments)
+
+
+def _make_speaker(root: Path, split: str, speaker: int, utterances: int, per_session: int, seed: int) -> list[Row]:
+    """Make all utterances of one speaker that are missing; one row for each utterance."""
+    keys = (SPLITS.index(split), speaker)
+    voice = draw_voice(numpy_generator(seed, _VOICE_KEY, *keys))
+    name = f"{PREFIX[split]}{speaker:05d}"
+    rows = []
+    session = None
+    for number in range(utterances):
+        session_number, within = divmod(number, per_session)
+        if within == 0:
+            session = None
+        path = root / name / f"session{session_number:02d}" / f"{number:05d}.wav"
+        if path.exists():
+            num_samples = audio_info(path).num_samples
+        else:
+            session = session or draw_session(numpy_generator(seed, _SESSION_KEY, *keys, session_number))
+            generator = numpy_generator(seed, _SENTENCE_KEY, *keys, number)
+            phones = draw_phones(generator, int(generator.integers(10, 16)))
+            tracks = lay_out(phones, generator, tempo=voice.tempo * session.tempo_factor)
+            speech = synthesise(voice, tracks, generator, pitch_shift_octaves=session.pitch_shift_octaves)
+            write_audio(path, record(session, speech, generator), SAMPLE_RATE)
+            num_samples = len(speech)
+        rows.append(
+            {
+                "part": split, "path": path.relative_to(root).as_posix(), "speaker": name,
+                "session": f"session{session_number:02d}", "gender": voice.gender,
+                "seconds": round(num_samples / SAMPLE_RATE, 3), "pitch_hz": round(voice.pitch_hz, 1),
+                "tract_centimetres": round(voice.tract_centimetres, 2),
+            }
+        )  # fmt: skip
+    return rows
+
+
+def _make_noise(path: Path, kind: str, number: int, seed: int) -> list[Row]:
+    if not path.exists():
+        clip = NOISES[kind][1](numpy_generator(seed, _CLIP_KEY, number), round(NOISE_SECONDS * SAMPLE_RATE))
+        write_audio(path, clip, SAMPLE_RATE)
+    return []
+
+
+def _make_room(path: Path, kind: str, number: int, seed: int) -> list[Row]:
+    if not path.exists():
+        response = draw_room_response(numpy_generator(seed, _ROOM_KEY, number), kind, distance_metres=(0.5, 4.0))
+        write_audio(path, response * np.float32(RESPONSE_PEAK / np.abs(response).max()), SAMPLE_RATE)
+    return []
+
+
+def _write_lists(paths: CorpusPaths, parameters: CorpusParameters, rows: list[Row]) -> None:
+    write_training_list(paths.train_list, ((row["speaker"], row["path"]) for row in rows if row["part"] == "train"))
+    write_trials(paths.test_list, draw_trials([row for row in rows if row["part"] == "trial"], parameters.seed))
+    speakers = list({row["speaker"]: row for row in rows}.values())
+    located = [{**row, "path": f"{row['part']}/{row['path']}"} for row in rows]
+    for path, columns, table in (
+        (paths.speakers, ("speaker", "part", "gender", "pitch_hz", "tract_centimetres"), speakers),
+        (paths.utterances, ("path", "speaker", "session", "gender", "seconds"), located),
+    ):
+        with atomic_write(path) as file:
+            writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(table)
+
+
+def draw_trials(rows: list[Row], seed: int) -> list[tuple[int, str, str]]:
+    """Trials among these utterances: targets between sessions, non-targets between speakers, half of one gender."""
+    generator = numpy_generator(seed, _TRIAL_KEY)
+    by_speaker: dict[str, list[Row]] = {}
+    for row in rows:
+        by_speaker.setdefault(row["speaker"], []).append(row)
+    trials: list[tuple[int, str, str]] = []
+    for speaker, own in by_speaker.items():
+        pairs = [(a, b) for a, b in itertools.combinations(own, 2) if a["session"] != b["session"]]
+        chosen = generator.permutation(len(pairs))[:MAX_TARGETS]
+        trials += [(1, pairs[i][0]["path"], pairs[i][1]["path"]) for i in sorted(chosen)]
+        others = [row for row in rows if row["speaker"] != speaker]
+        alike = [row for row in others if row["gender"] == own[0]["gender"]] or others
+        wanted = len(chosen) * NONTARGETS_PER_TARGET
+        seen: set[tuple[str, str]] = set()
+        for attempt in range(3 * wanted):
+            pool = alike if attempt % 2 else others
+            enrol, test = own[int(generator.integers(len(own)))], pool[int(generator.integers(len(pool)))]
+            if len(seen) < wanted:
+                seen.add((enrol["path"], test["path"]))
+        trials += [(0, enrol, test) for enrol, test in sorted(seen)]
+    return trials

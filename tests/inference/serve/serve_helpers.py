@@ -8,8 +8,7 @@ import numpy as np
 import soundfile
 
 import speakernet
-from speakernet.corpora.synthetic.phones import draw_phones, lay_out
-from speakernet.corpora.synthetic.voices import draw_voice, synthesise
+from speakernet.corpora.synthetic.speech import draw_phones, draw_voice, lay_out, synthesise
 from speakernet.inference.serve.guard import Limits
 from speakernet.inference.serve.server import Address, make_server
 from speakernet.inference.serve.service import Service
