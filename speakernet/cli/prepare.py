@@ -84,6 +84,7 @@ def _overview() -> str:
 def _first_line(module: str) -> str:
     # Read, not imported: the parts import what they work with.
     folder = Path(__file__).parents[1] / "corpora"
-    path = folder / f"{module}.py"
-    text = (path if path.is_file() else folder / module / "__init__.py").read_text(encoding="utf-8")
+    path = folder.joinpath(*module.split("."))
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    text = path.read_text(encoding="utf-8")
     return (ast.get_docstring(ast.parse(text)) or "").split("\n", 1)[0]
