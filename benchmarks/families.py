@@ -23,7 +23,7 @@ from speakernet.assembly.training import prepare_machine
 from speakernet.config.schema import Config, replaced
 from speakernet.machine.device import find_device
 from speakernet.models.options import FAMILIES, MODELS
-from speakernet.registry import lookup
+from speakernet.options import lookup
 
 SMALLEST = tuple(next(iter(sizes)) for sizes in FAMILIES.values())
 # The first steps find memory and kernels; the first after another network finds cold caches.

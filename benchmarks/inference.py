@@ -33,7 +33,7 @@ from speakernet.models.folding import fold_batch_norms
 from speakernet.models.model_file import ModelFile
 from speakernet.models.options import MODELS
 from speakernet.models.speaker_net import SpeakerNet
-from speakernet.registry import lookup
+from speakernet.options import lookup
 
 THREADS = (1, 2)
 AUDIO_SECONDS = 5.0

@@ -1,6 +1,5 @@
 """The suite `--compare`: our loader against the classic one, embedding and scoring too, and what a worker takes."""
 
-import dataclasses
 import itertools
 import multiprocessing
 import random
@@ -197,7 +196,7 @@ def compare_evaluation(config: Config, data: BenchmarkData, num_utterances: int,
         return len(classic.embed_one_by_one(net.eval(), paths, num_frames=frames, num_crops=num_crops))
 
     def ours(autocast: Callable[[], Any]) -> Callable[[None], int]:
-        options = dataclasses.replace(section, eval_frames=frames, num_crops=num_crops, num_workers=2)
+        options = section.model_copy(update={"eval_frames": frames, "num_crops": num_crops, "num_workers": 2})
         return lambda _: len(embed_utterances(net, source, names, options, autocast=autocast))
 
     with on_one_core():

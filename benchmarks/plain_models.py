@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from speakernet.registry import lookup
+from speakernet.options import lookup
 
 BLOCKS = (3, 4, 6, 3)
 

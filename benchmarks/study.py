@@ -38,9 +38,8 @@ from speakernet.config import load_config
 from speakernet.corpora.held_out import hold_out
 from speakernet.corpora.trial_lists import write_held_out
 from speakernet.data.lists import audio_folder_of, read_training_list
-from speakernet.files import GrowingFile, atomic_write, exclusive
+from speakernet.files import GrowingFile, atomic_write, exclusive, read_yaml
 from speakernet.run_folder import BEST, LAST, METRICS, RESULTS, SCORES, SECOND_STAGE, evaluation_folder
-from speakernet.yaml_text import value_of
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +138,7 @@ def read_plan(path: Path) -> Plan:
     """
     if not path.is_file():
         raise ValueError(f"there is no plan {path}; benchmarks/studies/ holds some")
-    values = value_of(path.read_text(encoding="utf-8"), str(path))
+    values = read_yaml(path.read_text(encoding="utf-8"), str(path))
     known = {field.name: field for field in dataclasses.fields(Plan)}
     required = [name for name, field in known.items() if name in ("recipe", "seeds", "reference", "variants")]
     if not isinstance(values, dict) or set(values) - set(known) or not set(required) <= set(values):

@@ -37,7 +37,7 @@ from speakernet.config.schema import Config, replaced
 from speakernet.files import human_bytes
 from speakernet.machine.facts import usable_cores
 from speakernet.models.options import MODELS
-from speakernet.registry import lookup
+from speakernet.options import lookup
 
 logger = logging.getLogger(__name__)
 

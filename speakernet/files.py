@@ -11,6 +11,7 @@ import io
 import itertools
 import logging
 import os
+import re
 import secrets
 import shlex
 import shutil
@@ -19,8 +20,9 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, BinaryIO, TypeVar
+from typing import IO, Any, BinaryIO, TypeVar
 
+import yaml
 from filelock import FileLock, Timeout
 
 from speakernet.terminal import Bar
@@ -36,6 +38,8 @@ LONGEST_NAME_BYTES = 255  # of every file system in use
 IN_FLIGHT_PER_WORKER = 4
 OTHER_PLACE = "choose another place with --out"
 BLOCK_BYTES = 1 << 20
+# Of YAML texts; PyYAML reads about as many letters in a second, and some numbers take the square of their length.
+MOST_YAML, MOST_YAML_LEVELS, MOST_YAML_ALIASES, MOST_DIGITS = 256 << 10, 20, 20, 100
 #: A file that is summed in less than a second or so needs no progress bar.
 SHOWN_BYTES = 512 << 20
 #: The folder that holds trainSpeakerNet.py and data_prep/ where the package is used from a checkout.
@@ -494,3 +498,58 @@ def _write_whole(file: BinaryIO, content: bytes) -> None:
         with contextlib.suppress(OSError):
             os.ftruncate(file.fileno(), before)
         raise
+
+
+class _YamlLoader(yaml.SafeLoader):
+    """YAML 1.1 as PyYAML reads it, except that `1e-3` is a number, as everybody expects."""
+
+
+_YamlLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9]+)[eE][-+]?[0-9]+$"),
+    list("-+0123456789."),
+)
+
+
+def yaml_nodes(text: str, name: str, *, has_lines: bool = False) -> yaml.Node | None:
+    """The nodes of a YAML or JSON text, each of which knows its line; None if it is empty.
+
+    Refuses what would take for ever or overflow the stack: the parser's events come one by one, its composer recurses.
+    """
+
+    def place(mark: Any) -> str:
+        return f"{name}:{mark.line + 1 if mark else 1}" if has_lines else name
+
+    if len(text) > MOST_YAML:
+        raise FileError(f"{name} has more than {MOST_YAML:,} letters, the most that is read")
+    depth = aliases = 0
+    try:
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            aliases += isinstance(event, yaml.AliasEvent)
+            is_number = isinstance(event, yaml.ScalarEvent) and not set(event.value) - set("+-0123456789_:.")
+            is_long = is_number and len(event.value) > MOST_DIGITS
+            if depth > MOST_YAML_LEVELS or aliases > MOST_YAML_ALIASES or is_long:
+                limits = f"{MOST_YAML_LEVELS} levels, {MOST_YAML_ALIASES} aliases, {MOST_DIGITS} digits in a number"
+                raise FileError(f"{place(event.start_mark)}: nested too deep or too long; at most {limits}")
+        return yaml.compose(text, Loader=_YamlLoader)
+    except yaml.YAMLError as error:
+        raise FileError(f"{place(getattr(error, 'problem_mark', None))}: not valid YAML: {error}") from error
+
+
+def yaml_value(node: yaml.Node | None, where: str) -> Any:
+    """The plain value of a node; `where` names it in messages."""
+    try:
+        return None if node is None else _YamlLoader("").construct_object(node, deep=True)
+    except (ValueError, OverflowError, AttributeError, LookupError, TypeError, yaml.YAMLError) as error:
+        shown = f"{node.value[:60]!r} is not a value" if isinstance(node, yaml.ScalarNode) else "not a value"
+        raise FileError(f"{where}: {shown}: {error}") from error
+
+
+def read_yaml(text: str, where: str) -> Any:
+    """The plain value of a YAML or JSON text, None if it is empty; `where` names it in messages.
+
+    >>> read_yaml("{channels: 32, rates: [1e-3, 2]}", "here")
+    {'channels': 32, 'rates': [0.001, 2]}
+    """
+    return yaml_value(yaml_nodes(text, where), where)

@@ -1,6 +1,5 @@
 """From the section `runtime` to the compiler and to recorded steps, or to the reasons why there are none."""
 
-import dataclasses
 import logging
 from collections.abc import Callable
 
@@ -46,7 +45,7 @@ def build_compiler(
     if mode != "default" and device.type == "cpu":
         logger.warning("runtime.compile_mode: %s has no effect on a CPU", mode)
         mode = "default"
-    options = dataclasses.replace(runtime, compile_scope=scope, compile_mode=mode)
+    options = runtime.model_copy(update={"compile_scope": scope, "compile_mode": mode})
     return Compiler(net, options, recover=recover, prepare=keep_draws_eager, clock=DeviceClock(device))
 
 

@@ -72,7 +72,7 @@ def build_validation(
     # since many draws take longer than all other figures.
     affordable = min(VALIDATION_DRAWS, config.evaluation.bootstrap_samples)
     num_draws = affordable if affordable * len(trials) <= VALIDATION_WORK else 0
-    options = dataclasses.replace(config.evaluation, score_norm="none", bootstrap_samples=num_draws)
+    options = config.evaluation.model_copy(update={"score_norm": "none", "bootstrap_samples": num_draws})
     precision = config.evaluation.validation_precision
     embedder = dataclasses.replace(_embedder(config, net, inputs.device, precision), is_stopped=is_stopped)
     backend = Backend(options, config.loss.normalize_embeddings, device=inputs.device)

@@ -12,7 +12,7 @@ from speakernet.models.importers.published import fits_of_others, import_network
 from speakernet.models.model_file import check_finite, check_fits, is_model_file, model_file_contents
 from speakernet.models.options import MODELS
 from speakernet.models.speaker_net import SpeakerNet
-from speakernet.registry import lookup
+from speakernet.options import lookup
 
 # Options by their default, which the files of other toolkits have no use for.
 VOXCELEB_TRAINER_ONLY = {"no_log_input": False, "pooling": "", "num_mels": 0, "sinc_stride": 10, "loss": ""}

@@ -175,19 +175,16 @@ def make_synthetic_corpus(config: Config) -> Config:
             made = make_corpus(folder, show_progress=distributed.is_main())
         distributed.barrier()
     assert made is not None, "the last turn is everybody's"
+    config = config.model_copy(deep=True)
     data, augment = config.data, config.augment
-    data = dataclasses.replace(
-        data,
-        train_list=data.train_list or str(made.train_list),
-        # A list of one's own with audio of the corpus would be a mistake that nothing notices.
-        train_path=data.train_path or ("" if data.train_list else str(made.train_path)),
-        test_list=data.test_list or str(made.test_list),
-        test_path=data.test_path or ("" if data.test_list else str(made.test_path)),
-    )
-    augment = dataclasses.replace(
-        augment, noise_path=augment.noise_path or str(made.noise_path), rir_path=augment.rir_path or str(made.rir_path)
-    )
-    return dataclasses.replace(config, data=data, augment=augment)
+    # A list of one's own with audio of the corpus would be a mistake that nothing notices.
+    data.train_path = data.train_path or ("" if data.train_list else str(made.train_path))
+    data.test_path = data.test_path or ("" if data.test_list else str(made.test_path))
+    data.train_list = data.train_list or str(made.train_list)
+    data.test_list = data.test_list or str(made.test_list)
+    augment.noise_path = augment.noise_path or str(made.noise_path)
+    augment.rir_path = augment.rir_path or str(made.rir_path)
+    return config
 
 
 def with_default_paths(config: Config) -> Config:
@@ -195,7 +192,8 @@ def with_default_paths(config: Config) -> Config:
 
     Where speakers are held out for validation there is no validation list.
     """
-    data = dataclasses.replace(config.data)
+    config = config.model_copy(deep=True)
+    data = config.data
     if not data.test_list:
         data.test_list, data.test_path = data.validation_list, data.validation_path
     if not data.validation_list and not data.validation_speakers:
@@ -203,4 +201,4 @@ def with_default_paths(config: Config) -> Config:
     for kind in ("train", "validation", "test"):
         if (path := getattr(data, f"{kind}_list")) and not getattr(data, f"{kind}_path"):
             setattr(data, f"{kind}_path", str(audio_folder_of(path)))
-    return dataclasses.replace(config, data=data)
+    return config

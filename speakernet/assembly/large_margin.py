@@ -1,6 +1,5 @@
 """The second stage of a run: a larger margin and longer crops, in a folder of its own within the run folder."""
 
-import dataclasses
 import gc
 import logging
 from collections.abc import Mapping
@@ -62,9 +61,9 @@ def large_margin_config(config: Config) -> Config:
             "real_epochs": 0,
             "enabled": config.augment.enabled and training.large_margin_augment,
         },
-        loss=dataclasses.asdict(config.loss.with_margin(training.large_margin)),
+        loss=config.loss.with_margin(training.large_margin).model_dump(),
         optimizer={"learning_rate": rate},
-        schedule=dataclasses.asdict(schedule),
+        schedule=schedule.model_dump(),
         training={
             "max_epochs": training.large_margin_epochs,
             "test_interval": min(training.test_interval, training.large_margin_epochs),

@@ -16,9 +16,9 @@ from speakernet.models.model_file import (
     model_of,
 )
 from speakernet.models.speaker_net import SpeakerNet
+from speakernet.options import create, lookup
 from speakernet.parallel import distributed
 from speakernet.random import derive_seed
-from speakernet.registry import create, lookup
 
 # Key of the random stream that triplets are mined with, beside the run's seed.
 MINING_STREAM = 103

@@ -56,7 +56,7 @@ class CheckRequest:
     save_path: Path = Path("exps")
     min_utterances: int = 1
     min_seconds: float = 0.5
-    max_bad_share: float = LoadingOptions.max_bad_share
+    max_bad_share: float = LoadingOptions().max_bad_share
     sample_rate: int = SAMPLE_RATE
     is_fast: bool = False
     num_jobs: int = 1

@@ -17,8 +17,8 @@ from types import ModuleType
 
 import speakernet
 from speakernet.machine.memory import HUGE_PAGES, is_out_of_memory
+from speakernet.options import suggestion
 from speakernet.parallel.distributed import is_first, is_first_here
-from speakernet.registry import suggestion
 from speakernet.terminal import TerminalHandler
 
 COMMANDS = {
@@ -207,7 +207,7 @@ def _parse(module: ModuleType, program: str, rest: Sequence[str]) -> argparse.Na
     asked = [one for one in rest if one in ("-h", "--help")]
     if takes_config and asked:
         # Late: only a page of help needs the options of every part.
-        from speakernet.config.help import help_text
+        from speakernet.config.reference import help_text
 
         topic = rest[rest.index(asked[0]) + 1 :][:1]
         options = help_text(topic[0] if topic and not topic[0].startswith("-") else "")

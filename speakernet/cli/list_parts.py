@@ -14,12 +14,11 @@ from speakernet.config.schema import SECTIONS
 from speakernet.frontend.options import FEATURES
 from speakernet.losses.options import LOSSES
 from speakernet.models.options import FAMILIES, MODELS, POOLINGS
-from speakernet.options import NamedOptions, default_of, documentation, field_names, summary
-from speakernet.registry import Part
+from speakernet.options import Component, NamedOptions, default_of, description_of, summary
 from speakernet.training.options import OPTIMIZERS
 from speakernet.training.options.schedules import SCHEDULES
 
-TABLES: dict[str, tuple[Mapping[str, Part], str, str]] = {
+TABLES: dict[str, tuple[Mapping[str, Component], str, str]] = {
     "models": (MODELS, "model.options", ""),
     "poolings": (POOLINGS, "model.pooling_options", ""),
     "features": (FEATURES, "frontend", "frontend"),
@@ -62,22 +61,22 @@ def _models() -> Iterator[str]:
         for name, owner in zip(sizes, owners, strict=True):
             giga, mels = f"{owner.macs / 1e9:.2f} G", str(owner.published_mels or "raw")
             yield MODEL_ROW.format(name, f"{owner.parameters:,}", giga, owner.published_dim, mels, owner.paper)
-        for field in field_names(owners[0]):
+        for field in owners[0].model_fields:
             values = list(dict.fromkeys(_shown(default_of(owner, field)) for owner in owners))
             shown = " or ".join(values)
             if len(values) > 1 and len(shown) > WIDEST_DEFAULTS:
                 shown = "as of the size"
-            yield f"      model.options.{field} = {shown}: {documentation(owners[0])[field]}"
+            yield f"      model.options.{field} = {shown}: {description_of(owners[0], field)}"
 
 
 def _parts(kind: str, *, with_options: bool) -> Iterator[str]:
     table, place, section = TABLES[kind]
-    common = field_names(SECTIONS[section]) if section else []
+    common = SECTIONS[section].model_fields if section else []
     for name, part in table.items():
         yield f"  {name:<24} {summary(part.options)}"
-        for field in field_names(part.options) if with_options else []:
+        for field in part.options.model_fields if with_options else []:
             if field not in common:
-                meaning = documentation(part.options)[field]
+                meaning = description_of(part.options, field)
                 yield f"      {place}.{field} = {_shown(default_of(part.options, field))}: {meaning}"
 
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from speakernet.files import own_command
-from speakernet.registry import suggestion
+from speakernet.options import suggestion
 
 logger = logging.getLogger(__name__)
 

@@ -1,61 +1,15 @@
-"""One table from other toolkits' option names to ours, and voxceleb_trainer's defaults.
+"""One table from other toolkits' option names to ours, voxceleb_trainer's defaults, and options that were removed.
 
 Sources of the names: voxceleb_trainer (commit f51bab8) and its performance-optimised fork, and the switches that
 Hugging Face style trainers have in common. Each row has a test.
 """
 
-import logging
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-logger = logging.getLogger(__name__)
-
 MODE_FLAGS = ("eval",)
-"""Options that say what to do rather than how; they are no part of the configuration."""
+"""Options that say what to do rather than how; they do not belong to the configuration."""
 
-
-@dataclass(frozen=True)
-class Alias:
-    """What an old name means here."""
-
-    convert: Callable[[Any], dict[str, Any]]
-    """From the old option's value to our dotted keys and their values; ValueError where the value has no meaning."""
-    describes: str
-    """For --help and docs/migration.md."""
-    is_classic: bool
-    """Whether the name is voxceleb_trainer's or its fork's."""
-
-
-def _same(key: str) -> Callable[[Any], dict[str, Any]]:
-    return lambda value: {key: value}
-
-
-def _switch(key: str, when_true: Any, when_false: Any = None) -> Callable[[Any], dict[str, Any]]:
-    """True sets `when_true`; false sets `when_false`, or nothing where that is None."""
-
-    def convert(value: Any) -> dict[str, Any]:
-        if str(value).casefold() not in ("true", "false"):
-            raise ValueError(f"found {value!r}, expected true or false")
-        chosen = when_true if str(value).casefold() == "true" else when_false
-        if chosen is None:
-            logger.info("not %s: %s stays as it is set otherwise (by default auto)", when_true, key)
-            return {}
-        return {key: chosen}
-
-    return convert
-
-
-def _precision(value: Any) -> dict[str, Any]:
-    # a bare --mixed-precision arrives as True
-    return {"runtime.precision": {"true": "auto", "false": "no"}.get(str(value).casefold(), value)}
-
-
-def _renamed(key: str, names: dict[str, str]) -> Callable[[Any], dict[str, Any]]:
-    return lambda value: {key: names.get(str(value).casefold(), value)}
-
-
-_CLASSIC_NAMES = {
+CLASSIC_NAMES = {
     "batch_size": "data.batch_size",
     "nPerSpeaker": "data.utterances_per_speaker",
     "max_seg_per_spk": "data.max_utterances_per_speaker",
@@ -69,6 +23,7 @@ _CLASSIC_NAMES = {
     "max_epoch": "training.max_epochs",
     "trainfunc": "loss.name",
     "optimizer": "optimizer.name",
+    "scheduler": "schedule.name",
     "lr": "optimizer.learning_rate",
     "lr_decay": "schedule.decay",
     "weight_decay": "optimizer.weight_decay",
@@ -77,6 +32,7 @@ _CLASSIC_NAMES = {
     "margin": "loss.margin",
     "scale": "loss.scale",
     "nClasses": "data.num_classes",
+    "dcf_p_target": "evaluation.dcf_target_priors",
     "dcf_c_miss": "evaluation.c_miss",
     "dcf_c_fa": "evaluation.c_fa",
     "initial_model": "training.initial_model",
@@ -102,8 +58,12 @@ _CLASSIC_NAMES = {
     "patience": "training.patience",
     "max_test_pairs": "evaluation.max_trials",
     "eval_batch_size": "evaluation.batch_size",
+    "mixedprec": "runtime.precision",
+    "compile_model": "runtime.compile",
+    "distributed": "runtime.distributed",
+    "port": "runtime.port",
 }
-_COMMON_NAMES = {
+COMMON_NAMES = {
     "gradient_checkpointing": "runtime.gradient_checkpointing",
     "dataloader_num_workers": "data.num_workers",
     "dataloader_prefetch_factor": "data.prefetch_factor",
@@ -120,39 +80,50 @@ _COMMON_NAMES = {
     "validation_path": "data.validation_path",
     "score_norm": "evaluation.score_norm",
     "cohort_list": "evaluation.cohort_list",
+    "use_compile": "runtime.compile",
+    "use_amp": "runtime.precision",
+    "mixed_precision": "runtime.precision",
+    "mixed-precision": "runtime.precision",
+    "fp16": "runtime.precision",
+    "bf16": "runtime.precision",
 }
-_SCHEDULE_NAMES = {"steplr": "step"}
-CLASSIC_PORT = "8888"
-"""voxceleb_trainer's default, which nobody chose: a free one does as well."""
+ALIASES = CLASSIC_NAMES | COMMON_NAMES
+ON_OFF = {"true": "on", "false": "off"}
+AUTO_NO = {"true": "auto", "false": "no"}
+VALUES: dict[str, dict[str, str | None]] = {
+    "scheduler": {"steplr": "step"},
+    "mixedprec": AUTO_NO,
+    "use_amp": AUTO_NO,
+    "mixed_precision": AUTO_NO,
+    "mixed-precision": AUTO_NO,
+    "compile_model": ON_OFF,
+    "use_compile": ON_OFF,
+    "fp16": {"true": "fp16", "false": None},
+    "bf16": {"true": "bf16", "false": None},
+    # voxceleb_trainer's default, which nobody chose: a free port does as well.
+    "port": {"8888": None},
+}
+"""Old name -> old value -> ours; None changes nothing. Other values mean the same in both."""
+TYPOS = {"nLcasses": "nClasses"}
+"""Misspelt in published recipes of voxceleb_trainer, whose parser stops there."""
+REMOVED: dict[str, str] = {}
+"""Options of earlier versions -> what to write instead. Saved configurations may still hold them."""
+WESPEAKER = {
+    *("data_type", "dataloader_args", "dataset_args", "do_lm", "enable_amp", "exp_dir", "gpus", "log_batch_interval"),
+    *("loss_args", "margin_scheduler", "margin_update", "model_args", "model_init", "num_avg", "num_epochs"),
+    *("optimizer_args", "projection_args", "save_epoch_interval", "scheduler_args"),
+}
+"""Top-level keys of wespeaker's configurations that only those have."""
 
 
-def _table() -> dict[str, Alias]:
-    table = {name: Alias(_same(key), key, True) for name, key in _CLASSIC_NAMES.items()}
-    table |= {name: Alias(_same(key), key, False) for name, key in _COMMON_NAMES.items()}
-    table["scheduler"] = Alias(_renamed("schedule.name", _SCHEDULE_NAMES), "schedule.name (steplr is step)", True)
-    table["dcf_p_target"] = Alias(
-        lambda value: {"evaluation.dcf_target_priors": value if isinstance(value, list) else [value]},
-        "evaluation.dcf_target_priors",
-        True,
-    )
-    table["mixedprec"] = Alias(_switch("runtime.precision", "auto", "no"), "runtime.precision auto, or no", True)
-    table["compile_model"] = Alias(_switch("runtime.compile", "on", "off"), "runtime.compile on, or off", True)
-    table["use_compile"] = Alias(_switch("runtime.compile", "on", "off"), "runtime.compile on, or off", False)
-    table["use_amp"] = Alias(_switch("runtime.precision", "auto", "no"), "runtime.precision auto, or no", False)
-    for name in ("mixed_precision", "mixed-precision"):
-        table[name] = Alias(_precision, "runtime.precision (without a value: auto)", False)
-    table["fp16"] = Alias(_switch("runtime.precision", "fp16"), "runtime.precision fp16", False)
-    table["bf16"] = Alias(_switch("runtime.precision", "bf16"), "runtime.precision bf16", False)
-    table["distributed"] = Alias(_same("runtime.distributed"), "runtime.distributed", True)
-    table["port"] = Alias(
-        lambda value: {} if str(value) == CLASSIC_PORT else {"runtime.port": value},
-        f"runtime.port ({CLASSIC_PORT}, the default there: a free one)",
-        True,
-    )
-    return table
+def translate(name: str, value: Any) -> dict[str, Any]:
+    """Our dotted key and value for an old name and value; empty if it changes nothing."""
+    key, values = ALIASES[name], VALUES.get(name, {})
+    value = values.get(str(value).casefold(), value)
+    if name == "dcf_p_target" and not isinstance(value, list):
+        value = [value]
+    return {} if value is None and values else {key: value}
 
-
-ALIASES: dict[str, Alias] = _table()
 
 CLASSIC_DEFAULTS: dict[str, Any] = {
     "data.batch_size": 200,
@@ -197,4 +168,4 @@ CLASSIC_DEFAULTS: dict[str, Any] = {
     "runtime.seed": 10,
     "runtime.precision": "no",
 }
-"""What an omitted option means in voxceleb_trainer; `config/loading.py` says when."""
+"""What an omitted option means in voxceleb_trainer."""

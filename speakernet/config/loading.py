@@ -1,34 +1,77 @@
 """From configuration files and command line to a checked `Config`, and back to a saved copy.
 
-Precedence: default < YAML files in the order given < command line. Types and bounds stand in the option dataclasses of
-the rooms; this file adds what users need around them: old option names (`aliases.py`), errors with file, line and
-nearest key, bare recipe names, and the one rule of defaults: a flat YAML, `--defaults voxceleb_trainer`, and its
-checkpoint scored without a configuration start from voxceleb_trainer's, everything else from ours; what a model file
-that training starts from says of its network comes before both.
+Precedence: default < YAML files in the order given < command line. Each value is a `Setting` that knows its file and
+line. A flat YAML, `--defaults voxceleb_trainer` and its checkpoint scored without a configuration start from
+voxceleb_trainer's defaults, everything else from ours; a model file that training starts from says which network it is.
+No option is silently without effect: one that the chosen component does not take is refused, unless a later layer
+replaced the component it was meant for, or the file was written for another program.
 """
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 import speakernet
-from speakernet.config.aliases import ALIASES, CLASSIC_DEFAULTS, MODE_FLAGS
-from speakernet.config.composing import Setting, compose
-from speakernet.config.schema import CHOICES, SECTIONS, Config, config_to_dict, known_fields
-from speakernet.config.yaml_lines import ConfigError, Entry, read_entries
-from speakernet.files import atomic_write
-from speakernet.options import annotations, field_names, is_input, words_of
-from speakernet.registry import nearest, suggestion
+from speakernet.config.aliases import (
+    ALIASES,
+    CLASSIC_DEFAULTS,
+    CLASSIC_NAMES,
+    MODE_FLAGS,
+    REMOVED,
+    TYPOS,
+    WESPEAKER,
+    translate,
+)
+from speakernet.config.schema import (
+    CHOICES,
+    DEFAULT_NAMES,
+    SECTIONS,
+    Config,
+    Names,
+    chosen,
+    config_from_dict,
+    config_to_dict,
+    known_fields,
+    owner_of,
+    problems,
+    split_key,
+    takers,
+)
+from speakernet.files import MOST_YAML, FileError, atomic_write, open_text, read_yaml, yaml_nodes, yaml_value
+from speakernet.options import OptionError, alternatives, is_input, nearest, suggestion
 from speakernet.run_folder import CONFIG
 
 logger = logging.getLogger(__name__)
 
 COMMAND_LINE = "command line"
 OURS, CLASSIC = "speakernet", "voxceleb_trainer"
+
+
+class ConfigError(ValueError):
+    """A configuration that the user can mend; the message says where, what was found and what is expected."""
+
+
+class Setting(NamedTuple):
+    """One value that somebody gave."""
+
+    key: str
+    """As it was written, then dotted: section and option, or `model.options` and an option of the model."""
+    value: Any
+    where: str
+    """File and line, or the option of the command line."""
+    layer: int = 0
+    is_forgiven: bool = False
+    """Whether it is warned about, not refused, if it has no effect."""
+
+    @property
+    def is_sectioned(self) -> bool:
+        """`model: ResNetSE34L` is an old flat name; `model:` with lines below it (or with nothing) is our section."""
+        section, dot, _ = self.key.partition(".")
+        return section in SECTIONS and (bool(dot) or self.value in (None, {}))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,184 +100,298 @@ def load_config(
 
     Args:
         arguments: the command line.
-        is_classic_checkpoint: whether a file is a checkpoint of voxceleb_trainer; asked only of the model that is
+        is_classic_checkpoint: whether a file is a checkpoint of voxceleb_trainer; asked only about the model that is
             scored without a configuration file.
-        settings_of_model: what a model file says of its network, as dotted keys and values; asked only of the model
-            that training starts from. It holds where nobody says otherwise.
+        settings_of_model: what a model file says about its network, as dotted keys and values; asked only about the
+            model that training starts from.
 
     Raises:
         ConfigError: unknown key, wrong type, value out of bounds, an option that nothing chosen takes, unreadable file;
             the message names file and line.
     """
-    config_names, defaults, options = _split_command_line(arguments)
+    config_names, asked, options = _split_command_line(arguments)
     files = tuple(find_config(name) for name in config_names)
-    layers = [read_entries(file) for file in files]
-    is_classic, why = _choose_defaults(defaults, files, layers, options)
-    scored = "" if defaults or files else _scored_model(options)
-    if scored and is_classic_checkpoint(Path(scored)):
-        is_classic, why = True, f"{scored} is its checkpoint"
-    settings = _settings_of(layers, files, options, is_classic)
-    evaluate_only = any(setting.value for setting in settings if setting.key == "eval")
-    settings = [_with_its_word(setting) for setting in settings if setting.key not in MODE_FLAGS]
-    copies = [
-        number
-        for number, (file, entries) in enumerate(zip(files, layers, strict=True))
-        if _is_copy_of_a_run(file, entries)
+    layers = [_read_file(file) for file in files]
+    is_copy = [
+        # A recipe may name every section too, so the name counts as well.
+        file.name == CONFIG and {one.key.partition(".")[0] for one in layer} >= set(SECTIONS)
+        for file, layer in zip(files, layers, strict=True)
     ]
-    settings = _without_folders_of_other_lists(settings, copies)
-    given = frozenset(setting.key for setting in settings)
-    defaults_of_origin = dict(CLASSIC_DEFAULTS) if is_classic else {}
-    if is_classic and "schedule.decay_interval" not in given:
-        # voxceleb_trainer's StepLR decays every test_interval epochs
-        intervals = [setting.value for setting in settings if setting.key == "training.test_interval"]
-        defaults_of_origin["schedule.decay_interval"] = [CLASSIC_DEFAULTS["training.test_interval"], *intervals][-1]
-    initial = [str(setting.value) for setting in settings if setting.key == "training.initial_model"][-1:]
-    if initial and initial[0] and not evaluate_only:
-        defaults_of_origin |= _of_chosen_parts(settings_of_model(Path(initial[0])), settings)
-    config = compose(settings, defaults_of_origin)
+    is_classic, why = _which_defaults(asked, files, layers, options)
+    settings: list[Setting] = []
+    for number, layer in enumerate([*layers, options]):
+        is_file = number < len(files)
+        is_flat = not any(one.is_sectioned for one in layer) if is_file else is_classic
+        for setting in layer:
+            if is_file and is_copy[number] and setting.key in REMOVED:
+                continue
+            for one in _translated(setting._replace(layer=number, is_forgiven=is_flat)):
+                settings.append(_found_beside(one, files[number]) if is_file else one)
+    last = {one.key: one for one in settings}
+    evaluate_only = "eval" in last and _is_true(last["eval"])
+    scored = str(last["training.initial_model"].value) if "training.initial_model" in last else ""
+    if evaluate_only and scored and not files and not asked and is_classic_checkpoint(Path(scored)):
+        is_classic, why = True, f"{scored} is its checkpoint"
+        settings = [one._replace(is_forgiven=True) for one in settings]
+    settings = _without_folders_of_other_lists([one for one in settings if one.key != "eval"], is_copy)
+    defaults: dict[str, Any] = dict(CLASSIC_DEFAULTS) if is_classic else {}
+    if is_classic:
+        # voxceleb_trainer's StepLR decays every test_interval epochs.
+        interval = last["training.test_interval"].value if "training.test_interval" in last else 10
+        defaults["schedule.decay_interval"] = interval
+    if scored and not evaluate_only:
+        of_model = settings_of_model(Path(scored))
+        for key, value in of_model.items():
+            choice = CHOICES.get(split_key(key)[0])
+            named = str(last[choice.key].value) if choice and choice.key in last else "auto"
+            # The options of a component that somebody has replaced go.
+            if choice is None or named in ("auto", of_model.get(choice.key)):
+                defaults[key] = value
+    config = compose(settings, defaults)
     if not config.training.save_path:
-        config.training.save_path = _run_folder(files, layers)
+        beside = files and is_copy[0]
+        default = Path("exps") / (files[0].stem if files else "exp1")
+        config.training.save_path = str(files[0].parent if beside else default)
+    given = frozenset(one.key for one in settings)
     described = f"{CLASSIC if is_classic else OURS}'s ({why})"
+    if is_classic and (differing := _differences(config, given)):
+        described += f"; options not given that differ from {OURS}'s: {differing}; --defaults {OURS} takes the latter"
     return LoadedConfig(config, files, is_classic, evaluate_only, given, described)
 
 
-def _settings_of(
-    layers: Sequence[list[Entry]], files: Sequence[Path], options: list[Entry], is_classic: bool
-) -> list[Setting]:
-    """What every layer sets, the command line last; inputs of a file are looked for beside it too."""
-    settings: list[Setting] = []
-    for number, entries in enumerate([*layers, options]):
-        is_file = number < len(layers)
-        is_flat = not any(map(_is_sectioned, entries)) if is_file else is_classic
-        is_old_copy = is_file and _is_old_copy(entries)
-        for entry in _without_idle_end(entries) if is_old_copy else entries:
-            for setting in _translate(entry):
-                placed = dataclasses.replace(setting, layer=number, is_forgiven=is_flat or is_old_copy)
-                settings.append(_found_beside(placed, files[number]) if is_file else placed)
-    return settings
-
-
-def _of_chosen_parts(own: Mapping[str, Any], settings: Sequence[Setting]) -> dict[str, Any]:
-    """What a model file says, less the options of parts in whose place somebody has named another one."""
-    said = {setting.key: str(setting.value) for setting in settings}
-    kept = {}
-    for key, value in own.items():
-        choice = CHOICES.get(Setting(key, value, "").place, "")
-        if said.get(choice, "auto") in ("auto", own.get(choice)):
-            kept[key] = value
-    return kept
-
-
 def find_config(name: str) -> Path:
-    """A configuration by path, or by bare name in the recipes that come with speakernet; `.yaml` may be left out.
-
-    Raises:
-        ConfigError: no such file; the message names the nearest recipes.
-    """
-    candidates = [Path(name), Path(name + ".yaml")]
+    """A configuration by path, or by bare name in the recipes that come with speakernet; `.yaml` may be left out."""
     folder = recipe_folder()
-    candidates += [folder / candidate for candidate in candidates]
-    for candidate in candidates:
+    for candidate in (Path(name), Path(name + ".yaml"), folder / name, folder / (name + ".yaml")):
         if candidate.is_file():
             return candidate
         if candidate.exists() and not candidate.is_dir():
-            raise ConfigError(f"{candidate}: not a regular file; give a configuration that lies on a disk")
+            raise ConfigError(f"{candidate}: not a regular file; give a configuration file on a disk")
     recipes = [recipe.relative_to(folder).as_posix() for recipe in sorted(folder.rglob("*.yaml"))]
     raise ConfigError(f"no configuration {name!r} in the working directory or in configs/; {suggestion(name, recipes)}")
 
 
 def recipe_folder() -> Path:
-    """Where the recipes lie: `configs/` of the checkout, or `speakernet/recipes` of an installed wheel."""
+    """The folder of the recipes: `configs/` of the checkout, or `speakernet/recipes` of an installed wheel."""
     package = Path(speakernet.__file__).resolve().parent
     checkout = package.parent / "configs"
     return checkout if (checkout / "exp01.yaml").is_file() else package / "recipes"
 
 
 def save_config(config: Config, path: Path) -> None:
-    """Write the resolved configuration as YAML, atomically, so that it means the same from any folder.
-
-    Inputs are named from the root, and the run folder not at all: it is the folder that the file lies in, also that of
-    a copy.
-    """
+    """Write the resolved configuration as YAML, atomically, so that it means the same from any folder."""
     with atomic_write(path) as file:
         yaml.safe_dump(portable(config), file, sort_keys=False, allow_unicode=True)
 
 
 def portable(config: Config) -> dict[str, dict[str, Any]]:
-    """The configuration as plain values that do not depend on the working directory or on the run folder's name."""
+    """The configuration as plain values that depend neither on the working directory nor on the run folder's name."""
     values = config_to_dict(config)
     del values["training"]["save_path"]
     for section, fields in values.items():
         owner = type(getattr(config, section))
-        for name, value in fields.items():
-            if value and is_input(owner, name):
-                fields[name] = str(Path(value).absolute())
+        paths = [name for name, value in fields.items() if value and is_input(owner, name)]
+        fields |= {name: str(Path(fields[name]).absolute()) for name in paths}
     return values
 
 
-def _split_command_line(arguments: Sequence[str]) -> tuple[list[str], str, list[Entry]]:
-    """The `--config` names, `--defaults`, and the other options as entries; a flag without a value counts as true."""
+def compose(settings: Sequence[Setting], defaults: Mapping[str, Any]) -> Config:
+    """The configuration that the settings mean, a later layer before an earlier one, and all before the defaults."""
+    names: Names = DEFAULT_NAMES | {one: defaults[CHOICES[one].key] for one in CHOICES if CHOICES[one].key in defaults}
+    kept: dict[str, Setting] = {}
+    dropped: list[Setting] = []
+    for layer in sorted({setting.layer for setting in settings}):
+        own = {setting.key: setting for setting in settings if setting.layer == layer}
+        before, names = names, {**names, **{one: str(own[c.key].value) for one, c in CHOICES.items() if c.key in own}}
+        changed = set()
+        for holder, choice in CHOICES.items():
+            try:
+                changed |= {holder} if chosen(holder, names) != chosen(holder, before) else set()
+            except ValueError as error:
+                raise ConfigError(f"{own[choice.key].where}: {choice.key}: {error}") from error
+        for key in list(kept):
+            holder = split_key(key)[0]
+            is_choice = any(key == choice.key for choice in CHOICES.values())
+            # 32 channels of one network are not 32 channels of another, even if both take the option.
+            is_nested = holder in changed and "." in holder and not is_choice
+            if is_nested or ({holder, holder.partition(".")[0]} & changed and not _is_taken(key, names)):
+                dropped.append(kept.pop(key))
+        kept |= own
+    values: dict[str, Any] = {}
+    for key, value in defaults.items():
+        if _is_taken(key, names):
+            _put(values, key, value)
+    for key, setting in kept.items():
+        if _is_taken(key, names):
+            _put(values, key, _plain(setting, names))
+        elif setting.is_forgiven:
+            logger.warning("%s: %s", setting.where, _why_idle(setting, names))
+        else:
+            raise ConfigError(f"{setting.where}: {_why_idle(setting, names)}")
+    if dropped:
+        listed = ", ".join(f"{one.key} ({one.where})" for one in dropped)
+        logger.warning("options of components that a later file or option has replaced are left out: %s", listed)
+    try:
+        config = config_from_dict(values)
+    except OptionError as error:
+        raise ConfigError(f"{_where(kept, error.field)}: {error.field} {error.found}") from error
+    if found := list(problems(config)):
+        raise ConfigError("\n".join(f"{_where(kept, key)}: {key}: {message}" for key, message in found))
+    return config
+
+
+def _where(settings: Mapping[str, Setting], key: str) -> str:
+    return settings[key].where if key in settings else "default"
+
+
+def _is_taken(key: str, names: Names) -> bool:
+    holder, option = split_key(key)
+    owner = owner_of(holder, names)
+    return owner is not None and option in owner.model_fields
+
+
+def _put(values: dict[str, Any], key: str, value: Any) -> None:
+    holder, option = split_key(key)
+    for word in holder.split("."):
+        values = values.setdefault(word, {})
+    values[option] = value
+
+
+def _plain(setting: Setting, names: Names) -> Any:
+    """A text value read as YAML if its option is not a text: lists, mappings, nothing."""
+    holder, option = split_key(setting.key)
+    owner = owner_of(holder, names)
+    if owner is not None and str in alternatives(owner.model_fields[option].annotation):
+        return setting.value
+    return _read_text(setting)
+
+
+def _read_text(setting: Setting) -> Any:
+    if not isinstance(setting.value, str) or not setting.value.startswith(("[", "{")):
+        return None if setting.value in ("null", "~") else setting.value
+    try:
+        return read_yaml(setting.value, setting.where)
+    except FileError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _why_idle(setting: Setting, names: Names) -> str:
+    holder, option = split_key(setting.key)
+    owner = owner_of(holder, names)
+    if owner is not None and holder in CHOICES and "." in holder:
+        own = [name for name in owner.model_fields if name != "name"]
+        has = suggestion(option, own) if own else "it has none"
+        component = f"the {CHOICES[holder].kind} {chosen(holder, names)}"
+        return f"{setting.key} has no effect: {component} has no option {option!r}; {has}"
+    section = holder.partition(".")[0]
+    if section not in CHOICES:
+        return f"{setting.key} does not exist; a name in a section has no dot"
+    takes = ", ".join(takers(section, setting.key.split(".")[1]))
+    return (
+        f"{setting.key} has no effect: the {CHOICES[section].kind} {chosen(section, names)} does not take it "
+        f"({takes} would); remove it, or choose another {section}.name"
+    )
+
+
+def _split_command_line(arguments: Sequence[str]) -> tuple[list[str], str, list[Setting]]:
+    """The `--config` names, `--defaults`, and the other options; a flag without a value counts as true."""
     configs: list[str] = []
     defaults = ""
-    entries: list[Entry] = []
+    settings: list[Setting] = []
     remaining = list(arguments)
     while remaining:
         option = remaining.pop(0)
         if not option.startswith("--") or option == "--":
-            raise ConfigError(f"found {option!r} on the command line where an option such as --config was expected")
-        name, has_value, value = option[2:].partition("=")
-        if not has_value:
-            takes_next = bool(remaining) and not remaining[0].startswith("--")
-            value = remaining.pop(0) if takes_next else None  # type: ignore[assignment]
+            raise ConfigError(f"{COMMAND_LINE}: found {option!r}, expected an option such as --config")
+        name, equals, value = option[2:].partition("=")
+        is_flag = not equals and (not remaining or remaining[0].startswith("--"))
+        if not equals and not is_flag:
+            value = remaining.pop(0)
         if name == "config":
             if not value:
                 raise ConfigError("--config needs a file name")
             configs.append(value)
-            continue
-        if name == "defaults":
+        elif name == "defaults":
             if value not in (OURS, CLASSIC):
                 raise ConfigError(f"{COMMAND_LINE}: --defaults is {value!r}; expected {OURS} or {CLASSIC}")
             defaults = value
-            continue
-        name = name if name in ALIASES else name.replace("-", "_")
-        parsed = True if value is None else value
-        entries.append(Entry(tuple(name.split(".", 1)), parsed, f"{COMMAND_LINE}: --{name}"))
-    return configs, defaults, entries
+        else:
+            name = name if name in ALIASES else name.replace("-", "_")
+            settings.append(Setting(name, True if is_flag else value, f"{COMMAND_LINE}: --{name}"))
+    return configs, defaults, settings
 
 
-def _choose_defaults(
-    asked: str, files: Sequence[Path], layers: Sequence[list[Entry]], options: Sequence[Entry]
+def _read_file(path: Path) -> list[Setting]:
+    """Every top-level key of a YAML or JSON file that is not a mapping, and every key one level below a mapping."""
+    try:
+        with open_text(path) as file:
+            text = file.read(MOST_YAML + 1)
+        # JSON may be indented by tabs, which YAML does not take.
+        root = yaml_nodes(text.replace("\t", "    ") if path.suffix == ".json" else text, str(path), has_lines=True)
+        if root is None:
+            return []
+        if not isinstance(root, yaml.MappingNode):
+            raise ConfigError(f"{path}:1: found something else, expected `key: value` lines")
+        settings = []
+        for key, node, where in _pairs(root, path):
+            children = _pairs(node, path) if isinstance(node, yaml.MappingNode) else []
+            pairs = [(f"{key}.{child}", below, at) for child, below, at in children] or [(key, node, where)]
+            settings += [Setting(name, yaml_value(value, at), at) for name, value, at in pairs]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error}") from error
+    except FileError as error:
+        raise ConfigError(str(error)) from error
+    found = dict.fromkeys(one.key.partition(".")[0] for one in settings)
+    if not WESPEAKER.isdisjoint(found):
+        listed = ", ".join(list(found)[:8])
+        raise ConfigError(f"{path}: {listed} are wespeaker's options; docs/migration.md says what to write instead")
+    return settings
+
+
+def _pairs(mapping: yaml.MappingNode, path: Path) -> list[tuple[str, yaml.Node, str]]:
+    pairs: dict[str, tuple[str, yaml.Node, str]] = {}
+    for key_node, value_node in mapping.value:
+        key, where = str(key_node.value), f"{path}:{key_node.start_mark.line + 1}"
+        if key in pairs:
+            raise ConfigError(f"{where}: {key} is given twice (first at {pairs[key][2]}); keep one of them")
+        pairs[key] = (key, value_node, where)
+    return list(pairs.values())
+
+
+def _which_defaults(
+    asked: str, files: Sequence[Path], layers: Sequence[list[Setting]], options: Sequence[Setting]
 ) -> tuple[bool, str]:
-    """Whether voxceleb_trainer's defaults hold, and why; among files the first that says something decides."""
+    """Whether voxceleb_trainer's defaults hold, and why; the first file that is not empty decides."""
     if asked:
         return asked == CLASSIC, "--defaults"
-    for file, entries in zip(files, layers, strict=True):
-        if entries:
-            is_flat = not any(map(_is_sectioned, entries))
+    for file, layer in zip(files, layers, strict=True):
+        if layer:
+            is_flat = not any(one.is_sectioned for one in layer)
             return is_flat, f"{file} is {'flat' if is_flat else 'in sections'}"
-    names = [entry.key[0] for entry in options if len(entry.key) == 1]
-    if any(name in ALIASES and ALIASES[name].is_classic for name in names):
-        return False, f"for that code's: --defaults {CLASSIC}"
-    return False, "nothing says otherwise"
+    if any(one.key in CLASSIC_NAMES for one in options):
+        return False, f"--defaults {CLASSIC} takes that program's"
+    return False, "nothing asks for others"
 
 
-def _scored_model(options: Sequence[Entry]) -> str:
-    """The file that `--eval --initial_model FILE` scores; empty where nothing is scored."""
-    settings = [setting for entry in options for setting in _translate(entry)]
-    models = [str(setting.value) for setting in settings if setting.key == "training.initial_model"]
-    return models[-1] if models and any(setting.value for setting in settings if setting.key == "eval") else ""
-
-
-def _is_sectioned(entry: Entry) -> bool:
-    # `model: ResNetSE34L` is an old flat name, `model:` with lines below it (or with nothing) is our section.
-    return entry.key[0] in SECTIONS and (len(entry.key) == 2 or entry.value in (None, {}))
+def _differences(config: Config, given: frozenset[str]) -> str:
+    """The values that hold because voxceleb_trainer has them, with ours."""
+    values, ours = config_to_dict(config), config_to_dict(Config())
+    # What costs most if nobody notices it comes first.
+    keys = dict.fromkeys(["training.max_grad_norm", "runtime.precision", *CLASSIC_DEFAULTS])
+    found = []
+    for section, field in (key.split(".") for key in keys if key not in given):
+        value, default = values[section].get(field), ours[section].get(field)
+        is_path = is_input(SECTIONS[section], field) if field in SECTIONS[section].model_fields else False
+        if field in values[section] and field in ours[section] and value != default and not is_path:
+            found.append(f"{section}.{field} {value} ({default})")
+    return ", ".join(found)
 
 
 def _found_beside(setting: Setting, file: Path) -> Setting:
-    """An input that is not there from the working directory, but is from the folder of the file that names it."""
-    if setting.section not in SECTIONS or setting.option not in field_names(SECTIONS[setting.section]):
-        return setting
-    if not is_input(SECTIONS[setting.section], setting.option) or not isinstance(setting.value, str):
+    """An input that does not exist in the working directory, but does beside the file that names it."""
+    holder, option = split_key(setting.key)
+    fields = SECTIONS[holder].model_fields if holder in SECTIONS else {}
+    if option not in fields or not is_input(SECTIONS[holder], option) or not isinstance(setting.value, str):
         return setting
     beside = file.parent / setting.value
     try:
@@ -242,116 +399,68 @@ def _found_beside(setting: Setting, file: Path) -> Setting:
     except OSError as error:
         shown = f"{setting.value[:40]!r} of {len(setting.value):,} letters"
         raise ConfigError(f"{setting.where}: {setting.key} is {shown}; expected a path ({error.strerror})") from error
-    return dataclasses.replace(setting, value=str(beside)) if is_beside else setting
+    return setting._replace(value=str(beside)) if is_beside else setting
 
 
-def _run_folder(files: Sequence[Path], layers: Sequence[list[Entry]]) -> str:
-    """Where a run is kept that names no save_path: beside its own saved configuration, else by the first file."""
-    if files and _is_copy_of_a_run(files[0], layers[0]):
-        return str(files[0].parent)
-    return str(Path("exps") / (files[0].stem if files else "exp1"))
-
-
-def _is_copy_of_a_run(file: Path, entries: Sequence[Entry]) -> bool:
-    """Whether a file is the configuration that a run saved of itself, with everything resolved."""
-    # A recipe may name every section too, so the name tells a run's own copy apart.
-    return file.name == CONFIG and {entry.key[0] for entry in entries} >= set(SECTIONS)
-
-
-def _without_folders_of_other_lists(settings: Sequence[Setting], copies: Sequence[int]) -> list[Setting]:
-    """The settings without each folder that a run saved beside a list, where a later layer names another list alone.
+def _without_folders_of_other_lists(settings: Sequence[Setting], is_copy: Sequence[bool]) -> list[Setting]:
+    """The settings without each audio folder that a run saved beside a list, if a later layer names another list.
 
     The copy of a run names every folder, also those that nobody gave: the folder of one list says nothing of another.
     """
     last = {setting.key: setting for setting in settings}
     kept = []
     for setting in settings:
-        is_folder_of_a_copy = setting.layer in copies and setting.key.endswith("_path") and last[setting.key] is setting
-        named = last.get(f"{setting.key.removesuffix('_path')}_list") if is_folder_of_a_copy and setting.value else None
-        is_named_later = named is not None and named.layer > setting.layer
-        own = {one.value for one in settings if named and (one.key, one.layer) == (named.key, setting.layer)}
-        # The same list under its own name keeps its folder; a copy names lists from the root.
-        if named and is_named_later and str(Path(str(named.value)).absolute()) not in own:
-            logger.info("%s: another list than %s, whose folder is left aside", named.where, ", ".join(map(str, own)))
-        else:
-            kept.append(setting)
+        is_of_a_copy = setting.layer < len(is_copy) and is_copy[setting.layer] and last[setting.key] is setting
+        named = last.get(f"{setting.key.removesuffix('_path')}_list") if setting.key.endswith("_path") else None
+        if named and is_of_a_copy and setting.value and named.layer > setting.layer:
+            # The same list under its own name keeps its folder; a copy saves absolute paths.
+            own = [one.value for one in settings if (one.key, one.layer) == (named.key, setting.layer)]
+            if str(Path(str(named.value)).absolute()) not in own:
+                logger.info("%s: %s of another list is ignored", named.where, setting.key)
+                continue
+        kept.append(setting)
     return kept
 
 
-def _is_old_copy(entries: list[Entry]) -> bool:
-    """Whether a file is the config.yaml of a run of before 0.2: it holds the options of all parts, chosen or not.
-
-    Nobody writes options of a triplet loss, of a learned scale and of the polynomial schedule into one file by hand.
-    """
-    of_several_parts = {("loss", "hard_rank"), ("loss", "initial_scale"), ("schedule", "power")}
-    return {entry.key for entry in entries} >= of_several_parts
-
-
-def _without_idle_end(entries: list[Entry]) -> list[Entry]:
-    """Those of an old copy as they acted: `exponential` fell by `decay`, whatever final_learning_rate said."""
-    if any(entry.key == ("schedule", "name") and entry.value == "exponential" for entry in entries):
-        return [entry for entry in entries if entry.key != ("schedule", "final_learning_rate")]
-    return entries
-
-
-def _translate(entry: Entry) -> list[Setting]:
-    """One entry as settings of dotted keys.
-
-    Raises:
-        ConfigError: neither a section's key nor an old name.
-    """
-    first = entry.key[0]
-    dotted = ".".join(entry.key)
-    if len(entry.key) == 1 and first in MODE_FLAGS:
-        return [Setting(first, _as_bool(entry), entry.where)]
-    if len(entry.key) == 1 and first in ALIASES and not _is_sectioned(entry):
-        alias = ALIASES[first]
-        try:
-            targets = alias.convert(entry.value)
-        except ValueError as error:
-            raise ConfigError(f"{entry.where}: {first}: {error}") from error
-        return [Setting(key, value, entry.where) for key, value in targets.items()]
-    if first in SECTIONS and len(entry.key) == 2:
-        field = entry.key[1]
-        known = known_fields(first)
-        if field.split(".", 1)[0] in known:
-            return [Setting(dotted, entry.value, entry.where)]
-        raise ConfigError(f"{entry.where}: unknown key {dotted}; {_elsewhere(field) or suggestion(field, known)}")
-    if _is_sectioned(entry):
-        return []
-    if first in SECTIONS:
-        raise ConfigError(f"{entry.where}: section {first} holds {entry.value!r}; expected `key: value` lines below it")
-    everything = [
-        *ALIASES,
-        *MODE_FLAGS,
-        *SECTIONS,
-        *(f"{name}.{field}" for name in SECTIONS for field in known_fields(name)),
-    ]
-    near = suggestion(dotted, everything) if nearest(dotted, everything) else "--help all lists every option"
-    raise ConfigError(f"{entry.where}: unknown key {dotted}; {_elsewhere(entry.key[-1]) or near}")
+def _translated(setting: Setting) -> Iterator[Setting]:
+    """A setting as written under our dotted keys, the mapping of a component's options one by one."""
+    key, where = setting.key, setting.where
+    if key in TYPOS:
+        logger.warning("%s: %s is misspelt; taken as %s", where, key, TYPOS[key])
+        key = TYPOS[key]
+    section, _, field = key.partition(".")
+    if key in MODE_FLAGS:
+        yield setting
+    elif key in REMOVED:
+        raise ConfigError(f"{where}: {key} was removed; {REMOVED[key]}")
+    elif key in ALIASES and not setting.is_sectioned:
+        for name, value in translate(key, setting.value).items():
+            yield setting._replace(key=name, value=value)
+    elif section in SECTIONS and field.partition(".")[0] in known_fields(section):
+        holder = CHOICES.get(key)
+        if holder is None:
+            yield setting
+            return
+        given = _read_text(setting)
+        if not isinstance(given, dict):
+            raise ConfigError(f"{where}: {key} is {given!r}; expected `option: value` pairs")
+        for name, value in given.items():
+            yield setting._replace(key=f"{key}.{name}", value=value)
+    elif section in SECTIONS and not field:
+        if not setting.is_sectioned:
+            raise ConfigError(f"{where}: {section} is {setting.value!r}; expected `key: value` lines below the section")
+    else:
+        homes = [f"{one}.{field or key}" for one in SECTIONS if (field or key) in known_fields(one)]
+        known = [f"{one}.{name}" for one in SECTIONS for name in known_fields(one)]
+        near = known_fields(section) if section in SECTIONS else [*ALIASES, *MODE_FLAGS, *SECTIONS, *known]
+        wanted = field if section in SECTIONS else key
+        listed = suggestion(wanted, near) if nearest(wanted, near) else "--help all lists every option"
+        meant = f"did you mean {' or '.join(map(repr, homes))}?" if homes else listed
+        raise ConfigError(f"{where}: unknown key {key}; {meant}")
 
 
-def _elsewhere(field: str) -> str:
-    """Where an option of this very name is; empty where there is none."""
-    homes = [f"{section}.{field}" for section in SECTIONS if field in known_fields(section)]
-    return f"did you mean {' or '.join(map(repr, homes))}?" if homes else ""
-
-
-def _as_bool(entry: Entry) -> bool:
-    if isinstance(entry.value, bool):
-        return entry.value
-    if str(entry.value).casefold() in ("true", "false"):
-        return str(entry.value).casefold() == "true"
-    raise ConfigError(f"{entry.where}: {entry.key[0]} is {entry.value!r}; expected true or false")
-
-
-def _with_its_word(setting: Setting) -> Setting:
-    """YAML reads an unquoted `off` or `no` as False; where the field knows such words they are meant."""
-    if not isinstance(setting.value, bool):
-        return setting
-    section, _, field = setting.key.partition(".")
-    declared = annotations(SECTIONS[section]).get(field)
-    choices = () if declared in (None, bool) else words_of(declared)
-    words = ("on", "yes") if setting.value else ("off", "no")
-    meant = [word for word in words if word in choices]
-    return dataclasses.replace(setting, value=meant[0]) if meant else setting
+def _is_true(setting: Setting) -> bool:
+    text = str(setting.value).casefold()
+    if text not in ("true", "false"):
+        raise ConfigError(f"{setting.where}: {setting.key} is {setting.value!r}; expected true or false")
+    return text == "true"

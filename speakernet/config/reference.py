@@ -1,22 +1,36 @@
-"""docs/configuration.md: every option of every section as tables, written from the option dataclasses.
+"""Every option in words: the text of `--help`, and the page docs/configuration.md (`show-config --reference`)."""
 
-`speakernet show-config --reference` prints it, `make pages` writes it, and a test fails where the page is stale.
-"""
-
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+import itertools
+from collections.abc import Iterator
+from textwrap import fill
+from typing import Any, NamedTuple
 
 from speakernet.config.aliases import ALIASES
-from speakernet.config.help import EVERYDAY
 from speakernet.config.loading import CLASSIC, OURS
-from speakernet.config.schema import CHOICES, CLASSIFICATION, DEFAULT_NAMES, METRIC, NESTED, PARTS, SECTIONS, TABLES
+from speakernet.config.schema import CHOICES, SECTIONS
 from speakernet.models.options import FAMILIES
-from speakernet.options import annotations, default_of, documentation, field_names, in_words, summary
-from speakernet.registry import Part
+from speakernet.options import Options, alternatives, default_of, description_of, in_words, summary
 
+EVERYDAY = {
+    "what to train on": [
+        "data.train_list", "data.test_list", "data.validation_list", "data.train_path", "data.test_path",
+        "augment.noise_path", "augment.rir_path",
+    ],
+    "what to train": ["model.name", "model.embedding_dim", "frontend.num_mels", "loss.name", "loss.margin"],
+    "how to train": [
+        "training.max_epochs", "data.batch_size", "data.crop_frames", "optimizer.learning_rate", "augment.enabled",
+        "augment.speed_factors", "training.test_interval", "training.patience",
+    ],
+    "where and from where": ["training.save_path", "training.initial_model"],
+    "the machine": ["runtime.device", "runtime.precision", "data.num_workers", "runtime.seed"],
+}  # fmt: skip
+"""The options that most users ever set, as a short `--help` shows them."""
+WIDTH = 100
+WIDEST_LIST = 8
+"""The most components that are named one by one; of more, those that do not take an option are named."""
 HEAD = f"""# Configuration
 
-This page is written from the code: `speakernet show-config --reference`. A test fails when it is stale.
+This page is written from the code: `speakernet show-config --reference`.
 
 A configuration is a YAML file of sections:
 
@@ -25,9 +39,6 @@ data:
   train_list: data/my_voices/train_list.txt
   test_list: data/my_voices/trials.txt
   batch_size: 64
-augment:
-  noise_path: data/musan_split
-  rir_path: data/RIRS_NOISES
 model:
   name: ResNet34
   embedding_dim: 256
@@ -36,8 +47,6 @@ loss:
   margin: 0.2
 training:
   max_epochs: 40
-runtime:
-  precision: auto
 ```
 
 What is left out keeps its default. The command line writes the same with dots:
@@ -48,136 +57,143 @@ speakernet show-config --config my.yaml
 speakernet show-config --config exp01.yaml --given
 ```
 
-The first trains, the second prints the configuration with every default, the third what was set alone.
+The first trains, the second prints the configuration with every default, the third only what was set.
 
 - Later beats earlier: default, then the files in the order of `--config`, then the command line.
 - A file is looked for by its path, then among the recipes in `configs/`; `.yaml` may be left out.
-- Files and folders are named from the working directory, or from the folder of the file that names them.
-- A key that does not exist, a value of the wrong type and one out of bounds stop the command before it starts.
-  The message says which file, which line and which key was probably meant.
-- An option that the chosen parts do not take is refused by name.
-- Where a section has a `name`, it chooses a part, and the parts take options of their own. The column "with" says
-  which; where it is empty, all do.
-- Where an option has an old name, it is that of voxceleb_trainer or of common trainers. Old names work on the command
-  line and in flat YAML files ([migration.md](migration.md)). `--defaults {OURS}` or `--defaults {CLASSIC}` says where
-  omitted options start from.
-
-`speakernet list models` and its like show what each table has, `--help all` this page's text in the terminal.
+- Files and folders are relative to the working directory, or to the folder of the file that names them.
+- An unknown key, a wrong type and a value out of bounds stop the command before it starts; the message has the file,
+  the line and the nearest key. An option that the chosen components do not take is refused by name.
+- A section with a `name` chooses a component, which takes options of its own. The column "with" says which components
+  take an option; if it is empty, all do.
+- Old names are those of voxceleb_trainer and of common trainers; they work on the command line and in flat YAML files
+  ([migration.md](migration.md)). `--defaults {OURS}` or `--defaults {CLASSIC}` says which defaults hold.
 """
-WIDEST_LIST = 8
-"""Parts that the column "with" names one by one; of more, those that do not take an option are named."""
+
+
+class Row(NamedTuple):
+    """An option of a section; components that mean different things by one name have a row each."""
+
+    key: str
+    words: list[str]
+    """The words that it takes besides numbers and other values, such as `auto`."""
+    takes: str
+    text: str
+    defaults: dict[str, list[str]]
+    """Default as text -> the components that have it."""
+    components: str
+    """The components that take it; empty if all do."""
+
+
+def help_text(topic: str = "") -> str:
+    """The options as text: of a section, "all", or without a topic the everyday ones."""
+    if not topic:
+        lines = ["Options people use (YAML: section, then key; command line: --section.key VALUE):"]
+        known = {row.key: row for section in SECTIONS for row in reversed(rows(section))}
+        for title, keys in EVERYDAY.items():
+            lines += ["", f"  {title}:", *(line for key in keys for line in _as_text(known[key]))]
+        return "\n".join([*lines, "", f"All options: --help all, or one section: --help {'|'.join(SECTIONS)}"])
+    if topic != "all" and topic not in SECTIONS:
+        raise ValueError(f"--help {topic}: expected all or one of {', '.join(SECTIONS)}")
+    lines = []
+    for section in SECTIONS if topic == "all" else [topic]:
+        lines += [f"{section}: {summary(SECTIONS[section])}"]
+        lines += [line for row in rows(section) for line in _as_text(row)] + [""]
+    if topic == "all":
+        lines += [
+            f"--defaults {OURS}|{CLASSIC}: the defaults of options that are left out. Without it, a flat YAML and a",
+            f"checkpoint of {CLASSIC} that is scored without --config have {CLASSIC}'s, everything else ours.",
+            "",
+            "Other names that are understood, in flat YAML files and on the command line:",
+            *(f"  --{name:<32} {ALIASES[name]}" for name in sorted(ALIASES, key=str.casefold)),
+        ]
+    return "\n".join(lines)
+
+
+def _as_text(row: Row) -> Iterator[str]:
+    notes = ["|".join(row.words)] if row.words else []
+    notes.append("default " + ", ".join(row.defaults))
+    notes += [f"with {row.components}"] if row.components else []
+    yield f"  --{row.key} ({'; '.join(notes)})"
+    yield fill(row.text, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
+
+
+def rows(holder: str) -> list[Row]:
+    """The options of a section or of the components that a field holds, the everyday ones first."""
+    owners: list[tuple[str, type[Options]]] = [("", SECTIONS.get(holder, Options))]
+    if holder == "model.options":
+        # The sizes of a family are one name.
+        owners = [(family, component.options) for family, sizes in FAMILIES.items() for component in sizes.values()]
+    elif holder in CHOICES:
+        owners = [(name, component.options) for name, component in CHOICES[holder].table.items()]
+    every = list(dict.fromkeys(name for name, _ in owners))
+    found: dict[tuple[str, str, str], list[tuple[str, type[Options]]]] = {}
+    for name, owner in owners:
+        for field, info in owner.model_fields.items():
+            is_name = f"{holder}.{field}" in {choice.key for choice in CHOICES.values()}
+            takes = "a name" if is_name else in_words(info.rebuild_annotation())
+            found.setdefault((field, takes, description_of(owner, field)), []).append((name, owner))
+    made = []
+    for (field, takes, text), those in found.items():
+        key = f"{holder}.{field}"
+        defaults: dict[str, list[str]] = {}
+        for name, owner in those:
+            names = defaults.setdefault(_default(key, owner, field), [])
+            names += [name] if name not in names else []
+        takers = list(dict.fromkeys(name for name, _ in those))
+        others = [name for name in every if name not in takers]
+        is_long = len(takers) > WIDEST_LIST and len(others) < len(takers)
+        components = f"all but {', '.join(others)}" if is_long else ", ".join(takers)
+        choices = alternatives(those[0][1].model_fields[field].annotation)
+        words = [one for one in choices if isinstance(one, str)]
+        made.append(Row(key, words, takes, text, defaults, components if others else ""))
+    order = {key: number for number, key in enumerate([f"{holder}.name", *itertools.chain(*EVERYDAY.values())])}
+    return sorted(made, key=lambda row: order.get(row.key, len(order)))
+
+
+def _default(key: str, owner: type[Options], field: str) -> str:
+    if key in CHOICES:
+        return f"those of the {CHOICES[key].kind}"
+    if named := [choice.default for choice in CHOICES.values() if choice.key == key]:
+        return named[0]
+    value: Any = default_of(owner, field)
+    return "empty" if value in ("", None, []) else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def reference() -> str:
-    """The whole page."""
+    """The page of all options."""
     lines = [HEAD, "| section | what it holds |", "|---|---|"]
-    lines += [f"| [{section}](#{section}) | {_cell(summary(owner))} |" for section, owner in SECTIONS.items()]
-    for section in SECTIONS:
-        lines += ["", f"## {section}", "", summary(SECTIONS[section]), "", *_section(section)]
-        for key, place in NESTED.items():
-            if key.startswith(f"{section}."):
-                lines += ["", f"### {key}", "", *_nested(key, place)]
+    lines += [f"| [{section}](#{section}) | {summary(owner)} |" for section, owner in SECTIONS.items()]
+    for section, owner in SECTIONS.items():
+        lines += ["", f"## {section}", "", summary(owner), ""]
+        if section in CHOICES:
+            names = ", ".join(f"`{name}`" for name in CHOICES[section].table)
+            lines += [f"`{section}.name` chooses the {CHOICES[section].kind}: {names}.", ""]
+        lines += _table(section)
+        for holder in (one for one in CHOICES if one.startswith(f"{section}.")):
+            names = ", ".join(f"`{name}`" for name in CHOICES[holder].table)
+            lines += ["", f"### {holder}", ""]
+            if section in CHOICES:
+                kind = CHOICES[holder].kind
+                lines += [f"The {kind} in `combined`: {names}, each with its options in the section `{section}`."]
+            else:
+                lines += [f"Options of the {CHOICES[holder].kind} that is chosen.", "", *_table(holder)]
     return "\n".join([*lines, ""])
 
 
-def _section(section: str) -> Iterator[str]:
-    """The options of a section; where it chooses a part, those of all its parts."""
-    kind, table = TABLES.get(section, ("", {}))
-    if not table:
-        yield from _table([("", SECTIONS[section])], section)
-        return
-    yield f"`{section}.name` chooses the {kind}: {', '.join(f'`{name}`' for name in table)}."
-    yield ""
-    yield from _table([(name, part.options) for name, part in table.items()], section)
-
-
-def _nested(key: str, place: str) -> Iterator[str]:
-    """The options of a part within a section, found by the part's name."""
-    kind, table = PARTS[place]
-    if place in (CLASSIFICATION, METRIC):
-        names = ", ".join(f"`{name}`" for name in table)
-        yield f"The {kind} within `combined`: {names}, each with the options that it has in the section `loss`."
-        return
-    yield f"Options of the {kind} that is chosen."
-    yield ""
-    yield from _table(list(_owners(place, table)), key)
-
-
-def _owners(place: str, table: Mapping[str, Part]) -> Iterator[tuple[str, type]]:
-    """Name and options class of each row; a family's sizes are one name."""
-    if place != "model":
-        yield from ((name, part.options) for name, part in table.items())
-        return
-    for family, sizes in FAMILIES.items():
-        yield from ((family, part.options) for part in sizes.values())
-
-
-def _table(owners: list[tuple[str, type]], key: str) -> Iterator[str]:
-    """One row for each option; two where parts mean different things by it."""
-    old_names = _old_names()
-    every = list(dict.fromkeys(name for name, _ in owners))
-    rows: dict[tuple[str, str, str], list[tuple[str, Any]]] = {}
-    for name, owner in owners:
-        for field in field_names(owner):
-            takes = "a name" if f"{key}.{field}" in CHOICES.values() else in_words(annotations(owner)[field])
-            meaning = (field, takes, documentation(owner)[field])
-            rows.setdefault(meaning, []).append((name, default_of(owner, field)))
-    has_parts = len(every) > 1
-    yield f"| option | takes | default |{' with |' if has_parts else ''} what it does |"
-    yield f"|---|---|---|{'---|' if has_parts else ''}---|"
-    # Those that most people set come first, in the order of the short help.
-    first = [f"{key}.name", *(one for keys in EVERYDAY.values() for one in keys)]
-    order = {one: number for number, one in enumerate(first)}
-    ordered = sorted(rows.items(), key=lambda row: order.get(f"{key}.{row[0][0]}", len(order)))
-    for (field, takes, text), found in ordered:
-        takers = list(dict.fromkeys(name for name, _ in found))
-        cells = [f"`{field}`", takes, _default(f"{key}.{field}", found)]
-        if has_parts:
-            cells.append(_with(takers, every))
-        old = ", ".join(f"`{name}`" for name in old_names.get(f"{key}.{field}", []))
-        cells.append(f"{text} Old name: {old}." if old else text)
-        yield "| " + " | ".join(_cell(cell) for cell in cells) + " |"
-
-
-def _old_names() -> dict[str, list[str]]:
-    """Key -> the other names under which it is understood."""
-    found: dict[str, list[str]] = {}
-    for name, alias in ALIASES.items():
-        found.setdefault(alias.describes.split(maxsplit=1)[0], []).append(name)
-    return found
-
-
-def _default(key: str, found: Iterable[tuple[str, Any]]) -> str:
-    """A default that all share, or those of each part."""
-    if key in NESTED:
-        return f"those of the {PARTS[NESTED[key]][0]}"
-    if key.endswith(".name"):
-        return _shown(DEFAULT_NAMES[key.removesuffix(".name")])
-    shown: dict[str, list[str]] = {}
-    for name, value in found:
-        names = shown.setdefault(_shown(value), [])
-        names += [name] if name not in names else []
-    if len(shown) == 1:
-        return next(iter(shown))
-    if any(sum(name in names for names in shown.values()) > 1 for names in shown.values() for name in names):
-        return "by size"
-    return "; ".join(f"{value} ({', '.join(names)})" for value, names in shown.items())
-
-
-def _shown(value: Any) -> str:
-    if value in ("", None, []):
-        return "empty"
-    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
-
-
-def _with(takers: list[str], every: list[str]) -> str:
-    if len(takers) == len(every):
-        return ""
-    others = [name for name in every if name not in takers]
-    if len(takers) > WIDEST_LIST and len(others) < len(takers):
-        return f"all but {', '.join(others)}"
-    return ", ".join(takers)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+def _table(holder: str) -> Iterator[str]:
+    found = rows(holder)
+    has_components = holder in CHOICES
+    yield f"| option | takes | default |{' with |' if has_components else ''} what it does |"
+    yield f"|---|---|---|{'---|' if has_components else ''}---|"
+    for row in found:
+        old = ", ".join(f"`{name}`" for name, key in ALIASES.items() if key == row.key)
+        default = "; ".join(f"{one} ({', '.join(names)})" for one, names in row.defaults.items())
+        if len(row.defaults) == 1:
+            default = next(iter(row.defaults))
+        elif sum(map(len, row.defaults.values())) > len(set().union(*row.defaults.values())):
+            default = "by size"
+        cells = [f"`{row.key.removeprefix(f'{holder}.')}`", row.takes, default]
+        cells += [row.components] if has_components else []
+        cells.append(f"{row.text} Old name: {old}." if old else row.text)
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

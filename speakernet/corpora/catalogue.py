@@ -7,9 +7,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from speakernet.files import open_text, reading
-from speakernet.registry import lookup
-from speakernet.yaml_text import MOST_BYTES, value_of
+from speakernet.files import MOST_YAML, open_text, read_yaml, reading
+from speakernet.options import lookup
 
 BYTES_PER_GIGABYTE = 1_000_000_000
 EXPECTED = "a table of corpora, each with 'files' (see catalogue.yaml)"
@@ -51,9 +50,9 @@ def load_catalogue(path: str | Path | None = None) -> dict[str, Any]:
         ValueError: the file is not a table of corpora.
     """
     if path is None:
-        return dict(value_of(resources.files(__package__).joinpath("catalogue.yaml").read_text("utf-8"), "catalogue"))
+        return dict(read_yaml(resources.files(__package__).joinpath("catalogue.yaml").read_text("utf-8"), "catalogue"))
     with reading(path, EXPECTED), open_text(path) as file:
-        table = value_of(file.read(MOST_BYTES + 1), str(path))
+        table = read_yaml(file.read(MOST_YAML + 1), str(path))
     if not isinstance(table, dict) or not all(isinstance(entry, dict) and "files" in entry for entry in table.values()):
         raise ValueError(f"{path}: expected {EXPECTED}")
     return table

@@ -14,7 +14,7 @@ import numpy as np
 
 from speakernet.data.lists import ListError, StringTable, read_training_list
 from speakernet.files import open_text, reading
-from speakernet.registry import suggestion
+from speakernet.options import suggestion
 
 UNKNOWN = -1
 NUM_EXAMPLES = 5

@@ -1,7 +1,6 @@
 """The options of lists, samplers, loaders and of where a corpus is kept. No torch is imported here."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
@@ -22,7 +21,6 @@ from speakernet.options import (
 Seconds = Annotated[float, Ge(0.0), Le(1e6)]
 
 
-@dataclass(kw_only=True)
 class CorpusOptions(Options):
     """Which recordings."""
 
@@ -66,7 +64,6 @@ class CorpusOptions(Options):
             yield "max_seconds", f"{self.max_seconds}; expected 0 or more than min_seconds ({self.min_seconds})"
 
 
-@dataclass(kw_only=True)
 class SamplingOptions(Options):
     """How an epoch is planned: which utterances share a batch, and how long their crops are."""
 
@@ -90,7 +87,6 @@ class SamplingOptions(Options):
             yield "crop_frames_max", f"{self.crop_frames_max}; expected 0 or at least crop_frames ({self.crop_frames})"
 
 
-@dataclass(kw_only=True)
 class LoadingOptions(Options):
     """Who makes the batches, and how far ahead."""
 
@@ -109,7 +105,6 @@ class LoadingOptions(Options):
     """With skip: share of unreadable utterances in an epoch above which the run stops."""
 
 
-@dataclass(kw_only=True)
 class PlacementOptions(Options):
     """Where audio is kept while it is needed."""
 
@@ -125,6 +120,5 @@ class PlacementOptions(Options):
     """Most device memory that corpus, noise and RIRs may take together; 0: half of what training leaves."""
 
 
-@dataclass(kw_only=True)
 class DataOptions(CorpusOptions, SamplingOptions, LoadingOptions, PlacementOptions):
     """Which recordings, and how they become batches."""

@@ -1,10 +1,10 @@
 """The options of evaluation: utterances to embeddings, embeddings to scores, scores to figures. No torch here."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
+from pydantic import Field
 
 from speakernet.options import Count, CountOrZero, FramesOrZero, InputPath, Options, Positive, Probability, Processes
 
@@ -16,7 +16,6 @@ Sweep = Literal["noise", "reverb", "duration", "telephone"]
 Quality = Literal["duration", "magnitude", "snr", "cohort"]
 
 
-@dataclass(kw_only=True)
 class EmbeddingOptions(Options):
     """How utterances become embeddings."""
 
@@ -44,7 +43,7 @@ class EmbeddingOptions(Options):
 
     def in_mode(self, mode: Mode) -> "EmbeddingOptions":
         """The same with one way of embedding only."""
-        return replace(self, embedding=mode)
+        return self.model_copy(update={"embedding": mode})
 
     def describe(self) -> dict[str, Any]:
         """The way of embedding in plain values: what is measured on embeddings belongs to exactly one of these."""
@@ -58,7 +57,6 @@ class EmbeddingOptions(Options):
             yield "eval_frames", f"0 with embedding: {self.embedding}; expected the length of a crop in frames of 10 ms"
 
 
-@dataclass(kw_only=True)
 class ScoringOptions(Options):
     """How embeddings become scores."""
 
@@ -70,11 +68,10 @@ class ScoringOptions(Options):
     """The nearest cohort members that adaptive s-norm takes (all where the cohort is smaller)."""
 
 
-@dataclass(kw_only=True)
 class MeasuringOptions(Options):
     """How scores become figures."""
 
-    dcf_target_priors: list[Probability] = field(default_factory=lambda: [0.01, 0.05, 0.001])
+    dcf_target_priors: list[Probability] = Field([0.01, 0.05, 0.001])
     """Prior probabilities of a target for the detection cost; 0.01 and 0.05 are always reported."""
     c_miss: Positive = UNIT_COST
     """Cost of a missed target."""
@@ -84,17 +81,15 @@ class MeasuringOptions(Options):
     """Draws of speakers for the confidence intervals; 0 gives no intervals."""
 
 
-@dataclass(kw_only=True)
 class SliceOptions(Options):
     """What kinds of trials are looked at one by one."""
 
     metadata: InputPath = ""
     """CSV with a column path and any others (gender, age, …): results are sliced by them."""
-    slices: list[str] = field(default_factory=list)
+    slices: list[str] = Field([])
     """What to slice by: duration, snr, or columns of metadata; empty: duration and every metadata column that fits."""
 
 
-@dataclass(kw_only=True)
 class EvaluationOptions(SliceOptions, MeasuringOptions, ScoringOptions, EmbeddingOptions):
     """How trial lists are scored and reported."""
 
@@ -120,9 +115,9 @@ class EvaluationOptions(SliceOptions, MeasuringOptions, ScoringOptions, Embeddin
     """Audio of calibration_list; empty: test_path."""
     calibration_prior: Probability = 0.01
     """Target prior that the calibration is tuned for."""
-    quality_measures: list[Quality] = field(default_factory=list)
+    quality_measures: list[Quality] = Field([])
     """Extra inputs of the calibration: duration, magnitude, snr, cohort (mean score against the cohort)."""
-    sweep: list[Sweep] = field(default_factory=list)
+    sweep: list[Sweep] = Field([])
     """Degrade the trial audio step by step and report the EER: noise, reverb, duration, telephone."""
     keep_embeddings: bool = True
     """Keep embeddings beside the results and use them again while model and audio are unchanged."""

@@ -22,7 +22,7 @@ from speakernet.evaluation.options import SliceOptions
 from speakernet.evaluation.quality import signal_to_noise_ratios
 from speakernet.evaluation.results import GroupResult, SliceResult
 from speakernet.evaluation.speakers import Speakers
-from speakernet.registry import suggestion
+from speakernet.options import suggestion
 from speakernet.terminal import MAX_NAMED
 
 DURATION_EDGES_SECONDS = (2.0, 4.0, 6.0, 10.0)

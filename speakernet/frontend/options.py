@@ -1,21 +1,17 @@
 """The options of front ends and of SpecAugment, and the table of front ends. No torch is imported here."""
 
-import dataclasses
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le
 
-from speakernet.options import NamedOptions, Options, Positive, Share
-from speakernet.registry import Part
+from speakernet.options import Component, NamedOptions, Options, Positive, Share
 
 MelCount = Annotated[int, Ge(1), Le(512)]
 Hertz = Annotated[float, Ge(0.0), Le(400_000.0)]
 MaskCount = Annotated[int, Ge(0), Le(100)]
 
 
-@dataclass(kw_only=True)
 class SpecAugmentOptions(Options):
     """Masks over features in training."""
 
@@ -31,7 +27,6 @@ class SpecAugmentOptions(Options):
     """SpecAugment: widest time mask, in frames of 10 ms."""
 
 
-@dataclass(kw_only=True)
 class FrontendOptions(NamedOptions):
     """From samples to features, and SpecAugment on them. What is `auto` follows the model's own definition."""
 
@@ -46,15 +41,13 @@ class FrontendOptions(NamedOptions):
         chosen = {
             name: own.get(name, value) for name, value in self.auto_values.items() if getattr(self, name) == "auto"
         }
-        return dataclasses.replace(self, **chosen)
+        return self.model_copy(update=chosen)
 
     def values(self) -> dict[str, Any]:
         """What describes the features, as a model file keeps it: everything but the name and SpecAugment."""
-        training_only = {field.name for base in (FrontendOptions, SpecAugmentOptions) for field in _fields(base)}
-        return {field.name: getattr(self, field.name) for field in _fields(self) if field.name not in training_only}
+        return self.model_dump(exclude={*FrontendOptions.model_fields, *SpecAugmentOptions.model_fields})
 
 
-@dataclass(kw_only=True)
 class MelOptions(SpecAugmentOptions, FrontendOptions):
     """The base of front ends with mel bands."""
 
@@ -64,7 +57,6 @@ class MelOptions(SpecAugmentOptions, FrontendOptions):
     """Over each utterance and band: instance (mean and variance), mean, none; auto: instance in log_mel, else mean."""
 
 
-@dataclass(kw_only=True)
 class ShapedMelOptions(MelOptions):
     """The base of front ends that work on the whole signal before it is cut into frames."""
 
@@ -78,7 +70,6 @@ class ShapedMelOptions(MelOptions):
     """Remove the mean of each utterance's samples and divide by their deviation first; auto: in ReDimNet and tf_mel."""
 
 
-@dataclass(kw_only=True)
 class LogMelOptions(ShapedMelOptions):
     """Mel spectrogram as voxceleb_trainer computes it: centred frames, HTK mel scale, optional log, instance norm."""
 
@@ -87,7 +78,7 @@ class LogMelOptions(ShapedMelOptions):
     window: Literal["auto", "hamming", "hann"] = "auto"
     """Analysis window; auto: hamming, and hann in VGGVox."""
 
-    auto_values: ClassVar[Mapping[str, Any]] = {
+    auto_values: ClassVar = {
         "window": "hamming",
         "preemphasis": 0.0,
         "normalize": "instance",
@@ -97,11 +88,10 @@ class LogMelOptions(ShapedMelOptions):
     }
 
 
-@dataclass(kw_only=True)
 class TfMelOptions(ShapedMelOptions):
     """Log mel energies as ReDimNet2 is trained on in wespeaker (its `tfmel`): triangles over mels, mean removed."""
 
-    auto_values: ClassVar[Mapping[str, Any]] = {
+    auto_values: ClassVar = {
         "preemphasis": 0.97,
         "normalize": "mean",
         "low_hz": 20.0,
@@ -110,7 +100,6 @@ class TfMelOptions(ShapedMelOptions):
     }
 
 
-@dataclass(kw_only=True)
 class KaldiFbankOptions(MelOptions):
     """Kaldi's log filterbank energies for a whole batch at once, with what toolkits disagree about as options."""
 
@@ -121,10 +110,9 @@ class KaldiFbankOptions(MelOptions):
     dither: Annotated[float, Ge(0.0), Le(1e6)] = 0.0
     """Standard deviation of the noise added in training, in scaled samples (1.0 in wespeaker)."""
 
-    auto_values: ClassVar[Mapping[str, Any]] = {"window": "hamming", "normalize": "mean"}
+    auto_values: ClassVar = {"window": "hamming", "normalize": "mean"}
 
 
-@dataclass(kw_only=True)
 class KaldiMfccOptions(KaldiFbankOptions):
     """Kaldi's cepstra of those energies (no energy term, lifter 22)."""
 
@@ -138,30 +126,24 @@ class KaldiMfccOptions(KaldiFbankOptions):
             yield "num_cepstra", f"{self.num_cepstra}; expected at most num_mels ({self.num_mels})"
 
 
-@dataclass(kw_only=True)
 class SpeechBrainFbankOptions(MelOptions):
     """Mel energies in decibels as SpeechBrain computes them: centred frames of 400 points, cut off below the top."""
 
     top_db: Annotated[float, Gt(0.0), Le(1000.0)] = 80.0
     """Energies are cut off so far below an utterance's largest."""
 
-    auto_values: ClassVar[Mapping[str, Any]] = {"normalize": "mean"}
+    auto_values: ClassVar = {"normalize": "mean"}
 
 
-@dataclass(kw_only=True)
 class RawWaveformOptions(FrontendOptions):
     """The samples themselves as one feature, for models that learn their own filterbank (RawNet3)."""
 
 
-FEATURES: dict[str, Part] = {
-    "log_mel": Part(LogMelOptions, "speakernet.frontend.features:LogMel"),
-    "fbank": Part(KaldiFbankOptions, "speakernet.frontend.features:KaldiFbank"),
-    "mfcc": Part(KaldiMfccOptions, "speakernet.frontend.features:KaldiMfcc"),
-    "speechbrain": Part(SpeechBrainFbankOptions, "speakernet.frontend.speechbrain:SpeechBrainFbank"),
-    "tf_mel": Part(TfMelOptions, "speakernet.frontend.tf_mel:TfMel"),
-    "raw": Part(RawWaveformOptions, "speakernet.frontend.features:RawWaveform"),
+FEATURES: dict[str, Component] = {
+    "log_mel": Component(LogMelOptions, "speakernet.frontend.features:LogMel"),
+    "fbank": Component(KaldiFbankOptions, "speakernet.frontend.features:KaldiFbank"),
+    "mfcc": Component(KaldiMfccOptions, "speakernet.frontend.features:KaldiMfcc"),
+    "speechbrain": Component(SpeechBrainFbankOptions, "speakernet.frontend.speechbrain:SpeechBrainFbank"),
+    "tf_mel": Component(TfMelOptions, "speakernet.frontend.tf_mel:TfMel"),
+    "raw": Component(RawWaveformOptions, "speakernet.frontend.features:RawWaveform"),
 }
-
-
-def _fields(owner: Any) -> tuple[dataclasses.Field, ...]:
-    return dataclasses.fields(owner)

@@ -17,7 +17,7 @@ from torch import Tensor
 from speakernet.data.audio import AudioError, audio_info, audio_of_array, read_audio
 from speakernet.evaluation.batching import Piece, Stretch
 from speakernet.evaluation.embedding import stretches_of
-from speakernet.registry import nearest
+from speakernet.options import nearest
 
 Array: TypeAlias = np.ndarray | Tensor
 

@@ -13,7 +13,7 @@ from speakernet.losses.options import (
     SoftmaxOptions,
     SoftmaxPrototypicalOptions,
 )
-from speakernet.registry import create
+from speakernet.options import create
 
 
 class Combined(MetricLoss):

@@ -1,20 +1,17 @@
 """The options of every loss, and the table by which a configuration names them. No torch is imported here."""
 
-import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Le
+from pydantic import Field, SerializeAsAny, model_validator
 
-from speakernet.options import NamedOptions, OptionError, Positive, Share, Switch
-from speakernet.registry import Part, lookup
+from speakernet.options import Component, NamedOptions, Positive, Share, Switch, lookup
 
 Weight = Annotated[float, Ge(0.0), Le(1e6)]
 Scalar = Annotated[float, Ge(-1e6), Le(1e6)]
 
 
-@dataclass(kw_only=True)
 class LossOptions(NamedOptions):
     """What the embeddings are taught by."""
 
@@ -42,17 +39,15 @@ class LossOptions(NamedOptions):
 
     def with_margin(self, margin: float) -> "LossOptions":
         """A copy with another margin, of a loss that has one (`hasattr(options, "margin")`)."""
-        return dataclasses.replace(self, margin=margin)  # type: ignore[call-arg]  # those that have one take it
+        return self.model_copy(update={"margin": margin})
 
 
-@dataclass(kw_only=True)
 class SoftmaxOptions(LossOptions):
     """Cross entropy of a linear layer with bias."""
 
     name: str = "softmax"
 
 
-@dataclass(kw_only=True)
 class AMSoftmaxOptions(LossOptions):
     """Scaled cosines, the speaker's own lowered by a margin."""
 
@@ -63,7 +58,6 @@ class AMSoftmaxOptions(LossOptions):
     """Scale of the cosines before the softmax."""
 
 
-@dataclass(kw_only=True)
 class AAMSoftmaxOptions(AMSoftmaxOptions):
     """Scaled cosines, the angle to the speaker's own vector widened by a margin."""
 
@@ -78,7 +72,6 @@ class AAMSoftmaxOptions(AMSoftmaxOptions):
     """By how many radians those seem nearer; grows with the margin where schedule.margin ramps it."""
 
 
-@dataclass(kw_only=True)
 class SphereFace2Options(LossOptions):
     """One yes-or-no question for every speaker instead of one choice among all."""
 
@@ -95,7 +88,6 @@ class SphereFace2Options(LossOptions):
     """Spreads the cosines of other speakers: g(z) = 2 ((z + 1) / 2) ** exponent - 1."""
 
 
-@dataclass(kw_only=True)
 class HAMSoftmaxOptions(LossOptions):
     """Distances in hyperbolic space, that to the speaker's own centre lengthened by a margin."""
 
@@ -108,24 +100,21 @@ class HAMSoftmaxOptions(LossOptions):
     """Of the space: embeddings and centres stay within 1 / sqrt(curvature) of the origin (3 in wespeaker's results)."""
 
 
-@dataclass(kw_only=True)
 class MetricOptions(LossOptions):
     """The base of losses that compare the utterances of a batch."""
 
-    is_metric: ClassVar[bool] = True
-    has_head: ClassVar[bool] = False
-    min_utterances: ClassVar[int] = 2
+    is_metric = True
+    has_head = False
+    min_utterances = 2
 
 
-@dataclass(kw_only=True)
 class PrototypicalOptions(MetricOptions):
     """Squared distances between a query and the mean of each speaker's other utterances."""
 
     name: str = "proto"
-    normalize_embeddings: ClassVar[bool] = False
+    normalize_embeddings = False
 
 
-@dataclass(kw_only=True)
 class LearnedScaleOptions(MetricOptions):
     """The base of losses that learn the scale and bias of their cosines."""
 
@@ -135,21 +124,18 @@ class LearnedScaleOptions(MetricOptions):
     """Starting value of the learned bias."""
 
 
-@dataclass(kw_only=True)
 class AngularPrototypicalOptions(LearnedScaleOptions):
     """Scaled cosines between a query and the mean of each speaker's other utterances."""
 
     name: str = "angleproto"
 
 
-@dataclass(kw_only=True)
 class GE2EOptions(LearnedScaleOptions):
     """Scaled cosines between every utterance and every speaker's centroid, its own left out."""
 
     name: str = "ge2e"
 
 
-@dataclass(kw_only=True)
 class SupervisedContrastiveOptions(MetricOptions):
     """Every utterance against all others of the batch, those of its own speaker drawn near."""
 
@@ -158,11 +144,10 @@ class SupervisedContrastiveOptions(MetricOptions):
     """Cosines are divided by it before the softmax; the lower, the more the nearest others count."""
 
 
-@dataclass(kw_only=True)
 class TripletOptions(MetricOptions):
     """Hinge of squared distances to one utterance of the same and one of another speaker."""
 
-    draws_on_host: ClassVar[bool] = True
+    draws_on_host = True
 
     name: str = "triplet"
     margin: Annotated[float, Ge(0.0), Le(100.0)] = 0.2
@@ -173,53 +158,52 @@ class TripletOptions(MetricOptions):
     """A hard negative is one of the hard_rank + 1 nearest; below 0: semi-hard negatives."""
 
 
-@dataclass(kw_only=True)
 class SoftmaxPrototypicalOptions(LearnedScaleOptions):
     """Softmax and angular prototypical, added; voxceleb_trainer's name of that case of `combined`."""
 
     name: str = "softmaxproto"
-    has_head: ClassVar[bool] = True
+    has_head = True
 
 
-CLASSIFICATIONS: dict[str, Part] = {
-    "softmax": Part(SoftmaxOptions, "speakernet.losses.classification:Softmax"),
-    "amsoftmax": Part(AMSoftmaxOptions, "speakernet.losses.classification:AMSoftmax"),
-    "aamsoftmax": Part(AAMSoftmaxOptions, "speakernet.losses.classification:AAMSoftmax"),
-    "sphereface2": Part(SphereFace2Options, "speakernet.losses.classification:SphereFace2"),
-    "hamsoftmax": Part(HAMSoftmaxOptions, "speakernet.losses.hyperbolic:HAMSoftmax"),
+CLASSIFICATIONS: dict[str, Component] = {
+    "softmax": Component(SoftmaxOptions, "speakernet.losses.classification:Softmax"),
+    "amsoftmax": Component(AMSoftmaxOptions, "speakernet.losses.classification:AMSoftmax"),
+    "aamsoftmax": Component(AAMSoftmaxOptions, "speakernet.losses.classification:AAMSoftmax"),
+    "sphereface2": Component(SphereFace2Options, "speakernet.losses.classification:SphereFace2"),
+    "hamsoftmax": Component(HAMSoftmaxOptions, "speakernet.losses.hyperbolic:HAMSoftmax"),
 }
 """Losses with a head, each for itself or within `combined`."""
-METRICS: dict[str, Part] = {
-    "proto": Part(PrototypicalOptions, "speakernet.losses.metric:Prototypical"),
-    "angleproto": Part(AngularPrototypicalOptions, "speakernet.losses.metric:AngularPrototypical"),
-    "ge2e": Part(GE2EOptions, "speakernet.losses.metric:GE2E"),
-    "supcon": Part(SupervisedContrastiveOptions, "speakernet.losses.metric:SupervisedContrastive"),
-    "triplet": Part(TripletOptions, "speakernet.losses.metric:Triplet"),
+METRICS: dict[str, Component] = {
+    "proto": Component(PrototypicalOptions, "speakernet.losses.metric:Prototypical"),
+    "angleproto": Component(AngularPrototypicalOptions, "speakernet.losses.metric:AngularPrototypical"),
+    "ge2e": Component(GE2EOptions, "speakernet.losses.metric:GE2E"),
+    "supcon": Component(SupervisedContrastiveOptions, "speakernet.losses.metric:SupervisedContrastive"),
+    "triplet": Component(TripletOptions, "speakernet.losses.metric:Triplet"),
 }
 """Losses that compare utterances, each for itself or within `combined`."""
 
 
-@dataclass(kw_only=True)
 class CombinedOptions(MetricOptions):
     """A classification and a metric loss of the same utterances, weighted and added."""
 
     name: str = "combined"
-    has_head: ClassVar[bool] = True
-    classification: LossOptions = field(default_factory=AAMSoftmaxOptions)
+    has_head = True
+    classification: SerializeAsAny[LossOptions] = Field(default_factory=AAMSoftmaxOptions)
     """The loss with a head: its name and its options, such as {name: aamsoftmax, margin: 0.3}; its margin is ramped."""
     classification_weight: Weight = 1.0
     """What the classification loss counts."""
-    metric: MetricOptions = field(default_factory=AngularPrototypicalOptions)
+    metric: SerializeAsAny[MetricOptions] = Field(default_factory=AngularPrototypicalOptions)
     """The loss that compares utterances: its name and its options, such as {name: triplet, margin: 0.1}."""
     metric_weight: Weight = 1.0
     """What the metric loss counts."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for part, table in (("classification", CLASSIFICATIONS), ("metric", METRICS)):
-            options = getattr(self, part)
-            if type(options) is not lookup(table, options.name, f"{part} loss").options:
-                raise OptionError(f"{part}: {type(options).__name__} are no options of {options.name}")
+    @model_validator(mode="after")
+    def _has_losses_of_both_kinds(self) -> "CombinedOptions":
+        for kind, table in (("classification", CLASSIFICATIONS), ("metric", METRICS)):
+            options = getattr(self, kind)
+            if type(options) is not lookup(table, options.name, f"{kind} loss").options:
+                raise ValueError(f"{kind}: {type(options).__name__} does not belong to {options.name}")
+        return self
 
     @property
     def margin(self) -> float:
@@ -232,7 +216,7 @@ class CombinedOptions(MetricOptions):
 
     def with_margin(self, margin: float) -> "CombinedOptions":
         """A copy whose classification loss has another margin."""
-        return dataclasses.replace(self, classification=self.classification.with_margin(margin))
+        return self.model_copy(update={"classification": self.classification.with_margin(margin)})
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Nothing that is added."""
@@ -244,9 +228,9 @@ class CombinedOptions(MetricOptions):
                 yield part, f"sharded: {value} within it; give it as loss.sharded, which holds for the whole loss"
 
 
-LOSSES: dict[str, Part] = {
+LOSSES: dict[str, Component] = {
     **CLASSIFICATIONS,
     **METRICS,
-    "combined": Part(CombinedOptions, "speakernet.losses.combined:Combined"),
-    "softmaxproto": Part(SoftmaxPrototypicalOptions, "speakernet.losses.combined:SoftmaxPrototypical"),
+    "combined": Component(CombinedOptions, "speakernet.losses.combined:Combined"),
+    "softmaxproto": Component(SoftmaxPrototypicalOptions, "speakernet.losses.combined:SoftmaxPrototypical"),
 }

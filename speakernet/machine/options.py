@@ -1,14 +1,13 @@
 """The options of this room: which device, and how torch is set on this machine. No torch is imported here."""
 
-from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
+from pydantic import Field
 
 from speakernet.options import Options, Processes, Share, Switch
 
 
-@dataclass(kw_only=True)
 class DistributedOptions(Options):
     """Several processes that work as one. torchrun (or srun) starts them; no option has to say so."""
 
@@ -24,7 +23,6 @@ class DistributedOptions(Options):
     """Batch norm over the batch of all processes; auto: with several, or the recipe would mean something else."""
 
 
-@dataclass(kw_only=True)
 class MachineOptions(DistributedOptions):
     """Device, threads, memory and the switches of torch's libraries."""
 
@@ -42,7 +40,7 @@ class MachineOptions(DistributedOptions):
     """TensorFloat-32 for float32 convolutions (NVIDIA Ampere and later): faster, 10 bits of mantissa."""
     cudnn_benchmark: bool | Literal["auto"] = "auto"
     """Let cuDNN time its algorithms; auto: on where crops have few lengths, unless deterministic."""
-    attention: list[Literal["flash", "efficient", "math", "cudnn"]] = field(default_factory=list)
+    attention: list[Literal["flash", "efficient", "math", "cudnn"]] = Field([])
     """Attention kernels allowed on a GPU; empty allows all."""
     keep_memory: bool = True
     """Linux: keep the memory of freed tensors for the next step; giving it back can take longer than the arithmetic."""

@@ -4,7 +4,6 @@ Whoever trains, evaluates, exports or verifies calls this. It can say what it is
 made again from them (`from_spec`), which is how a model file describes itself. It knows no loss and no config.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,8 +14,8 @@ from speakernet.frontend.options import FEATURES, FrontendOptions, SpecAugmentOp
 from speakernet.frontend.perturbation import SpecAugment
 from speakernet.models.layers import EMBEDDING_LAYERS, full_precision, is_safe_in_channels_last, mask_frames
 from speakernet.models.options import MODELS, POOLINGS, ModelOptions, pooling_of
+from speakernet.options import create, lookup, options_of
 from speakernet.random import derive_seed
-from speakernet.registry import create, lookup, options_of
 
 SPEC_AUGMENT_PREFIX = "spec_augment."
 # Keys of the random streams that the network's own parts draw from, beside the run's seed.
@@ -53,9 +52,9 @@ class SpeakerNet(nn.Module):
             if problem := next(iter(options.problems()), None):
                 raise ValueError(f"{kind}: {problem[0]} is {problem[1]}")
         # The published definition's values hold for its own front end only.
-        frontend = dataclasses.replace(frontend.resolved(own if name == own["name"] else {}), name=name)
+        frontend = frontend.resolved(own if name == own["name"] else {}).model_copy(update={"name": name})
         pooling = trunk.default_pooling if model.pooling == "auto" else model.pooling
-        self._model = dataclasses.replace(model, pooling=pooling)
+        self._model = model.model_copy(update={"pooling": pooling})
         self._frontend = frontend
         self.sample_rate = sample_rate
         self.embedding_dim = model.embedding_dim
@@ -217,10 +216,10 @@ class SpeakerNet(nn.Module):
         """What the network is made of, in plain values: `model` and `front_end` (name, options), `sample_rate`."""
         model = self._model
         sizes: dict[str, Any] = {"pooling": model.pooling, "embedding_dim": model.embedding_dim}
-        if pooling_options := dataclasses.asdict(model.pooling_options):
+        if pooling_options := model.pooling_options.model_dump():
             sizes["pooling_options"] = pooling_options
         return {
-            "model": {"name": model.name, "options": {**dataclasses.asdict(model.options), **sizes}},
+            "model": {"name": model.name, "options": {**model.options.model_dump(), **sizes}},
             "front_end": {"name": self._frontend.name, "options": self._frontend.values()},
             "sample_rate": self.sample_rate,
         }

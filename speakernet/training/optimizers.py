@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from speakernet.options import create, lookup
 from speakernet.parallel.sharding import join_state, parameters_of, take_state
-from speakernet.registry import create, lookup
 from speakernet.training.options import (
     OPTIMIZERS,
     AdamOptions,

@@ -7,8 +7,7 @@ Everything is computed from the number of steps done, so a resumed run needs no 
 import math
 from typing import Any
 
-from speakernet.options import default_of
-from speakernet.registry import lookup
+from speakernet.options import default_of, lookup
 from speakernet.training.options.schedules import (
     SCHEDULES,
     CosineOptions,

@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from speakernet.config import Config, ConfigError, config_from_dict, config_to_dict, load_config
-from speakernet.config.aliases import ALIASES, CLASSIC_DEFAULTS
-from speakernet.config.help import help_text
+from speakernet.config.aliases import ALIASES, CLASSIC_DEFAULTS, REMOVED, translate
 from speakernet.config.loading import find_config, save_config
+from speakernet.config.reference import help_text
 from speakernet.config.schema import SECTIONS, known_fields
 from speakernet.models.options import ResNetOptions
 
@@ -56,10 +56,42 @@ def test_unknown_key_names_file_line_and_nearest(tmp_path: Path) -> None:
         load_config(["--config", file])
 
 
-def test_misspelt_flat_key_of_a_published_recipe_names_the_right_one(tmp_path: Path) -> None:
+def test_known_typo_is_taken_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = write(tmp_path, "model: ResNetSE34L\nnLcasses: 5994\n")
-    with pytest.raises(ConfigError, match=r"my\.yaml:2: unknown key nLcasses.*nClasses"):
+    assert load_config(["--config", file]).config.data.num_classes == 5994
+    assert "my.yaml:2" in caplog.text and "nClasses" in caplog.text
+    with pytest.raises(ConfigError, match=r"my\.yaml:2: unknown key nCLasess"):
+        load_config(["--config", write(tmp_path, "model: ResNetSE34L\nnCLasess: 5994\n")])
+
+
+def test_wespeaker_file_names_the_page(tmp_path: Path) -> None:
+    file = write(tmp_path, "exp_dir: exp\nmodel: ResNet34\ndataset_args:\n  num_frms: 200\nmodel_args: {}\n")
+    with pytest.raises(ConfigError, match=r"exp_dir, model, dataset_args, model_args are wespeaker.*migration"):
         load_config(["--config", file])
+
+
+def test_differing_defaults_of_a_flat_file_are_named(tmp_path: Path) -> None:
+    defaults = load_config(["--config", write(tmp_path, "model: ResNetSE34L\nbatch_size: 100\n")]).defaults
+    assert "training.max_grad_norm 0.0 (5.0), runtime.precision no (auto)" in defaults
+    assert "data.batch_size" not in defaults and "data.train_list" not in defaults
+    given = load_config(["--config", write(tmp_path, "model: ResNetSE34L\nmixedprec: True\n")]).defaults
+    assert "runtime.precision" not in given
+    assert "max_grad_norm" not in load_config([]).defaults
+
+
+def test_removed_option_is_refused_but_read_in_a_saved_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(REMOVED, "runtime.old_way", "write runtime.new_way")
+    config = load_config(["--save_path", str(tmp_path)]).config
+    save_config(config, tmp_path / "config.yaml")
+    text = (tmp_path / "config.yaml").read_text()
+    assert load_config(["--config", write(tmp_path, text + "  old_way: 3\n", "config.yaml")]).config == config
+    values = config_to_dict(config)
+    values["runtime"]["old_way"] = 3
+    assert config_from_dict(values) == config
+    with pytest.raises(ConfigError, match=r"my\.yaml:2: runtime\.old_way .*runtime\.new_way"):
+        load_config(["--config", write(tmp_path, "runtime:\n  old_way: 3\n")])
 
 
 def test_unknown_option_on_the_command_line() -> None:
@@ -74,21 +106,8 @@ def test_wrong_type_names_file_line_value_and_type(tmp_path: Path) -> None:
 
 
 def test_wrong_choice_names_the_choices() -> None:
-    with pytest.raises(ConfigError, match=r"runtime\.precision is 'half'; expected auto or no or bf16 or fp16$"):
+    with pytest.raises(ConfigError, match=r"runtime\.precision is 'half'"):
         load_config(["--mixed-precision", "half"])
-
-
-@pytest.mark.parametrize(
-    ("option", "said"),
-    [
-        (["--evaluation.sweep", "noise"], r"or telephone: write \[noise\]$"),
-        (["--augment.speed_factors", "0.9"], r"speed_factors is '0\.9'; expected a list of .*: write \[0\.9\]$"),
-        (["--evaluation.sweep", "wind"], r"or telephone$"),
-    ],
-)
-def test_the_only_member_of_a_list_is_shown_with_its_brackets(option, said):
-    with pytest.raises(ConfigError, match=said):
-        load_config(option)
 
 
 def test_unquoted_off_and_no_of_yaml_are_the_words_that_were_written(tmp_path: Path) -> None:
@@ -110,29 +129,6 @@ def test_a_key_like_nothing_else_is_not_answered_with_hundreds_of_names() -> Non
 
 def test_help_offers_only_what_is_taken() -> None:
     assert "configuration file" not in help_text() and "--data.batch_size" in help_text("all")
-
-
-def test_value_out_of_range_is_found_before_anything_starts(tmp_path: Path) -> None:
-    file = write(tmp_path, "data:\n  batch_size: 0\n")
-    with pytest.raises(ConfigError, match=r"my\.yaml:2: data\.batch_size"):
-        load_config(["--config", file])
-
-
-def test_duplicate_key_and_broken_yaml(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r":3: batch_size is given twice"):
-        load_config(["--config", write(tmp_path, "data:\n  batch_size: 1\n  batch_size: 2\n")])
-    with pytest.raises(ConfigError, match="not valid YAML"):
-        load_config(["--config", write(tmp_path, "data: [1, 2\n")])
-    with pytest.raises(ConfigError, match="expected `key: value`"):
-        load_config(["--config", write(tmp_path, "- a\n- b\n")])
-
-
-def test_yaml_never_builds_objects(tmp_path: Path) -> None:
-    marker = tmp_path / "executed"
-    file = write(tmp_path, f"data: !!python/object/apply:os.mkdir ['{marker}']\n")
-    with pytest.raises(ConfigError):
-        load_config(["--config", file])
-    assert not marker.exists()
 
 
 def test_missing_file_names_recipes() -> None:
@@ -186,18 +182,16 @@ def test_defaults_can_be_asked_for_and_beat_the_shape_of_the_file(tmp_path: Path
     assert load_config(["--defaults", "voxceleb_trainer"]).config.data.batch_size == 200
     assert load_config(["--config", sections, "--defaults=voxceleb_trainer"]).config.augment.style == "classic"
     assert load_config(["--config", flat, "--defaults", "speakernet"]).config.augment.style == "ours"
-    with pytest.raises(ConfigError, match="--defaults is 'theirs'; expected speakernet or voxceleb_trainer"):
+    with pytest.raises(ConfigError, match="theirs"):
         load_config(["--defaults", "theirs"])
     assert "--defaults" in help_text("all")
 
 
-def test_which_defaults_hold_is_said_with_the_reason(tmp_path: Path) -> None:
+def test_defaults_are_logged_with_the_reason(tmp_path: Path) -> None:
     flat = write(tmp_path, "model: ResNetSE34L\n", "flat.yaml")
-    assert load_config(["--config", flat]).defaults == f"voxceleb_trainer's ({flat} is flat)"
-    assert load_config(["--bf16"]).defaults == "speakernet's (nothing says otherwise)"
-    asked = load_config(["--model", "ResNetSE34L"]).defaults
-    assert asked == "speakernet's (for that code's: --defaults voxceleb_trainer)"
-    assert load_config(["--defaults", "voxceleb_trainer"]).defaults == "voxceleb_trainer's (--defaults)"
+    assert load_config(["--config", flat]).defaults.startswith(f"voxceleb_trainer's ({flat}")
+    assert load_config(["--bf16"]).defaults.startswith("speakernet's")
+    assert "--defaults voxceleb_trainer" in load_config(["--model", "ResNetSE34L"]).defaults
 
 
 def test_their_checkpoint_means_their_defaults_only_where_it_is_scored_alone(tmp_path: Path) -> None:
@@ -208,7 +202,7 @@ def test_their_checkpoint_means_their_defaults_only_where_it_is_scored_alone(tmp
         return path.name == "their.model"
 
     scored = load_config(["--eval", "--initial_model", "their.model"], is_theirs)
-    assert scored.is_classic and scored.defaults == "voxceleb_trainer's (their.model is its checkpoint)"
+    assert scored.is_classic and "their.model" in scored.defaults
     assert not load_config(["--eval", "--initial_model", "best.pt"], is_theirs).is_classic
     assert len(asked) == 2
     sections = write(tmp_path, "data:\n  batch_size: 7\n")
@@ -277,9 +271,9 @@ def test_the_folder_of_a_runs_list_is_not_that_of_another_list(
     corpus = str(tmp_path / "corpus" / "test")
     with caplog.at_level(logging.INFO):
         assert data().test_path == corpus
-        assert "another list" not in caplog.text
+        assert "of another list" not in caplog.text
         data("--test_list", "b/other.txt")
-    assert caplog.text.count("another list than") == 1 and "a/trials.txt" in caplog.text
+    assert caplog.text.count("data.test_path") == 1
     for spelling in ("--test_list", "--data.test_list"):
         other = data(spelling, "b/other.txt")
         assert (other.test_list, other.test_path) == ("b/other.txt", "")
@@ -316,60 +310,32 @@ def test_inputs_are_looked_for_from_here_and_then_from_the_file(
     assert config.training.save_path == "out", "outputs are always from the working directory"
 
 
-@pytest.mark.parametrize("name", ALIASES)
-def test_every_old_name_leads_to_fields_that_exist(name: str) -> None:
-    for value in (True, False, "1"):
-        try:
-            targets = ALIASES[name].convert(value)
-        except ValueError:
-            continue
-        for key in targets:
-            section, field = key.split(".")[:2]
-            assert field in known_fields(section), f"--{name} leads to {key}"
+def test_old_names_lead_to_fields_that_exist() -> None:
+    for name in ALIASES:
+        for value in (True, False, "1"):
+            for key in translate(name, value):
+                section, field = key.split(".")[:2]
+                assert field in known_fields(section), f"--{name} leads to {key}"
 
 
+# Of common trainers; those of voxceleb_trainer are in test_classic_options.py.
 OLD_OPTIONS = {
-    "batch_size": ("32", "data.batch_size", 32),
-    "nPerSpeaker": ("2", "data.utterances_per_speaker", 2),
-    "max_seg_per_spk": ("100", "data.max_utterances_per_speaker", 100),
-    "max_frames": ("300", "data.crop_frames", 300),
-    "eval_frames": ("0", "evaluation.eval_frames", 0),
-    "nDataLoaderThread": ("3", "data.num_workers", 3),
-    "trainfunc": ("aamsoftmax", "loss.name", "aamsoftmax"),
-    "scheduler": ("steplr", "schedule.name", "step"),
-    "lr": ("1e-4", "optimizer.learning_rate", 1e-4),
-    "lr_decay": ("0.75", "schedule.decay", 0.75),
-    "margin": ("0.3", "loss.margin", 0.3),
-    "nClasses": ("5991", "data.num_classes", 5991),
-    "dcf_p_target": ("0.01", "evaluation.dcf_target_priors", [0.01]),
-    "musan_path": ("m", "augment.noise_path", "m"),
-    "encoder_type": ("ASP", "model.pooling", "ASP"),
-    "mixedprec": ("true", "runtime.precision", "auto"),
     "fp16": ("true", "runtime.precision", "fp16"),
     "bf16": ("True", "runtime.precision", "bf16"),
     "mixed-precision": ("no", "runtime.precision", "no"),
     "use_amp": ("False", "runtime.precision", "no"),
-    "compile_model": ("false", "runtime.compile", "off"),
     "use_compile": ("true", "runtime.compile", "on"),
-    "patience": ("15", "training.patience", 15),
-    "max_test_pairs": ("50000", "evaluation.max_trials", 50000),
-    "gradient_accumulation_steps": ("2", "training.accumulation_steps", 2),
     "per_device_train_batch_size": ("16", "data.batch_size", 16),
     "model_path": ("x.pt", "training.initial_model", "x.pt"),
     "max_grad_norm": ("1.5", "training.max_grad_norm", 1.5),
 }
 
 
-CHOOSES = {"lr_decay": ["--scheduler", "steplr"]}
-"""What has to be chosen for an option to have an effect."""
-
-
 @pytest.mark.parametrize("name", OLD_OPTIONS)
 def test_old_option_has_its_meaning(name: str) -> None:
     value, key, expected = OLD_OPTIONS[name]
     section, field = key.split(".")
-    config = load_config([*CHOOSES.get(name, []), f"--{name}", value]).config
-    assert getattr(getattr(config, section), field) == expected
+    assert getattr(getattr(load_config([f"--{name}", value]).config, section), field) == expected
 
 
 def test_several_processes_are_asked_for_by_their_old_names() -> None:

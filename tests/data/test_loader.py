@@ -1,6 +1,5 @@
 """The training loader: workers, ranks, resuming, bad files, speeds; RAM and resident corpora give the same batches."""
 
-import dataclasses
 import logging
 import shutil
 from collections.abc import Callable
@@ -250,7 +249,7 @@ def test_speeds_changed_after_the_transfer_are_the_same(tiny_corpus: Path, num_w
     there.augmenter = there.maker.augmenter
     raw = BatchMaker(there.maker.reader, there.maker.lengths, seed=there.maker.seed, speeds=there.maker.speeds,
                      is_int16=True, changes_speed=False)  # fmt: skip
-    there.options = dataclasses.replace(there.options, num_workers=num_workers, prefetch_factor=1)
+    there.options = there.options.model_copy(update={"num_workers": num_workers, "prefetch_factor": 1})
     there.maker = Workers(raw, there.options) if num_workers else raw
     for one, other in zip(epoch(here), epoch(there), strict=True):
         torch.testing.assert_close(one.waveforms, other.waveforms, atol=1e-5, rtol=1e-4)

@@ -26,7 +26,7 @@ from speakernet.frontend.options import (
     SpeechBrainFbankOptions,
 )
 from speakernet.frontend.speechbrain import SpeechBrainFbank
-from speakernet.registry import create, options_of
+from speakernet.options import create, options_of
 
 LENGTHS = (16000, 9123, 4801)
 GOLDEN = json.loads(Path(__file__).with_name("golden_speechbrain.json").read_text())

@@ -19,8 +19,8 @@ from speakernet.frontend.perturbation import (
     keep_draws_eager,
     warped,
 )
+from speakernet.options import create
 from speakernet.random import KeyedRandom
-from speakernet.registry import create
 
 WITH_BANDS = [name for name in FEATURES if name != "raw"]
 FACTORS = (1.0, 0.9, 1.1)

@@ -6,8 +6,8 @@ import pytest
 
 from speakernet.cli import COMMANDS, main
 from speakernet.config.aliases import ALIASES
-from speakernet.config.help import help_text
 from speakernet.config.loading import load_config
+from speakernet.config.reference import help_text
 from speakernet.config.schema import SECTIONS, known_fields
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,12 +1,10 @@
 """An option is written once: no second default, no copies field by field, no constructor that spells them out."""
 
 import ast
-import dataclasses
 from pathlib import Path
 
-from speakernet.config.schema import SECTIONS, TABLES
-from speakernet.models.options import MODELS, POOLINGS
-from speakernet.options import field_names
+from speakernet.config.schema import CHOICES, SECTIONS
+from speakernet.options import Options
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = [*sorted((ROOT / "speakernet").rglob("*.py")), *sorted((ROOT / "data_prep").glob("*.py"))]
@@ -14,10 +12,9 @@ MOST_ARGUMENTS = 10
 
 OWNERS = {
     *SECTIONS.values(),
-    *(part.options for _, table in TABLES.values() for part in table.values()),
-    *(part.options for table in (MODELS, POOLINGS) for part in table.values()),
+    *(component.options for choice in CHOICES.values() for component in choice.table.values()),
 }
-OPTION_NAMES = {name for owner in OWNERS for name in field_names(owner)}
+OPTION_NAMES = {name for owner in OWNERS for name in owner.model_fields}
 # Words that mean other things too, in places that know no configuration.
 COMMON_WORDS = {
     "name",
@@ -87,4 +84,4 @@ def test_at_most_one_function_takes_more_than_ten_arguments() -> None:
 
 def test_every_options_class_says_what_it_is() -> None:
     for owner in OWNERS:
-        assert dataclasses.is_dataclass(owner) and (owner.__doc__ or "").strip().endswith("."), owner
+        assert issubclass(owner, Options) and (owner.__doc__ or "").strip().endswith("."), owner

@@ -17,7 +17,7 @@ from speakernet.losses.options import (
     SoftmaxPrototypicalOptions,
     TripletOptions,
 )
-from speakernet.registry import create
+from speakernet.options import create
 
 DIM, CLASSES = 6, 9
 LABELS = torch.tensor([3, 0, 8, 5])

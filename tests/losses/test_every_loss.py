@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from speakernet.losses import LOSSES
-from speakernet.registry import create
+from speakernet.options import create
 
 DIM, CLASSES, SPEAKERS, UTTERANCES = 6, 9, 4, 2
 

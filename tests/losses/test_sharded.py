@@ -3,7 +3,6 @@
 Both processes are started once for all cases; each compares its share with the whole head that it computes by itself.
 """
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from speakernet.losses.options import (
     SphereFace2Options,
     TripletOptions,
 )
+from speakernet.options import create
 from speakernet.parallel.sharding import (
     RowShare,
     join_state,
@@ -35,7 +35,6 @@ from speakernet.parallel.sharding import (
     take_state,
     total_norm,
 )
-from speakernet.registry import create
 
 DIM, CLASSES, SPEAKERS, UTTERANCES, STEPS = 6, 11, 5, 2, 5
 TOLERANCE = 1e-5
@@ -182,7 +181,7 @@ def test_every_loss_with_a_head_is_compared() -> None:
 @pytest.mark.parametrize("name", LOSSES)
 def test_shares_of_a_loss_without_a_head_are_refused(name: str) -> None:
     options = LOSSES[name].options
-    problems = list(dataclasses.replace(options(), sharded="auto").problems())
+    problems = list(options(sharded="auto").problems())
     assert problems == []
     wanted = [] if options.has_head else ["sharded"]
     made = options()

@@ -16,7 +16,7 @@ from speakernet.losses.options import LOSSES
 from speakernet.models.importers.voxceleb_trainer import RULES, recognize, rename
 from speakernet.models.model_file import load_initial_weights
 from speakernet.models.speaker_net import SpeakerNet
-from speakernet.registry import create
+from speakernet.options import create
 
 GOLDEN = json.loads((Path(__file__).parent / "golden_voxceleb_trainer.json").read_text())
 NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")

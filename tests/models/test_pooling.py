@@ -12,7 +12,7 @@ from speakernet.models.pooling import (
     SelfAttentivePooling,
     StatisticsPooling,
 )
-from speakernet.registry import create
+from speakernet.options import create
 
 FRAMES = torch.tensor([[[1.0, 2.0, 6.0, 100.0], [0.0, 4.0, 2.0, -100.0]]])  # (1, 2 channels, 4 frames)
 

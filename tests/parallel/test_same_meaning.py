@@ -13,10 +13,10 @@ from torch import nn
 
 from speakernet.losses.options import LOSSES
 from speakernet.models.speaker_net import SpeakerNet
+from speakernet.options import create, options_of
 from speakernet.parallel import distributed
 from speakernet.parallel.sharding import gather_rows
 from speakernet.parallel.sync_norm import synchronize_norms
-from speakernet.registry import create, options_of
 from speakernet.training.optimizers import create_optimizer
 from speakernet.training.options import OPTIMIZERS, PrecisionOptions, TrainingOptions
 from speakernet.training.precision import Precision

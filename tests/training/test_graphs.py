@@ -26,7 +26,7 @@ from speakernet.frontend.options import SpecAugmentOptions
 from speakernet.frontend.perturbation import KeyedDraws, SpecAugment
 from speakernet.losses.options import LOSSES
 from speakernet.models.speaker_net import SpeakerNet
-from speakernet.registry import create
+from speakernet.options import create
 from speakernet.training import graphs
 from speakernet.training.graphs import MOST_RECORDINGS, PLAIN_STEPS, WARMUP_STEPS, RecordedStep
 from speakernet.training.optimizers import create_optimizer

@@ -8,8 +8,7 @@ from speakernet.evaluation.decisions import described
 from speakernet.evaluation.report.data import RunData
 from speakernet.evaluation.report.page import Block, Card, Cards, Code, Facts, Table
 from speakernet.evaluation.results import EMBEDDING, KEPT_EMBEDDINGS, Results
-from speakernet.files import human_bytes
-from speakernet.yaml_text import value_of
+from speakernet.files import human_bytes, read_yaml
 
 ROLES = (("training", "Training", "train_list"), ("validation", "Validation", "validation_list"))
 """Role in `lists`, name on the page, option of the section data."""
@@ -150,7 +149,7 @@ def configuration(run: RunData) -> Mapping[str, Any]:
         ValueError: a config.yaml that is none.
     """
     section = (run.results.config if run.results else None) or {}
-    found = value_of(run.config, str(run.folder / "config.yaml")) if run.config else {"evaluation": section}
+    found = read_yaml(run.config, str(run.folder / "config.yaml")) if run.config else {"evaluation": section}
     return found if isinstance(found, Mapping) else {}
 
 

@@ -16,7 +16,7 @@ from speakernet.models.importers.renaming import Describe, Described, Weights, b
 from speakernet.models.model_file import check_finite, check_fits
 from speakernet.models.options import MODELS
 from speakernet.models.speaker_net import SpeakerNet
-from speakernet.registry import UnknownNameError, suggestion
+from speakernet.options import UnknownNameError, suggestion
 
 
 class Format(Protocol):

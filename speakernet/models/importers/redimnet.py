@@ -10,8 +10,7 @@ from typing import Any
 
 from speakernet.models.importers.renaming import Describe, Described, Rule, Weights, last_dim
 from speakernet.models.options.redimnet import REDIMNET2S, REDIMNETS
-from speakernet.options import default_of
-from speakernet.registry import suggestion
+from speakernet.options import default_of, suggestion
 
 SOURCE = "redimnet"
 # `MelBanks` as its definition has them where a configuration is silent.

@@ -1,10 +1,10 @@
 """The options of trunks and poolings, the section that chooses them, and their tables. No torch is imported here."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from annotated_types import Ge, Le
+from pydantic import Field, SerializeAsAny, model_validator
 
 from speakernet.models.options.poolings import POOLINGS, PoolingOptions
 from speakernet.models.options.redimnet import REDIMNET2S, REDIMNETS
@@ -25,28 +25,27 @@ from speakernet.models.options.trunks import (
     VGGVoxOptions,
     XVectorOptions,
 )
-from speakernet.options import NamedOptions, OptionError
-from speakernet.registry import Part, lookup
+from speakernet.options import Component, NamedOptions, lookup
 
 
-def _sizes(path: str, sizes: Mapping[str, type[TrunkOptions]]) -> dict[str, Part]:
+def _sizes(path: str, sizes: Mapping[str, type[TrunkOptions]]) -> dict[str, Component]:
     """A row for every size of a family, which share one trunk."""
-    return {name: Part(options, path) for name, options in sizes.items()}
+    return {name: Component(options, path) for name, options in sizes.items()}
 
 
 FAMILIES: dict[str, dict[str, Part]] = {
-    "ResNetSE34L": {"ResNetSE34L": Part(ResNetSE34LOptions, "speakernet.models.resnet:ResNetSE34L")},
-    "ResNetSE34V2": {"ResNetSE34V2": Part(ResNetSE34V2Options, "speakernet.models.resnet:ResNetSE34V2")},
-    "ResNet": {"ResNet": Part(ResNetOptions, "speakernet.models.resnet:ResNet")},
-    "VGGVox": {"VGGVox": Part(VGGVoxOptions, "speakernet.models.vggvox:VGGVox")},
-    "RawNet3": {"RawNet3": Part(RawNet3Options, "speakernet.models.rawnet3:RawNet3")},
-    "x-vector": {"XVector": Part(XVectorOptions, "speakernet.models.xvector:XVector")},
+    "ResNetSE34L": {"ResNetSE34L": Component(ResNetSE34LOptions, "speakernet.models.resnet:ResNetSE34L")},
+    "ResNetSE34V2": {"ResNetSE34V2": Component(ResNetSE34V2Options, "speakernet.models.resnet:ResNetSE34V2")},
+    "ResNet": {"ResNet": Component(ResNetOptions, "speakernet.models.resnet:ResNet")},
+    "VGGVox": {"VGGVox": Component(VGGVoxOptions, "speakernet.models.vggvox:VGGVox")},
+    "RawNet3": {"RawNet3": Component(RawNet3Options, "speakernet.models.rawnet3:RawNet3")},
+    "x-vector": {"XVector": Component(XVectorOptions, "speakernet.models.xvector:XVector")},
     "ECAPA-TDNN": _sizes("speakernet.models.ecapa:ECAPA", ECAPAS),
     "ResNet of published depth": _sizes("speakernet.models.resnet:DeepResNet", RESNETS),
     "SimAM-ResNet": _sizes("speakernet.models.resnet:SimAMResNet", SIMAM_RESNETS),
     "Gemini DF-ResNet": _sizes("speakernet.models.gemini:GeminiDFResNet", GEMINIS),
-    "Res2Net": {"Res2Net34": Part(Res2NetOptions, "speakernet.models.res2net:Res2Net")},
-    "CAM++": {"CAMPPlus": Part(CAMPPlusOptions, "speakernet.models.campplus:CAMPPlus")},
+    "Res2Net": {"Res2Net34": Component(Res2NetOptions, "speakernet.models.res2net:Res2Net")},
+    "CAM++": {"CAMPPlus": Component(CAMPPlusOptions, "speakernet.models.campplus:CAMPPlus")},
     "ERes2Net": _sizes("speakernet.models.res2net:ERes2Net", ERES2NETS),
     "ERes2NetV2": _sizes("speakernet.models.res2net:ERes2Net", ERES2NETV2S),
     "ReDimNet": _sizes("speakernet.models.redimnet:ReDimNet", REDIMNETS),
@@ -54,7 +53,7 @@ FAMILIES: dict[str, dict[str, Part]] = {
 }
 """Sizes of each family by name, smallest first."""
 
-MODELS: dict[str, Part] = {name: part for sizes in FAMILIES.values() for name, part in sizes.items()}
+MODELS: dict[str, Component] = {name: part for sizes in FAMILIES.values() for name, part in sizes.items()}
 
 
 def pooling_of(model: str, pooling: str) -> str:
@@ -70,7 +69,6 @@ def pooling_of(model: str, pooling: str) -> str:
     return str(name)
 
 
-@dataclass(kw_only=True)
 class ModelOptions(NamedOptions):
     """The network between features and embedding."""
 
@@ -80,30 +78,23 @@ class ModelOptions(NamedOptions):
     """How frames become one vector; `speakernet list poolings` shows them all; auto: the model's own."""
     embedding_dim: Annotated[int, Ge(1), Le(65_536)] = 256
     """Numbers in an embedding."""
-    options: TrunkOptions = field(default_factory=TrunkOptions)
+    options: SerializeAsAny[TrunkOptions] = Field(default_factory=TrunkOptions)
     """Further options of that model, such as {channels: 32} for ResNet or {sinc_stride: 10} for RawNet3."""
-    pooling_options: PoolingOptions = field(default_factory=PoolingOptions)
+    pooling_options: SerializeAsAny[PoolingOptions] = Field(default_factory=PoolingOptions)
     """Further options of that pooling, such as {heads: 4} for MQMHASTP or {variance_floor: 1e-8} for TSTP."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        trunk = lookup(MODELS, self.name, "model")
-        self.options = _own(self.options, TrunkOptions, trunk, self.name)
+    @model_validator(mode="after")
+    def _fill_in_options(self) -> "ModelOptions":
+        """The defaults of the model and pooling that are named, unless their options are given."""
         pooling = pooling_of(self.name, self.pooling)
-        self.pooling_options = _own(self.pooling_options, PoolingOptions, POOLINGS[pooling], pooling)
-
-
-def _own(given: Any, base: type, part: Part, name: str) -> Any:
-    """The options given, or the part's defaults where nothing but the bare base is.
-
-    Raises:
-        OptionError: options of another part.
-    """
-    if type(given) is base:
-        return part.options()
-    if type(given) is not part.options:
-        raise OptionError(f"{type(given).__name__} are no options of {name}; expected {part.options.__name__}")
-    return given
+        named = (("options", MODELS[self.name], self.name), ("pooling_options", POOLINGS[pooling], pooling))
+        for field, component, name in named:
+            given = getattr(self, field)
+            if type(given) in (TrunkOptions, PoolingOptions):
+                setattr(self, field, component.options())
+            elif type(given) is not component.options:
+                raise ValueError(f"{field}: {type(given).__name__} does not belong to {name}")
+        return self
 
 
 __all__ = ["FAMILIES", "MODELS", "POOLINGS", "ModelOptions", "PoolingOptions", "TrunkOptions", "pooling_of"]

@@ -1,13 +1,13 @@
 """The options of ReDimNet and ReDimNet2, and their published sizes. No torch is imported here."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
+from pydantic import Field
 
 from speakernet.models.options.trunks import NormedEmbeddingOptions, TwoLayerOptions
-from speakernet.options import with_defaults
+from speakernet.options import variant
 
 Channels = Annotated[int, Ge(1), Le(16_384)]
 Stages = list[list[Annotated[float, Ge(0.0), Le(4096.0)]]]
@@ -25,15 +25,12 @@ HALF_STRIDES = ((1, 1), (2, 1), (1, 2), (2, 1), (1, 2), (2, 1))
 """Strides along mels and frames of stages that halve them in turn."""
 
 
-@dataclass(kw_only=True)
 class ReDimNetOptions(TwoLayerOptions, NormedEmbeddingOptions):
     """Reshape-dimensions network: maps of mels and frames folded into frames and back, sizes B0 to B6."""
 
     channels: Channels = 10
     """Channels of the first stage."""
-    stages: Stages = field(
-        default_factory=lambda: [[1, 2, 1, 30], [2, 3, 2, 30], [1, 3, 3, 30], [2, 4, 2, 10], [1, 3, 1, 10]]
-    )
+    stages: Stages = Field([[1, 2, 1, 30], [2, 3, 2, 30], [1, 3, 3, 30], [2, 4, 2, 10], [1, 3, 1, 10]])
     """For each stage its stride along mels, blocks, how much wider they are inside, and by what its context divides the
     channels (0: no context)."""
     block: Block = "basic_resnet"
@@ -47,14 +44,14 @@ class ReDimNetOptions(TwoLayerOptions, NormedEmbeddingOptions):
     pooled_norm: bool = True
     """Batch norm behind the pooling, as the authors have it and wespeaker has not."""
 
-    front_end_defaults: ClassVar[Mapping[str, Any]] = FRONT_END
-    default_pooling: ClassVar[str] = "ASTP"
-    tested_poolings: ClassVar[Sequence[str]] = ("ASTP", "GlobalASTP")
-    paper: ClassVar[str] = "Yakovlev et al. 2024"
-    published_dim: ClassVar[int] = 192
-    published_mels: ClassVar[int] = 72
-    parameters: ClassVar[int] = 1_068_271
-    macs: ClassVar[int] = 722_695_680
+    front_end_defaults = FRONT_END
+    default_pooling = "ASTP"
+    tested_poolings = ("ASTP", "GlobalASTP")
+    paper = "Yakovlev et al. 2024"
+    published_dim = 192
+    published_mels = 72
+    parameters = 1_068_271
+    macs = 722_695_680
 
     @property
     def has_norm_after_pooling(self) -> bool:
@@ -72,7 +69,7 @@ B4_STAGES = [[1, 4, 2, 48], [2, 4, 2, 48], [1, 6, 2, 48], [2, 6, 1, 32], [1, 8, 
 # The names stand for wespeaker's tables; the authors' files say in their `model_config` what they are.
 REDIMNETS = {
     "ReDimNetB0": ReDimNetOptions,
-    "ReDimNetB1": with_defaults(
+    "ReDimNetB1": variant(
         ReDimNetOptions,
         "ReDimNetB1",
         {
@@ -82,7 +79,7 @@ REDIMNETS = {
         parameters=1_905_753,
         macs=860_616_576,
     ),
-    "ReDimNetB2": with_defaults(
+    "ReDimNetB2": variant(
         ReDimNetOptions,
         "ReDimNetB2",
         {
@@ -92,7 +89,7 @@ REDIMNETS = {
         parameters=4_597_937,
         macs=1_368_096_768,
     ),
-    "ReDimNetB3": with_defaults(
+    "ReDimNetB3": variant(
         ReDimNetOptions,
         "ReDimNetB3",
         {
@@ -102,21 +99,21 @@ REDIMNETS = {
         parameters=2_930_109,
         macs=4_308_377_472,
     ),
-    "ReDimNetB4": with_defaults(
+    "ReDimNetB4": variant(
         ReDimNetOptions,
         "ReDimNetB4",
         {"channels": 32, "block": "basic_resnet_fwse", "stages": B4_STAGES},
         parameters=5_851_697,
         macs=6_964_441_344,
     ),
-    "ReDimNetB5": with_defaults(
+    "ReDimNetB5": variant(
         ReDimNetOptions,
         "ReDimNetB5",
         {"channels": 32, "block": "basic_resnet_fwse", "group_channels": 16, "stages": B4_STAGES},
         parameters=7_069_937,
         macs=13_060_825_344,
     ),
-    "ReDimNetB6": with_defaults(
+    "ReDimNetB6": variant(
         ReDimNetOptions,
         "ReDimNetB6",
         {
@@ -142,13 +139,12 @@ NARROW = (2, 1, 1, 1, 1, 1)
 WIDE = (4, 3, 2, 1, 1, 1)
 
 
-@dataclass(kw_only=True)
 class ReDimNet2Options(NormedEmbeddingOptions):
     """ReDimNet whose later stages see fewer frames, sizes B0 to B6."""
 
     channels: Channels = 12
     """Channels of the first stage."""
-    stages: Stages = field(default_factory=lambda: _pooled_stages((36, 36, 36, 36, 18, 18), NARROW))
+    stages: Stages = _pooled_stages((36, 36, 36, 36, 18, 18), NARROW)
     """For each stage its strides along mels and frames, blocks, how much wider they are inside, the kernel along mels
     and frames of blocks that have a choice, and by what its context divides the channels (0: no context)."""
     block: Block = "basic_resnet"
@@ -168,14 +164,14 @@ class ReDimNet2Options(NormedEmbeddingOptions):
     map_norm: bool = False
     """Group norm of every map before it joins the others (`agg_gnorm`)."""
 
-    front_end_defaults: ClassVar[Mapping[str, Any]] = FRONT_END
-    default_pooling: ClassVar[str] = "GlobalASTP"
-    tested_poolings: ClassVar[Sequence[str]] = ("GlobalASTP",)
-    paper: ClassVar[str] = "ReDimNet2 2026"
-    published_dim: ClassVar[int] = 192
-    published_mels: ClassVar[int] = 72
-    parameters: ClassVar[int] = 703_060
-    macs: ClassVar[int] = 270_318_976
+    front_end_defaults = FRONT_END
+    default_pooling = "GlobalASTP"
+    tested_poolings = ("GlobalASTP",)
+    paper = "ReDimNet2 2026"
+    published_dim = 192
+    published_mels = 72
+    parameters = 703_060
+    macs = 270_318_976
 
     @property
     def has_norm_after_pooling(self) -> bool:
@@ -190,14 +186,14 @@ class ReDimNet2Options(NormedEmbeddingOptions):
 
 REDIMNET2S = {
     "ReDimNet2B0": ReDimNet2Options,
-    "ReDimNet2B1": with_defaults(
+    "ReDimNet2B1": variant(
         ReDimNet2Options,
         "ReDimNet2B1",
         {"channels": 16, "stages": _pooled_stages((32, 32, 32, 32, 16, 16), NARROW)},
         parameters=1_254_992,
         macs=458_766_976,
     ),
-    "ReDimNet2B2": with_defaults(
+    "ReDimNet2B2": variant(
         ReDimNet2Options,
         "ReDimNet2B2",
         {
@@ -210,24 +206,24 @@ REDIMNET2S = {
         parameters=2_530_208,
         macs=820_427_776,
     ),
-    "ReDimNet2B3": with_defaults(
+    "ReDimNet2B3": variant(
         ReDimNet2Options, "ReDimNet2B3", {"channels": 24}, parameters=2_364_712, macs=935_416_576
     ),
-    "ReDimNet2B4": with_defaults(
+    "ReDimNet2B4": variant(
         ReDimNet2Options,
         "ReDimNet2B4",
         {"channels": 32, "stages": _pooled_stages((24, 24, 24, 24, 24, 24), WIDE), "aggregate_channels": 0},
         parameters=6_659_744,
         macs=4_635_227_136,
     ),
-    "ReDimNet2B5": with_defaults(
+    "ReDimNet2B5": variant(
         ReDimNet2Options,
         "ReDimNet2B5",
         {"channels": 48, "stages": _pooled_stages((48, 48, 48, 48, 32, 32), WIDE), "aggregate_channels": 256},
         parameters=7_900_456,
         macs=9_466_607_104,
     ),
-    "ReDimNet2B6": with_defaults(
+    "ReDimNet2B6": variant(
         ReDimNet2Options,
         "ReDimNet2B6",
         {

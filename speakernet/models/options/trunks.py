@@ -1,12 +1,12 @@
 """The options of trunks, one class a family, and what each says of itself. No torch is imported here."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge, Le
+from pydantic import Field
 
-from speakernet.options import Options, with_defaults
+from speakernet.options import Options, variant
 
 Channels = Annotated[int, Ge(8), Le(16_384)]
 Blocks = list[Annotated[int, Ge(1), Le(1000)]]
@@ -17,7 +17,6 @@ ECAPA_GROUPS = 8
 """Groups of channels in ECAPA-TDNN's split."""
 
 
-@dataclass(kw_only=True)
 class TrunkOptions(Options):
     """What a network between features and pooling says of itself, and the base of its options."""
 
@@ -53,7 +52,6 @@ class TrunkOptions(Options):
         return "linear"
 
 
-@dataclass(kw_only=True)
 class TwoLayerOptions(TrunkOptions):
     """The base of trunks that may be followed by two embedding layers."""
 
@@ -66,7 +64,6 @@ class TwoLayerOptions(TrunkOptions):
         return "two_linear" if self.two_layers else super().embedding_layer
 
 
-@dataclass(kw_only=True)
 class NormedEmbeddingOptions(TrunkOptions):
     """The base of trunks whose embedding layer may have a batch norm behind it."""
 
@@ -79,57 +76,54 @@ class NormedEmbeddingOptions(TrunkOptions):
         return "normed_linear" if self.embedding_norm else super().embedding_layer
 
 
-@dataclass(kw_only=True)
 class ResNetSE34LOptions(TrunkOptions):
     """Light ResNet-34 with squeeze-and-excitation, 16 to 128 channels; 1.4 million parameters."""
 
-    front_end_defaults: ClassVar[Mapping[str, Any]] = {"name": "log_mel"}
-    default_pooling: ClassVar[str] = "SAP"
-    tested_poolings: ClassVar[Sequence[str]] = ("SAP", "ASP")
-    paper: ClassVar[str] = "Chung et al. 2020"
-    published_dim: ClassVar[int] = 512
-    published_mels: ClassVar[int] = 40
-    parameters: ClassVar[int] = 1_437_078
-    macs: ClassVar[int] = 440_270_784
+    front_end_defaults: ClassVar = {"name": "log_mel"}
+    default_pooling = "SAP"
+    tested_poolings = ("SAP", "ASP")
+    paper = "Chung et al. 2020"
+    published_dim = 512
+    published_mels = 40
+    parameters = 1_437_078
+    macs = 440_270_784
 
 
-@dataclass(kw_only=True)
 class ResNetSE34V2Options(TrunkOptions):
     """ResNet-34 with squeeze-and-excitation, 32 to 256 channels."""
 
-    front_end_defaults: ClassVar[Mapping[str, Any]] = {"name": "log_mel", "preemphasis": 0.97}
-    default_pooling: ClassVar[str] = "ASP"
-    pooling_names: ClassVar[Mapping[str, str]] = {"SAP": "ChannelSAP", "ASP": "ChannelASP"}
-    tested_poolings: ClassVar[Sequence[str]] = ("SAP", "ASP")
-    paper: ClassVar[str] = "Heo et al. 2020"
-    published_dim: ClassVar[int] = 512
-    published_mels: ClassVar[int] = 64
-    parameters: ClassVar[int] = 8_028_492
-    macs: ClassVar[int] = 3_636_556_544
+    front_end_defaults: ClassVar = {"name": "log_mel", "preemphasis": 0.97}
+    default_pooling = "ASP"
+    pooling_names: ClassVar = {"SAP": "ChannelSAP", "ASP": "ChannelASP"}
+    tested_poolings = ("SAP", "ASP")
+    paper = "Heo et al. 2020"
+    published_dim = 512
+    published_mels = 64
+    parameters = 8_028_492
+    macs = 3_636_556_544
 
 
-@dataclass(kw_only=True)
 class ResNetOptions(TrunkOptions):
     """Residual network whose size is set by options; the defaults make a small one that trains fast on CPUs."""
 
     channels: Annotated[int, Ge(8), Le(4096)] = 16
     """Channels of the first stage; each following stage has twice as many."""
-    blocks: Blocks = field(default_factory=lambda: [2, 2, 2, 2])
+    blocks: Blocks = Field([2, 2, 2, 2])
     """Residual blocks of each stage; [3, 4, 6, 3] is ResNet-34."""
     stem_stride: Annotated[int, Ge(1), Le(16)] = 1
     """Stride along mels of the first convolution; 2 halves all later work."""
     gated: bool = False
     """Squeeze-and-excitation in every block."""
-    mel_strides: Strides = field(default_factory=list)
+    mel_strides: Strides = Field([])
     """Stride along mels of each stage; empty: 1, then 2 in all others. [2, 2, 2, 2] is golden gemini's."""
-    frame_strides: Strides = field(default_factory=list)
+    frame_strides: Strides = Field([])
     """Stride along frames of each stage; empty: 1, then 2 in all others. [1, 2, 1, 1] is golden gemini's."""
 
-    front_end_defaults: ClassVar[Mapping[str, Any]] = {"name": "log_mel"}
-    tested_poolings: ClassVar[Sequence[str]] = ("TSTP", "ASP", "ChannelASP")
-    paper: ClassVar[str] = "He et al. 2016"
-    parameters: ClassVar[int] = 1_355_504
-    macs: ClassVar[int] = 543_631_360
+    front_end_defaults: ClassVar = {"name": "log_mel"}
+    tested_poolings = ("TSTP", "ASP", "ChannelASP")
+    paper = "He et al. 2016"
+    parameters = 1_355_504
+    macs = 543_631_360
 
     def problems(self):  # type: ignore[no-untyped-def]
         """No stage, or more than fit any input."""
@@ -147,21 +141,19 @@ class ResNetOptions(TrunkOptions):
         return list(zip(self.mel_strides or usual, self.frame_strides or usual, strict=True))
 
 
-@dataclass(kw_only=True)
 class VGGVoxOptions(TrunkOptions):
     """VGG-M on 40 log-mel bands; 4,032,448 parameters with SAP at 512 dimensions."""
 
-    front_end_defaults: ClassVar[Mapping[str, Any]] = {"name": "log_mel", "window": "hann", "num_mels": 40}
-    default_pooling: ClassVar[str] = "SAP"
-    tested_poolings: ClassVar[Sequence[str]] = ("SAP", "TAP", "MAX")
-    paper: ClassVar[str] = "Nagrani et al. 2017"
-    published_dim: ClassVar[int] = 512
-    published_mels: ClassVar[int] = 40
-    parameters: ClassVar[int] = 4_032_448
-    macs: ClassVar[int] = 531_239_168
+    front_end_defaults: ClassVar = {"name": "log_mel", "window": "hann", "num_mels": 40}
+    default_pooling = "SAP"
+    tested_poolings = ("SAP", "TAP", "MAX")
+    paper = "Nagrani et al. 2017"
+    published_dim = 512
+    published_mels = 40
+    parameters = 4_032_448
+    macs = 531_239_168
 
 
-@dataclass(kw_only=True)
 class RawNet3Options(TrunkOptions):
     """Raw-waveform network with analytic sinc filters; 16,280,322 parameters with ECA at 256 dimensions."""
 
@@ -172,14 +164,14 @@ class RawNet3Options(TrunkOptions):
     scale: Annotated[int, Ge(1), Le(64)] = 8
     """Groups of a block's multi-scale convolution."""
 
-    front_end_defaults: ClassVar[Mapping[str, Any]] = {"name": "raw"}
-    default_pooling: ClassVar[str] = "ECA"
-    pooling_names: ClassVar[Mapping[str, str]] = {"ASP": "ContextASP"}
-    tested_poolings: ClassVar[Sequence[str]] = ("ECA", "ASP")
-    paper: ClassVar[str] = "Jung et al. 2022"
-    published_mels: ClassVar[int] = 0
-    parameters: ClassVar[int] = 16_280_322
-    macs: ClassVar[int] = 9_521_052_160
+    front_end_defaults: ClassVar = {"name": "raw"}
+    default_pooling = "ECA"
+    pooling_names: ClassVar = {"ASP": "ContextASP"}
+    tested_poolings = ("ECA", "ASP")
+    paper = "Jung et al. 2022"
+    published_mels = 0
+    parameters = 16_280_322
+    macs = 9_521_052_160
 
     @property
     def has_norm_after_pooling(self) -> bool:
@@ -187,7 +179,6 @@ class RawNet3Options(TrunkOptions):
         return True
 
 
-@dataclass(kw_only=True)
 class XVectorOptions(TrunkOptions):
     """Time-delay network of the x-vector; 4.61 million parameters with TSTP, 80 mels and 512 dimensions."""
 
@@ -196,11 +187,11 @@ class XVectorOptions(TrunkOptions):
     statistics_channels: Channels = 1500
     """Channels of the fifth layer, whose statistics are pooled."""
 
-    tested_poolings: ClassVar[Sequence[str]] = ("TSTP", "GlobalASTP")
-    paper: ClassVar[str] = "Snyder et al. 2018"
-    published_dim: ClassVar[int] = 512
-    parameters: ClassVar[int] = 4_610_524
-    macs: ClassVar[int] = 530_817_024
+    tested_poolings = ("TSTP", "GlobalASTP")
+    paper = "Snyder et al. 2018"
+    published_dim = 512
+    parameters = 4_610_524
+    macs = 530_817_024
 
     @property
     def embedding_layer(self) -> str:
@@ -208,7 +199,6 @@ class XVectorOptions(TrunkOptions):
         return "two_linear"
 
 
-@dataclass(kw_only=True)
 class ECAPAOptions(NormedEmbeddingOptions):
     """ECAPA-TDNN as wespeaker has it (the default) or as SpeechBrain and 3D-Speaker have it."""
 
@@ -220,13 +210,13 @@ class ECAPAOptions(NormedEmbeddingOptions):
     """Edges mirrored instead of padded with zeros, the first group of each split passed on instead of the last, batch
     norm behind the aggregation."""
 
-    default_pooling: ClassVar[str] = "GlobalASTP"
-    pooling_names: ClassVar[Mapping[str, str]] = {"ASP": "GlobalASTP"}
-    tested_poolings: ClassVar[Sequence[str]] = ("GlobalASTP", "ASTP", "NormASTP")
-    paper: ClassVar[str] = "Desplanques et al. 2020"
-    published_dim: ClassVar[int] = 192
-    parameters: ClassVar[int] = 6_190_720
-    macs: ClassVar[int] = 1_037_271_040
+    default_pooling = "GlobalASTP"
+    pooling_names: ClassVar = {"ASP": "GlobalASTP"}
+    tested_poolings = ("GlobalASTP", "ASTP", "NormASTP")
+    paper = "Desplanques et al. 2020"
+    published_dim = 192
+    parameters = 6_190_720
+    macs = 1_037_271_040
 
     @property
     def has_norm_after_pooling(self) -> bool:
@@ -241,22 +231,21 @@ class ECAPAOptions(NormedEmbeddingOptions):
 
 ECAPAS = {
     "ECAPA_TDNN": ECAPAOptions,
-    "ECAPA_TDNN_1024": with_defaults(
+    "ECAPA_TDNN_1024": variant(
         ECAPAOptions, "ECAPA_TDNN_1024", {"channels": 1024}, parameters=14_657_088, macs=2_649_030_656
     ),
 }
 
 
-@dataclass(kw_only=True)
 class DeepResNetOptions(TwoLayerOptions):
     """Residual network of a published depth, as wespeaker trains it on VoxCeleb."""
 
     channels: Annotated[int, Ge(8), Le(4096)] = 32
     """Channels of the first stage; each following stage has twice as many."""
 
-    paper: ClassVar[str] = "He et al. 2016"
-    parameters: ClassVar[int] = 4_105_440
-    macs: ClassVar[int] = 2_168_606_720
+    paper = "He et al. 2016"
+    parameters = 4_105_440
+    macs = 2_168_606_720
     blocks: ClassVar[Sequence[int]] = (2, 2, 2, 2)
     """Of each stage."""
     has_bottlenecks: ClassVar[bool] = False
@@ -264,7 +253,7 @@ class DeepResNetOptions(TwoLayerOptions):
 
 
 RESNETS = {"ResNet18": DeepResNetOptions} | {
-    name: with_defaults(
+    name: variant(
         DeepResNetOptions, name, blocks=blocks, has_bottlenecks=name != "ResNet34", parameters=parameters, macs=macs
     )
     for name, blocks, parameters, macs in (
@@ -278,68 +267,64 @@ RESNETS = {"ResNet18": DeepResNetOptions} | {
 }
 
 
-@dataclass(kw_only=True)
 class SimAMResNetOptions(TrunkOptions):
     """Residual network whose blocks scale every value by SimAM, an attention without weights."""
 
     channels: Annotated[int, Ge(8), Le(4096)] = 64
     """Channels of the first stage; each following stage has twice as many."""
 
-    default_pooling: ClassVar[str] = "ASP"
-    pooling_names: ClassVar[Mapping[str, str]] = {"ASP": "ChannelASP"}
-    tested_poolings: ClassVar[Sequence[str]] = ("ASP",)
-    paper: ClassVar[str] = "Qin et al. 2022"
-    parameters: ClassVar[int] = 25_213_760
-    macs: ClassVar[int] = 18_132_541_440
+    default_pooling = "ASP"
+    pooling_names: ClassVar = {"ASP": "ChannelASP"}
+    tested_poolings = ("ASP",)
+    paper = "Qin et al. 2022"
+    parameters = 25_213_760
+    macs = 18_132_541_440
     blocks: ClassVar[Sequence[int]] = RESNET34
 
 
 SIMAM_RESNETS = {
     "SimAM_ResNet34": SimAMResNetOptions,
-    "SimAM_ResNet100": with_defaults(
+    "SimAM_ResNet100": variant(
         SimAMResNetOptions, "SimAM_ResNet100", blocks=(6, 16, 24, 3), parameters=50_232_896, macs=57_060_925_440
     ),
 }
 
 
-@dataclass(kw_only=True)
 class GeminiOptions(TwoLayerOptions):
     """Deep and narrow residual network with the strides of Golden Gemini."""
 
-    paper: ClassVar[str] = "Liu et al. 2023"
-    parameters: ClassVar[int] = 4_047_840
-    macs: ClassVar[int] = 2_793_103_360
+    paper = "Liu et al. 2023"
+    parameters = 4_047_840
+    macs = 2_793_103_360
     blocks: ClassVar[Sequence[int]] = (3, 3, 9, 3)
 
 
 GEMINIS = {
     "Gemini_DF_ResNet60": GeminiOptions,
-    "Gemini_DF_ResNet114": with_defaults(
+    "Gemini_DF_ResNet114": variant(
         GeminiOptions, "Gemini_DF_ResNet114", blocks=(3, 3, 27, 3), parameters=6_531_552, macs=5_235_343_360
     ),
 }
 
 
-@dataclass(kw_only=True)
 class Res2NetOptions(TwoLayerOptions):
     """Res2Net-34 of wespeaker and 3D-Speaker: two groups a block, one of which is convolved."""
 
     channels: Annotated[int, Ge(8), Le(4096)] = 32
     """Channels of the first stage; 32 is wespeaker's base, 64 its large one."""
 
-    paper: ClassVar[str] = "Gao et al. 2019"
-    parameters: ClassVar[int] = 4_689_024
-    macs: ClassVar[int] = 1_711_165_440
+    paper = "Gao et al. 2019"
+    parameters = 4_689_024
+    macs = 1_711_165_440
 
 
-@dataclass(kw_only=True)
 class CAMPPlusOptions(TrunkOptions):
     """CAM++, time-delay layers with context masks; 7.18 million parameters with TSTP, 80 mels and 512 dimensions."""
 
-    paper: ClassVar[str] = "Wang et al. 2023"
-    published_dim: ClassVar[int] = 512
-    parameters: ClassVar[int] = 7_176_224
-    macs: ClassVar[int] = 1_073_491_968
+    paper = "Wang et al. 2023"
+    published_dim = 512
+    parameters = 7_176_224
+    macs = 1_073_491_968
 
     @property
     def embedding_layer(self) -> str:
@@ -347,7 +332,6 @@ class CAMPPlusOptions(TrunkOptions):
         return "plain_normed_linear"
 
 
-@dataclass(kw_only=True)
 class ERes2NetOptions(TwoLayerOptions):
     """Enhanced Res2Net: groups fused by attention within later blocks, and stages fused from the bottom up."""
 
@@ -360,22 +344,22 @@ class ERes2NetOptions(TwoLayerOptions):
     expansion: Annotated[int, Ge(1), Le(64)] = 2
     """Channels of a block's output, in the stage's."""
 
-    paper: ClassVar[str] = "Chen et al. 2023"
-    published_dim: ClassVar[int] = 192
-    parameters: ClassVar[int] = 6_610_688
-    macs: ClassVar[int] = 3_360_174_080
+    paper = "Chen et al. 2023"
+    published_dim = 192
+    parameters = 6_610_688
+    macs = 3_360_174_080
     first_joined_stage: ClassVar[int] = 0
     """The first stage that is fused with those after it."""
 
 
 ERES2NETS = {
     "ERes2NetBase": ERes2NetOptions,
-    "ERes2NetLarge": with_defaults(
+    "ERes2NetLarge": variant(
         ERes2NetOptions, "ERes2NetLarge", {"channels": 64}, parameters=22_462_784, macs=13_427_548_160
     ),
 }
 ERES2NETV2S = {
-    "ERes2NetV2": with_defaults(
+    "ERes2NetV2": variant(
         ERes2NetOptions,
         "ERes2NetV2",
         # `baseWidth=26` of 3D-Speaker's ERes2NetV2.py: narrower groups than the first version's 32.

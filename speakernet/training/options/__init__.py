@@ -4,7 +4,6 @@ What depends on the machine (no GPU, no C++ compiler) is not checked here: a con
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
@@ -12,6 +11,7 @@ from annotated_types import Ge, Gt, Le
 from speakernet.machine.options import MachineOptions
 from speakernet.options import (
     DEFAULT_SEED,
+    Component,
     Count,
     CountOrZero,
     Decay,
@@ -23,13 +23,11 @@ from speakernet.options import (
     Options,
     Switch,
 )
-from speakernet.registry import Part
 from speakernet.training.options.schedules import LearningRate
 
 LARGEST_SEED = 2**48
 
 
-@dataclass(kw_only=True)
 class OptimizerOptions(NamedOptions):
     """Which optimizer moves the weights, and how far."""
 
@@ -47,7 +45,6 @@ class OptimizerOptions(NamedOptions):
     """Use the one-kernel update: auto uses it where this torch has it for the device."""
 
 
-@dataclass(kw_only=True)
 class SgdOptions(OptimizerOptions):
     """Stochastic gradient descent with momentum, by default Nesterov's."""
 
@@ -63,7 +60,6 @@ class SgdOptions(OptimizerOptions):
             yield "nesterov", "Nesterov needs momentum above 0; set optimizer.momentum or optimizer.nesterov: false"
 
 
-@dataclass(kw_only=True)
 class AdamOptions(OptimizerOptions):
     """Adam; weight decay is an L2 term in the gradient."""
 
@@ -76,37 +72,33 @@ class AdamOptions(OptimizerOptions):
     """Added to the denominator; auto: 1e-8 in float32, 1e-7 under bf16 or fp16."""
 
 
-@dataclass(kw_only=True)
 class AdamWOptions(AdamOptions):
     """Adam with decoupled weight decay."""
 
     name: str = "adamw"
 
 
-@dataclass(kw_only=True)
 class RAdamOptions(AdamOptions):
     """Rectified Adam: its own warm-up of the variance estimate."""
 
     name: str = "radam"
 
 
-@dataclass(kw_only=True)
 class NAdamOptions(AdamOptions):
     """Adam with Nesterov's look-ahead."""
 
     name: str = "nadam"
 
 
-OPTIMIZERS: dict[str, Part] = {
-    "sgd": Part(SgdOptions, "speakernet.training.optimizers:sgd"),
-    "adam": Part(AdamOptions, "speakernet.training.optimizers:adam"),
-    "adamw": Part(AdamWOptions, "speakernet.training.optimizers:adamw"),
-    "radam": Part(RAdamOptions, "speakernet.training.optimizers:radam"),
-    "nadam": Part(NAdamOptions, "speakernet.training.optimizers:nadam"),
+OPTIMIZERS: dict[str, Component] = {
+    "sgd": Component(SgdOptions, "speakernet.training.optimizers:sgd"),
+    "adam": Component(AdamOptions, "speakernet.training.optimizers:adam"),
+    "adamw": Component(AdamWOptions, "speakernet.training.optimizers:adamw"),
+    "radam": Component(RAdamOptions, "speakernet.training.optimizers:radam"),
+    "nadam": Component(NAdamOptions, "speakernet.training.optimizers:nadam"),
 }
 
 
-@dataclass(kw_only=True)
 class TrainerOptions(Options):
     """The numbers that steer the loop over epochs and steps."""
 
@@ -140,7 +132,6 @@ class TrainerOptions(Options):
             yield "patience", f"{self.patience} with final_model: last, which no evaluation chooses; set it to 0"
 
 
-@dataclass(kw_only=True)
 class CheckpointOptions(TrainerOptions):
     """What is kept of a run on disk, which has to hold what its end averages."""
 
@@ -150,7 +141,6 @@ class CheckpointOptions(TrainerOptions):
     """Compress checkpoint files: smaller by about a tenth, slower to write."""
 
 
-@dataclass(kw_only=True)
 class StepControl(Options):
     """What bounds one optimizer step."""
 
@@ -160,7 +150,6 @@ class StepControl(Options):
     """Two passes for metric losses under accumulation, so that they keep all their negatives; off refuses the pair."""
 
 
-@dataclass(kw_only=True)
 class LargeMarginOptions(Options):
     """A second stage with a larger margin and longer crops."""
 
@@ -192,7 +181,6 @@ class LargeMarginOptions(Options):
             yield "large_margin_final_learning_rate", f"{final:g}; expected at most {highest}"
 
 
-@dataclass(kw_only=True)
 class FineTuningOptions(Options):
     """How a run treats the weights that it was given."""
 
@@ -204,7 +192,6 @@ class FineTuningOptions(Options):
     """Leave the running statistics of batch norm as initial_model has them, through the whole run."""
 
 
-@dataclass(kw_only=True)
 class TrainingOptions(FineTuningOptions, LargeMarginOptions, StepControl, CheckpointOptions):
     """How long to train, what to keep, and what happens at the end."""
 
@@ -227,7 +214,6 @@ class TrainingOptions(FineTuningOptions, LargeMarginOptions, StepControl, Checkp
             )
 
 
-@dataclass(kw_only=True)
 class PrecisionOptions(Options):
     """In how many bits the network computes."""
 
@@ -239,7 +225,6 @@ class PrecisionOptions(Options):
     """fp16 only: good steps after which the scale doubles."""
 
 
-@dataclass(kw_only=True)
 class CompileOptions(Options):
     """Whether torch's compiler makes the network's code."""
 
@@ -251,7 +236,6 @@ class CompileOptions(Options):
     """torch.compile's mode; reduce-overhead and max-autotune act on GPUs."""
 
 
-@dataclass(kw_only=True)
 class ProfileOptions(Options):
     """Whether steps are profiled."""
 
@@ -261,7 +245,6 @@ class ProfileOptions(Options):
     """Optimizer steps recorded by the profiler, after as many of warm-up."""
 
 
-@dataclass(kw_only=True)
 class RuntimeOptions(MachineOptions, PrecisionOptions, CompileOptions, ProfileOptions):
     """The machine: device, precision, compilation, threads, reproducibility, profiling."""
 

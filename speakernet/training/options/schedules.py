@@ -1,13 +1,11 @@
 """The options of schedules of learning rate and margin, and their table. No torch is imported here."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
-from speakernet.options import Count, Epochs, NamedOptions, Options, Share
-from speakernet.registry import Part
+from speakernet.options import Component, Count, Epochs, NamedOptions, Options, Share
 
 LearningRate = Annotated[float, Gt(0.0), Le(1000.0)]
 Factor = Annotated[float, Gt(0.0), Le(1.0)]
@@ -15,7 +13,6 @@ Interval = Annotated[float, Gt(0.0), Le(1e6)]
 DECAY_INTERVAL = 10.0  # epochs; voxceleb_trainer's, with its default test_interval
 
 
-@dataclass(kw_only=True)
 class MarginOptions(Options):
     """How the margin of a loss grows."""
 
@@ -38,7 +35,6 @@ class MarginOptions(Options):
             )
 
 
-@dataclass(kw_only=True)
 class ScheduleOptions(MarginOptions, NamedOptions):
     """How learning rate and margin change over the run; both are pure functions of the optimizer step."""
 
@@ -50,14 +46,12 @@ class ScheduleOptions(MarginOptions, NamedOptions):
     """The schedule begins with the run and the warm-up is a factor on it (wespeaker), not a stretch before it."""
 
 
-@dataclass(kw_only=True)
 class ConstantOptions(ScheduleOptions):
     """Always the top."""
 
     name: str = "constant"
 
 
-@dataclass(kw_only=True)
 class FloorOptions(ScheduleOptions):
     """The base of schedules that end at a floor."""
 
@@ -65,7 +59,6 @@ class FloorOptions(ScheduleOptions):
     """Where the learning rate ends; plateau never goes below it."""
 
 
-@dataclass(kw_only=True)
 class FactorOptions(ScheduleOptions):
     """The base of schedules that multiply by a factor."""
 
@@ -73,7 +66,6 @@ class FactorOptions(ScheduleOptions):
     """The factor."""
 
 
-@dataclass(kw_only=True)
 class StepOptions(FactorOptions):
     """Times `decay` after each `decay_interval` epochs."""
 
@@ -82,7 +74,6 @@ class StepOptions(FactorOptions):
     """Epochs between two factors."""
 
 
-@dataclass(kw_only=True)
 class ExponentialOptions(ScheduleOptions):
     """Down in equal factors: to `final_learning_rate` at the end, or by `decay` every `decay_interval` epochs."""
 
@@ -105,21 +96,18 @@ class ExponentialOptions(ScheduleOptions):
             )
 
 
-@dataclass(kw_only=True)
 class LinearOptions(FloorOptions):
     """A straight line from the top to the floor."""
 
     name: str = "linear"
 
 
-@dataclass(kw_only=True)
 class CosineOptions(FloorOptions):
     """Half a cosine from the top to the floor."""
 
     name: str = "cosine"
 
 
-@dataclass(kw_only=True)
 class CosineRestartsOptions(FloorOptions):
     """Half cosines one after the other, each `restart_factor` times as long as the one before (SGDR)."""
 
@@ -130,7 +118,6 @@ class CosineRestartsOptions(FloorOptions):
     """Each cycle is this many times as long as the one before."""
 
 
-@dataclass(kw_only=True)
 class PolynomialOptions(FloorOptions):
     """From the top to the floor as (1 - share of the run) to the `power`."""
 
@@ -139,7 +126,6 @@ class PolynomialOptions(FloorOptions):
     """Exponent."""
 
 
-@dataclass(kw_only=True)
 class OneCycleOptions(FloorOptions):
     """Half a cosine up from a 25th of the top, then half a cosine down to the floor (Smith and Topin)."""
 
@@ -148,7 +134,6 @@ class OneCycleOptions(FloorOptions):
     """Share of the run after which the learning rate reaches its top."""
 
 
-@dataclass(kw_only=True)
 class PlateauOptions(FloorOptions, FactorOptions):
     """The top, times `decay` whenever `plateau_patience` evaluations brought no better EER."""
 
@@ -157,15 +142,15 @@ class PlateauOptions(FloorOptions, FactorOptions):
     """Evaluations without a better EER before the next factor."""
 
 
-SCHEDULES: dict[str, Part] = {
-    "constant": Part(ConstantOptions, "speakernet.training.schedules:constant"),
-    "step": Part(StepOptions, "speakernet.training.schedules:step"),
-    "linear": Part(LinearOptions, "speakernet.training.schedules:linear"),
-    "cosine": Part(CosineOptions, "speakernet.training.schedules:cosine"),
-    "cosine_restarts": Part(CosineRestartsOptions, "speakernet.training.schedules:cosine_restarts"),
-    "polynomial": Part(PolynomialOptions, "speakernet.training.schedules:polynomial"),
-    "exponential": Part(ExponentialOptions, "speakernet.training.schedules:exponential"),
-    "one_cycle": Part(OneCycleOptions, "speakernet.training.schedules:one_cycle"),
+SCHEDULES: dict[str, Component] = {
+    "constant": Component(ConstantOptions, "speakernet.training.schedules:constant"),
+    "step": Component(StepOptions, "speakernet.training.schedules:step"),
+    "linear": Component(LinearOptions, "speakernet.training.schedules:linear"),
+    "cosine": Component(CosineOptions, "speakernet.training.schedules:cosine"),
+    "cosine_restarts": Component(CosineRestartsOptions, "speakernet.training.schedules:cosine_restarts"),
+    "polynomial": Component(PolynomialOptions, "speakernet.training.schedules:polynomial"),
+    "exponential": Component(ExponentialOptions, "speakernet.training.schedules:exponential"),
+    "one_cycle": Component(OneCycleOptions, "speakernet.training.schedules:one_cycle"),
     # The shape of plateau is constant; its drops come from the observed EERs (LearningRateSchedule).
-    "plateau": Part(PlateauOptions, "speakernet.training.schedules:constant"),
+    "plateau": Component(PlateauOptions, "speakernet.training.schedules:constant"),
 }

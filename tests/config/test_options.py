@@ -1,0 +1,294 @@
+"""Every option of every component: described, bounded, refused with file and line; none without effect."""
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from speakernet.config import ConfigError, config_from_dict, config_to_dict, load_config
+from speakernet.config.loading import save_config
+from speakernet.config.schema import CHOICES, MODELS, POOLINGS, SECTIONS, replaced
+from speakernet.losses.options import (
+    AMSoftmaxOptions,
+    AngularPrototypicalOptions,
+    CombinedOptions,
+    GE2EOptions,
+    SoftmaxOptions,
+    TripletOptions,
+)
+from speakernet.options import OptionError, default_of, description_of, in_words
+
+
+def write(folder: Path, text: str | bytes, name: str = "my.yaml") -> str:
+    path = folder / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return str(path)
+
+
+def every_option() -> list[tuple[str, str, type, str]]:
+    """Holder, name of the component, its class, and the field; one for each type that an option is declared with."""
+    owners = [(section, "", owner) for section, owner in SECTIONS.items() if section not in CHOICES]
+    owners += [(one, name, row.options) for one, choice in CHOICES.items() for name, row in choice.table.items()]
+    found = {}
+    for holder, name, owner in owners:
+        for field, info in owner.model_fields.items():
+            found.setdefault((holder, field, str(info.rebuild_annotation())), (holder, name, owner, field))
+    return list(found.values())
+
+
+OPTIONS = every_option()
+
+
+def words(owner: type, field: str) -> str:
+    return in_words(owner.model_fields[field].rebuild_annotation())
+
+
+NUMBERS = [one for one in OPTIONS if "int" in words(*one[2:]).split() or "float" in words(*one[2:]).split()]
+
+
+def test_described_and_default_valid() -> None:
+    for holder, _, owner, field in OPTIONS:
+        assert len(description_of(owner, field)) > 8, f"{holder}.{field}"
+        default = default_of(owner, field)
+        if not isinstance(default, dict) and "Options" not in type(default).__name__:
+            assert getattr(owner(**{field: default}), field) == default, f"{holder}.{field}"
+
+
+def test_numbers_have_finite_bounds() -> None:
+    assert len(NUMBERS) > 140 and {one[0] for one in NUMBERS} >= {*SECTIONS, *CHOICES}
+    for _, _, owner, field in NUMBERS:
+        is_list = "list" in words(owner, field)
+        for value in (math.nan, math.inf, -math.inf, 1e15, 10**15, ".nan", ".inf", "abc", "", True, None):
+            if (value is None and "nothing" in words(owner, field)) or (value is True and is_list):
+                continue
+            with pytest.raises(OptionError) as caught:
+                owner(**{field: [value] if is_list else value})
+            assert caught.value.field == field
+
+
+TAKEN = {"1e12": {"runtime.seed", "runtime.loss_scale"}, "": {"runtime.gpu_id"}}
+
+
+@pytest.mark.parametrize("value", ["-1", "0", "1e12", ".nan", "abc", ""])
+def test_number_taken_or_refused_with_line(value: str, tmp_path: Path) -> None:
+    taken = set()
+    for holder, name, _, field in NUMBERS:
+        values: dict = {"loss": {"name": "combined"}} if holder.startswith("loss.") else {}
+        if holder == "model.pooling_options":
+            values = {"model": {"name": "ResNet"}}
+        for key, given in ((CHOICES[holder].key if holder in CHOICES else "", name), (f"{holder}.{field}", "VALUE")):
+            at, (*places, last) = values, key.split(".")
+            for place in places:
+                at = at.setdefault(place, {})
+            at |= {last: given} if last else {}
+        text = yaml.safe_dump(values).replace("VALUE", value)
+        try:
+            load_config(["--config", write(tmp_path, text)])
+        except ConfigError as error:
+            # A contradiction is reported at the other option.
+            assert ("my.yaml:" in str(error) or "default:" in str(error)) and holder in str(error), (text, error)
+        else:
+            taken.add(f"{holder}.{field}")
+    if value not in ("-1", "0"):
+        assert taken == TAKEN.get(value, set())
+
+
+BROKEN = {
+    "NUL": ("data:\n  batch_size: 3\0\n", "my.yaml:1"),
+    "deep nesting": ("model:\n  options: " + "[" * 5000 + "]" * 5000 + "\n", "my.yaml:2"),
+    "aliases of aliases": (
+        "a: &a [x, x, x, x, x, x, x, x, x]\n"
+        + "".join(f"{b}: &{b} [{', '.join(9 * [f'*{a}'])}]\n" for a, b in zip("abcdefg", "bcdefgh", strict=True))
+        + "model:\n  options: {x: *h}\n",
+        "my.yaml:4",
+    ),
+    "date": ("data:\n  batch_size: 2024-13-45\n", "my.yaml:2: '2024-13-45'"),
+    "timestamp": ("data: {batch_size: !!timestamp 'x'}\n", "my.yaml:1: 'x'"),
+    "tag": ("data:\n  batch_size: !!int 'x'\n", "my.yaml:2"),
+    "object": ("data: !!python/object/apply:os.mkdir ['made']\n", "my.yaml:1"),
+    "number": ("data:\n  batch_size: 0b_\n", "my.yaml:2"),
+    "minutes": ("data:\n  batch_size: 1" + ":59" * 60_000 + "\n", "my.yaml:2"),
+    "empty": ("data:\n  batch_size:\n", "my.yaml:2: data.batch_size is empty"),
+    "list of lists": ("model:\n  options: {blocks: [[1], [2]]}\n  name: ResNet\n", "my.yaml:2: model.options.blocks"),
+    "dot in a name": ("data: {train_list.x: a}\n", "my.yaml:1: data.train_list.x"),
+    "long path": (f"data:\n  train_list: {'x' * 70_000}\n", "my.yaml:2: data.train_list"),
+    "not text": (b"\xff\xfe\x00data", "my.yaml"),
+    "too large": ("# " + "x" * (1 << 18) + "\n", "262,144"),
+    "cut off": ("data: [1, 2\n", "my.yaml:2"),
+    "list": ("- a\n- b\n", "my.yaml:1"),
+    "given twice": ("data:\n  batch_size: 1\n  batch_size: 2\n", "my.yaml:3: batch_size"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    content, found = BROKEN[name]
+    with pytest.raises(ConfigError) as caught:
+        load_config(["--config", write(tmp_path, content)])
+    assert found in str(caught.value)
+    assert not Path("made").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{channels: " + "[" * 5000 + "]" * 5000 + "}",
+        "{a: &a [x, x, x], channels: [" + ", ".join(["*a"] * 21) + "]}",
+        "{channels: 2024-13-45}",
+        "{channels: 1" + ":59" * 80_000 + "}",
+        "{channels: !!python/object/apply:os.getcwd []}",
+        "{channels: 8",
+        "{channels: " + "x" * (1 << 18) + "}",
+    ],
+    ids=lambda text: text[:20],
+)
+def test_broken_value_in_a_line(text: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--model\.options"):
+        load_config(["--model.name", "ResNet", "--model.options", text])
+    with pytest.raises(ConfigError, match=r"my\.yaml"):
+        load_config(["--config", write(tmp_path, f"model:\n  name: ResNet\n  options: '{text}'\n")])
+
+
+def test_fifo_is_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo.yaml")
+    with pytest.raises(ConfigError, match=r"fifo\.yaml"):
+        load_config(["--config", str(tmp_path / "fifo.yaml")])
+
+
+# Text, key, the nearest option or the components that would take it.
+IDLE = [
+    ("loss: {name: aamsoftmax, hard_rank: 3}", "loss.hard_rank", "triplet"),
+    ("optimizer: {name: adam, momentum: 0.5}", "optimizer.momentum", "sgd"),
+    ("frontend: {name: log_mel, dither: 1.0}", "frontend.dither", "fbank, mfcc"),
+    ("schedule: {name: cosine, power: 3}", "schedule.power", "polynomial"),
+    ("model: {name: RawNet3}\nfrontend: {num_mels: 40}", "frontend.num_mels", "log_mel, fbank, mfcc"),
+    ("model: {name: ResNet, options: {sinc_stride: 3}}", "model.options.sinc_stride", "stem_stride"),
+    (
+        "model: {name: ResNet, pooling: MQMHASTP, pooling_options: {head: 4}}",
+        "model.pooling_options.head",
+        "heads",
+    ),
+    ("model: {name: RawNet3, pooling_options: {heads: 4}}", "model.pooling_options.heads", "ECA"),
+    ("loss: {classification: {margin: 0.3}}", "loss.classification.margin", "combined"),
+    (
+        "loss: {name: combined, classification: {name: softmax, margin: 0.3}}",
+        "loss.classification.margin",
+        "sharded",
+    ),
+    ("loss: {name: combined, metric: {inital_scale: 3}}", "loss.metric.inital_scale", "initial_scale"),
+    ("loss: {name: combined, metric: {name: gee2e}}", "loss.metric.name", "ge2e"),
+    ("loss: {name: combined, metric: {name: aamsoftmax}}", "loss.metric.name", "angleproto"),
+    ("loss: {name: combined, metric: {initial_scale: many}}", "loss.metric.initial_scale", "many"),
+    ("loss: {name: combined, metric: ge2e}", "loss.metric", "ge2e"),
+    ("loss: {name: combined, metric_weight: 0, classification_weight: 0}", "loss.metric_weight", "0"),
+    ("model: {pooling: TSPT}", "model.pooling", "TSTP"),
+    ("model: {name: ECAPA_TDNN, options: {channels: 60}}", "model.options.channels", "60"),
+    ("model: {name: ReDimNetB0, options: {stages: [[1, 2, 3]]}}", "model.options.stages", "[1.0, 2.0, 3.0]"),
+    ("model: {name: ReDimNet2B0, options: {stages: [[1, 1.5, 1, 1, 3, 3, 0]]}}", "model.options.stages", "1.5"),
+    ("model: {name: ReDimNetB0, options: {stages: []}}", "model.options.stages", "64"),
+    (
+        "model: {name: ReDimNetB0, options: {two_layers: true, embedding_norm: true}}",
+        "model.options.embedding_norm",
+        "true",
+    ),
+    ("model: {name: ReDimNetB0, options: {block: resnet}}", "model.options.block", "basic_resnet"),
+]
+
+
+@pytest.mark.parametrize(("text", "key", "hint"), IDLE)
+def test_refused_with_place_and_hint(text: str, key: str, hint: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(["--config", write(tmp_path, text + "\n")])
+    found = str(caught.value)
+    assert "my.yaml:" in found and f"{key} " in found.replace(":", " ") and hint in found
+
+
+def test_flat_file_is_warned(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    load_config(["--config", write(tmp_path, "trainfunc: amsoftmax\nhard_rank: 3\nsinc_stride: 10\n")])
+    assert "my.yaml:2: loss.hard_rank" in caplog.text and "my.yaml:3: model.options.sinc_stride" in caplog.text
+    load_config(["--defaults", "voxceleb_trainer", "--hard_prob", "0.3"])
+    assert "loss.hard_probability" in caplog.text
+    with pytest.raises(ConfigError, match=r"--hard_rank: loss\.hard_rank"):
+        load_config(["--hard_rank", "3"])
+
+
+def test_later_layer_replaces_a_component(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = write(tmp_path, "loss: {name: triplet, hard_rank: 3}\noptimizer: {name: sgd, momentum: 0.5}\n", "a.yaml")
+    second = write(tmp_path, "optimizer: {name: adamw}\n", "b.yaml")
+    config = load_config(["--config", first, "--config", second, "--loss.name", "softmax"]).config
+    assert (config.loss.name, config.optimizer.name) == ("softmax", "adamw")
+    (record,) = caplog.records
+    assert all(one in record.message for one in ("loss.hard_rank", "optimizer.momentum", "a.yaml:1"))
+    # The same name again replaces nothing.
+    assert load_config(["--config", first, "--loss.name", "triplet"]).config.loss.hard_rank == 3
+    with pytest.raises(ConfigError, match=r"loss\.scale"):
+        load_config(["--config", first, "--loss.name", "triplet", "--loss.scale", "3"])
+    # A name that comes later may be meant by an option that came before.
+    idle = write(tmp_path, "loss: {hard_rank: 3}\n", "c.yaml")
+    assert load_config(["--config", idle, "--loss.name", "triplet"]).config.loss.hard_rank == 3
+
+
+def test_another_model_or_pooling(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = write(tmp_path, "model: {name: ResNet, options: {channels: 32}}\nfrontend: {num_mels: 40}\n")
+    config = load_config(["--config", first, "--model", "RawNet3"]).config
+    assert config.model.options == MODELS["RawNet3"].options()
+    assert "model.options.channels" in caplog.text and "frontend.num_mels" in caplog.text
+    config = load_config(["--config", first, "--model.options.gated", "true"]).config
+    assert config.model.options == MODELS["ResNet"].options(channels=32, gated=True)
+    first = write(tmp_path, "model: {name: ResNet, pooling: MQMHASTP, pooling_options: {heads: 4}}\n")
+    config = load_config(["--config", first, "--model.pooling_options.queries", "3"]).config
+    assert config.model.pooling_options == POOLINGS["MQMHASTP"].options(heads=4, queries=3)
+    config = load_config(["--config", first, "--model.pooling", "auto"]).config
+    assert config.model.pooling_options == POOLINGS["TSTP"].options()
+    # The model's own pooling, and what it means by a common name.
+    config = load_config(["--model", "CAMPPlus", "--model.pooling_options.variance_floor", "1e-8"]).config
+    assert config.model.pooling_options.variance_floor == 1e-8
+    assert config_from_dict(config_to_dict(config)) == config
+    assert replaced(config, model={"name": "ResNet34"}).model.pooling_options == config.model.pooling_options
+    assert replaced(config, model={"pooling": "ASTP"}).model.pooling_options == POOLINGS["ASTP"].options()
+    config = load_config(["--model", "ECAPA_TDNN", "--model.pooling", "ASP"]).config
+    assert config.model.pooling_options == POOLINGS["GlobalASTP"].options()
+
+
+COMBINED = """\
+loss:
+  name: combined
+  classification: {name: amsoftmax, margin: 0.3}
+  metric:
+    name: triplet
+    margin: 0.1
+  metric_weight: 0.5
+"""
+MEANT = CombinedOptions(
+    classification=AMSoftmaxOptions(margin=0.3), metric=TripletOptions(margin=0.1), metric_weight=0.5
+)
+
+
+def test_losses_within_combined(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = write(tmp_path, COMBINED)
+    config = load_config(["--config", file]).config
+    assert config.loss == MEANT and config.loss.margin == 0.3
+    assert config_from_dict(config_to_dict(config)) == config
+    save_config(config, tmp_path / "config.yaml")
+    assert load_config(["--config", str(tmp_path / "config.yaml")]).config.loss == MEANT
+    given = ["--loss.name", "combined", "--loss.metric.name", "triplet", "--loss.metric.margin", "0.1"]
+    more = ["--loss.metric_weight", "0.5", "--loss.classification", "{name: amsoftmax, margin: 0.3}"]
+    assert load_config([*given, *more]).config.loss == MEANT
+    assert load_config(["--loss.name", "combined"]).config.loss == CombinedOptions()
+    other = load_config(["--config", file, "--loss.metric.name", "ge2e"]).config
+    assert other.loss.metric == GE2EOptions() and other.loss.classification == MEANT.classification
+    assert "loss.metric.margin (" in caplog.text
+    caplog.clear()
+    assert load_config(["--config", file, "--loss.name", "softmax"]).config.loss == SoftmaxOptions()
+    assert all(f"loss.{key} (" in caplog.text for key in ("classification.margin", "metric.name", "metric_weight"))
+    assert replaced(other, loss={"name": "softmax"}).loss == SoftmaxOptions()
+    assert replaced(load_config([]).config, loss={"name": "combined"}).loss == CombinedOptions()
+    changed = replaced(config, loss={"metric": {"name": "angleproto"}})
+    assert changed.loss.metric == AngularPrototypicalOptions() and changed.loss.metric_weight == 0.5
+    with pytest.raises(OptionError):
+        CombinedOptions(metric=AMSoftmaxOptions())
+    with pytest.raises(ValueError, match="metirc"):
+        replaced(config, loss={"metirc": {}})
