@@ -33,7 +33,7 @@ def _sizes(path: str, sizes: Mapping[str, type[TrunkOptions]]) -> dict[str, Comp
     return {name: Component(options, path) for name, options in sizes.items()}
 
 
-FAMILIES: dict[str, dict[str, Part]] = {
+FAMILIES: dict[str, dict[str, Component]] = {
     "ResNetSE34L": {"ResNetSE34L": Component(ResNetSE34LOptions, "speakernet.models.resnet:ResNetSE34L")},
     "ResNetSE34V2": {"ResNetSE34V2": Component(ResNetSE34V2Options, "speakernet.models.resnet:ResNetSE34V2")},
     "ResNet": {"ResNet": Component(ResNetOptions, "speakernet.models.resnet:ResNet")},
