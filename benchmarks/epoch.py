@@ -18,11 +18,11 @@ from benchmarks.plain_models import PlainAMSoftmax, plain_model
 from benchmarks.served import own_command, own_environment, serve, time_processes
 from benchmarks.steps import margin_and_scale
 from benchmarks.timing import Timing
+from speakernet.assembly.checks import refuse_impossible
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.evaluation import build_validation
 from speakernet.assembly.inputs import Inputs, with_default_paths
 from speakernet.assembly.model import build_loss, build_model
-from speakernet.assembly.refusals import refuse_impossible
 from speakernet.assembly.training import build_trainer, prepare_machine
 from speakernet.config.schema import Config, replaced
 from speakernet.data.lists import read_training_list, read_trials

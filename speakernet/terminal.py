@@ -163,20 +163,19 @@ class Bar:
     def _status(self) -> str:
         if self._note is not None:
             return self._note()
-        counts = self._count(self.done) + (f" of {self._count(self.total)}" if self.total else "")
-        parts = [counts if self._unit == "B" else f"{counts} {self._unit}"]
+        done, total = self._count(self.done), self._count(self.total or 0)
+        shown = f"{done} of {total}" if self.total else done
+        noun = self._unit if (self.total or self.done) == 1 else plural(self._unit)
+        parts = [shown if self._unit == "B" else f"{shown} {noun}"]
         worked, seconds = self.done - self._done_before, self._clock() - self._began
         if worked > 0 and seconds > 0:
-            speed = self._count(worked / seconds)
-            parts.append(f"{speed}/s" if self._unit == "B" else f"{speed} {self._unit}/s")
+            parts.append(f"{self._count(worked / seconds)}/s")
             if self.total:
                 parts.append(f"{duration(max(0.0, self.total - self.done) * seconds / worked)} left")
         return ", ".join(parts)
 
     def _count(self, number: float) -> str:
-        if self._unit == "B":
-            return tqdm.format_sizeof(number, "B", 1024)
-        return f"{number:,.0f}" if number >= 10 or number == int(number) else f"{number:.1f}"
+        return tqdm.format_sizeof(number, "B", 1024) if self._unit == "B" else _number(number)
 
 
 def has_terminal() -> bool:
@@ -192,6 +191,24 @@ def duration(seconds: float) -> str:
     """
     whole = round(seconds)
     return f"{whole // 3600}:{whole % 3600 // 60:02d}:{whole % 60:02d}"
+
+
+def counted(number: float, noun: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "file"), counted(1200, "batch")
+    ('1 file', '1,200 batches')
+    """
+    return f"{_number(number)} {noun if number == 1 else plural(noun)}"
+
+
+def plural(noun: str) -> str:
+    """The plural of a regular noun."""
+    return f"{noun}es" if noun.endswith(("s", "ch")) else f"{noun}s"
+
+
+def _number(number: float) -> str:
+    return f"{number:,.0f}" if number >= 10 or number == int(number) else f"{number:.1f}"
 
 
 def _columns() -> int:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+from speakernet.assembly.checks import refuse_impossible
 from speakernet.assembly.large_margin import large_margin_config
 from speakernet.assembly.model import build_loss, build_model
-from speakernet.assembly.refusals import refuse_impossible
 from speakernet.assembly.schedule_table import ScheduledEpoch, scheduled_epochs
 from speakernet.cli import main
 from speakernet.config import Config, load_config

@@ -75,14 +75,14 @@ def test_a_line_fits_and_uses_the_width(screen: Make, columns: int) -> None:
 def test_counts_speed_and_time_left(screen: Make) -> None:
     clock = Clock()
     shown = screen(100)
-    with Bar("embedding trials", 4000, "utt", clock=clock) as bar:
+    with Bar("embedding trials", 4000, "utterance", clock=clock) as bar:
         clock.now = 10.0
         bar.update(1000)
-        assert bar._drawn(99, False).endswith("| 1,000 of 4,000 utt, 100 utt/s, 0:00:30 left")
+        assert bar._drawn(99, False).endswith("| 1,000 of 4,000 utterances, 100/s, 0:00:30 left")
         assert bar._drawn(99, True).count("#") > 5
     with Bar("extract", clock=clock) as unknown:
         unknown.update(7)
-        assert unknown._drawn(99, False).startswith("extract: 7 file")
+        assert unknown._drawn(99, False).startswith("extract: 7 files")
     assert shown.rows()[-1] == "", "a bar that ends leaves nothing"
 
 
@@ -117,18 +117,18 @@ def test_without_a_terminal_no_minute_is_silent(caplog: pytest.LogCaptureFixture
     caplog.set_level(logging.INFO)
     clock = Clock()
     said = []
-    with Bar("embedding trials", 1000, "utt", clock=clock) as bar:
+    with Bar("embedding trials", 1000, "utterance", clock=clock) as bar:
         for second in range(1, 301):
             clock.now = float(second)
             bar.update()
             if len(caplog.records) > len(said):
                 said.append(second)
     assert LINE_SECONDS <= 60 and said == list(range(30, 301, 30))
-    assert caplog.messages[0] == "embedding trials: 3 %, 30 of 1,000 utt, 1 utt/s, 0:16:10 left"
+    assert caplog.messages[0] == "embedding trials: 3 %, 30 of 1,000 utterances, 1/s, 0:16:10 left"
     with Bar("extract", clock=clock) as unknown:
         clock.now += 31
         unknown.update(5)
-    assert caplog.messages[-1] == "extract: 5 file, 0.2 file/s"
+    assert caplog.messages[-1] == "extract: 5 files, 0.2/s"
 
 
 def test_what_is_not_shown_is_silent(screen: Make, caplog: pytest.LogCaptureFixture) -> None:

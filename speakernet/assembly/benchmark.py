@@ -11,19 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+from speakernet.assembly.checks import refuse_impossible
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs, make_synthetic_corpus
 from speakernet.assembly.model import build_loss, build_model
-from speakernet.assembly.refusals import refuse_impossible
 from speakernet.assembly.training import build_trainer, prepare_machine
 from speakernet.config.schema import Config, replaced
 from speakernet.data.loader import Batch, TrainingLoader
 from speakernet.files import human_bytes
-from speakernet.machine.device import choose_device
+from speakernet.machine.device import choose_device, synchronize, utilisation_monitor
 
-# The first batches find empty queues, the first steps find memory and kernels; they are not what training is like.
-WARM_STEPS = 2
+WARM_STEPS = {"cpu": 3, "cuda": 20}
+"""Not counted: the first batches find empty queues, the first steps allocate memory and choose kernels."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def measure(config: Config, num_batches: int) -> dict[str, Any]:
     loader = build_training_loader(config, Inputs(config, choose_device(config.runtime)))
     try:
         batches = _endless(loader)
-        for _ in itertools.islice(batches, WARM_STEPS):
+        for _ in itertools.islice(batches, WARM_STEPS[loader.device.type]):
             pass
         times = time_batches(batches, num_batches, lambda batch: len(batch.labels))
         return {"loader": dataclasses.asdict(times), "training": _measure_training(config, loader, num_batches)}
@@ -108,27 +109,49 @@ def time_batches(batches: Iterator[Any], num_batches: int, size_of: Callable[[An
     )
 
 
+def time_steps(run_step: Callable[[], None], num_steps: int, device: torch.device) -> dict[str, float]:
+    """Seconds of `num_steps` steps after the warm-up, and the mean utilisation of the GPU over them."""
+    for _ in range(WARM_STEPS[device.type]):
+        run_step()
+    # A GPU works behind the host: the clock may start and stop only when it has caught up.
+    synchronize(device)
+    started = time.perf_counter()
+    with utilisation_monitor(device) as utilisation:
+        for _ in range(num_steps):
+            run_step()
+        synchronize(device)
+        seconds = time.perf_counter() - started
+    figures = {"step_seconds": seconds / num_steps, "steps_per_second": num_steps / seconds}
+    return figures if utilisation.mean is None else {**figures, "gpu_utilisation_percent": utilisation.mean}
+
+
 def _measure_training(config: Config, loader: TrainingLoader, num_steps: int) -> dict[str, Any]:
     """Real steps on real batches: seconds a step, the share of them spent waiting for data, an epoch, memory."""
     # In the middle of the timed steps `compile: auto` would decide, the log empty the window, and last.pt be written.
     steady = {"log_interval": 10**9, "save_steps": 0, "save_minutes": 0.0}
     compiling = "off" if config.runtime.compile == "auto" else config.runtime.compile
     config = replaced(config, training=steady, runtime={"compile": compiling})
-    net, loss = build_model(config), build_loss(config, loader.num_classes)
-    refuse_impossible(config, net, loader.device)
+    net, loss, device = build_model(config), build_loss(config, loader.num_classes), loader.device
+    refuse_impossible(config, net, device)
     num_batches = len(loader)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = build_trainer(config, net, loss, loader, dict, Path(folder), loader.device)
+        trainer = build_trainer(config, net, loss, loader, dict, Path(folder), device)
         net.train()
         loss.train()
-        batches = _endless(loader)
-        for step in range(WARM_STEPS + num_steps):
-            if step == WARM_STEPS:
+        batches, done = _endless(loader), 0
+
+        def run_step() -> None:
+            nonlocal done
+            if done == WARM_STEPS[device.type]:
                 trainer.tracker.take_window()
             # An epoch without end: the trainer never sees its last batch.
             trainer.state.batch %= num_batches
             trainer.run_step(batches)
-        summary = {**trainer.tracker.summary(), **trainer.tracker.take_window(), "steps": num_steps}
+            done += 1
+
+        timed = time_steps(run_step, num_steps, device)
+        summary = {**trainer.tracker.summary(), **trainer.tracker.take_window(), **timed, "steps": num_steps}
+    summary["utterances_per_second"] = summary["effective_batch"] * summary["steps_per_second"]
     steps_per_epoch = -(-num_batches // config.training.accumulation_steps)
     return {**summary, "epoch_seconds": steps_per_epoch / summary["steps_per_second"]}
 

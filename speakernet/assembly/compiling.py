@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from speakernet.assembly.refusals import compile_obstacles, graph_obstacles
+from speakernet.assembly.checks import compile_obstacles, graph_obstacles
 from speakernet.config.schema import Config
 from speakernet.frontend.perturbation import keep_draws_eager
 from speakernet.machine.device import DeviceClock

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from speakernet.assembly.augment import augments_on_device, build_augmenter, noise_into_ram
-from speakernet.assembly.inputs import Inputs, TrainingInput
+from speakernet.assembly.inputs import Inputs, TrainingInput, voices_of
 from speakernet.assembly.placement import (
     GIGABYTE,
     Placement,
@@ -18,7 +18,6 @@ from speakernet.assembly.placement import (
     move_banks,
     say_choice,
 )
-from speakernet.assembly.voices import voices_of
 from speakernet.config.schema import Config
 from speakernet.data.audio import AudioError, crop_samples
 from speakernet.data.augment.augmenter import Augmenter

@@ -244,9 +244,7 @@ class _Scoring:
             first = np.searchsorted(members.labels[order], members.labels[order])
             rows = np.sort(order[np.arange(len(order)) - first < section.cohort_utterances])
         mode: Mode = self.embedder.options.modes[0]
-        embeddings, _ = self.embedder.embed(
-            members.paths.take(rows), given.source, mode, f"cohort_{Path(path).stem}"
-        )
+        embeddings, _ = self.embedder.embed(members.paths.take(rows), given.source, mode, f"cohort_{Path(path).stem}")
         means = speaker_means(mean_embeddings(embeddings, mean), members.labels[rows])
         return Cohort(means, f"{Path(path).name} {members.sha256[:12]}"), list(members.speakers)
 

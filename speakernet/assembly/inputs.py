@@ -16,9 +16,11 @@ import torch
 from speakernet.config import Config, ConfigError
 from speakernet.corpora.held_out import HeldOut, hold_out
 from speakernet.corpora.synthetic import make_corpus
+from speakernet.data.batches import speed_fractions
 from speakernet.data.lists import TrainingList, TrialList, audio_folder_of, read_training_list, read_trials
 from speakernet.data.lookup import LookupTable
 from speakernet.data.opening import open_source
+from speakernet.data.sampling import Voices
 from speakernet.data.sources import AudioSource
 from speakernet.parallel import distributed
 
@@ -202,3 +204,17 @@ def with_default_paths(config: Config) -> Config:
         if (path := getattr(data, f"{kind}_list")) and not getattr(data, f"{kind}_path"):
             setattr(data, f"{kind}_path", str(audio_folder_of(path)))
     return config
+
+
+def voices_of(config: Config) -> Voices:
+    """The voices of a run, or of one of its stages; one alone, the recorded one, where nothing is augmented."""
+    augment = config.augment
+    if not augment.enabled:
+        return Voices()
+    return Voices(
+        speeds=tuple(speed_fractions(augment.speed_factors)),
+        # As with speeds: the recorded voice comes first, so that its speakers keep their labels.
+        warps=tuple(sorted(augment.warp_factors, key=lambda factor: factor != 1)),
+        real_share=None if augment.real_share == "auto" else augment.real_share,
+        real_from=config.training.max_epochs - augment.real_epochs if augment.real_epochs else None,
+    )

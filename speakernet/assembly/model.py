@@ -4,7 +4,7 @@ from pathlib import Path
 
 from torch import nn
 
-from speakernet.assembly.voices import voices_of
+from speakernet.assembly.inputs import voices_of
 from speakernet.checkpoint import read_checkpoint
 from speakernet.config.schema import Config
 from speakernet.losses.options import LOSSES

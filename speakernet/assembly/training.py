@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from speakernet.assembly.checks import needs_gradient_cache, say_what_has_no_effect
 from speakernet.assembly.compiling import build_compiler, records_steps
-from speakernet.assembly.refusals import needs_gradient_cache, say_what_has_no_effect
 from speakernet.assembly.sharding import share_head
 from speakernet.config.schema import Config, config_to_dict
 from speakernet.machine.device import find_device

@@ -1,6 +1,84 @@
-"""Checks before the work: lists, audio, machine. Training runs `quick_check` at its start, `speakernet doctor` all."""
+"""Checks before the work: lists, audio, machine. Training runs `lists.quick_check`, `speakernet doctor` everything."""
 
-from speakernet.checks.findings import Finding, Level, worst
-from speakernet.checks.quick import quick_check
+import textwrap
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
 
-__all__ = ["Finding", "Level", "quick_check", "worst"]
+import numpy as np
+
+from speakernet.terminal import MAX_NAMED, counted
+
+Level = Literal["ok", "warning", "error"]
+LEVELS: tuple[Level, ...] = ("ok", "warning", "error")
+TABLE_WIDTH = 118
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that a check found."""
+
+    level: Level
+    """`ok`, `warning` (works, but look at it) or `error` (training fails, or its result means nothing)."""
+    check: str
+    """What was looked at, in two or three words."""
+    message: str
+    """What was found, with figures."""
+    advice: str = ""
+    """What to do; empty if all is well."""
+    examples: tuple[str, ...] = ()
+    """The first few items concerned."""
+
+    def __str__(self) -> str:
+        sentence = f"{self.check}: {self.message}"
+        if self.examples:
+            sentence += f" (first: {', '.join(self.examples)})"
+        return sentence + (f"; {self.advice}" if self.advice else "")
+
+
+def some(
+    level: Level, check: str, rows: np.ndarray | list[int], names: Callable[[int], str], noun: str, advice: str
+) -> list[Finding]:
+    """One finding about so many rows of `noun`, with the names of the first few; none if there are none."""
+    examples = tuple(names(int(row)) for row in rows[:MAX_NAMED])
+    return [Finding(level, check, counted(len(rows), noun), advice, examples)] if len(rows) else []
+
+
+def worst(findings: Iterable[Finding]) -> Level:
+    """The worst level among the findings; `ok` of none.
+
+    >>> worst([Finding("ok", "a", "fine"), Finding("warning", "b", "odd")])
+    'warning'
+    """
+    return max((finding.level for finding in findings), key=LEVELS.index, default="ok")
+
+
+def closing_line(findings: Iterable[Finding]) -> str:
+    """The conclusion from the findings.
+
+    >>> closing_line([Finding("warning", "balance", "odd"), Finding("ok", "rate", "16000 Hz")])
+    '1 warning: you can train'
+    """
+    levels = [finding.level for finding in findings]
+    counts = [counted(levels.count(level), level) for level in ("error", "warning") if level in levels]
+    conclusion = "fix the errors before you train" if "error" in levels else "you can train"
+    return f"{', '.join(counts) or 'no problems'}: {conclusion}"
+
+
+def table(findings: Iterable[Finding]) -> str:
+    """The findings as text: level, check, what was found; examples and advice on lines of their own."""
+    findings = list(findings)
+    width = max([len(finding.check) for finding in findings] + [5])
+    lines = [f"{'level':<8} {'check':<{width}} found"]
+    indent = " " * (width + 10)
+    for finding in findings:
+        head = f"{finding.level:<8} {finding.check:<{width}} "
+        texts = [(head, indent, finding.message), *((f"{indent}- ", f"{indent}  ", one) for one in finding.examples)]
+        if finding.advice:
+            texts.append((f"{indent}-> ", f"{indent}   ", finding.advice))
+        for first, following, text in texts:
+            options = {"break_long_words": False, "break_on_hyphens": False}
+            lines += textwrap.wrap(text, TABLE_WIDTH, initial_indent=first, subsequent_indent=following, **options) or [
+                first
+            ]
+    return "\n".join(lines)

@@ -21,7 +21,7 @@ from speakernet.parallel.distributed import find_place
 from speakernet.run_folder import BEST, CONFIG, LOG, METRICS, REPORT, RESULTS, SCORES, refuse_unusable
 
 if TYPE_CHECKING:
-    from speakernet.assembly.journeys import TrainingOutcome
+    from speakernet.assembly.runs import TrainingOutcome
     from speakernet.evaluation.evaluate import Evaluation
 
 TAKES_CONFIG = True
@@ -52,7 +52,7 @@ def _run_joined(loaded: LoadedConfig) -> int:
     """The journey, in each of the processes."""
     distributed.from_main(lambda: refuse_unusable(loaded.config.training.save_path))
     # Late: a mistyped option should not wait for torch to be imported.
-    from speakernet.assembly.journeys import score_experiment, train_experiment
+    from speakernet.assembly.runs import score_experiment, train_experiment
 
     if loaded.evaluate_only:
         _say_defaults(loaded)
@@ -123,7 +123,7 @@ def written_line(files: Sequence[Path]) -> str:
 def _say(lines: list[str]) -> None:
     """The summary: to the log, and so to the terminal and log.txt."""
     if distributed.is_main():
-        logger.info("%s", "\n".join(["", *lines]))
+        logger.info("%s", "\n".join(lines))
 
 
 def _training_lines(outcome: "TrainingOutcome") -> list[str]:

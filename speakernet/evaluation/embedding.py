@@ -133,7 +133,7 @@ def embed_utterances(
     embed = functools.partial(_embedded, net, source.sample_rate, device, autocast)
     own, mine, is_left = plan.share(distributed.rank(), distributed.world_size()), [], False
     num_waveforms, total = plan.counts(own)
-    bar = Bar(description, total, "utt", is_shown=bool(description) and distributed.is_main())
+    bar = Bar(description, total, "utterance", is_shown=bool(description) and distributed.is_main())
     with ThreadPoolExecutor(num_threads) as pool, bar as progress, _evaluating(net):
         for embedded in in_lanes(embed, _read_batches(pool, read, plan, own, description), num_lanes):
             mine.append(embedded)

@@ -27,7 +27,7 @@ def signal_to_noise_ratios(source: AudioSource, names: StringTable, num_threads:
         num_threads,
         "signal-to-noise ratios",
         total=len(names),
-        unit="utt",
+        unit="utterance",
     )
     return np.fromiter(found, dtype=np.float64, count=len(names))
 

@@ -62,7 +62,7 @@ def cohort_statistics(
     block = max(1, BLOCK_SCORES // len(members))
     num_threads = torch.get_num_threads()
     # A small list is done before anybody could look.
-    bar = Bar("scores against the cohort", len(embeddings), "utt", is_shown=len(embeddings) > 2 * block)
+    bar = Bar("scores against the cohort", len(embeddings), "utterance", is_shown=len(embeddings) > 2 * block)
     with ThreadPoolExecutor(num_threads) as pool, bar:
         for start in range(0, len(embeddings), block):
             rows = slice(start, start + block)

@@ -92,7 +92,7 @@ def embed_files(
         for number, start in enumerate(range(0, len(rows), BLOCK_UTTERANCES))
     ]
     own = share(blocks, part.number, part.count)
-    with Bar("embedding", sum(len(block.names) for block in own), "utt") as bar:
+    with Bar("embedding", sum(len(block.names) for block in own), "utterance") as bar:
         for block in own:
             num_kept += block.find_or_embed(texts if skips_broken else None) * len(block.names)
             bar.update(len(block.names))

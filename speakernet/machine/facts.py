@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 TORCH_PAIR = "pip install 'torch>=2.9,<2.15' 'torchaudio>=2.9,<2.12'"
 """Installs a torch and a torchaudio that fit each other; the bounds of setup.py."""
 PACKAGES = ("torch", "torchaudio", "numpy", "scipy", "soundfile")
+BF16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
+"""Linux's names of x86 AMX and AVX512-BF16, Arm's BF16 extension."""
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 # Version 1 writes "no limit" as the largest number of whole pages.
@@ -238,6 +240,11 @@ def cpu_flags() -> frozenset[str]:
     facts = _cpu_facts()
     # x86 calls them flags, Arm features.
     return frozenset((facts.get("flags") or facts.get("Features", "")).split())
+
+
+def native_bf16(flags: frozenset[str] | None = None) -> str | None:
+    """The flag by which the processor says that it computes bfloat16 natively; None if it does not."""
+    return next((flag for flag in BF16_FLAGS if flag in (cpu_flags() if flags is None else flags)), None)
 
 
 @functools.cache

@@ -12,7 +12,7 @@ import torch
 
 from speakernet.assembly import inputs as inputs_module
 from speakernet.assembly.inputs import Inputs, make_synthetic_corpus, with_default_paths
-from speakernet.assembly.journeys import score_experiment, train_experiment
+from speakernet.assembly.runs import score_experiment, train_experiment
 from speakernet.config import Config, ConfigError, LoadedConfig, load_config
 from speakernet.config.schema import replaced
 from speakernet.data import sources

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from speakernet.assembly import journeys, large_margin
-from speakernet.assembly.journeys import train_experiment
+from speakernet.assembly.runs import train_experiment
 from speakernet.config import LoadedConfig, load_config
 from speakernet.data.batches import ResidentMaker
 from speakernet.remote import LocalFolder

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from speakernet.assembly.checks import graph_obstacles, refuse_impossible
 from speakernet.assembly.compiling import records_steps
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs
 from speakernet.assembly.large_margin import large_margin_config, train_large_margin_stage
 from speakernet.assembly.model import build_loss, build_model
-from speakernet.assembly.refusals import graph_obstacles, refuse_impossible
 from speakernet.assembly.training import (
     build_precision,
     build_schedules,

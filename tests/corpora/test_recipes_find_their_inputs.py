@@ -16,7 +16,7 @@ from preparation_corpora import (
 )
 from preparation_server import played_source
 
-from speakernet.checks import quick_check
+from speakernet.checks.lists import quick_check
 from speakernet.config import load_config
 from speakernet.corpora.voxceleb.command import RECIPE, RECIPE_INPUTS
 from speakernet.data.lists import ListError, read_training_list, read_trials
@@ -87,6 +87,7 @@ def test_every_recipe_finds_what_the_preparation_makes(prepared, monkeypatch, re
         trials=[(read_trials(data.test_list), open_source(data.test_path))],
         min_utterances=1,
         max_bad_share=0.0,
+        min_seconds=0.0,
     )
     assert [str(one) for one in findings if one.level == "error"] == []
     for name, path in inputs.items():

@@ -60,7 +60,7 @@ ONE_DOOR = {
 }
 """Library -> the packages or files that may import it."""
 
-MOST_LATE_IMPORTS = 35
+MOST_LATE_IMPORTS = 40
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

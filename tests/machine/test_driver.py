@@ -8,7 +8,7 @@ import pytest
 import torch
 from packaging.specifiers import SpecifierSet
 
-from speakernet.checks.machine import machine_findings
+from speakernet.checks.doctor import machine_findings
 from speakernet.machine import facts
 from speakernet.machine.device import choose_device
 from speakernet.machine.facts import FOR_OLDER_CUDA, driver_version, unusable_gpu

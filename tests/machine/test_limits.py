@@ -93,7 +93,7 @@ def test_what_a_process_may_use(container: Path) -> None:
 def test_everything_that_counts_cores_and_memory_asks_here(container: Path) -> None:
     import torch
 
-    from speakernet.checks.machine import machine_findings
+    from speakernet.checks.doctor import machine_findings
     from speakernet.data.sharing import free_shared_memory
     from speakernet.machine.facts import system_info
     from speakernet.machine.options import MachineOptions

@@ -16,7 +16,7 @@ import torch
 from several import in_several
 from torch.nn.parallel import DistributedDataParallel
 
-from speakernet.assembly.journeys import score_experiment, train_experiment
+from speakernet.assembly.runs import score_experiment, train_experiment
 from speakernet.checkpoint import read_own_checkpoint
 from speakernet.config import load_config
 from speakernet.data.audio import write_audio

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import speakernet
-from speakernet.assembly.checks import check_inputs
+from speakernet.assembly.checks import check_inputs, refuse_impossible
 from speakernet.assembly.choosing import chooser_of, chosen_by_validation, validates_on_test_list
 from speakernet.assembly.data import build_training_loader, loading_facts
 from speakernet.assembly.evaluation import build_validation, run_evaluation
@@ -27,7 +27,6 @@ from speakernet.assembly.inputs import Inputs, make_synthetic_corpus, with_defau
 from speakernet.assembly.large_margin import train_large_margin_stage
 from speakernet.assembly.model import build_loss, build_model
 from speakernet.assembly.placement import reserved_for_training
-from speakernet.assembly.refusals import refuse_impossible
 from speakernet.assembly.training import Validate, build_trainer, prepare_machine
 from speakernet.checkpoint import read_own_checkpoint
 from speakernet.config import Config, ConfigError, LoadedConfig

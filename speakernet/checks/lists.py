@@ -1,0 +1,263 @@
+"""The quick checks that training runs before its first step: lists, files, headers, speakers. Reads no audio.
+
+Everything that would stop or spoil a run hours later and that names and headers show: missing files, speakers in both
+training and trials, speakers with too few utterances, trial lists with one kind of trial.
+"""
+
+from collections.abc import Iterable
+from pathlib import PurePosixPath
+
+import numpy as np
+
+from speakernet.checks import Finding, some
+from speakernet.data.audio import AUDIO_SUFFIXES
+from speakernet.data.list_identity import identify_trials
+from speakernet.data.lists import StringTable, TrainingList, TrialList, hash_names, one_word, repeated_trials
+from speakernet.data.lookup import LookupTable
+from speakernet.data.sources import AudioSource
+from speakernet.files import own_command
+from speakernet.terminal import MAX_NAMED, counted
+
+LOOKED_AT = 1000
+"""Rows from which the form of a list is recognised."""
+
+
+def quick_check(
+    *,
+    train_list: TrainingList | None,
+    train_source: AudioSource | None,
+    trials: Iterable[tuple[TrialList, AudioSource | None]],
+    min_utterances: int,
+    max_bad_share: float,
+    min_seconds: float,
+) -> list[Finding]:
+    """Check lists against each other and against their files.
+
+    Args:
+        train_list: the training list; None checks trials alone.
+        train_source: its audio; None leaves the files unchecked.
+        trials: (trial list, its audio) pairs.
+        min_utterances: utterances per speaker that the loss needs (2 for metric losses).
+        max_bad_share: share of missing training files up to which they are a warning only.
+        min_seconds: shorter files are named.
+
+    Returns:
+        Findings, the good ones too, in the order of the checks. Nothing is raised for what a list holds.
+    """
+    findings: list[Finding] = []
+    if train_list is not None:
+        if form := _wrong_form(train_list):
+            # Neither its files nor its speakers are any: more findings would only hide this one.
+            advice = "a training list has `speaker path` lines; name a list of trials as --test_list"
+            return [Finding("error", "training list", f"{train_list.source} has {form} lines", advice)]
+        findings += training_findings(train_list, min_utterances)
+        findings += file_findings(train_list.paths, train_source, "training audio", max_bad_share, min_seconds)
+    for one, source in trials:
+        findings += trial_findings(one)
+        # One missing utterance changes every one of its trials, and so the error rate.
+        findings += file_findings(
+            one.names, source, f"trial audio ({PurePosixPath(one.source).name})", 0.0, min_seconds
+        )
+        if train_list is not None:
+            findings += overlap_findings(train_list, one)
+    return findings
+
+
+def _wrong_form(training: TrainingList) -> str:
+    """How the lines of a list look that was mistaken for a training list; empty if it is one."""
+    rows = range(min(LOOKED_AT, len(training)))
+    paths = [training.paths[row].split() for row in rows]
+    firsts = [training.speakers[int(training.labels[row])] for row in rows]
+    if all(first in ("0", "1") and len(path) == 2 for first, path in zip(firsts, paths, strict=True)):
+        return "`1 enrol test`"
+    if all(len(path) == 2 and path[1] in ("target", "nontarget") for path in paths):
+        return "`enrol test target`"
+    # A speaker may have any name, but hardly that of an audio file.
+    if not {PurePosixPath(first).suffix.casefold() for first in firsts} <= AUDIO_SUFFIXES:
+        return ""
+    seconds = {PurePosixPath(training.paths[row]).suffix.casefold() for row in rows}
+    return "`enrol test`" if seconds & AUDIO_SUFFIXES else "`path speaker`"
+
+
+def training_findings(training: TrainingList, min_utterances: int) -> list[Finding]:
+    """Size and balance of a training list, and paths that occur twice in it."""
+    counts = np.bincount(training.labels, minlength=len(training.speakers))
+    size = (
+        f"{len(training):,} utterances of {counted(len(counts), 'speaker')}, {counts.min()} to {counts.max()} each "
+        f"(median {np.median(counts):.0f}) in {training.source}"
+    )
+    if len(counts) < 2:
+        advice = "training needs at least two speakers; is the first word of each line the speaker?"
+        return [Finding("error", "speakers", size, advice)]
+    findings = [Finding("ok", "speakers", size)]
+    few = np.flatnonzero(counts < min_utterances)
+    if len(few):
+        message = f"{counted(len(few), 'speaker')} with fewer than {min_utterances} utterances"
+        advice = "their utterances are repeated within a batch or left out; add recordings or remove these speakers"
+        examples = tuple(f"{training.speakers[row]} ({counts[row]})" for row in few[:MAX_NAMED])
+        findings.append(Finding("warning", "few utterances", message, advice, examples))
+    # Hardly one person: rather a folder of everybody who was not named.
+    if len(counts) > 2 and counts.max() > 100 * np.median(counts):
+        message = (
+            f"speaker {training.speakers[int(counts.argmax())]} has {counts.max():,} utterances, the median speaker "
+            f"{np.median(counts):.0f}"
+        )
+        advice = "is this one person? limit it with data.max_utterances_per_speaker"
+        findings.append(Finding("warning", "balance", message, advice))
+    advice = "the same recording counts twice, perhaps under two speakers; remove the rows"
+    repeated = repeated_rows(training.paths)
+    return findings + some("warning", "repeated rows", repeated, training.paths.__getitem__, "repeated path", advice)
+
+
+def trial_findings(trials: TrialList) -> list[Finding]:
+    """Size, kinds of trials and identity of a trial list."""
+    size = f"{len(trials):,} trials over {counted(len(trials.names), 'utterance')} in {trials.source}"
+    if trials.labels is None:
+        return [Finding("ok", "trials", size + ", unlabelled: scores only, no error rates")]
+    num_targets = int(np.count_nonzero(trials.labels))
+    size += f", {num_targets:,} of them targets"
+    if num_targets in (0, len(trials)):
+        advice = f"an error rate needs targets and non-targets; {own_command('prepare trials')} makes such lists"
+        return [Finding("error", "trials", size, advice)]
+    findings = [Finding("ok", "trials", size)]
+
+    def pair(row: int) -> str:
+        return f"{trials.names[int(trials.enrol[row])]} {trials.names[int(trials.test[row])]}"
+
+    if _labels_are_swapped(trials):
+        message = "every target pairs two folders, every non-target two files of one folder"
+        findings.append(Finding("warning", "labels", message, "1 means same speaker, 0 different: are they swapped?"))
+    if identity := identify_trials(trials):
+        findings.append(Finding("ok", "trial identity", identity))
+    _, contradicting = repeated_trials(trials)
+    advice = "these pairs appear with both labels: correct or remove them"
+    findings += some("error", "labels", contradicting, pair, "contradictory trial", advice)
+    same = np.flatnonzero(trials.enrol == trials.test)
+    advice = "an utterance against itself is always accepted and makes the error rate optimistic; remove them"
+    return findings + some("warning", "self trials", same, pair, "self trial", advice)
+
+
+def _labels_are_swapped(trials: TrialList) -> bool:
+    """Whether a folder of the names is equal in all non-targets and different in all targets, and none vice versa."""
+    folders = [name.split("/")[:-1] for name in trials.names]
+    is_swapped = False
+    for position in range(min(map(len, folders))):
+        _, ids = np.unique([one[position] for one in folders], return_inverse=True)
+        is_same = ids[trials.enrol] == ids[trials.test]
+        if np.array_equal(is_same, trials.labels == 1):
+            return False
+        is_swapped |= np.array_equal(is_same, trials.labels == 0)
+    return is_swapped
+
+
+def file_findings(
+    names: StringTable, source: AudioSource | None, check: str, tolerated_share: float, min_seconds: float
+) -> list[Finding]:
+    """Files that are missing or unreadable, and rates, channels and lengths of the others, from their headers."""
+    if source is None:
+        return []
+    missing = np.asarray(source.missing(names))
+    if not len(missing):
+        findings = [Finding("ok", f"{check}: files", f"all {len(names):,} exist")]
+    else:
+        whole = "is the root right? the list's paths start there"
+        clean = f"restore them, or clean the list: {own_command('prepare trials')} clean LIST --root ROOT"
+        advice = whole if len(missing) == len(names) else clean
+        level = "warning" if len(missing) <= tolerated_share * len(names) else "error"
+        findings = some(level, f"{check}: files", missing, names.__getitem__, "missing file", advice)
+    if len(missing) == len(names):
+        return findings
+    lookup = source.lookup_table(names)
+    # A missing file has no header either.
+    bad = sorted(set(lookup.problems) - set(missing.tolist()))
+    level = "warning" if len(bad) <= tolerated_share * len(names) else "error"
+    advice = "replace them, or take them off the list; --data.on_bad_audio skip leaves a few out"
+    findings += some(level, f"{check}: headers", bad, lookup.problems.__getitem__, "unreadable file", advice)
+    is_good = np.ones(len(names), dtype=bool)
+    is_good[list(lookup.problems)] = False
+    if not is_good.any():
+        return findings
+    findings += _format_findings(lookup, is_good, check)
+    seconds = lookup.seconds
+    hours = seconds[is_good].sum() / 3600
+    total = f"{hours:,.1f} hours" if hours >= 1 else f"{60 * hours:.1f} minutes"
+    middle = np.median(seconds[is_good])
+    message = f"{total}; {seconds[is_good].min():.2f} to {seconds[is_good].max():.1f} s, median {middle:.1f} s"
+    findings.append(Finding("ok", f"{check}: length", message))
+    short = np.flatnonzero(is_good & (seconds < min_seconds))
+    advice = "they are repeated to fill a crop and teach little; data.min_seconds leaves them out"
+    if len(short):
+        message = f"{counted(len(short), 'file')} shorter than {min_seconds:g} s"
+        examples = tuple(f"{names[int(row)]} ({seconds[row]:.2f} s)" for row in short[:MAX_NAMED])
+        findings.append(Finding("warning", f"{check}: short", message, advice, examples))
+    return findings
+
+
+def _format_findings(lookup: LookupTable, is_good: np.ndarray, check: str) -> list[Finding]:
+    rates, rate_counts = np.unique(lookup.sample_rates[is_good], return_counts=True)
+    shown = ", ".join(f"{rate} Hz ({count:,})" for rate, count in zip(rates, rate_counts, strict=True))
+    advice = ""
+    if (rates != lookup.sample_rate).any():
+        advice = "they are resampled on every read, which is slow: convert or pack them once (speakernet pack)"
+        # Telephone and studio differ above 4 kHz: a network takes the microphone for the voice.
+        if rates.min() < lookup.sample_rate:
+            advice += "; lower rates lack the upper band, and a network learns to tell speakers apart by that"
+    findings = [Finding("warning" if advice else "ok", f"{check}: rate", shown, advice)]
+    num_wide = int(np.count_nonzero(lookup.num_channels[is_good] > 1))
+    if num_wide:
+        message = f"{counted(num_wide, 'file')} with up to {lookup.num_channels[is_good].max()} channels, mixed down"
+        # A conversation may have a speaker on each side, whose mixture is neither.
+        advice = "fine if the channels are copies; if each holds another speaker, split them first"
+        findings.append(Finding("warning", f"{check}: channels", message, advice))
+    return findings
+
+
+def overlap_findings(training: TrainingList, trials: TrialList) -> list[Finding]:
+    """Speakers and files that are in both the training and the trial list.
+
+    A trial list names no speakers; they are taken from the folder that holds the speaker's name in the training paths,
+    counted from the front and from the end of the path.
+    """
+    depths, noun = speaker_depths(training), "speaker"
+    if depths:
+        known = set(training.speakers)
+        shared = sorted(
+            {
+                speaker
+                for steps in (name.split("/") for name in trials.names)
+                for depth in depths
+                if -len(steps) <= depth < len(steps) and (speaker := one_word(steps[depth])) in known
+            }
+        )
+    else:
+        noun = "file"
+        rows = np.flatnonzero(np.isin(hash_names(trials.names), hash_names(training.paths)))
+        shared = [trials.names[int(row)] for row in rows]
+    if shared:
+        advice = "the error rate is not that of unknown speakers; make disjoint lists: " + own_command("prepare folder")
+        message = f"{counted(len(shared), noun)} of {trials.source} also in the training list"
+        return [Finding("warning", "overlap", message, advice, tuple(shared[:MAX_NAMED]))]
+    known_by = "" if depths else "; the paths do not name the speakers, so only files were compared"
+    return [Finding("ok", "overlap", f"no {noun} of {trials.source} is in training{known_by}")]
+
+
+def speaker_depths(training: TrainingList) -> list[int]:
+    """Positions (from the front, and negative from the end) at which all training paths name the speaker."""
+    rows = np.unique(np.linspace(0, len(training) - 1, min(LOOKED_AT, len(training))).astype(np.int64)).tolist()
+    agreed: set[int] | None = None
+    for row in rows:
+        steps = training.paths[row].split("/")
+        speaker = training.speakers[int(training.labels[row])]
+        places = [place for place, step in enumerate(steps[:-1]) if one_word(step) == speaker]
+        found = {*places, *(place - len(steps) for place in places)}
+        agreed = found if agreed is None else agreed & found
+        if not agreed:
+            break
+    return sorted(agreed or ())
+
+
+def repeated_rows(names: StringTable) -> np.ndarray:
+    """Rows whose name is in an earlier row, int64, ascending."""
+    hashes = hash_names(names)
+    order = np.argsort(hashes, kind="stable")
+    return np.sort(order[1:][hashes[order][1:] == hashes[order][:-1]])
