@@ -17,7 +17,6 @@ from speakernet.evaluation.cautions import cautions
 from speakernet.evaluation.headline import headline_sentence
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import FEW_TARGETS
-from speakernet.inference.audio_inputs import audio_inputs
 from speakernet.options import default_of
 
 logger = logging.getLogger(__name__)
@@ -50,17 +49,18 @@ def run(arguments: argparse.Namespace) -> int:
     if not 0 < arguments.prior < 1:
         raise ValueError(f"--prior {arguments.prior}: expected a probability between 0 and 1")
     # Late: --help and a mistyped option need no torch.
-    from speakernet.inference import decision, own_calibration
+    from speakernet.inference import calibrating, decision
+    from speakernet.inference.recordings import audio_inputs
 
     verifier = load_verifier(arguments)
     if arguments.store is None:
-        done = own_calibration.calibrate_on_trials(
+        done = calibrating.calibrate_on_trials(
             verifier, arguments.trials, arguments.audio, arguments.prior, arguments.out
         )
     else:
         cohort = audio_inputs(arguments.cohort, verifier.sample_rate, sys.stdin) if arguments.cohort else None
         with verifier.people(arguments.store, store_key(arguments), must_exist=True) as store:
-            done = own_calibration.calibrate_on_people(verifier, store, cohort, arguments.prior, arguments.out)
+            done = calibrating.calibrate_on_people(verifier, store, cohort, arguments.prior, arguments.out)
     note = cautions(done.results)
     if arguments.cohort:
         note.append("each recording of the cohort counts as a speaker: with several of one the interval is too narrow")

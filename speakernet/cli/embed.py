@@ -15,7 +15,6 @@ import sys
 from pathlib import Path
 
 from speakernet.cli.using import add_model, load_verifier
-from speakernet.inference.audio_inputs import audio_inputs
 from speakernet.parallel.distributed import Place, find_place
 from speakernet.parts import WHOLE, WorkPart, add_part_argument, list_parts, parse_part
 
@@ -39,6 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     # Late: --help and a mistyped option need no torch.
     from speakernet.inference.embedding_files import embed_files
+    from speakernet.inference.recordings import audio_inputs
 
     place = find_place(os.environ, 0)
     part = _own_part(arguments.part, place)

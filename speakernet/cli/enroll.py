@@ -11,7 +11,6 @@ import logging
 import sys
 
 from speakernet.cli.using import add_model, add_store, load_verifier, store_key
-from speakernet.inference.audio_inputs import audio_inputs
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     # Late: --help and a mistyped option need no torch.
     from speakernet.inference.enrolment import enroll
+    from speakernet.inference.recordings import audio_inputs
 
     verifier = load_verifier(arguments)
     files = list(audio_inputs(arguments.audio, verifier.sample_rate, sys.stdin).names)

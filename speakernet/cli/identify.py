@@ -43,15 +43,15 @@ def run(arguments: argparse.Namespace) -> int:
         ValueError: audio, a model or a store that cannot be used, no calibration.
     """
     # Late: --help and a mistyped option need no torch.
-    from speakernet.inference import enrolment, quality
+    from speakernet.inference import enrolment, recordings
 
     if arguments.top < 1:
         raise ValueError(f"--top {arguments.top}: expected at least 1")
     with answer_first(is_verbose=arguments.verbose):
         verifier = load_verifier(arguments)
         recording = verifier.open(arguments.audio)
-        heard = quality.inspect_recording(recording, min_speech_seconds=MIN_SPEECH_SECONDS)
-        quality.refuse_unusable(heard)
+        heard = recordings.inspect_recording(recording, min_speech_seconds=MIN_SPEECH_SECONDS)
+        recordings.refuse_unusable(heard)
         with verifier.people(arguments.store, store_key(arguments), must_exist=True) as store:
             found = enrolment.identify(
                 verifier,

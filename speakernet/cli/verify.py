@@ -18,7 +18,6 @@ import sys
 from typing import TYPE_CHECKING
 
 from speakernet.cli.using import add_decision, add_model, answer_first, load_verifier
-from speakernet.inference.piped import chunks_of, open_piped
 
 if TYPE_CHECKING:
     from speakernet.inference.decision import Decision
@@ -49,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         ValueError: audio or a model that cannot be used, no calibration.
     """
     # Late: --help and a mistyped option need no torch.
-    from speakernet.inference.quality import inspect_recording, refuse_unusable, usable
+    from speakernet.inference.recordings import inspect_recording, refuse_unusable, usable
 
     limits = {"false_accept_rate": arguments.far, "threshold": arguments.threshold}
     with answer_first(is_verbose=arguments.verbose):
@@ -73,6 +72,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _verify_live(arguments: argparse.Namespace, verifier: "SpeakerVerifier", enrolled: "Recording") -> int:
     """Hear standard input to its end, saying after each second what it is by now."""
+    # Needs torch, as above.
+    from speakernet.inference.recordings import chunks_of, open_piped
+
     info, begun = open_piped(sys.stdin.buffer)
     limits = {"false_accept_rate": arguments.far, "threshold": arguments.threshold}
     stream = verifier.stream(info.sample_rate, verifier.embed(enrolled), **limits)

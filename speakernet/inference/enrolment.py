@@ -13,8 +13,7 @@ from speakernet.data.audio import AudioError
 from speakernet.evaluation.scoring import mean_embeddings
 from speakernet.inference.decision import Decision
 from speakernet.inference.people import TOP, PeopleStore, checked_name
-from speakernet.inference.quality import Quality, inspect_recording, refuse_unusable, usable
-from speakernet.inference.recordings import Audio, Recording
+from speakernet.inference.recordings import Audio, Quality, Recording, inspect_recording, refuse_unusable, usable
 from speakernet.inference.verifier import SpeakerVerifier
 
 MOST_SPEECH_SECONDS = 30.0

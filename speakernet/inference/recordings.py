@@ -1,25 +1,68 @@
-"""One recording, a file or an array, at the rate of a network: its length, and any stretch of it.
+"""Recordings as a network hears them: one file or array, all that a command line names, a pipe, and what each is worth.
 
-Long recordings are read stretch by stretch, so that memory does not grow with them. The cutting into windows is that of
-evaluation; nothing here knows networks.
+Long recordings are read piece by piece, so that memory does not grow with them. Nothing here knows networks.
 """
 
-import contextlib
+import hashlib
+import io
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import BinaryIO, TypeAlias
 
 import numpy as np
 from torch import Tensor
 
-from speakernet.data.audio import AudioError, audio_info, audio_of_array, read_audio
+from speakernet.data.audio import (
+    AUDIO_SUFFIXES,
+    SAMPLE_BYTES,
+    SAMPLE_RATE,
+    AudioError,
+    audio_info,
+    audio_of_array,
+    decode_pcm,
+    read_audio,
+)
+from speakernet.data.lists import ListError, StringTable
+from speakernet.data.opening import KaldiSource, is_kaldi, open_source
+from speakernet.data.packed import PackedSource, is_packed
+from speakernet.data.riff import RiffError, RiffInfo, parse_riff
+from speakernet.data.sources import AudioSource, FolderSource
 from speakernet.evaluation.batching import Piece, Stretch
 from speakernet.evaluation.embedding import stretches_of
-from speakernet.options import nearest
+from speakernet.evaluation.quality import frame_powers, power_ratio_db
+from speakernet.files import open_text, reading
 
 Array: TypeAlias = np.ndarray | Tensor
+
+LIST_SUFFIXES = ("", ".txt", ".lst", ".list", ".scp")
+STANDARD_INPUT = "-"
+LIST_FORM = "a list of audio files, `path` or `speaker path` a line"
+
+HEADER_BYTES = 4096
+"""The samples of a piped WAV have to begin within these; recorders write some dozen bytes before them."""
+UNKNOWN_LENGTH = 1 << 62
+CHUNK_SECONDS = 0.1
+
+MIN_ENROL_SECONDS = 2.0
+"""Seconds of speech in a recording to enrol with; with less, scores spread so far that a voice is often missed."""
+LEAST_SECONDS = 0.25
+"""A syllable; less is refused wherever an answer would be believed."""
+SILENT_DB = -60.0
+"""Full scale is 0 dB; speech in a quiet room with a microphone turned far down is louder."""
+SPEECH_RANGE_DB = 30.0
+"""Frames this far below the loudest are pauses, whatever the noise."""
+SPEECH_SHARE_OF_RANGE = 0.25
+"""Speech is louder than the quiet frames by at least this share of the way from them to the loudest."""
+LEAST_RANGE_DB = 3.0
+"""A sound whose loud and quiet frames differ by less is a tone or a hiss: speech has pauses and stops."""
+NOISY_DB = 10.0
+CLIPPED_SHARE, CLIP_LEVEL, NEAR_PEAK = 0.001, 0.98, 0.999
+BAND_HZ, UPPER_BAND_HZ = (300.0, 3400.0), (5000.0, 7500.0)
+BAND_LIMITED_DB = -60.0
+"""Power density above the telephone's band against that within it; audio resampled from 8 kHz has less than -65 dB."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +73,7 @@ class Recording:
         name: of the file; `the array` for samples.
         sample_rate: Hz of everything read.
         num_samples: at that rate.
-        file: where it lies; None for samples in memory.
+        file: the path; None for samples in memory.
         samples: (samples,) float32; None for a file.
         is_cut_off: the file's header promises more than it holds.
     """
@@ -48,22 +91,14 @@ class Recording:
         return self.num_samples / self.sample_rate
 
     def read(self, start: int = 0, num_samples: int | None = None) -> np.ndarray:
-        """A stretch, (samples,) float32 in -1..1; shorter at the end.
-
-        Raises:
-            AudioError: it cannot be read, or holds NaN.
-        """
+        """A stretch, (samples,) float32 in -1..1; shorter at the end."""
         if self.samples is not None:
             return self.samples[start : None if num_samples is None else start + num_samples]
         assert self.file is not None, "a recording is a file or samples"
         return read_audio(self.file, start, num_samples, self.sample_rate)
 
     def pieces(self, row: int = 0) -> Iterator[Piece]:
-        """What a network is given for it, one after the other: the whole, or windows of a long recording.
-
-        Args:
-            row: what the pieces say they belong to.
-        """
+        """The whole, or the windows of a long recording one after the other; `row` is what the pieces belong to."""
         for stretch in stretches_of(np.zeros(1, np.int64), np.array([self.num_samples]), self.sample_rate):
             waveform = self.read(stretch.start, stretch.num_samples)
             placed = Stretch(row, stretch.start, stretch.num_samples, stretch.num_windows)
@@ -79,7 +114,7 @@ def open_recording(audio: Audio, sample_rate: int | None, wanted_rate: int) -> R
     Args:
         audio: a file, or an array `(samples,)` or `(samples, channels)`, floating point in -1..1 or int16, or a
             recording that was opened.
-        sample_rate: Hz, of the array; a file says its own.
+        sample_rate: Hz, of the array.
         wanted_rate: Hz of everything read.
 
     Raises:
@@ -88,37 +123,220 @@ def open_recording(audio: Audio, sample_rate: int | None, wanted_rate: int) -> R
     if isinstance(audio, Recording):
         return audio
     if isinstance(audio, str | os.PathLike):
-        path = Path(audio)
-        if not path.exists():
-            raise AudioError(_not_there(path))
-        info = audio_info(path)
+        info = audio_info(path := Path(audio))
         if sample_rate not in (None, info.sample_rate):
-            raise AudioError(
-                f"{path} says {info.sample_rate} Hz, sample_rate says {sample_rate}; leave it out for a file"
-            )
+            raise AudioError(f"{path} has {info.sample_rate} Hz, sample_rate is {sample_rate}; leave it out for a file")
         if not info.num_samples:
             raise AudioError(f"{path}: the file holds no samples (header only); convert it again from its source")
         num_samples = info.num_samples_at(wanted_rate)
         return Recording(str(path), wanted_rate, num_samples, file=path, is_cut_off=info.is_truncated)
-    if not is_array(audio):
+    if not isinstance(audio, np.ndarray | Tensor):
         raise AudioError(f"audio is a {type(audio).__name__}; expected a file or an array of samples")
     if sample_rate is None:
-        raise AudioError(f"an array does not say its rate; give sample_rate, such as {wanted_rate}")
+        raise AudioError(f"an array has no rate; give sample_rate, such as {wanted_rate}")
     array = audio.detach().cpu().numpy() if isinstance(audio, Tensor) else audio
     samples = audio_of_array(array, sample_rate, wanted_rate)
     return Recording("the array", wanted_rate, len(samples), samples=samples)
 
 
-def _not_there(path: Path) -> str:
-    """Which part of a path there is not, and what is called much like it."""
-    lost = next((one for one in (path, *path.parents) if one.parent.is_dir()), path)
-    with contextlib.suppress(OSError):
-        near = nearest(lost.name, (one.name for one in lost.parent.iterdir()), count=1)
-        if near:
-            return f"{path}: there is no such file; did you mean {lost.parent / near[0]}?"
-    return f"{path}: there is no such file"
+@dataclass(frozen=True)
+class AudioInputs:
+    """The recordings that a command line names: each name once, in order, and the source that reads them by name."""
+
+    source: AudioSource
+    names: StringTable
 
 
-def is_array(audio: Any) -> bool:
-    """Whether samples were given, not a file."""
-    return isinstance(audio, np.ndarray | Tensor)
+def audio_inputs(given: Sequence[str], sample_rate: int, lines: Iterable[str] = ()) -> AudioInputs:
+    """Find every recording of files, folders, lists, `-` for names in `lines`, or one packed corpus or Kaldi folder."""
+    corpora = [one for one in given if Path(one).is_dir() and (is_packed(one) or is_kaldi(one))]
+    if corpora and len(given) > 1:
+        raise AudioError(f"{corpora[0]} is a corpus; give it alone")
+    if corpora:
+        source = open_source(corpora[0], sample_rate)
+        assert isinstance(source, PackedSource | KaldiSource), "only these two are corpora"
+        return AudioInputs(source, source.index.names if isinstance(source, PackedSource) else source.names)
+    names = dict.fromkeys(name for one in given for name in _files_of(one, lines))
+    if not names:
+        raise AudioError("no audio was named; give files, folders, lists of files, or - for names on standard input")
+    # Lookup tables of a handful of files are not worth keeping.
+    return AudioInputs(FolderSource(".", sample_rate, keep_lookup=False), StringTable.from_strings(names))
+
+
+def _files_of(given: str, lines: Iterable[str]) -> Iterator[str]:
+    """The files that one argument means."""
+    path = Path(given)
+    if given == STANDARD_INPUT:
+        yield from _listed(lines, "standard input", Path())
+    elif path.is_dir():
+        found = sorted(str(one) for one in path.rglob("*") if one.suffix.lower() in AUDIO_SUFFIXES and one.is_file())
+        if not found:
+            raise AudioError(f"{path}: no audio in this folder; expected files that end in {', '.join(AUDIO_SUFFIXES)}")
+        yield from found
+    elif path.suffix.lower() in LIST_SUFFIXES:
+        with reading(path, LIST_FORM, ListError), open_text(path) as file:
+            yield from _listed(file.read().splitlines(), str(path), path.parent)
+    else:
+        # Whoever reads the file says what is wrong with it.
+        yield given
+
+
+def _listed(lines: Iterable[str], where: str, folder: Path) -> Iterator[str]:
+    """Files that a list names, relative to it or to the working directory."""
+    for number, line in enumerate(lines, start=1):
+        if text := line.strip():
+            # The whole line first: a path may hold spaces.
+            candidates = [text, *text.split(maxsplit=1)[1:]]
+            found = [str(place) for one in candidates for place in (folder / one, Path(one)) if place.is_file()]
+            if not found:
+                raise ListError(
+                    f"{where}, line {number}: {text[:200]!r} is not a file here or in {folder}; expected {LIST_FORM}"
+                )
+            yield found[0]
+
+
+def open_piped(file: BinaryIO) -> tuple[RiffInfo, bytes]:
+    """The layout of a WAV that is still being written, and the samples that were read with its header."""
+    head = b""
+    # A pipe gives what is there, which may be less than asked for.
+    while len(head) < HEADER_BYTES and (block := file.read(HEADER_BYTES - len(head))):
+        head += block
+    info = None
+    try:
+        info = parse_riff(io.BytesIO(head), UNKNOWN_LENGTH)
+    except RiffError as error:
+        raise AudioError(f"standard input: broken WAV: {error}") from error
+    if info is None or info.data_offset > len(head):
+        raise AudioError(
+            f"standard input: {'not a WAV of plain samples' if head else 'empty'}; pipe one into it, such as "
+            "`arecord -f S16_LE -r 16000 -t wav |` or `ffmpeg -i FILE -f wav - |`"
+        )
+    return info, head[info.data_offset :]
+
+
+def chunks_of(file: BinaryIO, info: RiffInfo, begun: bytes) -> Iterator[np.ndarray]:
+    """The samples as they come, (samples, channels) float32, until the pipe ends."""
+    frame_bytes = SAMPLE_BYTES[info.format] * info.num_channels
+    wanted = max(1, round(CHUNK_SECONDS * info.sample_rate)) * frame_bytes
+    block = kept = begun
+    while block:
+        whole = len(kept) // frame_bytes * frame_bytes
+        if whole:
+            yield decode_pcm(kept[:whole], info.format).reshape(-1, info.num_channels)
+        block = file.read(wanted)
+        kept = kept[whole:] + block
+
+
+@dataclass(frozen=True)
+class Quality:
+    """What a recording is worth for recognising a voice.
+
+    Attributes:
+        name: of the file, or `the array`.
+        seconds: duration.
+        speech_seconds: of speech in it.
+        signal_to_noise_db: loud against quiet frames, rough.
+        warnings: what is wrong, a sentence each; empty for a good recording.
+        is_silent: nothing can be recognised by it.
+        digest: SHA-256 of the samples, float32.
+    """
+
+    name: str
+    seconds: float
+    speech_seconds: float
+    signal_to_noise_db: float
+    warnings: tuple[str, ...]
+    is_silent: bool
+    digest: str
+
+
+def inspect_recording(
+    audio: Audio, *, sample_rate: int | None = None, min_speech_seconds: float = MIN_ENROL_SECONDS
+) -> Quality:
+    """Inspect a recording piece by piece.
+
+    Speech is found by its energy: frames that rise above the quiet ones. That is enough to tell how much there is of it
+    and to order recordings by noise; it is not a measurement.
+
+    >>> hiss = 0.1 * np.random.default_rng(0).standard_normal(16000).astype(np.float32)
+    >>> inspect_recording(hiss, sample_rate=16000).speech_seconds
+    0.0
+    """
+    recording = open_recording(audio, sample_rate, SAMPLE_RATE)
+    rate, digest = recording.sample_rate, hashlib.sha256()
+    powers, peaks = [], []
+    size = 1 << max(6, math.ceil(math.log2(rate / 40)))
+    spectrum = np.zeros(size // 2 + 1)
+    for piece in recording.pieces():
+        waveform = piece.waveforms[0]
+        digest.update(waveform.astype("<f4").tobytes())
+        powers.append(frame_powers(waveform, rate))
+        magnitudes = np.abs(waveform)
+        peak = float(magnitudes.max(initial=1e-9))
+        peaks.append(
+            (peak, np.count_nonzero(magnitudes >= NEAR_PEAK * peak), np.count_nonzero(magnitudes >= CLIP_LEVEL))
+        )
+        frames = waveform[: len(waveform) // size * size].reshape(-1, size) * np.hanning(size).astype(np.float32)
+        # Loud frames outweigh the pauses by themselves.
+        spectrum += np.square(np.abs(np.fft.rfft(frames, axis=1))).sum(axis=0, dtype=np.float64)
+    levels = 10 * np.log10((power := np.concatenate(powers)) + 1e-12)
+    speech_seconds, ratio = _speech_share(levels) * recording.seconds, power_ratio_db(power)
+    is_silent = not speech_seconds and float(levels.max()) < SILENT_DB
+    highest = max(peak for peak, _, _ in peaks)
+    # At full scale, or at the recording's own ceiling below it.
+    num_near = sum(near for peak, near, _ in peaks if peak >= NEAR_PEAK * highest)
+    num_clipped = max(num_near, sum(full for _, _, full in peaks))
+    warnings = []
+    if is_silent:
+        warnings = [f"silent: nothing above {SILENT_DB:g} dB of full scale"]
+    else:
+        if speech_seconds < min_speech_seconds:
+            warnings.append(
+                f"too short: {speech_seconds:.1f} s of speech in {recording.seconds:.1f} s; expected "
+                f"{min_speech_seconds:g} s or more"
+            )
+        if recording.is_cut_off:
+            warnings.append("cut off: the file promises more than it holds; copy or record it again")
+        if num_clipped > CLIPPED_SHARE * recording.num_samples:
+            warnings.append("clipped: too many samples are at the ceiling; record at a lower level")
+        if speech_seconds and ratio < NOISY_DB:
+            warnings.append(f"noisy: speech is only {ratio:.0f} dB above the quiet parts")
+        if _is_band_limited(spectrum, rate):
+            warnings.append("band-limited: nothing above 4 kHz, as over a telephone; enrol with the microphone in use")
+    found = tuple(warnings)
+    return Quality(recording.name, recording.seconds, speech_seconds, ratio, found, is_silent, digest.hexdigest())
+
+
+def usable(recording: Recording) -> Recording:
+    """The recording, if something can be recognised by it."""
+    refuse_unusable(inspect_recording(recording))
+    return recording
+
+
+def refuse_unusable(quality: Quality) -> None:
+    """Raise AudioError for a recording that is silent or shorter than a syllable."""
+    if quality.is_silent:
+        raise AudioError(f"{quality.name}: {quality.warnings[0]}; record it again, or turn the microphone up")
+    if quality.seconds < LEAST_SECONDS:
+        raise AudioError(
+            f"{quality.name}: {quality.seconds:.3f} s of audio is too short to recognise a voice; expected at least "
+            f"{LEAST_SECONDS:g} s, some seconds for a sure answer"
+        )
+
+
+def _speech_share(levels: np.ndarray) -> float:
+    """The share of frames that are louder than pauses and noise; (frames,) dB."""
+    quiet, loud = np.percentile(levels, [10, 95])
+    if loud - quiet < LEAST_RANGE_DB:
+        return 0.0
+    least = max(SILENT_DB, loud - SPEECH_RANGE_DB, quiet + SPEECH_SHARE_OF_RANGE * (loud - quiet))
+    return float(np.mean(levels >= least))
+
+
+def _is_band_limited(spectrum: np.ndarray, sample_rate: int) -> bool:
+    """Whether the band above the telephone's is empty."""
+    if not spectrum.any() or sample_rate / 2 < UPPER_BAND_HZ[1]:
+        return False
+    hz = np.linspace(0, sample_rate / 2, len(spectrum))
+    low, high = (spectrum[(hz >= band[0]) & (hz <= band[1])].mean() + 1e-12 for band in (BAND_HZ, UPPER_BAND_HZ))
+    return bool(10 * np.log10(high / low) < BAND_LIMITED_DB)

@@ -1,8 +1,7 @@
-"""A model file in use: recordings or features in, embeddings and decisions out.
+"""A model file in use: recordings or features in, embeddings, decisions and streams of decisions out.
 
-Knows model files, audio and the network, no training and no configuration. Whoever has audio in a list with trials to
-score goes through `speakernet.evaluation` instead; people who are known by their voice are kept by
-`speakernet.inference.people`.
+Knows model files, audio and the network, no training and no configuration. Lists of trials are scored by
+`speakernet.evaluation`; people known by their voice are kept by `speakernet.inference.people`.
 """
 
 import functools
@@ -10,7 +9,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,25 +18,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from speakernet.data.audio import AudioError
+from speakernet.data.audio import AudioError, audio_of_array
 from speakernet.evaluation.backend import mean_of_whole_utterances
 from speakernet.evaluation.batching import Piece, Stretch, batches_of, padded
 from speakernet.evaluation.embedding_store import weights_digest
 from speakernet.evaluation.scoring import mean_embeddings
 from speakernet.inference.decision import Decision, DecisionRule
 from speakernet.inference.people import PeopleStore
-from speakernet.inference.quality import usable
-from speakernet.inference.recordings import Array, Audio, Recording, is_array, open_recording
-from speakernet.inference.streaming import SpeakerStream
+from speakernet.inference.recordings import Array, Audio, Recording, open_recording, usable
 from speakernet.machine.device import find_device
 from speakernet.machine.options import MachineOptions
 from speakernet.models.model_file import ModelFile, load_model_file
 
 BATCH_SIZE = 16
-"""Recordings that are embedded at once; long ones fill a batch on their own."""
+"""Recordings that are embedded at once; a long one is a batch of its own."""
 TRACK_WINDOW_SECONDS, TRACK_HOP_SECONDS = 3.0, 1.0
 MODELS_KEPT = 2
-"""Model files that a process keeps: one in use, and one to compare it with or to go over to."""
+"""Model files that a process keeps: one in use, and one to compare it with or to change to."""
+STEP_SECONDS = 1.0
+"""How often a stream has a new state."""
+WINDOW_SECONDS = 10.0
+"""A stream embeds so much at once; what came before counts by its embedding."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ class Track:
     """Embeddings of one recording over time.
 
     Attributes:
-        start_seconds: where each window begins, (windows,).
-        stop_seconds: where it ends, (windows,).
+        start_seconds: of each window, (windows,).
+        stop_seconds: of each window, (windows,).
         embeddings: (windows, dim) float32.
     """
 
@@ -55,16 +56,32 @@ class Track:
     embeddings: np.ndarray
 
 
+@dataclass(frozen=True)
+class StreamState:
+    """What is known after so many seconds of a stream.
+
+    Attributes:
+        seconds: received.
+        embedding: (1, dim) of all of them, as the network gives it.
+        score: cosine with the enrolled embedding; None if nobody is enrolled.
+        decision: of that score; None if nobody is enrolled, or without calibration and threshold.
+    """
+
+    seconds: float
+    embedding: np.ndarray
+    score: float | None = None
+    decision: Decision | None = None
+
+
 def load(path: str | Path, device: torch.device | str = "auto", local_rank: int | None = None) -> "SpeakerVerifier":
     """A model file, our own or imported, ready to use.
 
-    A file that has not changed is not read again: verifiers of one file share its network.
+    An unchanged file is read once in a process: verifiers of one file share its network.
 
     Args:
-        path: such as `exps/exp01/best.pt`; a checkpoint of another toolkit becomes a model file by
-            `speakernet import-weights`.
-        device: `cpu`, `cuda`, `cuda:1`, …; `auto` takes a GPU where there is one.
-        local_rank: of one of several processes on this machine: for `auto` the number of its GPU.
+        path: such as `exps/exp01/best.pt`; `speakernet import-weights` makes a model file of other checkpoints.
+        device: `cpu`, `cuda`, `cuda:1`, …; `auto` takes a GPU if there is one.
+        local_rank: the rank on this machine, if there are several: for `auto` the number of its GPU.
 
     Raises:
         ValueError: not a model file, a damaged or newer one, or a device that is not here.
@@ -72,7 +89,7 @@ def load(path: str | Path, device: torch.device | str = "auto", local_rank: int 
     found = _device(device, local_rank)
     path = Path(path)
     if not path.is_file():
-        # Says what is wrong with it, and keeps nothing.
+        # Raises the error that says what is wrong with it, and keeps nothing.
         return SpeakerVerifier(load_model_file(path, found), found, str(path))
     state = path.stat()
     model = _read_once(path.resolve(), str(found), (state.st_size, state.st_mtime_ns, state.st_ino))
@@ -81,15 +98,15 @@ def load(path: str | Path, device: torch.device | str = "auto", local_rank: int 
 
 @functools.lru_cache(maxsize=MODELS_KEPT)
 def _read_once(path: Path, device: str, state: tuple[int, int, int]) -> ModelFile:
-    """A model file in a state (size, time of change, number) that it is in now."""
+    """A model file in its present state: size, time of change, inode."""
     return load_model_file(path, device)
 
 
 class SpeakerVerifier:
     """A trained network in evaluation mode, on one device, with the decisions of its model file.
 
-    Embeddings are what the network's forward pass gives: not of unit length, no mean subtracted. They come as the
-    input came: a tensor (on the CPU) for a tensor, else a numpy array. It may be used by several threads at once.
+    Embeddings are what the network gives: not of unit length, no mean subtracted. They have the kind of the input: a
+    tensor (on the CPU) for a tensor, else a numpy array. Several threads may use it.
 
     Args:
         model: the file that was read, its network already on `device`.
@@ -113,7 +130,7 @@ class SpeakerVerifier:
         self.net = model.net
         self.contents = model.contents
         self.embedding_net = model.folded
-        """What embeds, with its batch norms merged; `net` has the weights of the file."""
+        """The same network with its batch norms merged, for embedding; `net` has the weights of the file."""
         self.device = torch.device(device)
         self.name = name
         self.mean = mean_of_whole_utterances(model.contents)
@@ -136,7 +153,7 @@ class SpeakerVerifier:
 
     @property
     def num_features(self) -> int:
-        """Numbers in a frame of features: mel bands, or 1 where the network hears samples."""
+        """Numbers in a frame of features: mel bands, or 1 for a network of raw samples."""
         return int(self.net.front_end.num_features)
 
     @property
@@ -146,10 +163,7 @@ class SpeakerVerifier:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over weights, architecture and front end: of what decides an embedding, and of nothing else.
-
-        Calibrating a model file does not change it.
-        """
+        """SHA-256 over weights, architecture and front end: what decides an embedding, not the calibration."""
         described = json.dumps(self.net.spec(), sort_keys=True)
         return hashlib.sha256((weights_digest(self.net.weights()) + described).encode()).hexdigest()
 
@@ -161,13 +175,13 @@ class SpeakerVerifier:
         Args:
             audio: a file, or an array `(samples,)` or `(samples, channels)` as soundfile gives it, floating point in
                 -1..1 or int16, or a list of these. Channels are mixed down.
-            sample_rate: Hz, of the arrays; any rate, resampled to the network's. A file says its own.
+            sample_rate: Hz, of the arrays; any rate, resampled to the network's. A file has its own.
 
         Returns:
             (1, dim) float32 for one recording, (recordings, dim) for a list.
 
         Raises:
-            ValueError: audio that is missing, broken, of another shape or type, or shorter than the network can hear.
+            ValueError: audio that is missing, broken, of another shape or type, or too short for the network.
         """
         several: list[Any] = list(audio) if isinstance(audio, list | tuple) else [audio]
         recordings = [self.open(one, sample_rate) for one in several]
@@ -181,16 +195,15 @@ class SpeakerVerifier:
         window_seconds: float = TRACK_WINDOW_SECONDS,
         hop_seconds: float = TRACK_HOP_SECONDS,
     ) -> Track:
-        """Embeddings over time: of windows that begin every `hop_seconds`, the last one at the recording's end.
+        """Embeddings over time: of a window every `hop_seconds`, the last one at the recording's end.
 
         A recording shorter than a window is one window. Memory does not grow with a file's length.
 
         Raises:
-            ValueError: as `embed`; windows that the network cannot hear, or no hop.
+            ValueError: as `embed`; windows too short for the network, or no hop.
         """
         recording = self.open(audio, sample_rate)
-        window = round(window_seconds * self.sample_rate) if window_seconds > 0 else 0
-        hop = round(hop_seconds * self.sample_rate) if hop_seconds > 0 else 0
+        window, hop = (round(max(0.0, seconds) * self.sample_rate) for seconds in (window_seconds, hop_seconds))
         if window < self.net.min_samples or hop < 1:
             shortest = self.net.min_samples / self.sample_rate
             raise ValueError(
@@ -198,10 +211,9 @@ class SpeakerVerifier:
                 "and a hop above 0"
             )
         window = min(window, recording.num_samples)
-        # The last window ends where the recording does, so that nothing of it is left out.
-        starts = np.unique(
-            np.append(np.arange(0, recording.num_samples - window + 1, hop), recording.num_samples - window)
-        )
+        last = recording.num_samples - window
+        # The last window ends with the recording, so that nothing is left out.
+        starts = np.unique(np.append(np.arange(0, last + 1, hop), last))
         pieces = (
             Piece(Stretch(row, int(start), window), recording.read(int(start), window)[None], np.zeros(1, np.int64))
             for row, start in enumerate(starts)
@@ -210,34 +222,27 @@ class SpeakerVerifier:
         return Track(starts / self.sample_rate, (starts + window) / self.sample_rate, embeddings.numpy())
 
     def embed_features(self, features: Array) -> Any:
-        """The embeddings of features that were computed elsewhere; nothing is done to them.
+        """The embeddings of features that were computed elsewhere, which are used as they are.
 
         Args:
             features: (batch, frames, mels) floating point, as the published code feeds its network: with the mean
-                removed where it removes it.
+                removed if it removes it.
 
         Returns:
             (batch, dim) float32.
 
         Raises:
-            ValueError: another shape, other numbers than floating-point ones, NaN, or fewer frames than the network can
-                hear.
+            ValueError: another shape or type, NaN, or fewer frames than the network needs.
         """
         tensor = torch.as_tensor(features)
         shape = tuple(tensor.shape)
         if tensor.ndim != 3 or shape[2] != self.num_features or 0 in shape:
-            is_turned = tensor.ndim == 3 and shape[1] == self.num_features
-            raise ValueError(
-                f"features of shape {shape}; expected (batch, frames, {self.num_features})"
-                f"{': transpose the last two axes' if is_turned else ''}"
-            )
-        if not tensor.is_floating_point():
-            raise ValueError(f"features of type {tensor.dtype}; expected floating point")
-        tensor = tensor.to(self.device, torch.float32)
-        if not bool(torch.isfinite(tensor).all()):
-            raise ValueError("features with NaN or infinite values; expected finite ones")
+            raise ValueError(f"features of shape {shape}; expected (batch, frames, {self.num_features})")
+        if not tensor.is_floating_point() or not bool(torch.isfinite(tensor).all()):
+            raise ValueError(f"features of type {tensor.dtype}; expected finite floating-point values")
         with torch.inference_mode():
-            return _like(features, self.embedding_net.from_features(tensor.transpose(1, 2)))
+            given = tensor.to(self.device, torch.float32).transpose(1, 2)
+            return _like(features, self.embedding_net.from_features(given))
 
     def verify(
         self,
@@ -252,28 +257,24 @@ class SpeakerVerifier:
 
         Args:
             first: a file or an array, as `embed` takes it.
-            second: likewise.
+            second: another one.
             sample_rate: Hz, of arrays.
-            false_accept_rate: decide at the threshold of the model file that is named by it, such as 0.01.
+            false_accept_rate: decide at the threshold of the model file with this name, such as 0.01.
             threshold: decide at this score, or at a named threshold (`DecisionRule.decide`).
 
         Raises:
-            ValueError: as `embed`; a recording that is silent or shorter than a syllable; `NotCalibratedError` where
-                the model file holds no such threshold.
+            ValueError: as `embed`; a recording that is silent or shorter than a syllable; `NotCalibratedError` if the
+                model file has no such threshold.
         """
+        limits: dict[str, Any] = {"false_accept_rate": false_accept_rate, "threshold": threshold}
         # Before anything is embedded, not after.
-        self.rule.decide(0.0, false_accept_rate=false_accept_rate, threshold=threshold)
-        recordings = [self.open(audio, sample_rate if is_array(audio) else None) for audio in (first, second)]
-        # Both before either is embedded.
-        one, other = map(self.embed, [usable(recording) for recording in recordings])
-        return self.decide(self.compare(one, other), false_accept_rate=false_accept_rate, threshold=threshold)
+        self.rule.decide(0.0, **limits)
+        rates = [sample_rate if isinstance(audio, np.ndarray | Tensor) else None for audio in (first, second)]
+        recordings = [usable(self.open(audio, rate)) for audio, rate in zip((first, second), rates, strict=True)]
+        return self.decide(self.compare(*map(self.embed, recordings)), **limits)
 
     def compare(self, first: Array, second: Array) -> float:
-        """The score of two embeddings, (dim,) or (1, dim) each: their cosine, less the model file's mean.
-
-        Raises:
-            ValueError: embeddings of another size.
-        """
+        """The score of two embeddings, (dim,) or (1, dim) each: their cosine, less the model file's mean."""
         rows = [np.asarray(one, dtype=np.float32).reshape(-1) for one in (first, second)]
         for row in rows:
             if len(row) != self.embedding_dim:
@@ -284,17 +285,13 @@ class SpeakerVerifier:
     def decide(
         self, score: float, *, false_accept_rate: float | None = None, threshold: float | str | None = None
     ) -> Decision:
-        """What a score says; see `DecisionRule.decide`.
-
-        Raises:
-            NotCalibratedError: the model file holds no such threshold.
-        """
+        """The decision about a score; see `DecisionRule.decide`."""
         return self.rule.decide(score, false_accept_rate=false_accept_rate, threshold=threshold)
 
     def people(
         self, path: str | os.PathLike, key: str | bytes | None = None, *, must_exist: bool = False
     ) -> PeopleStore:
-        """A store of people by their voice, as this network hears it; made if it is missing.
+        """A store of people for this network; made if it is missing.
 
         Args:
             path: of the file, such as `people.db`.
@@ -302,7 +299,7 @@ class SpeakerVerifier:
             must_exist: refuse a missing or empty file.
 
         Raises:
-            StoreError: no store, damaged, or of another model; `StoreKeyError` for the wrong key.
+            StoreError: not a store, damaged, or of another model; `StoreKeyError` for the wrong key.
         """
         return PeopleStore(
             path,
@@ -321,17 +318,17 @@ class SpeakerVerifier:
         *,
         false_accept_rate: float | None = None,
         threshold: float | str | None = None,
-    ) -> SpeakerStream:
+    ) -> "SpeakerStream":
         """Speech that comes in chunks: after each second its embedding, and whether it is the enrolled speaker.
 
         Args:
             sample_rate: Hz, of the chunks.
             enrolled: (dim,) or (1, dim), as `embed` gives it; None only embeds.
-            false_accept_rate: as `decide` takes it.
-            threshold: likewise.
+            false_accept_rate: as for `decide`.
+            threshold: as for `decide`.
 
         Raises:
-            ValueError: a rate that none is, or an embedding or threshold that the model does not have.
+            ValueError: a bad rate, embedding or threshold.
 
         >>> from speakernet.models.speaker_net import SpeakerNet
         >>> verifier = SpeakerVerifier(ModelFile(SpeakerNet.named("ResNet", embedding_dim=8).eval(), {}))
@@ -340,30 +337,27 @@ class SpeakerVerifier:
         >>> [state.seconds for state in stream.add(clip) + stream.add(clip)]
         [1.0, 2.0]
         """
-        return SpeakerStream(self, sample_rate, enrolled, false_accept_rate=false_accept_rate, threshold=threshold)
+        return SpeakerStream(
+            self, sample_rate, enrolled, {"false_accept_rate": false_accept_rate, "threshold": threshold}
+        )
 
     def open(self, audio: Audio, sample_rate: int | None = None) -> Recording:
-        """A recording as this network hears it; of a file only the header is read.
-
-        Raises:
-            AudioError: missing, broken, or shorter than the network can hear.
-        """
+        """A recording for this network; of a file only the header is read."""
         recording = open_recording(audio, sample_rate, self.sample_rate)
         if recording.num_samples < (shortest := self.net.min_samples):
-            named = f"{recording.name}: " if recording.file else ""
             raise AudioError(
-                f"{named}{recording.seconds:.3f} s of audio is too short: {self.net.model_name} needs "
+                f"{recording.name}: {recording.seconds:.3f} s of audio is too short: {self.net.model_name} needs "
                 f"{shortest / self.sample_rate:.3f} s or more ({shortest} samples at {self.sample_rate} Hz)"
             )
         return recording
 
     def _embed_recordings(self, recordings: Sequence[Recording]) -> Tensor:
-        """(recordings, dim) on the CPU; those of like length share a batch."""
+        """(recordings, dim) on the CPU; those of similar length share a batch."""
         order = np.argsort([one.num_samples for one in recordings], kind="stable")
         pieces = (piece for row in order.tolist() for piece in recordings[row].pieces(row))
         return self._embed_pieces(pieces, len(recordings))
 
-    def _embed_pieces(self, pieces: Any, num_rows: int) -> Tensor:
+    def _embed_pieces(self, pieces: Iterable[Piece], num_rows: int) -> Tensor:
         """The mean embedding of each row's pieces, (rows, dim) on the CPU."""
         values = torch.zeros(num_rows, self.embedding_dim)
         for batch in batches_of(pieces, BATCH_SIZE, self.sample_rate):
@@ -377,27 +371,106 @@ class SpeakerVerifier:
         return values
 
 
+class SpeakerStream:
+    """One stream of audio from its first sample; `SpeakerVerifier.stream` makes it. Not for several threads.
+
+    What came so far is embedded as a whole, as a recording of it would be; of a longer stream each window of ten
+    seconds is embedded once, and the embeddings are averaged by their length. Memory does not grow with the stream.
+    """
+
+    def __init__(
+        self, verifier: SpeakerVerifier, sample_rate: int, enrolled: Array | None, limits: dict[str, Any]
+    ) -> None:
+        # Refused now, not after the first second.
+        audio_of_array(np.zeros(1, dtype=np.float32), sample_rate, sample_rate)
+        self.verifier, self.sample_rate, self.enrolled, self.limits = verifier, int(sample_rate), enrolled, limits
+        self.decides = verifier.is_calibrated or any(value is not None for value in limits.values())
+        if enrolled is not None:
+            verifier.compare(enrolled, enrolled)
+        if self.decides:
+            verifier.decide(0.0, **limits)
+        self._chunks: list[np.ndarray] = []
+        """Samples of the window that is not full."""
+        self._num_samples = 0
+        self._closed_seconds = 0.0
+        self._closed_sum: np.ndarray | None = None
+        """Embeddings of full windows times their seconds."""
+
+    @property
+    def seconds(self) -> float:
+        """Received so far."""
+        return self._closed_seconds + self._num_samples / self.sample_rate
+
+    def add(self, chunk: Any) -> list[StreamState]:
+        """Take more samples; gives a state for each second that became full.
+
+        Args:
+            chunk: (samples,) or (samples, channels) of any length, floating point in -1..1 or int16.
+
+        Raises:
+            AudioError: another type or shape, NaN, or samples far beyond -1..1; the chunk is left out then.
+        """
+        chunk = np.asarray(chunk)
+        if chunk.size == 0:
+            return []
+        # At its own rate: resampled chunk by chunk, every seam would click.
+        samples = audio_of_array(chunk, self.sample_rate, self.sample_rate)
+        states = []
+        step = round(STEP_SECONDS * self.sample_rate)
+        while len(samples):
+            self._chunks.append(samples[: step - self._num_samples % step])
+            samples = samples[len(self._chunks[-1]) :]
+            self._num_samples += len(self._chunks[-1])
+            if self._num_samples % step == 0:
+                states.append(self._state())
+                if self._num_samples >= round(WINDOW_SECONDS * self.sample_rate):
+                    # Its embedding is kept instead of its samples.
+                    self._closed_seconds = self.seconds
+                    self._closed_sum = states[-1].embedding * self._closed_seconds
+                    self._chunks, self._num_samples = [], 0
+        return states
+
+    def finish(self) -> StreamState:
+        """The state after everything that came, also the last part of a second."""
+        if not self.seconds:
+            raise AudioError("the stream held no samples; is the microphone on, or the file empty?")
+        return self._state()
+
+    def _state(self) -> StreamState:
+        total, seconds = self._closed_sum, self._num_samples / self.sample_rate
+        if self._num_samples:
+            try:
+                embedding = self.verifier.embed(np.concatenate(self._chunks), sample_rate=self.sample_rate)
+                total = embedding * seconds if total is None else total + embedding * seconds
+            except AudioError:
+                # After full windows the last moment may be too short for the network, and changes nothing.
+                if total is None:
+                    raise
+                seconds = 0.0
+        assert total is not None
+        embedding = total / (self._closed_seconds + seconds)
+        if self.enrolled is None:
+            return StreamState(self.seconds, embedding)
+        score = self.verifier.compare(embedding, self.enrolled)
+        decision = self.verifier.decide(score, **self.limits) if self.decides else None
+        return StreamState(self.seconds, embedding, score, decision)
+
+
 def _like(given: Any, embeddings: Tensor) -> Any:
-    """The embeddings as a tensor where one was given, else as a numpy array."""
+    """The embeddings as a tensor if one was given, else as a numpy array."""
     # A copy made outside of inference mode: what is kept of it may be trained on.
     with torch.inference_mode(False):
         found = embeddings.float().cpu().clone()
     return found if isinstance(given, Tensor) else found.numpy()
 
 
-def _device(asked: torch.device | str, local_rank: int | None) -> torch.device:
-    """The device that is meant, if it is here.
-
-    Raises:
-        ValueError: no such device.
-    """
-    if asked == "auto":
+def _device(wanted: torch.device | str, local_rank: int | None) -> torch.device:
+    """The device of this name, if it is here."""
+    if wanted == "auto":
         return find_device(MachineOptions(), local_rank)
     # By its text: torch keeps the number in one byte, so that cuda:257 would be the second GPU.
-    match = re.fullmatch(r"cpu|cuda(?::(\d+))?", str(asked))
-    if match is None:
-        raise ValueError(f"device {asked!r}; expected auto, cpu, cuda or cuda:1")
+    match = re.fullmatch(r"cpu|cuda(?::(\d+))?", str(wanted))
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if match[0] != "cpu" and int(match[1] or 0) >= count:
-        raise ValueError(f"device {asked!r}, but torch finds {count} GPUs here; use auto or cpu")
+    if match is None or (match[0] != "cpu" and int(match[1] or 0) >= count):
+        raise ValueError(f"device {wanted!r}; expected auto, cpu, cuda or cuda:1 (torch finds {count} GPUs here)")
     return torch.device(match[0])

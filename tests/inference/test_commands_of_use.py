@@ -86,7 +86,7 @@ def test_every_error_of_verify_is_two(say, voices, calibrated, tmp_path):
     write_audio(tmp_path / "silence.wav", np.zeros(32000, np.float32), 16000)
     (tmp_path / "broken.pt").write_bytes(calibrated.read_bytes()[:-700])
     bad = {
-        "absent.wav": "there is no such file",
+        "absent.wav": "absent.wav",
         "empty.wav": "empty",
         "text.wav": "not a readable audio file",
         "short.wav": "too short",
@@ -112,7 +112,7 @@ def test_every_error_of_verify_is_two(say, voices, calibrated, tmp_path):
 
 
 def test_an_error_of_ours_is_no_answer_either(say, voices, calibrated, monkeypatch):
-    monkeypatch.setattr("speakernet.inference.quality.inspect_recording", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("speakernet.inference.recordings.inspect_recording", lambda *_, **__: 1 / 0)
     status, out, err = say("verify", voices / "s00/3.wav", voices / "s00/4.wav", "--model", calibrated)
     assert (status, out) == (2, "") and "ZeroDivisionError" in err
 
@@ -265,7 +265,7 @@ def test_people_are_listed_removed_purged_reembedded_and_exported(say, calibrate
 
 def test_where_nothing_can_be_written_is_said_before_the_work(say, voices, calibrated, store, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
-    for work in ("own_calibration.read_trials", "own_calibration._own_trials", "embedding_files._Block.find_or_embed"):
+    for work in ("calibrating.read_trials", "calibrating._own_trials", "embedding_files._Block.find_or_embed"):
         monkeypatch.setattr(f"speakernet.inference.{work}", lambda *_: pytest.fail("it was begun"))
     for words in (
         ["calibrate", "--model", calibrated, "--trials", voices / "trials.txt", "--out", tmp_path / "file" / "x.pt"],

@@ -25,11 +25,9 @@ from speakernet.data.audio import AudioError, info_of_bytes, read_audio_bytes, r
 from speakernet.inference.decision import NotCalibratedError
 from speakernet.inference.enrolment import enroll, identify
 from speakernet.inference.people import PeopleStore, checked_name
-from speakernet.inference.quality import inspect_recording, refuse_unusable
-from speakernet.inference.recordings import Recording
+from speakernet.inference.recordings import Recording, inspect_recording, refuse_unusable
 from speakernet.inference.serve.guard import ApiError, Budget, Limits, busy, too_slow
-from speakernet.inference.streaming import SpeakerStream, StreamState
-from speakernet.inference.verifier import SpeakerVerifier
+from speakernet.inference.verifier import SpeakerStream, SpeakerVerifier, StreamState
 
 logger = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from speakernet.evaluation.results import FEW_TARGETS, Results
 from speakernet.evaluation.scoring import EPSILON, mean_embeddings
 from speakernet.evaluation.speakers import Speakers, speakers_of
 from speakernet.files import check_writable, sha256_of
-from speakernet.inference.audio_inputs import AudioInputs
 from speakernet.inference.people import PeopleStore
+from speakernet.inference.recordings import AudioInputs
 from speakernet.inference.verifier import SpeakerVerifier
 from speakernet.models.model_file import update_model_file
 from speakernet.options import DEFAULT_SEED

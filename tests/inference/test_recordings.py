@@ -1,0 +1,173 @@
+"""Recordings: what each is worth, what a command line names, and a WAV that comes through a pipe."""
+
+import io
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import speakernet
+from speakernet.checkpoint import write_checkpoint
+from speakernet.cli import main
+from speakernet.data.audio import AudioError, read_audio, write_audio
+from speakernet.inference import recordings
+from speakernet.inference.recordings import Recording, chunks_of, inspect_recording, open_piped, refuse_unusable
+from speakernet.models.model_file import model_file_contents
+from speakernet.models.speaker_net import SpeakerNet
+
+RATE = 16000
+
+
+def speech(seconds=4.0, pauses=0.25, rate=RATE):
+    """Noise-like syllables, wide-band, with pauses."""
+    random = np.random.default_rng(3)
+    times = np.arange(int(seconds * rate)) / rate
+    signal = random.standard_normal(len(times)) * np.clip(np.sin(2 * np.pi * 3 * times), 0.1, 1)
+    return (0.05 * np.where(times % 1 < 1 - pauses, signal, 0.001 * signal)).astype(np.float32)
+
+
+def noise(level):
+    return level * np.random.default_rng(1).standard_normal(4 * RATE).astype(np.float32)
+
+
+def test_seconds_of_speech():
+    found = inspect_recording(speech(), sample_rate=RATE)
+    assert found.warnings == () and not found.is_silent
+    assert found.seconds == 4.0 and found.speech_seconds == pytest.approx(3.0, abs=0.4)
+    half = np.concatenate([speech(2.0), np.zeros(10 * RATE, np.float32)])
+    assert inspect_recording(half, sample_rate=RATE).speech_seconds == pytest.approx(1.5, abs=0.3)
+
+
+@pytest.mark.parametrize(
+    ("audio", "rate", "expected"),
+    [
+        (speech(1.0), RATE, "too short"),
+        (np.clip(40 * speech(), -1, 1), RATE, "clipped"),
+        (0.3 * np.clip(40 * speech(), -1, 1), RATE, "clipped"),
+        (np.zeros(4 * RATE, np.float32), RATE, "silent"),
+        (0.0002 * speech(), RATE, "silent"),
+        (speech() + noise(0.02), RATE, "noisy"),
+        (noise(0.1), RATE, "too short: 0.0 s"),
+        (0.1 * np.sin(np.arange(4 * RATE) / 9).astype(np.float32), RATE, "too short: 0.0 s"),
+        (speech(rate=8000), 8000, "band-limited"),
+    ],
+)
+def test_warnings(audio, rate, expected):
+    assert expected in " ".join(inspect_recording(audio, sample_rate=rate).warnings)
+
+
+def test_a_file_that_is_cut_off(tmp_path):
+    path = tmp_path / "cut.wav"
+    write_audio(path, speech(), RATE)
+    whole = inspect_recording(path)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 3 // 4])
+    found = inspect_recording(path)
+    assert whole.warnings == () and len(found.warnings) == 1 and "cut off" in found.warnings[0]
+    assert found.seconds == pytest.approx(3.0, abs=0.01) and found.digest != whole.digest
+
+
+def test_the_digest_is_of_the_samples(tmp_path):
+    write_audio(tmp_path / "a.wav", speech(), RATE)
+    write_audio(tmp_path / "b.flac", speech(), RATE)
+    one, other = (inspect_recording(tmp_path / name).digest for name in ("a.wav", "b.flac"))
+    assert one == other == inspect_recording(read_audio(tmp_path / "a.wav"), sample_rate=RATE).digest
+
+
+def test_refused_recordings(tmp_path):
+    for audio in (np.zeros(RATE), speech()[:320]):
+        with pytest.raises(AudioError, match=r"the array: "):
+            refuse_unusable(inspect_recording(audio, sample_rate=RATE))
+    with pytest.raises(AudioError, match="NaN"):
+        inspect_recording(np.full(RATE, np.nan), sample_rate=RATE)
+    (tmp_path / "empty.wav").touch()
+    write_audio(tmp_path / "header.wav", np.zeros(0, np.int16), RATE)
+    for name in ("empty.wav", "header.wav", "absent.wav"):
+        with pytest.raises(AudioError, match=name):
+            inspect_recording(tmp_path / name)
+
+
+def test_long_recordings_are_read_in_pieces(tmp_path):
+    longest = []
+    # A file of an hour that takes no disk: its samples are a hole.
+    with (tmp_path / "hour.wav").open("wb") as file:
+        size = 2 * RATE * 3600
+        header = [b"RIFF", (36 + size).to_bytes(4, "little"), b"WAVEfmt ", (16).to_bytes(4, "little")]
+        numbers = [(1, 2), (1, 2), (RATE, 4), (2 * RATE, 4), (2, 2), (16, 2)]
+        header += [number.to_bytes(length, "little") for number, length in numbers]
+        file.write(b"".join([*header, b"data", size.to_bytes(4, "little")]))
+        file.truncate(44 + size)
+    plain = Recording.read
+
+    class Watched(Recording):
+        def read(self, start=0, num_samples=None):
+            longest.append(num_samples)
+            return plain(self, start, num_samples)
+
+    hour = Watched(**vars(recordings.open_recording(tmp_path / "hour.wav", None, RATE)))
+    assert hour.seconds == 3600 and sum(len(piece.waveforms[0]) for piece in hour.pieces()) == hour.num_samples
+    assert max(longest) <= 60 * RATE and len(longest) == 60
+    long, one = np.tile(speech(), 60), inspect_recording(speech(), sample_rate=RATE)
+    found = inspect_recording(long, sample_rate=RATE)
+    assert found.speech_seconds == pytest.approx(60 * one.speech_seconds, rel=0.05) and found.warnings == ()
+    assert found.signal_to_noise_db == pytest.approx(one.signal_to_noise_db, abs=0.5)
+
+
+class Pipe(io.BytesIO):
+    """Gives at most seven bytes at a time, as a slow recorder might."""
+
+    def read(self, size=-1):
+        return super().read(min(7, size) if size >= 0 else 7)
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("clips")
+    for name, seconds, seed in (("live.wav", 2.5, 0), ("enrolled.wav", 1.5, 1)):
+        times = np.arange(int(RATE * seconds)) / RATE
+        samples = 0.1 * np.random.default_rng(seed).standard_normal(len(times))
+        write_audio(folder / name, (samples * (0.55 + 0.45 * np.sin(20 * times))).astype(np.float32))
+    torch.manual_seed(0)
+    net = SpeakerNet.named("ResNet", embedding_dim=8, model_options={"channels": 8, "blocks": [1, 1]})
+    write_checkpoint(folder / "model.pt", model_file_contents(net, loss_normalizes=True))
+    return folder
+
+
+def endless(content):
+    """A header as recorders write it before they know the length."""
+    return content[:4] + b"\xff\xff\xff\xff" + content[8:40] + b"\xff\xff\xff\xff" + content[44:]
+
+
+@pytest.mark.parametrize("kind", [io.BytesIO, Pipe])
+def test_a_pipe_in_any_blocks(clips, kind):
+    content = endless((clips / "live.wav").read_bytes())
+    pipe = kind(content[: 44 + 2 * 3000 + 1])
+    info, begun = open_piped(pipe)
+    assert (info.sample_rate, info.num_channels) == (RATE, 1)
+    found = np.concatenate(list(chunks_of(pipe, info, begun)))[:, 0]
+    # Half a sample at the end is not a sample.
+    np.testing.assert_array_equal(found, read_audio(clips / "live.wav")[:3000])
+
+
+def test_verify_answers_while_it_reads(clips, monkeypatch, capsys):
+    content = endless((clips / "live.wav").read_bytes())
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+    enrolled, model = str(clips / "enrolled.wav"), str(clips / "model.pt")
+    for threshold, status in ((-1.0, 0), (1.0, 1)):
+        sys.stdin.buffer.seek(0)
+        options = ["--model", model, "--device", "cpu", "--threshold", str(threshold), "--json"]
+        assert main(["verify", "-", enrolled, *options]) == status
+        captured = capsys.readouterr()
+        wanted = speakernet.load(model, device="cpu").verify(clips / "live.wav", enrolled, threshold=threshold)
+        assert json.loads(captured.out)["score"] == pytest.approx(wanted.score, abs=1e-5)
+        lines = captured.err.splitlines()
+        assert [line.split(":")[0] for line in lines if line.startswith("after")] == ["after 1 s", "after 2 s"]
+    sys.stdin.buffer.seek(0)
+    assert main(["verify", "-", enrolled, "--model", model]) == 2
+
+
+@pytest.mark.parametrize("content", [b"", b"no sound at all", b"RIFF\0\0\0\0WAVEjunk", b"fLaC" + bytes(100)])
+def test_a_pipe_without_a_wav(content):
+    with pytest.raises(AudioError, match="standard input"):
+        open_piped(io.BytesIO(content))
