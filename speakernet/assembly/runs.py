@@ -233,7 +233,8 @@ def check_what_goes_together(config: Config, inputs: Inputs) -> None:
     """
     data, needed = config.data, config.loss.min_utterances
     if not data.train_list:
-        raise ConfigError("no training list: set data.train_list (--train_list FILE)")
+        missing = " and ".join(f"data.{name}" for name in ("train_list", "test_list") if not getattr(data, name))
+        raise ConfigError(f"no training list: set {missing}; `speakernet prepare` makes lists")
     if data.utterances_per_speaker < needed:
         raise ConfigError(
             f"data.utterances_per_speaker is {data.utterances_per_speaker}, but the loss {config.loss.name} compares "

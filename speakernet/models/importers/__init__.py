@@ -1,8 +1,10 @@
 """Foreign checkpoints, one file a format: each says whether it knows a file and puts its weights into our names."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
+from speakernet.files import FileError
 from speakernet.models.importers import redimnet, speechbrain, three_d_speaker, voxceleb_trainer, wespeaker
 from speakernet.models.importers.renaming import Translated
 from speakernet.models.importers.voxceleb_trainer import Description
@@ -22,9 +24,11 @@ def translate(contents: Any, net: SpeakerNet, path: str | Path) -> Translated:
         if importer.is_ours_to_read(contents):
             return importer.translate(contents, net, path)
     keys = ", ".join(map(str, list(contents)[:5])) if isinstance(contents, dict) else type(contents).__name__
-    raise ValueError(
+    # Readers keep the words of a FileError.
+    raise FileError(
         f"{path} is neither a speakernet model file nor a checkpoint of {', '.join(FORMATS)}; it holds: {keys}. "
-        f"Of {', '.join(PUBLISHED)}, make it a model file with `speakernet import-weights {path} --from … --model …`"
+        f"If it is a checkpoint of {', '.join(PUBLISHED)}, make it a model file with "
+        f"`speakernet import-weights {shlex.quote(str(path))} --from TOOLKIT --model NAME --out model.pt`"
     )
 
 
