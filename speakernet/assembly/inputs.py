@@ -168,7 +168,7 @@ def make_synthetic_corpus(config: Config) -> Config:
     """Make the synthetic corpus where the config names one and it is not there; lists left empty are taken from it."""
     folder = config.data.synthetic_corpus
     lists = [config.data.train_list, config.data.test_list]
-    if not folder or all(lists) and not any(Path(folder) in Path(one).parents for one in lists):
+    if not folder or (all(lists) and not any(Path(folder) in Path(one).parents for one in lists)):
         return config
     # One process of each machine makes it, which may have a disk of its own, the main one first; the others find it
     # made: two writers would take each other's files for a killed run's.
