@@ -1,15 +1,16 @@
-"""What every room does with files: read without surprises, written whole or not at all, one process at a time, many at
-once, sizes for people.
+"""Files: read with every surprise named, written whole or not at all, locked, processed by many threads or in parts.
 
 Knows nothing of audio, lists or checkpoints.
 """
 
+import argparse
 import collections
 import contextlib
 import hashlib
 import io
 import itertools
 import logging
+import math
 import os
 import re
 import secrets
@@ -17,20 +18,25 @@ import shlex
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, BinaryIO, TypeVar
 
+import numpy as np
 import yaml
 from filelock import FileLock, Timeout
 
-from speakernet.terminal import Bar
+from speakernet.terminal import Bar, counted
 
 logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Rows = TypeVar("Rows", bound=Sequence)
 
 LOCK_NAME = ".preparing.lock"
 RUNNING_NAME = ".preparing.running"
@@ -40,10 +46,14 @@ OTHER_PLACE = "choose another place with --out"
 BLOCK_BYTES = 1 << 20
 # Of YAML texts; PyYAML reads about as many letters in a second, and some numbers take the square of their length.
 MOST_YAML, MOST_YAML_LEVELS, MOST_YAML_ALIASES, MOST_DIGITS = 256 << 10, 20, 20, 100
-#: A file that is summed in less than a second or so needs no progress bar.
 SHOWN_BYTES = 512 << 20
-#: The folder that holds trainSpeakerNet.py and data_prep/ where the package is used from a checkout.
+"""A smaller file is summed in a second or so, and needs no progress bar."""
 CHECKOUT = Path(__file__).resolve().parents[1]
+"""Holds trainSpeakerNet.py and data_prep/ if the package is used from a checkout."""
+DEFLATE_LIMIT = 1033
+"""No deflated byte stands for more bytes than this."""
+PART_NAME = re.compile(r"part-(\d+)-of-(\d+)")
+MOST_PARTS, MOST_PARTS_NAMED = 9999, 20
 
 FILE_KINDS = {
     stat.S_IFDIR: "a folder",
@@ -53,19 +63,16 @@ FILE_KINDS = {
     stat.S_IFBLK: "a device",
 }
 
-
 IN_PLACE_OF_A_FILE = {
     b"version https://git-lfs": "a pointer of git-lfs, whose file `git lfs pull` fetches",
     b"<!doc": "an HTML page, as servers send in place of a file that needs a login",
     b"<html": "an HTML page, as servers send in place of a file that needs a login",
 }
-"""How files begin that came in place of others, and what they are."""
+"""First bytes of what is often downloaded instead of the wanted file -> what it is."""
 
 
 def in_place_of_a_file(file: IO[bytes]) -> str:
-    """What came in place of the wanted file, by its first bytes, for messages; empty where it is none of what usually
-    does.
-    """
+    """What was downloaded instead of the wanted file, by its first bytes; empty if nothing known."""
     start = file.read(64).lstrip().lower()
     return next((found for mark, found in IN_PLACE_OF_A_FILE.items() if start.startswith(mark)), "")
 
@@ -76,18 +83,10 @@ class FileError(ValueError):
 
 @contextlib.contextmanager
 def reading(path: object, expected: str, kind: type[FileError] = FileError) -> Iterator[None]:
-    """Turn whatever goes wrong in the block into one error that names the file.
+    """Turn every error of the block into one of `kind` that names the file and what was `expected`.
 
-    Parsers answer a damaged or hostile file with any exception of theirs, from KeyError to MemoryError; every reader
-    stands in such a block, so that none of them ends in a traceback. A `FileError` keeps its words.
-
-    Args:
-        path: of the file, for the message.
-        expected: what the file should be and what to do, as the end of a sentence after "expected".
-        kind: the error of the room.
-
-    Raises:
-        FileError: of that kind.
+    Parsers raise anything, from KeyError to MemoryError, on a damaged or hostile file; every reader runs in such a
+    block. A `FileError` keeps its message.
     """
     try:
         yield
@@ -106,11 +105,7 @@ def reading(path: object, expected: str, kind: type[FileError] = FileError) -> I
 
 @contextlib.contextmanager
 def writing(path: object, advice: str) -> Iterator[None]:
-    """Turn an error of the system in the block into one sentence: what cannot be written, why, what to do.
-
-    Raises:
-        FileError: ends in `advice`.
-    """
+    """Turn a system error of the block into one sentence: what cannot be written, why, what to do."""
     try:
         yield
     except OSError as error:
@@ -119,11 +114,7 @@ def writing(path: object, advice: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
-    """Let an error of the system in the block name a file: a write that fails names none, or a temporary one.
-
-    Raises:
-        OSError: as it was, with `path` as its file.
-    """
+    """Put `path` into a system error of the block: a write that fails names no file, or a temporary one."""
     try:
         yield
     except OSError as error:
@@ -133,25 +124,14 @@ def naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
 
 
 def check_writable(path: str | Path) -> None:
-    """See before long work that the file of `--out` can be written where it is to lie; nothing is made.
-
-    Raises:
-        FileError: it cannot.
-    """
+    """Check before long work that the file of `--out` can be written; nothing is made."""
     there = next(folder for folder in Path(path).absolute().parents if folder.exists())
     with writing(path, OTHER_PLACE):
         tempfile.TemporaryFile(dir=there).close()
 
 
 def open_regular(path: str | Path, *, buffering: int = -1) -> IO[bytes]:
-    """Open a file for reading bytes; what is no regular file is refused at once.
-
-    A pipe would be waited for without end, and a device may have none.
-
-    Raises:
-        FileError: it is a folder, a pipe, a socket or a device.
-        OSError: it cannot be opened.
-    """
+    """Open a regular file for reading bytes; a pipe would block forever, and a device may have no end."""
     file = open(path, "rb", buffering=buffering, opener=_without_waiting)  # noqa: SIM115  the caller closes it
     try:
         check_regular(path, os.fstat(file.fileno()).st_mode)
@@ -162,23 +142,14 @@ def open_regular(path: str | Path, *, buffering: int = -1) -> IO[bytes]:
 
 
 def check_regular(path: object, mode: int) -> None:
-    """Refuse what is no regular file, by the mode that `os.stat` gave.
-
-    Raises:
-        FileError: saying what it is.
-    """
+    """Refuse anything but a regular file, by the mode that `os.stat` gave."""
     if not stat.S_ISREG(mode):
         kind = FILE_KINDS.get(stat.S_IFMT(mode), "something else")
-        raise FileError(f"{path}: not a regular file but {kind}; give a file that lies on a disk")
+        raise FileError(f"{path}: not a regular file but {kind}; give a file on a disk")
 
 
 def open_text(path: str | Path) -> IO[str]:
-    """Open a regular file of UTF-8 text, with or without a byte-order mark; line ends are left as they are.
-
-    Raises:
-        FileError: it is a folder, a pipe, a socket or a device.
-        OSError: it cannot be opened.
-    """
+    """Open a regular file of UTF-8 text, with or without a byte-order mark; line ends are left as they are."""
     # Windows' editors write a mark, which would become part of the first word.
     return io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="")
 
@@ -192,15 +163,11 @@ def _without_waiting(path: str, flags: int) -> int:
 def atomic_write(path: str | Path, mode: str = "w", *, is_flushed: bool = True) -> Iterator[IO]:
     """Open a temporary file beside `path`; on success flush it to the disk and rename it, on failure remove it.
 
-    Whoever reads `path` sees the old content or the whole new one. Text is UTF-8 with Unix line ends. Not flushed it is
-    as safe from a kill, but not from a power cut.
-
-    Raises:
-        FileError: there is a folder, a pipe or a device at `path`.
-        OSError: the disk is full or the folder is not writable; the old file is untouched.
+    Readers of `path` see the old content or the whole new one. Text is UTF-8 with Unix line ends. Not flushed it
+    survives a kill, but not a power cut.
     """
     path = Path(path)
-    # Renaming would put a file in the place of a pipe or, as root, of /dev/null.
+    # Renaming would replace a pipe or, as root, /dev/null by a file.
     with contextlib.suppress(FileNotFoundError):
         check_regular(path, path.stat().st_mode)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -208,11 +175,11 @@ def atomic_write(path: str | Path, mode: str = "w", *, is_flushed: bool = True) 
     temporary = temporary_beside(path)
     text = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
     try:
-        # Nobody knows the temporary name.
+        # An error must not name the temporary file.
         with naming(path, temporary):
             with temporary.open(mode.replace("w", "x"), **text) as file:  # type: ignore[call-overload]
                 yield file
-                # Renamed without it, after a power cut the new name may stand over content that never reached the disk.
+                # Without it, the new name may have no content after a power cut.
                 if is_flushed:
                     file.flush()
                     os.fsync(file.fileno())
@@ -223,13 +190,7 @@ def atomic_write(path: str | Path, mode: str = "w", *, is_flushed: bool = True) 
 
 
 def place(source: str | Path, target: str | Path, *, is_flushed: bool = True) -> None:
-    """Give a file a second name, at once taking the place of what had it; a copy where the disk knows no links.
-
-    A copy is flushed to the disk unless there are so many that the flushes would take hours.
-
-    Raises:
-        OSError: the folder is not writable, or a copy does not fit; what had the name is untouched.
-    """
+    """Give a file a second name, replacing the file that had it; a copy on disks without links."""
     target = Path(target)
     temporary = temporary_beside(target)
     try:
@@ -240,16 +201,12 @@ def place(source: str | Path, target: str | Path, *, is_flushed: bool = True) ->
     try:
         temporary.replace(target)
     finally:
-        # Left behind where that failed; and of two names of one file renaming does nothing, and leaves both.
+        # Renaming failed, or did nothing because both names are of one file.
         temporary.unlink(missing_ok=True)
 
 
 def copy_whole(source: str | Path, target: str | Path, *, is_flushed: bool = True) -> None:
-    """Copy a file's content; like `atomic_write`, the target is the old or the whole new one.
-
-    Raises:
-        OSError: the folder is not writable, or the copy does not fit; the target is untouched.
-    """
+    """Copy a file's content as `atomic_write` does."""
     with Path(source).open("rb") as content, atomic_write(target, "wb", is_flushed=is_flushed) as copy:
         shutil.copyfileobj(content, copy)
 
@@ -263,10 +220,7 @@ def temporary_beside(path: Path) -> Path:
 
 
 def remove_leftovers(root: Path) -> int:
-    """Remove half-written files that a killed run left under `root`; the number removed.
-
-    Only for a folder that no other process works in at this moment (`exclusive` calls it).
-    """
+    """Remove half-written files of a killed run under `root`, which no other process works in; the number removed."""
     removed = 0
     for folder, _, names in os.walk(root):
         for name in names:
@@ -278,10 +232,10 @@ def remove_leftovers(root: Path) -> int:
 
 @contextlib.contextmanager
 def hold_lock(path: str | Path, refusal: str, *, waits: bool = False) -> Iterator[None]:
-    """Hold the lock file `path` while the block runs; the system drops it when the process dies.
+    """Hold the lock file `path` while the block runs; the system releases it when the process dies.
 
     Raises:
-        ValueError: another process holds it, unless that is waited for; `refusal` is the sentence that says what to do.
+        ValueError: `refusal`, if another process holds it and `waits` is false.
     """
     try:
         lock = FileLock(path, timeout=-1 if waits else 0).acquire()
@@ -293,12 +247,9 @@ def hold_lock(path: str | Path, refusal: str, *, waits: bool = False) -> Iterato
 
 @contextlib.contextmanager
 def exclusive(folder: str | Path, *, waits: bool = False) -> Iterator[None]:
-    """Prepare a folder as the only process that does: made if missing, half-written files of a killed run removed.
+    """Work in a folder as the only process: made if missing, half-written files of a killed run removed.
 
     A block that fails before it has written anything leaves no folder behind.
-
-    Raises:
-        ValueError: another process prepares data in the same folder now, and its end is not waited for.
     """
     folder = Path(folder)
     made = [one for one in (folder, *folder.parents) if not one.exists()]
@@ -309,7 +260,9 @@ def exclusive(folder: str | Path, *, waits: bool = False) -> Iterator[None]:
     try:
         with hold_lock(folder / LOCK_NAME, refusal, waits=waits):
             if running.exists():
-                logger.info("the last run was killed; removed %d half-written files", remove_leftovers(folder))
+                logger.info(
+                    "the last run was killed; removed %s", counted(remove_leftovers(folder), "half-written file")
+                )
             running.touch()
             try:
                 yield
@@ -322,7 +275,7 @@ def exclusive(folder: str | Path, *, waits: bool = False) -> Iterator[None]:
             try:
                 one.rmdir()
             except OSError:
-                # Something was written, which the next run goes on from.
+                # Something was written, from which the next run continues.
                 break
         raise
 
@@ -340,16 +293,8 @@ def parallel_map(
     """The results of `function` over `items` by `num_jobs` threads, in order; an error is raised at its item's place.
 
     Threads, because the work is files, decompression and other processes (ffmpeg), which leave the interpreter free.
-    At most `IN_FLIGHT_PER_WORKER` items a thread are drawn ahead, so that memory does not grow with their number.
-
-    Args:
-        function: called from several threads.
-        items: drawn one by one; may be an endless or slow iterator.
-        num_jobs: threads.
-        description: of the progress bar; empty shows none.
-        total: units in all, where known.
-        unit: what the bar counts.
-        units_of: how many of these a result stands for.
+    At most `IN_FLIGHT_PER_WORKER` items a thread are drawn ahead, so memory does not grow with their number. The bar,
+    which an empty description hides, counts `units_of` each result, of `total`.
     """
     waiting: collections.deque[Future[Result]] = collections.deque()
     limit = max(1, num_jobs) * IN_FLIGHT_PER_WORKER
@@ -365,7 +310,7 @@ def parallel_map(
                 bar.update(units_of(result := waiting.popleft().result()))
                 yield result
         finally:
-            # Also reached when the caller stops early or an item failed: what has not begun is not begun.
+            # Also reached when the caller stops early or an item failed.
             for future in waiting:
                 future.cancel()
 
@@ -396,10 +341,7 @@ def _hex_of(path: Path, digest: "hashlib._Hash") -> str:
 
 
 def own_command(command: str) -> str:
-    """What the user types for `speakernet COMMAND`: the script that does the same, where this is a checkout.
-
-    A wheel has neither trainSpeakerNet.py nor data_prep/, and a checkout may be used without being installed.
-    """
+    """What the user types for `speakernet COMMAND`: in a checkout, which may not be installed, the script."""
     word, _, part = command.partition(" ")
     script = {"train": "trainSpeakerNet.py", "prepare": f"data_prep/{part}.py"}.get(word)
     if script is None or not (CHECKOUT / script).is_file():
@@ -409,11 +351,7 @@ def own_command(command: str) -> str:
 
 
 def refuse_overwriting(outputs: Iterable[str | Path], inputs: Iterable[str | Path]) -> None:
-    """Refuse an output that is an input or another output, also by another name of the same file.
-
-    Raises:
-        FileError: naming it.
-    """
+    """Refuse an output that is an input or another output, also by another name of the same file."""
     taken = [Path(one) for one in inputs]
     for output in map(Path, outputs):
         for other in taken:
@@ -444,9 +382,8 @@ def error_line(error: BaseException) -> str:
 class GrowingFile:
     """Bytes appended to a file, each piece whole or not at all; what cannot be written is dropped.
 
-    The first failure is said; later pieces are tried all the same, since the disk may have room again. The file, with
-    its folder, is made with the first piece. Every piece reaches the system before `append` returns, so that a killed
-    run keeps it.
+    The first failure is logged; later pieces are tried all the same, since the disk may have space again. File and
+    folder are made with the first piece. Every piece reaches the system before `append` returns, so a kill loses none.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -465,17 +402,15 @@ class GrowingFile:
         except OSError as error:
             self.close()
             if not self._has_failed:
-                # Before it is said: what is said goes to the log, which may be this very file.
+                # First of all: the log may be this very file.
                 self._has_failed = True
                 reason = error.strerror or str(error)
-                logger.warning(
-                    "%s cannot be written (%s): what belongs there is dropped, the run goes on", self.path, reason
-                )
+                logger.warning("%s cannot be written (%s): its lines are dropped, the run continues", self.path, reason)
             return False
         return True
 
     def close(self) -> None:
-        """Let go of the file; another piece opens it again."""
+        """Close the file; another piece opens it again."""
         file, self._file = self._file, None
         if file is not None:
             with contextlib.suppress(OSError):
@@ -483,11 +418,7 @@ class GrowingFile:
 
 
 def _write_whole(file: BinaryIO, content: bytes) -> None:
-    """Write all of it, or leave the file as it was.
-
-    Raises:
-        OSError: the disk is full or broken.
-    """
+    """Write all of it, or leave the file as it was."""
     before = os.fstat(file.fileno()).st_size
     left = memoryview(content)
     try:
@@ -501,7 +432,7 @@ def _write_whole(file: BinaryIO, content: bytes) -> None:
 
 
 class _YamlLoader(yaml.SafeLoader):
-    """YAML 1.1 as PyYAML reads it, except that `1e-3` is a number, as everybody expects."""
+    """YAML 1.1 as PyYAML reads it, except that `1e-3` is a number."""
 
 
 _YamlLoader.add_implicit_resolver(
@@ -514,7 +445,7 @@ _YamlLoader.add_implicit_resolver(
 def yaml_nodes(text: str, name: str, *, has_lines: bool = False) -> yaml.Node | None:
     """The nodes of a YAML or JSON text, each of which knows its line; None if it is empty.
 
-    Refuses what would take for ever or overflow the stack: the parser's events come one by one, its composer recurses.
+    Refuses what would take forever or overflow the stack: the parser's events come one by one, its composer recurses.
     """
 
     def place(mark: Any) -> str:
@@ -553,3 +484,136 @@ def read_yaml(text: str, where: str) -> Any:
     {'channels': 32, 'rates': [0.001, 2]}
     """
     return yaml_value(yaml_nodes(text, where), where)
+
+
+def read_arrays(path: str | Path, expected: str, kind: type[FileError] = FileError) -> dict[str, np.ndarray]:
+    """Every array of an `.npz` file by its name; errors as in `reading`.
+
+    Sizes are checked against the file before memory is taken, and pickled objects are never read.
+    """
+    with reading(path, expected, kind), open_regular(path) as file, zipfile.ZipFile(file) as archive:
+        return {one.filename.removesuffix(".npy"): _read_array(archive, one) for one in archive.infolist()}
+
+
+def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
+    if member.file_size > DEFLATE_LIMIT * (member.compress_size + 1):
+        packed = f"{member.file_size:,} bytes packed in {member.compress_size:,}"
+        raise ValueError(f"{member.filename} claims {packed}")
+    with archive.open(member) as stream:
+        version = np.lib.format.read_magic(stream)
+        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read_header(stream)
+        claimed, found = math.prod(shape) * dtype.itemsize, member.file_size - stream.tell()
+    if claimed != found:
+        raise ValueError(f"{member.filename} claims {claimed:,} bytes and has {found:,}")
+    with archive.open(member) as stream:
+        array = np.lib.format.read_array(stream, allow_pickle=False)
+        # The checksum of a member is compared at its end only.
+        stream.read(1)
+    return array
+
+
+class PartError(ValueError):
+    """Parts that do not make a whole; the message names them and what to do."""
+
+
+@dataclass(frozen=True, order=True)
+class WorkPart:
+    """One of several parts of a job, counted from 1, that as many machines or tasks of a job array do side by side.
+
+    Each part takes neighbouring rows and leaves its result in a folder that all of them see; the last one joins them.
+
+    >>> WorkPart(2, 4).name, str(WorkPart(2, 4))
+    ('part-0002-of-0004', '2/4')
+    """
+
+    number: int
+    count: int
+
+    @property
+    def name(self) -> str:
+        """The name of its file or folder, which sorts in the order of the parts."""
+        return f"part-{self.number:04d}-of-{self.count:04d}"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is the only part."""
+        return self.count == 1
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+
+WHOLE = WorkPart(1, 1)
+
+
+def parse_part(text: str) -> WorkPart:
+    """The value of `--part`.
+
+    >>> parse_part("2/4")
+    WorkPart(number=2, count=4)
+    """
+    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip())
+    if match is None or not 1 <= int(match[1]) <= int(match[2]) <= MOST_PARTS:
+        raise PartError(
+            f"--part {text}: expected i/n with i from 1 to n, n up to {MOST_PARTS}, such as 2/4 for the second of four "
+            "parts (in a job array the number of the task, plus 1 if it counts from 0)"
+        )
+    return WorkPart(int(match[1]), int(match[2]))
+
+
+def add_part_argument(parser: argparse.ArgumentParser, more: str) -> None:
+    """The option `--part`; `more` says what happens to the parts."""
+    about = "do the I-th of N parts, counted from 1, as one of N machines or of a job array; "
+    parser.add_argument("--part", metavar="I/N", help=about + more)
+
+
+def share(rows: Rows, number: int, count: int) -> Rows:
+    """The rows of part `number` of `count`: neighbours, whose numbers differ by one at most.
+
+    >>> [share(range(10), number, 4) for number in (1, 2, 3, 4)]
+    [range(0, 2), range(2, 5), range(5, 7), range(7, 10)]
+    """
+    first, last = (len(rows) * one // count for one in (number - 1, number))
+    return rows[first:last]  # type: ignore[return-value]
+
+
+def is_in_part(name: str, part: WorkPart) -> bool:
+    """Whether a part has an item by its name alone: for items that appear and vanish while the parts are done."""
+    return zlib.crc32(name.encode("utf-8", "surrogateescape")) % part.count == part.number - 1
+
+
+def parts_in(folder: str | Path, suffix: str = "") -> dict[WorkPart, Path]:
+    """The files or folders with names of parts, followed by `suffix`, in a folder that need not exist; in order."""
+    folder = Path(folder)
+    found = {}
+    for path in folder.glob(f"part-*{suffix}"):
+        if match := PART_NAME.fullmatch(path.name.removesuffix(suffix)):
+            found[WorkPart(int(match[1]), int(match[2]))] = path
+    return dict(sorted(found.items()))
+
+
+def missing_parts(found: Sequence[WorkPart], folder: str | Path) -> list[WorkPart]:
+    """The parts that are not done yet, given at least one that is.
+
+    Raises:
+        PartError: they are parts of different numbers of parts.
+    """
+    counts = sorted({part.count for part in found})
+    if len(counts) > 1:
+        raise PartError(
+            f"{folder} holds parts of {' and of '.join(map(str, counts))}; remove those of the wrong number, or give "
+            "every machine the same one"
+        )
+    return [part for part in (WorkPart(one, counts[0]) for one in range(1, counts[0] + 1)) if part not in set(found)]
+
+
+def list_parts(some: Sequence[WorkPart]) -> str:
+    """Parts for a message.
+
+    >>> list_parts([WorkPart(2, 4), WorkPart(3, 4)])
+    '2/4, 3/4'
+    """
+    shown = ", ".join(map(str, some[:MOST_PARTS_NAMED]))
+    left = len(some) - MOST_PARTS_NAMED
+    return f"{shown} and {left} more" if left > 0 else shown

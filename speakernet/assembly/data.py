@@ -333,6 +333,4 @@ def _decided(
             num_workers=int(num_workers), batch_bytes=batch_bytes, free_shared_bytes=free_shared
         ).value
     pin_memory = device.type == "cuda" if data.pin_memory == "auto" else data.pin_memory
-    return data.model_copy(
-        update={"num_workers": num_workers, "prefetch_factor": prefetch, "pin_memory": pin_memory}
-    )
+    return data.model_copy(update={"num_workers": num_workers, "prefetch_factor": prefetch, "pin_memory": pin_memory})

@@ -19,9 +19,8 @@ from speakernet.corpora.pack_inputs import open_inputs
 from speakernet.data.lists import NameIndex, StringTable, read_training_list, read_trials, write_training_list
 from speakernet.data.packed import read_index, verify
 from speakernet.data.packing import SKIPPED, PackInput, PackSummary, join_parts, pack, pack_part
-from speakernet.files import human_bytes, refuse_overwriting
+from speakernet.files import add_part_argument, human_bytes, list_parts, parse_part, refuse_overwriting
 from speakernet.machine.facts import usable_cores
-from speakernet.parts import add_part_argument, list_parts, parse_part
 
 logger = logging.getLogger(__name__)
 

@@ -12,15 +12,23 @@ from pathlib import Path
 
 import numpy as np
 
-from speakernet.arrays import read_arrays
 from speakernet.corpora.conversion import Conversion
 from speakernet.corpora.summary import StepSummary
 from speakernet.corpora.utterances import Row
 from speakernet.data.lists import StringTable
 from speakernet.data.lookup import LookupTable, pack_texts, unpack_texts
-from speakernet.files import atomic_write, reading
+from speakernet.files import (
+    PartError,
+    WorkPart,
+    atomic_write,
+    list_parts,
+    missing_parts,
+    parts_in,
+    read_arrays,
+    reading,
+    share,
+)
 from speakernet.options import SAMPLE_RATE
-from speakernet.parts import PartError, WorkPart, list_parts, missing_parts, parts_in, share
 
 FOLDER, SUFFIX, WORK_SUFFIX = "prepared_parts", ".npz", ".work"
 WHAT = "what a part of the preparation leaves; remove it and do that part again"

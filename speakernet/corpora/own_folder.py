@@ -37,8 +37,7 @@ from speakernet.corpora.summary import StepSummary, finish
 from speakernet.corpora.utterances import NUM_EXAMPLES, Row, pattern_rule, read_table, row_by_folder, row_by_pattern
 from speakernet.corpora.walking import READABLE_SUFFIXES, walk_files
 from speakernet.data.ffmpeg import CONVERTIBLE_SUFFIXES, find_ffmpeg
-from speakernet.files import exclusive, own_command
-from speakernet.parts import WHOLE, WorkPart, add_part_argument, list_parts, parse_part
+from speakernet.files import WHOLE, WorkPart, add_part_argument, exclusive, list_parts, own_command, parse_part
 
 logger = logging.getLogger(__name__)
 

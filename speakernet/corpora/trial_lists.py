@@ -17,7 +17,6 @@ from pathlib import Path
 
 import numpy as np
 
-from speakernet.arrays import read_arrays
 from speakernet.corpora.commands import positive_int
 from speakernet.corpora.held_out import HeldOut, hold_out
 from speakernet.corpora.listing import ListOptions
@@ -51,7 +50,7 @@ from speakernet.data.lists import (
     write_trials,
 )
 from speakernet.data.opening import open_source
-from speakernet.files import FileError, atomic_write, reading, refuse_overwriting
+from speakernet.files import FileError, atomic_write, read_arrays, reading, refuse_overwriting
 
 logger = logging.getLogger(__name__)
 

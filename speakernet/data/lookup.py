@@ -16,11 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from speakernet.arrays import read_arrays
 from speakernet.data.audio import SAMPLE_BYTES, AudioError, AudioInfo, audio_info
 from speakernet.data.lists import StringTable
 from speakernet.data.sharing import SharedArray
-from speakernet.files import FileError, atomic_write, parallel_map, reading
+from speakernet.files import FileError, atomic_write, parallel_map, read_arrays, reading
 
 logger = logging.getLogger(__name__)
 

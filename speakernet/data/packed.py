@@ -23,15 +23,23 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from speakernet.arrays import read_arrays
 from speakernet.data.audio import SAMPLE_RATE, AudioError
 from speakernet.data.lists import NameIndex, StringTable
 from speakernet.data.lookup import PCM_S16, LookupTable
 from speakernet.data.sharing import SharedArray
 from speakernet.data.sources import INT16_SCALE, OPEN_FLAGS, AudioCache, AudioSource, RowReader, read_at
-from speakernet.files import open_text, parallel_map, reading, sha256_of
+from speakernet.files import (
+    PART_NAME,
+    list_parts,
+    missing_parts,
+    open_text,
+    parallel_map,
+    parts_in,
+    read_arrays,
+    reading,
+    sha256_of,
+)
 from speakernet.machine.facts import usable_memory_bytes
-from speakernet.parts import PATTERN, list_parts, missing_parts, parts_in
 
 
 @dataclass(frozen=True)
@@ -501,7 +509,7 @@ def read_description(root: Path) -> dict[str, Any]:
     if min(numbers.values()) < 1:
         raise PackedError(f"{path}: describes {numbers}, expected numbers above 0; {_advice(root)}")
     # Names are data from outside: none may lead elsewhere.
-    if strange := [name for name in parts if not PATTERN.fullmatch(name)]:
+    if strange := [name for name in parts if not PART_NAME.fullmatch(name)]:
         raise PackedError(f"{path}: names the part {strange[0]!r}, expected such as part-0001-of-0004; {_advice(root)}")
     if absent := [name for name in parts if not (root / name).is_dir()]:
         raise PackedError(f"{root}: {', '.join(absent)} is missing, so the corpus is not whole; {_advice(root)}")

@@ -38,9 +38,22 @@ from speakernet.data.packed import (
     read_description,
     read_index,
 )
-from speakernet.files import LOCK_NAME, atomic_write, exclusive, naming, open_text, parallel_map, reading, sha256_of
+from speakernet.files import (
+    LOCK_NAME,
+    WorkPart,
+    atomic_write,
+    exclusive,
+    list_parts,
+    missing_parts,
+    naming,
+    open_text,
+    parallel_map,
+    parts_in,
+    reading,
+    sha256_of,
+    share,
+)
 from speakernet.options import SAMPLE_RATE
-from speakernet.parts import WorkPart, list_parts, missing_parts, parts_in, share
 
 logger = logging.getLogger(__name__)
 

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from speakernet.arrays import read_arrays
 from speakernet.data.lists import StringTable
 from speakernet.data.lookup import LookupTable
-from speakernet.files import FileError, atomic_write, reading
+from speakernet.files import FileError, atomic_write, read_arrays, reading
 
 logger = logging.getLogger(__name__)
 

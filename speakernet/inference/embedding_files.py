@@ -15,10 +15,9 @@ from speakernet.data.sources import AudioSource
 from speakernet.evaluation.embedding import embed_utterances
 from speakernet.evaluation.embedding_store import load_embeddings, save_embeddings, store_key
 from speakernet.evaluation.options import EmbeddingOptions
-from speakernet.files import atomic_write, check_writable
+from speakernet.files import WHOLE, WorkPart, atomic_write, check_writable, share
 from speakernet.inference.recordings import AudioInputs
 from speakernet.inference.verifier import SpeakerVerifier
-from speakernet.parts import WHOLE, WorkPart, share
 from speakernet.terminal import MAX_NAMED, Bar
 
 logger = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as torch_distributed
 
+from speakernet.files import share
 from speakernet.parallel import distributed
-from speakernet.parts import share
 
 MARK = "row_share"
 

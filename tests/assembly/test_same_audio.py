@@ -13,9 +13,9 @@ from speakernet.config.loading import load_config
 from speakernet.corpora.pack_inputs import FolderInput
 from speakernet.data.audio import read_audio, write_audio
 from speakernet.data.packing import pack, pack_part
+from speakernet.files import WorkPart
 from speakernet.parallel import distributed
 from speakernet.parallel.distributed import refuse_differences
-from speakernet.parts import WorkPart
 
 NAMES = [f"s{speaker}/{utterance}.wav" for speaker in range(2) for utterance in range(3)]
 

@@ -79,9 +79,7 @@ def test_differing_defaults_of_a_flat_file_are_named(tmp_path: Path) -> None:
     assert "max_grad_norm" not in load_config([]).defaults
 
 
-def test_removed_option_is_refused_but_read_in_a_saved_copy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_removed_option_is_refused_but_read_in_a_saved_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(REMOVED, "runtime.old_way", "write runtime.new_way")
     config = load_config(["--save_path", str(tmp_path)]).config
     save_config(config, tmp_path / "config.yaml")

@@ -23,7 +23,7 @@ from speakernet.data.lists import StringTable
 from speakernet.data.packed import SAMPLES, FileSamples, PackedRows, PackedSource
 from speakernet.data.packing import pack, pack_part
 from speakernet.data.workers import BATCHES_AHEAD, ReadAhead, Workers
-from speakernet.parts import WorkPart
+from speakernet.files import WorkPart
 
 NAMES = [f"id{speaker}/{utterance}.wav" for speaker in range(4) for utterance in range(3)]
 SPEEDS = (Fraction(1), Fraction(9, 10))

@@ -27,7 +27,7 @@ from speakernet.data.packed import (
     verify,
 )
 from speakernet.data.packing import PackInput, join_parts, pack, pack_part
-from speakernet.parts import PartError, WorkPart
+from speakernet.files import PartError, WorkPart
 
 NAMES = [f"id{speaker}/{utterance}.wav" for speaker in range(5) for utterance in range(2)]
 HEADER_BYTES = 128

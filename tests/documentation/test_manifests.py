@@ -13,7 +13,7 @@ from torch.distributed.run import get_args_parser
 from speakernet.cli.pack import add_arguments
 from speakernet.config.loading import load_config
 from speakernet.corpora.commands import HelpFormatter
-from speakernet.parts import parse_part
+from speakernet.files import parse_part
 
 ROOT = Path(__file__).resolve().parents[2]
 MANIFESTS = ROOT / "docs" / "manifests"

@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "speakernet"
 
 BASE = {
     *("options", "terminal", "files", "arrays", "random", "machine"),
-    *("parallel", "parts", "checkpoint"),
+    *("parallel", "checkpoint"),
     "run_folder",
     "remote",
 }
@@ -19,9 +19,7 @@ ALLOWED = {
     "options": set(),
     "terminal": set(),
     "files": {"terminal"},
-    "arrays": {"files"},
     "random": set(),
-    "parts": set(),
     "remote": {"files"},
     "machine": {"options", "files", "parallel"},
     "parallel": {"files", "machine", "parts"},

@@ -28,15 +28,20 @@ from speakernet.corpora.summary import finish
 from speakernet.corpora.voxceleb.packing import pack_archives
 from speakernet.corpora.voxceleb.steps import MERGED_FOLDER, SUBSETS, VoxCelebJob
 from speakernet.data.ffmpeg import ENCODINGS, find_ffmpeg
-from speakernet.files import atomic_write, exclusive, open_text, own_command, reading, remove_leftovers
-from speakernet.parts import (
+from speakernet.files import (
     PartError,
     WorkPart,
     add_part_argument,
+    atomic_write,
+    exclusive,
     list_parts,
     missing_parts,
+    open_text,
+    own_command,
     parse_part,
     parts_in,
+    reading,
+    remove_leftovers,
 )
 
 logger = logging.getLogger(__name__)

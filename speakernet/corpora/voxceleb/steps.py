@@ -24,8 +24,7 @@ from speakernet.corpora.utterances import row_by_folder
 from speakernet.corpora.walking import walk_files
 from speakernet.data.lists import read_trials, write_training_list
 from speakernet.data.sources import FolderSource
-from speakernet.files import copy_whole, md5_of, place
-from speakernet.parts import WorkPart, is_in_part
+from speakernet.files import WorkPart, copy_whole, is_in_part, md5_of, place
 
 logger = logging.getLogger(__name__)
 

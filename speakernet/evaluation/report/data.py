@@ -14,13 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from speakernet.arrays import read_arrays
 from speakernet.data.lists import ListError, TrialList
 from speakernet.evaluation.cautions import CHOSEN_ON_REPORTED
 from speakernet.evaluation.decisions import Decisions, read_llrs
 from speakernet.evaluation.results import Results
 from speakernet.evaluation.score_files import find_scores, read_scores
-from speakernet.files import FileError, atomic_write, open_text, reading
+from speakernet.files import FileError, atomic_write, open_text, read_arrays, reading
 from speakernet.run_folder import DECISIONS, EVALUATIONS, METRICS, RESULTS, SCORES
 
 logger = logging.getLogger(__name__)

@@ -206,9 +206,7 @@ REDIMNET2S = {
         parameters=2_530_208,
         macs=820_427_776,
     ),
-    "ReDimNet2B3": variant(
-        ReDimNet2Options, "ReDimNet2B3", {"channels": 24}, parameters=2_364_712, macs=935_416_576
-    ),
+    "ReDimNet2B3": variant(ReDimNet2Options, "ReDimNet2B3", {"channels": 24}, parameters=2_364_712, macs=935_416_576),
     "ReDimNet2B4": variant(
         ReDimNet2Options,
         "ReDimNet2B4",
