@@ -21,8 +21,7 @@ from speakernet.data.lists import StringTable
 from speakernet.data.opening import open_source
 from speakernet.evaluation.embedding import embed_utterances
 from speakernet.evaluation.options import EmbeddingOptions
-from speakernet.models.folding import folded
-from speakernet.models.speaker_net import SpeakerNet
+from speakernet.models.speaker_net import SpeakerNet, folded
 
 CLASSIC, OURS = "classic", "ours"
 NETWORK, DIMENSIONS = "ResNetSE34L", 512

@@ -29,10 +29,9 @@ from speakernet.inference.serve.guard import Limits
 from speakernet.inference.serve.server import Address, make_server
 from speakernet.inference.serve.service import Service
 from speakernet.inference.verifier import load
-from speakernet.models.folding import fold_batch_norms
 from speakernet.models.model_file import ModelFile
 from speakernet.models.options import MODELS
-from speakernet.models.speaker_net import SpeakerNet
+from speakernet.models.speaker_net import SpeakerNet, fold_batch_norms
 from speakernet.options import lookup
 
 THREADS = (1, 2)

@@ -1,47 +1,53 @@
-"""The model file (format version 1): what a trained network is kept in, and how weights come into a network.
+"""The model file (format version 1): a trained network as plain values and tensors, and how weights enter a network.
 
-A file holds plain values and tensors only and says what it is: model and front end by name and options, sample rate,
-weights, and what scoring needs (mean embedding, calibration, thresholds). `speakernet.checkpoint` reads and writes it.
-Foreign checkpoints are translated by `speakernet.models.importers`.
+A file describes itself: model and front end by name and options, sample rate, weights, and what scoring needs (mean
+embedding, calibration, thresholds). `speakernet.checkpoint` reads and writes it. A file comes from outside: its entries
+are checked here, and the network it describes is counted against its weights before memory is taken.
 """
 
+import contextlib
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from speakernet.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
 from speakernet.files import place, reading
-from speakernet.models.folding import folded
 from speakernet.models.importers import translate
-from speakernet.models.model_schema import check_entries, check_mean, laid_out
-from speakernet.models.speaker_net import SPEC_AUGMENT_PREFIX, SpeakerNet
+from speakernet.models.importers.weights import check_finite, check_fits, strip_wrappers
+from speakernet.models.speaker_net import SPEC_AUGMENT_PREFIX, SpeakerNet, folded
 
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
-# What torch.compile and DistributedDataParallel put before parameter names.
-WRAPPER_PREFIXES = ("_orig_mod.", "module.")
-MOST_NAMES_SHOWN = 10
+LOWEST_RATE, HIGHEST_RATE = 1_000, 768_000
+"""Hz, as the option `data.sample_rate` has them."""
+MOST_VALUES = 1_000_000
+"""Plain values in an entry; a file has some hundred."""
+LAID_OUT_AT_MOST = 2
+"""Times the numbers and parameters in the file: some are registered a second time under another name."""
 BACKUP_MARK, MEAN_MARK = ".before-calibration", ".before-mean"
-"""Stands in the name of what a model file was before something was first written into it."""
+"""Part of the name of the backup of a model file before the first such change."""
+ADVICE = "the file is damaged or from another program; copy or download it again, or take an earlier checkpoint"
 
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A model file that was read: the network with its weights, in evaluation mode, and everything else it held."""
+    """A network with its weights, in evaluation mode, and everything else that its model file holds."""
 
     net: SpeakerNet
     contents: dict[str, Any]
 
     @functools.cached_property
     def folded(self) -> SpeakerNet:
-        """The network as it is used: the same numbers to a few units of the last place, sooner (`fold_batch_norms`)."""
+        """The network with its batch norms merged: the same numbers to a few units of the last place, faster."""
         return folded(self.net)
 
 
@@ -52,18 +58,11 @@ class LoadReport:
     source: str
     """The kind of file: "speakernet", or the toolkit it came from."""
     num_loaded: int
-    """Tensors that went into the network and the loss."""
-    head: str
-    """What became of the loss's weights: "loaded", "new" or "none"."""
+    """Tensors loaded into the network and the loss."""
+    head: str = "none"
+    """The loss's weights: "loaded", "new" or "none"."""
     not_loaded: list[str] = field(default_factory=list)
     """What the file holds and nothing took, each with the reason."""
-
-    def lines(self) -> list[str]:
-        """The report in words, for the log."""
-        lines = [f"loaded {self.num_loaded} tensors from a {self.source} file; optimizer and schedule start fresh"]
-        if self.head == "new":
-            lines.append("the head of the loss starts new")
-        return lines + [f"not loaded: {entry}" for entry in self.not_loaded]
 
 
 def model_file_contents(
@@ -82,16 +81,15 @@ def model_file_contents(
         net: the network; its weights are referred to, not copied.
         loss_normalizes: whether classic scoring normalises embeddings of the loss it was trained with.
         embedding_mean: (dim,) subtracted before scoring.
-        embedding_mean_of: the way of embedding that the mean was measured with, and belongs to.
+        embedding_mean_of: the way of embedding that the mean was measured with and belongs to.
         calibration: score to log-likelihood ratio.
         thresholds: decisions, each with the scoring it belongs to.
-        training_summary: how it came to be.
+        training_summary: how it was trained.
     """
-    weights = {strip_wrappers(name): value.detach() for name, value in net.weights().items()}
     return {
         "format_version": FORMAT_VERSION,
         **net.spec(),
-        "weights": weights,
+        "weights": {strip_wrappers(name): value.detach() for name, value in net.weights().items()},
         "loss_normalizes": loss_normalizes,
         "embedding_mean": embedding_mean,
         "embedding_mean_of": None if embedding_mean_of is None else dict(embedding_mean_of),
@@ -110,30 +108,26 @@ def load_model_file(path: str | Path, device: torch.device | str = "cpu") -> Mod
     contents = read_checkpoint(path)
     if not is_model_file(contents):
         raise CheckpointError(
-            f"{path} is not a speakernet model file (no format_version); "
-            "turn a foreign checkpoint into one with `speakernet import-weights`"
+            f"{path} is not a speakernet model file (no format_version); import a foreign checkpoint with "
+            "`speakernet import-weights`"
         )
     return model_of(contents, path, device)
 
 
 def model_of(contents: dict[str, Any], path: str | Path, device: torch.device | str = "cpu") -> ModelFile:
-    """The network of a model file that was read, in evaluation mode, on `device`.
-
-    Raises:
-        CheckpointError: of a newer format, damaged, or with other weights than it says.
-    """
+    """The network of a model file that was read, in evaluation mode, on `device`."""
     with reading(path, "a model file of this program", CheckpointError):
-        check_version(contents, path)
         check_entries(contents, path)
         weights = network_weights(contents)
         check_finite(weights, path)
-        # Before loading: torch's own error names at most the tensors, never the file or what to do. Before building:
-        # whatever the file claims, memory is taken for what fits its weights.
+        # Before building: whatever the file claims, memory is taken for what fits its weights.
         with laid_out(weights, path):
             expected = SpeakerNet.from_spec(contents).state_dict()
         check_fits(weights, expected, path)
         net = SpeakerNet.from_spec(contents)
-        check_mean(contents.get("embedding_mean"), net.embedding_dim, path)
+        mean = contents.get("embedding_mean")
+        if mean is not None and not (tuple(mean.shape) == (net.embedding_dim,) and bool(torch.isfinite(mean).all())):
+            raise CheckpointError(f"{path}: embedding_mean is not {net.embedding_dim} finite numbers; {ADVICE}")
         net.load_state_dict(weights)
     return ModelFile(net.eval().to(device), contents)
 
@@ -141,35 +135,31 @@ def model_of(contents: dict[str, Any], path: str | Path, device: torch.device | 
 def update_model_file(
     path: str | Path, changes: Mapping[str, Any], *, out: str | Path | None = None, backs_up: bool = True
 ) -> Path | None:
-    """Write entries of a model file anew, atomically; its weights stay as they are on disk.
+    """Replace entries of a model file, atomically; its weights stay as they are on disk.
 
     Args:
         path: of the model file.
         changes: entries and their values.
-        out: where to write instead; the file itself is then not touched.
-        backs_up: keep the file as it was before the first such change, beside it.
+        out: another file to write; the file itself is then not changed.
+        backs_up: keep the file as it was before the first such change, next to it.
 
     Returns:
-        The backup, where this call made one.
-
-    Raises:
-        CheckpointError: not a model file of speakernet.
-        OSError: it cannot be written; the file is whole and as it was.
+        The backup, if this call made one.
     """
     contents = read_checkpoint(path)
     if not is_model_file(contents):
         raise CheckpointError(
-            f"{path} is a checkpoint of another program and cannot keep {', '.join(changes)}; make a model file of it "
-            "with `speakernet import-weights`"
+            f"{path} is a checkpoint of another program and cannot keep {', '.join(changes)}; import it with "
+            "`speakernet import-weights`"
         )
-    check_version(contents, path)
+    check_entries(contents, path)
     target = Path(path if out is None else out)
-    # A mean changes every score, a calibration none: who takes back the one need not lose the other.
+    # A mean changes every score, a calibration none: each has its own backup.
     mark = MEAN_MARK if "embedding_mean" in changes else BACKUP_MARK
     backup = target.with_name(f"{target.stem}{mark}{target.suffix}")
     makes_backup = backs_up and target.resolve() == Path(path).resolve() and not backup.exists()
     if makes_backup:
-        # A second name is enough: the new content comes as a file of its own.
+        # A second name is enough: the new content is written as a new file.
         place(path, backup)
     write_checkpoint(target, {**contents, **changes})
     return backup if makes_backup else None
@@ -180,118 +170,48 @@ def is_model_file(contents: Any) -> bool:
     return isinstance(contents, dict) and "format_version" in contents and "weights" in contents
 
 
-def check_version(contents: Mapping[str, Any], path: str | Path) -> None:
-    """Refuse files of a newer speakernet.
-
-    Raises:
-        CheckpointError: a format version that this speakernet does not know.
-    """
-    version = contents["format_version"]
-    # True == 1 in Python.
-    if type(version) is not int or version < 1:
-        raise CheckpointError(
-            f"{path} has the format version {version!r:.60}; expected a number from 1 to {FORMAT_VERSION}"
-        )
-    if version > FORMAT_VERSION:
-        raise CheckpointError(
-            f"{path} has format version {version}; this speakernet reads up to {FORMAT_VERSION}: upgrade it"
-        )
-
-
 def network_weights(contents: Mapping[str, Any]) -> dict[str, Tensor]:
     """The file's network weights without wrapper prefixes and without training-only state."""
     named = ((strip_wrappers(name), value) for name, value in contents["weights"].items())
     return {name: value for name, value in named if not name.startswith(SPEC_AUGMENT_PREFIX)}
 
 
-def strip_wrappers(name: str) -> str:
-    """A parameter's name without what compilation and data parallelism put before it.
-
-    >>> strip_wrappers("module._orig_mod.trunk.conv1.weight")
-    'trunk.conv1.weight'
-    """
-    for prefix in WRAPPER_PREFIXES:
-        name = name.replace(prefix, "")
-    return name
-
-
-def check_finite(weights: Mapping[str, Any], path: str | Path) -> None:
-    """Refuse weights with NaN or infinity.
-
-    Raises:
-        CheckpointError: naming the first ten such tensors.
-    """
-    tensors = {
-        name: value for name, value in weights.items() if isinstance(value, Tensor) and value.is_floating_point()
-    }
-    broken = [name for name, value in tensors.items() if not bool(torch.isfinite(value).all())]
-    if broken:
-        raise CheckpointError(
-            f"{path} has NaN or infinite values in {len(broken)} of {len(weights)} tensors: {_some(broken)}; "
-            "the training that wrote it had diverged, take an earlier checkpoint"
-        )
-
-
-def check_fits(found: Mapping[str, Tensor], expected: Mapping[str, Any], path: str | Path) -> None:
-    """Refuse weights that are not exactly those of the network.
-
-    Raises:
-        CheckpointError: listing missing and unknown names, and both shapes where they differ.
-    """
-    expected = {name: value for name, value in expected.items() if not name.startswith(SPEC_AUGMENT_PREFIX)}
-    problems = [f"missing {name}" for name in expected if name not in found]
-    problems += [f"unknown {name}" for name in found if name not in expected]
-    problems += [
-        f"{name} is {tuple(found[name].shape)} in the file, {tuple(value.shape)} in the network"
-        for name, value in expected.items()
-        if name in found and found[name].shape != value.shape
-    ]
-    if problems:
-        raise CheckpointError(f"{path} does not fit the network: {_some(problems, '; ')}")
-
-
 def load_initial_weights(
     net: SpeakerNet, loss: nn.Module | None, path: str | Path, *, speakers: int | None = None
 ) -> LoadReport:
-    """Start from the weights of a file, and from nothing else in it.
+    """Load the weights of one of our files or of a checkpoint that an importer knows, and nothing else.
 
-    The file may be ours (best.pt or last.pt) or a checkpoint that an importer knows. The network is loaded whole or not
-    at all; the loss's weights are loaded where they are those of the same loss with the same number of speakers, else
-    the head stays new.
-
-    Args:
-        net: takes the weights.
-        loss: likewise, where it has any.
-        path: the file.
-        speakers: checksum of the speakers of now; a head of others stays new, whatever their number.
-
-    Raises:
-        CheckpointError: another architecture (both are named), other shapes (both are listed), NaN, damage.
+    The network is loaded whole or not at all; the loss's weights only if they are those of the same loss with the same
+    speakers (`speakers` is their checksum), else the head stays new.
     """
     contents = read_checkpoint(path)
     with reading(path, "a model file, or a checkpoint of a toolkit that can be imported", CheckpointError):
         if is_model_file(contents):
-            check_version(contents, path)
             check_entries(contents, path)
             _check_same_architecture(net, contents, path)
-            source, weights, head = "speakernet", network_weights(contents), _saved_head(contents, speakers)
-            not_loaded: list[str] = []
+            weights, head = network_weights(contents), _saved_head(contents, speakers)
+            report = LoadReport("speakernet", 0)
         else:
             translated = translate(contents, net, path)
-            source, weights, head = translated.source, translated.weights, translated.head_weights
-            not_loaded = list(translated.not_loaded)
+            weights, head = translated.weights, translated.head_weights
+            report = LoadReport(translated.source, 0, not_loaded=list(translated.not_loaded))
         check_finite(weights, path)
         check_fits(weights, net.state_dict(), path)
         net.load_state_dict(weights, strict=False)
-        report = LoadReport(source, len(weights), "none", not_loaded)
+        report.num_loaded = len(weights)
         _load_head(loss, head, report)
-    for line in report.lines():
-        logger.info("%s: %s", path, line)
+    logger.info(
+        "%s: loaded %d tensors of a %s file; optimizer and schedule start fresh", path, report.num_loaded, report.source
+    )
+    if report.head == "new":
+        logger.info("%s: the head of the loss starts new", path)
+    for entry in report.not_loaded:
+        logger.info("%s: not loaded: %s", path, entry)
     return report
 
 
 def _saved_head(contents: Mapping[str, Any], speakers: int | None) -> dict[str, Tensor]:
-    """The loss's weights: last.pt has them among the state of training, best.pt has none."""
+    """The loss's weights: last.pt has them in its training state, best.pt has none."""
     saved = contents.get("training") or {}
     if None not in (speakers, saved.get("speakers")) and saved["speakers"] != speakers:
         return {}
@@ -299,15 +219,14 @@ def _saved_head(contents: Mapping[str, Any], speakers: int | None) -> dict[str, 
 
 
 def _check_same_architecture(net: SpeakerNet, contents: Mapping[str, Any], path: str | Path) -> None:
-    ours = net.spec()
-    if contents["model"]["name"] != ours["model"]["name"]:
+    ours, name = net.spec(), contents["model"]["name"]
+    if name != ours["model"]["name"]:
         raise CheckpointError(
-            f"{path} is a {contents['model']['name']}, the configuration asks for {ours['model']['name']}; "
-            f"set model.name: {contents['model']['name']}"
+            f"{path} is a {name}, the configuration has {ours['model']['name']}; set model.name: {name}"
         )
-    for part in ("model", "front_end"):
-        if contents[part] != ours[part]:
-            logger.warning("%s was made with %s %s, this run has %s", path, part, contents[part], ours[part])
+    for component in ("model", "front_end"):
+        if contents[component] != ours[component]:
+            logger.warning("%s has %s %s, this run has %s", path, component, contents[component], ours[component])
 
 
 def _load_head(loss: nn.Module | None, head: Mapping[str, Tensor], report: LoadReport) -> None:
@@ -316,15 +235,12 @@ def _load_head(loss: nn.Module | None, head: Mapping[str, Tensor], report: LoadR
         report.head = "none" if loss is None or not any(True for _ in loss.parameters()) else "new"
         return
     own = loss.state_dict()
-    mismatches = [name for name in own if name not in head] + [
-        name for name in head if name not in own or own[name].shape != head[name].shape
-    ]
-    if mismatches:
-        # Other speakers, or another loss: the trunk is worth having all the same.
+    if {name: value.shape for name, value in own.items()} != {name: value.shape for name, value in head.items()}:
+        # Other speakers or another loss: the trunk is useful all the same.
         report.head = "new"
         for name, value in head.items():
             here = tuple(own[name].shape) if name in own else "not in this loss"
-            report.not_loaded.append(f"loss {name} {tuple(value.shape)} (here: {here}); the head starts new")
+            report.not_loaded.append(f"loss {name} {tuple(value.shape)} (here: {here})")
         return
     check_finite(head, "the head of the loss")
     loss.load_state_dict(dict(head))
@@ -332,6 +248,129 @@ def _load_head(loss: nn.Module | None, head: Mapping[str, Tensor], report: LoadR
     report.num_loaded += len(head)
 
 
-def _some(names: Sequence[str], separator: str = ", ") -> str:
-    shown = separator.join(names[:MOST_NAMES_SHOWN])
-    return shown if len(names) <= MOST_NAMES_SHOWN else f"{shown} and {len(names) - MOST_NAMES_SHOWN} more"
+@contextlib.contextmanager
+def laid_out(weights: Mapping[str, Tensor], path: str | Path) -> Iterator[None]:
+    """In the block networks are built without memory, and no larger than the weights of a file."""
+    most_parameters = LAID_OUT_AT_MOST * len(weights)
+    most_numbers = LAID_OUT_AT_MOST * sum(value.numel() for value in weights.values())
+    parameters = numbers = 0
+
+    def count(_module: nn.Module, _name: str, parameter: nn.Parameter | None) -> None:
+        nonlocal parameters, numbers
+        parameters += parameter is not None
+        numbers += 0 if parameter is None else parameter.numel()
+        if parameters > most_parameters or numbers > most_numbers:
+            raise CheckpointError(f"{path} describes a larger network than its {len(weights):,} tensors; {ADVICE}")
+
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        with torch.device("meta"):
+            yield
+    finally:
+        hook.remove()
+
+
+def check_entries(contents: Mapping[str, Any], path: str | Path) -> None:
+    """Refuse a newer format, and entries that are missing or of another kind than the format has."""
+    version = contents["format_version"]
+    if type(version) is not int or not 1 <= version <= FORMAT_VERSION:
+        raise CheckpointError(
+            f"{path} has format version {version!r:.60}; this speakernet reads up to {FORMAT_VERSION}: upgrade it"
+        )
+    for name, is_right in ENTRIES.items():
+        try:
+            is_fine = is_right(contents.get(name))
+        except (AttributeError, KeyError, TypeError, ValueError):
+            is_fine = False
+        if not is_fine:
+            raise CheckpointError(f"{path}: {name} is missing or not what a model file holds; {ADVICE}")
+
+
+def _is_component(value: Any) -> bool:
+    return isinstance(value["name"], str) and _is_plain(value) and all(isinstance(key, str) for key in value["options"])
+
+
+def _is_model(value: Any) -> bool:
+    return _is_component(value) and {"pooling", "embedding_dim"} <= value["options"].keys()
+
+
+def _is_rate(value: Any) -> bool:
+    return type(value) is int and LOWEST_RATE <= value <= HIGHEST_RATE
+
+
+def _is_weights(value: Any) -> bool:
+    return all(isinstance(name, str) for name in value) and all(
+        isinstance(one, Tensor) and not one.is_complex() for one in value.values()
+    )
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_mean(value: Any) -> bool:
+    return value is None or (value.is_floating_point() and value.ndim == 1)
+
+
+def _is_summary(value: Any) -> bool:
+    return value is None or (_is_plain(value) and isinstance(value.get("chosen_by") or {}, dict))
+
+
+def _is_calibration(value: Any) -> bool:
+    return value is None or (_is_plain(value) and all(map(_is_fit, value.get("fits", []))))
+
+
+def _is_fit(value: Any) -> bool:
+    numbers = [*value["weights"], value["offset"], value["prior"]]
+    # Files of 0.2.0 do not hold the counts.
+    counts = [value.get("num_targets", 0), value.get("num_nontargets", 0)]
+    return (
+        len(value["inputs"]) == len(value["weights"]) > 0
+        and all(_is_number(one) and abs(one) < math.inf for one in numbers)
+        and all(type(one) is int and one >= 0 for one in counts)
+        and isinstance(value["backend"], dict)
+    )
+
+
+def _are_thresholds(value: Any) -> bool:
+    return value is None or (
+        _is_plain(value)
+        and not isinstance(value, str)
+        and all(
+            isinstance(one["name"], str) and _is_number(one["threshold"]) and isinstance(one["backend"], dict)
+            for one in value
+        )
+    )
+
+
+def _is_number(value: Any) -> bool:
+    # A threshold that nothing reaches is infinite; NaN is not equal to itself.
+    return type(value) in (int, float) and value == value
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether there are only plain values below, and not so many that a walk over shared ones takes for ever."""
+    waiting, left = [value], MOST_VALUES
+    while waiting and left:
+        one, left = waiting.pop(), left - 1
+        if isinstance(one, dict):
+            waiting += [*one.keys(), *one.values()]
+        elif isinstance(one, list | tuple):
+            waiting += one
+        elif one is not None and not isinstance(one, bool | int | float | str):
+            return False
+    return not waiting
+
+
+ENTRIES: dict[str, Callable[[Any], bool]] = {
+    "model": _is_model,
+    "front_end": _is_component,
+    "sample_rate": _is_rate,
+    "weights": _is_weights,
+    "loss_normalizes": _is_flag,
+    "embedding_mean": _is_mean,
+    "embedding_mean_of": _is_summary,
+    "calibration": _is_calibration,
+    "thresholds": _are_thresholds,
+    "training_summary": _is_summary,
+}

@@ -1,43 +1,49 @@
 """SpeakerNet: front end, trunk, pooling and embedding layer in one module, the one way from audio to embedding.
 
-Whoever trains, evaluates, exports or verifies calls this. It can say what it is made of in plain values (`spec`) and be
-made again from them (`from_spec`), which is how a model file describes itself. It knows no loss and no config.
+Training, evaluation, export and verification call it. It describes itself in plain values (`spec`), from which a model
+file builds it again (`from_spec`). Networks that are only used can have their batch norms merged (`folded`).
 """
 
-from collections.abc import Mapping
-from typing import Any
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from speakernet.frontend.options import FEATURES, FrontendOptions, SpecAugmentOptions
 from speakernet.frontend.perturbation import SpecAugment
-from speakernet.models.layers import EMBEDDING_LAYERS, full_precision, is_safe_in_channels_last, mask_frames
+from speakernet.models.layers import (
+    EMBEDDING_LAYERS,
+    ChannelFloor,
+    full_precision,
+    is_safe_in_channels_last,
+    mask_frames,
+)
 from speakernet.models.options import MODELS, POOLINGS, ModelOptions, pooling_of
 from speakernet.options import create, lookup, options_of
 from speakernet.random import derive_seed
 
+Net = TypeVar("Net", bound=nn.Module)
+Layer = nn.Conv1d | nn.Conv2d | nn.Linear
 SPEC_AUGMENT_PREFIX = "spec_augment."
-# Keys of the random streams that the network's own parts draw from, beside the run's seed.
+# Keys of the random streams of the network's own components, next to the run's seed.
 SPEC_AUGMENT_STREAM = 101
 DITHER_STREAM = 102
 LONGEST_MINIMUM_SECONDS = 2
-"""No network needs more than this to give an embedding."""
+"""No network needs more than this for an embedding."""
 
 
 class SpeakerNet(nn.Module):
     """A speaker-embedding network.
 
     Args:
-        model: trunk, pooling and size of the embedding. A trunk may give a common name of a pooling a meaning of its
-            own (`SAP` of ResNetSE34V2 is `ChannelSAP`).
-        frontend: the features; what is `auto` follows the trunk's own definition. Its SpecAugment acts in training only
-            and is no part of the spec.
+        model: trunk, pooling and size of the embedding. A trunk may give a common name of a pooling its own meaning
+            (`SAP` of ResNetSE34V2 is `ChannelSAP`).
+        frontend: the features; `auto` follows the trunk's own definition. SpecAugment acts in training only and is not
+            part of the spec.
         sample_rate: of the waveforms, in Hz.
         seed: of the run, from which dither and SpecAugment derive their draws.
-
-    Raises:
-        ValueError: an unknown name, or a front end that the trunk cannot work on.
     """
 
     def __init__(self, model: ModelOptions, frontend: FrontendOptions, sample_rate: int, seed: int = 0) -> None:
@@ -51,7 +57,7 @@ class SpeakerNet(nn.Module):
         for kind, options in ((model.name, trunk), (model.pooling, model.pooling_options)):
             if problem := next(iter(options.problems()), None):
                 raise ValueError(f"{kind}: {problem[0]} is {problem[1]}")
-        # The published definition's values hold for its own front end only.
+        # The values of the published definition hold for its own front end only.
         frontend = frontend.resolved(own if name == own["name"] else {}).model_copy(update={"name": name})
         pooling = trunk.default_pooling if model.pooling == "auto" else model.pooling
         self._model = model.model_copy(update={"pooling": pooling})
@@ -94,11 +100,7 @@ class SpeakerNet(nn.Module):
         sample_rate: int | None = None,
         pooling_options: Mapping[str, Any] | None = None,
     ) -> "SpeakerNet":
-        """A network by the names of its parts; what is left out follows the model's published definition.
-
-        Raises:
-            ValueError: an unknown name or option, or a front end that the model cannot work on.
-        """
+        """A network by the names of its components; the rest follows the model's published definition."""
         trunk = options_of(MODELS, model, model_options or {}, "model")
         kind = pooling_of(model, pooling or "auto")
         section = {"pooling": pooling, "embedding_dim": embedding_dim}
@@ -127,8 +129,8 @@ class SpeakerNet(nn.Module):
 
         Args:
             waveforms: (batch, samples) in -1..1.
-            lengths: (batch,) samples of each utterance where they differ; the embeddings are then those that the
-                utterances give one by one. None when all are full.
+            lengths: (batch,) samples of each utterance if they differ, None when all are full. The embeddings are those
+                of the utterances one by one.
 
         Returns:
             (batch, dim), not normalised.
@@ -143,15 +145,7 @@ class SpeakerNet(nn.Module):
         return self.from_features(features, frame_lengths)
 
     def from_features(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Embeddings of what a front end gave, in float32.
-
-        Args:
-            features: (batch, mels, frames).
-            lengths: (batch,) valid frames where they differ, None when all are full.
-
-        Returns:
-            (batch, dim), not normalised.
-        """
+        """Embeddings of features (batch, mels, frames), (batch, dim) float32, not normalised."""
         hidden, lengths = self.trunk(mask_frames(features, lengths), lengths)  # (batch, channels, frames)
         # Sums over hundreds of frames and the last projection lose too much in 16 bits.
         with full_precision(features):
@@ -159,24 +153,21 @@ class SpeakerNet(nn.Module):
 
     @property
     def min_samples(self) -> int:
-        """Samples of the shortest waveform that can be embedded; what is shorter can be repeated from its start."""
+        """Samples of the shortest waveform that can be embedded."""
         frames = self.front_end.num_frames(torch.arange(LONGEST_MINIMUM_SECONDS * self.sample_rate))
         return max(self.front_end.min_samples, int((frames >= self.trunk.min_frames).nonzero()[0]))
 
     def embed(self, waveforms: Tensor, lengths: Tensor | None = None, *, sample_rate: int) -> Tensor:
-        """`forward` in evaluation mode and without gradients; the mode of training is put back afterwards.
+        """`forward` in evaluation mode and without gradients; the training mode is restored afterwards.
 
         Args:
-            waveforms: (batch, samples) in -1..1. A recording of several channels is no batch: mix it down first.
-            lengths: (batch,) samples of each utterance. One row needs none; several rows do, for they may as well be
-                the channels of one recording.
-            sample_rate: of the waveforms, in Hz.
+            waveforms: (batch, samples) in -1..1, one channel each.
+            lengths: (batch,) samples of each utterance. Only a single row needs none: several rows without lengths
+                could be the channels of one recording.
+            sample_rate: of the waveforms, in Hz; another one than the network's is a ValueError.
 
         Returns:
             (batch, dim), not normalised.
-
-        Raises:
-            ValueError: another sample rate than the network's, another shape, or integers.
         """
         self._check(waveforms, lengths, sample_rate)
         if lengths is not None and bool((lengths == waveforms.shape[1]).all()):
@@ -213,7 +204,7 @@ class SpeakerNet(nn.Module):
             raise ValueError(f"lengths from {int(lengths.min())} to {int(lengths.max())}; expected 1 to {shape[1]}")
 
     def spec(self) -> dict[str, Any]:
-        """What the network is made of, in plain values: `model` and `front_end` (name, options), `sample_rate`."""
+        """The network in plain values: `model` and `front_end` (name, options), `sample_rate`."""
         model = self._model
         sizes: dict[str, Any] = {"pooling": model.pooling, "embedding_dim": model.embedding_dim}
         if pooling_options := model.pooling_options.model_dump():
@@ -226,27 +217,113 @@ class SpeakerNet(nn.Module):
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any]) -> "SpeakerNet":
-        """The network that `spec` describes, with fresh weights.
-
-        Raises:
-            ValueError: the spec names what this version does not know.
-        """
+        """The network that `spec` describes, with fresh weights."""
         model_options = dict(spec["model"]["options"])
-        # Files of before 0.2 also hold the seed of the dither, which describes no feature.
-        front_end_options = {key: value for key, value in spec["front_end"]["options"].items() if key != "seed"}
         return cls.named(
             model=spec["model"]["name"],
             pooling=model_options.pop("pooling"),
             embedding_dim=model_options.pop("embedding_dim"),
-            # Files of before 0.2 have none.
             pooling_options=model_options.pop("pooling_options", None),
             model_options=model_options,
             front_end=spec["front_end"]["name"],
-            front_end_options=front_end_options,
+            front_end_options=spec["front_end"]["options"],
             sample_rate=spec["sample_rate"],
         )
 
     def weights(self) -> dict[str, Tensor]:
-        """The state dictionary without what only training needs (SpecAugment's position in its draws)."""
+        """The state dictionary without the state of SpecAugment, which only training needs."""
         state = self.state_dict()
         return {key: value for key, value in state.items() if not key.startswith(SPEC_AUGMENT_PREFIX)}
+
+
+def fold_batch_norms(net: nn.Module) -> int:
+    """Merge every batch norm into the layer that it directly follows, in place; the network can no longer be trained.
+
+    In evaluation mode a norm multiplies and adds per channel, which the weights of the layer can do. A module names
+    such pairs in `norm_behind` (layer, also `component.conv`, -> norm; lists pair member by member); in a sequence they
+    are found. `norm_behind_relu` names those with a ReLU between (layer -> ReLU, norm, and the only layer that reads
+    the norm): the layer takes the norm, and a floor for each channel replaces the ReLU.
+
+    Returns:
+        How many were merged.
+
+    >>> net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).eval()
+    >>> net[1].running_mean.fill_(3.0)
+    tensor([3., 3.])
+    >>> before = net(torch.ones(1, 2)).detach()
+    >>> fold_batch_norms(net), torch.allclose(net(torch.ones(1, 2)), before)
+    (1, True)
+    """
+    found = [pair for module in net.modules() for pair in _pairs(module)]
+    for layer, holder, name in found:
+        _rescale(layer, *_scale_and_shift(holder._modules[name]))  # type: ignore[arg-type]
+        holder._modules[name] = nn.Identity()
+    rectified = [(module, names) for module in net.modules() for names in _rectified(module)]
+    for module, names in rectified:
+        _merge_rectified(module, *names)
+    return len(found) + len(rectified)
+
+
+def folded(net: Net) -> Net:
+    """A copy of a network in evaluation mode with its batch norms merged."""
+    twin = copy.deepcopy(net).eval()
+    fold_batch_norms(twin)
+    return twin
+
+
+def _pairs(module: nn.Module) -> Iterator[tuple[Layer, nn.Module, str]]:
+    """Layers followed by a batch norm: the layer, the module that holds the norm, and the norm's name in it."""
+    places: list[tuple[nn.Module, nn.Module, str]] = []
+    if isinstance(module, nn.Sequential):
+        names = list(module._modules)
+        places += [(module[index], module, names[index + 1]) for index in range(len(names) - 1)]
+    for layer_name, norm_name in getattr(module, "norm_behind", {}).items():
+        layer, norm = module.get_submodule(layer_name), module.get_submodule(norm_name)
+        if isinstance(layer, nn.ModuleList):
+            places += [(one, norm, str(index)) for index, one in enumerate(layer)]
+        else:
+            places.append((layer, module, norm_name))
+    for layer, holder, name in places:
+        if isinstance(layer, Layer) and isinstance(holder._modules[name], nn.modules.batchnorm._BatchNorm):
+            yield layer, holder, name
+
+
+def _rectified(module: nn.Module) -> Iterator[tuple[str, str, str, str]]:
+    """Names of a layer and of the ReLU, the batch norm and the layer that follow it."""
+    for layer, (activation, norm, behind) in getattr(module, "norm_behind_relu", {}).items():
+        if isinstance(module.get_submodule(norm), nn.modules.batchnorm._BatchNorm):
+            yield layer, activation, norm, behind
+
+
+def _merge_rectified(module: nn.Module, layer: str, activation: str, norm: str, behind: str) -> None:
+    """Give the layer before a ReLU the weights of the norm after it."""
+    scale, shift = _scale_and_shift(module.get_submodule(norm))  # type: ignore[arg-type]
+    # A negative scale would need a ceiling: its channels change sign, and so do the weights that read them.
+    signs = torch.where(scale < 0, -1.0, 1.0).double()
+    _rescale(module.get_submodule(layer), scale * signs, shift * signs)  # type: ignore[arg-type]
+    module._modules[activation] = ChannelFloor((shift * signs).float())
+    module._modules[norm] = nn.Identity()
+    reader = module.get_submodule(behind)
+    assert isinstance(reader, Layer)
+    turned = reader.weight.double() * signs.view(-1, *(1 for _ in reader.weight.shape[2:]))
+    reader.weight = nn.Parameter(turned.float(), requires_grad=False)
+
+
+def _scale_and_shift(norm: nn.modules.batchnorm._BatchNorm) -> tuple[Tensor, Tensor]:
+    """What a norm multiplies by and adds, (channels,) each, in float64: the weights are rounded once."""
+    assert norm.running_mean is not None and norm.running_var is not None and not norm.training
+    scale = (norm.running_var.double() + norm.eps).rsqrt()
+    if norm.affine:
+        scale = scale * norm.weight.double()
+    shift = -norm.running_mean.double() * scale
+    return scale, shift + norm.bias.double() if norm.affine else shift
+
+
+def _rescale(layer: Layer, scale: Tensor, shift: Tensor) -> None:
+    """Multiply the layer's result by a scale and add a shift, both (channels,)."""
+    if layer.bias is not None:
+        shift = shift + layer.bias.double() * scale
+    # Elementwise, so that the weights keep their order in memory.
+    weight = layer.weight.double() * scale.view(-1, *(1 for _ in layer.weight.shape[1:]))
+    layer.weight = nn.Parameter(weight.float(), requires_grad=False)
+    layer.bias = nn.Parameter(shift.float(), requires_grad=False)

@@ -84,7 +84,7 @@ def test_what_a_checkpoint_does_not_show_has_options(tmp_path, capsys):
     out = tmp_path / "model.pt"
     base = ["import-weights", source, "--model", "ResNetSE34L", "--out", str(out)]
     assert main(base) == 1
-    assert "does not hold its filterbank; give --num-mels" in capsys.readouterr().err
+    assert "--num-mels" in capsys.readouterr().err
     assert main([*base, "--num-mels", "40", "--no-log-input", "--loss", "proto"]) == 0
     loaded = load_model_file(out)
     assert loaded.contents["front_end"]["options"].items() >= {"num_mels": 40, "log_input": False}.items()
@@ -102,15 +102,15 @@ def test_pooling_without_weights_must_be_said(tmp_path, capsys):
         str(tmp_path / "m.pt"),
     ]
     assert main(base) == 1
-    assert "give --pooling, such as TAP or MAX" in capsys.readouterr().err
+    assert "--pooling" in capsys.readouterr().err
     assert main([*base, "--pooling", "MAX"]) == 0
 
 
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("ResNetSE34V2", "is a ResNetSE34L, --model says ResNetSE34V2"),
-        ("ResNetSE34", "unknown model 'ResNetSE34'; did you mean"),
+        ("ResNetSE34V2", "ResNetSE34L"),
+        ("ResNetSE34", "'ResNetSE34'"),
     ],
 )
 def test_the_wrong_name_is_refused(model, message, tmp_path, capsys):
@@ -124,8 +124,8 @@ def test_foreign_and_missing_files(tmp_path, capsys):
     torch.save({"encoder.weight": torch.zeros(1)}, tmp_path / "x.pt")
     out = ["--model", "ResNetSE34L", "--out", str(tmp_path / "m.pt")]
     assert main(["import-weights", str(tmp_path / "x.pt"), *out]) == 1
-    assert "is no checkpoint of voxceleb_trainer" in capsys.readouterr().err
+    assert "x.pt" in capsys.readouterr().err
     assert main(["import-weights", str(tmp_path / "absent.pt"), *out]) == 1
-    assert "no checkpoint at" in capsys.readouterr().err
+    assert "absent.pt" in capsys.readouterr().err
     assert main(["info", str(tmp_path / "x.pt")]) == 1
-    assert "is not a speakernet model file" in capsys.readouterr().err
+    assert "x.pt" in capsys.readouterr().err

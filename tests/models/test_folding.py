@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from speakernet.models.folding import fold_batch_norms
 from speakernet.models.layers import ChannelFloor
 from speakernet.models.resnet import ResidualBlock
+from speakernet.models.speaker_net import fold_batch_norms
 from tests.small_networks import SMALLEST, small_network
 
 # Families whose norms all stand behind an activation.

@@ -1,19 +1,23 @@
-"""The model file: what it holds, what comes back, and every way in which a file can be bad."""
+"""The model file: round trip, and damaged, hostile and foreign files."""
 
 import os
 import pickle
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
-from speakernet.checkpoint import CheckpointError, write_checkpoint
+from speakernet.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
 from speakernet.losses.classification import AAMSoftmax
 from speakernet.losses.options import AAMSoftmaxOptions
 from speakernet.models.model_file import (
+    laid_out,
     load_initial_weights,
     load_model_file,
     model_file_contents,
 )
+from speakernet.models.options import MODELS
 from speakernet.models.speaker_net import SpeakerNet
 
 SMALL = {"channels": 8, "blocks": [1, 1]}
@@ -48,7 +52,7 @@ def model_path(tmp_path):
     return path
 
 
-def test_round_trip_gives_the_same_embeddings(model_path):
+def test_round_trip(model_path):
     waves = torch.randn(2, 8000, generator=torch.Generator().manual_seed(0))
     loaded = load_model_file(model_path)
     lengths = torch.tensor([8000, 8000])
@@ -82,7 +86,7 @@ def test_wrappers_leave_no_trace():
     assert list(model_file_contents(wrapped, loss_normalizes=True)["weights"]) == list(weights)
 
 
-def test_initial_weights_from_our_file_with_the_head(model_path, tmp_path):
+def test_initial_weights_and_head(model_path, tmp_path):
     loss = AAMSoftmax(AAMSoftmaxOptions(), 8, 5)
     contents = contents_of() | {"training": {"loss": dict(loss.state_dict())}}
     write_checkpoint(tmp_path / "last.pt", contents)
@@ -90,22 +94,22 @@ def test_initial_weights_from_our_file_with_the_head(model_path, tmp_path):
     assert load_initial_weights(small_net(), same, tmp_path / "last.pt").head == "loaded"
     assert torch.equal(same.weight, loss.weight)
     assert load_initial_weights(small_net(), other, tmp_path / "last.pt").head == "new"
-    # As many speakers, and others: each row of that head stands for somebody else.
+    # As many speakers, but others.
     write_checkpoint(tmp_path / "last.pt", contents | {"training": {"loss": dict(loss.state_dict()), "speakers": 7}})
     assert load_initial_weights(small_net(), same, tmp_path / "last.pt", speakers=7).head == "loaded"
     assert load_initial_weights(small_net(), same, tmp_path / "last.pt", speakers=8).head == "new"
     report = load_initial_weights(small_net(), other, model_path)
-    assert report.head == "new" and "the head of the loss starts new" in report.lines()
+    assert report.head == "new"
 
 
-def test_another_model_is_refused_with_both_names(model_path):
-    with pytest.raises(CheckpointError, match="is a ResNet, the configuration asks for ResNetSE34L"):
+def test_another_model(model_path):
+    with pytest.raises(CheckpointError, match=r"ResNet, .* ResNetSE34L"):
         load_initial_weights(SpeakerNet.named("ResNetSE34L", embedding_dim=8), None, model_path)
 
 
-def test_other_options_are_refused_with_both_shapes(model_path, caplog):
+def test_other_options(model_path, caplog):
     net = SpeakerNet.named("ResNet", "TSTP", 8, SMALL, front_end_options={"num_mels": 24})
-    with pytest.raises(CheckpointError, match=r"embedding.weight is \(8, 256\) in the file, \(8, 384\) in the network"):
+    with pytest.raises(CheckpointError, match=r"embedding.weight is \(8, 256\) .*\(8, 384\)"):
         load_initial_weights(net, None, model_path)
     assert "front_end" in caplog.text and "24" in caplog.text
 
@@ -120,29 +124,29 @@ class Evil:
 
 @pytest.mark.parametrize("as_plain_pickle", [False, True])
 @pytest.mark.parametrize("read", [load_model_file, lambda path: load_initial_weights(small_net(), None, path)])
-def test_a_pickle_that_would_run_code_is_refused_and_not_run(tmp_path, as_plain_pickle, read):
+def test_a_pickle_is_not_run(tmp_path, as_plain_pickle, read):
     path, trace = tmp_path / "model.pt", tmp_path / "it_ran"
     if as_plain_pickle:
         path.write_bytes(pickle.dumps(Evil(trace)))
     else:
         torch.save({"model": Evil(trace)}, path)
-    with pytest.raises(CheckpointError, match=r"could run code when read; it was refused and nothing in it was run"):
+    with pytest.raises(CheckpointError, match=r"model\.pt"):
         read(path)
     assert not trace.exists()
 
 
 @pytest.mark.parametrize("keep", [0, 10, 0.5, 0.99])
-def test_a_truncated_file_is_said_to_be_one(model_path, keep):
+def test_a_truncated_file(model_path, keep):
     content = model_path.read_bytes()
     model_path.write_bytes(content[: int(keep if keep > 1 else keep * len(content))])
-    with pytest.raises(CheckpointError, match=r"truncated or not a checkpoint|is not a checkpoint"):
+    with pytest.raises(CheckpointError, match=r"best\.pt"):
         load_model_file(model_path)
 
 
-def test_a_text_file_is_refused_without_torchs_advice_to_read_it_unprotected(tmp_path):
+def test_a_text_file(tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text("data: {}\n")
-    with pytest.raises(CheckpointError, match=r"recipe.yaml is not a checkpoint; give a model file") as caught:
+    with pytest.raises(CheckpointError, match=r"recipe\.yaml") as caught:
         load_model_file(path)
     assert "weights_only" not in str(caught.value)
 
@@ -155,38 +159,211 @@ def test_a_text_file_is_refused_without_torchs_advice_to_read_it_unprotected(tmp
         ("\n<!DOCTYPE html>", "needs a login"),
     ],
 )
-def test_what_came_in_place_of_the_file_is_told(tmp_path, start, what, suffix):
+def test_something_else_in_place_of_the_file(tmp_path, start, what, suffix):
     (tmp_path / f"model{suffix}").write_text(start)
     with pytest.raises(CheckpointError, match=what):
         load_model_file(tmp_path / f"model{suffix}")
 
 
 def test_missing_foreign_and_newer_files(tmp_path, model_path):
-    with pytest.raises(CheckpointError, match="no checkpoint at"):
+    with pytest.raises(CheckpointError, match=r"absent\.pt"):
         load_model_file(tmp_path / "absent.pt")
     torch.save({"state": torch.zeros(1)}, tmp_path / "foreign.pt")
-    with pytest.raises(CheckpointError, match=r"not a speakernet model file.*import-weights"):
+    with pytest.raises(CheckpointError, match=r"foreign.pt.*import-weights"):
         load_model_file(tmp_path / "foreign.pt")
     torch.save(contents_of() | {"format_version": 2}, tmp_path / "newer.pt")
-    with pytest.raises(CheckpointError, match="format version 2; this speakernet reads up to 1: upgrade"):
+    with pytest.raises(CheckpointError, match="version 2"):
         load_model_file(tmp_path / "newer.pt")
     (tmp_path / "text.pt").write_text("not a checkpoint at all\n")
-    with pytest.raises(CheckpointError, match="not a checkpoint"):
+    with pytest.raises(CheckpointError, match=r"text\.pt"):
         load_model_file(tmp_path / "text.pt")
 
 
-def test_weights_with_infinity_are_refused(tmp_path):
+def test_infinite_weights(tmp_path):
     net = small_net()
     net.embedding.bias.data[0] = float("inf")
     write_checkpoint(tmp_path / "bad.pt", contents_of(net))
-    with pytest.raises(CheckpointError, match=r"NaN or infinite values in 1 of .* embedding.bias"):
+    with pytest.raises(CheckpointError, match=r"bad.pt.*embedding.bias"):
         load_model_file(tmp_path / "bad.pt")
 
 
-def test_a_failed_write_leaves_the_old_file(model_path, monkeypatch):
+def test_a_failed_write(model_path, monkeypatch):
     before = model_path.read_bytes()
     monkeypatch.setattr(torch, "save", lambda contents, file: (file.write(b"half"), 1 / 0))
     with pytest.raises(ZeroDivisionError):
         write_checkpoint(model_path, contents_of())
     assert model_path.read_bytes() == before
     assert [path.name for path in model_path.parent.iterdir()] == ["best.pt"]
+
+
+BACKEND = {"score": "cosine"}
+
+
+def whole() -> dict[str, Any]:
+    fit = {"inputs": ["score"], "weights": [2.0], "offset": 0.5, "prior": 0.01, "backend": BACKEND}
+    threshold = {"name": "eer", "threshold": 0.4, "backend": BACKEND}
+    return model_file_contents(
+        small_net(),
+        loss_normalizes=True,
+        embedding_mean=torch.ones(8),
+        calibration={"fits": [fit]},
+        thresholds=[threshold],
+        training_summary={"epoch": 3},
+    )
+
+
+def set_option(part: str, **options: Any) -> Callable[[dict], Any]:
+    return lambda contents: contents[part]["options"].update(options)
+
+
+def set_entry(**entries: Any) -> Callable[[dict], Any]:
+    return lambda contents: contents.update(entries)
+
+
+def drop(*names: str) -> Callable[[dict], Any]:
+    def change(contents: dict) -> None:
+        for name in names[:-1]:
+            contents = contents[name]
+        del contents[names[-1]]
+
+    return change
+
+
+def nested(levels: int, width: int) -> Any:
+    """A value that is small in the file and endless to walk through."""
+    value: Any = "x"
+    for _ in range(levels):
+        value = [value] * width
+    return value
+
+
+KINDS: dict[str, tuple[Callable[[dict], Any], str]] = {
+    "huge channels": (set_option("model", channels=10**6), "1000000"),
+    "huge blocks": (set_option("model", blocks=[10**7]), "10000000"),
+    "many blocks": (set_option("model", blocks=[1000] * 8), "larger network"),
+    "wide": (set_option("model", channels=4096), "larger network"),
+    "huge embedding": (set_option("model", embedding_dim=10**9), "1000000000"),
+    "another embedding": (set_option("model", embedding_dim=9), r"embedding.weight is \(8, \d+\)"),
+    "unknown option": (set_option("model", colour=1), "colour"),
+    "option of text": (set_option("model", channels="wide"), "wide"),
+    "option of nothing": (set_option("model", channels=None), "channels"),
+    "endless option": (set_option("model", blocks=nested(40, 10)), "model is"),
+    "unknown pooling": (set_option("model", pooling="TSPT"), "TSPT"),
+    "no pooling": (drop("model", "options", "pooling"), "model is"),
+    "no model": (drop("model"), "model is"),
+    "unknown model": (lambda contents: contents["model"].update(name="ResNot"), "ResNot"),
+    "model of text": (set_entry(model="ResNet"), "model is"),
+    "no front end": (drop("front_end"), "front_end is"),
+    "another front end": (
+        lambda contents: contents["front_end"].update(name="raw"),
+        "has no option|needs the front end",
+    ),
+    "no rate": (set_entry(sample_rate=0), "sample_rate is"),
+    "huge rate": (set_entry(sample_rate=10**12), "sample_rate is"),
+    "rate of NaN": (set_entry(sample_rate=float("nan")), "sample_rate is"),
+    "no weights": (set_entry(weights={}), "larger network"),
+    "weights of text": (set_entry(weights={"a": "b"}), "weights is"),
+    "weights in a list": (set_entry(weights=[torch.ones(2)]), "weights is"),
+    "a weight left out": (drop("weights", "embedding.bias"), "missing embedding.bias"),
+    "mean of NaN": (set_entry(embedding_mean=torch.full((8,), torch.nan)), "embedding_mean is"),
+    "long mean": (set_entry(embedding_mean=torch.ones(9)), "embedding_mean is not 8"),
+    "mean of text": (set_entry(embedding_mean="zero"), "embedding_mean is"),
+    "no word of the loss": (drop("loss_normalizes"), "loss_normalizes is"),
+    "calibration cut": (
+        lambda contents: contents["calibration"]["fits"][0].pop("offset"),
+        "calibration is",
+    ),
+    "calibration of NaN": (
+        lambda contents: contents["calibration"]["fits"][0].update(offset=torch.nan),
+        "calibration is",
+    ),
+    "calibration on many pairs": (
+        lambda contents: contents["calibration"]["fits"][0].update(num_targets="many"),
+        "calibration is",
+    ),
+    "chosen by text": (set_entry(training_summary={"chosen_by": "trials.txt"}), "training_summary is"),
+    "thresholds of text": (set_entry(thresholds="eer"), "thresholds is"),
+    "summary of text": (set_entry(training_summary="good"), "training_summary is"),
+    "version of text": (set_entry(format_version="1"), "version '1'"),
+    "version of nothing": (set_entry(format_version=None), "version None"),
+    "version before the first": (set_entry(format_version=0), "version 0"),
+    "a later version": (set_entry(format_version=2), "version 2"),
+    "an expanded tensor": (
+        set_entry(weights={"a": torch.zeros(1).expand(10**6, 10**6)}),
+        r"\(1000000, 1000000\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hostile_content(kind: str, tmp_path) -> None:
+    change, message = KINDS[kind]
+    contents = whole()
+    change(contents)
+    write_checkpoint(tmp_path / "my.pt", contents)
+    with pytest.raises(CheckpointError, match=rf"my\.pt.*{message}"):
+        load_model_file(tmp_path / "my.pt")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hostile_initial_model(kind: str, tmp_path) -> None:
+    contents = whole()
+    KINDS[kind][0](contents)
+    write_checkpoint(tmp_path / "my.pt", contents)
+    try:
+        load_initial_weights(small_net(), None, tmp_path / "my.pt")
+    except CheckpointError as error:
+        assert "my.pt" in str(error)
+
+
+def test_valid_content(tmp_path) -> None:
+    write_checkpoint(tmp_path / "my.pt", whole())
+    assert load_model_file(tmp_path / "my.pt").contents["thresholds"] == [
+        {"name": "eer", "threshold": 0.4, "backend": BACKEND}
+    ]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_network_fits_its_own_weights(name: str) -> None:
+    with torch.device("meta"):
+        expected = SpeakerNet.named(name).state_dict()
+    with laid_out(expected, "my.pt"):
+        found = SpeakerNet.named(name).state_dict()
+    assert {key: value.shape for key, value in found.items()} == {key: value.shape for key, value in expected.items()}
+    assert all(value.device.type == "meta" for key, value in found.items() if value.is_floating_point())
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_flipped_bytes(compress: bool, tmp_path) -> None:
+    path = tmp_path / "my.pt"
+    write_checkpoint(path, {"weights": {"a": torch.arange(300.0)}, "format_version": 1}, compress=compress)
+    content = path.read_bytes()
+    found = 0
+    for position in range(0, len(content), 7):
+        path.write_bytes(content[:position] + bytes([content[position] ^ 0x10]) + content[position + 1 :])
+        try:
+            contents = read_checkpoint(path)
+        except CheckpointError as error:
+            assert str(path) in str(error)
+            found += 1
+        else:
+            # Padding and dates of the archive: nothing of what was kept is another.
+            assert contents["format_version"] == 1 and torch.equal(contents["weights"]["a"], torch.arange(300.0))
+    assert found > len(content) // 7 // 2
+    path.write_bytes(content)
+    assert torch.equal(torch.load(path, weights_only=True)["weights"]["a"], torch.arange(300.0))
+
+
+def test_an_archive_without_its_end(tmp_path) -> None:
+    # torch would open such a file.
+    write_checkpoint(tmp_path / "my.pt", whole(), compress=True)
+    with (tmp_path / "my.pt").open("ab") as file:
+        file.write(b"PK" + b"x" * 70_000)
+    with pytest.raises(CheckpointError, match=r"my\.pt"):
+        load_model_file(tmp_path / "my.pt")
+
+
+def test_a_pipe(tmp_path) -> None:
+    os.mkfifo(tmp_path / "my.pt")
+    with pytest.raises(CheckpointError, match=r"my\.pt"):
+        read_checkpoint(tmp_path / "my.pt")

@@ -5,8 +5,8 @@ from torch import Tensor, nn
 
 from speakernet.evaluation.backend import mean_of_whole_utterances
 from speakernet.frontend.features import use_convolution
-from speakernet.models.folding import folded
 from speakernet.models.model_file import ModelFile
+from speakernet.models.speaker_net import folded
 
 EPSILON = 1e-12
 """Least length that an embedding is divided by."""

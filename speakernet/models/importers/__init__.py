@@ -1,35 +1,148 @@
-"""Foreign checkpoints, one file a format: each says whether it knows a file and puts its weights into our names."""
+"""Checkpoints of other toolkits, one file a toolkit: what each holds, and its weights in our names."""
 
+import dataclasses
 import shlex
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from speakernet.files import FileError
+import torch
+
+from speakernet.checkpoint import CheckpointError
+from speakernet.files import error_line
 from speakernet.models.importers import redimnet, speechbrain, three_d_speaker, voxceleb_trainer, wespeaker
-from speakernet.models.importers.renaming import Translated
-from speakernet.models.importers.voxceleb_trainer import Description
+from speakernet.models.importers.weights import (
+    Describe,
+    Described,
+    Translated,
+    Weights,
+    bare,
+    check_finite,
+    check_fits,
+    rename_all,
+)
+from speakernet.models.options import MODELS
 from speakernet.models.speaker_net import SpeakerNet
+from speakernet.options import UnknownNameError, suggestion
 
-PUBLISHED = {format.SOURCE: format for format in (wespeaker, three_d_speaker, speechbrain, redimnet)}
-FORMATS = {voxceleb_trainer.SOURCE: voxceleb_trainer}
+
+class Format(Protocol):
+    """What a module of this package declares about its toolkit."""
+
+    SOURCE: str
+    FRONT_END: dict[str, Any]
+    """Name and options of the front end of its models, unless a file determines another."""
+    UNUSED: dict[str, str]
+    """Patterns of tensors that do not belong to the network, each with the reason."""
+
+    def models(self, contents: Mapping[str, Any]) -> dict[str, Describe]:
+        """How each of the toolkit's models is read from a file, by the toolkit's name."""
+
+
+PUBLISHED: dict[str, Format] = {one.SOURCE: one for one in (wespeaker, three_d_speaker, speechbrain, redimnet)}
+TOOLKITS = (voxceleb_trainer.SOURCE, *PUBLISHED)
+# What reading sizes from a file raises if its tensors or options are not those of the model.
+MISFITS = (ValueError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError)
 
 
 def translate(contents: Any, net: SpeakerNet, path: str | Path) -> Translated:
-    """A checkpoint's weights in the names of `net`, by the first importer that knows it.
+    """A checkpoint's weights in the names of `net`; only voxceleb_trainer's are read without an import."""
+    if voxceleb_trainer.is_ours_to_read(contents):
+        return voxceleb_trainer.translate(contents, net, path)
+    raise unknown_file(contents, path)
 
-    Raises:
-        ValueError: no importer knows it, or it is not what `net` is.
+
+def unknown_file(contents: Any, path: str | Path) -> CheckpointError:
+    """The error for a file that is neither ours nor voxceleb_trainer's: how to import it, if it can be."""
+    message = f"{path} is neither a speakernet model file nor a checkpoint of {voxceleb_trainer.SOURCE}"
+    found = list(_fitting(contents, path)) if isinstance(contents, Mapping) else []
+    if not found:
+        return CheckpointError(f"{message}; other toolkits' ({', '.join(PUBLISHED)}) need `speakernet import-weights`")
+    file = shlex.quote(str(path))
+    commands = " or ".join(f"`speakernet import-weights {file} {one} --out model.pt`" for one in found)
+    return CheckpointError(f"{message}; make it a model file with {commands}")
+
+
+def import_network(
+    format: Format, name: str, contents: Mapping[str, Any], path: str | Path
+) -> tuple[SpeakerNet, list[str]]:
+    """The network of a published checkpoint, in evaluation mode, and what of the checkpoint is not needed.
+
+    The file determines the network; `name`, the toolkit's or ours, is checked against it.
     """
-    for importer in FORMATS.values():
-        if importer.is_ours_to_read(contents):
-            return importer.translate(contents, net, path)
-    keys = ", ".join(map(str, list(contents)[:5])) if isinstance(contents, dict) else type(contents).__name__
-    # Readers keep the words of a FileError.
-    raise FileError(
-        f"{path} is neither a speakernet model file nor a checkpoint of {', '.join(FORMATS)}; it holds: {keys}. "
-        f"If it is a checkpoint of {', '.join(PUBLISHED)}, make it a model file with "
-        f"`speakernet import-weights {shlex.quote(str(path))} --from TOOLKIT --model NAME --out model.pt`"
+    weights = bare(contents, path)
+    check_finite(weights, path)
+    try:
+        described = _described(format, format.models(contents), name, weights)
+        renamed, left = _fitted(format, described, weights, path)
+        net = _network(format, described)
+    except UnknownNameError:
+        raise
+    except MISFITS as error:
+        reason = str(error) if isinstance(error, ValueError) else error_line(error)
+        raise CheckpointError(f"{path} is not a {name} of {format.SOURCE}: {reason}") from error
+    # The front end's own state is not in foreign files.
+    net.load_state_dict(net.state_dict() | renamed)
+    return net.eval(), left
+
+
+def _described(format: Format, models: Mapping[str, Describe], name: str, weights: Weights) -> Described:
+    if name in models:
+        return models[name](weights)
+    if name not in MODELS:
+        raise UnknownNameError(f"unknown {format.SOURCE} model {name!r}; {suggestion(name, {**models, **MODELS})}")
+    for describe in models.values():
+        try:
+            described = describe(weights)
+        except MISFITS:
+            continue
+        if described.model == name:
+            return described
+    raise ValueError(f"no model of {format.SOURCE} with these tensors is a {name}")
+
+
+def _network(format: Format, described: Described) -> SpeakerNet:
+    options = dict(format.FRONT_END if described.front_end is None else described.front_end)
+    front_end = options.pop("name")
+    return SpeakerNet.named(
+        described.model,
+        described.pooling,
+        described.embedding_dim,
+        described.options,
+        front_end,
+        {**options, "num_mels": described.num_mels},
+        pooling_options=described.pooling_options,
     )
 
 
-__all__ = ["FORMATS", "PUBLISHED", "Description", "Translated", "translate"]
+def _fitted(
+    format: Format, described: Described, weights: Weights, path: str | Path
+) -> tuple[dict[str, Any], list[str]]:
+    """The weights in our names, and what is not needed; compared without taking memory for a network."""
+    # Any front end serves for a comparison of tensors; this one can be built without memory.
+    with torch.device("meta"):
+        net = _network(format, dataclasses.replace(described, front_end={"name": "fbank"}))
+    ours = {name: value for name, value in net.state_dict().items() if not name.startswith("front_end.")}
+    renamed, left = rename_all(weights, described.rules, format.UNUSED, ours)
+    check_fits(renamed, ours, path)
+    return renamed, left
+
+
+def _fitting(contents: Mapping[str, Any], path: str | Path) -> Iterator[str]:
+    """Options of `import-weights` for each published model whose tensors are those of the file."""
+    for source, format in PUBLISHED.items():
+        try:
+            weights = bare(contents, path)
+            models = format.models(contents)
+        except MISFITS:
+            continue
+        for name, describe in models.items():
+            try:
+                _fitted(format, describe(weights), weights, path)
+            except MISFITS:
+                continue
+            yield f"--from {source} --model {name}"
+            break
+
+
+__all__ = ["PUBLISHED", "TOOLKITS", "Format", "Translated", "import_network", "translate", "unknown_file"]

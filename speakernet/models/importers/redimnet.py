@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from speakernet.models.importers.renaming import Describe, Described, Rule, Weights, last_dim
+from speakernet.models.importers.weights import Describe, Described, Rule, Weights, last_dim
 from speakernet.models.options.redimnet import REDIMNET2S, REDIMNETS
 from speakernet.options import default_of, suggestion
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from speakernet.models.importers.renaming import Describe, Described, Rule, Weights, first_shape, last_dim
+from speakernet.models.importers.weights import Describe, Described, Rule, Weights, first_shape, last_dim
 from speakernet.models.options.trunks import ECAPAS
 from speakernet.options import default_of
 

@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from speakernet.models.importers.renaming import Describe, Described, Rule, Weights, first_shape, last_dim
 from speakernet.models.importers.speechbrain import ecapa
+from speakernet.models.importers.weights import Describe, Described, Rule, Weights, first_shape, last_dim
 from speakernet.models.importers.wespeaker import FUSIONS, RES2, campplus, ends_of, pooled_width, pooling_of
 
 SOURCE = "3dspeaker"

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from speakernet.models.importers.renaming import Rule, Translated, first_shape, rename
+from speakernet.models.importers.weights import Rule, Translated, first_shape, rename
 from speakernet.models.rawnet3 import PREEMPHASIS
 from speakernet.models.speaker_net import SpeakerNet
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from speakernet.models.importers.redimnet import RULES as REDIMNET2_RULES
 from speakernet.models.importers.redimnet import stage_rules
-from speakernet.models.importers.renaming import Describe, Described, Rule, Weights, first_shape, last_dim
+from speakernet.models.importers.weights import Describe, Described, Rule, Weights, first_shape, last_dim
 
 SOURCE = "wespeaker"
 FRONT_END = {"name": "fbank", "scale": 32768.0, "window": "hamming", "normalize": "mean"}

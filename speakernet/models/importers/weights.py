@@ -1,0 +1,151 @@
+"""State dictionaries of other programs in our names, and the check that weights are those of a network."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from speakernet.checkpoint import CheckpointError
+from speakernet.models.speaker_net import SPEC_AUGMENT_PREFIX
+
+# Pattern of a foreign name and its replacement; tried in order.
+Rule = tuple[str, str]
+Weights = Mapping[str, Tensor]
+# What torch.compile and DistributedDataParallel put before parameter names.
+WRAPPER_PREFIXES = ("_orig_mod.", "module.")
+MOST_NAMES_SHOWN = 10
+
+
+@dataclass
+class Translated:
+    """A foreign checkpoint in our names."""
+
+    source: str
+    weights: dict[str, Tensor]
+    head_weights: dict[str, Tensor] = field(default_factory=dict)
+    not_loaded: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Described:
+    """Everything of our network that the names and shapes of a checkpoint determine."""
+
+    model: str
+    rules: tuple[Rule, ...]
+    embedding_dim: int
+    num_mels: int
+    pooling: str = "auto"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    pooling_options: Mapping[str, Any] = field(default_factory=dict)
+    front_end: Mapping[str, Any] | None = None
+    """Name and options; None for those of its toolkit."""
+
+
+Describe = Callable[[Weights], Described]
+"""Describes a state dictionary; raises an error for one of another architecture."""
+
+
+def rename(name: str, rules: Iterable[Rule]) -> str | None:
+    r"""Our name of a foreign parameter, None if no rule matches.
+
+    >>> rename("layer2.bn.weight", [(r"^layer(\d)\.bn\.", r"trunk.stages.<\1-1>.norm.")])
+    'trunk.stages.1.norm.weight'
+    """
+    for pattern, replacement in rules:
+        renamed, count = re.subn(pattern, replacement, name)
+        if count:
+            # Many count their layers from one, or count more of them; our lists start from zero.
+            return re.sub(r"<(\d+)-(\d+)>", lambda match: str(int(match.group(1)) - int(match.group(2))), renamed)
+    return None
+
+
+def rename_all(
+    weights: Weights, rules: Sequence[Rule], unused: Mapping[str, str], shapes: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Weights in our names (the others under their own), and those that `unused` names, each with the reason.
+
+    `shapes` are our own tensors: a foreign 1 x 1 convolution may be a linear layer here.
+    """
+    renamed: dict[str, Tensor] = {}
+    left: list[str] = []
+    for name, value in weights.items():
+        reason = next((reason for pattern, reason in unused.items() if re.search(pattern, name)), None)
+        if reason is not None:
+            left.append(f"{name} ({reason})")
+            continue
+        ours = rename(name, rules) or name
+        if ours in renamed:
+            raise ValueError(f"{name} and another tensor are both {ours} here")
+        if ours in shapes and (*shapes[ours].shape, 1) == tuple(value.shape):
+            value = value.squeeze(-1)
+        renamed[ours] = value
+    return renamed, left
+
+
+def first_shape(weights: Weights, *names: str) -> tuple[int, ...]:
+    """The shape of the first of these tensors that exists."""
+    for name in names:
+        if name in weights:
+            return tuple(weights[name].shape)
+    raise ValueError(f"the checkpoint has none of the tensors {', '.join(names)}")
+
+
+def last_dim(weights: Weights, *names: str) -> int:
+    """The embedding's size: rows of the first of these layers that exists."""
+    return first_shape(weights, *(f"{name}.weight" for name in names))[0]
+
+
+def bare(contents: Mapping[str, Any], path: str | Path) -> dict[str, Tensor]:
+    """The state dictionary of a checkpoint, without wrapper prefixes."""
+    for key in ("state_dict", "model_state_dict", "model", "embedding_model"):
+        if isinstance(contents.get(key), Mapping):
+            contents = contents[key]
+    found = {strip_wrappers(str(name)): value for name, value in contents.items() if isinstance(value, Tensor)}
+    if not found:
+        raise CheckpointError(f"{path} holds no tensors by name; give a state dictionary")
+    return found
+
+
+def strip_wrappers(name: str) -> str:
+    """A parameter's name without what compilation and data parallelism put before it.
+
+    >>> strip_wrappers("module._orig_mod.trunk.conv1.weight")
+    'trunk.conv1.weight'
+    """
+    for prefix in WRAPPER_PREFIXES:
+        name = name.replace(prefix, "")
+    return name
+
+
+def check_finite(weights: Mapping[str, Any], path: str | Path) -> None:
+    """Refuse weights with NaN or infinity."""
+    tensors = [(name, value) for name, value in weights.items() if isinstance(value, Tensor)]
+    broken = [name for name, value in tensors if value.is_floating_point() and not bool(torch.isfinite(value).all())]
+    if broken:
+        raise CheckpointError(
+            f"{path} has NaN or infinite values in {len(broken)} of {len(weights)} tensors: {_some(broken)}; "
+            "its training had diverged, take an earlier checkpoint"
+        )
+
+
+def check_fits(found: Mapping[str, Tensor], expected: Mapping[str, Any], path: str | Path) -> None:
+    """Refuse weights that are not exactly those of the network; the message lists names and shapes."""
+    expected = {name: value for name, value in expected.items() if not name.startswith(SPEC_AUGMENT_PREFIX)}
+    problems = [f"missing {name}" for name in expected if name not in found]
+    problems += [f"unknown {name}" for name in found if name not in expected]
+    problems += [
+        f"{name} is {tuple(found[name].shape)} in the file, {tuple(value.shape)} in the network"
+        for name, value in expected.items()
+        if name in found and found[name].shape != value.shape
+    ]
+    if problems:
+        raise CheckpointError(f"{path} does not fit the network: {_some(problems)}")
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - MOST_NAMES_SHOWN
+    return "; ".join(names[:MOST_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
