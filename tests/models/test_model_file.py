@@ -256,7 +256,7 @@ KINDS: dict[str, tuple[Callable[[dict], Any], str]] = {
     "no front end": (drop("front_end"), "front_end is"),
     "another front end": (
         lambda contents: contents["front_end"].update(name="raw"),
-        "has no option|needs the front end",
+        "num_mels",
     ),
     "no rate": (set_entry(sample_rate=0), "sample_rate is"),
     "huge rate": (set_entry(sample_rate=10**12), "sample_rate is"),
