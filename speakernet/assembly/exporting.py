@@ -1,7 +1,6 @@
 """`speakernet export`: what a model file is compared on when it is written in another format, and what int8 costs."""
 
 import argparse
-import logging
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +19,9 @@ from speakernet.evaluation.metrics import eer
 from speakernet.evaluation.options import EmbeddingOptions
 from speakernet.evaluation.scoring import cosine_scores, mean_embeddings
 from speakernet.files import human_bytes
-from speakernet.inference.export.formats import Run, open_onnx
-from speakernet.inference.export.writing import ExportError, check_target, export_model
+from speakernet.inference.export import ExportError, Run, check_target, export_model, open_onnx
 from speakernet.models.model_file import ModelFile, load_model_file
 from speakernet.random import numpy_generator
-
-logger = logging.getLogger(__name__)
 
 NUM_COMPARED = 4
 SYNTHETIC_SYLLABLES = 16
@@ -34,18 +30,10 @@ SPEECH_STREAM = 7001
 
 
 def export(arguments: argparse.Namespace) -> int:
-    """Write the file and say what was compared.
-
-    Raises:
-        ValueError: what `export_model` refuses, a list without labels, or audio that cannot be read.
-    """
+    """Write the file and print what was compared."""
     check_target(arguments.out, arguments.int8)
-    if arguments.trials is not None and not arguments.int8:
-        raise ExportError("--trials measures what --int8 does to the error rate; give both or neither")
-    if (arguments.trials is None) != (arguments.audio is None):
-        raise ExportError("--trials needs --audio, the folder that its paths are relative to, and the reverse")
-    if folder := next((path for path in arguments.speech if path.is_dir()), None):
-        raise ExportError(f"--speech {folder} is a folder; give recordings, such as {folder / '*.wav'}")
+    if (arguments.trials is None) != (arguments.audio is None) or (arguments.trials and not arguments.int8):
+        raise ExportError("--trials LIST and --audio FOLDER go together, with --int8: they measure its error rate")
     model = load_model_file(arguments.model)
     trials = _labelled_trials(arguments.trials) if arguments.trials else None
     rate = model.net.sample_rate
@@ -59,17 +47,22 @@ def export(arguments: argparse.Namespace) -> int:
     report = export_model(arguments.model, arguments.out, speech=speech, int8=arguments.int8)
     lines = [f"{report.path}: {report.title}, {human_bytes(report.num_bytes)}", f"compared on {kind}: {report.parity}"]
     if report.rounded is not None:
-        lines.append(f"behind int8: {report.rounded}")
-        if trials is None:
-            lines.append("what int8 does to the error rate was not measured; --trials LIST --audio FOLDER does")
-        else:
-            lines.append(_what_int8_costs(model, Path(arguments.out), trials, arguments.audio))
+        lines.append(f"after int8: {report.rounded}")
+    if trials is not None:
+        rounded = ExportedEmbedder(open_onnx(Path(arguments.out).read_bytes()), rate, model.net.min_samples)
+        before, after = (_eer_percent(one, model, trials, arguments.audio) for one in (model.net, rounded))
+        lines.append(
+            f"EER of {len(trials):,} trials of {trials.source}: {before:.3f} % in float32, {after:.3f} % in int8 "
+            f"({after - before:+.3f})"
+        )
+    elif report.rounded is not None:
+        lines.append("the error rate of int8 was not measured; --trials LIST --audio FOLDER does that")
     sys.stdout.write("\n".join([*lines, ""]))
     return 0
 
 
 def synthetic_speech(count: int, sample_rate: int) -> list[np.ndarray]:
-    """Sentences of voices that are nobody's, (samples,) float32 each, always the same."""
+    """Sentences of synthetic voices, (samples,) float32 each, always the same."""
     speech = []
     for number in range(count):
         generator = numpy_generator(0, SPEECH_STREAM, number)
@@ -81,13 +74,7 @@ def synthetic_speech(count: int, sample_rate: int) -> list[np.ndarray]:
 
 @dataclass
 class ExportedEmbedder:
-    """An exported graph where evaluation expects a network: utterances of different lengths go in one by one.
-
-    Attributes:
-        run: the graph.
-        sample_rate: Hz, of its waveforms.
-        min_samples: of the shortest.
-    """
+    """An exported graph as evaluation's network: utterances go in one by one."""
 
     run: Run
     sample_rate: int
@@ -108,21 +95,9 @@ def _labelled_trials(path: Path) -> TrialList:
     return trials
 
 
-def _what_int8_costs(model: ModelFile, path: Path, trials: TrialList, audio: Path) -> str:
-    net = model.net
-    rounded = ExportedEmbedder(open_onnx(path.read_bytes()), net.sample_rate, net.min_samples)
-    before, after = (_eer_percent(one, model, trials, audio) for one in (net, rounded))
-    return (
-        f"EER of {len(trials):,} trials of {trials.source}: {before:.3f} % in float32, {after:.3f} % in int8 "
-        f"({after - before:+.3f})"
-    )
-
-
 def _eer_percent(net: EmbeddingNet, model: ModelFile, trials: TrialList, audio: Path) -> float:
-    options = EmbeddingOptions(embedding="whole")
     source = open_source(audio, net.sample_rate)
-    embeddings = embed_utterances(net, source, trials.names, options, description="embedding")
+    embeddings = embed_utterances(net, source, trials.names, EmbeddingOptions(embedding="whole"))
     units = mean_embeddings(embeddings, mean_of_whole_utterances(model.contents))
-    scores = cosine_scores(units, trials.enrol, trials.test)
     assert trials.labels is not None
-    return eer(scores, trials.labels)
+    return eer(cosine_scores(units, trials.enrol, trials.test), trials.labels)

@@ -1,0 +1,351 @@
+"""A model file in the formats of other programs: ONNX, archives of `torch.export`, safetensors; written only if its
+embeddings are those of the model.
+
+ONNX and the archive hold the network with its front end as one graph of waveforms of one length, dynamic in batch and
+length. Safetensors holds the weights, and the description of the network in its header.
+"""
+
+import io
+import json
+import logging
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import onnxscript  # noqa: F401  torch's exporter writes through it: missed now, not in the middle of its work
+import torch
+from onnxruntime.quantization import QuantType, quantize_dynamic
+from torch import Tensor, nn
+
+from speakernet.checkpoint import tensor_file_bytes
+from speakernet.evaluation.backend import mean_of_whole_utterances
+from speakernet.files import OTHER_PLACE, atomic_write, check_writable, writing
+from speakernet.frontend.features import use_convolution
+from speakernet.inference.decision import DecisionRule
+from speakernet.models.model_file import ModelFile, load_model_file
+from speakernet.models.speaker_net import folded
+
+INPUT, OUTPUTS = "waveforms", ("embedding", "direction")
+OPSET = 18
+"""Of ONNX: the lowest that torch's exporter writes."""
+METADATA_KEY = "speakernet"
+"""Of ONNX: a description of the model and its scores, as JSON."""
+EXAMPLE_SECONDS = 3.0
+"""Length of the waveforms that the graph is traced with; it holds for others."""
+LEAST_COSINE = 0.99999
+"""An export whose embeddings differ by more is refused."""
+EPSILON = 1e-12
+"""Least length that an embedding is divided by."""
+
+Run = Callable[[np.ndarray], list[np.ndarray]]
+"""(batch, samples) float32 to embeddings and, in graphs, directions, (batch, dim) float32 each."""
+
+
+class ExportError(ValueError):
+    """A model that cannot be exported, or one whose export gives other numbers."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format: its title, how a model is written in it, and how its bytes become a function of waveforms."""
+
+    title: str
+    write: Callable[[ModelFile], bytes]
+    open: Callable[[bytes], Run]
+
+
+@dataclass(frozen=True)
+class Parity:
+    """How far the embeddings of an exported network are from ours.
+
+    Attributes:
+        cosine: the least, over recordings, outputs, and one by one as well as in a batch.
+        difference: the largest absolute one of any number of an embedding.
+        scale: the largest absolute number of our embeddings, to compare the difference with.
+        num_recordings: compared.
+    """
+
+    cosine: float
+    difference: float
+    scale: float
+    num_recordings: int
+
+    @property
+    def holds(self) -> bool:
+        """Whether the export is as good as the network; NaN is not."""
+        return self.cosine > LEAST_COSINE
+
+    def __str__(self) -> str:
+        return (
+            f"least cosine {self.cosine:.8f}, largest difference {self.difference:.2g} of numbers up to "
+            f"{self.scale:.3g}, over {self.num_recordings} recordings"
+        )
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """The file that was written; in eight bits `parity` is from before rounding, `rounded` from after it."""
+
+    path: Path
+    title: str
+    num_bytes: int
+    parity: Parity
+    rounded: Parity | None = None
+
+
+def check_target(out: str | Path, int8: bool) -> Path:
+    """The path to write to, checked before anything else is done."""
+    path = Path(out)
+    if path.suffix not in FORMATS or path.is_dir():
+        raise ExportError(f"{out}: expected a file that ends in {', '.join(FORMATS)}, which says the format")
+    if int8 and path.suffix != ".onnx":
+        raise ExportError(f"int8 is for .onnx; {out} would be {FORMATS[path.suffix].title}")
+    check_writable(path)
+    return path
+
+
+def export_model(
+    model_path: str | Path, out: str | Path, *, speech: Sequence[np.ndarray], int8: bool = False
+) -> ExportReport:
+    """Write a model file in another format, chosen by the ending of `out`: .onnx, .pt2 or .safetensors.
+
+    Args:
+        model_path: the model file.
+        out: the file to write; an old one is replaced.
+        speech: recordings to compare the export on, (samples,) float32 each at the model's rate.
+        int8: round an ONNX graph's weights and activations to eight bits; the caller measures what that costs.
+
+    Raises:
+        ValueError: not a model file, an unknown ending, a missing library, no recording that is long enough, or an
+            export whose embeddings are not the model's; nothing is written then.
+    """
+    path = check_target(out, int8)
+    model = load_model_file(model_path)
+    usable = [one for one in speech if len(one) >= model.net.min_samples]
+    if not usable:
+        raise ExportError(
+            f"none of {len(speech)} recordings to compare on has the {model.net.min_samples} samples "
+            f"({model.net.min_samples / model.net.sample_rate:.2f} s) that {model.net.model_name} needs"
+        )
+    kind = FORMATS[path.suffix]
+    content = kind.write(model)
+    parity = compare(model, kind.open(content), usable)
+    if not parity.holds:
+        raise ExportError(f"{path} was not written: its embeddings are not those of {model_path} ({parity})")
+    rounded = None
+    if int8:
+        content = quantized(content)
+        rounded = compare(model, open_onnx(content), usable)
+    with writing(path, OTHER_PLACE), atomic_write(path, "wb") as file:
+        file.write(content)
+    return ExportReport(path, kind.title, len(content), parity, rounded)
+
+
+def compare(model: ModelFile, run: Run, speech: Sequence[np.ndarray]) -> Parity:
+    """Embed recordings with the network and with its export, one by one and all together as a batch of one length.
+
+    Args:
+        model: the network.
+        run: its export.
+        speech: recordings at the network's rate, (samples,) float32 each, long enough for it.
+    """
+    shortest = min(len(one) for one in speech)
+    mean = mean_of_whole_utterances(model.contents)
+    centre = 0.0 if mean is None else mean
+    cosines, differences, scale = [], [], 0.0
+    for batch in [*(one[None, :] for one in speech), np.stack([one[:shortest] for one in speech])]:
+        waveforms = np.ascontiguousarray(batch, dtype=np.float32)
+        theirs, (ours,) = run(waveforms), _embed(model.net, waveforms)
+        # The second output of a graph has the mean subtracted.
+        for one, other in [(theirs[0], ours), *((one, ours - centre) for one in (theirs[0] - centre, *theirs[1:]))]:
+            lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
+            products = (one.astype(np.float64) * other).sum(axis=1)
+            cosines.append((products / np.maximum(lengths, EPSILON)).min())
+        differences.append(np.abs(theirs[0] - ours).max())
+        scale = max(scale, float(np.abs(ours).max()))
+    # numpy's min and max keep NaN.
+    return Parity(float(np.min(cosines)), float(np.max(differences)), scale, len(speech))
+
+
+class ExportedNet(nn.Module):
+    """Waveforms of one length to embeddings, as they are and ready to be compared; made of standard operators.
+
+    >>> from speakernet.models.speaker_net import SpeakerNet
+    >>> net = SpeakerNet.named("ResNet", embedding_dim=8).eval()
+    >>> embeddings, directions = ExportedNet(ModelFile(net, {}))(torch.randn(2, 16000))
+    >>> embeddings.shape, torch.allclose(directions.norm(dim=1), torch.ones(2))
+    (torch.Size([2, 8]), True)
+    """
+
+    def __init__(self, model: ModelFile) -> None:
+        super().__init__()
+        self.net = folded(model.net).requires_grad_(False)
+        self.net.spec_augment = None
+        use_convolution(self.net.front_end)
+        mean = mean_of_whole_utterances(model.contents)
+        self.register_buffer("mean", torch.zeros(self.net.embedding_dim) if mean is None else torch.tensor(mean))
+
+    def forward(self, waveforms: Tensor) -> tuple[Tensor, Tensor]:
+        """Embeddings, and the same without the mean and of length 1, (batch, dim) each; (batch, samples) in -1..1."""
+        embeddings = self.net(waveforms)
+        centred = embeddings - self.mean
+        return embeddings, centred / centred.norm(dim=1, keepdim=True).clamp(min=EPSILON)
+
+
+def onnx_bytes(model: ModelFile) -> bytes:
+    """The network as ONNX: input `waveforms`, outputs `embedding` and `direction`, its description as metadata."""
+    graph, example = ExportedNet(model).eval(), _example(model)
+    with _quiet():
+        program = torch.onnx.export(
+            graph,
+            (example,),
+            dynamo=True,
+            input_names=[INPUT],
+            output_names=list(OUTPUTS),
+            dynamic_shapes=_dynamic_shapes(model.net.min_samples),
+            opset_version=OPSET,
+            verbose=False,
+        )
+    assert program is not None
+    proto: Any = program.model_proto
+    entry = proto.metadata_props.add()
+    entry.key, entry.value = METADATA_KEY, json.dumps(facts(model))
+    onnx.checker.check_model(proto)
+    return proto.SerializeToString()  # type: ignore[no-any-return]
+
+
+def program_bytes(model: ModelFile) -> bytes:
+    """The network as an archive of `torch.export`, which torch can run without this package."""
+    graph, example = ExportedNet(model).eval(), _example(model)
+    with _quiet(), io.BytesIO() as file:
+        # Traced for a single last frame the network would be another program: a second or more.
+        shortest = max(model.net.min_samples, model.net.sample_rate)
+        program = torch.export.export(graph, (example,), dynamic_shapes=_dynamic_shapes(shortest))
+        torch.export.save(program, file, extra_files={f"{METADATA_KEY}.json": json.dumps(facts(model))})
+        return file.getvalue()
+
+
+def facts(model: ModelFile) -> dict[str, Any]:
+    """What is needed to run a graph and to read its scores, in plain values."""
+    net = model.net
+    has_mean = mean_of_whole_utterances(model.contents) is not None
+    rule = DecisionRule.of_model_file(model.contents, subtracts_mean=has_mean, name="the model file")
+    fitted = rule.calibration
+    return {
+        **net.spec(),
+        "min_samples": net.min_samples,
+        "embedding_dim": net.embedding_dim,
+        "calibration": fitted and {"weight": float(fitted.weights[0]), "offset": float(fitted.offset)},
+        "thresholds": {str(one["name"]): float(one["threshold"]) for one in rule.thresholds},
+    }
+
+
+def open_onnx(content: bytes) -> Run:
+    """ONNX Runtime on the CPU."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    # Errors only: it warns of every constant that it folds.
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+
+    def run(waveforms: np.ndarray) -> list[np.ndarray]:
+        return session.run(list(OUTPUTS), {INPUT: waveforms})  # type: ignore[no-any-return]
+
+    return run
+
+
+def quantized(content: bytes) -> bytes:
+    """An ONNX graph in eight bits: weights as integers, activations rounded as they come.
+
+    The front end stays in float32: its spectra span eight decades, and rounded to 256 steps only the loudest is left.
+    """
+    model = onnx.load_from_string(content)
+    scopes = {
+        node.name: entry.value
+        for node in model.graph.node
+        for entry in node.metadata_props
+        if entry.key == "pkg.torch.onnx.name_scopes"
+    }
+    kept = [name for name, scope in scopes.items() if "net.front_end" in scope]
+    assert kept, "the nodes of the front end are no longer marked"
+    with tempfile.TemporaryDirectory(prefix="speakernet-export-") as folder:
+        source, target = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
+        # Shapes in between are inferred again; with the old ones, weights that are transposed no longer fit.
+        del model.graph.value_info[:]
+        source.write_bytes(model.SerializeToString())
+        quantize_dynamic(source, target, nodes_to_exclude=kept, weight_type=QuantType.QUInt8)
+        return target.read_bytes()
+
+
+def _open_program(content: bytes) -> Run:
+    program = torch.export.load(io.BytesIO(content)).module()
+
+    def run(waveforms: np.ndarray) -> list[np.ndarray]:
+        with torch.inference_mode():
+            return [output.numpy() for output in program(torch.from_numpy(waveforms))]
+
+    return run
+
+
+def _open_tensors(content: bytes) -> Run:
+    with tempfile.TemporaryDirectory(prefix="speakernet-export-") as folder:
+        path = Path(folder) / "model.safetensors"
+        path.write_bytes(content)
+        net = load_model_file(path).net
+
+    def run(waveforms: np.ndarray) -> list[np.ndarray]:
+        return _embed(net, waveforms)
+
+    return run
+
+
+def _embed(net: Any, waveforms: np.ndarray) -> list[np.ndarray]:
+    tensor = torch.from_numpy(waveforms)
+    lengths = torch.full((len(tensor),), tensor.shape[1])
+    return [net.embed(tensor, lengths, sample_rate=net.sample_rate).float().numpy()]
+
+
+def _example(model: ModelFile) -> Tensor:
+    net = model.net
+    samples = max(round(EXAMPLE_SECONDS * net.sample_rate), 2 * net.min_samples)
+    return 0.1 * torch.randn(2, samples, generator=torch.Generator().manual_seed(0))
+
+
+def _dynamic_shapes(min_samples: int) -> tuple[dict[int, Any]]:
+    dim = torch.export.Dim
+    return ({0: dim("batch", min=1), 1: dim("samples", min=min_samples)},)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporters' advice to their own developers."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    levels = [one.level for one in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            for one in loggers:
+                one.setLevel(logging.ERROR)
+            yield
+        finally:
+            for one, level in zip(loggers, levels, strict=True):
+                one.setLevel(level)
+
+
+def _tensor_bytes(model: ModelFile) -> bytes:
+    return tensor_file_bytes(model.contents)
+
+
+FORMATS = {
+    ".onnx": Format("ONNX", onnx_bytes, open_onnx),
+    ".pt2": Format("an archive of torch.export", program_bytes, _open_program),
+    ".safetensors": Format("safetensors", _tensor_bytes, _open_tensors),
+}
+"""By the ending of the file."""

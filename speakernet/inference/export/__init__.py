@@ -1,1 +1,0 @@
-"""A network in the formats of other programs: ONNX, archives of `torch.export`, safetensors."""
