@@ -305,4 +305,4 @@ def step_memory(config: Config, variant: str, batch_size: int) -> StepMemory:
         with Monitor() as monitor:
             run()
             run()
-        return StepMemory(peak_tensor_bytes(run), monitor.peak - monitor.start)
+        return StepMemory(peak_tensor_bytes(run), int(monitor.peak - monitor.start))

@@ -1,60 +1,201 @@
-"""From a configuration to the batch size that trains fastest: real steps of network and loss on random waveforms."""
+"""`speakernet find-batch-size`: the batch size that trains fastest within the memory there is, by real steps.
 
+Steps of network and loss on random waveforms: doubling until one does not fit, bisection between the last size that
+fitted and the first that did not, then the size with the best throughput.
+"""
+
+import dataclasses
+import logging
+import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from speakernet.assembly.model import build_loss, build_model
-from speakernet.assembly.training import (
-    apply_memory_options,
-    build_precision,
-    prepare_machine,
-)
+from speakernet.assembly.training import apply_memory_options, build_precision, prepare_machine
 from speakernet.config.schema import Config
 from speakernet.data.audio import crop_samples
 from speakernet.data.lists import read_training_list
-from speakernet.machine.device import choose_device
-from speakernet.training.batch_advice import PlannedRun, batch_size_advice
-from speakernet.training.batch_size import BatchSizeOptimizer
+from speakernet.files import human_bytes
+from speakernet.machine.device import choose_device, synchronize
+from speakernet.machine.facts import usable_memory_bytes
+from speakernet.machine.memory import Monitor, is_out_of_memory, process_memory_bytes, release_freed_memory
 from speakernet.training.optimizers import create_optimizer
 from speakernet.training.profiler import NoProfiler
 from speakernet.training.step import TrainingStep
 
-# Classes of the head where the configuration does not say; the head is a small part of a step.
+logger = logging.getLogger(__name__)
+
 DEFAULT_CLASSES = 1000
+"""Classes of the head if the configuration does not say; the head is a small part of a step."""
+TIMED_STEPS = 3
+EQUAL_SHARE = 0.03
+"""Of sizes that are equally fast within this share the smallest wins: it leaves memory and gives more updates."""
+DEFAULT_MEMORY_SHARE = 0.8
+WORTHWHILE_GAIN = 0.15
+"""Smaller gains in speed are within what timings differ by, and are not worth tuning a recipe again."""
+FEWEST_STEPS = 10_000
+"""Runs of fewer steps lack updates, not speed. A guess between exp01 (720 steps; with 360 it learned next to nothing in
+half of its epochs) and the recipes for VoxCeleb (100,000 and more)."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """One batch size that was tried: seconds of a step (infinite if it does not fit), and the memory that it added."""
+
+    batch_size: int
+    seconds: float
+    memory_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether there was memory for it."""
+        return self.seconds < math.inf
+
+    @property
+    def throughput(self) -> float:
+        """Items a second."""
+        return self.batch_size / self.seconds
+
+
+class BatchSizeFinder:
+    """Tries batch sizes with real training steps; knows nothing of speech.
+
+    `sample` makes a batch of a size, `step` runs on it; weights and buffers of `net` are as before at the end. A step
+    may add `limit_bytes` on a CPU (default: 80 % of what is free); a GPU raises when its memory is used up.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        sample: Callable[[int], Any],
+        step: Callable[[Any], None],
+        limit_bytes: int | None = None,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        read_memory: Callable[[], int] = process_memory_bytes,
+    ) -> None:
+        self.net, self._sample, self._step = net, sample, step
+        self._clock, self._read_memory = clock, read_memory
+        self.device = next((parameter.device for parameter in net.parameters()), torch.device("cpu"))
+        self.limit_bytes = limit_bytes or int(usable_memory_bytes() * DEFAULT_MEMORY_SHARE)
+        self.tried: dict[int, Measurement] = {}
+
+    @property
+    def largest(self) -> int:
+        """The largest size that fitted; 0 before anything was tried."""
+        return max((one.batch_size for one in self.tried.values() if one.fits), default=0)
+
+    def find(self, smallest: int, most: int) -> int:
+        """The batch size of best throughput; of equally fast ones (within 3 %) the smallest.
+
+        Raises:
+            ValueError: not even the smallest size fits.
+        """
+        size = smallest
+        while self.measure(size).fits and size < most:
+            size = min(2 * size, most)
+        if not self.largest:
+            limit = f" (limit {human_bytes(self.limit_bytes)})" if self.device.type == "cpu" else ""
+            raise ValueError(
+                f"not even a batch of {smallest} fits into memory{limit}; use a smaller network, shorter crops or "
+                "gradient checkpointing"
+            )
+        fitting, too_large = self.largest, size if not self.tried[size].fits else 0
+        # Finer than an eighth is not worth the steps.
+        while too_large - fitting > max(1, fitting // 8):
+            middle = (fitting + too_large) // 2
+            if self.measure(middle).fits:
+                fitting = middle
+            else:
+                too_large = middle
+        fitted = [one for one in self.tried.values() if one.fits]
+        best = max(one.throughput for one in fitted)
+        return min(one.batch_size for one in fitted if one.throughput >= best * (1 - EQUAL_SHARE))
+
+    def measure(self, size: int) -> Measurement:
+        """A size, tried unless it was already."""
+        if size not in self.tried:
+            # Steps update batch-norm statistics.
+            buffers = [(buffer, buffer.detach().clone()) for buffer in self.net.buffers()]
+            try:
+                found = self._run(size)
+            finally:
+                for buffer, before in buffers:
+                    buffer.data.copy_(before)
+            self.tried[size] = found
+            outcome = f"{found.throughput:.1f} items/s" if found.fits else "does not fit"
+            logger.info("batch %d: %s, %s", size, outcome, human_bytes(found.memory_bytes))
+        return self.tried[size]
+
+    def _run(self, size: int) -> Measurement:
+        fitted = self.tried.get(self.largest)
+        expected = fitted.memory_bytes * size // fitted.batch_size if fitted else 0
+        if self.device.type == "cpu" and expected > self.limit_bytes:
+            # Not run: the operating system would kill the process instead of raising an error.
+            return Measurement(size, math.inf, expected)
+        # Memory left by earlier work would hide what this size takes.
+        release_freed_memory()
+        seconds = math.inf
+        try:
+            with Monitor(self._read_memory) as monitor:
+                if self.device.type == "cuda":
+                    torch.cuda.reset_peak_memory_stats(self.device)
+                sample = self._sample(size)
+                # Not timed: the first step allocates memory and chooses kernels.
+                self._step(sample)
+                monitor.sample()
+                if self.device.type == "cuda" or monitor.peak - monitor.start <= self.limit_bytes:
+                    seconds = sorted(self._timed_step(sample) for _ in range(TIMED_STEPS))[TIMED_STEPS // 2]
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            return Measurement(size, math.inf, self.limit_bytes)
+        finally:
+            self.net.zero_grad(set_to_none=True)
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+        added = int(monitor.peak - monitor.start)
+        if self.device.type == "cuda":
+            added = torch.cuda.max_memory_allocated(self.device)
+        elif added > self.limit_bytes:
+            seconds = math.inf
+        return Measurement(size, seconds, added)
+
+    def _timed_step(self, sample: Any) -> float:
+        start = self._clock()
+        self._step(sample)
+        synchronize(self.device)
+        return self._clock() - start
+
+
+@dataclasses.dataclass(frozen=True)
 class _Sample:
-    """A batch of noise."""
+    """A batch of noise, with what a step asks of a batch."""
 
-    def __init__(self, waveforms: torch.Tensor, labels: torch.Tensor) -> None:
-        self.waveforms = waveforms
-        self.labels = labels
-        self.indices = labels.cpu()
-        self.shares = (len(labels),)
-        self.draw_key = 0
-        self.warps = np.zeros(len(labels), dtype=np.int64)
+    waveforms: torch.Tensor
+    labels: torch.Tensor
+    indices: torch.Tensor
+    shares: tuple[int, ...]
+    warps: np.ndarray
+    draw_key: int = 0
 
 
 def find_batch_size(
     config: Config, min_batch_size: int, max_batch_size: int, memory_limit_bytes: int | None = None
-) -> tuple[BatchSizeOptimizer, int]:
-    """Try batch sizes (utterances in a batch) with whole training steps.
-
-    Args:
-        config: network, loss, optimizer, precision and crop length.
-        min_batch_size: the smallest size worth having.
-        max_batch_size: the largest size to try.
-        memory_limit_bytes: what a step may add on a CPU; None: 80 % of what is free.
+) -> tuple[BatchSizeFinder, int]:
+    """Try batch sizes (utterances in a batch) with whole training steps of a configuration, its own size too.
 
     Returns:
         The finder with everything it measured, and the best size.
 
     Raises:
-        ValueError: not even the smallest size fits, sizes without sense, or the configuration makes no trainer.
+        ValueError: not even the smallest size fits, or sizes without sense.
     """
     if not 1 <= min_batch_size <= max_batch_size:
         raise ValueError(f"batch sizes {min_batch_size} to {max_batch_size}; expected 1 <= smallest <= largest")
@@ -76,26 +217,26 @@ def find_batch_size(
         # Each size is tried as a whole batch.
         gradient_cache=False,
     )
-    sample = _sampler(config, num_classes, device)
+    num_samples = crop_samples(config.data.crop_frames, config.data.sample_rate)
+    generator = torch.Generator().manual_seed(config.runtime.seed)
 
-    def run(batch: Any) -> None:
+    def sample(size: int) -> _Sample:
+        noise = 0.1 * torch.randn(size, num_samples, generator=generator)
+        labels = (torch.arange(size) // per_speaker) % num_classes
+        return _Sample(noise.to(device), labels.to(device), labels, (size,), np.zeros(size, dtype=np.int64))
+
+    def run(batch: _Sample) -> None:
         step.add(batch)
         # Learning rate 0: the update costs what it costs, and the weights stay.
         step.finish(learning_rate=0.0)
 
     # Loads the kernels' code, tens of megabytes that would count for the first size.
     run(sample(2 * per_speaker))
-    finder = BatchSizeOptimizer(
-        model=net,
-        sample_batch_fn=sample,
-        min_batch_size=_whole_speakers(min_batch_size, per_speaker),
-        max_batch_size=_whole_speakers(max_batch_size, per_speaker),
-        step=run,
-        memory_limit_bytes=memory_limit_bytes,
-    )
-    best = finder.find_optimal_batch_size()
-    # Speed means nothing but against that of the configuration.
-    finder.measured(configured_batch_size(config))
+    finder = BatchSizeFinder(net, sample, run, memory_limit_bytes)
+    smallest, most = (max(1, size // per_speaker) * per_speaker for size in (min_batch_size, max_batch_size))
+    best = finder.find(smallest, most)
+    # Speed is judged against that of the configuration.
+    finder.measure(configured_batch_size(config))
     return finder, best
 
 
@@ -104,44 +245,23 @@ def configured_batch_size(config: Config) -> int:
     return config.data.batch_size * config.data.utterances_per_speaker
 
 
-def planned_run(config: Config) -> PlannedRun:
-    """What a batch size is looked for; the training list is read where it is there, no audio is.
-
-    Raises:
-        ValueError: it is no training list.
-    """
+def recommendation(config: Config, configured: Measurement, best: Measurement) -> str:
+    """Whether to take the fastest size, in one sentence; the training list is counted if it exists."""
     data, training = config.data, config.training
-    is_there = bool(data.train_list) and Path(data.train_list).is_file()
-    return PlannedRun(
-        num_utterances=len(read_training_list(data.train_list)) if is_there else 0,
-        num_epochs=training.max_epochs,
-        learning_rate=config.optimizer.learning_rate,
-        accumulation_steps=training.accumulation_steps,
-        can_accumulate=not config.loss.is_metric,
-    )
-
-
-def advice(config: Config, finder: BatchSizeOptimizer, best: int, run: PlannedRun) -> list[str]:
-    """What the best size is worth beside the configured one, in lines."""
-    configured = finder.measured(configured_batch_size(config))
-    # data.batch_size counts speakers, as voxceleb_trainer's does.
-    return batch_size_advice(configured, finder.measured(best), run, config.data.utterances_per_speaker)
-
-
-def _sampler(config: Config, num_classes: int, device: torch.device) -> Callable[[int], _Sample]:
-    """From a number of utterances to a batch of noise on the device."""
-    per_speaker = config.data.utterances_per_speaker
-    num_samples = crop_samples(config.data.crop_frames, config.data.sample_rate)
-    generator = torch.Generator().manual_seed(config.runtime.seed)
-
-    def sample(batch_size: int) -> _Sample:
-        batch_size = _whole_speakers(batch_size, per_speaker)
-        noise = 0.1 * torch.randn(batch_size, num_samples, generator=generator)
-        labels = (torch.arange(batch_size) // per_speaker) % num_classes
-        return _Sample(noise.to(device), labels.to(device))
-
-    return sample
-
-
-def _whole_speakers(batch_size: int, per_speaker: int) -> int:
-    return max(1, batch_size // per_speaker) * per_speaker
+    # data.batch_size counts speakers.
+    keep, take = (f"--batch_size {max(one.batch_size // data.utterances_per_speaker, 1)}" for one in (configured, best))
+    if configured.batch_size == best.batch_size:
+        return f"keep {keep}, the fastest"
+    if not configured.fits:
+        several = -(-configured.batch_size // best.batch_size) * training.accumulation_steps
+        accumulate = "" if config.loss.is_metric else f" --training.accumulation_steps {several}"
+        return f"take {take}{accumulate}: {configured.batch_size} do not fit into memory"
+    gain = best.throughput / configured.throughput - 1
+    if gain < WORTHWHILE_GAIN:
+        return f"keep {keep}: {best.batch_size} run only {100 * gain:.0f} % faster"
+    exists = bool(data.train_list) and Path(data.train_list).is_file()
+    utterances = len(read_training_list(data.train_list)) if exists else 0
+    steps = utterances // (best.batch_size * training.accumulation_steps) * training.max_epochs
+    if exists and best.batch_size > configured.batch_size and steps < FEWEST_STEPS:
+        return f"keep {keep}: {best.batch_size} run {100 * gain:.0f} % faster, but leave only {steps:,} steps"
+    return f"take {take} ({100 * gain:.0f} % faster) and tune the learning rate for it"

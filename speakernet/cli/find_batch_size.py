@@ -1,7 +1,7 @@
-"""Find the batch size that runs fastest within the memory there is, and say what it would do to training.
+"""Find the batch size that runs fastest within the available memory.
 
-Runs real steps on random waveforms of the configured length, eagerly (compiling every size would take hours), a
-micro-batch where steps are accumulated; reads the training list, no audio, and touches no run folder.
+Runs real steps on random waveforms of the configured length, without compiling (every size would take minutes), a
+micro-batch at a time if steps are accumulated; reads the training list, no audio, and writes nothing.
 """
 
 import argparse
@@ -25,24 +25,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print every size that was tried and the best one."""
+    """Print every size that was tried, the best one and a recommendation."""
     config = load_configuration(arguments.config_arguments).config
     gib = arguments.memory_limit_gib
     if gib is not None and not 2**-20 <= gib < math.inf:
         raise ValueError(f"--memory_limit_gib: {gib:g}; expected a number of GiB above 0")
     limit = None if gib is None else int(gib * 2**30)
-    # Late: options are read, and refused, without torch.
-    from speakernet.assembly.batch_size import advice, find_batch_size, planned_run
+    # Late: torch takes two seconds, and a mistyped option should not wait for it.
+    from speakernet.assembly.batch_size import configured_batch_size, find_batch_size, recommendation
 
-    run_of_it = planned_run(config)
     finder, best = find_batch_size(config, arguments.min_batch_size, arguments.max_batch_size, limit)
-    for one in sorted(finder.measurements, key=lambda one: one.batch_size):
-        outcome = (
-            f"{one.throughput:8.1f} utterances/s, {one.memory_bytes / 2**20:8.0f} MiB" if one.fits else "does not fit"
-        )
-        sys.stdout.write(f"{one.batch_size:6d}  {outcome}\n")
-    sys.stdout.write(
-        f"fastest: {best} utterances in a batch; the largest tried that fits: {finder.largest_batch_size}\n"
-    )
-    sys.stdout.write("".join(f"{line}\n" for line in advice(config, finder, best, run_of_it)))
+    for size, one in sorted(finder.tried.items()):
+        figures = f"{one.throughput:8.1f} utterances/s, {one.memory_bytes / 2**20:8.0f} MiB"
+        sys.stdout.write(f"{size:6d}  {figures if one.fits else 'does not fit'}\n")
+    sys.stdout.write(f"fastest: {best} utterances in a batch; the largest tried that fits: {finder.largest}\n")
+    advice = recommendation(config, finder.tried[configured_batch_size(config)], finder.tried[best])
+    sys.stdout.write(f"recommendation: {advice}\n")
     return 0

@@ -93,16 +93,16 @@ def test_what_a_process_may_use(container: Path) -> None:
 def test_everything_that_counts_cores_and_memory_asks_here(container: Path) -> None:
     import torch
 
+    from speakernet.assembly.batch_size import DEFAULT_MEMORY_SHARE, BatchSizeFinder
     from speakernet.checks.doctor import machine_findings
     from speakernet.data.sharing import free_shared_memory
     from speakernet.machine.facts import system_info
     from speakernet.machine.options import MachineOptions
     from speakernet.machine.settings import optimize_torch_settings
-    from speakernet.training.batch_size import DEFAULT_MEMORY_SHARE, BatchSizeOptimizer
 
     assert free_shared_memory() <= 2 << 20
-    finder = BatchSizeOptimizer(model=torch.nn.Linear(2, 2), sample_batch_fn=lambda size: torch.ones(size, 2))
-    assert finder.memory_limit_bytes == int(DEFAULT_MEMORY_SHARE * (2 << 20))
+    finder = BatchSizeFinder(torch.nn.Linear(2, 2), int, int)
+    assert finder.limit_bytes == int(DEFAULT_MEMORY_SHARE * (2 << 20))
     info = system_info()
     assert (info["cpu_cores"], info["memory_bytes"]) == (1, 8 << 20)
     findings = {finding.check: finding.message for finding in machine_findings(container)}

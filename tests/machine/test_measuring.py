@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from speakernet.assembly.batch_size import BatchSizeFinder
 from speakernet.machine import facts, memory
 from speakernet.machine.facts import measuring as guarded
 from speakernet.machine.facts import system_info
 from speakernet.machine.memory import Monitor
-from speakernet.training.batch_size import BatchSizeOptimizer
 from speakernet.training.options import ProfileOptions
 from speakernet.training.profiler import StepProfiler
 from speakernet.training.tracker import PerformanceTracker
@@ -91,15 +91,8 @@ def test_the_memory_monitor_and_the_batch_finder_go_on(monkeypatch: pytest.Monke
     with Monitor(sample_seconds=0.001, read=refuse) as monitor:
         pass
     assert monitor.peak == monitor.start == 0 and monitor.mean is None
-    net = torch.nn.Linear(4, 4)
-    finder = BatchSizeOptimizer(
-        model=net,
-        sample_batch_fn=lambda size: torch.ones(size, 4),
-        max_batch_size=4,
-        memory_limit_bytes=1 << 30,
-        read_memory=refuse,
-    )
-    assert finder.find_optimal_batch_size() in (1, 2, 4)
+    finder = BatchSizeFinder(torch.nn.Linear(4, 4), int, int, 1 << 30, read_memory=refuse)
+    assert finder.find(1, 4) in (1, 2, 4)
 
 
 def test_a_profiler_that_fails_leaves_the_run_alone(
