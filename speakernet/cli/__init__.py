@@ -1,84 +1,85 @@
-"""The command line: one table of commands, one short file per command, imported only when it is called."""
+"""The command line: one table of commands, one short file per command, imported only when it is called.
+
+A command's module has `add_arguments(parser)` and `run(arguments) -> exit status`. With `TAKES_CONFIG = True` it also
+accepts `--config FILE` and every option of the configuration; they arrive in `arguments.config_arguments`. With
+`main(arguments)` instead it parses its arguments itself. With `ERROR_STATUS` it ends with that status after every
+error, because its status 1 is an answer.
+"""
 
 import argparse
-import ast
+import contextlib
 import errno
 import importlib
-import importlib.util
 import io
 import logging
 import os
 import select
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import speakernet
+from speakernet.inference.keys import STORE_KEY_VARIABLE, read_secret
 from speakernet.machine.memory import HUGE_PAGES, is_out_of_memory
 from speakernet.options import suggestion
 from speakernet.parallel.distributed import is_first, is_first_here
 from speakernet.terminal import TerminalHandler
 
-COMMANDS = {
-    "train": "train",
-    "evaluate": "evaluate",
-    "compare": "compare",
-    "report": "report",
-    "prepare": "prepare",
-    "pack": "pack",
-    "doctor": "doctor",
-    "list": "list_parts",
-    "show-config": "show_config",
-    "find-batch-size": "find_batch_size",
-    "benchmark": "benchmark",
-    "import-weights": "import_weights",
-    "export": "export",
-    "serve": "serve",
-    "info": "info",
-    "calibrate": "calibrate",
-    "verify": "verify",
-    "embed": "embed",
-    "enroll": "enroll",
-    "identify": "identify",
-    "people": "people",
-}
-"""Command name -> module in this room, with `add_arguments(parser)` and `run(arguments) -> exit status`.
+if TYPE_CHECKING:
+    from speakernet.config import LoadedConfig
+    from speakernet.inference.verifier import SpeakerVerifier
 
-A module with `TAKES_CONFIG = True` also accepts `--config FILE` and every option of the configuration; they arrive in
-`arguments.config_arguments` for `speakernet.config.load_config`. A command of several parts has `main(arguments)`
-instead and parses what follows its name itself. One with `ERROR_STATUS` ends with it after every error, also
-one of ours: its status 1 is an answer.
-"""
+COMMANDS = {
+    "train": "train a model or, with --eval, score a trial list with one",
+    "evaluate": "compute error rates from scores, without a model",
+    "compare": "compare systems that scored the same trials, with intervals for the differences",
+    "report": "rebuild the report of a run folder from the results in it",
+    "prepare": "prepare a corpus: download, verify, unpack, write lists",
+    "pack": "pack a corpus into one memory-mapped file, or into shards for streaming",
+    "doctor": "check lists, audio and machine before a run",
+    "list": "list what a configuration can name: models, losses, recipes, …",
+    "show-config": "print the configuration that a command line means, with every default",
+    "find-batch-size": "find the fastest batch size that fits into memory",
+    "benchmark": "measure the loader and the training step of a configuration",
+    "import-weights": "convert another toolkit's checkpoint into a model file",
+    "export": "export a model for other programs: ONNX, TorchScript, …",
+    "serve": "serve a model and a store of people over HTTP",
+    "info": "show what a model file holds",
+    "calibrate": "fit calibration and thresholds and write them into a model file",
+    "verify": "decide whether two recordings are of the same speaker",
+    "embed": "embed recordings into one file",
+    "enroll": "add recordings of a person to a store of people",
+    "identify": "name the person in a store whom a recording is of, or none",
+    "people": "list, remove, purge, re-embed and export the people of a store",
+}
+"""Command -> what it does; its module has the same name with underscores (`list` is `list_components`)."""
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 EXIT_STATUSES = {
     0: "done",
-    1: "failed; the message says what to mend",
+    1: "failed; the message says what to do",
     2: "wrong usage",
-    75: "a loader worker was killed, crashed or hung, and last.pt is written; or another process of the run was lost, "
-    "and last.pt is that of the last save; the same command goes on",
-    129: "ended by SIGHUP (the terminal was closed); training has written last.pt, the same command goes on",
-    INTERRUPTED: "interrupted by Ctrl-C (SIGINT); training has written last.pt, the same command goes on",
-    BROKEN_PIPE: "whoever read the output closed it (`speakernet list | head`)",
+    75: "a loader worker or another rank was lost; last.pt is written, the same command resumes",
+    129: "ended by SIGHUP (the terminal was closed); training has written last.pt, the same command resumes",
+    INTERRUPTED: "interrupted by Ctrl-C (SIGINT); training has written last.pt, the same command resumes",
+    BROKEN_PIPE: "the reader of the output closed it (`speakernet list | head`)",
     138: "ended by SIGUSR1, by which a cluster takes its machine back; as SIGTERM",
-    143: "ended by SIGTERM; training has written last.pt, the same command goes on",
+    143: "ended by SIGTERM; training has written last.pt, the same command resumes",
 }
-"""What a command's exit status means; `speakernet doctor` says in its help what its own 1 and 2 mean."""
-
 
 SYSTEM_ADVICE = {
-    errno.ENOSPC: "the disk is full: free some space, then give the same command again",
-    errno.EDQUOT: "your share of the disk is used up: free some space, then give the same command again",
-    errno.EROFS: "the disk can only be read: choose another place (--save_path for a run)",
-    errno.EACCES: "you may not write or read there: choose another place (--save_path for a run), or mend the rights",
+    errno.ENOSPC: "the disk is full: free some space, then run the same command again",
+    errno.EDQUOT: "your disk quota is used up: free some space, then run the same command again",
+    errno.EROFS: "the disk is read-only: choose another place (--save_path for a run)",
+    errno.EACCES: "you have no permission: choose another place (--save_path for a run), or change the permissions",
     errno.ENOTDIR: "part of that path is a file: choose another place (--save_path for a run)",
-    errno.EIO: "the disk or the network gives errors: look at the system's log",
+    errno.EIO: "the disk or the network has errors: look at the system's log",
     errno.EMFILE: "too many open files: raise `ulimit -n`",
 }
-"""What to do where the system refuses, by its number."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -88,49 +89,86 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: one of `EXIT_STATUSES`.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    return _to_a_reader(lambda: _dispatch(given))
-
-
-def _dispatch(arguments: list[str]) -> int:
-    """Find the command and run it, or say what there is."""
-    if not arguments or arguments[0] in ("-h", "--help"):
-        sys.stdout.write(_overview())
-        return 0 if arguments else 2
-    if arguments[0] == "--version":
-        sys.stdout.write(f"speakernet {speakernet.__version__}\n")
-        return 0
-    name, rest = arguments[0], arguments[1:]
-    if name not in COMMANDS:
+    name = given[0] if given else ""
+    if name in COMMANDS:
+        # A module called `list` would hide the builtin in this package.
+        module = "list_components" if name == "list" else name.replace("-", "_")
+        return run_command(f"speakernet.cli.{module}", f"speakernet {name}", given[1:])
+    _open_streams()
+    if name and name not in ("-h", "--help", "--version"):
         sys.stderr.write(f"speakernet: unknown command {name!r}; {suggestion(name, COMMANDS)}\n")
         return 2
-    return run_command(f"speakernet.cli.{COMMANDS[name]}", f"speakernet {name}", rest)
+    if name == "--version":
+        text = f"speakernet {speakernet.__version__}\n"
+    else:
+        commands = "".join(f"  {command:<16} {what}\n" for command, what in COMMANDS.items())
+        text = (
+            "speakernet: train, score and use speaker-verification models\n\n"
+            f"commands:\n{commands}\nSee `speakernet COMMAND --help`.\n"
+        )
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        _discard_output()
+        if not isinstance(error, BrokenPipeError):
+            sys.stderr.write(f"speakernet: {_message(error)}\n")
+        return BROKEN_PIPE if isinstance(error, BrokenPipeError) else 1
+    return 0 if name else 2
 
 
 def run_command(module_name: str, program: str, arguments: Sequence[str]) -> int:
-    """Run the command that a module holds, as `main` does; the door for scripts of the checkout beside the package.
+    """Run the command that a module holds, as `main` does; scripts of the checkout beside the package use it.
 
     Args:
-        module_name: as `import` takes it; `COMMANDS` says what such a module has.
+        module_name: as `import` takes it.
         program: what the command is called, for its help and its messages.
         arguments: what follows that name on the command line.
 
     Returns:
         The exit status: one of `EXIT_STATUSES`.
     """
-    return _to_a_reader(lambda: _run(module_name, program, arguments))
-
-
-def _to_a_reader(work: Callable[[], int]) -> int:
-    """Do work that prints; where its reader has closed the pipe nothing more is said."""
+    _open_streams()
+    _log_to_the_terminal(module_name.partition(".")[0])
+    if "torch" not in sys.modules:
+        # torch reads both when it is imported; its profiler reports a machine without a GPU as an error.
+        os.environ.setdefault(HUGE_PAGES, "1")
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    module = importlib.import_module(module_name)
+    failed = getattr(module, "ERROR_STATUS", None)
     try:
-        try:
-            return work()
-        finally:
-            sys.stdout.flush()
-    except BrokenPipeError:
-        # The interpreter flushes once more at its end, and would complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BROKEN_PIPE
+        status = module.main(arguments) if hasattr(module, "main") else module.run(_parse(module, program, arguments))
+        sys.stdout.flush()
+        return status or 0
+    except KeyboardInterrupt as interrupt:
+        if is_first_here(os.environ):
+            sys.stderr.write("\ninterrupted\n")
+        return getattr(interrupt, "exit_status", INTERRUPTED)
+    except Exception as error:
+        # A worker's or a converter's pipe is an error like others.
+        is_pipe = isinstance(error, BrokenPipeError) and _has_no_reader()
+        _discard_output()
+        if is_pipe:
+            return BROKEN_PIPE
+        is_known = isinstance(error, ValueError | OSError) or is_out_of_memory(error)
+        if not is_known or "--debug" in arguments:
+            if failed is None:
+                raise
+            traceback.print_exc()
+        # If several ranks fail for the same reason, one reports it; before they have met, the first of each machine.
+        elif not getattr(error, "is_said", not is_first_here(os.environ)):
+            sys.stderr.write(f"\n{program}: {_message(error)}\n")
+        return getattr(error, "exit_status", 1) if failed is None else int(failed)
+
+
+def _open_streams() -> None:
+    """Standard streams that are closed read and write nothing; what a terminal cannot show is escaped."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # Files that are opened later must not get its number.
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115  # stays open
+        elif mode == "w" and hasattr(getattr(sys, name), "reconfigure"):
+            getattr(sys, name).reconfigure(errors="backslashreplace")
 
 
 def _has_no_reader() -> bool:
@@ -141,44 +179,17 @@ def _has_no_reader() -> bool:
     try:
         watch.register(sys.stdout.fileno(), 0)
     except io.UnsupportedOperation:
-        # A host program has put something else in its place.
+        # A host program has replaced the stream.
         return False
     return any(event & select.POLLERR for _, event in watch.poll(0))
 
 
-def _run(module_name: str, program: str, arguments: Sequence[str]) -> int:
-    _log_to_the_terminal(module_name.partition(".")[0])
-    if "torch" not in sys.modules:
-        # torch reads both once, when it is imported.
-        os.environ.setdefault(HUGE_PAGES, "1")
-        # Of its profiler: beyond errors. It calls a machine without a GPU one.
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    module = importlib.import_module(module_name)
+def _discard_output() -> None:
+    """Send what cannot be written nowhere: the interpreter flushes once more at its end, and would complain."""
     try:
-        if hasattr(module, "main"):
-            return module.main(arguments)
-        status = module.run(_parse(module, program, arguments)) or 0
         sys.stdout.flush()
-        return status
-    except KeyboardInterrupt as interrupt:
-        if is_first_here(os.environ):
-            sys.stderr.write("\ninterrupted\n")
-        return getattr(interrupt, "exit_status", INTERRUPTED)
-    except Exception as error:
-        failed = getattr(module, "ERROR_STATUS", None)
-        is_known = isinstance(error, ValueError | OSError) or is_out_of_memory(error)
-        if not is_known or "--debug" in arguments:
-            if failed is None:
-                raise
-            traceback.print_exc()
-            return int(failed)
-        # A worker's or a converter's pipe is an error like others.
-        if isinstance(error, BrokenPipeError) and _has_no_reader():
-            raise
-        # Of several processes that fail for one reason one says it; before they have met, the first of each machine.
-        if not getattr(error, "is_said", not is_first_here(os.environ)):
-            sys.stderr.write(f"\n{program}: {_message(error)}\n")
-        return getattr(error, "exit_status", 1) if failed is None else int(failed)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def build_parser(module: ModuleType, program: str) -> argparse.ArgumentParser:
@@ -211,7 +222,8 @@ def _parse(module: ModuleType, program: str, rest: Sequence[str]) -> argparse.Na
 
         topic = rest[rest.index(asked[0]) + 1 :][:1]
         options = help_text(topic[0] if topic and not topic[0].startswith("-") else "")
-        parser.epilog = options + _exit_statuses()
+        statuses = (f"  {code:<5} {meaning}" for code, meaning in EXIT_STATUSES.items())
+        parser.epilog = "\n".join([options, "", "exit status:", *statuses])
     parsed, config_arguments = parser.parse_known_args(rest)
     if config_arguments and not takes_config:
         first = config_arguments[0]
@@ -219,10 +231,6 @@ def _parse(module: ModuleType, program: str, rest: Sequence[str]) -> argparse.Na
         parser.error(f"{what} {first!r}; see `{program} --help`")
     parsed.config_arguments = config_arguments
     return parsed
-
-
-def _exit_statuses() -> str:
-    return "\n".join(["", "", "exit status:", *(f"  {code:<5} {meaning}" for code, meaning in EXIT_STATUSES.items())])
 
 
 def _message(error: Exception) -> str:
@@ -238,24 +246,8 @@ def _message(error: Exception) -> str:
         return str(error) or type(error).__name__
     # The second name is that of a rename's target.
     where = error.filename2 or error.filename
-    advice = SYSTEM_ADVICE.get(error.errno or 0, "see to that, then give the same command again")
+    advice = SYSTEM_ADVICE.get(error.errno or 0, "mend that, then run the same command again")
     return f"{where}: {error.strerror}; {advice}" if where else f"{error.strerror}; {advice}"
-
-
-def _overview() -> str:
-    lines = ["speakernet: train, score and use speaker-verification models", "", "commands:"]
-    for name, module_name in COMMANDS.items():
-        lines.append(f"  {name:<16} {_first_line(module_name)}")
-    return "\n".join([*lines, "", "`speakernet COMMAND --help` tells the rest.", ""])
-
-
-def _first_line(module_name: str) -> str:
-    # Read, not imported: importing torch for a help page would take seconds.
-    specification = importlib.util.find_spec(f"speakernet.cli.{module_name}")
-    if specification is None or specification.origin is None:
-        return ""
-    tree = ast.parse(Path(specification.origin).read_text(encoding="utf-8"))
-    return (ast.get_docstring(tree) or "").split("\n", 1)[0]
 
 
 def _log_to_the_terminal(*packages: str) -> None:
@@ -270,3 +262,107 @@ def _log_to_the_terminal(*packages: str) -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     for package in {"speakernet", *packages}:
         logging.getLogger(package).setLevel(logging.DEBUG)
+
+
+# What several commands have in common.
+
+
+def load_configuration(arguments: Sequence[str]) -> "LoadedConfig":
+    """The configuration that files and command line mean; model files that they name say what they are."""
+    # Late: a command that takes no configuration does not read the options of every component.
+    from speakernet.config import load_config
+
+    return load_config(arguments, _is_classic_checkpoint, _settings_of_model)
+
+
+def _is_classic_checkpoint(path: Path) -> bool:
+    """Whether a file is a checkpoint of voxceleb_trainer; reading it runs no code from it."""
+    if not path.is_file():
+        return False
+    # Late: only a command that scores a model without a configuration needs torch before its options are read.
+    from speakernet.checkpoint import read_checkpoint
+    from speakernet.models.importers import voxceleb_trainer
+
+    return voxceleb_trainer.is_ours_to_read(read_checkpoint(path))
+
+
+def _settings_of_model(path: Path) -> Mapping[str, Any]:
+    """The network that a model file describes, as dotted keys of the configuration and values."""
+    if not path.is_file():
+        return {}
+    # Late: only a run that starts from a model needs torch before its options are read.
+    from speakernet.assembly.initial_model import settings_of_file
+
+    return settings_of_file(path)
+
+
+def missing_extra(doing: str, extra: str, error: ModuleNotFoundError) -> ValueError:
+    """The message for a library of an extra that is not installed; the error itself if a module of ours is missing.
+
+    >>> str(missing_extra("serving", "serve", ModuleNotFoundError("no", name="fastapi.responses")))
+    "serving needs the library fastapi, which is not installed: pip install 'speakernet[serve]'"
+    """
+    library = (error.name or "").partition(".")[0]
+    if library == "speakernet":
+        raise error
+    return ValueError(f"{doing} needs the library {library}, which is not installed: pip install 'speakernet[{extra}]'")
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """`--model` and `--device`."""
+    parser.add_argument("--model", required=True, help="a model file, such as exps/exp01/best.pt, or an imported one")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1; auto (the default) takes a GPU if any")
+
+
+def add_store(parser: argparse.ArgumentParser, *, is_needed: bool = True) -> None:
+    """`--store` and `--key-file`."""
+    parser.add_argument("--store", type=Path, required=is_needed, help="the file of people, such as people.db")
+    parser.add_argument(
+        "--key-file",
+        type=Path,
+        help=f"file with the key that encrypts its embeddings (default: the variable {STORE_KEY_VARIABLE}, if set)",
+    )
+
+
+def add_decision(parser: argparse.ArgumentParser, rate_help: str) -> None:
+    """`--far` and `--threshold`."""
+    decision = parser.add_mutually_exclusive_group()
+    decision.add_argument("--far", type=float, metavar="RATE", help=rate_help)
+    decision.add_argument(
+        "--threshold",
+        type=_threshold,
+        metavar="SCORE",
+        help="decide at this score, or at a named one of the model file (eer, far_1%%); default: 0.4",
+    )
+
+
+def load_verifier(arguments: argparse.Namespace, local_rank: int | None = None) -> "SpeakerVerifier":
+    """The model that `--model` names; of several ranks on a machine each takes the GPU of its own number."""
+    # Late: --help and a mistyped option need no torch.
+    from speakernet.inference.verifier import load
+
+    return load(arguments.model, arguments.device, local_rank)
+
+
+def store_key(arguments: argparse.Namespace) -> bytes | None:
+    """The key of `--key-file`, else of the environment; None for none."""
+    return read_secret(arguments.key_file, STORE_KEY_VARIABLE)
+
+
+@contextlib.contextmanager
+def answer_first(*, is_verbose: bool) -> Iterator[None]:
+    """Nothing is logged in the block unless asked for, so that the answer is the first line on the screen."""
+    before = logging.root.manager.disable
+    if not is_verbose:
+        logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def _threshold(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text

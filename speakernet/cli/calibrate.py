@@ -12,7 +12,7 @@ import logging
 import sys
 from pathlib import Path
 
-from speakernet.cli.using import add_model, add_store, load_verifier, store_key
+from speakernet.cli import add_model, add_store, load_verifier, store_key
 from speakernet.evaluation.cautions import cautions
 from speakernet.evaluation.headline import headline_sentence
 from speakernet.evaluation.options import EvaluationOptions

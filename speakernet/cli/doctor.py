@@ -16,7 +16,7 @@ from pathlib import Path
 
 from speakernet.checks import Finding, closing_line, table, worst
 from speakernet.checks.doctor import CheckRequest, duration_histogram, full_check, write_duration_png
-from speakernet.cli.defaults import load_configuration
+from speakernet.cli import load_configuration
 from speakernet.config import Config
 from speakernet.data.lists import audio_folder_of
 from speakernet.machine.facts import system_info, usable_cores

@@ -14,7 +14,7 @@ import os
 import sys
 from pathlib import Path
 
-from speakernet.cli.using import add_model, load_verifier
+from speakernet.cli import add_model, load_verifier
 from speakernet.files import WHOLE, WorkPart, add_part_argument, list_parts, parse_part
 from speakernet.parallel.distributed import Place, find_place
 

@@ -10,7 +10,7 @@ import argparse
 import logging
 import sys
 
-from speakernet.cli.using import add_model, add_store, load_verifier, store_key
+from speakernet.cli import add_model, add_store, load_verifier, store_key
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ are compared with the model's; it is refused where they differ.
 import argparse
 from pathlib import Path
 
-from speakernet.cli.extras import missing_extra
+from speakernet.cli import missing_extra
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

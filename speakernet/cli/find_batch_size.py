@@ -8,7 +8,7 @@ import argparse
 import math
 import sys
 
-from speakernet.cli.defaults import load_configuration
+from speakernet.cli import load_configuration
 
 TAKES_CONFIG = True
 

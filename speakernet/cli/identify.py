@@ -14,7 +14,7 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
-from speakernet.cli.using import add_decision, add_model, add_store, answer_first, load_verifier, store_key
+from speakernet.cli import add_decision, add_model, add_store, answer_first, load_verifier, store_key
 
 if TYPE_CHECKING:
     from speakernet.inference.enrolment import Identification

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from speakernet.cli.using import add_model, add_store, load_verifier, store_key
+from speakernet.cli import add_model, add_store, load_verifier, store_key
 
 if TYPE_CHECKING:
     from speakernet.inference.people import PeopleStore

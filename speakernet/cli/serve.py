@@ -7,7 +7,7 @@ SPEAKERNET_TOKEN, or made and shown at the start. Audio is never kept; the store
 import argparse
 from pathlib import Path
 
-from speakernet.cli.extras import missing_extra
+from speakernet.cli import missing_extra
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
 

@@ -9,7 +9,7 @@ import sys
 
 import yaml
 
-from speakernet.cli.defaults import load_configuration
+from speakernet.cli import load_configuration
 from speakernet.config import config_to_dict
 from speakernet.config.reference import reference
 

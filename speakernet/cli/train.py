@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from speakernet.cli.defaults import load_configuration
+from speakernet.cli import load_configuration
 from speakernet.config import LoadedConfig
 from speakernet.evaluation.headline import headline_sentence
 from speakernet.files import GrowingFile, own_command

@@ -17,7 +17,7 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
-from speakernet.cli.using import add_decision, add_model, answer_first, load_verifier
+from speakernet.cli import add_decision, add_model, answer_first, load_verifier
 
 if TYPE_CHECKING:
     from speakernet.inference.decision import Decision

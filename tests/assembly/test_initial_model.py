@@ -10,8 +10,7 @@ import torch
 from speakernet.assembly.initial_model import refuse_other_network
 from speakernet.assembly.model import build_model
 from speakernet.checkpoint import read_own_checkpoint, write_checkpoint
-from speakernet.cli import main
-from speakernet.cli.defaults import load_configuration
+from speakernet.cli import load_configuration, main
 from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
 
