@@ -1,12 +1,12 @@
-"""Training, scoring and using speaker-verification models; docs/architecture.md has the map of the rooms."""
+"""Training, scoring and using speaker-verification models; docs/architecture.md describes the packages."""
 
 import importlib
 from typing import Any
 
 __version__ = "0.2.0"
-"""Its one home: setup.py reads it here, and CHANGELOG.md begins with it."""
+"""setup.py reads it here, and CHANGELOG.md begins with it."""
 
-# Names that users take from here, and where they are written; torch is imported when one is first asked for.
+# Names that users import from here; torch is imported when one is first used.
 _LAZY = {"load": "speakernet.inference.verifier", "SpeakerVerifier": "speakernet.inference.verifier"}
 
 

@@ -1,7 +1,7 @@
-"""What a person sees of long work: one line that is drawn again and again in a terminal, a line of the log elsewhere.
+"""Progress of long work: one line that is redrawn in a terminal, a log line now and then elsewhere.
 
-tqdm keeps the line at the bottom of the terminal, what stands in it is made here. Log lines go through the lock of its
-lines (`TerminalHandler`), so that none is ever glued onto a bar. Knows nothing of what is being done.
+tqdm keeps the line at the bottom of the terminal, its text is made here. Log lines take the lock of its lines
+(`TerminalHandler`), so none is ever glued onto a bar.
 """
 
 import logging
@@ -20,9 +20,9 @@ logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
 
 MAX_NAMED = 10
-"""At most so many names of what is wrong stand in a sentence or a finding; the others are counted."""
+"""Names shown in a message or a finding; the others are counted."""
 LINE_SECONDS = 30.0
-"""Without a terminal, work says where it is at most so often; no minute is silent."""
+"""Between log lines of a bar without a terminal; no minute is silent."""
 DRAWN_SECONDS = 0.2
 USUAL_COLUMNS = 80
 SHORTEST_BAR = 5
@@ -30,9 +30,9 @@ ROWS = 24  # Bars below the terminal's last row are hidden; there are never so m
 
 
 class _Line(tqdm):
-    """A line at the bottom of the terminal, whose text somebody else makes; the newest one hides those before it."""
+    """A line at the bottom of the terminal, whose text the caller makes; the newest one hides those before it."""
 
-    # tqdm's thread that looks after slow bars would be forked into workers with whatever it holds.
+    # tqdm's monitor thread would be forked into workers with whatever lock it holds.
     monitor_interval = 0
     _shown: ClassVar[list["_Line"]] = []
 
@@ -70,7 +70,7 @@ _Line.set_lock(threading.RLock())
 
 
 class TerminalHandler(logging.StreamHandler):
-    """Writes log lines to stderr; the bars that are there make room for them and are drawn again below."""
+    """Writes log lines to stderr above the bars, which are redrawn below."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one record."""
@@ -79,9 +79,7 @@ class TerminalHandler(logging.StreamHandler):
 
 
 class Bar:
-    """How far a piece of work is: drawn in a terminal, else told to the log now and then.
-
-    A bar that ends leaves nothing behind: what came of the work is said by who did it.
+    """Progress of a piece of work: drawn in a terminal, else logged now and then; nothing is left when it ends.
 
     >>> with Bar("reading", 3, is_shown=False) as bar:
     ...     for _ in range(3):
@@ -91,11 +89,11 @@ class Bar:
 
     Args:
         what: is being done, in two or three words.
-        total: units in all; None where that is not known.
-        unit: what is counted, for people; "B" for bytes.
+        total: units in all; None if unknown.
+        unit: what is counted, as a singular noun; "B" for bytes.
         done: units that were done before, and take no time now.
-        note: what is said instead of counts, speed and time left; asked for whenever something is shown.
-        is_shown: False on other ranks, and where the work is over before anybody could look.
+        note: text shown instead of counts, speed and time left; called whenever something is shown.
+        is_shown: False on other ranks, and for work of less than a second.
         clock: seconds; replaceable for tests.
     """
 
@@ -126,7 +124,7 @@ class Bar:
         self.close()
 
     def update(self, count: float = 1) -> None:
-        """So much more is done."""
+        """Count so much more as done."""
         self.done += count
         if self._line is not None:
             self._line.update(0)
@@ -149,7 +147,7 @@ class Bar:
             self._line = None
 
     def _drawn(self, columns: int, is_ascii: bool) -> str:
-        """One line of at most so many columns; the bar itself takes what the words leave."""
+        """One line of at most so many columns; the bar itself takes what the text leaves."""
         if not self.total:
             return f"{self.what}: {self._status()}"[:columns]
         share = min(1.0, self.done / self.total)
@@ -179,12 +177,12 @@ class Bar:
 
 
 def has_terminal() -> bool:
-    """Whether somebody looks at stderr."""
+    """Whether stderr is a terminal."""
     return sys.stderr is not None and sys.stderr.isatty()
 
 
 def duration(seconds: float) -> str:
-    """A duration for people.
+    """Hours, minutes and seconds.
 
     >>> duration(3725)
     '1:02:05'
