@@ -3,7 +3,7 @@
 import importlib
 from typing import Any
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 """setup.py reads it here, and CHANGELOG.md begins with it."""
 
 # Names that users import from here; torch is imported when one is first used.
