@@ -162,7 +162,8 @@ def variant(owner: type[Options], name: str, defaults: Mapping[str, Any] | None 
         **(defaults or {}),
         **facts,
     }
-    return type(owner)(name, (owner,), namespace)
+    metaclass: Any = type(owner)
+    return metaclass(name, (owner,), namespace)
 
 
 def default_of(owner: type[Options], name: str) -> Any:
@@ -172,8 +173,8 @@ def default_of(owner: type[Options], name: str) -> Any:
 
 def description_of(owner: type[Options], name: str) -> str:
     """The docstring below a field in one line, or that of the base class whose field it replaces."""
-    found = (base.model_fields[name].description for base in owner.__mro__ if name in getattr(base, "model_fields", ()))
-    return " ".join(next(filter(None, found), "").split())
+    fields = (getattr(base, "model_fields", {}).get(name) for base in owner.__mro__)
+    return " ".join(next((one.description for one in fields if one and one.description), "").split())
 
 
 def summary(owner: type) -> str:

@@ -88,9 +88,10 @@ COMMON_NAMES = {
     "bf16": "runtime.precision",
 }
 ALIASES = CLASSIC_NAMES | COMMON_NAMES
-ON_OFF = {"true": "on", "false": "off"}
-AUTO_NO = {"true": "auto", "false": "no"}
-VALUES: dict[str, dict[str, str | None]] = {
+Values = dict[str, str | None]
+ON_OFF: Values = {"true": "on", "false": "off"}
+AUTO_NO: Values = {"true": "auto", "false": "no"}
+VALUES: dict[str, Values] = {
     "scheduler": {"steplr": "step"},
     "mixedprec": AUTO_NO,
     "use_amp": AUTO_NO,

@@ -71,7 +71,7 @@ class ScoringOptions(Options):
 class MeasuringOptions(Options):
     """How scores become figures."""
 
-    dcf_target_priors: list[Probability] = Field([0.01, 0.05, 0.001])
+    dcf_target_priors: list[Probability] = Field(default=[0.01, 0.05, 0.001])
     """Prior probabilities of a target for the detection cost; 0.01 and 0.05 are always reported."""
     c_miss: Positive = UNIT_COST
     """Cost of a missed target."""
@@ -86,7 +86,7 @@ class SliceOptions(Options):
 
     metadata: InputPath = ""
     """CSV with a column path and any others (gender, age, …): results are sliced by them."""
-    slices: list[str] = Field([])
+    slices: list[str] = Field(default=[])
     """What to slice by: duration, snr, or columns of metadata; empty: duration and every metadata column that fits."""
 
 
@@ -115,9 +115,9 @@ class EvaluationOptions(SliceOptions, MeasuringOptions, ScoringOptions, Embeddin
     """Audio of calibration_list; empty: test_path."""
     calibration_prior: Probability = 0.01
     """Target prior that the calibration is tuned for."""
-    quality_measures: list[Quality] = Field([])
+    quality_measures: list[Quality] = Field(default=[])
     """Extra inputs of the calibration: duration, magnitude, snr, cohort (mean score against the cohort)."""
-    sweep: list[Sweep] = Field([])
+    sweep: list[Sweep] = Field(default=[])
     """Degrade the trial audio step by step and report the EER: noise, reverb, duration, telephone."""
     keep_embeddings: bool = True
     """Keep embeddings beside the results and use them again while model and audio are unchanged."""

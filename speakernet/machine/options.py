@@ -40,7 +40,7 @@ class MachineOptions(DistributedOptions):
     """TensorFloat-32 for float32 convolutions (NVIDIA Ampere and later): faster, 10 bits of mantissa."""
     cudnn_benchmark: bool | Literal["auto"] = "auto"
     """Let cuDNN time its algorithms; auto: on where crops have few lengths, unless deterministic."""
-    attention: list[Literal["flash", "efficient", "math", "cudnn"]] = Field([])
+    attention: list[Literal["flash", "efficient", "math", "cudnn"]] = Field(default=[])
     """Attention kernels allowed on a GPU; empty allows all."""
     keep_memory: bool = True
     """Linux: keep the memory of freed tensors for the next step; giving it back can take longer than the arithmetic."""

@@ -12,9 +12,9 @@ from speakernet.options import CountOrZero, Decibels, InputPath, Options, Share,
 class VoiceOptions(Options):
     """In which voices training speakers are heard; each but the recorded one makes new speakers of them."""
 
-    speed_factors: list[Annotated[float, Ge(0.5), Le(2.0)]] = Field([1.0])
+    speed_factors: list[Annotated[float, Ge(0.5), Le(2.0)]] = Field(default=[1.0])
     """Speeds to draw from; each but 1.0 makes new speakers (0.9, 1.0, 1.1: three times as many)."""
-    warp_factors: list[Annotated[float, Ge(0.7), Le(1.4)]] = Field([1.0])
+    warp_factors: list[Annotated[float, Ge(0.7), Le(1.4)]] = Field(default=[1.0])
     """Vocal-tract lengths to draw from, as factors of all frequencies; new speakers too, times those of the speeds."""
     real_share: Share | Literal["auto"] = "auto"
     """Share of each batch that is left as recorded; auto: every voice (a speed with a warp) is equally likely."""
@@ -50,17 +50,19 @@ class AugmentOptions(VoiceOptions):
     """Folder with room impulse responses; empty: no reverberation."""
     probability: Share = 0.8
     """Share of utterances that get one of the disturbances below (four fifths in the classic five-way choice)."""
-    categories: list[Literal["reverb", "music", "babble", "noise"]] = Field(["reverb", "music", "babble", "noise"])
+    categories: list[Literal["reverb", "music", "babble", "noise"]] = Field(
+        default=["reverb", "music", "babble", "noise"]
+    )
     """Disturbances to choose from, each equally likely (listed twice: twice); one without files is redistributed."""
-    noise_snr_db: list[Decibels] = Field([0.0, 15.0])
+    noise_snr_db: list[Decibels] = Field(default=[0.0, 15.0])
     """Lowest and highest signal-to-noise ratio of noise."""
-    music_snr_db: list[Decibels] = Field([5.0, 15.0])
+    music_snr_db: list[Decibels] = Field(default=[5.0, 15.0])
     """Lowest and highest signal-to-noise ratio of music."""
-    babble_snr_db: list[Decibels] = Field([13.0, 20.0])
+    babble_snr_db: list[Decibels] = Field(default=[13.0, 20.0])
     """Lowest and highest signal-to-noise ratio of babble."""
-    babble_speakers: list[Annotated[int, Ge(1), Le(100)]] = Field([3, 7])
+    babble_speakers: list[Annotated[int, Ge(1), Le(100)]] = Field(default=[3, 7])
     """Fewest and most talkers in babble."""
-    volume_db: list[Decibels] = Field([0.0, 0.0])
+    volume_db: list[Decibels] = Field(default=[0.0, 0.0])
     """Lowest and highest gain."""
     telephone_probability: Share = 0.0
     """Share of utterances limited to the telephone band (300 to 3400 Hz)."""

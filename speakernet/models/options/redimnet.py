@@ -30,7 +30,7 @@ class ReDimNetOptions(TwoLayerOptions, NormedEmbeddingOptions):
 
     channels: Channels = 10
     """Channels of the first stage."""
-    stages: Stages = Field([[1, 2, 1, 30], [2, 3, 2, 30], [1, 3, 3, 30], [2, 4, 2, 10], [1, 3, 1, 10]])
+    stages: Stages = Field(default=[[1, 2, 1, 30], [2, 3, 2, 30], [1, 3, 3, 30], [2, 4, 2, 10], [1, 3, 1, 10]])
     """For each stage its stride along mels, blocks, how much wider they are inside, and by what its context divides the
     channels (0: no context)."""
     block: Block = "basic_resnet"
@@ -67,7 +67,7 @@ class ReDimNetOptions(TwoLayerOptions, NormedEmbeddingOptions):
 
 B4_STAGES = [[1, 4, 2, 48], [2, 4, 2, 48], [1, 6, 2, 48], [2, 6, 1, 32], [1, 8, 1, 24], [2, 4, 1, 16]]
 # The names stand for wespeaker's tables; the authors' files say in their `model_config` what they are.
-REDIMNETS = {
+REDIMNETS: dict[str, type[Any]] = {
     "ReDimNetB0": ReDimNetOptions,
     "ReDimNetB1": variant(
         ReDimNetOptions,
@@ -184,7 +184,7 @@ class ReDimNet2Options(NormedEmbeddingOptions):
         yield from _stage_problems(self.stages, (*strides, "blocks", WIDTH, *kernel, "divisor"))
 
 
-REDIMNET2S = {
+REDIMNET2S: dict[str, type[Any]] = {
     "ReDimNet2B0": ReDimNet2Options,
     "ReDimNet2B1": variant(
         ReDimNet2Options,

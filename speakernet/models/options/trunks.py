@@ -108,15 +108,15 @@ class ResNetOptions(TrunkOptions):
 
     channels: Annotated[int, Ge(8), Le(4096)] = 16
     """Channels of the first stage; each following stage has twice as many."""
-    blocks: Blocks = Field([2, 2, 2, 2])
+    blocks: Blocks = Field(default=[2, 2, 2, 2])
     """Residual blocks of each stage; [3, 4, 6, 3] is ResNet-34."""
     stem_stride: Annotated[int, Ge(1), Le(16)] = 1
     """Stride along mels of the first convolution; 2 halves all later work."""
     gated: bool = False
     """Squeeze-and-excitation in every block."""
-    mel_strides: Strides = Field([])
+    mel_strides: Strides = Field(default=[])
     """Stride along mels of each stage; empty: 1, then 2 in all others. [2, 2, 2, 2] is golden gemini's."""
-    frame_strides: Strides = Field([])
+    frame_strides: Strides = Field(default=[])
     """Stride along frames of each stage; empty: 1, then 2 in all others. [1, 2, 1, 1] is golden gemini's."""
 
     front_end_defaults: ClassVar = {"name": "log_mel"}
@@ -229,7 +229,7 @@ class ECAPAOptions(NormedEmbeddingOptions):
             yield "channels", f"{self.channels}; expected a multiple of {ECAPA_GROUPS}"
 
 
-ECAPAS = {
+ECAPAS: dict[str, type[Any]] = {
     "ECAPA_TDNN": ECAPAOptions,
     "ECAPA_TDNN_1024": variant(
         ECAPAOptions, "ECAPA_TDNN_1024", {"channels": 1024}, parameters=14_657_088, macs=2_649_030_656
@@ -252,7 +252,7 @@ class DeepResNetOptions(TwoLayerOptions):
     """Whether its blocks are of three convolutions instead of two."""
 
 
-RESNETS = {"ResNet18": DeepResNetOptions} | {
+RESNETS: dict[str, type[Any]] = {"ResNet18": DeepResNetOptions} | {
     name: variant(
         DeepResNetOptions, name, blocks=blocks, has_bottlenecks=name != "ResNet34", parameters=parameters, macs=macs
     )
@@ -282,7 +282,7 @@ class SimAMResNetOptions(TrunkOptions):
     blocks: ClassVar[Sequence[int]] = RESNET34
 
 
-SIMAM_RESNETS = {
+SIMAM_RESNETS: dict[str, type[Any]] = {
     "SimAM_ResNet34": SimAMResNetOptions,
     "SimAM_ResNet100": variant(
         SimAMResNetOptions, "SimAM_ResNet100", blocks=(6, 16, 24, 3), parameters=50_232_896, macs=57_060_925_440
@@ -299,7 +299,7 @@ class GeminiOptions(TwoLayerOptions):
     blocks: ClassVar[Sequence[int]] = (3, 3, 9, 3)
 
 
-GEMINIS = {
+GEMINIS: dict[str, type[Any]] = {
     "Gemini_DF_ResNet60": GeminiOptions,
     "Gemini_DF_ResNet114": variant(
         GeminiOptions, "Gemini_DF_ResNet114", blocks=(3, 3, 27, 3), parameters=6_531_552, macs=5_235_343_360
@@ -352,13 +352,13 @@ class ERes2NetOptions(TwoLayerOptions):
     """The first stage that is fused with those after it."""
 
 
-ERES2NETS = {
+ERES2NETS: dict[str, type[Any]] = {
     "ERes2NetBase": ERes2NetOptions,
     "ERes2NetLarge": variant(
         ERes2NetOptions, "ERes2NetLarge", {"channels": 64}, parameters=22_462_784, macs=13_427_548_160
     ),
 }
-ERES2NETV2S = {
+ERES2NETV2S: dict[str, type[Any]] = {
     "ERes2NetV2": variant(
         ERes2NetOptions,
         "ERes2NetV2",
