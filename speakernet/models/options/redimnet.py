@@ -1,7 +1,7 @@
 """The options of ReDimNet and ReDimNet2, and their published sizes. No torch is imported here."""
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 from pydantic import Field
