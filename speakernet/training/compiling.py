@@ -1,19 +1,22 @@
-"""When and how the network is compiled: never, from the start, or once the steps left repay the cost.
+"""When and how the network is compiled, and gradient checkpointing of its repeated blocks.
 
 Compilation is done in place (`Module.compile`), so saved keys never change. Evaluation runs eagerly: its lengths differ
-from utterance to utterance, and each would be compiled anew.
+from utterance to utterance, and each would be compiled again. Checkpointing works on any network: batch-norm statistics
+and keyed draws move once a step, though a block runs twice; a module that must not be run twice declares
+`supports_gradient_checkpointing = False`.
 """
 
 import contextlib
+import copy
 import logging
 import platform
 import shutil
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from speakernet.files import error_line
 from speakernet.machine.device import DeviceClock
@@ -25,186 +28,135 @@ logger = logging.getLogger(__name__)
 # Steps measured eagerly before `auto` decides; the first few warm caches up and are left out.
 OBSERVED_STEPS = 20
 WARMUP_STEPS = 5
-# Measured on two CPU cores (benchmarks/measurements.md): the share of a step that compiling saves; cost per layer.
+# Measured on two CPU cores (docs/performance.md): the share of a step that compiling saves, and its cost per layer.
 ASSUMED_SAVING = 0.10
 SECONDS_PER_LAYER = 0.5
 # Compile only for a clear gain: the two figures above are estimates.
 REQUIRED_GAIN = 2.0
+# Weights, their gradients and two moments, in float32.
+BYTES_OF_A_WEIGHT = 16
+# Gradients of activations live beside these for a while, and kernels need memory to work.
+BESIDE_ACTIVATIONS = 1.25
+OBSERVED_UTTERANCES = 2
 
 
-class NoCompiler:
-    """Leaves the network as it is."""
+class BufferGuard:
+    """Remembers the buffers that a forward pass changes (batch-norm statistics) and can put them back."""
 
-    is_compiled = False
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._buffers = [
+            buffer
+            for module in modules
+            for owner in module.modules()
+            if getattr(owner, "track_running_stats", True)
+            for name, buffer in owner.named_buffers(recurse=False)
+            if name in ("running_mean", "running_var", "num_batches_tracked")
+        ]
+        self._copies = [buffer.clone() for buffer in self._buffers]
 
-    def run(self, forward_backward: Callable[[], None]) -> None:
-        """Run a micro-batch."""
-        forward_backward()
+    def remember(self) -> None:
+        """Take the values to which `restore` goes back."""
+        if self._buffers:
+            torch._foreach_copy_(self._copies, self._buffers)
 
-    def consider(self, step: int, steps_left: int) -> None:
-        """Nothing to decide."""
+    def restore(self) -> None:
+        """Put the remembered values back."""
+        if self._buffers:
+            torch._foreach_copy_(self._buffers, self._copies)
 
-    def paused(self) -> contextlib.AbstractContextManager[Any]:
-        """A context in which nothing is compiled."""
-        return contextlib.nullcontext()
-
-    def close(self) -> None:
-        """Nothing to undo."""
+    def restore_where(self, is_bad: torch.Tensor) -> None:
+        """Put them back if `is_bad` (0-d bool) is true, without asking the device."""
+        for dtype in {buffer.dtype for buffer in self._buffers}:
+            now, kept = ([one for one in some if one.dtype == dtype] for some in (self._buffers, self._copies))
+            # End to end, chosen at once, copied back at once: a few launches for hundreds of small tensors. Chosen,
+            # not mixed by a factor: what was undone may be NaN.
+            before, after = (torch.cat([one.reshape(-1) for one in some]) for some in (kept, now))
+            chosen = torch.where(is_bad, before, after).split([one.numel() for one in now])
+            torch._foreach_copy_(now, [one.view_as(other) for one, other in zip(chosen, now, strict=True)])
 
 
 class Compiler:
-    """Compiles `net` in place when its time has come, and goes back to eager execution when that fails.
+    """Compiles `net` in place when its time has come; with no options it does nothing.
 
     Args:
         net: the network; its parameters' names stay as they are.
         options: when and how; the scope is whole or regional, what `auto` means is the caller's to decide.
-        recover: undoes what a failed micro-batch has left behind (gradients, batch-norm statistics).
-        prepare: called with the network before it is compiled.
         clock: of the device; None: that of a CPU.
     """
 
-    def __init__(
-        self,
-        net: nn.Module,
-        options: CompileOptions,
-        *,
-        recover: Callable[[], None],
-        prepare: Callable[[nn.Module], None],
-        clock: DeviceClock | None = None,
-    ) -> None:
-        self.net = net
-        self.options = options
-        self.recover = recover
-        self.prepare = prepare
-        self.is_compiled = False
-        self._is_proven = False
-        self._is_settled = options.compile == "on"
+    def __init__(self, net: nn.Module, options: CompileOptions | None, *, clock: DeviceClock | None = None) -> None:
+        self.net, self.options = net, options
+        self.is_compiled = self.is_new = False
         self._eager_seconds = 0.0
         self._clock = DeviceClock(torch.device("cpu")) if clock is None else clock
-        if options.compile == "on":
+        self.is_observing = options is not None and options.compile == "auto"
+        if options is not None and options.compile == "on":
             self._compile()
 
-    def run(self, forward_backward: Callable[[], None]) -> None:
-        """Run a micro-batch; the first compiled one may fail, and is then repeated eagerly."""
-        if not self.is_compiled or self._is_proven:
-            forward_backward()
-            return
-        random_state = capture_random_state()
-        begin = time.perf_counter()
-        try:
-            forward_backward()
-        except Exception as error:
-            # Whatever the compiler raises (its own errors, a missing C++ compiler, a bug): the eager network is the
-            # reference, and an error of the network itself comes again when it runs eagerly.
-            self._uncompile()
-            logger.warning("compilation failed, going on without it: %s", error_line(error))
-            self.recover()
-            restore_random_state(random_state)
-            forward_backward()
-            return
-        self._is_proven = True
-        logger.info(
-            "compiled (%s, %s) in %.1f s",
-            self.options.compile_scope,
-            self.options.compile_mode,
-            time.perf_counter() - begin,
-        )
+    def succeed(self, seconds: float) -> None:
+        """The first compiled micro-batch has run."""
+        assert self.options is not None
+        self.is_new = False
+        logger.info("compiled (%s, %s) in %.1f s", self.options.compile_scope, self.options.compile_mode, seconds)
 
-    def consider(self, step: int, steps_left: int) -> None:
-        """After a step: `auto` measures some steps, decides once, and takes a compilation back that did not pay."""
-        if self._is_settled or self.options.compile != "auto":
+    def fail(self, error: Exception) -> None:
+        """The first compiled micro-batch has failed: run eagerly."""
+        self._uncompile()
+        logger.warning("compilation failed, continuing without it: %s", error_line(error))
+
+    def consider(self, steps_left: int) -> None:
+        """After a step: `auto` measures some steps, decides once, and takes a compilation back that does not pay."""
+        if not self.is_observing:
             return
         self._clock.mark()
         if len(self._clock) < OBSERVED_STEPS:
             return
         # The median: an evaluation or a save between two steps counts for one of them.
         usual = sorted(self._clock.take()[WARMUP_STEPS:])[(OBSERVED_STEPS - WARMUP_STEPS) // 2]
-        if self.is_compiled:
-            self._judge(usual)
-        else:
-            self._decide(usual, steps_left)
-
-    def _decide(self, usual: float, steps_left: int) -> None:
-        gain, cost = estimate(usual, steps_left, num_layers(self.net))
-        verdict = gain > REQUIRED_GAIN * cost
-        logger.info("compile auto: %s", in_words(gain, cost, steps_left))
-        self._eager_seconds = usual
-        self._is_settled = not verdict
-        if verdict:
-            self._compile()
-
-    def _judge(self, usual: float) -> None:
-        """Some networks run slower compiled (VGGVox on a CPU does): then the eager code is taken back."""
-        self._is_settled = True
-        # VGGVox takes 0.325 of the plain definition's step eager and 0.39 compiled (benchmarks/measurements.md).
-        is_faster = usual < self._eager_seconds
-        logger.info(
-            "compile auto: a step takes %.3f s, before %.3f s: %s",
-            usual,
-            self._eager_seconds,
-            "kept" if is_faster else "going back to eager",
-        )
-        if not is_faster:
+        if not self.is_compiled:
+            layers = sum(1 for module in self.net.modules() if not any(module.children()))
+            gain, cost = ASSUMED_SAVING * usual * steps_left, SECONDS_PER_LAYER * layers
+            self._eager_seconds = usual
+            self.is_observing = gain > REQUIRED_GAIN * cost
+            verdict = "compiling" if self.is_observing else "not compiling"
+            logger.info("compile auto: %s (it may save %.0f s of the run and takes about %.0f s)", verdict, gain, cost)
+            if self.is_observing:
+                self._compile()
+            return
+        # Some networks run slower compiled (VGGVox on a CPU does).
+        self.is_observing = False
+        verdict = "kept" if usual < self._eager_seconds else "going back to eager"
+        logger.info("compile auto: a step takes %.3f s, before %.3f s: %s", usual, self._eager_seconds, verdict)
+        if usual >= self._eager_seconds:
             self._uncompile()
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> contextlib.AbstractContextManager[Any]:
         """Inside the block everything runs eagerly; compiled code is kept."""
-        if not self.is_compiled:
-            yield
-            return
-        with torch.compiler.set_stance("force_eager"):
-            yield
+        return torch.compiler.set_stance("force_eager") if self.is_compiled else contextlib.nullcontext()
 
     def close(self) -> None:
-        """Leave an eager network: who uses it next (a second stage, say) has other lengths and may not wish to wait."""
+        """Leave an eager network: a second stage has other lengths."""
         if self.is_compiled:
             self._uncompile()
-        elif len(self._clock) and not self._is_settled:
-            logger.info("compile auto: not compiled; it takes %d steps to judge by", OBSERVED_STEPS)
 
     def _compile(self) -> None:
+        assert self.options is not None
         logger.info("compiling the network: the next step may take minutes")
-        self.prepare(self.net)
+        mode = None if self.options.compile_mode == "default" else self.options.compile_mode
         for module in self._targets():
             # dynamic=False: training crops have one length (a second length compiles a second version).
-            module.compile(
-                mode=None if self.options.compile_mode == "default" else self.options.compile_mode, dynamic=False
-            )
-        self.is_compiled = True
+            module.compile(mode=mode, dynamic=False)
+        self.is_compiled = self.is_new = True
 
     def _uncompile(self) -> None:
         for module in self._targets():
             # What `Module.compile` sets; torch has no public way back.
             module._compiled_call_impl = None
-        self.is_compiled = False
-        self._is_settled = True
+        self.is_compiled = self.is_new = self.is_observing = False
 
     def _targets(self) -> list[nn.Module]:
+        assert self.options is not None
         return [self.net] if self.options.compile_scope == "whole" else repeated_blocks(self.net)
-
-
-def estimate(step_seconds: float, steps_left: int, layers: int) -> tuple[float, float]:
-    """Seconds that compiling would save, and seconds that it costs."""
-    return ASSUMED_SAVING * step_seconds * steps_left, SECONDS_PER_LAYER * layers
-
-
-def in_words(gain: float, cost: float, steps_left: int) -> str:
-    """The decision, with the reason where it is against compiling; seconds.
-
-    >>> in_words(45.0, 25.0, 900)
-    'not compiling: about 45 s saved in the 900 steps left are no clear gain over 25 s of compiling (both are guesses)'
-    """
-    figures = f"about {gain:.0f} s saved in the {steps_left} steps left"
-    if gain > REQUIRED_GAIN * cost:
-        return f"compiling ({figures}, for about {cost:.0f} s of compiling)"
-    verdict = "are no clear gain over" if gain > cost else "do not repay"
-    return f"not compiling: {figures} {verdict} {cost:.0f} s of compiling (both are guesses)"
-
-
-def num_layers(net: nn.Module) -> int:
-    """Modules without children."""
-    return sum(1 for module in net.modules() if not any(module.children()))
 
 
 def repeated_blocks(net: nn.Module) -> list[nn.Module]:
@@ -227,16 +179,92 @@ def repeated_blocks(net: nn.Module) -> list[nn.Module]:
 
 
 def _is_stage(module: nn.Module) -> bool:
-    """Whether a module only holds lists of modules that have parts themselves."""
+    """Whether a module only holds lists of modules that have children themselves."""
     lists = [child for child in module.children() if isinstance(child, nn.Sequential | nn.ModuleList)]
     is_only_lists = len(lists) == len(list(module.children()))
     return is_only_lists and all(any(entry.children()) for one in lists for entry in one)
 
 
 def platform_obstacle(device: torch.device) -> str:
-    """Why this machine cannot compile for the device, empty where it can."""
+    """Why this machine cannot compile for the device, empty if it can."""
     if platform.system() == "Windows":
         return "torch.compile is not supported on Windows here"
     if device.type == "cpu" and not any(shutil.which(name) for name in ("g++", "clang++", "c++")):
         return "compiling for the CPU needs a C++ compiler (g++ or clang++), and none is in the PATH; install one"
     return ""
+
+
+def training_bytes(net: nn.Module, num_samples: int, batch_size: int, dtype: torch.dtype) -> int:
+    """About what a training step of `net` takes, from the activations that two random utterances leave on a CPU."""
+    sizes: dict[int, int] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    random_state = capture_random_state()
+    observed = copy.deepcopy(net).cpu().train()
+    weights = {one.untyped_storage().data_ptr() for one in (*observed.parameters(), *observed.buffers())}
+    hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+    with hooks, torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
+        # Held until it is counted: what is freed gives its address to another.
+        embeddings = observed(0.1 * torch.randn(OBSERVED_UTTERANCES, num_samples))
+    activations = sum(size for address, size in sizes.items() if address not in weights)
+    del embeddings
+    restore_random_state(random_state)
+    count = sum(one.numel() for one in net.parameters())
+    return BYTES_OF_A_WEIGHT * count + int(BESIDE_ACTIVATIONS * activations * batch_size / OBSERVED_UTTERANCES)
+
+
+def blocks_to_checkpoint(net: nn.Module) -> list[nn.Module]:
+    """The network's repeated blocks; ValueError if it forbids checkpointing, or has no block that repeats."""
+    blocks = repeated_blocks(net)
+    why = f"{type(net).__name__} has no blocks that repeat" if blocks == [net] else ""
+    for name, module in net.named_modules():
+        if not getattr(module, "supports_gradient_checkpointing", True):
+            why = f"{type(module).__name__} ({name or 'the network'}) must not be run twice"
+    if why:
+        raise ValueError(
+            f"runtime.gradient_checkpointing: {why}; switch it off, or lower data.batch_size and raise "
+            "training.accumulation_steps"
+        )
+    return blocks
+
+
+def enable_gradient_checkpointing(net: nn.Module) -> int:
+    """Make the repeated blocks of `net` keep only their inputs; returns how many there are.
+
+    Parameter names and results stay as they are. In evaluation nothing changes.
+    """
+    blocks = blocks_to_checkpoint(net)
+    for block in blocks:
+        # On the instance, not the class: other networks of this process stay as they are.
+        block.forward = _checkpointed(block, block.forward)  # type: ignore[method-assign]
+    return len(blocks)
+
+
+def _checkpointed(block: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+    # Restoring the random state costs a copy per block; only dropout needs it.
+    has_dropout = any(isinstance(module, nn.modules.dropout._DropoutNd) for module in block.modules())
+
+    def contexts() -> tuple[contextlib.AbstractContextManager[Any], contextlib.AbstractContextManager[Any]]:
+        return contextlib.nullcontext(), _statistics_kept(block)
+
+    def run(*inputs: Any) -> Any:
+        if not (block.training and torch.is_grad_enabled()):
+            return forward(*inputs)
+        # Not reentrant: that kind takes no `context_fn`, which keeps the statistics from moving twice.
+        return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=has_dropout, context_fn=contexts)
+
+    return run
+
+
+@contextlib.contextmanager
+def _statistics_kept(block: nn.Module) -> Iterator[None]:
+    guard = BufferGuard([block])
+    guard.remember()
+    try:
+        yield
+    finally:
+        guard.restore()

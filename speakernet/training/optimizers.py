@@ -1,12 +1,14 @@
-"""The optimizers by name, and the parameter groups they get (no decay on normalisation weights and biases)."""
+"""What moves the weights: the optimizers and their parameter groups, freezing, and the moving average of weights."""
 
+import contextlib
 import itertools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from speakernet.options import create, lookup
 from speakernet.parallel.sharding import join_state, parameters_of, take_state
@@ -14,6 +16,7 @@ from speakernet.training.options import (
     OPTIMIZERS,
     AdamOptions,
     AdamWOptions,
+    FineTuningOptions,
     NAdamOptions,
     OptimizerOptions,
     RAdamOptions,
@@ -88,13 +91,8 @@ def parameter_groups(
 ) -> Groups:
     """Groups of what decays, and of what does not (normalisation weights, biases, single numbers).
 
-    A parameter of one dimension or none does not decay: in every normalisation and bias that is the shape.
-
-    Args:
-        modules: what is trained.
-        weight_decay: of what decays.
-        decay_all: let everything decay.
-        factors: of the learning rate of the first modules, 1 for the others; each factor has groups of its own.
+    A parameter of one dimension or none does not decay: in every normalisation and bias that is the shape. `factors`
+    are of the learning rate of the first modules, 1 for the others; each factor has groups of its own.
     """
     # In this order whatever the modules hold: a checkpoint knows the groups by their number.
     groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
@@ -108,46 +106,22 @@ def parameter_groups(
             seen.add(id(parameter))
             of_module[0 if decay_all or parameter.ndim > 1 else 1].append(parameter)
     return [
-        {"params": parameters, "weight_decay": weight_decay if decays else 0.0, **_factor(factor)}
+        # A factor of 1 is left out, as in checkpoints that have none.
+        {"params": parameters, "weight_decay": weight_decay if decays else 0.0}
+        | ({} if factor == 1.0 else {LEARNING_RATE_FACTOR: factor})
         for (factor, decays), parameters in groups.items()
         if parameters
     ]
 
 
-def _factor(factor: float) -> dict[str, float]:
-    # A group without it is what checkpoints of before this option hold.
-    return {} if factor == 1.0 else {LEARNING_RATE_FACTOR: factor}
-
-
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
     """Give every group of parameters its learning rate: the one given, times the group's factor."""
     for group in optimizer.param_groups:
-        value = learning_rate * group.get(LEARNING_RATE_FACTOR, 1.0)
-        if isinstance(group["lr"], torch.Tensor):
-            group["lr"].fill_(value)
-        else:
-            group["lr"] = value
-
-
-def keep_rates_on_device(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-    """Let the update read its learning rates from the device, where `set_learning_rate` then fills them in.
-
-    A recorded update goes on with whatever they are when it is repeated. Kernels of CUDA take them in 32 bits.
-    """
-    dtype = torch.float32 if device.type == "cuda" else torch.float64
-    for group in optimizer.param_groups:
-        group["lr"] = torch.tensor(float(group["lr"]), dtype=dtype, device=device)
-        # Adam asks for leave to be recorded; a fused one needs nothing else for it.
-        if "capturable" in group and device.type == "cuda":
-            group["capturable"] = True
+        group["lr"] = learning_rate * group.get(LEARNING_RATE_FACTOR, 1.0)
 
 
 def should_fuse(options: OptimizerOptions, device: torch.device) -> tuple[bool, str]:
-    """Whether to use the one-kernel update, and why.
-
-    Raises:
-        ValueError: `on` was asked for and torch has no fused form of this optimizer.
-    """
+    """Whether to use the one-kernel update, and why."""
     name = options.name
     has_fused = name in FUSED_OPTIMIZERS and device.type in ("cpu", "cuda")
     if options.fused == "on" and not has_fused:
@@ -163,17 +137,7 @@ def should_fuse(options: OptimizerOptions, device: torch.device) -> tuple[bool, 
 def create_optimizer(
     options: OptimizerOptions, modules: Iterable[nn.Module], device: torch.device, *, is_float32: bool = True
 ) -> torch.optim.Optimizer:
-    """The optimizer over all trainable parameters of `modules`.
-
-    Args:
-        options: which one, and how far it moves.
-        modules: the network, and the head of the loss.
-        device: where they are.
-        is_float32: whether gradients are computed in 32 bits; sets what `epsilon: auto` means.
-
-    Raises:
-        ValueError: unknown name, a fused form that torch has not, or nothing to train.
-    """
+    """The optimizer over all trainable parameters of `modules`; `is_float32` sets what `epsilon: auto` means."""
     part = lookup(OPTIMIZERS, options.name, "optimizer")
     factors = [options.network_learning_rate_factor]
     groups = parameter_groups(modules, options.weight_decay, options.decay_norms_and_biases, factors)
@@ -188,10 +152,7 @@ def create_optimizer(
 
 
 class OptimizerState:
-    """An optimizer's moments, to keep and to take up; its options stay those that the resumed run was given.
-
-    (torch's own `load_state_dict` would put the saved options back, whatever the user asks for now.)
-    """
+    """An optimizer's moments; its options stay those that the resumed run was given (torch would put the saved back)."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
@@ -199,16 +160,10 @@ class OptimizerState:
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain values; what several ranks share is whole on rank 0, so that each has to ask."""
         state = self.optimizer.state_dict()
-        # Plain values, wherever the rates are kept.
-        groups = [{**group, "lr": float(group["lr"])} for group in state["param_groups"]]
-        return {"state": join_state(state["state"], parameters_of(self.optimizer)), "param_groups": groups}
+        return {**state, "state": join_state(state["state"], parameters_of(self.optimizer))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the moments up.
-
-        Raises:
-            ValueError: they are another optimizer's, or of other parameters.
-        """
+        """Take the moments up; ValueError if they are another optimizer's, or of other parameters."""
         own = self.optimizer.state_dict()["param_groups"]
         saved = state["param_groups"]
         if len(own) != len(saved):
@@ -222,3 +177,105 @@ class OptimizerState:
         own_state = take_state(state["state"], parameters_of(self.optimizer))
         self.optimizer.load_state_dict({"state": own_state, "param_groups": groups})
         _fill_in_momentum(self.optimizer)
+
+
+class Freezing:
+    """Puts a network into training mode, less what stays as it was given.
+
+    A frozen network gets no gradient, so that the optimizer touches neither its weights nor their moments (not even by
+    weight decay), and its batch norm normalises by its running statistics without moving them. All of it follows from
+    the epoch alone: a run that goes on finds it as it was.
+
+    Args:
+        net: the network, as the optimizer was made for it.
+        options: for how long, and whether statistics stay even then.
+    """
+
+    def __init__(self, net: nn.Module, options: FineTuningOptions) -> None:
+        self.keeps_statistics = options.freeze_norm_statistics
+        self._net, self._epochs = net, options.freeze_epochs
+        # What a network never trains (RawNet3's idle norms) does not begin to learn when the rest does.
+        self._parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
+
+    def is_frozen(self, epoch: int) -> bool:
+        """Whether the network stays as it is in an epoch, counted from 0."""
+        return epoch < self._epochs
+
+    def begin_training(self, epoch: int) -> None:
+        """Training mode for the steps of an epoch, counted from 0."""
+        is_frozen = self.is_frozen(epoch)
+        for parameter in self._parameters:
+            parameter.requires_grad_(not is_frozen)
+        self._net.train()
+        if is_frozen or self.keeps_statistics:
+            for module in self._net.modules():
+                if isinstance(module, _BatchNorm):
+                    module.eval()
+
+
+class WeightAverage:
+    """Exponential moving average of a network's weights, kept beside it.
+
+    Early on the average follows more closely, `min(decay, (1 + steps) / (10 + steps))`, so that the random start is
+    soon forgotten. Buffers (batch-norm statistics) are averaged too where they are floating point, else copied.
+    With decay 0 it keeps nothing and does nothing. (torch's `AveragedModel` begins with a copy of the first weights and
+    has no such early stretch, copies the whole module with what was compiled into it, and cannot change places.)
+
+    >>> net = nn.Linear(1, 1, bias=False); _ = net.weight.data.fill_(1.0)
+    >>> average = WeightAverage(net, decay=0.5); average.update(); _ = net.weight.data.fill_(0.0)
+    >>> average.update()
+    >>> with average.applied():
+    ...     round(net.weight.item(), 4)
+    0.1818
+    """
+
+    def __init__(self, net: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self._steps = 0
+        self._live = [*net.parameters(), *net.buffers()] if decay > 0 else []
+        self._floats = [index for index, tensor in enumerate(self._live) if tensor.is_floating_point()]
+        self._kept = [tensor.detach().clone() for tensor in self._live]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Move the average towards the weights of now."""
+        if not self._live:
+            return
+        # The first update is the start itself: (1 + 0) / (10 + 0) of the old would be a share of nothing learned.
+        decay = min(self.decay, (1 + self._steps) / (10 + self._steps))
+        self._steps += 1
+        floats = [self._kept[index] for index in self._floats]
+        torch._foreach_lerp_(floats, [self._live[index] for index in self._floats], 1.0 - decay)
+        for index, tensor in enumerate(self._live):
+            if not tensor.is_floating_point():
+                self._kept[index].copy_(tensor)
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """Inside the block the network holds the average; afterwards its own weights again."""
+        self.swap()
+        try:
+            yield
+        finally:
+            self.swap()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The average and the number of updates."""
+        return {"steps": self._steps, "kept": list(self._kept)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up where `state_dict` was taken; from the network's weights of now where no average was kept then."""
+        if not self._live:
+            return
+        self._steps = int(state["steps"])
+        for kept, saved in zip(self._kept, state["kept"] or self._live, strict=True):
+            kept.copy_(saved)
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        """Exchange the average and the network's own weights."""
+        for live, kept in zip(self._live, self._kept, strict=True):
+            # One tensor at a time: the whole network would be in memory three times.
+            held = live.detach().clone()
+            live.copy_(kept)
+            kept.copy_(held)

@@ -1,20 +1,29 @@
-"""What a run shows and writes while it trains: one bar, metrics.jsonl, TensorBoard; on the main process only.
+"""What a run shows and writes while it trains: one bar, metrics.jsonl, TensorBoard, and the speed of its steps.
 
-It is handed plain numbers and never touches a tensor. The other ranks get an object that does nothing.
+Only the main process writes and shows. Numbers of steps stay on the device until `RecentSteps` fetches many at a time.
 """
 
+import dataclasses
 import json
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from speakernet.files import GrowingFile, atomic_write
+import torch
+
+from speakernet.files import GrowingFile, atomic_write, human_bytes
+from speakernet.machine.facts import measuring
+from speakernet.machine.memory import process_peak_bytes
+from speakernet.parallel import distributed
 from speakernet.run_folder import METRICS
 from speakernet.terminal import Bar
+from speakernet.training.precision import Precision
+from speakernet.training.state import TrainingState
+from speakernet.training.step import StepOutcome
 
 if TYPE_CHECKING:
     from speakernet.training.tensorboard import EventFiles
@@ -31,7 +40,181 @@ _SHOWN = {
 REFRESH_SECONDS = 5.0
 """What is shown is never much older than this, however rarely numbers are recorded."""
 SHOWN_WAIT = 0.1
-"""Waiting for data for a smaller share of the time is not worth a word."""
+"""Waiting for data for a smaller share of the time is not shown."""
+NUM_NAMES_SHOWN = 8
+"""File names of a bad batch in the log; the whole batch would bury the rest."""
+PARTS = ("data", "forward_backward", "optimizer")
+ADVISED_SHARE = 0.10
+"""Waiting for data for a smaller share of the time is not worth a change."""
+SLOW_DISK_BYTES_A_SECOND = 100e6
+
+
+class NonFiniteError(ValueError):
+    """Too many steps in a row, or all of an epoch, gave a loss or gradient that is not finite."""
+
+
+class RecentSteps:
+    """Outcomes that still lie on the device; `fetch_into` adds them to the run's state in one transfer."""
+
+    def __init__(self, max_bad_steps: int, file_names: Callable[[torch.Tensor], list[str]]) -> None:
+        self.max_bad_steps, self.file_names = max_bad_steps, file_names
+        self.outcomes: list[tuple[int, StepOutcome]] = []
+        self._good: list[tuple[float, float, float]] = []
+        self._latest: dict[str, float] = {}
+
+    def fetch_into(self, state: TrainingState, precision: Precision) -> None:
+        """Fetch everything kept. Every rank calls it after the same step: a bad one gathers its file names."""
+        if not self.outcomes:
+            return
+        columns = [
+            torch.stack([one.loss, one.accuracy, one.grad_norm, one.is_bad.float(), one.loss_is_bad.float()])
+            for _, one in self.outcomes
+        ]
+        rows = torch.stack(columns).tolist()  # the one synchronisation: (steps, 5)
+        loss_scale = float(precision.scale) if precision.scales else 1.0
+        outcomes, self.outcomes = self.outcomes, []
+        for (step, outcome), (loss, accuracy, norm, is_bad, loss_is_bad) in zip(outcomes, rows, strict=True):
+            # In the order of the steps: a good one between bad ones clears the streak.
+            if not is_bad:
+                state.bad_streak = 0
+                self._good.append((loss, accuracy, norm))
+                state.epoch_loss_sum += loss
+                state.epoch_accuracy_sum += accuracy
+                state.epoch_good_steps += 1
+            elif precision.scales and not loss_is_bad and loss_scale >= 1.0:
+                # An overflow under a large loss scale: the scale has been halved and the run continues.
+                state.overflows += 1
+            else:
+                self._count_bad(state, step, outcome, loss, norm)
+        self._latest["bad_steps"] = state.bad_steps
+        if precision.scales:
+            self._latest["loss_scale"] = loss_scale
+
+    def means(self) -> dict[str, float]:
+        """Means over the good steps fetched since `take` (else the last ones), and counts."""
+        if not self._good:
+            return dict(self._latest)
+        means = [sum(column) / len(self._good) for column in zip(*self._good, strict=True)]
+        return {**self._latest, **dict(zip(("loss", "accuracy_percent", "grad_norm"), means, strict=True))}
+
+    def take(self) -> dict[str, float]:
+        """The means; the next ones are over later steps."""
+        self._latest, self._good = self.means(), []
+        return dict(self._latest)
+
+    def _count_bad(self, state: TrainingState, step: int, outcome: StepOutcome, loss: float, norm: float) -> None:
+        state.bad_steps += 1
+        state.bad_streak += 1
+        names = self.file_names(torch.cat(distributed.gather_objects(outcome.indices)))
+        more = f" and {len(names) - NUM_NAMES_SHOWN} more" if len(names) > NUM_NAMES_SHOWN else ""
+        shown = ", ".join(names[:NUM_NAMES_SHOWN]) + more
+        logger.warning(
+            "step %d undone: loss %g, gradient norm %g (bad steps so far: %d); its utterances: %s",
+            *(step, loss, norm, state.bad_steps, shown),
+        )
+        if state.bad_streak >= self.max_bad_steps:
+            raise NonFiniteError(
+                f"{state.bad_streak} steps in a row gave a loss or gradient that is not finite (the last at step "
+                f"{step}); the weights are those before the first of them. Lower optimizer.learning_rate, try "
+                f"--mixed-precision no, or look at the audio of: {shown}"
+            )
+
+
+@dataclasses.dataclass
+class Window:
+    """Sums over some steps; seconds and counts."""
+
+    steps: int = 0
+    utterances: int = 0
+    seconds: float = 0.0
+    parts: dict[str, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+
+    def summary(self) -> dict[str, float]:
+        """Rates and shares; empty while no time has passed.
+
+        >>> window = Window(1, 64, 0.5, {"data": 0.1, "forward_backward": 0.3, "optimizer": 0.1})
+        >>> window.summary()["utterances_per_second"], window.summary()["data_wait_share"]
+        (128.0, 0.2)
+        """
+        if self.steps == 0 or self.seconds <= 0:
+            return {}
+        return {
+            "steps_per_second": self.steps / self.seconds,
+            "utterances_per_second": self.utterances / self.seconds,
+            "step_seconds": self.seconds / self.steps,
+            "effective_batch": self.utterances / self.steps,
+            "data_wait_share": self.parts["data"] / self.seconds,
+            "forward_backward_share": self.parts["forward_backward"] / self.seconds,
+            "optimizer_share": self.parts["optimizer"] / self.seconds,
+            # Rounding of the clock may make it negative.
+            "overhead_share": max(0.0, self.seconds - sum(self.parts.values())) / self.seconds,
+        }
+
+
+class PerformanceTracker:
+    """Speed and memory of a run: since the last window was taken, in this epoch, and in all."""
+
+    def __init__(self, precision: str, accumulation_steps: int, device: torch.device) -> None:
+        self.precision, self.accumulation_steps, self.device = precision, accumulation_steps, device
+        self.total, self.epoch, self.window = Window(), Window(), Window()
+
+    def update(self, seconds: float, utterances: int, parts: Mapping[str, float]) -> None:
+        """Count one optimizer step; `parts` are the seconds of `PARTS`."""
+        for window in (self.total, self.epoch, self.window):
+            window.steps += 1
+            window.utterances += utterances
+            window.seconds += seconds
+            for name in PARTS:
+                window.parts[name] += parts.get(name, 0.0)
+
+    def take_window(self) -> dict[str, float]:
+        """The summary since the last call."""
+        summary, self.window = self.window.summary(), Window()
+        return summary
+
+    def take_epoch(self) -> dict[str, float]:
+        """The summary of the epoch."""
+        summary, self.epoch = self.epoch.summary(), Window()
+        return summary
+
+    def summary(self, gpu_utilisation_percent: float | None = None) -> dict[str, Any]:
+        """Everything since the start, with memory, utilisation and precision."""
+        found: dict[str, Any] = {
+            **self.total.summary(),
+            "steps": self.total.steps,
+            "precision": self.precision,
+            "accumulation_steps": self.accumulation_steps,
+            # The extra passes that accumulation makes inside one step.
+            "accumulation_share": (self.accumulation_steps - 1) / self.accumulation_steps,
+        }
+        with measuring("peak memory of the process"):
+            found["process_peak_bytes"] = process_peak_bytes()
+        if self.device.type == "cuda":
+            found["device_peak_bytes"] = torch.cuda.max_memory_allocated(self.device)
+            found["device_reserved_bytes"] = torch.cuda.max_memory_reserved(self.device)
+        if gpu_utilisation_percent is not None:
+            found["gpu_utilisation_percent"] = gpu_utilisation_percent
+        return found
+
+
+def performance_sentence(performance: Mapping[str, Any]) -> str:
+    """Speed, waiting, memory and utilisation of a run in one line; empty if no step was taken.
+
+    >>> performance_sentence({"utterances_per_second": 128.4, "data_wait_share": 0.2, "process_peak_bytes": 3 << 30})
+    'training: 128 utterances/s, waited for data 20 % of the time, peak memory 3.0 GiB'
+    """
+    if "utterances_per_second" not in performance:
+        return ""
+    facts = [
+        f"training: {performance['utterances_per_second']:.0f} utterances/s",
+        f"waited for data {100 * performance['data_wait_share']:.0f} % of the time",
+    ]
+    for key, what in (("process_peak_bytes", "peak memory"), ("device_peak_bytes", "peak memory of the GPU")):
+        if key in performance:
+            facts.append(f"{what} {human_bytes(performance[key])}")
+    if "gpu_utilisation_percent" in performance:
+        facts.append(f"GPU busy {performance['gpu_utilisation_percent']:.0f} % of the time")
+    return ", ".join(facts)
 
 
 class Progress:
@@ -66,12 +249,7 @@ class Progress:
         self._shown_at = time.monotonic()
 
     def open(self, step: int, num_lines: int | None = None) -> None:
-        """Begin or go on after `step`: what a killed run wrote after its last checkpoint is removed.
-
-        Args:
-            step: optimizer steps done.
-            num_lines: of metrics.jsonl that the run had then; None where it is not known.
-        """
+        """Begin or continue after `step`: what a killed run wrote after its last checkpoint is removed."""
         if self.folder is None:
             return
         path, records = self.folder / METRICS, []
@@ -90,21 +268,18 @@ class Progress:
             self._events.open(step, records)
 
     def start_epoch(self, epoch: int, max_epochs: int, num_batches: int, done: int) -> None:
-        """Go on with an epoch (from 0) of `num_batches`, of which `done` were done before a resume.
-
-        One bar shows the whole run, with an epoch as its unit.
-        """
+        """Show an epoch (from 0) of `num_batches`, of which `done` were done before a resume; one bar for the run."""
         self._epoch = f"epoch {epoch + 1}/{max_epochs}"
         self._share_of_batch = 1 / max(1, num_batches)
-        place = epoch + done * self._share_of_batch
+        position = epoch + done * self._share_of_batch
         if self._bar is None:
-            self._bar = Bar("training", max_epochs, done=place, note=self._note, is_shown=self.show_bar)
-        self._bar.done = place
+            self._bar = Bar("training", max_epochs, done=position, note=self._note, is_shown=self.show_bar)
+        self._bar.done = position
 
-    def advance(self) -> None:
-        """One more batch."""
+    def advance(self, num_batches: int) -> None:
+        """So many more batches are done."""
         if self._bar is not None:
-            self._bar.update(self._share_of_batch)
+            self._bar.update(num_batches * self._share_of_batch)
 
     @property
     def is_due(self) -> bool:
@@ -112,7 +287,7 @@ class Progress:
         return self.show_bar and time.monotonic() - self._shown_at >= REFRESH_SECONDS
 
     def show(self, values: Mapping[str, Any]) -> None:
-        """Take the numbers of now into the bar; those that are not there are left out."""
+        """Take numbers into the bar; those that are not there are left out."""
         self._shown_at = time.monotonic()
         shown = {key: form.format(values[key]) for key, form in _SHOWN.items() if key in values}
         if values.get("data_wait_share", 0.0) < SHOWN_WAIT:
@@ -123,18 +298,12 @@ class Progress:
         return ", ".join(filter(None, [self._epoch, self._numbers]))
 
     def record(self, kind: str, step: int, epoch: int, values: Mapping[str, Any]) -> None:
-        """Write one line of metrics.jsonl, the numbers to TensorBoard, and show those of a step.
-
-        Args:
-            kind: step, epoch or evaluation.
-            step: optimizer steps done.
-            epoch: epochs begun (the first is 1).
-            values: numbers, strings and plain containers.
-        """
+        """Write a `step`, `epoch` (from 1) or `evaluation` to metrics.jsonl and TensorBoard; show that of a step."""
         if self._file is not None:
-            line = {"kind": kind, "step": step, "epoch": epoch, **_plain(values)}
-            # `allow_nan=False`: NaN is no JSON, and other programs stop at it.
-            self.num_lines += self._file.append((json.dumps(line, allow_nan=False) + "\n").encode())
+            # NaN is not JSON, and other programs stop at it.
+            plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+            line = json.dumps({"kind": kind, "step": step, "epoch": epoch, **plain}, allow_nan=False)
+            self.num_lines += self._file.append(f"{line}\n".encode())
         if self._events is not None:
             self._events.record(kind, step, values)
         if kind == "step":
@@ -142,30 +311,14 @@ class Progress:
 
     def close(self) -> None:
         """Flush and close everything."""
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-        if self._events is not None:
-            self._events.close()
-            self._events = None
-
-
-def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values as JSON can hold them: a number that is not finite becomes null."""
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()
-    }
+        for one in (self._bar, self._file, self._events):
+            if one is not None:
+                one.close()
+        self._bar = self._file = self._events = None
 
 
 def _drop_after(path: Path, step: int, num_lines: int | None) -> list[dict[str, Any]]:
-    """Keep the complete lines up to `step`, no more than so many: what follows will be written again.
-
-    Returns:
-        What they hold.
-    """
+    """Keep the complete lines up to `step`, no more than so many, and return what they hold."""
     kept: list[dict[str, Any]] = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
@@ -179,3 +332,51 @@ def _drop_after(path: Path, step: int, num_lines: int | None) -> list[dict[str, 
     with atomic_write(path) as file:
         file.writelines(json.dumps(record) + "\n" for record in kept)
     return kept
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadingFacts:
+    """How a run loads its data."""
+
+    num_workers: int
+    cores: int
+    """That the run may use."""
+    is_packed: bool
+    """The corpus is packed or in memory."""
+    is_compressed: bool
+    """Files must be decoded."""
+    augments_on_cpu: bool
+    has_gpu: bool
+    read_bytes_a_second: float = 0.0
+    """0 if it was not measured."""
+    is_on_disk: bool = False
+    """The packed corpus is larger than memory."""
+
+
+def data_wait_advice(wait_share: float, facts: LoadingFacts) -> str:
+    """The cheapest change that can help a run that waits for its data; empty if it hardly waits.
+
+    >>> data_wait_advice(0.05, LoadingFacts(0, 8, False, False, True, True))
+    ''
+    """
+    if wait_share <= ADVISED_SHARE:
+        return ""
+    if 0 < facts.read_bytes_a_second < SLOW_DISK_BYTES_A_SECOND and not facts.is_packed:
+        speed = facts.read_bytes_a_second / 1e6
+        advice = f"the disk gives {speed:.0f} MB/s; pack the corpus onto a faster one (speakernet pack)"
+    # Free: the GPU idles while it waits.
+    elif facts.augments_on_cpu and facts.has_gpu:
+        advice = "let the GPU augment (augment.device: auto)"
+    elif facts.is_on_disk and not facts.augments_on_cpu:
+        advice = "the packed corpus is larger than memory; move it to a faster disk of this machine"
+    # One core is left to the training process itself.
+    elif facts.num_workers < facts.cores - 1:
+        advice = f"raise data.num_workers from {facts.num_workers} to {facts.cores - 1} (this machine has {facts.cores} cores)"
+    elif not facts.is_packed:
+        why = "files are decoded for every crop" if facts.is_compressed else "a file is opened for every crop"
+        advice = f"pack the corpus (speakernet pack): {why}"
+    elif facts.augments_on_cpu:
+        advice = "all cores are busy augmenting; lower augment.probability or use a machine with more cores"
+    else:
+        advice = "the corpus is packed or in memory, and all cores are busy: only more cores or faster memory help"
+    return f"training waits for data {100 * wait_share:.0f} % of the time: {advice}"

@@ -1,79 +1,242 @@
-"""One optimizer step: forward and backward of its micro-batches, clipping, the guard against non-finite numbers.
+"""One optimizer step: its micro-batches forward and backward, clipping, the gate against non-finite numbers.
 
-The trainer adds micro-batches and then finishes the step. Nothing here asks the device for a number (except where the
-optimizer cannot skip an update by itself), so on a GPU the host runs ahead of it.
+What accumulation, compilation and several ranks need is here, so the trainer has one code path. Nothing here asks the
+device for a number (unless the optimizer cannot skip an update by itself), so on a GPU the host runs ahead of it.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Iterable, Sequence
-from typing import Any
+import inspect
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch import distributed as torch_distributed
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
 
-from speakernet.parallel.sharding import total_norm
-from speakernet.training.interfaces import BatchLike, DrawsByRow, HasVocalTracts
+from speakernet.parallel import distributed
+from speakernet.parallel.sharding import gather_rows, share_of, sharded_names, total_norm
+from speakernet.parallel.sync_norm import SynchronizedNorm
+from speakernet.random import capture_random_state, restore_random_state
+from speakernet.training.compiling import BufferGuard, Compiler
 from speakernet.training.optimizers import set_learning_rate
 from speakernet.training.options import StepControl
 from speakernet.training.precision import Precision
 from speakernet.training.profiler import NoProfiler, StepProfiler
-from speakernet.training.together import OneProcess
+
+NUM_NUMBERS = 3
+"""Of a step: weight, loss and accuracy."""
+NUM_REQUESTS = 2
+"""Of a rank, after a step: to stop, and to save."""
+
+
+class BatchLike(Protocol):
+    """What a step needs of a batch; `speakernet.data` has the real one."""
+
+    waveforms: Tensor
+    """(batch, samples) float32."""
+    labels: Tensor
+    """(batch,) int64."""
+    indices: Tensor
+    """(batch,) int64 on the CPU, rows of the training list."""
+    shares: tuple[int, ...]
+    """Utterances that each rank has of the whole batch."""
+    draw_key: int
+    """Of the random draws in this epoch, together with the rows."""
+
+    @property
+    def warps(self) -> np.ndarray:
+        """(batch,) int64: the vocal tract of each utterance (`HasVocalTracts`)."""
+
+
+@runtime_checkable
+class DrawsByRow(Protocol):
+    """A component of the network whose random draws are keyed by utterance; `speakernet.frontend` has them."""
+
+    def key_draws(self, key: int, rows: np.ndarray) -> None:
+        """Name the utterances of the next forward pass."""
+
+
+@runtime_checkable
+class HasVocalTracts(Protocol):
+    """A component of the network that changes vocal tracts; `speakernet.frontend` has it."""
+
+    def take_warps(self, warps: np.ndarray) -> None:
+        """Choose the vocal tract of each utterance of the next forward pass, (batch,)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StepOutcome:
-    """What one step gave, still on the device (0-d tensors), and which utterances it saw."""
+    """What one step gave, still on the device (0-d tensors), which utterances it saw, and how long it took."""
 
-    loss: torch.Tensor
-    accuracy: torch.Tensor
-    grad_norm: torch.Tensor
-    is_bad: torch.Tensor
+    loss: Tensor
+    accuracy: Tensor
+    grad_norm: Tensor
+    is_bad: Tensor
     """Whether loss or gradient was not finite, so that the step was undone."""
-    loss_is_bad: torch.Tensor
+    loss_is_bad: Tensor
     """Whether the loss itself was not finite (with fp16 an overflow of the gradient alone is routine)."""
     num_utterances: int
-    """Of all processes."""
-    indices: torch.Tensor
-    """(utterances,) int64, of this process."""
+    """Of all ranks."""
+    indices: Tensor
+    """(utterances,) int64, of this rank."""
+    requests: list[bool] = dataclasses.field(default_factory=list)
+    """What some rank asked for; on several GPUs that of the step before."""
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Of `data`, `forward_backward` and `optimizer`; `processor` is what this thread ran beside the data."""
 
 
-class BufferGuard:
-    """Remembers the buffers that a forward pass changes (batch-norm statistics) and can put them back."""
+class OneProcess:
+    """A process that trains alone: nothing is exchanged."""
 
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._buffers = [
-            buffer
-            for module in modules
-            for owner in module.modules()
-            if getattr(owner, "track_running_stats", True)
-            for name, buffer in owner.named_buffers(recurse=False)
-            if name in ("running_mean", "running_var", "num_batches_tracked")
-        ]
-        self._copies = [buffer.clone() for buffer in self._buffers]
+    def __init__(self, net: nn.Module) -> None:
+        self.net = net
+        self.requests: Callable[[], Sequence[bool]] = tuple
+        """What this rank asks for after a step: to stop, and to save; the trainer's."""
+        self.agreed: list[bool] = []
+        """What some rank asked for."""
 
-    def remember(self) -> None:
-        """Take the values to which `restore` goes back."""
-        if self._buffers:
-            torch._foreach_copy_(self._copies, self._buffers)
+    def begin_epoch(self) -> None:
+        """What is trained may have changed."""
 
-    def restore(self) -> None:
-        """Put the remembered values back."""
-        if self._buffers:
-            torch._foreach_copy_(self._buffers, self._copies)
+    def micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
+        """Around forward and backward pass of one micro-batch."""
+        return contextlib.nullcontext()
 
-    def restore_where(self, is_bad: torch.Tensor) -> None:
-        """Put them back where `is_bad` (0-d bool) is true, without asking the device which."""
-        if not self._buffers:
+    def embed(self, waveforms: Tensor) -> Tensor:
+        """(batch, samples) -> (batch, dim)."""
+        embeddings: Tensor = self.net(waveforms)
+        return embeddings
+
+    def rows_of_all(self, rows: Tensor, shares: Sequence[int]) -> Tensor:
+        """The rows of all ranks, in the order of the batch."""
+        return rows
+
+    def backward(self, value: Tensor, numbers: Tensor, *, is_last: bool) -> None:
+        """Backward pass of a micro-batch; `numbers` (3,) are its weight, and loss and accuracy times that."""
+        value.backward()
+
+    def totals(self, numbers: Tensor) -> Tensor:
+        """From the sums of this rank's micro-batches, (3,), to the means over the ranks."""
+        self.agreed = list(self.requests())
+        return numbers
+
+    def share_statistics(self) -> None:
+        """Give every rank the same batch-norm statistics."""
+
+    def close(self) -> None:
+        """Free what exchanges gradients."""
+
+
+class SeveralProcesses(OneProcess):
+    """Ranks that share every batch, by DistributedDataParallel.
+
+    They exchange nothing but gradients: loss, accuracy and requests travel as the gradient of a small parameter of its
+    own, in the same collectives.
+    """
+
+    def __init__(self, net: nn.Module, loss: nn.Module, device: torch.device) -> None:
+        super().__init__(net)
+        self._all = _Everything(net, loss, device)
+        self._device = device
+        self._parallel: DistributedDataParallel | None = None
+        self._trained: list[bool] = []
+        # On a GPU the host reads a step's requests one step later, when they have long been there.
+        self._on_host: tuple[Tensor, torch.cuda.Event] | None = None
+        self.agreed = [False] * NUM_REQUESTS
+
+    def begin_epoch(self) -> None:
+        """Build the buckets of gradients again if other parameters are trained than before."""
+        trained = [one.requires_grad for one in self._all.parameters()]
+        if self._parallel is not None and trained == self._trained:
             return
-        for dtype in {buffer.dtype for buffer in self._buffers}:
-            now, kept = ([one for one in some if one.dtype == dtype] for some in (self._buffers, self._copies))
-            # End to end, chosen at once, copied back at once: a few launches for hundreds of small tensors. Chosen,
-            # not mixed by a factor: what was undone may be NaN.
-            sizes = [one.numel() for one in now]
-            before, after = (torch.cat([one.reshape(-1) for one in some]) for some in (kept, now))
-            chosen = torch.where(is_bad, before, after).split(sizes)
-            parts = [part.view_as(one) for part, one in zip(chosen, now, strict=True)]
-            torch._foreach_copy_(now, parts)
+        self._trained = trained
+        # Each rank has its own share of these, with the whole gradient of it.
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self._all, sharded_names(self._all))
+        # torch 2.14 renames the argument and warns of the old name.
+        names = inspect.signature(DistributedDataParallel).parameters
+        broadcast = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
+        self._parallel = DistributedDataParallel(
+            self._all,
+            device_ids=[self._device.index] if self._device.type == "cuda" else None,
+            gradient_as_bucket_view=True,
+            # Rank 0's statistics hold if each rank normalises by its own share of the batch.
+            **{broadcast: bool(self._own_norms())},
+        )
+
+    def micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
+        """Gradients are summed on each rank until the last micro-batch."""
+        assert self._parallel is not None, "an epoch was begun"
+        return contextlib.nullcontext() if is_last else self._parallel.no_sync()
+
+    def embed(self, waveforms: Tensor) -> Tensor:
+        """As alone, with the exchange of gradients prepared."""
+        assert self._parallel is not None, "an epoch was begun"
+        embeddings: Tensor = self._parallel(waveforms)
+        return embeddings
+
+    def rows_of_all(self, rows: Tensor, shares: Sequence[int]) -> Tensor:
+        """Gathered, with gradients."""
+        return gather_rows(rows, shares)
+
+    def backward(self, value: Tensor, numbers: Tensor, *, is_last: bool) -> None:
+        """Backward pass; at the last micro-batch the gradients of all ranks are averaged meanwhile."""
+        requests = [float(one) for one in self.requests()] if is_last else []
+        messages = torch.cat([numbers, numbers.new_tensor(requests or [0.0] * NUM_REQUESTS)])
+        # The gradient of a sum of products is what the parameter is multiplied by.
+        (value + (self._all.messages * messages).sum()).backward()  # type: ignore[no-untyped-call]
+
+    def totals(self, numbers: Tensor) -> Tensor:
+        """The messages of all ranks, averaged."""
+        assert self._all.messages.grad is not None
+        means = self._all.messages.grad.clone()
+        self._all.messages.grad = None
+        self._read(means[NUM_NUMBERS:])
+        return means[:NUM_NUMBERS]
+
+    def share_statistics(self) -> None:
+        """Rank 0's, if each rank has its own."""
+        for norm in self._own_norms():
+            for buffer in norm.buffers():
+                torch_distributed.broadcast(buffer, src=0)
+
+    def close(self) -> None:
+        """Its buckets are as large as the gradients, which a second stage needs."""
+        self._parallel = None
+
+    def _read(self, requests: Tensor) -> None:
+        if self._device.type == "cpu":
+            self.agreed = [one > 0 for one in requests.tolist()]
+            return
+        if self._on_host is not None:
+            copy, is_there = self._on_host
+            is_there.synchronize()
+            self.agreed = [one > 0 for one in copy.tolist()]
+        copy = torch.empty(requests.shape, dtype=requests.dtype, pin_memory=True)
+        copy.copy_(requests, non_blocking=True)
+        self._on_host = copy, torch.cuda.current_stream(self._device).record_event()
+
+    def _own_norms(self) -> list[nn.Module]:
+        """The norms whose statistics are each rank's own."""
+        norms = [one for one in self._all.modules() if isinstance(one, _BatchNorm) and one.track_running_stats]
+        return [one for one in norms if not isinstance(one, nn.SyncBatchNorm | SynchronizedNorm)]
+
+
+class _Everything(nn.Module):
+    """All that learns, for the exchange of its gradients; the loss is computed outside."""
+
+    def __init__(self, net: nn.Module, loss: nn.Module, device: torch.device) -> None:
+        super().__init__()
+        self.net, self.loss = net, loss
+        self.messages = nn.Parameter(torch.zeros(NUM_NUMBERS + NUM_REQUESTS, device=device))
+
+    def forward(self, waveforms: Tensor) -> Tensor:
+        embeddings: Tensor = self.net(waveforms)
+        return embeddings
 
 
 class TrainingStep:
@@ -84,13 +247,14 @@ class TrainingStep:
         loss: (embeddings, labels) -> (loss, accuracy); embeddings (speakers, utterances, dim) when `is_metric`.
         optimizer: over the parameters of both.
         precision: autocast and loss scale.
-        options: to which norm gradients are clipped.
-        profiler: is told the phases of the step.
+        options: the norm that gradients are clipped to.
+        profiler: records the phases of the step.
         utterances_per_speaker: rows of a batch that belong to one speaker, in row order.
         gradient_cache: hold the micro-batches back and compute the loss over all their embeddings at once, in two
             passes (metric losses keep all their negatives under accumulation). Source: Gao et al. 2021, "Scaling deep
             contrastive learning batch size under memory limited setup", section 3.
-        team: how the gradients come together; None: of this process alone.
+        ranks: how the gradients come together; None: of this process alone.
+        compiler: when the network is compiled; None: never.
     """
 
     def __init__(
@@ -104,148 +268,155 @@ class TrainingStep:
         profiler: StepProfiler | NoProfiler,
         utterances_per_speaker: int,
         gradient_cache: bool,
-        team: OneProcess | None = None,
+        ranks: OneProcess | None = None,
+        compiler: Compiler | None = None,
     ) -> None:
-        self.net = net
-        self.loss = loss
-        self.optimizer = optimizer
-        self.precision = precision
+        self.net, self.loss, self.optimizer, self.precision = net, loss, optimizer, precision
         self.max_grad_norm = options.max_grad_norm
-        self.utterances_per_speaker = utterances_per_speaker
-        self.gradient_cache = gradient_cache
+        self.utterances_per_speaker, self.gradient_cache = utterances_per_speaker, gradient_cache
         self.profiler = profiler
-        self.team = team or OneProcess(net)
+        self.ranks = ranks or OneProcess(net)
+        self.compiler = compiler or Compiler(net, None)
+        self.guard = BufferGuard([net, loss])
         self._keyed = [module for module in net.modules() if isinstance(module, DrawsByRow)]
         self._warping = [module for module in net.modules() if isinstance(module, HasVocalTracts)]
         self._sees_all = bool(getattr(loss, "sees_all_ranks", loss.is_metric))
-        self.guard = BufferGuard([net, loss])
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         # A fused optimizer on a GPU reads `found_inf` there; the others are asked on the host.
         self._skips_on_device = precision.device.type == "cuda" and bool(optimizer.defaults.get("fused"))
-        self._random_before = _random_state(precision.device)
-        self._weight_unit: float = 1
-        self._has_begun: bool = False
         self._reset()
 
-    def add(self, batch: BatchLike, *, is_last: bool = True) -> None:
-        """Forward and backward of one micro-batch (or keep it, with the gradient cache).
+    def run(self, batches: Iterator[BatchLike], count: int, name: str, learning_rate: float) -> StepOutcome:
+        """A step over the next `count` micro-batches."""
+        data = forward_backward = 0.0
+        processor_begin, mark = time.thread_time(), time.perf_counter()
+        for number in range(count):
+            distributed.work.at(f"the data of {name}")
+            with self.profiler.phase("data"):
+                batch = next(batches)
+            before, mark = mark, time.perf_counter()
+            data += mark - before
+            distributed.work.at(name)
+            if self.compiler.is_new:
+                self._add_first_compiled(batch, is_last=number + 1 == count)
+            else:
+                self.add(batch, is_last=number + 1 == count)
+            before, mark = mark, time.perf_counter()
+            forward_backward += mark - before
+        with self.profiler.phase("optimizer"):
+            outcome = self.finish(learning_rate)
+        seconds = {"data": data, "forward_backward": forward_backward, "optimizer": time.perf_counter() - mark}
+        seconds["processor"] = time.thread_time() - processor_begin
+        return dataclasses.replace(outcome, requests=self.ranks.agreed, seconds=seconds)
 
-        Args:
-            batch: this process's share of it.
-            is_last: of the step; several processes exchange their gradients with it.
-        """
+    def add(self, batch: BatchLike, *, is_last: bool = True) -> None:
+        """Forward and backward of one micro-batch (or keep it, with the gradient cache)."""
         if not self._indices:
             self.guard.remember()
-            if not _is_recording(self.precision.device):
-                self._random_before = _random_state(self.precision.device)
         self._indices.append(batch.indices)
         self._num_utterances += sum(batch.shares)
         if self.gradient_cache:
             self._held.append(batch)
             return
-        # A loss that compares utterances, or whose head is shared, is computed from all of them in every process.
+        # A loss that compares utterances, or whose head is shared, is computed from all of them in every rank.
         counted = sum(batch.shares) if self._sees_all else len(batch.labels)
-        if not self._has_begun:
-            self._has_begun = True
+        if self._weight_unit is None:
             self._weight_unit = counted if self._sees_all else sum(batch.shares) / len(batch.shares)
         # Micro-batches count by their utterances, in units of the first, so that fp16 gradients keep their size.
         weight = counted / self._weight_unit
-        with self.team.part_of_step(is_last):
+        with self.ranks.micro_batch(is_last):
             with self.profiler.phase("forward"), self.precision.autocast():
                 self.key_draws(batch)
-                embeddings = self.team.embed(batch.waveforms)
-                value, accuracy = self._loss_of(embeddings, batch.labels, batch.shares)
+                embeddings, labels = self.ranks.embed(batch.waveforms), batch.labels
+                if self._sees_all:
+                    embeddings, labels = (self.ranks.rows_of_all(one, batch.shares) for one in (embeddings, labels))
+                compare = self._compare if self.loss.is_metric else self.loss
+                value, accuracy = compare(embeddings, labels)
             numbers = self._record(value, accuracy, weight)
             with self.profiler.phase("backward"):
                 scaled = self.precision.scaled(value * weight if weight != 1.0 else value)
-                self.team.send_back(scaled, numbers, is_last=is_last)
-
-    def key_draws(self, batch: BatchLike) -> None:
-        """Tell the parts of the network that draw (masks, dither) which utterances come, and in which voices."""
-        for module in self._keyed:
-            module.key_draws(batch.draw_key, batch.indices.numpy())
-        for tracts in self._warping:
-            tracts.take_warps(batch.warps)
+                self.ranks.backward(scaled, numbers, is_last=is_last)
 
     def finish(self, learning_rate: float) -> StepOutcome:
         """Clip, check, update the weights (or undo the step), and clear the gradients."""
         set_learning_rate(self.optimizer, learning_rate)
-        return self._conclude()
-
-    def set_margin(self, margin: float | torch.Tensor) -> None:
-        """Give the loss the margin of the coming step."""
-        self.loss.margin = margin  # type: ignore[assignment]
-
-    def close(self) -> None:
-        """Let go of the other processes; no step comes after it."""
-        self.team.close()
-
-    def _conclude(self) -> StepOutcome:
-        """What `finish` does on the device, all of it: nothing here depends on a number of this very step."""
         if self.gradient_cache:
             self._two_passes()
         assert self._numbers is not None, "a micro-batch was added"
-        weight, loss_sum, accuracy_sum = self.team.totals(self._numbers)
+        weight, loss_sum, accuracy_sum = self.ranks.totals(self._numbers)
         loss, accuracy = loss_sum / weight, accuracy_sum / weight
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
         # Divided once at the end: a smaller last micro-batch needs no case of its own.
         divisor = self.precision.scale * weight
         norm = total_norm(self._parameters) / divisor
         loss_is_bad = ~torch.isfinite(loss)
         is_bad = loss_is_bad | ~torch.isfinite(norm)
-        self._rescale(gradients, norm, divisor)
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        if gradients:
+            coefficient = 1.0 / divisor
+            if self.max_grad_norm > 0:
+                coefficient = coefficient * torch.clamp(self.max_grad_norm / (norm + 1e-6), max=1.0)
+            # Loss scale, weights and clipping in one kernel; clip_grad_norm_ would pass over them once more.
+            torch._foreach_mul_(gradients, coefficient)
         self._update(is_bad)
         self.precision.update(is_bad)
         self.optimizer.zero_grad(set_to_none=True)
-        outcome = StepOutcome(
-            loss, accuracy, norm, is_bad, loss_is_bad, self._num_utterances, torch.cat(self._indices).detach()
-        )
+        indices, num_utterances = torch.cat(self._indices).detach(), self._num_utterances
         self._reset()
-        return outcome
+        return StepOutcome(loss, accuracy, norm, is_bad, loss_is_bad, num_utterances, indices)
 
-    def forget(self) -> None:
-        """Drop a step that was begun, or undone, as if it had not been: gradients, statistics, what it drew."""
-        self.optimizer.zero_grad(set_to_none=True)
-        self.team.forget()
-        self.guard.restore()
-        _set_random_state(self.precision.device, self._random_before)
-        self._reset()
+    def key_draws(self, batch: BatchLike) -> None:
+        """Name the coming utterances, and their vocal tracts, to the components that draw (masks, dither)."""
+        for module in self._keyed:
+            module.key_draws(batch.draw_key, batch.indices.numpy())
+        for tracts in self._warping:
+            tracts.take_warps(batch.warps)
+
+    def close(self) -> None:
+        """No step comes after it."""
+        self.ranks.close()
+        self.compiler.close()
 
     def _reset(self) -> None:
-        self._indices: list[torch.Tensor] = []
+        self._indices: list[Tensor] = []
         self._held: list[BatchLike] = []
-        self._has_begun = False
-        self._num_utterances: int = 0
+        self._weight_unit: float | None = None
+        self._num_utterances = 0
         # Weight, and loss and accuracy times that, summed over the micro-batches.
-        self._numbers: torch.Tensor | None = None
+        self._numbers: Tensor | None = None
 
-    def _record(self, loss: torch.Tensor, accuracy: torch.Tensor, weight: float) -> torch.Tensor:
+    def _add_first_compiled(self, batch: BatchLike, *, is_last: bool) -> None:
+        """The first micro-batch of compiled code; if compiling fails, it is undone and repeated without."""
+        random_state, begin = capture_random_state(), time.perf_counter()
+        try:
+            self.add(batch, is_last=is_last)
+            self.compiler.succeed(time.perf_counter() - begin)
+        except Exception as error:
+            # Whatever the compiler raises: an error of the network itself comes again when it runs eagerly.
+            self.compiler.fail(error)
+            self.optimizer.zero_grad(set_to_none=True)
+            self.guard.restore()
+            self._reset()
+            restore_random_state(random_state)
+            self.add(batch, is_last=is_last)
+
+    def _record(self, loss: Tensor, accuracy: Tensor, weight: float) -> Tensor:
         found = torch.stack([loss.detach().float(), accuracy.detach().float()])
         numbers = torch.cat([found.new_full((1,), weight), found * weight])
         self._numbers = numbers if self._numbers is None else self._numbers + numbers
         return numbers
 
-    def _loss_of(
-        self, embeddings: torch.Tensor, labels: torch.Tensor, shares: Sequence[int]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Embeddings (batch, dim) and labels (batch,) -> loss and accuracy (0-d)."""
-        if self._sees_all:
-            embeddings, labels = (self.team.rows_of_all(rows, shares) for rows in (embeddings, labels))
-        return self._compare(embeddings, labels) if self.loss.is_metric else self.loss(embeddings, labels)
-
-    def _compare(self, embeddings: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same of the embeddings and labels of all processes, for a metric loss."""
+    def _compare(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """A metric loss: (batch, dim), (batch,) -> loss and accuracy (0-d)."""
         per_speaker = self.utterances_per_speaker
         # (speakers * utterances, dim) -> (speakers, utterances, dim)
-        grouped = embeddings.reshape(-1, per_speaker, embeddings.shape[-1])
-        return self.loss(grouped, labels[::per_speaker])
+        return self.loss(embeddings.reshape(-1, per_speaker, embeddings.shape[-1]), labels[::per_speaker])
 
     def _two_passes(self) -> None:
-        """Embed everything without a graph, take the loss's gradient by embedding, then send it back batch by batch."""
-        states, embeddings = [], []
+        """Embed everything without a graph, take the loss's gradient by embedding, then propagate it by batch."""
+        states, embeddings, device = [], [], self.precision.device
         with torch.no_grad(), self.precision.autocast():
             for batch in self._held:
-                states.append(_random_state(self.precision.device))
+                states.append(_random_state(device))
                 self.key_draws(batch)
                 embeddings.append(self.net(batch.waveforms))
         # The first pass has moved the batch-norm statistics; only the second may.
@@ -254,48 +425,37 @@ class TrainingStep:
         # Micro-batch by micro-batch: the order of one process.
         shares = [batch.shares for batch in self._held]
         with self.precision.autocast():
-            rows = [self.team.rows_of_all(*one) for one in zip(leaves, shares, strict=True)]
-            labels = [self.team.rows_of_all(batch.labels, batch.shares) for batch in self._held]
+            rows = [self.ranks.rows_of_all(*one) for one in zip(leaves, shares, strict=True)]
+            labels = [self.ranks.rows_of_all(batch.labels, batch.shares) for batch in self._held]
             value, accuracy = self._compare(torch.cat(rows), torch.cat(labels))
         numbers = self._record(value, accuracy, 1.0)
         own = [one for one in self.loss.parameters() if one.requires_grad]
         found = torch.autograd.grad(self.precision.scaled(value), [*leaves, *own], allow_unused=True)
-        after_loss = _random_state(self.precision.device)
+        after_loss = _random_state(device)
         is_learning = any(parameter.requires_grad for parameter in self.net.parameters())
         for number, (batch, state, gradient) in enumerate(zip(self._held, states, found, strict=False)):
             is_last = number == len(self._held) - 1
             if not (is_learning or is_last):
-                # A frozen network: the head has its gradient, and there is nothing to send back.
+                # A frozen network: the head has its gradient already.
                 continue
             # The same dropout and masks as in the first pass, or the gradient would belong to other embeddings.
-            _set_random_state(self.precision.device, state)
-            with self.team.part_of_step(is_last):
+            _set_random_state(device, state)
+            with self.ranks.micro_batch(is_last):
                 self.key_draws(batch)
                 with self.precision.autocast():
-                    again = self.team.embed(batch.waveforms)
+                    again = self.ranks.embed(batch.waveforms)
                 # Sums of products, whose gradients are the ones that were found.
-                parts = [(again * gradient).sum()] if is_learning else []
+                sums = [(again * gradient).sum()] if is_learning else []
                 if is_last:
                     heads = zip(own, found[len(leaves) :], strict=True)
-                    parts += [(one * of_one).sum() for one, of_one in heads if of_one is not None]
-                self.team.send_back(
-                    torch.stack(parts).sum(), numbers if is_last else torch.zeros_like(numbers), is_last=is_last
-                )
-        _set_random_state(self.precision.device, after_loss)
+                    sums += [(one * of_one).sum() for one, of_one in heads if of_one is not None]
+                sent = numbers if is_last else torch.zeros_like(numbers)
+                self.ranks.backward(torch.stack(sums).sum(), sent, is_last=is_last)
+        _set_random_state(device, after_loss)
 
-    def _rescale(self, gradients: list[torch.Tensor], norm: torch.Tensor, divisor: torch.Tensor) -> None:
-        """Loss scale, micro-batch weights and clipping in one multiplication."""
-        if not gradients:
-            return
-        coefficient = 1.0 / divisor
-        if self.max_grad_norm > 0:
-            coefficient = coefficient * torch.clamp(self.max_grad_norm / (norm + 1e-6), max=1.0)
-        # One kernel for all parameters; clip_grad_norm_ would pass over them once more.
-        torch._foreach_mul_(gradients, coefficient)
-
-    def _update(self, is_bad: torch.Tensor) -> None:
+    def _update(self, is_bad: Tensor) -> None:
         if self._skips_on_device:
-            # torch's fused kernels leave weights and moments alone where found_inf is 1 (made for GradScaler).
+            # torch's fused kernels leave weights and moments alone if found_inf is 1 (made for GradScaler).
             optimizer: Any = self.optimizer
             optimizer.found_inf = is_bad.float()
             optimizer.step()
@@ -306,18 +466,12 @@ class TrainingStep:
             self.optimizer.step()
 
 
-def _is_recording(device: torch.device) -> bool:
-    """Whether a GPU only takes down what it is asked to do; it must not be asked where its generator stands."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
 def _random_state(device: torch.device) -> list[Any]:
     """Everything that dropout in the next forward pass depends on."""
-    on_device = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
-    return [torch.get_rng_state(), on_device]
+    return [torch.get_rng_state(), [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []]
 
 
-def _set_random_state(device: torch.device, state: list[Any]) -> None:
+def _set_random_state(device: torch.device, state: Iterable[Any]) -> None:
     on_host, on_device = state
     torch.set_rng_state(on_host)
     for one in on_device:

@@ -1,94 +1,156 @@
-"""The training loop, from the first step (or the last checkpoint) to the summary.
+"""The training loop, from the first step (or the last checkpoint) to the summary: the story of a run.
 
-Takes parts that others built, in the groups of `speakernet.training.parts`. Knows no model, no loss and no audio. Reads
-from top to bottom: `train`, `train_epoch`, `run_step`, `evaluate`, then the end of the run.
+Knows no model, no loss and no audio. Reads from top to bottom: `train`, `train_epoch`, `run_step`, `judge_epoch`,
+`evaluate`, then checkpoints, and what is logged.
 """
 
 import contextlib
-import functools
 import gc
 import itertools
 import logging
 import time
-from collections.abc import Iterator
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
 
 import torch
+from torch.optim.swa_utils import update_bn
 
+from speakernet.checkpoint import CheckpointError
+from speakernet.files import error_line, reading
+from speakernet.machine.device import utilisation_monitor
 from speakernet.machine.threads import Stopped
 from speakernet.parallel import distributed
 from speakernet.random import capture_random_state, restore_random_state
 from speakernet.run_folder import held
-from speakernet.terminal import Bar
-from speakernet.training.averaging import average_checkpoints, recompute_statistics
-from speakernet.training.interfaces import BatchLike
-from speakernet.training.interrupts import Interrupted, StopRequest
-from speakernet.training.keeping import Keeper
-from speakernet.training.numbers import check_epoch
-from speakernet.training.options import TrainerOptions
-from speakernet.training.parts import Course, Learner, Records
-from speakernet.training.reporting import Reporter
-from speakernet.training.resuming import resume
-from speakernet.training.state import (
-    WHOLE_RUN,
-    Stage,
-    TrainingState,
-    run_summary,
-    say_finished,
-    steps_for_schedules,
-    steps_left,
+from speakernet.terminal import Bar, duration
+from speakernet.training.checkpoints import (
+    TENSOR_SECTIONS,
+    CheckpointStore,
+    average_checkpoints,
+    changed_options,
+    log_changes,
+    refuse_other_speakers,
+    to_cpu,
 )
-from speakernet.training.step import StepOutcome
-from speakernet.training.store import to_cpu
-from speakernet.training.supply import Supply
+from speakernet.training.optimizers import Freezing, OptimizerState, WeightAverage
+from speakernet.training.options import TrainerOptions
+from speakernet.training.precision import report_activations
+from speakernet.training.progress import (
+    NonFiniteError,
+    PerformanceTracker,
+    Progress,
+    RecentSteps,
+    performance_sentence,
+)
+from speakernet.training.schedules import LearningRateSchedule, MarginSchedule
+from speakernet.training.state import WHOLE_RUN, Interrupted, Stage, StopRequest, TrainingState
+from speakernet.training.step import BatchLike, TrainingStep
+from speakernet.training.threads import ThreadWatch
 
 logger = logging.getLogger(__name__)
 
 STATISTICS_BATCHES = 50
 """Batches over which batch-norm statistics are measured after averaging."""
+EVALUATIONS_TO_JUDGE, MUCH_OF_THE_TIME = 2, 0.5
+"""After so many evaluations: a share of the time that is worth a warning."""
+SECONDS_TO_JUDGE = 10.0
+"""Of steps, before a warning that they wait for data: the first ones wait for caches and workers."""
+
+
+class Loader(Protocol):
+    """What the trainer needs of a loader; `speakernet.data.loader` has the real one."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch (from 0) that the next iteration gives."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position inside the epoch."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a position; ValueError if the epoch has other batches now."""
+
+    def file_names(self, indices: torch.Tensor) -> list[str]:
+        """The files of some utterances."""
+
+    def epoch_report(self) -> Mapping[str, Any]:
+        """What happened in the epoch: files skipped, cache hits …"""
 
 
 class Trainer:
-    """Trains a network; see the module's docstring.
+    """Trains a network; everything it writes is in the store's folder.
 
-    `train()` takes the run up from last.pt where there is one. Everything it writes lies in the store's folder.
+    Args:
+        step: network, loss, optimizer, their precision, and how a step is computed.
+        loader: the batches.
+        validate: evaluates the network as it is then; `eer_percent` of what it returns chooses the best model.
+        learning_rate: of each step.
+        margin: of each step; None for a loss without a margin.
+        options: epochs, evaluations, saving.
+        store: the run's checkpoints.
+        progress: what is shown and recorded.
+        freezing: what of the network stays as it was given, and for how long.
+        average: the moving average of the weights.
+        threads: fewer threads if other work keeps the cores busy.
+        model_contents: from a summary of the training to the contents of a model file.
+        origin: where a checkpoint comes from (options, versions, lists): kept in it, and compared on resuming.
+        stage: which stage of a larger run this is.
+        stop: requests to stop.
+        on_start: called on the main process once the folder is held, the checkpoint loaded, and something left to do.
+        advise: from the share of time spent waiting for data to what would help; empty if nothing is wrong.
     """
 
     def __init__(
         self,
-        learner: Learner,
-        course: Course,
-        records: Records,
+        step: TrainingStep,
+        loader: Loader,
+        validate: Callable[[], Mapping[str, Any]],
+        learning_rate: LearningRateSchedule,
+        margin: MarginSchedule | None,
         options: TrainerOptions,
+        *,
+        store: CheckpointStore,
+        progress: Progress,
+        freezing: Freezing,
+        average: WeightAverage,
+        threads: ThreadWatch,
+        model_contents: Callable[[dict[str, Any]], dict[str, Any]],
+        origin: Mapping[str, Any],
         stage: Stage = WHOLE_RUN,
         stop: StopRequest | None = None,
+        on_start: Callable[[], None] = lambda: None,
+        advise: Callable[[float], str] = lambda data_wait_share: "",
     ) -> None:
+        self.step, self.net, self.loss, self.optimizer = step, step.net, step.loss, step.optimizer
+        self.precision, self.profiler, self.compiler = step.precision, step.profiler, step.compiler
+        self.loader, self.validate = loader, validate
+        self.learning_rate, self.margin = learning_rate, margin
+        self.freezing, self.average, self.threads = freezing, average, threads
         self.options, self.stage = options, stage
-        # What is trained.
-        self.step, self.average, self.compiler = learner.step, learner.average, learner.compiler
-        self.freezing, self.threads = learner.freezing, learner.threads
-        self.net, self.loss, self.optimizer = self.step.net, self.step.loss, self.step.optimizer
-        self.precision, self.profiler = self.step.precision, self.step.profiler
-        # What drives it.
-        self.loader, self.validate = course.loader, course.validate
-        self.supply = Supply(course.loader)
-        self.learning_rate, self.margin = course.learning_rate, course.margin
-        # A request that nobody has made yet counts as false.
-        self.stop = StopRequest() if stop is None else stop
-        # What every process tells the others with a step.
-        self.step.team.wishes = self._wishes
-        # Where it is.
+        self.stop = stop or StopRequest()
+        step.ranks.requests = self._requests
+        self.store, self.progress = store, progress
+        self.model_contents, self.origin = model_contents, origin
+        self.on_start, self.advise = on_start, advise
         self.state = TrainingState()
-        self._scheduled = 0.0
-        # What it keeps and tells.
-        self.store, self.progress, self.tracker = records.store, records.progress, records.tracker
-        self.on_start = records.on_start
-        self.keeper = Keeper(learner, course, records, self.state, stage)
-        self.reporter = Reporter(learner, course, records, options, self.state, stage)
-
-    def _wishes(self) -> list[bool]:
-        saves = self.keeper.is_due_by_minutes(self.options)
-        return [*self.stop.wishes(), saves, self.supply.error is not None]
+        self.tracker = PerformanceTracker(step.precision.name, options.accumulation_steps, step.precision.device)
+        self.recent = RecentSteps(options.max_bad_steps, loader.file_names)
+        # What has state, by its name in last.pt; the loader and the random state come after it.
+        self.components: dict[str, Any] = {
+            "net": self.net,
+            "loss": self.loss,
+            "optimizer": OptimizerState(self.optimizer),
+            "learning_rate": learning_rate,
+            "precision": self.precision,
+            "average": average,
+        }
+        self._utilisation = utilisation_monitor(self.precision.device)
+        self._began = self._saved_at = time.monotonic()
+        self._evaluation_times: list[float] = []
+        self._is_advised = self._has_explained_margin = False
 
     def train(self) -> dict[str, Any]:
         """Train to the end, or from where the run was stopped; returns the summary.
@@ -98,17 +160,17 @@ class Trainer:
             NonFiniteError: too many steps in a row, or all of an epoch, had to be undone.
             ValueError: the run folder is in use, or its checkpoint is of another model.
         """
-        with self._in_its_folder():
-            self._take_up()
-            if self.is_finished():
-                say_finished(self.state, self.options, self.stage, self.store.best_path)
+        with self._folder_held():
+            self._resume()
+            if self.state.is_finished(self.options):
+                self._log_finished()
                 return self.summary()
             self.progress.open(self.state.step, self.state.metrics_lines or None)
-            with self.stop.listening():
+            with self.stop.listening(), self._utilisation:
                 try:
                     self._train_on()
                 except Stopped:
-                    # Nothing is kept of an evaluation that was left: the run that goes on begins with it.
+                    # Nothing is kept of an evaluation that was left: the resumed run begins with it.
                     self.stop.agree()
                     self.save_last()
                     self._stop_if_asked()
@@ -116,252 +178,155 @@ class Trainer:
             return self.summary()
 
     def _train_on(self) -> None:
-        """All that is left to do.
-
-        Raises:
-            Stopped: in an evaluation.
-        """
-        self._evaluate_start()
-        while not self.state.epochs_done(self.options):
-            if not self.state.awaits_evaluation:
+        """All that is left to do."""
+        state = self.state
+        is_first_stage = self.stage.given is not None and self.stage.first_stage_steps is None
+        if is_first_stage and not state.step and state.initial_eer_percent is None:
+            # The given weights are best.pt until an epoch beats them.
+            state.initial_eer_percent = self.evaluate("initial model")
+            self.save_last()
+            self._stop_if_asked(agrees=True)
+        while not state.epochs_done(self.options):
+            if not state.awaits_evaluation:
                 self.train_epoch()
-                self._count_epoch()
-            self._judge_epoch()
-            self.stop.agree()
-            self._stop_if_asked()
-        self._average_last()
-
-    def is_finished(self) -> bool:
-        """Whether nothing is left to do: epochs trained (or stopped early), last checkpoints averaged."""
-        return self.state.is_finished(self.options)
-
-    def summary(self) -> dict[str, Any]:
-        """What the run came to: plain values for the report."""
-        return {
-            **run_summary(self.state),
-            "precision": self.precision.name,
-            "best_path": str(self.store.best_path),
-            "last_path": str(self.store.last_path),
-            "performance": self.tracker.summary(),
-        }
-
-    @contextlib.contextmanager
-    def _in_its_folder(self) -> Iterator[None]:
-        """Hold the run folder, and leave nothing open or half written behind, whatever happens inside."""
-        with contextlib.ExitStack() as stack:
-            if distributed.is_main():
-                stack.enter_context(held(self.store.folder))
-            # They run from the last to the first: the folder is let go of when nothing is written any more.
-            stack.callback(self.store.wait)
-            for part in (self.profiler, self.progress, self.threads, self.compiler, self.step):
-                stack.callback(part.close)
-            yield
-
-    def _take_up(self) -> None:
-        """Go on from what the folder holds, or make room for a run that begins."""
-        if distributed.is_main():
-            self.store.remove_leftovers()
-        is_resumed = resume(self.keeper, self.options)
-        if not is_resumed and distributed.is_main():
-            self.store.set_aside_earlier_run()
-        if self.is_finished():
-            if not distributed.from_main(self.store.best_path.exists):
-                self.evaluate("best.pt made again")
-                self.save_last()
-        elif distributed.is_main():
-            self.on_start()
+            self.judge_epoch()
+            self._stop_if_asked(agrees=True)
+        if not state.is_finished(self.options):
+            self._average_last()
 
     def train_epoch(self) -> None:
         """All steps of one epoch, from its first batch or from where it was left."""
-        state = self.state
+        state, num_batches = self.state, len(self.loader)
         if state.batch == 0:
-            state.begin_epoch_sums()
+            state.epoch_loss_sum, state.epoch_accuracy_sum, state.epoch_good_steps = 0.0, 0.0, 0
             self.loader.set_epoch(state.epoch)
         self.freezing.begin_training(state.epoch)
         self.loss.train()
-        self.step.team.begin_epoch()
-        num_batches = len(self.loader)
+        self.step.ranks.begin_epoch()
         self.progress.start_epoch(state.epoch, self.options.max_epochs, num_batches, state.batch)
-        batches = iter(self.loader)
-        while state.batch < num_batches and self.run_step(batches):
-            pass
-        # On a GPU what was told with the last step has not been read yet.
-        if self.supply.has_failed():
-            self._end_without_data(0)
-        self.reporter.fetch()
+        batches = self._with_report(iter(self.loader))
+        while state.batch < num_batches:
+            self.run_step(batches, num_batches)
+        self.recent.fetch_into(state, self.precision)
+        state.epoch, state.batch, state.awaits_evaluation = state.epoch + 1, 0, True
+        self._refuse_empty_epoch()
+        self._log_epoch()
 
-    def run_step(self, batches: Iterator[BatchLike]) -> bool:
-        """One optimizer step and what comes between two; False when the loader had nothing left."""
-        begin, processor_begin = time.perf_counter(), time.thread_time()
-        distributed.work.at(f"the data of step {self.state.step + 1}")
-        num_batches = len(self.loader)
-        wanted = min(self.options.accumulation_steps, num_batches - self.state.batch)
-        self._look_up_schedules(num_batches)
-        taken, parts = self._add_batches(batches, wanted)
-        if taken == 0:
-            # Fewer batches than announced (bad files were skipped, say): the epoch is over all the same.
-            self.state.batch = num_batches
-            return False
-        before_update = time.perf_counter()
-        with self.profiler.phase("optimizer"):
-            outcome = self.step.finish(self.learning_rate(self._scheduled))
-            if self.step.team.agreed()[-1]:
-                self._end_without_data(taken)
-            self.average.update()
-        parts["optimizer"] = time.perf_counter() - before_update
-        self.state.batch += taken if taken == wanted else num_batches - self.state.batch
-        seconds, ran = time.perf_counter() - begin, time.thread_time() - processor_begin
-        self._count(outcome, parts, seconds)
-        is_compiled = self.compiler.is_compiled
-        self.threads.step(seconds - parts["data"], ran, outcome.num_utterances, is_compiled=is_compiled)
-        self._after_step(num_batches)
-        return True
-
-    def _look_up_schedules(self, num_batches: int) -> None:
-        """Find the place of the coming step in the schedules, and give the loss its margin."""
-        self._scheduled = steps_for_schedules(
-            self.state, self.options.accumulation_steps, num_batches, self.learning_rate.steps_per_epoch
+    def run_step(self, batches: Iterator[BatchLike], num_batches: int) -> None:
+        """One optimizer step and what comes between two."""
+        begin, state, options = time.perf_counter(), self.state, self.options
+        count = min(options.accumulation_steps, num_batches - state.batch)
+        # By epochs, not by the count of steps: that would be wrong if the batch size changed before a resume.
+        position = state.epoch * self.learning_rate.steps_per_epoch + -(-state.batch // options.accumulation_steps) * (
+            self.learning_rate.steps_per_epoch / -(-num_batches // options.accumulation_steps)
         )
         if self.margin is not None:
-            self.step.set_margin(self.margin(self._scheduled))
-
-    def _add_batches(self, batches: Iterator[BatchLike], wanted: int) -> tuple[int, dict[str, float]]:
-        """Forward and backward of the step's micro-batches; how many there were, and seconds by part of the step."""
-        parts = {"data": 0.0, "forward_backward": 0.0}
-        for taken in range(wanted):
-            before_data = time.perf_counter()
-            with self.profiler.phase("data"):
-                batch = self._next_batch(batches, taken)
-            after_data = time.perf_counter()
-            parts["data"] += after_data - before_data
-            if batch is None:
-                return taken, parts
-            distributed.work.at(f"step {self.state.step + 1}")
-            if self.state.step == 0 and taken == 0:
-                self.reporter.before_first_step(batch)
-            self.compiler.run(functools.partial(self.step.add, batch, is_last=taken + 1 == wanted))
-            parts["forward_backward"] += time.perf_counter() - after_data
-            self.progress.advance()
-        return wanted, parts
-
-    def _next_batch(self, batches: Iterator[BatchLike], taken: int) -> BatchLike | None:
-        batch = self.supply.next(batches, is_kept=self.state.step > 0)
-        if batch is None and self.supply.error is not None:
-            self._end_without_data(taken)
-        return batch
-
-    def _end_without_data(self, taken: int) -> NoReturn:
-        """Put the step under way back, with the micro-batches that it has taken; write last.pt, and end the run."""
-        if taken:
-            self.step.forget()
-            self.loader.put_back(taken)
-        self.save_last()
-        self.store.close()
-        self.supply.raise_error(self.state.step)
-
-    def _count(self, outcome: StepOutcome, parts: dict[str, float], seconds: float) -> None:
-        self.state.step += 1
-        self.state.utterances += outcome.num_utterances
-        self.state.seconds += seconds
-        self.reporter.count(outcome, parts, seconds)
-
-    def _after_step(self, num_batches: int) -> None:
-        """Profiler, numbers, compilation, saving, and requests to stop, between two steps."""
+            self.loss.margin = self.margin(position)  # type: ignore[assignment]
+        outcome = self.step.run(batches, count, f"step {state.step + 1}", self.learning_rate(position))
+        self.average.update()
+        state.step += 1
+        state.batch += count
+        state.utterances += outcome.num_utterances
+        seconds = time.perf_counter() - begin
+        state.seconds += seconds
+        self.recent.outcomes.append((state.step, outcome))
+        self.tracker.update(seconds, outcome.num_utterances, outcome.seconds)
+        self.progress.advance(count)
+        self.threads.step(
+            seconds - outcome.seconds["data"],
+            outcome.seconds["processor"],
+            outcome.num_utterances,
+            is_compiled=self.compiler.is_compiled,
+        )
         self.profiler.step()
-        self.reporter.after_step(self._scheduled, num_batches)
-        self.compiler.consider(self.state.step, steps_left(self.state, self.options, num_batches))
-        *asked, is_due, _is_without_data = self.step.team.agreed()
-        self.stop.take(asked)
-        if self.stop or is_due or self.keeper.is_due_by_steps(self.options):
+        self._report_steps(position, num_batches)
+        if self.compiler.is_observing:
+            self.compiler.consider(self._steps_left(num_batches))
+        stops, saves = outcome.requests
+        if stops or saves or (options.save_steps and state.step % options.save_steps == 0):
+            if stops:
+                self.stop.agree()
             self.save_last()
-        self._stop_if_asked()
+            self._stop_if_asked()
 
-    def _stop_if_asked(self) -> None:
-        """End the run, which has been saved, where a signal asked for it."""
-        if self.stop:
-            self.store.close()
-            logger.warning("stopped by %s after step %d; the same command goes on", self.stop.name, self.state.step)
-            raise Interrupted(self.stop.agreed)
+    def _requests(self) -> list[bool]:
+        """What this rank asks of all ranks after a step: to stop, and to save by the clock, of which there is one."""
+        minutes = self.options.save_minutes
+        is_late = minutes > 0 and time.monotonic() - self._saved_at > 60 * minutes
+        return [self.stop.number != 0, is_late and distributed.is_main()]
 
-    def save_last(self) -> None:
-        """Write everything that a resume needs, the numbers that still lie on the device included."""
-        self.reporter.fetch()
-        self.state.metrics_lines = self.progress.num_lines
-        self.keeper.save_last()
-
-    def _evaluate_start(self) -> None:
-        """Evaluate weights that were given, as epoch 0: they are best.pt until an epoch beats them."""
-        state = self.state
-        if not self.stage.begins_with_given or state.step or state.initial_eer_percent is not None:
-            return
-        state.initial_eer_percent = self.evaluate("initial model")
-        self.save_last()
-        self.stop.agree()
-        self._stop_if_asked()
-
-    def _count_epoch(self) -> None:
-        """An epoch is trained: whether it came to anything, and what."""
-        state = self.state
-        state.epoch, state.batch, state.awaits_evaluation = state.epoch + 1, 0, True
-        check_epoch(state, is_last=state.epoch >= self.options.max_epochs)
-        self.reporter.tell_epoch()
-
-    def _judge_epoch(self) -> None:
+    def judge_epoch(self) -> None:
         """Evaluate when it is time, write checkpoints, decide about early stopping."""
         state, options = self.state, self.options
         is_last = state.epoch >= options.max_epochs
-        is_changed = not self.freezing.is_frozen(state.epoch - 1)
         # A frozen network is still the one that was evaluated last.
+        is_changed = not self.freezing.is_frozen(state.epoch - 1)
         is_evaluated = is_last or (is_changed and state.epoch % options.test_interval == 0)
         if is_evaluated:
             self.learning_rate.observe(self.evaluate())
             if options.patience and state.evaluations_without_gain >= options.patience:
                 state.stopped_early = True
                 logger.info("early stopping: no better EER in %d evaluations", state.evaluations_without_gain)
-        if is_evaluated or options.average_checkpoints:
-            self.keeper.save_epoch(with_head=options.average_checkpoints > 0)
+        if (is_evaluated or options.average_checkpoints) and distributed.is_main():
+            # With the head of the loss if it will be averaged too.
+            head = {"head": self.loss.state_dict()} if options.average_checkpoints else {}
+            self.store.save_epoch(state.epoch, {**self._model(), **head})
         state.awaits_evaluation = False
         self.save_last()
 
     def evaluate(self, note: str = "", *, of_average: bool = True) -> float:
-        """Run `validate` on the weights; keep the model when it is the best. Returns the EER in percent.
+        """Run `validate` on the weights (or their moving average); keep the best model. Returns the EER in percent.
 
-        Args:
-            note: why, where it is no evaluation of an epoch, which alone costs patience.
-            of_average: let the moving average stand in for the weights, where one is kept.
+        `note` says why, unless it is the evaluation of an epoch, which alone costs patience.
         """
         start, state = time.perf_counter(), self.state
         distributed.work.at(f"the evaluation after epoch {state.epoch}")
-        with self._training_set_aside(of_average):
-            # What was measured for the model before belongs to its training.
+        with self._training_paused(of_average):
             begin = time.perf_counter()
-            # What follows from the figures is decided by those of one process.
+            # What follows from the figures is decided by those of one rank.
             metrics = distributed.broadcast_object(dict(self.validate()))
-            eer = metrics["eer_percent"] = float(metrics["eer_percent"])
-            if state.begin_validation(int(metrics.get("trials_checksum", 0))):
-                self.learning_rate.load_state_dict({"observed_eers": []})
-            is_wanted = self.options.final_model == "last"
-            if state.take_eer(eer, self.stage.name, costs_patience=not note, is_wanted=is_wanted):
-                self.keeper.save_best()
             seconds = time.perf_counter() - begin
+            eer = metrics["eer_percent"] = float(metrics["eer_percent"])
+            self._compare_trials(int(metrics.get("trials_checksum", 0)))
+            if self.options.final_model == "last" or eer < state.best_eer_percent:
+                state.best_eer_percent, state.best_epoch, state.best_stage = eer, state.epoch, self.stage.name
+                state.evaluations_without_gain = 0
+                if distributed.is_main():
+                    self.store.save(self.store.best_path, self._model())
+            elif not note:
+                state.evaluations_without_gain += 1
         state.evaluated_epoch = state.epoch
         state.seconds += time.perf_counter() - start
-        self.reporter.tell_evaluation(metrics, seconds, note)
+        self._log_evaluation(metrics, seconds, note)
         return eer
 
+    def _compare_trials(self, checksum: int) -> None:
+        """Forget the best EER if it was measured on other trials."""
+        state = self.state
+        # 0: nothing was evaluated yet.
+        if state.trials_checksum and checksum != state.trials_checksum:
+            logger.warning(
+                "the validation trials differ from those before (list, max_trials or seed): EERs from here on are not "
+                "compared with the %.2f %% measured on them, and best.pt is replaced",
+                state.best_eer_percent,
+            )
+            state.forget_best()
+            state.initial_eer_percent = None
+            self.learning_rate.load_state_dict({"observed_eers": []})
+        state.trials_checksum = checksum
+
     @contextlib.contextmanager
-    def _training_set_aside(self, of_average: bool) -> Iterator[None]:
-        """Inside the block the network is evaluated; afterwards training goes on as if nothing had been."""
+    def _training_paused(self, of_average: bool) -> Iterator[None]:
+        """Inside the block the network is evaluated; afterwards training continues as if nothing had been."""
         self._free_memory()
         # Evaluation must not change what training draws next.
         random_state = capture_random_state()
         average = self.average.applied() if of_average else contextlib.nullcontext()
-        # Weights that nothing was averaged into have the statistics that they came with.
-        measures = of_average and self.options.ema_statistics == "measured" and self.state.step > 0
         with average, self.compiler.paused(), self.profiler.paused():
-            if measures:
+            # Weights that nothing was averaged into have the statistics that they came with.
+            if of_average and self.options.ema_statistics == "measured" and self.state.step > 0:
                 self._measure_statistics()
-            self.step.team.share_statistics()
+            self.step.ranks.share_statistics()
             self.net.eval()
             try:
                 yield
@@ -378,42 +343,301 @@ class Trainer:
 
     def _average_last(self) -> None:
         """Try the mean of the last checkpoints; it becomes best.pt when its EER is better."""
-        if self.is_finished():
-            return
-        number, weights, head = distributed.from_main(self._average)
+        number, weights, head = distributed.from_main(self._averaged_checkpoints)
         own = to_cpu(self.net.state_dict())
-        # What is no weight of the model file (the position in keyed draws) stays as it is.
+        # What a model file does not hold (the position in keyed draws) stays as it is.
         self.net.load_state_dict({**own, **weights})
         logger.info("averaged the last %d checkpoints", number)
         if not self.freezing.keeps_statistics:
             self._measure_statistics()
-        # The moving average must not stand in for these weights.
         try:
             self.evaluate(f"average of {number} checkpoints", of_average=False)
-            self.keeper.save_average(head)
+            head = self.loss.state_dict() if head is None else head
+            if distributed.is_main():
+                self.store.save(self.store.average_path, {**self._model(), "head": head})
         finally:
             self.net.load_state_dict(own)
         self.state.averaged = True
         self.save_last()
 
-    def _average(self) -> tuple[int, dict[str, Any], dict[str, Any] | None]:
-        """How many checkpoints there are, and the means of their weights and heads."""
+    def _averaged_checkpoints(self) -> tuple[int, dict[str, Any], dict[str, Any] | None]:
         self.store.wait()
         paths = self.store.epoch_paths()[-self.options.average_checkpoints :]
         return len(paths), *average_checkpoints(paths, self.options.average_checkpoints)
 
     def _measure_statistics(self) -> None:
-        """Measure the batch-norm statistics anew: those of averaged weights are no average of statistics."""
+        """Measure the batch-norm statistics: those of averaged weights are not the average of statistics."""
         self.loader.set_epoch(self.state.epoch)
-        with self.precision.autocast(), self.compiler.paused():
+        most = min(STATISTICS_BATCHES, len(self.loader))
+        with (
+            self.precision.autocast(),
+            self.compiler.paused(),
+            Bar("batch-norm statistics", most, "batch", is_shown=self.progress.show_bar) as bar,
+        ):
             some = itertools.islice(iter(self.loader), STATISTICS_BATCHES)
-            most = min(STATISTICS_BATCHES, len(self.loader))
-            with Bar("batch-norm statistics", most, "batch", is_shown=self.progress.show_bar) as bar:
-                num_batches = recompute_statistics(self.net, map(self._waveforms, bar.over(some)))
-        # Those batches belong to no epoch: the one to come begins with its first.
+            update_bn(map(self._waveforms, bar.over(some)), self.net)
+        # Those batches belong to no epoch: the coming one begins with its first.
         self.loader.set_epoch(self.state.epoch)
-        logger.info("batch-norm statistics measured over %d batches", num_batches)
+        logger.info("batch-norm statistics measured over %d batches", most)
 
     def _waveforms(self, batch: BatchLike) -> torch.Tensor:
         self.step.key_draws(batch)
         return batch.waveforms
+
+    @contextlib.contextmanager
+    def _folder_held(self) -> Iterator[None]:
+        """Hold the run folder, and leave nothing open or half written behind, whatever happens inside."""
+        with contextlib.ExitStack() as stack:
+            if distributed.is_main():
+                stack.enter_context(held(self.store.folder))
+            # They run from the last to the first: the folder is released when nothing is written any more.
+            stack.callback(self.store.wait)
+            for one in (self.profiler, self.progress, self.threads, self.step):
+                stack.callback(one.close)
+            yield
+
+    def _resume(self) -> None:
+        """Continue from what the folder holds, or prepare it for a new run."""
+        state, options, store = self.state, self.options, self.store
+        if distributed.is_main():
+            store.remove_leftovers()
+        found = distributed.from_main(store.find)
+        if found is None:
+            if distributed.is_main():
+                store.set_aside_earlier_run()
+                self.on_start()
+            return
+        source, contents = found
+        self._restore(contents, source)
+        if distributed.is_main() and source == store.previous_path:
+            # Only now: a start that was refused has changed nothing.
+            store.replace_damaged()
+        best = distributed.from_main(store.best_summary)
+        if best is None:
+            state.forget_best()
+        # Another stage may have put a better model there; this one's best may never have been written (a full disk).
+        elif (best["best_eer_percent"] < state.best_eer_percent) == (best.get("stage", "") != self.stage.name):
+            state.best_eer_percent, state.best_epoch = best["best_eer_percent"], best["epoch"]
+            state.best_stage = best.get("stage", "")
+        # Fewer epochs may be asked for now than are done.
+        wanted = max(options.max_epochs, state.epoch)
+        logger.info("resumed from %s: %d of %d epochs, step %d", source, state.epoch, wanted, state.step)
+        if not state.is_finished(options):
+            if distributed.is_main():
+                self.on_start()
+        elif best is None:
+            self.evaluate("best.pt was missing")
+            self.save_last()
+
+    def _restore(self, contents: Mapping[str, Any], source: object) -> None:
+        """Give every component the state that `save_last` took."""
+        state, options, saved = self.state, self.options, contents.get("training")
+        if not isinstance(saved, dict) or "state" not in saved:
+            raise CheckpointError(f"{source} holds a model but no training state; use it as --initial_model instead")
+        refuse_other_speakers(saved, self.origin, source)
+        try:
+            for name, component in self.components.items():
+                component.load_state_dict(saved[name])
+        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+            changes = changed_options(saved.get("config", {}), self.origin.get("config", {}), TENSOR_SECTIONS)
+            raise CheckpointError(
+                f"{source} is of another model, loss, optimizer or number of speakers: "
+                f"{'; '.join(changes) or error_line(error)}. Set that back to resume, choose another --save_path, or "
+                "remove the folder to start over"
+            ) from error
+        log_changes(saved, self.origin, source)
+        with reading(source, "the training state of this program; choose another --save_path", CheckpointError):
+            state.load(saved["state"])
+            # Last: loading may draw, and what was drawn after the save must be drawn again.
+            restore_random_state(saved["random"])
+        if options.patience == 0 or state.evaluations_without_gain < options.patience:
+            state.stopped_early = False
+        # More epochs than then: there will be other checkpoints to average.
+        state.averaged = state.averaged and state.epochs_done(options)
+        if state.batch:
+            self.loader.set_epoch(state.epoch)
+            try:
+                self.loader.load_state_dict(saved["loader"])
+            except ValueError as error:
+                logger.warning("restarting epoch %d: %s", state.epoch + 1, error)
+                state.batch = 0
+
+    def save_last(self) -> None:
+        """Write everything that a resume needs, the numbers that still lie on the device included."""
+        self._saved_at = time.monotonic()
+        self.recent.fetch_into(self.state, self.precision)
+        self.state.metrics_lines = self.progress.num_lines
+        # By every rank: what they share has to be gathered.
+        training = {
+            "state": vars(self.state).copy(),
+            **{name: component.state_dict() for name, component in self.components.items()},
+            "loader": self.loader.state_dict(),
+            "random": capture_random_state(),
+            **self.origin,
+        }
+        if distributed.is_main():
+            self.store.save(self.store.last_path, {**self._model(), "training": training})
+
+    def _model(self) -> dict[str, Any]:
+        """The contents of a model file of the weights as they are."""
+        state = self.state
+        # A model file says how good it is, so that another stage, or another run, can compare itself with it.
+        summary: dict[str, Any] = {
+            "epoch": state.epoch,
+            "step": state.step,
+            "best_eer_percent": state.best_eer_percent,
+            "performance": self.tracker.summary(),
+        }
+        summary |= {"stage": self.stage.name} if self.stage.name else {}
+        # Licence and training data of the initial model hold for it too.
+        summary |= {"initial_model": dict(self.stage.given)} if self.stage.given is not None else {}
+        return self.model_contents(summary)
+
+    def _stop_if_asked(self, *, agrees: bool = False) -> None:
+        """End the run, which has been saved, if a signal asked for it."""
+        if agrees:
+            self.stop.agree()
+        if self.stop.agreed:
+            self.store.close()
+            stopped = Interrupted(self.stop.agreed)
+            logger.warning("stopped by %s after step %d; the same command resumes", stopped, self.state.step)
+            raise stopped
+
+    def summary(self) -> dict[str, Any]:
+        """What the run came to: plain values for the report."""
+        state, utilisation = self.state, self._utilisation.mean
+        performance = self.tracker.summary(utilisation)
+        return {
+            "epochs": state.epoch,
+            "steps": state.step,
+            "best_eer_percent": state.best_eer_percent,
+            "best_epoch": state.best_epoch,
+            "best_stage": state.best_stage,
+            "initial_eer_percent": state.initial_eer_percent,
+            "bad_steps": state.bad_steps,
+            "fp16_overflows": state.overflows,
+            "stopped_early": state.stopped_early,
+            "utterances": state.utterances,
+            "seconds": state.seconds,
+            "precision": self.precision.name,
+            "best_path": str(self.store.best_path),
+            "last_path": str(self.store.last_path),
+            "performance": performance,
+            "performance_sentence": performance_sentence(performance),
+        }
+
+    def _refuse_empty_epoch(self) -> None:
+        """An epoch whose steps were all undone ends the run, unless a smaller loss scale may save the next one."""
+        state = self.state
+        if state.epoch_good_steps:
+            return
+        what = f"epoch {state.epoch}: every step was undone, so the weights are those before it"
+        if state.bad_streak or state.epoch >= self.options.max_epochs:
+            raise NonFiniteError(
+                f"{what}, and there is nothing to evaluate. Lower optimizer.learning_rate, try --mixed-precision no, "
+                "or look at the audio of the utterances that the log names"
+            )
+        logger.warning("%s: gradients overflowed under the loss scale of fp16, which has been lowered", what)
+
+    def _with_report(self, batches: Iterator[BatchLike]) -> Iterator[BatchLike]:
+        """The batches; before the first step of a run the log says what the network really computes in."""
+        if self.state.step == 0:
+            batch = next(batches)
+            with self.compiler.paused():
+                report_activations(self.net, self.precision, batch.waveforms)
+            yield batch
+        yield from batches
+
+    def _report_steps(self, position: float, num_batches: int) -> None:
+        """Fetch and record what is due."""
+        options, step = self.options, self.state.step
+        is_recorded = step % options.log_interval == 0
+        # Asking the device stops the host until all steps are done: once in many steps, but before it is too late.
+        # After the same steps on every rank, since a bad step is gathered from all of them.
+        if is_recorded or len(self.recent.outcomes) >= min(options.log_interval, options.max_bad_steps):
+            self.recent.fetch_into(self.state, self.precision)
+        if is_recorded:
+            window = self.tracker.take_window()
+            values = {**window, **self.recent.take(), "learning_rate": self.learning_rate(position)}
+            values["run_time_left"] = self._time_left(num_batches, window)
+            if self.margin is not None:
+                values["margin"] = self.margin(position)
+            self.progress.record("step", step, self.state.epoch + 1, values)
+        elif self.progress.is_due:
+            self._show(num_batches)
+
+    def _show(self, num_batches: int) -> None:
+        window = self.tracker.window.summary()
+        self.progress.show(
+            {**window, **self.recent.means(), "run_time_left": self._time_left(num_batches, window)},
+        )
+
+    def _log_epoch(self) -> None:
+        """What the epoch came to; once a run, what to change when it waits for data."""
+        state, values = self.state, self.state.epoch_means()
+        report = {**self.loader.epoch_report(), **self.tracker.take_epoch(), "bad_steps": state.bad_steps}
+        self.progress.record("epoch", state.step, state.epoch, {**values, **report})
+        loss, accuracy = values["loss"], values["accuracy_percent"]
+        logger.info("%s: loss %.4f, accuracy %.2f %%%s", self._epoch_name(), loss, accuracy, self._margin_note())
+        total = self.tracker.total
+        if not self._is_advised and total.seconds >= SECONDS_TO_JUDGE:
+            if advice := self.advise(total.parts["data"] / total.seconds):
+                self._is_advised = True
+                logger.warning("%s", advice)
+
+    def _margin_note(self) -> str:
+        """Once a start, when the margin begins to act: the figures look like a failure."""
+        margin = self.margin
+        if self._has_explained_margin or margin is None or margin(self.state.epoch * margin.steps_per_epoch) <= 0:
+            return ""
+        self._has_explained_margin = True
+        return " (the margin makes every utterance harder: loss and accuracy look worse than the EER)"
+
+    def _log_evaluation(self, metrics: Mapping[str, Any], seconds: float, note: str) -> None:
+        state, times = self.state, self._evaluation_times
+        times.append(seconds)
+        values = {**metrics, "best_eer_percent": state.best_eer_percent, "evaluation_seconds": seconds, "note": note}
+        self.progress.record("evaluation", state.step, state.epoch, values)
+        name = self._epoch_name() + (f" ({note})" if note else "")
+        found = metrics["eer_percent"], state.best_eer_percent, seconds
+        logger.info("evaluation after %s: EER %.2f %% (best %.2f %%), %.1f s", name, *found)
+        # The time left that is shown knows nothing of it.
+        self._show(len(self.loader))
+        share = sum(times) / max(time.monotonic() - self._began, 1e-9)
+        if len(times) == EVALUATIONS_TO_JUDGE and share > MUCH_OF_THE_TIME:
+            logger.warning(
+                "evaluations take %.0f %% of the time: raise training.test_interval, or lower evaluation.num_crops or "
+                "evaluation.max_trials",
+                100 * min(share, 1.0),
+            )
+
+    def _log_finished(self) -> None:
+        state, stage = self.state, self.stage
+        more = f"{stage.epochs_option} {max(state.epoch, self.options.max_epochs) + 10}"
+        logger.info(
+            "this %s %s (%d epochs, best EER %.2f %%): nothing to train. To continue: %s. To score: --eval "
+            "--initial_model %s",
+            stage.name or "run",
+            "was stopped early" if state.stopped_early else "is finished",
+            state.epoch,
+            state.best_eer_percent,
+            "a larger --patience" if state.stopped_early else more,
+            self.store.best_path,
+        )
+
+    def _steps_left(self, num_batches: int) -> int:
+        """Steps to the end of the run, if its epochs are as long as this one."""
+        count = self.options.accumulation_steps
+        in_epoch, per_epoch = -(-(num_batches - self.state.batch) // count), -(-num_batches // count)
+        return in_epoch + per_epoch * max(0, self.options.max_epochs - self.state.epoch - 1)
+
+    def _time_left(self, num_batches: int, window: Mapping[str, float]) -> str:
+        """Of training and evaluations, as fast as the last ones were."""
+        interval, last = self.options.test_interval, self.options.max_epochs
+        evaluations = max(0, -(-last // interval) - self.state.epoch // interval)
+        of_each = self._evaluation_times[-1] if self._evaluation_times else 0.0
+        of_steps = self._steps_left(num_batches) * window.get("step_seconds", 0.0)
+        return duration(of_steps + evaluations * of_each)
+
+    def _epoch_name(self) -> str:
+        return f"epoch {self.state.epoch}" + (f" of the {self.stage.name}" if self.stage.name else "")

@@ -1,0 +1,243 @@
+"""What a run keeps on disk: `last.pt`, `best.pt` and `checkpoints/`, written whole or not at all.
+
+Knows nothing of models: it is handed dictionaries of tensors and plain values. A snapshot is copied to CPU memory at
+once; a background thread writes it under a temporary name, flushes it and renames it, so that a kill, a full disk or an
+interrupt at any moment leaves the old file whole.
+"""
+
+import logging
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from speakernet.checkpoint import CheckpointError, DamagedError, read_own_checkpoint, write_checkpoint
+from speakernet.files import error_line, free_name, naming, place
+from speakernet.run_folder import (
+    AVERAGE,
+    BEST,
+    CHECKPOINTS,
+    DECISIONS,
+    EMBEDDINGS,
+    EVALUATION_FILES,
+    LAST,
+    PLOTS,
+    PREVIOUS,
+    epoch_path,
+    epoch_paths,
+    move_aside,
+)
+from speakernet.training.options import CheckpointOptions
+
+logger = logging.getLogger(__name__)
+
+TENSOR_SECTIONS = ("model", "frontend", "loss", "optimizer")
+"""Sections whose options decide which tensors there are, and of which shape."""
+
+
+def find_checkpoint(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+    """last.pt with its contents, or the one before if it is damaged; None without a last.pt. Changes nothing."""
+    if not (folder / LAST).exists():
+        return None
+    try:
+        return folder / LAST, read_own_checkpoint(folder / LAST)
+    except DamagedError as error:
+        if not (folder / PREVIOUS).exists():
+            raise
+        logger.warning("%s; using %s, which was written before it", error, folder / PREVIOUS)
+        return folder / PREVIOUS, read_own_checkpoint(folder / PREVIOUS)
+
+
+class CheckpointStore:
+    """Writes and reads the checkpoints of one run folder, which is made when missing."""
+
+    def __init__(self, folder: str | Path, options: CheckpointOptions) -> None:
+        self.folder = Path(folder)
+        self.last_path, self.best_path = self.folder / LAST, self.folder / BEST
+        self.previous_path = self.folder / PREVIOUS
+        self.average_path = self.folder / CHECKPOINTS / AVERAGE
+        # What is averaged at the end has to be there then.
+        self.keep = max(options.keep_checkpoints, options.average_checkpoints)
+        self.compress = options.compress_checkpoints
+        self._thread: threading.Thread | None = None
+        self._failures: dict[str, OSError] = {}
+
+    def epoch_paths(self) -> list[Path]:
+        """The kept models, oldest first."""
+        return epoch_paths(self.folder)
+
+    def save(self, path: Path, contents: dict[str, Any]) -> None:
+        """Write one of the run's files in the background; `contents` are copied before this returns."""
+        snapshot = to_cpu(contents)
+        self.wait()  # one write at a time, in order
+        # Not a daemon: the interpreter waits for it at exit, so that a finished run is a written run.
+        self._thread = threading.Thread(target=self._write, args=(path, snapshot), name="checkpoint-writer")
+        self._thread.start()
+
+    def save_epoch(self, epoch: int, contents: dict[str, Any]) -> None:
+        """Write the model of an epoch into checkpoints/ and remove those too many."""
+        if self.keep > 0:
+            self.save(epoch_path(self.folder, epoch), contents)
+
+    def find(self) -> tuple[Path, dict[str, Any]] | None:
+        """As `find_checkpoint`, once everything handed over has reached the disk."""
+        self.wait()
+        return find_checkpoint(self.folder)
+
+    def replace_damaged(self) -> None:
+        """Put the one before in the place of a damaged last.pt, which keeps another name."""
+        place(self.last_path, free_name(self.last_path, "damaged"))
+        place(self.previous_path, self.last_path)
+
+    def best_summary(self) -> dict[str, Any] | None:
+        """The `training_summary` of best.pt; None without one, or if it is damaged or of something else."""
+        self.wait()
+        try:
+            summary = read_own_checkpoint(self.best_path)["training_summary"] if self.best_path.exists() else None
+            return summary if summary is None or {"epoch", "best_eer_percent"} <= set(summary) else None
+        except (DamagedError, KeyError) as error:
+            logger.warning("%s: %s; the next evaluation replaces it", self.best_path, error_line(error))
+            return None
+
+    def remove_leftovers(self) -> None:
+        """Delete temporary files that a killed run left behind; call it only while holding the run's lock."""
+        # Not below eval/, where a model may be scored at this moment: all else is written by who holds the lock.
+        for folder in (self.folder, self.folder / CHECKPOINTS, self.folder / PLOTS, self.folder / EMBEDDINGS):
+            for leftover in folder.glob(".*.tmp"):
+                logger.info("removing %s, left by an interrupted write", leftover.name)
+                leftover.unlink(missing_ok=True)
+
+    def set_aside_earlier_run(self) -> None:
+        """Rename what an earlier run left: a new one must not average, remove, resume from or replace it."""
+        names = [CHECKPOINTS] if self.epoch_paths() else []
+        names += [one for one in (PREVIOUS, BEST, *EVALUATION_FILES, DECISIONS) if (self.folder / one).exists()]
+        if names:
+            moved = ", ".join(move_aside(self.folder / one).name for one in names)
+            logger.warning("%s has files of an earlier run and no last.pt to resume: moved to %s", self.folder, moved)
+
+    def wait(self) -> None:
+        """Return when everything handed over has reached the disk (or has failed, which was logged)."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def close(self) -> None:
+        """Wait for the last write; OSError if a file on disk is older than the run."""
+        self.wait()
+        for name, error in self._failures.items():
+            logger.error("%s: %s was never written; the same command resumes from what is on disk", self.folder, name)
+            raise error
+
+    def _write(self, path: Path, contents: dict[str, Any]) -> None:
+        try:
+            if path == self.last_path and path.exists():
+                # Whole beside the old one first: a kill between any two lines leaves last.pt, and one before it.
+                new = path.with_name(f".{path.name}.new.tmp")
+                with naming(path, new):
+                    write_checkpoint(new, contents, compress=self.compress)
+                place(path, self.previous_path)
+                new.replace(path)
+            else:
+                write_checkpoint(path, contents, compress=self.compress)
+            for old in self.epoch_paths()[: -self.keep] if self.keep else ():
+                old.unlink(missing_ok=True)
+            self._failures.pop(path.name, None)
+        except OSError as error:
+            # A full disk must not end a run of days: what is on disk is whole, and there is a next save.
+            if path.name not in self._failures:
+                logger.error(
+                    "could not write %s: %s. Free some space: training continues, and the file that was there is whole",
+                    *(path, error.strerror or error),
+                )
+            self._failures[path.name] = error
+
+
+def to_cpu(value: Any) -> Any:
+    """A copy that later training steps cannot change: tensors cloned to CPU, containers rebuilt, plain values kept.
+
+    Tensors that are not contiguous keep their memory layout; views are cut loose from what they look into.
+    """
+    if isinstance(value, torch.Tensor):
+        # `copy`: on a CPU `to` alone would give the live tensor, which the next step changes while it is written.
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: to_cpu(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(to_cpu(entry) for entry in value)
+    return value
+
+
+def average_checkpoints(paths: Sequence[Path], wanted: int) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The mean weights and the mean head of the last `wanted` of `paths`; no head if one of them holds none."""
+    taken = paths[-wanted:]
+    if len(taken) < wanted:
+        logger.warning("%d checkpoints to average, found %d: %s", wanted, len(taken), ", ".join(p.name for p in taken))
+    # File after file: all of them at once would take the memory of as many networks.
+    weights = average_weights(read_own_checkpoint(path)["weights"] for path in taken)
+    if not all("head" in read_own_checkpoint(path) for path in taken):
+        return weights, None
+    return weights, average_weights(read_own_checkpoint(path)["head"] for path in taken)
+
+
+def average_weights(states: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The mean of several state dictionaries, entry by entry; what is not floating point comes from the last."""
+    total: dict[str, torch.Tensor] = {}
+    count = 0
+    latest: dict[str, Any] = {}
+    for latest in states:
+        if count and any(key not in latest for key in total):
+            raise ValueError("the checkpoints to average belong to different models (their weights have other names)")
+        count += 1
+        for key, value in latest.items():
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                # float64: the sum of many float32 values would lose bits.
+                total[key] = total[key] + value.double() if key in total else value.double()
+    if count == 0:
+        raise ValueError("no checkpoint to average: checkpoints/ is empty")
+    return {key: (total[key] / count).to(value.dtype) if key in total else value for key, value in latest.items()}
+
+
+def refuse_other_speakers(saved: Mapping[str, Any], now: Mapping[str, Any], source: object) -> None:
+    """Refuse a checkpoint of other speakers: a list of as many would fit the head, and mean others."""
+    # Checksums of the names in their order.
+    if _differs("speakers", saved, now):
+        raise CheckpointError(
+            f"{source} was trained with other speakers, or other names of them: class indices would map to the wrong "
+            "speakers; use its training list, or another --save_path (with --initial_model to begin with these weights)"
+        )
+
+
+def log_changes(saved: Mapping[str, Any], now: Mapping[str, Any], source: object) -> None:
+    """Name the options that differ from those of the checkpoint: what the user asks for now holds."""
+    changes = changed_options(saved.get("config", {}), now.get("config", {}))
+    if _differs("training_list", saved, now):
+        changes.append("the training list holds other utterances, or the same in another order")
+    if changes:
+        logger.warning("resuming with options that differ from those %s was trained with: %s", source, "; ".join(changes))
+
+
+def changed_options(
+    saved: Mapping[str, Any], now: Mapping[str, Any], sections: Iterable[str] | None = None
+) -> list[str]:
+    """Options with both values; those that one of the two does not know are not compared."""
+    return [
+        f"{section}.{name} {value!r} (was {saved[section][name]!r})"
+        for section in (now if sections is None else sections)
+        for name, value in now.get(section, {}).items()
+        if name in saved.get(section, {}) and not _is_same(saved[section][name], value)
+    ]
+
+
+def _is_same(before: Any, now: Any) -> bool:
+    """Whether an option means what it meant: a path may be written from here or in full."""
+    if isinstance(before, list | tuple) and isinstance(now, list | tuple):
+        return len(before) == len(now) and all(map(_is_same, before, now))
+    if isinstance(before, str) and isinstance(now, str) and before and now:
+        return Path(before).absolute() == Path(now).absolute()
+    return bool(before == now)
+
+
+def _differs(name: str, saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    return name in saved and name in now and saved[name] != now[name]
