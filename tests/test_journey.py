@@ -14,7 +14,7 @@ from speakernet import terminal
 from speakernet.assembly import journeys
 from speakernet.cli import main
 from speakernet.evaluation import bootstrap, score_norm
-from speakernet.training.data_wait import LoadingFacts
+from speakernet.training.progress import LoadingFacts
 from tests.tiny_recipe import write_recipe
 
 JOURNEY = {

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from speakernet.training.graphs import CudaRecorder, RecordedStep
 from torch import nn
 
 from benchmarks.families import SMALLEST, published_config
@@ -27,10 +28,9 @@ from speakernet.config.schema import Config, replaced
 from speakernet.data.batches import speed_fractions
 from speakernet.models.options import MODELS
 from speakernet.run_folder import BEST, METRICS
-from speakernet.training.graphs import CudaRecorder, RecordedStep
-from speakernet.training.interrupts import Interrupted
 from speakernet.training.optimizers import create_optimizer
 from speakernet.training.profiler import NoProfiler
+from speakernet.training.state import Interrupted
 from speakernet.training.step import TrainingStep
 
 # Relative errors that are allowed: float32 sums in another order; TF32 keeps 10 bits, bf16 7, fp16 10 of a mantissa.

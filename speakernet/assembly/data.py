@@ -39,7 +39,7 @@ from speakernet.data.workers import NUM_THREADS, ReadAhead, Workers, starts_from
 from speakernet.files import human_bytes
 from speakernet.machine.facts import usable_cores, usable_memory_bytes
 from speakernet.parallel import distributed
-from speakernet.training.data_wait import LoadingFacts
+from speakernet.training.progress import LoadingFacts
 
 logger = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ def _where_it_runs(
 
 
 def loading_facts(loader: TrainingLoader) -> LoadingFacts:
-    """What advice about waiting for data needs to know of a loader (`speakernet.training.data_wait`)."""
+    """What advice about waiting for data needs to know of a loader (`speakernet.training.progress`)."""
     reader = loader.maker.reader
     is_compressed = isinstance(reader, FolderRows) and reader.needs_decoding
     # Decoding, or changing speed there, is timed with the reading: then it says nothing of the disk.

@@ -21,7 +21,7 @@ from speakernet.models.model_file import is_model_file, load_initial_weights
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.parallel import distributed
 from speakernet.run_folder import LAST
-from speakernet.training.store import find_checkpoint
+from speakernet.training.checkpoints import find_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -110,9 +110,9 @@ def _goes_on(config: Config) -> bool:
 
 def _own_checkpoint(config: Config) -> tuple[Path | None, dict[str, Any] | None]:
     found = find_checkpoint(Path(config.training.save_path))
-    if found is None or not found.path:
+    if found is None:
         return None, None
-    return found.path, (found.contents.get("training_summary") or {}).get("initial_model")
+    return found[0], (found[1].get("training_summary") or {}).get("initial_model")
 
 
 def begin_with_initial_model(config: Config, net: SpeakerNet, loss: nn.Module, speakers: int) -> dict[str, Any] | None:

@@ -28,7 +28,7 @@ from speakernet.data.sources import RowReader
 from speakernet.files import human_bytes
 from speakernet.machine.facts import usable_cores, usable_memory_bytes
 from speakernet.parallel import distributed
-from speakernet.training.memory import training_bytes
+from speakernet.training.compiling import training_bytes
 from speakernet.training.precision import DTYPES, choose_precision
 
 logger = logging.getLogger(__name__)

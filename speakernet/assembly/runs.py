@@ -52,10 +52,9 @@ from speakernet.run_folder import (
     evaluation_folder,
     held,
 )
-from speakernet.training.data_wait import data_wait_advice
-from speakernet.training.interrupts import StopRequest
 from speakernet.training.mirror import fetch_run, mirrored
-from speakernet.training.state import Stage, best_of_run
+from speakernet.training.progress import data_wait_advice
+from speakernet.training.state import Stage, StopRequest, best_of_run
 
 PLOTS_OF_ERRORS = ("det", "scores", "llrs", "thresholds", "calibration")
 """Drawings of the report that TensorBoard shows too."""
@@ -114,7 +113,7 @@ def _train_and_report(loaded: LoadedConfig) -> TrainingOutcome:
     check_inputs(config, inputs, net)
     refuse_differences({**inputs.checksums(), **initial_model_checksum(config)})
     stop = StopRequest()
-    validate = build_validation(config, inputs, net, stop.is_heard_of)
+    validate = build_validation(config, inputs, net, stop.is_requested)
     loss, summary = _train_first_stage(config, inputs, net, validate, stop)
     if config.training.large_margin_epochs:
         train_large_margin_stage(

@@ -107,7 +107,9 @@ VALUES: dict[str, Values] = {
 """Old name -> old value -> ours; None changes nothing. Other values mean the same in both."""
 TYPOS = {"nLcasses": "nClasses"}
 """Misspelt in published recipes of voxceleb_trainer, whose parser stops there."""
-REMOVED: dict[str, str] = {}
+REMOVED: dict[str, str] = {
+    "runtime.cuda_graphs": "runtime.compile: on with runtime.compile_mode: reduce-overhead, torch's own CUDA graphs",
+}
 """Options of earlier versions -> what to write instead. Saved configurations may still hold them."""
 WESPEAKER = {
     *("data_type", "dataloader_args", "dataset_args", "do_lm", "enable_amp", "exp_dir", "gpus", "log_batch_interval"),

@@ -65,8 +65,8 @@ class RowShare:
         return torch.cat([one[:count].cpu() for one, count in zip(gathered, counts, strict=True)])
 
     def _rows_of(self, rank: int) -> range:
-        units = share(range(self.num_units), rank + 1, self.world_size)
-        return range(units.start * self.rows_per_unit, units.stop * self.rows_per_unit)
+        first, last = (self.num_units * one // self.world_size for one in (rank, rank + 1))
+        return range(first * self.rows_per_unit, last * self.rows_per_unit)
 
 
 def keep_share(parameter: nn.Parameter, own: RowShare) -> None:

@@ -215,7 +215,8 @@ def log_changes(saved: Mapping[str, Any], now: Mapping[str, Any], source: object
     if _differs("training_list", saved, now):
         changes.append("the training list holds other utterances, or the same in another order")
     if changes:
-        logger.warning("resuming with options that differ from those %s was trained with: %s", source, "; ".join(changes))
+        changed = "; ".join(changes)
+        logger.warning("resuming with options that differ from those %s was trained with: %s", source, changed)
 
 
 def changed_options(

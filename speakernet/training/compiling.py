@@ -81,11 +81,19 @@ class Compiler:
     Args:
         net: the network; its parameters' names stay as they are.
         options: when and how; the scope is whole or regional, what `auto` means is the caller's to decide.
+        prepare: called before the network is compiled.
         clock: of the device; None: that of a CPU.
     """
 
-    def __init__(self, net: nn.Module, options: CompileOptions | None, *, clock: DeviceClock | None = None) -> None:
-        self.net, self.options = net, options
+    def __init__(
+        self,
+        net: nn.Module,
+        options: CompileOptions | None,
+        *,
+        prepare: Callable[[nn.Module], None] | None = None,
+        clock: DeviceClock | None = None,
+    ) -> None:
+        self.net, self.options, self._prepare = net, options, prepare
         self.is_compiled = self.is_new = False
         self._eager_seconds = 0.0
         self._clock = DeviceClock(torch.device("cpu")) if clock is None else clock
@@ -142,6 +150,8 @@ class Compiler:
     def _compile(self) -> None:
         assert self.options is not None
         logger.info("compiling the network: the next step may take minutes")
+        if self._prepare is not None:
+            self._prepare(self.net)
         mode = None if self.options.compile_mode == "default" else self.options.compile_mode
         for module in self._targets():
             # dynamic=False: training crops have one length (a second length compiles a second version).

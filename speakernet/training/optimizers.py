@@ -152,7 +152,7 @@ def create_optimizer(
 
 
 class OptimizerState:
-    """An optimizer's moments; its options stay those that the resumed run was given (torch would put the saved back)."""
+    """An optimizer's moments; its options stay those that the resumed run was given (torch would restore the saved)."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer

@@ -5,11 +5,10 @@ the device for a number. What must stay float32 (front end, statistics, heads) s
 """
 
 import contextlib
-import dataclasses
 import logging
 import platform
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
@@ -26,8 +25,7 @@ DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _FP16_FLAGS = ("amx_fp16", "avx512_fp16", "asimdhp", "fphp")
 
 
-@dataclasses.dataclass(frozen=True)
-class PrecisionChoice:
+class PrecisionChoice(NamedTuple):
     """A precision (`no`, `bf16` or `fp16`) and why it was taken."""
 
     name: str

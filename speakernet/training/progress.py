@@ -252,20 +252,19 @@ class Progress:
         """Begin or continue after `step`: what a killed run wrote after its last checkpoint is removed."""
         if self.folder is None:
             return
-        path, records = self.folder / METRICS, []
+        path = self.folder / METRICS
         if path.exists():
             try:
-                records = _drop_after(path, step, num_lines)
+                self.num_lines = _drop_after(path, step, num_lines)
             except OSError as error:
                 logger.warning("%s keeps its lines after step %d, which come a second time: %s", path, step, error)
-        self.num_lines = len(records)
         self._file = GrowingFile(path)
         if self._tensorboard:
             # Imported here: it takes a second that other commands should not pay.
             from speakernet.training.tensorboard import EventFiles
 
             self._events = EventFiles(self.folder, self._configuration)
-            self._events.open(step, records)
+            self._events.open(step)
 
     def start_epoch(self, epoch: int, max_epochs: int, num_batches: int, done: int) -> None:
         """Show an epoch (from 0) of `num_batches`, of which `done` were done before a resume; one bar for the run."""
@@ -317,8 +316,8 @@ class Progress:
         self._bar = self._file = self._events = None
 
 
-def _drop_after(path: Path, step: int, num_lines: int | None) -> list[dict[str, Any]]:
-    """Keep the complete lines up to `step`, no more than so many, and return what they hold."""
+def _drop_after(path: Path, step: int, num_lines: int | None) -> int:
+    """Keep the complete lines up to `step`, no more than so many; returns how many."""
     kept: list[dict[str, Any]] = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
@@ -331,7 +330,7 @@ def _drop_after(path: Path, step: int, num_lines: int | None) -> list[dict[str, 
     kept = kept[:num_lines]
     with atomic_write(path) as file:
         file.writelines(json.dumps(record) + "\n" for record in kept)
-    return kept
+    return len(kept)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -371,7 +370,8 @@ def data_wait_advice(wait_share: float, facts: LoadingFacts) -> str:
         advice = "the packed corpus is larger than memory; move it to a faster disk of this machine"
     # One core is left to the training process itself.
     elif facts.num_workers < facts.cores - 1:
-        advice = f"raise data.num_workers from {facts.num_workers} to {facts.cores - 1} (this machine has {facts.cores} cores)"
+        more = facts.cores - 1
+        advice = f"raise data.num_workers from {facts.num_workers} to {more} (this run may use {facts.cores} cores)"
     elif not facts.is_packed:
         why = "files are decoded for every crop" if facts.is_compressed else "a file is opened for every crop"
         advice = f"pack the corpus (speakernet pack): {why}"

@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from speakernet.parallel import distributed
-from speakernet.parallel.sharding import gather_rows, share_of, sharded_names, total_norm
+from speakernet.parallel.sharding import gather_rows, sharded_names, total_norm
 from speakernet.parallel.sync_norm import SynchronizedNorm
 from speakernet.random import capture_random_state, restore_random_state
 from speakernet.training.compiling import BufferGuard, Compiler

@@ -1,115 +1,86 @@
 """What TensorBoard shows of a run: curves with their intervals, the settings, and the figures of the final evaluation.
 
-A curve that never changes says one number and hides those that do: its points are held back until it changes. Importing
-this file imports TensorBoard, which takes a second: whoever needs it imports it late.
+Importing this file imports TensorBoard, which takes a second: whoever needs it imports it late.
 """
 
-import contextlib
+import logging
 import math
 import struct
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
-from torch.utils.tensorboard.summary import custom_scalars, hparams, scalar, text
+from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
 
-from speakernet.training.event_file import EventFile
+from speakernet.files import error_line
 
-# A single point of these is worth seeing, and two equal ones are news.
-ALWAYS_SHOWN = ("evaluation/eer_", "evaluation/min_dcf", "step/loss", "epoch/loss")
+logger = logging.getLogger(__name__)
+
 EER, EER_LOW, EER_HIGH = (
     f"evaluation/eer_{name}" for name in ("percent", "interval_percent/low", "interval_percent/high")
 )
 MIN_DCF = "evaluation/min_dcf/0.01"
 TEST_EER = "test/eer_percent"
-# Where something lies or what the machine is: no settings that two runs are compared by.
+# Where something is or what the machine is: not settings that two runs are compared by.
 NO_HYPERPARAMETERS = ("_path", "_list", "num_workers", "threads")
-# Beside these, results hold counts, checksums and times, which are no curves of quality.
-TEST_FIGURES = ("eer_percent", "eer_interval_percent", "min_dcf", "min_dcf_interval", "cllr", "min_cllr", "act_dcf")
+# Beside these, results hold counts, checksums and times, which are not curves of quality.
+TEST_FIGURES = (
+    *("eer_percent", "eer_interval_percent", "min_dcf", "min_dcf_interval", "cllr", "min_cllr", "act_dcf"),
+    "performance",
+)
+FLUSH_SECONDS = 5
+"""A killed run loses no more than this."""
 
 
 class EventFiles:
-    """Event files of one training run.
-
-    Args:
-        folder: the run folder.
-        configuration: section -> option -> plain value; shown as text and as hyperparameters.
-    """
+    """Event files of one training run; `configuration` (section -> option -> value) is shown as text and settings."""
 
     def __init__(self, folder: Path, configuration: Mapping[str, Any]) -> None:
         self._folder, self._configuration = folder, configuration
-        self._curves = _Curves()
-        self._file: EventFile | None = None
+        self._writer: SummaryWriter | None = None
 
-    def open(self, step: int, records: Iterable[Mapping[str, Any]]) -> None:
-        """Begin or go on after `step`.
-
-        Args:
-            step: events of later steps, which a killed run left, are not shown.
-            records: lines of metrics.jsonl up to that step: which curves have changed so far.
-        """
-        self._file = EventFile(self._folder, step)
-        for record in records:
-            for tag, value in scalars(str(record.get("kind", "")), record):
-                self._curves.due(tag, value, int(record.get("step", 0)))
+    def open(self, step: int) -> None:
+        """Begin or continue after `step`: events of later steps, which a killed run left, are not shown."""
+        # torch writes the step at which earlier files end only if it is above 0.
+        self._writer = SummaryWriter(str(self._folder), purge_step=step + 1, flush_secs=FLUSH_SECONDS)
         if self._configuration:
             lines = yaml.safe_dump(dict(self._configuration), sort_keys=False, allow_unicode=True).splitlines()
             # Four spaces make it code in Markdown, as TensorBoard shows text.
-            self._file.add(text("configuration", "".join(f"    {line}\n" for line in lines)), step)
+            self._writer.add_text("configuration", "".join(f"    {line}\n" for line in lines), step)
+            writer = self._writer._get_file_writer()
             for summary in hparams(hyperparameters(self._configuration), dict.fromkeys((EER, MIN_DCF, TEST_EER), 0.0)):
-                self._file.add(summary, step)
-        self._file.add(custom_scalars({"evaluation": {"EER (%)": ["Margin", [EER, EER_LOW, EER_HIGH]]}}), step)
+                writer.add_summary(summary, step)
+        self._writer.add_custom_scalars({"evaluation": {"EER (%)": ["Margin", [EER, EER_LOW, EER_HIGH]]}})
 
     def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
-        """Take in the numbers of one record."""
-        assert self._file is not None, "opened before anything is recorded"
-        for tag, value in scalars(kind, values):
-            for at, one, moment in self._curves.due(tag, value, step):
-                self._file.add(scalar(tag, one), at, moment)
+        """Take in the numbers of one record; a disk that is full costs the curves, never the run."""
+        if self._writer is None:
+            return
+        try:
+            for tag, value in scalars(kind, values):
+                self._writer.add_scalar(tag, value, step)
+        except OSError as error:
+            logger.warning("TensorBoard's curves end here: %s", error_line(error))
+            self._writer = None
 
     def close(self) -> None:
-        """Let go of the files."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-
-class _Curves:
-    """Which points of which curves are due: none while a curve has one value, then all that its course needs."""
-
-    def __init__(self) -> None:
-        self._changing: set[str] = set()
-        self._held: dict[str, list[tuple[int, float, float]]] = {}
-
-    def due(self, tag: str, value: float, step: int) -> list[tuple[int, float, float]]:
-        """Take in a point; returns (step, value, moment) of those to be written now."""
-        point = (step, value, time.time())
-        if tag in self._changing or tag.startswith(ALWAYS_SHOWN):
-            return [point]
-        held = self._held.setdefault(tag, [])
-        if not held or held[0][1] == value:
-            # Of an even stretch its two ends are enough.
-            self._held[tag] = [*held[:1], point]
-            return []
-        self._changing.add(tag)
-        return [*self._held.pop(tag), point]
+        """Write what is left."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            try:
+                writer.close()
+            except OSError as error:
+                logger.warning("TensorBoard's curves are incomplete: %s", error_line(error))
 
 
 def add_test_results(folder: Path, step: int, results: Mapping[str, Any], plots: Sequence[Path]) -> None:
-    """Add the final evaluation to a run's events: its figures with their intervals, and drawings.
-
-    Args:
-        folder: the run folder.
-        step: of the end of the training.
-        results: as in `results.json`.
-        plots: PNG files.
-    """
-    with contextlib.closing(EventFile(folder, step)) as file:
+    """Add the final evaluation (`results.json` and drawings as PNG) to a run's events; `step` ended the training."""
+    with SummaryWriter(str(folder)) as writer:
         for tag, value in scalars("test", {name: results.get(name) for name in TEST_FIGURES}):
-            file.add(scalar(tag, value), step)
+            writer.add_scalar(tag, value, step)
         for path in plots:
             # Ready-made: drawing them once more would need the scores.
             content = path.read_bytes()
@@ -117,11 +88,11 @@ def add_test_results(folder: Path, step: int, results: Mapping[str, Any], plots:
             width, height = struct.unpack(">II", content[16:24])
             image = Summary.Image(encoded_image_string=content, width=width, height=height, colorspace=4)
             summary = Summary(value=[Summary.Value(tag=f"test/{path.stem}", image=image)])
-            file.add(summary, step)
+            writer._get_file_writer().add_summary(summary, step)
 
 
 def scalars(kind: str, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """The finite numbers of a record by tag; those of nested mappings and of intervals likewise.
+    """The finite numbers of a record by tag, those of nested mappings and of intervals too.
 
     >>> dict(scalars("test", {"min_dcf": {"0.01": 0.5}, "interval": [3.0, 5.0], "note": "none", "is_best": True}))
     {'test/min_dcf/0.01': 0.5, 'test/interval/low': 3.0, 'test/interval/high': 5.0}

@@ -580,10 +580,10 @@ class Trainer:
         loss, accuracy = values["loss"], values["accuracy_percent"]
         logger.info("%s: loss %.4f, accuracy %.2f %%%s", self._epoch_name(), loss, accuracy, self._margin_note())
         total = self.tracker.total
-        if not self._is_advised and total.seconds >= SECONDS_TO_JUDGE:
-            if advice := self.advise(total.parts["data"] / total.seconds):
-                self._is_advised = True
-                logger.warning("%s", advice)
+        is_early = self._is_advised or total.seconds < SECONDS_TO_JUDGE
+        if advice := "" if is_early else self.advise(total.parts["data"] / total.seconds):
+            self._is_advised = True
+            logger.warning("%s", advice)
 
     def _margin_note(self) -> str:
         """Once a start, when the margin begins to act: the figures look like a failure."""

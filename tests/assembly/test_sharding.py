@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from speakernet.assembly.sharding import FEWEST_SPEAKERS, choose_sharding, share_head
+from speakernet.assembly.training import FEWEST_SPEAKERS, choose_sharding, share_head
 from speakernet.config import ConfigError
 from speakernet.config.loading import load_config
 from speakernet.losses.classification import AMSoftmax

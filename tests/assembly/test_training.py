@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from speakernet.training.interrupts import Interrupted
 
 from speakernet.assembly.checks import graph_obstacles, refuse_impossible
 from speakernet.assembly.compiling import records_steps
@@ -27,7 +28,6 @@ from speakernet.data.audio import write_audio
 from speakernet.machine.device import choose_device
 from speakernet.models.model_file import load_model_file
 from speakernet.training.compiling import NoCompiler
-from speakernet.training.interrupts import Interrupted
 from speakernet.training.optimizers import create_optimizer
 
 CPU = torch.device("cpu")

@@ -15,7 +15,7 @@ from speakernet.machine.facts import system_info
 from speakernet.machine.memory import Monitor
 from speakernet.training.options import ProfileOptions
 from speakernet.training.profiler import StepProfiler
-from speakernet.training.tracker import PerformanceTracker
+from speakernet.training.progress import PerformanceTracker
 
 
 class NVMLError(Exception):

@@ -14,7 +14,7 @@ from speakernet.frontend.perturbation import SpecAugment, keep_draws_eager
 from speakernet.models.layers import is_safe_in_channels_last
 from speakernet.models.options import MODELS, POOLINGS
 from speakernet.models.speaker_net import SpeakerNet
-from speakernet.training.memory import enable_gradient_checkpointing
+from speakernet.training.compiling import enable_gradient_checkpointing
 from tests.small_networks import SMALLEST, small_network
 
 # Further options that change how a network works, beside its size.

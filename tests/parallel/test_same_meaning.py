@@ -21,8 +21,7 @@ from speakernet.training.optimizers import create_optimizer
 from speakernet.training.options import OPTIMIZERS, PrecisionOptions, TrainingOptions
 from speakernet.training.precision import Precision
 from speakernet.training.profiler import NoProfiler
-from speakernet.training.step import TrainingStep
-from speakernet.training.together import SeveralProcesses
+from speakernet.training.step import SeveralProcesses, TrainingStep
 
 CPU = torch.device("cpu")
 CLASSES, STEPS, SAMPLES = 6, 5, 4800

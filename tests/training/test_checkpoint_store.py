@@ -10,8 +10,8 @@ import torch
 
 from speakernet import checkpoint, files
 from speakernet.checkpoint import CheckpointError, read_own_checkpoint, write_checkpoint
+from speakernet.training.checkpoints import CheckpointStore, to_cpu
 from speakernet.training.options import CheckpointOptions
-from speakernet.training.store import CheckpointStore, to_cpu
 
 
 def contents(value: float) -> dict:

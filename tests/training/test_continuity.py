@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from speakernet.training.continuity import say_changes
+from speakernet.training.checkpoints import say_changes
 
 
 def told(before: dict, now: dict, caplog: pytest.LogCaptureFixture) -> str:

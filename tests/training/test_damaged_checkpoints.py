@@ -14,8 +14,8 @@ from training_fakes import make_trainer
 from speakernet import checkpoint, files
 from speakernet.checkpoint import CheckpointError, read_own_checkpoint
 from speakernet.training import store as store_module
+from speakernet.training.checkpoints import CheckpointStore
 from speakernet.training.options import CheckpointOptions
-from speakernet.training.store import CheckpointStore
 
 
 def contents(value: float) -> dict:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from speakernet.training.data_wait import LoadingFacts, data_wait_advice
+from speakernet.training.progress import LoadingFacts, data_wait_advice
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 from torch.utils.tensorboard.summary import scalar
 
 from speakernet import appending
-from speakernet.training.event_file import EventFile
 from speakernet.training.progress import Progress
+from speakernet.training.tensorboard import EventFile
 
 
 def drawn(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -32,7 +32,7 @@ def test_a_resumed_run_takes_back_what_it_does_again(tmp_path: Path, monkeypatch
     first = EventFile(tmp_path, 0)
     for step in (1, 2, 3):
         first.add(scalar("step/loss", 1.0), step)
-    monkeypatch.setattr("speakernet.training.event_file.time.time", lambda: 4e9)
+    monkeypatch.setattr("speakernet.training.tensorboard.time.time", lambda: 4e9)
     again = EventFile(tmp_path, 1)
     again.add(scalar("step/loss", 9.0), 2)
     assert drawn(tmp_path) == {"step/loss": [(1, 1.0), (2, 9.0)]}

@@ -10,7 +10,7 @@ import torch
 from training_fakes import FakeLoader, make_trainer
 
 from speakernet.checkpoint import CheckpointError, read_own_checkpoint, write_checkpoint
-from speakernet.training.numbers import NonFiniteError
+from speakernet.training.progress import NonFiniteError
 
 
 def test_an_epoch_whose_every_step_was_undone_ends_the_run_and_is_no_best_model(tmp_path: Path) -> None:

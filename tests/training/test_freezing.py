@@ -21,12 +21,10 @@ from training_fakes import (
 
 from speakernet.checkpoint import read_own_checkpoint
 from speakernet.training.compiling import Compiler
-from speakernet.training.freezing import Freezing
-from speakernet.training.interrupts import Interrupted
-from speakernet.training.optimizers import create_optimizer, set_learning_rate
+from speakernet.training.optimizers import Freezing, create_optimizer, set_learning_rate
 from speakernet.training.options import OPTIMIZERS, CompileOptions, FineTuningOptions, PrecisionOptions
 from speakernet.training.precision import Precision
-from speakernet.training.state import Stage
+from speakernet.training.state import Interrupted, Stage
 from speakernet.training.step import TrainingStep
 
 GIVEN = Stage(given={"file": "theirs.pt"})

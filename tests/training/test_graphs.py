@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from speakernet.training.graphs import MOST_RECORDINGS, PLAIN_STEPS, WARMUP_STEPS, RecordedStep
 from torch import nn
 from training_fakes import (
     CLASSES,
@@ -28,7 +29,6 @@ from speakernet.losses.options import LOSSES
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.options import create
 from speakernet.training import graphs
-from speakernet.training.graphs import MOST_RECORDINGS, PLAIN_STEPS, WARMUP_STEPS, RecordedStep
 from speakernet.training.optimizers import create_optimizer
 from speakernet.training.options import PrecisionOptions, TrainingOptions
 from speakernet.training.precision import Precision

@@ -4,14 +4,19 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from speakernet.training.reporting import Reporter
 from torch import nn
 from training_fakes import FakeNet, make_trainer
 
 from speakernet.training import compiling
-from speakernet.training.compiling import Compiler, estimate, repeated_blocks
-from speakernet.training.memory import enable_gradient_checkpointing, training_bytes
+from speakernet.training.compiling import (
+    Compiler,
+    enable_gradient_checkpointing,
+    estimate,
+    repeated_blocks,
+    training_bytes,
+)
 from speakernet.training.options import CompileOptions
-from speakernet.training.reporting import Reporter
 from speakernet.training.step import TrainingStep
 
 

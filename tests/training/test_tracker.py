@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from speakernet.training.tracker import PerformanceTracker
+from speakernet.training.progress import PerformanceTracker
 
 
 def test_rates_and_shares():

@@ -9,25 +9,22 @@ from typing import Any
 
 import numpy as np
 import torch
+from speakernet.training.graphs import RecordedStep
+from speakernet.training.parts import Course, Learner, Records
 from torch import nn
 
-from speakernet.training.averaging import WeightAverage
+from speakernet.training.checkpoints import CheckpointStore
 from speakernet.training.compiling import NoCompiler
-from speakernet.training.freezing import Freezing
-from speakernet.training.graphs import RecordedStep
-from speakernet.training.optimizers import create_optimizer
+from speakernet.training.optimizers import Freezing, WeightAverage, create_optimizer
 from speakernet.training.options import OPTIMIZERS, OptimizerOptions, PrecisionOptions, TrainingOptions
 from speakernet.training.options.schedules import CosineOptions
-from speakernet.training.parts import Course, Learner, Records
 from speakernet.training.precision import Precision
 from speakernet.training.profiler import NoProfiler
-from speakernet.training.progress import Progress
+from speakernet.training.progress import PerformanceTracker, Progress
 from speakernet.training.schedules import LearningRateSchedule, MarginSchedule
 from speakernet.training.state import WHOLE_RUN, Stage
 from speakernet.training.step import TrainingStep
-from speakernet.training.store import CheckpointStore
 from speakernet.training.threads import ThreadWatch
-from speakernet.training.tracker import PerformanceTracker
 from speakernet.training.trainer import Trainer
 
 SAMPLES = 12

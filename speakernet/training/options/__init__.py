@@ -233,7 +233,7 @@ class CompileOptions(Options):
     compile_scope: Literal["auto", "whole", "regional"] = "auto"
     """Compile the whole network or each repeated block; auto: whole."""
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = "default"
-    """torch.compile's mode; reduce-overhead and max-autotune act on GPUs."""
+    """torch.compile's mode; reduce-overhead (CUDA graphs) and max-autotune act on GPUs."""
 
 
 class ProfileOptions(Options):
@@ -252,8 +252,6 @@ class RuntimeOptions(MachineOptions, PrecisionOptions, CompileOptions, ProfileOp
     """Every random choice follows from this number."""
     channels_last: Switch = "auto"
     """Memory layout of 2-D convolution weights; auto: on, but for float32 on a GPU (up to a quarter faster on CPUs)."""
-    cuda_graphs: Switch = "auto"
-    """Record whole optimizer steps and repeat them by one launch; auto: on a GPU where nothing forbids it."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, up to twice the time; `keep_memory` is then off."""
 
