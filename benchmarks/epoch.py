@@ -72,8 +72,6 @@ def our_epoch(config: Config, folder: Path) -> Callable[[], None]:
 
     def run() -> None:
         trainer.train_epoch()
-        # As the loop does between epochs, so that the next call has other crops and other augmentation.
-        trainer.state.epoch, trainer.state.batch = trainer.state.epoch + 1, 0
         trainer.evaluate()
 
     return run

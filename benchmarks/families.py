@@ -134,7 +134,7 @@ def measure_compiled(config: Config, names: Sequence[str], *, batch_size: int, r
                 raise ValueError(f"{name} was not compiled; the log says why")
             losses = []
             for trainer in (eager, compiled):
-                trainer.reporter.fetch()
+                trainer.recent.fetch_into(trainer.state, trainer.precision)
                 losses.append(trainer.state.epoch_means()["loss"])
             one, other = _in_turn({"eager": eager_step, "compiled": compiled_step}, rounds)
         yield CompiledCosts(

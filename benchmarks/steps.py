@@ -110,13 +110,6 @@ class OneBatchLoader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Nothing to take up."""
 
-    def put_back(self, count: int) -> None:
-        """The same batch comes again."""
-
-    def stand_in(self) -> RandomBatch:
-        """It never fails."""
-        return self.batch
-
     def file_names(self, indices: torch.Tensor) -> list[str]:
         """Noise comes from no file."""
         return []

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from speakernet.assembly.schedule_table import ScheduledEpoch, scheduled_epochs
 
 from speakernet.assembly.checks import refuse_impossible
-from speakernet.assembly.large_margin import large_margin_config
+from speakernet.assembly.large_margin import ScheduledEpoch, large_margin_config, scheduled_epochs
 from speakernet.assembly.model import build_loss, build_model
 from speakernet.cli import main
 from speakernet.config import Config, load_config

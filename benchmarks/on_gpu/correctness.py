@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import functools
 import os
 import signal
 import threading
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from speakernet.training.graphs import CudaRecorder, RecordedStep
 from torch import nn
 
 from benchmarks.families import SMALLEST, published_config
@@ -40,7 +38,6 @@ CROP_TOLERANCE = 1e-4
 QUICK_SAMPLES, SAMPLES = 11440, 32240
 NUM_CLASSES, LEARNING_RATE = 20, 0.01
 # The sixth is recorded.
-RECORDED_STEPS = 10
 PRESET = Path(__file__).resolve().parents[2] / "configs" / "preset_reproducible.yaml"
 STOP_AFTER_LINES = 2
 
@@ -49,7 +46,6 @@ def correctness(setup: Setup) -> Iterator[Row]:
     """One comparison a row: its error, what is allowed, and whether it passed."""
     yield from _embeddings(setup)
     yield from _steps(setup)
-    yield _recorded_steps(setup)
     yield from _undone_step(setup)
     yield _resident_batches(setup)
     yield from _same_bits(setup)
@@ -113,32 +109,6 @@ def _steps(setup: Setup) -> Iterator[Row]:
         yield compared(f"{name}, update of the weights", _error(moved[1], moved[0]), STEP_TOLERANCE)
 
 
-def _recorded_steps(setup: Setup) -> Row:
-    """Steps that are repeated as a CUDA graph move the weights as steps that are not, dither and margin included."""
-    name = f"{RECORDED_STEPS} steps, by CUDA graphs and without: update of the weights"
-    if not setup.is_cuda:
-        return left_out(name, NEEDS_CUDA)
-    model = "ResNet" if setup.is_quick else "ResNet34"
-    config = published_config(setup.config(runtime={"tf32": False, "precision": "no"}), model)
-    config = replaced(config, optimizer={"name": "sgd", "learning_rate": LEARNING_RATE}, loss={"name": "aamsoftmax"},
-                      frontend={"name": "fbank", "dither": 1.0})  # fmt: skip
-    prepare_machine(config)
-    torch.manual_seed(0)
-    net, loss = build_model(config), build_loss(config, NUM_CLASSES)
-    start = [one.detach().clone() for one in net.parameters()]
-    moved = []
-    for recorder in (None, CudaRecorder(setup.device)):
-        there = copy.deepcopy(net).to(setup.device), copy.deepcopy(loss).to(setup.device)
-        step = _step(config, *there, setup.device, recorder)
-        for number in range(RECORDED_STEPS):
-            step.set_margin(0.02 * number)
-            step.add(_batch(setup, setup.device))
-            step.finish(LEARNING_RATE)
-        pairs = zip(step.net.parameters(), start, strict=True)
-        moved.append(torch.cat([(one.detach().cpu() - before).flatten() for one, before in pairs]))
-    return compared(name, _error(moved[1], moved[0]), STEP_TOLERANCE)
-
-
 def _undone_step(setup: Setup) -> Iterator[Row]:
     """A first step that overflows leaves weights and statistics as they were, and the second one moves them."""
     for precision in ("no", "fp16"):
@@ -165,16 +135,13 @@ def _undone_step(setup: Setup) -> Iterator[Row]:
         yield compared(f"{name}: tensors that changed", float(changed) if is_bad else float("inf"), 0.0)
 
 
-def _step(
-    config: Config, net: nn.Module, loss: nn.Module, device: torch.device, recorder: CudaRecorder | None = None
-) -> TrainingStep:
+def _step(config: Config, net: nn.Module, loss: nn.Module, device: torch.device) -> TrainingStep:
     precision = build_precision(config, device)
     for module in net.modules():
         if isinstance(module, nn.Dropout):
             # Each device draws from a generator of its own.
             module.p = 0.0
-    make = TrainingStep if recorder is None else functools.partial(RecordedStep, recorder)
-    return make(
+    return TrainingStep(
         net.train(),
         loss.train(),
         create_optimizer(config.optimizer, [net, loss], device, is_float32=precision.name == "no"),

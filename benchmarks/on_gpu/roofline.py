@@ -106,7 +106,7 @@ def roofline(setup: Setup) -> Iterator[Row]:
         # Counted in the way that has the same operations, uncompiled: compiled ones cannot be seen.
         for way in ways:
             runtime = WAYS[way]
-            if runtime["cuda_graphs"] == "on" and not setup.is_cuda:
+            if "compile_mode" in runtime and not setup.is_cuda:
                 yield left_out(f"{model}, {way}", NEEDS_CUDA)
                 continue
             least = least_seconds(_operations(setup, model, runtime), peaks, bandwidth)
@@ -141,8 +141,8 @@ def _bandwidth(setup: Setup) -> float:
 
 
 def _operations(setup: Setup, model: str, runtime: Mapping[str, Any]) -> list[Operation]:
-    # What compiled code or a recorded step does cannot be seen.
-    seen = {**runtime, "compile": "off", "cuda_graphs": "off"}
+    # What compiled code does cannot be seen.
+    seen = {**runtime, "compile": "off", "compile_mode": "default"}
     with warm_step(setup, model, seen) as step, OperationCounter() as counter:
         step()
     return counter.operations

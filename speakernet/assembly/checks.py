@@ -24,8 +24,7 @@ from speakernet.models.layers import is_safe_in_channels_last
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.parallel import distributed
 from speakernet.run_folder import LAST
-from speakernet.training.compiling import platform_obstacle
-from speakernet.training.memory import blocks_to_checkpoint
+from speakernet.training.compiling import blocks_to_checkpoint, platform_obstacle
 from speakernet.training.optimizers import should_fuse
 from speakernet.training.precision import choose_precision
 
@@ -133,8 +132,6 @@ def refuse_impossible(config: Config, net: nn.Module, device: torch.device) -> N
         blocks_to_checkpoint(net)
     if runtime.compile == "on" and (obstacles := compile_obstacles(config, net, device)):
         raise ValueError(f"runtime.compile: on, but {'; '.join(obstacles)}; or set runtime.compile: off")
-    if runtime.cuda_graphs == "on" and (obstacles := graph_obstacles(config, device)):
-        raise ValueError(f"runtime.cuda_graphs: on, but {'; '.join(obstacles)}; or set runtime.cuda_graphs: off")
 
 
 def _refuse_voices(config: Config) -> None:
@@ -214,30 +211,6 @@ def compile_obstacles(config: Config, net: nn.Module, device: torch.device) -> l
             "take 16 channels or more"
         )
     return [obstacle for obstacle in found if obstacle]
-
-
-def graph_obstacles(config: Config, device: torch.device) -> list[str]:
-    """Why whole steps cannot be recorded here, each with what would have to change."""
-    runtime, loss = config.runtime, config.loss
-    is_fused, why = should_fuse(config.optimizer, device)
-    draws = any(getattr(one, "draws_on_host", False) for one in (loss, getattr(loss, "metric", None)))
-    compiles = runtime.compile != "off" and runtime.compile_mode != "default"
-    reasons = {
-        "training runs on the CPU; set runtime.device: cuda": device.type != "cuda",
-        "several processes meet within a step; start one process": distributed.is_distributed(),
-        "the host says vocal tracts with each batch; set augment.warp_factors: [1.0]": voices_of(config).has_warps,
-        f"a bad step of this optimizer is read by the host ({why}); take a fused one": not is_fused,
-        f"the loss {loss.name} draws its negatives on the host; take another": draws,
-        "the gradient cache runs each micro-batch twice; set training.accumulation_steps: 1": needs_gradient_cache(
-            config
-        ),
-        "gradient checkpointing asks for random states; set runtime.gradient_checkpointing: false": (
-            runtime.gradient_checkpointing
-        ),
-        f"runtime.compile_mode: {runtime.compile_mode} records graphs of its own; set it to default": compiles,
-        "the profiler could not tell the phases of a step; set runtime.profiling: false": runtime.profiling,
-    }
-    return [reason for reason, holds in reasons.items() if holds]
 
 
 def needs_gradient_cache(config: Config) -> bool:

@@ -1,7 +1,5 @@
 """From the sections optimizer, schedule, training and runtime to a trainer; refusals come before the first step."""
 
-import dataclasses
-import functools
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,50 +8,42 @@ from typing import Any
 import torch
 from torch import nn
 
-from speakernet.assembly.checks import needs_gradient_cache, say_what_has_no_effect
-from speakernet.assembly.compiling import build_compiler, records_steps
-from speakernet.assembly.sharding import share_head
+from speakernet.assembly.checks import compile_obstacles, needs_gradient_cache, say_what_has_no_effect
 from speakernet.config.schema import Config, config_to_dict
-from speakernet.machine.device import find_device
+from speakernet.data.choices import Choice
+from speakernet.frontend.perturbation import keep_draws_eager
+from speakernet.losses.options import LossOptions
+from speakernet.machine.device import DeviceClock, find_device
 from speakernet.machine.settings import NO_EFFECT, AppliedSetting, optimize_torch_settings
-from speakernet.machine.threads import STOP_SIGNALS
 from speakernet.models.layers import is_safe_in_channels_last
 from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.parallel import distributed
+from speakernet.parallel.sharding import sharded_names
 from speakernet.parallel.sync_norm import synchronize_norms
 from speakernet.run_folder import PROFILE
-from speakernet.training.averaging import WeightAverage
-from speakernet.training.freezing import Freezing
-from speakernet.training.graphs import CudaRecorder, RecordedStep
-from speakernet.training.interfaces import Loader
-from speakernet.training.interrupts import StopRequest
-from speakernet.training.memory import enable_gradient_checkpointing
-from speakernet.training.optimizers import create_optimizer
-from speakernet.training.parts import Course, Learner, Records
+from speakernet.training.checkpoints import CheckpointStore
+from speakernet.training.compiling import Compiler, enable_gradient_checkpointing
+from speakernet.training.optimizers import Freezing, WeightAverage, create_optimizer
 from speakernet.training.precision import Precision, choose_precision
 from speakernet.training.profiler import NoProfiler, StepProfiler
 from speakernet.training.progress import Progress
 from speakernet.training.schedules import LearningRateSchedule, MarginSchedule
-from speakernet.training.state import WHOLE_RUN, Stage
-from speakernet.training.step import TrainingStep
-from speakernet.training.store import CheckpointStore
+from speakernet.training.state import WHOLE_RUN, Stage, StopRequest
+from speakernet.training.step import SeveralProcesses, TrainingStep
 from speakernet.training.threads import ThreadWatch
-from speakernet.training.together import SeveralProcesses
-from speakernet.training.tracker import PerformanceTracker
-from speakernet.training.trainer import Trainer
+from speakernet.training.trainer import Loader, Trainer
 
 logger = logging.getLogger(__name__)
 
 Validate = Callable[[], Mapping[str, Any]]
 
+FEWEST_SPEAKERS = 20_000
+"""From which `loss.sharded: auto` shards: below, a head takes little memory, and its gradients travel with the rest."""
+
 
 def prepare_machine(config: Config) -> list[AppliedSetting]:
-    """Apply the machine switches of `runtime` to torch, and log each with its reason (a detail where it acts).
-
-    Raises:
-        ValueError: a GPU was asked for and is not there, or a switch without sense.
-    """
+    """Apply the machine switches of `runtime` to torch, and log each with its reason."""
     runtime = config.runtime
     applied = optimize_torch_settings(
         runtime,
@@ -62,34 +52,24 @@ def prepare_machine(config: Config) -> list[AppliedSetting]:
         varies_lengths=config.data.crop_frames_max > config.data.crop_frames,
     )
     for setting in applied:
-        # Applied as asked it is a detail; asked for in vain it is not.
+        # A switch that acts is a detail; one that has no effect is not.
         logger.log(logging.WARNING if setting.value == NO_EFFECT else logging.DEBUG, "torch setting: %s", setting)
     return applied
 
 
-def watch_threads(config: Config, device: torch.device) -> ThreadWatch:
-    """What looks after the threads of the run; a reproducible one keeps its number, since another gives other bits."""
-    adapts = config.runtime.threads == "auto" and not config.runtime.deterministic
-    return ThreadWatch(torch.get_num_threads() if device.type == "cpu" else 1, adapts=adapts)
-
-
 def build_precision(config: Config, device: torch.device) -> Precision:
-    """The precision that the configuration asks for, or the best one there is.
-
-    Raises:
-        ValueError: the device cannot train in it.
-    """
+    """The precision that the configuration asks for, or the best one there is."""
     runtime = config.runtime
-    choice = choose_precision(runtime.precision, device)
-    if runtime.deterministic and runtime.precision == "auto" and choice.name == "fp16":
-        choice = dataclasses.replace(choice, name="no", reason="deterministic: fp16's scale depends on history")
-    return Precision(runtime, choice.name, device, reason=choice.reason)
+    name, reason = choose_precision(runtime.precision, device)
+    if runtime.deterministic and runtime.precision == "auto" and name == "fp16":
+        name, reason = "no", "deterministic: fp16's scale depends on history"
+    return Precision(runtime, name, device, reason=reason)
 
 
 def build_schedules(
     config: Config, loss: nn.Module, steps_per_epoch: int
 ) -> tuple[LearningRateSchedule, MarginSchedule | None]:
-    """The learning rate and, where the loss has a margin, the margin of each step."""
+    """The learning rate of each step, and its margin if the loss has one."""
     learning_rate = LearningRateSchedule(
         config.schedule,
         config.optimizer.learning_rate,
@@ -103,12 +83,45 @@ def build_schedules(
     return learning_rate, MarginSchedule(config.schedule, float(margin), steps_per_epoch=steps_per_epoch)
 
 
-def apply_memory_options(config: Config, net: nn.Module, device: torch.device, precision: Precision) -> None:
-    """Gradient checkpointing and memory layout.
+def build_compiler(config: Config, net: nn.Module, device: torch.device) -> Compiler:
+    """The compiler that `runtime.compile` asks for; what cannot work was refused before."""
+    runtime = config.runtime
+    reasons = compile_obstacles(config, net, device)
+    # Whether it pays is judged by measured times, which are never the same twice; `on` compiles before the first step.
+    if runtime.deterministic and runtime.compile == "auto":
+        reasons = ["deterministic: the moment of compiling depends on measured times"]
+    if runtime.compile == "off" or reasons:
+        if runtime.compile == "auto":
+            logger.info("compile auto: off (%s)", "; ".join(reasons))
+        for name, default in (("compile_scope", "auto"), ("compile_mode", "default")):
+            if (value := getattr(runtime, name)) != default:
+                logger.warning("runtime.%s: %s has no effect: nothing is compiled", name, value)
+        return Compiler(net, None)
+    scope, mode = runtime.compile_scope, runtime.compile_mode
+    if mode != "default" and device.type == "cpu":
+        logger.warning("runtime.compile_mode: %s has no effect on a CPU", mode)
+        mode = "default"
+    changes = {"compile_scope": "whole" if scope == "auto" else scope, "compile_mode": mode}
+    options = runtime.model_copy(update=changes)
+    return Compiler(net, options, prepare=keep_draws_eager, clock=DeviceClock(device))
 
-    Raises:
-        ValueError: checkpointing was asked of a model that forbids it.
-    """
+
+def choose_sharding(options: LossOptions, num_classes: int, num_processes: int) -> Choice[bool]:
+    """Whether the ranks keep a share each of a head of so many speakers, and why."""
+    if options.sharded == "off":
+        return Choice(False, "switched off")
+    if num_processes == 1:
+        return Choice(False, "one process keeps every speaker")
+    if options.sharded == "on":
+        return Choice(True, f"each of {num_processes} processes keeps a share of {num_classes:,} speakers, as asked")
+    if not options.has_head:
+        return Choice(False, "the loss has no head")
+    is_large = num_classes >= FEWEST_SPEAKERS
+    return Choice(is_large, f"{num_classes:,} speakers on {num_processes} processes; it pays from {FEWEST_SPEAKERS:,}")
+
+
+def apply_memory_options(config: Config, net: nn.Module, device: torch.device, precision: Precision) -> None:
+    """Gradient checkpointing and memory layout."""
     runtime = config.runtime
     if runtime.gradient_checkpointing:
         count = enable_gradient_checkpointing(net)
@@ -148,91 +161,82 @@ def build_trainer(
 ) -> Trainer:
     """A trainer ready to run; what cannot work together was refused before (`refuse_impossible`).
 
-    Args:
-        config: the options of all its parts.
-        net: what is trained; with `loss` moved to the device, and changed in place.
-        loss: what it is trained by.
-        loader: the batches.
-        validate: evaluates `net` as it is then.
-        run_folder: where everything is written.
-        device: where it is trained.
-        stage: which stage of a larger run this is.
-        on_start: called once the folder is this run's, and its checkpoint fits: a refused start changes nothing.
-        advise: says what to change where so large a share of the time went into waiting for data.
-        stop: by which it is asked to stop.
-        chosen_by: the list that chooses the model, for its file; None where nothing is chosen.
+    `net` and `loss` are moved to the device and changed in place. `chosen_by` is the list that chooses the model, for
+    its file. The other arguments are those of `Trainer`.
     """
+    training, runtime, folder = config.training, config.runtime, Path(run_folder)
     say_what_has_no_effect(config, device, len(loader))
     precision = build_precision(config, device)
     # Before the optimizer and the average are made: they keep tensors beside the weights, on the same device.
-    _place_modules(config, net, loss, device, precision)
-    step = _build_step(config, net, loss, loader, precision, Path(run_folder))
-    learner = Learner(
-        step=step,
-        freezing=Freezing(net, config.training),
-        average=WeightAverage(net, config.training.ema_decay),
-        compiler=build_compiler(config, net, device, recover=step.forget),
-        threads=watch_threads(config, device),
+    net.to(device)
+    loss.to(device)
+    is_distributed = distributed.is_distributed()
+    # The network of a second stage has them already.
+    if is_distributed and runtime.sync_batch_norm != "off" and (count := synchronize_norms(net, device)):
+        logger.info("batch norm over the batch of all processes: %d layers", count)
+    apply_memory_options(config, net, device, precision)
+    shard_head(config.loss, loss)
+    profiles = runtime.profiling and distributed.is_main()
+    step = TrainingStep(
+        net,
+        loss,
+        create_optimizer(config.optimizer, [net, loss], device, is_float32=precision.name == "no"),
+        precision,
+        training,
+        profiler=StepProfiler(runtime, folder / PROFILE, device) if profiles else NoProfiler(),
+        utterances_per_speaker=int(getattr(loader, "utterances_per_speaker", 1)),
+        gradient_cache=needs_gradient_cache(config),
+        ranks=SeveralProcesses(net, loss, device) if is_distributed else None,
+        compiler=build_compiler(config, net, device),
     )
-    learning_rate, margin = build_schedules(config, loss, -(-len(loader) // config.training.accumulation_steps))
-    course = Course(loader=loader, validate=validate, learning_rate=learning_rate, margin=margin)
+    # A reproducible run keeps its number of threads, since another gives other bits.
+    adapts = runtime.threads == "auto" and not runtime.deterministic
+    values = config_to_dict(config)
 
     def model_contents(summary: dict[str, Any]) -> dict[str, Any]:
         whole = summary if chosen_by is None else {**summary, "chosen_by": dict(chosen_by)}
         return model_file_contents(net, loss_normalizes=config.loss.normalize_embeddings, training_summary=whole)
 
-    records = Records(
-        store=CheckpointStore(run_folder, config.training),
+    first_stage = {} if stage.first_stage_steps is None else {"first_stage_steps": stage.first_stage_steps}
+    learning_rate, margin = build_schedules(config, loss, -(-len(loader) // training.accumulation_steps))
+    return Trainer(
+        step,
+        loader,
+        validate,
+        learning_rate,
+        margin,
+        training,
+        store=CheckpointStore(folder, training),
+        progress=Progress(folder if distributed.is_main() else None, configuration=values),
+        freezing=Freezing(net, training),
+        average=WeightAverage(net, training.ema_decay),
+        threads=ThreadWatch(torch.get_num_threads() if device.type == "cpu" else 1, adapts=adapts),
         model_contents=model_contents,
-        origin={**_origin(config, loader), **stage.origin()},
-        progress=Progress(Path(run_folder) if distributed.is_main() else None, configuration=config_to_dict(config)),
-        tracker=PerformanceTracker(precision.name, config.training.accumulation_steps, device),
+        # What a resumed run is compared with.
+        origin={
+            "config": values,
+            "versions": {"torch": str(torch.__version__)},
+            **getattr(loader, "identity", {}),
+            **first_stage,
+        },
+        stage=stage,
+        stop=stop,
         on_start=on_start,
         advise=advise,
     )
-    return Trainer(learner, course, records, config.training, stage, stop)
 
 
-def _place_modules(config: Config, net: nn.Module, loss: nn.Module, device: torch.device, precision: Precision) -> None:
-    """Network and loss as they will be trained: on the device, in its layout, shared where several processes are."""
-    net.to(device)
-    loss.to(device)
-    _synchronize_norms(config, net, device)
-    apply_memory_options(config, net, device, precision)
-    share_head(config.loss, loss)
+def shard_head(options: LossOptions, loss: nn.Module) -> None:
+    """Let each rank keep a share of the speakers, in place, if that was asked for or pays.
 
-
-def _synchronize_norms(config: Config, net: nn.Module, device: torch.device) -> None:
-    """Batch norm over the batch of all processes, unless it is not wanted or there is one process."""
-    if not distributed.is_distributed() or config.runtime.sync_batch_norm == "off":
+    Called when the whole head has its first weights, before the optimizer is made.
+    """
+    # The second stage trains the head of the first.
+    if sharded_names(loss):
         return
-    # The network of a second stage has them already.
-    if count := synchronize_norms(net, device):
-        logger.info("batch norm over the batch of all processes: %d layers", count)
-
-
-def _build_step(
-    config: Config, net: nn.Module, loss: nn.Module, loader: Loader, precision: Precision, folder: Path
-) -> TrainingStep:
-    runtime, device = config.runtime, precision.device
-    profiles = runtime.profiling and distributed.is_main()
-    optimizer = create_optimizer(config.optimizer, [net, loss], device, is_float32=precision.name == "no")
-    make = functools.partial(RecordedStep, CudaRecorder(device)) if records_steps(config, net, device) else TrainingStep
-    return make(
-        net,
-        loss,
-        optimizer,
-        precision,
-        config.training,
-        profiler=StepProfiler(runtime, folder / PROFILE, device) if profiles else NoProfiler(),
-        utterances_per_speaker=int(getattr(loader, "utterances_per_speaker", 1)),
-        gradient_cache=needs_gradient_cache(config),
-        # A wish for each signal that asks to stop, one to save, and one to end for want of data.
-        team=SeveralProcesses(net, loss, len(STOP_SIGNALS) + 2, device) if distributed.is_distributed() else None,
-    )
-
-
-def _origin(config: Config, loader: Loader) -> dict[str, Any]:
-    """What a checkpoint says of where it comes from, and a resumed run is compared with."""
-    versions = {"torch": str(torch.__version__)}
-    return {"config": config_to_dict(config), "versions": versions, **getattr(loader, "identity", {})}
+    choice = choose_sharding(options, getattr(loss, "num_classes", 0), distributed.world_size())
+    asked_in_vain = options.sharded == "on" and not choice.value
+    level = logging.WARNING if asked_in_vain else logging.INFO if choice.value else logging.DEBUG
+    logger.log(level, "loss.sharded: %s: %s", options.sharded, choice)
+    if choice.value:
+        loss.shard(distributed.rank(), distributed.world_size())  # type: ignore[operator]

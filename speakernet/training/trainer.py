@@ -206,15 +206,15 @@ class Trainer:
         self.progress.start_epoch(state.epoch, self.options.max_epochs, num_batches, state.batch)
         batches = self._with_report(iter(self.loader))
         while state.batch < num_batches:
-            self.run_step(batches, num_batches)
+            self.run_step(batches)
         self.recent.fetch_into(state, self.precision)
         state.epoch, state.batch, state.awaits_evaluation = state.epoch + 1, 0, True
         self._refuse_empty_epoch()
         self._log_epoch()
 
-    def run_step(self, batches: Iterator[BatchLike], num_batches: int) -> None:
+    def run_step(self, batches: Iterator[BatchLike]) -> None:
         """One optimizer step and what comes between two."""
-        begin, state, options = time.perf_counter(), self.state, self.options
+        begin, state, options, num_batches = time.perf_counter(), self.state, self.options, len(self.loader)
         count = min(options.accumulation_steps, num_batches - state.batch)
         # By epochs, not by the count of steps: that would be wrong if the batch size changed before a resume.
         position = state.epoch * self.learning_rate.steps_per_epoch + -(-state.batch // options.accumulation_steps) * (

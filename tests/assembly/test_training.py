@@ -6,10 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from speakernet.training.interrupts import Interrupted
 
 from speakernet.assembly.checks import graph_obstacles, refuse_impossible
-from speakernet.assembly.compiling import records_steps
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs
 from speakernet.assembly.large_margin import large_margin_config, train_large_margin_stage
@@ -19,6 +17,7 @@ from speakernet.assembly.training import (
     build_schedules,
     build_trainer,
     prepare_machine,
+    records_steps,
 )
 from speakernet.checkpoint import CheckpointError
 from speakernet.cli import main
@@ -29,6 +28,7 @@ from speakernet.machine.device import choose_device
 from speakernet.models.model_file import load_model_file
 from speakernet.training.compiling import NoCompiler
 from speakernet.training.optimizers import create_optimizer
+from speakernet.training.state import Interrupted
 
 CPU = torch.device("cpu")
 SPEAKERS, UTTERANCES = 6, 3

@@ -1,7 +1,6 @@
 """A tiny network, loss and loader for the tests of the trainer: everything a real one has, at no cost."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -9,18 +8,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from speakernet.training.graphs import RecordedStep
-from speakernet.training.parts import Course, Learner, Records
 from torch import nn
 
 from speakernet.training.checkpoints import CheckpointStore
-from speakernet.training.compiling import NoCompiler
+from speakernet.training.compiling import Compiler
 from speakernet.training.optimizers import Freezing, WeightAverage, create_optimizer
-from speakernet.training.options import OPTIMIZERS, OptimizerOptions, PrecisionOptions, TrainingOptions
+from speakernet.training.options import OPTIMIZERS, CompileOptions, OptimizerOptions, PrecisionOptions, TrainingOptions
 from speakernet.training.options.schedules import CosineOptions
 from speakernet.training.precision import Precision
 from speakernet.training.profiler import NoProfiler
-from speakernet.training.progress import PerformanceTracker, Progress
+from speakernet.training.progress import Progress
 from speakernet.training.schedules import LearningRateSchedule, MarginSchedule
 from speakernet.training.state import WHOLE_RUN, Stage
 from speakernet.training.step import TrainingStep
@@ -146,14 +143,6 @@ class FakeLoader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.epoch, self.position = state["epoch"], state["position"]
 
-    def put_back(self, count: int) -> None:
-        self.position -= count
-
-    def stand_in(self) -> FakeBatch:
-        self.position += 1
-        batch = self.batch(self.position - 1)
-        return dataclasses.replace(batch, waveforms=torch.full_like(batch.waveforms, math.nan))
-
     def file_names(self, indices: torch.Tensor) -> list[str]:
         return [f"utterance{int(index)}.wav" for index in indices]
 
@@ -180,17 +169,15 @@ def make_trainer(
     dropout: float = 0.2,
     progress: bool = True,
     seed: int = 0,
-    make_compiler: Callable[[nn.Module, TrainingStep], Any] = lambda net, step: NoCompiler(),
+    compiles: CompileOptions | None = None,
     scheduled_epochs: int | None = None,
     network_learning_rate_factor: float = 1.0,
     stage: Stage = WHOLE_RUN,
-    recorder: Any = None,
     **options: Any,
 ) -> Trainer:
     """A trainer over the fakes; evaluations take their EER from `eers` in turn (the last one stays).
 
-    The schedules are those of a run of `scheduled_epochs`, by default of all epochs. With a `recorder` steps are
-    recorded.
+    The schedules are those of a run of `scheduled_epochs`, by default of all epochs.
     """
     torch.manual_seed(seed)
     net, loss = FakeNet(dropout), loss or FakeLoss()
@@ -205,46 +192,29 @@ def make_trainer(
         torch.rand(3)
         return {"eer_percent": numbers.pop(0) if len(numbers) > 1 else numbers[0]}
 
-    settings = TrainingOptions(
-        **{
-            "max_epochs": 3,
-            "test_interval": 1,
-            "log_interval": 2,
-            "save_minutes": 0.0,
-            **options,
-        }
-    )
+    usual = {"max_epochs": 3, "test_interval": 1, "log_interval": 2, "save_minutes": 0.0}
+    settings = TrainingOptions(**{**usual, **options})
     steps = -(-len(loader) // settings.accumulation_steps)
+    epochs = scheduled_epochs or settings.max_epochs
     schedule = CosineOptions(final_learning_rate=0.0, warmup_epochs=0.5, margin="linear", margin_end_epoch=2.0)
+    compiler = Compiler(net, compiles)
     how = {"utterances_per_speaker": loader.utterances_per_speaker, "max_grad_norm": settings.max_grad_norm}
-    step = make_step(net, loss, moves, precise, recorder=recorder, **how)
     return Trainer(
-        Learner(
-            step=step,
-            freezing=Freezing(net, settings),
-            average=WeightAverage(net, ema_decay),
-            compiler=make_compiler(net, step),
-            threads=ThreadWatch(1),
-        ),
-        Course(
-            loader=loader,
-            validate=validate or eer_in_turn,
-            learning_rate=LearningRateSchedule(
-                schedule, 0.01, steps_per_epoch=steps, num_epochs=scheduled_epochs or settings.max_epochs
-            ),
-            margin=None if loss.is_metric else MarginSchedule(schedule, 0.2, steps_per_epoch=steps),
-        ),
-        Records(
-            store=CheckpointStore(folder, settings),
-            model_contents=lambda summary: {"weights": net.state_dict(), "training_summary": summary},
-            origin={},
-            progress=Progress(folder if progress else None, show_bar=False, tensorboard=False),
-            tracker=PerformanceTracker(precise.name, settings.accumulation_steps, CPU),
-            on_start=on_start,
-            advise=lambda data_wait_share: "",
-        ),
+        make_step(net, loss, moves, precise, compiler=compiler, **how),
+        loader,
+        validate or eer_in_turn,
+        LearningRateSchedule(schedule, 0.01, steps_per_epoch=steps, num_epochs=epochs),
+        None if loss.is_metric else MarginSchedule(schedule, 0.2, steps_per_epoch=steps),
         settings,
-        stage,
+        store=CheckpointStore(folder, settings),
+        progress=Progress(folder if progress else None, show_bar=False, tensorboard=False),
+        freezing=Freezing(net, settings),
+        average=WeightAverage(net, ema_decay),
+        threads=ThreadWatch(1),
+        model_contents=lambda summary: {"weights": net.state_dict(), "training_summary": summary},
+        origin={},
+        stage=stage,
+        on_start=on_start,
     )
 
 
@@ -256,12 +226,11 @@ def make_step(
     *,
     utterances_per_speaker: int = 1,
     gradient_cache: bool = False,
-    recorder: Any = None,
+    compiler: Compiler | None = None,
     **options: Any,
 ) -> TrainingStep:
     """A step that profiles nothing; `options` are those of training."""
-    make = TrainingStep if recorder is None else functools.partial(RecordedStep, recorder)
-    return make(
+    return TrainingStep(
         net,
         loss,
         optimizer,
@@ -270,6 +239,7 @@ def make_step(
         profiler=NoProfiler(),
         utterances_per_speaker=utterances_per_speaker,
         gradient_cache=gradient_cache,
+        compiler=compiler,
     )
 
 
