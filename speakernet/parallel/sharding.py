@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as torch_distributed
 
-from speakernet.files import share
 from speakernet.parallel import distributed
 
 MARK = "row_share"
