@@ -165,7 +165,10 @@ def compared_with_initial_model(
     values: dict[str, Any] = {"file": path.name, "stayed_best": _stayed_best(summary)}
     sentences = [_held_out(summary)] if summary.get("initial_eer_percent") is not None else []
     added = sentences[:] if values["stayed_best"] else []
-    if all(distributed.gather_objects(path.is_file())):
+    if values["stayed_best"]:
+        # The same weights: there is nothing to compare.
+        pass
+    elif all(distributed.gather_objects(path.is_file())):
         paired = compare_scores(
             evaluation.trials,
             [scores_of_model(config, inputs, path), evaluation.scores],

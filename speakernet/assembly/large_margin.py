@@ -98,6 +98,7 @@ def train_large_margin_stage(
     validate: Validate,
     run_folder: str | Path,
     first_stage_steps: int,
+    *,
     stop: StopRequest | None = None,
     chosen_by: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -107,39 +108,41 @@ def train_large_margin_stage(
     average of its checkpoints, or the moving average of its weights, if it keeps one. Like the first it resumes when
     called again; if the first stage has continued since (`first_stage_steps`), it starts over.
     """
-    stage, folder = large_margin_config(config), Path(run_folder)
+    whole, config, folder = config, large_margin_config(config), Path(run_folder)
+    margin = whole.training.large_margin
     # The first stage's loader, corpus, optimizer and averages hang together in cycles, which Python frees at leisure.
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    usual, loss.margin = loss.margin, config.training.large_margin  # type: ignore[assignment]
+    usual, loss.margin = loss.margin, margin  # type: ignore[assignment]
     for module in loss.modules():
         if hasattr(module, "inter_top_k"):
             module.inter_top_k = 0
     logger.info(
         "%s: %d epochs, margin %g, crops of %d frames, learning rate %g",
-        *(STAGE, stage.training.max_epochs, config.training.large_margin),
-        *(stage.data.crop_frames, stage.optimizer.learning_rate),
+        *(STAGE, config.training.max_epochs, margin),
+        *(config.data.crop_frames, config.optimizer.learning_rate),
     )
-    if isinstance(usual, float) and config.training.large_margin < usual:
-        logger.warning("training.large_margin: %g is below the first stage's %g", config.training.large_margin, usual)
+    if isinstance(usual, float) and margin < usual:
+        logger.warning("training.large_margin: %g is below the first stage's %g", margin, usual)
     distributed.from_main(lambda: _set_aside_older_stage(folder / SECOND_STAGE, first_stage_steps))
     if not distributed.from_main((folder / SECOND_STAGE / LAST).exists):
-        _begin_with_evaluated_weights(config, net, loss, folder)
-    loader = build_training_loader(stage, inputs, reserved_bytes=reserved_for_training(stage, net, inputs.device))
+        _begin_with_evaluated_weights(whole, net, loss, folder)
+    loader = build_training_loader(config, inputs, reserved_bytes=reserved_for_training(config, net, inputs.device))
     try:
         best = distributed.from_main(lambda: read_own_checkpoint(folder / BEST)["training_summary"])
+        given = best.get("initial_model")
+        stage = Stage(STAGE, "--training.large_margin_epochs", first_stage_steps, given, chosen_by)
         trainer = build_trainer(
-            stage,
+            config,
             net,
             loss,
             loader,
             validate,
             folder / SECOND_STAGE,
             inputs.device,
-            stage=Stage(STAGE, "--training.large_margin_epochs", first_stage_steps, best.get("initial_model")),
+            stage=stage,
             stop=stop,
-            chosen_by=chosen_by,
         )
         summary = trainer.train()
     finally:

@@ -14,7 +14,6 @@ from torch import nn
 
 import speakernet
 from speakernet.assembly.checks import check_inputs, refuse_impossible
-from speakernet.assembly.choosing import chooser_of, chosen_by_validation, validates_on_test_list
 from speakernet.assembly.data import build_training_loader, loading_facts
 from speakernet.assembly.evaluation import build_validation, run_evaluation
 from speakernet.assembly.initial_model import (
@@ -27,10 +26,16 @@ from speakernet.assembly.inputs import Inputs, make_synthetic_corpus, with_defau
 from speakernet.assembly.large_margin import train_large_margin_stage
 from speakernet.assembly.model import build_loss, build_model
 from speakernet.assembly.placement import reserved_for_training
-from speakernet.assembly.training import Validate, build_trainer, prepare_machine
+from speakernet.assembly.training import (
+    Validate,
+    build_trainer,
+    chooser_of,
+    chosen_by_validation,
+    prepare_machine,
+    validates_on_test_list,
+)
 from speakernet.checkpoint import read_own_checkpoint
 from speakernet.config import Config, ConfigError, LoadedConfig
-from speakernet.config.loading import save_config
 from speakernet.config.schema import config_to_dict
 from speakernet.evaluation.evaluate import Evaluation
 from speakernet.evaluation.report.data import read_results
@@ -43,7 +48,6 @@ from speakernet.parallel.distributed import refuse_differences
 from speakernet.random import seed_everything
 from speakernet.run_folder import (
     BEST,
-    CONFIG,
     EVALUATION_FILES,
     LAST,
     PLOTS,
@@ -117,16 +121,29 @@ def _train_and_report(loaded: LoadedConfig) -> TrainingOutcome:
     loss, summary = _train_first_stage(config, inputs, net, validate, stop)
     if config.training.large_margin_epochs:
         train_large_margin_stage(
-            config, net, loss, inputs, validate, run_folder, int(summary["steps"]), stop, chooser_of(config, inputs)
+            config,
+            net,
+            loss,
+            inputs,
+            validate,
+            run_folder,
+            int(summary["steps"]),
+            stop=stop,
+            chosen_by=chooser_of(config, inputs),
         )
     # Only the main process writes best.pt, and every process scores with it.
-    summary |= best_of_run(distributed.from_main(lambda: read_own_checkpoint(summary["best_path"])["training_summary"]))
+    best = distributed.from_main(lambda: read_own_checkpoint(summary["best_path"])["training_summary"])
+    summary |= best_of_run(best)
     if not summary["performance"]["steps"] and distributed.from_main(lambda: _is_reported(run_folder)):
         return TrainingOutcome(summary, None, run_folder)
     # Held as while training: the next start removes what a killed one left half written, and nothing of a living one.
     with held(run_folder) if distributed.is_main() else contextlib.nullcontext():
         evaluation = run_evaluation(config, inputs, summary["best_path"], after_training=True)
         evaluation = compared_with_initial_model(config, inputs, summary, evaluation)
+        # A run that was finished before took no step: what it came to is in its model.
+        performance = summary["performance"] if summary["performance"]["steps"] else best.get("performance")
+        results = dataclasses.replace(evaluation.results, performance=performance)
+        evaluation = dataclasses.replace(evaluation, results=results)
         if distributed.is_main():
             evaluation.write(run_folder)
             _add_to_events(run_folder, int(summary["steps"]), evaluation)
@@ -151,12 +168,10 @@ def _train_first_stage(
             validate,
             run_folder,
             inputs.device,
-            stage=Stage(given=given),
-            on_start=lambda: save_config(config, run_folder / CONFIG),
+            stage=Stage(given=given, chosen_by=chooser_of(config, inputs)),
             # Asked for in the end: how fast the disk is shows while training reads.
             advise=lambda share: data_wait_advice(share, loading_facts(loader)),
             stop=stop,
-            chosen_by=chooser_of(config, inputs),
         )
         return loss, trainer.train()
     finally:

@@ -1,5 +1,6 @@
 """From the sections optimizer, schedule, training and runtime to a trainer; refusals come before the first step."""
 
+import functools
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,8 +10,11 @@ import torch
 from torch import nn
 
 from speakernet.assembly.checks import compile_obstacles, needs_gradient_cache, say_what_has_no_effect
+from speakernet.assembly.inputs import Inputs
+from speakernet.config.loading import save_config
 from speakernet.config.schema import Config, config_to_dict
 from speakernet.data.choices import Choice
+from speakernet.evaluation.calibrating import known_by
 from speakernet.frontend.perturbation import keep_draws_eager
 from speakernet.losses.options import LossOptions
 from speakernet.machine.device import DeviceClock, find_device
@@ -21,10 +25,10 @@ from speakernet.models.speaker_net import SpeakerNet
 from speakernet.parallel import distributed
 from speakernet.parallel.sharding import sharded_names
 from speakernet.parallel.sync_norm import synchronize_norms
-from speakernet.run_folder import PROFILE
+from speakernet.run_folder import CONFIG, PROFILE
 from speakernet.training.checkpoints import CheckpointStore
 from speakernet.training.compiling import Compiler, enable_gradient_checkpointing
-from speakernet.training.optimizers import Freezing, WeightAverage, create_optimizer
+from speakernet.training.optimizers import create_optimizer
 from speakernet.training.precision import Precision, choose_precision
 from speakernet.training.profiler import NoProfiler, StepProfiler
 from speakernet.training.progress import Progress
@@ -154,15 +158,12 @@ def build_trainer(
     device: torch.device,
     *,
     stage: Stage = WHOLE_RUN,
-    on_start: Callable[[], None] = lambda: None,
     advise: Callable[[float], str] = lambda data_wait_share: "",
     stop: StopRequest | None = None,
-    chosen_by: Mapping[str, Any] | None = None,
 ) -> Trainer:
     """A trainer ready to run; what cannot work together was refused before (`refuse_impossible`).
 
-    `net` and `loss` are moved to the device and changed in place. `chosen_by` is the list that chooses the model, for
-    its file. The other arguments are those of `Trainer`.
+    `net` and `loss` are moved to the device and changed in place. The other arguments are those of `Trainer`.
     """
     training, runtime, folder = config.training, config.runtime, Path(run_folder)
     say_what_has_no_effect(config, device, len(loader))
@@ -194,7 +195,7 @@ def build_trainer(
     values = config_to_dict(config)
 
     def model_contents(summary: dict[str, Any]) -> dict[str, Any]:
-        whole = summary if chosen_by is None else {**summary, "chosen_by": dict(chosen_by)}
+        whole = summary if stage.chosen_by is None else {**summary, "chosen_by": dict(stage.chosen_by)}
         return model_file_contents(net, loss_normalizes=config.loss.normalize_embeddings, training_summary=whole)
 
     first_stage = {} if stage.first_stage_steps is None else {"first_stage_steps": stage.first_stage_steps}
@@ -208,8 +209,6 @@ def build_trainer(
         training,
         store=CheckpointStore(folder, training),
         progress=Progress(folder if distributed.is_main() else None, configuration=values),
-        freezing=Freezing(net, training),
-        average=WeightAverage(net, training.ema_decay),
         threads=ThreadWatch(torch.get_num_threads() if device.type == "cpu" else 1, adapts=adapts),
         model_contents=model_contents,
         # What a resumed run is compared with.
@@ -221,7 +220,8 @@ def build_trainer(
         },
         stage=stage,
         stop=stop,
-        on_start=on_start,
+        # A later stage is part of the run whose configuration it is.
+        on_start=functools.partial(save_config, config, folder / CONFIG) if not stage.name else dict,
         advise=advise,
     )
 
@@ -240,3 +240,18 @@ def shard_head(options: LossOptions, loss: nn.Module) -> None:
     logger.log(level, "loss.sharded: %s: %s", options.sharded, choice)
     if choice.value:
         loss.shard(distributed.rank(), distributed.world_size())  # type: ignore[operator]
+
+
+def chosen_by_validation(config: Config) -> bool:
+    """Whether anything of a training run is decided by its validation trials."""
+    return config.training.final_model == "best" or config.schedule.name == "plateau"
+
+
+def chooser_of(config: Config, inputs: Inputs) -> dict[str, Any] | None:
+    """Name and checksum of the list that chooses the model, as its file keeps them; None if nothing is chosen."""
+    return known_by(inputs.validation.trials) if chosen_by_validation(config) else None
+
+
+def validates_on_test_list(config: Config) -> bool:
+    """Whether the validation trials are those that are reported."""
+    return config.data.validation_list == config.data.test_list

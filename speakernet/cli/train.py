@@ -143,6 +143,7 @@ def _training_lines(outcome: "TrainingOutcome") -> list[str]:
     return [
         *result_lines(outcome.evaluation),
         *(outcome.evaluation.results.initial_model or {}).get("sentences", ()),
+        *filter(None, [summary["performance_sentence"]]),
         best,
         f"run folder: {folder} ({REPORT}, {RESULTS}, {SCORES}, {METRICS}, {LOG}, TensorBoard events)",
         "next:",

@@ -175,6 +175,8 @@ class Results:
     """Of the evaluation, with hours and minutes of this machine's clock."""
     training: dict[str, Any] | None = None
     """What the model was trained on: `speakers`, `utterances`, `hours`."""
+    performance: dict[str, Any] | None = None
+    """Of the training: `utterances_per_second`, `data_wait_share`, `process_peak_bytes`, `gpu_utilisation_percent` …"""
     initial_model: dict[str, Any] | None = None
     """The model that training started from: its `file`, figures on this list, whether it stayed best, `sentences`."""
     warnings: list[str] | None = None

@@ -32,6 +32,8 @@ class Stage:
     """Steps of the stage before, whose weights this one began with."""
     given: Mapping[str, Any] | None = None
     """What is known of the initial model (file, licence …), in plain values."""
+    chosen_by: Mapping[str, Any] | None = None
+    """The list that chooses the model; None if nothing is chosen."""
 
 
 WHOLE_RUN = Stage()

@@ -33,7 +33,7 @@ from speakernet.training.checkpoints import (
     to_cpu,
 )
 from speakernet.training.optimizers import Freezing, OptimizerState, WeightAverage
-from speakernet.training.options import TrainerOptions
+from speakernet.training.options import TrainingOptions
 from speakernet.training.precision import report_activations
 from speakernet.training.progress import (
     NonFiniteError,
@@ -89,11 +89,9 @@ class Trainer:
         validate: evaluates the network as it is then; `eer_percent` of what it returns chooses the best model.
         learning_rate: of each step.
         margin: of each step; None for a loss without a margin.
-        options: epochs, evaluations, saving.
+        options: epochs, evaluations, saving, freezing, averaging.
         store: the run's checkpoints.
         progress: what is shown and recorded.
-        freezing: what of the network stays as it was given, and for how long.
-        average: the moving average of the weights.
         threads: fewer threads if other work keeps the cores busy.
         model_contents: from a summary of the training to the contents of a model file.
         origin: where a checkpoint comes from (options, versions, lists): kept in it, and compared on resuming.
@@ -110,12 +108,10 @@ class Trainer:
         validate: Callable[[], Mapping[str, Any]],
         learning_rate: LearningRateSchedule,
         margin: MarginSchedule | None,
-        options: TrainerOptions,
+        options: TrainingOptions,
         *,
         store: CheckpointStore,
         progress: Progress,
-        freezing: Freezing,
-        average: WeightAverage,
         threads: ThreadWatch,
         model_contents: Callable[[dict[str, Any]], dict[str, Any]],
         origin: Mapping[str, Any],
@@ -128,7 +124,8 @@ class Trainer:
         self.precision, self.profiler, self.compiler = step.precision, step.profiler, step.compiler
         self.loader, self.validate = loader, validate
         self.learning_rate, self.margin = learning_rate, margin
-        self.freezing, self.average, self.threads = freezing, average, threads
+        self.freezing, self.average = Freezing(self.net, options), WeightAverage(self.net, options.ema_decay)
+        self.threads = threads
         self.options, self.stage = options, stage
         self.stop = stop or StopRequest()
         step.ranks.requests = self._requests
@@ -145,7 +142,7 @@ class Trainer:
             "optimizer": OptimizerState(self.optimizer),
             "learning_rate": learning_rate,
             "precision": self.precision,
-            "average": average,
+            "average": self.average,
         }
         self._utilisation = utilisation_monitor(self.precision.device)
         self._began = self._saved_at = time.monotonic()

@@ -12,7 +12,7 @@ from torch import nn
 
 from speakernet.training.checkpoints import CheckpointStore
 from speakernet.training.compiling import Compiler
-from speakernet.training.optimizers import Freezing, WeightAverage, create_optimizer
+from speakernet.training.optimizers import create_optimizer
 from speakernet.training.options import OPTIMIZERS, CompileOptions, OptimizerOptions, PrecisionOptions, TrainingOptions
 from speakernet.training.options.schedules import CosineOptions
 from speakernet.training.precision import Precision
@@ -165,7 +165,6 @@ def make_trainer(
     on_start: Callable[[], None] = lambda: None,
     precision: str = "no",
     optimizer: str = "adam",
-    ema_decay: float = 0.0,
     dropout: float = 0.2,
     progress: bool = True,
     seed: int = 0,
@@ -208,8 +207,6 @@ def make_trainer(
         settings,
         store=CheckpointStore(folder, settings),
         progress=Progress(folder if progress else None, show_bar=False, tensorboard=False),
-        freezing=Freezing(net, settings),
-        average=WeightAverage(net, ema_decay),
         threads=ThreadWatch(1),
         model_contents=lambda summary: {"weights": net.state_dict(), "training_summary": summary},
         origin={},
