@@ -17,6 +17,7 @@ from pathlib import Path
 from speakernet.cli import add_model, load_verifier
 from speakernet.files import WHOLE, WorkPart, add_part_argument, list_parts, parse_part
 from speakernet.parallel.distributed import Place, find_place
+from speakernet.terminal import counted
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +53,9 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     again = f", {done.num_kept} of them by an earlier run" if done.num_kept else ""
     left = f"; {len(done.problems)} left out" if done.problems else ""
+    embeddings = counted(done.num_embedded, "embedding")
     sys.stdout.write(
-        f"{arguments.out}: {done.num_embedded} embeddings of {verifier.embedding_dim} numbers{again}{left}\n"
+        f"{arguments.out}: {embeddings} of {verifier.embedding_dim} numbers{again}{left}\n"
     )
     return 1 if done.problems else 0
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from speakernet.data.lists import StringTable, TrialList, audio_folder_of, read_trials
 from speakernet.data.opening import open_source
-from speakernet.evaluation.backend import verifying_backend, whole_cosine
+from speakernet.evaluation.backend import whole_cosine
 from speakernet.evaluation.calibrating import Fit, fit_for_verifying, fit_scores
 from speakernet.evaluation.embedder import Embedder
 from speakernet.evaluation.embedding import embed_utterances
@@ -31,20 +31,18 @@ from speakernet.random import numpy_generator
 SUBSET_STREAM = 6301
 MOST_TRIALS = 5_000_000
 """Comparisons that are made; with more, recordings are drawn."""
-
-
 SWAPPED_EER_PERCENT = 75.0
-"""Above it a model tells people apart, and the labels say the reverse."""
+"""Above it the model separates people, and the labels are the wrong way round."""
 
 
 @dataclass(frozen=True)
 class Calibrated:
-    """What was fitted, and how well the list it was fitted on is told apart.
+    """What was fitted on a list, and its figures.
 
     Attributes:
         fit: calibration and thresholds.
         results: figures of the list, with intervals over speakers.
-        backup: the model file as it was, where it was kept.
+        backup: the old model file, if it was kept.
         path: the model file that holds the fit now.
     """
 
@@ -74,7 +72,7 @@ def calibrate_on_trials(
     source = open_source(audio or audio_folder_of(trials_path), verifier.sample_rate, show_progress=True)
     embedder = Embedder(verifier.embedding_net, EmbeddingOptions(embedding="whole"), verifier.device)
     fit, scores = fit_for_verifying(embedder, verifier.contents, trials, source, prior)
-    return _kept(verifier, fit, figures(trials, scores, speakers_of(trials), MeasuringOptions(), DEFAULT_SEED), out)
+    return _write(verifier, fit, figures(trials, scores, speakers_of(trials), MeasuringOptions(), DEFAULT_SEED), out)
 
 
 def calibrate_on_people(
@@ -85,7 +83,7 @@ def calibrate_on_people(
     Args:
         verifier: of the model file, which is the store's.
         store: open; somebody in it needs two recordings.
-        cohort: recordings of other people, each taken for a speaker of its own.
+        cohort: recordings of other people, each counted as a speaker of its own.
         prior: target prior that the calibration is tuned for.
         out: a model file to write instead.
 
@@ -99,29 +97,22 @@ def calibrate_on_people(
         net, device = verifier.embedding_net, verifier.device
         strangers = embed_utterances(net, cohort.source, cohort.names, options, device=device, description="cohort")
     trials, scores, speakers = _own_trials(verifier, store, mean_embeddings(strangers, verifier.mean))
-    fit = fit_scores(trials, scores, prior, whole_cosine(verifying_backend(verifier.contents).mean is not None))
-    return _kept(verifier, fit, figures(trials, scores, speakers, MeasuringOptions(), DEFAULT_SEED), out)
+    fit = fit_scores(trials, scores, prior, whole_cosine(verifier.mean is not None))
+    return _write(verifier, fit, figures(trials, scores, speakers, MeasuringOptions(), DEFAULT_SEED), out)
 
 
 def _own_trials(
     verifier: SpeakerVerifier, store: PeopleStore, strangers: np.ndarray
 ) -> tuple[TrialList, np.ndarray, Speakers]:
-    """Every recording against every person, a person's own without itself; and every stranger against every person.
-
-    Returns:
-        The trials, their scores (trials,), and who speaks.
-    """
+    """Every recording against every person, a person's own without itself; and every stranger against every person."""
     kept = store.recordings()
     people = list(dict.fromkeys(one.name for one in kept))
     number = {name: row for row, name in enumerate(people)}
     owner = np.array([number[one.name] for one in kept], dtype=np.int64)
     if len(kept) == len(people):
-        raise ValueError(
-            f"{store.path}: nobody has two recordings, so that there is no pair of one speaker; enrol more, or "
-            "calibrate on a list with --trials"
-        )
+        raise ValueError(f"{store.path}: nobody has two recordings; enrol more, or calibrate on a list with --trials")
     if len(people) < 2 and not len(strangers):
-        raise ValueError(f"{store.path}: one person alone; enrol others, or give recordings of strangers with --cohort")
+        raise ValueError(f"{store.path}: only one person; enrol others, or give recordings of strangers with --cohort")
     units = mean_embeddings(np.stack([one.embedding for one in kept]), verifier.mean)
     weighted = units * np.array([one.weight for one in kept], dtype=np.float32)[:, None]
     sums = np.zeros((len(people), units.shape[1]), dtype=np.float32)
@@ -134,51 +125,45 @@ def _own_trials(
     owners = np.concatenate([owner, np.arange(len(strangers)) + len(people)])[rows]
     scores = tests @ _unit(sums).T  # (tests, people)
     is_own = rows < len(kept)
-    # A recording is no news to the mean that holds it.
+    # A recording is compared with the person's mean without it.
     without = sums[owners[is_own]] - weighted[rows[is_own]]
     scores[np.flatnonzero(is_own), owners[is_own]] = (tests[is_own] * _unit(without)).sum(axis=1)
     test, enrol = np.meshgrid(np.arange(len(rows)), np.arange(len(people)), indexing="ij")
     labels = owners[test] == enrol
     counts = np.bincount(owner, minlength=len(people))
-    # Nothing is left of a person of one recording without it.
-    is_asked = ~labels | (counts[enrol] > 1)
+    # A person of one recording has no mean without it.
+    is_kept = ~labels | (counts[enrol] > 1)
     names = StringTable.from_strings([f"person {row}" for row in range(len(people))] + [f"test {row}" for row in rows])
     trials = TrialList(
         names,
-        enrol[is_asked].astype(np.int32),
-        (test[is_asked] + len(people)).astype(np.int32),
-        labels[is_asked].astype(np.int8),
+        enrol[is_kept].astype(np.int32),
+        (test[is_kept] + len(people)).astype(np.int32),
+        labels[is_kept].astype(np.int8),
         str(store.path),
         sha256_of(store.path),
     )
     ids = np.concatenate([np.arange(len(people)), owners]).astype(np.int32)
     rule = f"people of {store.path.name}" + (", each recording of the cohort a speaker" if len(strangers) else "")
-    return trials, scores[is_asked], Speakers(ids, len(np.unique(ids)), rule)
+    return trials, scores[is_kept], Speakers(ids, len(np.unique(ids)), rule)
 
 
 def _unit(rows: np.ndarray) -> np.ndarray:
     return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), EPSILON)
 
 
-def _kept(verifier: SpeakerVerifier, fit: Fit, results: Results, out: Path | None) -> Calibrated:
-    """Write the fit.
-
-    Raises:
-        ValueError: a calibration that would mean nothing, or too little to stand in the place of another.
-    """
-    if (results.eer_percent or 0.0) > SWAPPED_EER_PERCENT:
-        # Before anything is written: it may stand over a good one. A young model errs half of the time, not this much.
-        raise ValueError(
-            f"{fit.origin['list']}: EER {results.eer_percent:.2f} %: by this list a higher score makes one speaker "
-            "less likely; are its labels swapped? Nothing was written"
-        )
+def _write(verifier: SpeakerVerifier, fit: Fit, results: Results, out: Path | None) -> Calibrated:
+    """Write the fit, unless the labels look swapped or it would replace one on more pairs."""
     path = Path(verifier.name)
-    replaced = fit.replaced(verifier.contents) if out is None else None
-    num_pairs, num_before = (one.get("num_targets", 0) if one else 0 for one in (fit.origin, replaced))
-    if replaced is not None and num_pairs < min(FEW_TARGETS, num_before):
+    # A model at the start of its training has an EER of 50 %, not this much.
+    if (results.eer_percent or 0.0) > SWAPPED_EER_PERCENT:
         raise ValueError(
-            f"{path} holds a calibration on {num_before:,} pairs of one speaker ({replaced['list']}), and this one "
-            f"would rest on {num_pairs}; name another file with --out. Nothing was written"
+            f"{fit.origin['list']}: EER {results.eer_percent:.2f} %; are its labels swapped? Nothing was written"
         )
-    backup = update_model_file(path, fit.changes(verifier.contents), out=out)
-    return Calibrated(fit, results, backup, path if out is None else out)
+    old = fit.replaced(verifier.contents) if out is None else None
+    num_pairs, num_old = (one.get("num_targets", 0) if one else 0 for one in (fit.origin, old))
+    if num_pairs < min(FEW_TARGETS, num_old):
+        raise ValueError(
+            f"{path} holds a calibration on {num_old:,} pairs of one speaker, and this one has {num_pairs}; name "
+            "another file with --out. Nothing was written"
+        )
+    return Calibrated(fit, results, update_model_file(path, fit.changes(verifier.contents), out=out), out or path)

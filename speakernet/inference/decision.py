@@ -14,7 +14,6 @@ import numpy as np
 from speakernet.evaluation.backend import WHOLE_COSINE, plain_backend, whole_cosine
 from speakernet.evaluation.calibration import (
     EER_NAME,
-    FALSE_ACCEPT_RATES,
     AffineCalibration,
     false_accept_rate_of,
     threshold_label,
@@ -23,26 +22,30 @@ from speakernet.evaluation.calibration import (
 )
 
 DEFAULT_FALSE_ACCEPT_RATE = 0.01
-"""What a decision is taken at where nobody says."""
+"""Where decisions are made by default."""
 UNCALIBRATED_THRESHOLD = 0.4
-"""A cosine between those of one speaker and of two in most published networks; it stands for no error rate."""
+"""A cosine between those of one speaker and of two in most published networks; its error rate is unknown."""
 DEFAULT_THRESHOLD_NAME = "default"
+ADVICE = (
+    "fit one with `speakernet calibrate --model {} --trials LIST --audio FOLDER`, or give a threshold (`--threshold "
+    f"0.5`, in Python `threshold=0.5`; `{DEFAULT_THRESHOLD_NAME}` is {UNCALIBRATED_THRESHOLD})"
+)
 MOST_TIMES = 1e9
-"""A likelihood ratio beyond is not written out: no calibration list supports it."""
+"""Likelihood ratios beyond are not printed: no calibration list supports them."""
 
 
 class NotCalibratedError(ValueError):
-    """A decision was asked for that the model file holds no threshold for; the message says how to fit one."""
+    """The model file has no threshold for a decision; the message says how to fit one."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What is said of two recordings.
+    """The answer about two recordings.
 
     Attributes:
         score: cosine of the two embeddings, higher is more alike.
         log_likelihood_ratio: natural logarithm of how many times likelier the score is from one speaker than from two;
-            None where the model file holds no calibration.
+            None without a calibration.
         same_speaker: whether the score reaches the threshold.
         threshold: a score.
         false_accept_rate: share of different speakers that reach the threshold, on the list that it was fitted on; None
@@ -60,20 +63,21 @@ class Decision:
 
     @property
     def sentence(self) -> str:
-        """The decision for people."""
+        """The decision in words."""
         answer = "same speaker" if self.same_speaker else "different speakers"
         verb = "reaches" if self.same_speaker else "is below"
         rate = self.false_accept_rate
-        stands_for = "of no known error rate" if rate is None else f"false accepts {100 * rate:.3g} %"
+        stands_for = "error rate unknown" if rate is None else f"false accepts {100 * rate:.3g} %"
         words = f"{answer}: score {self.score:.4f} {verb} the threshold {self.threshold:.4f} ({stands_for})"
         ratio = self.log_likelihood_ratio
         if ratio is None:
             return words
         hypothesis = "one speaker is" if ratio >= 0 else "two speakers are"
-        times = _three_digits(math.exp(min(abs(ratio), math.log(MOST_TIMES))))
+        times = float(f"{math.exp(min(abs(ratio), math.log(MOST_TIMES))):.3g}")
+        shown = f"{times:,.0f}" if times >= 100 else f"{times:.3g}"
         # The threshold asks for a rate, the odds weigh the evidence: without the word they seem to contradict.
         although = "although " if self.same_speaker != (ratio >= 0) else ""
-        return f"{words}; {although}{hypothesis} {times} times as likely"
+        return f"{words}; {although}{hypothesis} {shown} times as likely"
 
 
 @dataclass(frozen=True)
@@ -81,10 +85,10 @@ class DecisionRule:
     """The thresholds and the calibration of a model file that hold for whole utterances and the cosine.
 
     Attributes:
-        calibration: score to log-likelihood ratio; None where there is none.
+        calibration: score to log-likelihood ratio; None without one.
         thresholds: as the model file keeps them.
-        advice: what is said where they are missing.
-        caution: what is said beside odds that rest on too little.
+        advice: what to do if they are missing.
+        caution: about odds that rest on too few pairs.
 
     >>> rule = DecisionRule(None, ({"name": "far_1%", "threshold": 0.3},), "calibrate")
     >>> rule.decide(0.5).same_speaker, rule.decide(0.5, threshold=0.6).same_speaker
@@ -98,25 +102,15 @@ class DecisionRule:
 
     @classmethod
     def of_model_file(cls, contents: Mapping[str, Any], *, subtracts_mean: bool, name: str) -> "DecisionRule":
-        """What a model file holds for this way of scoring.
-
-        Args:
-            contents: of the file.
-            subtracts_mean: whether its mean embedding is subtracted before scoring.
-            name: of the file, for the command that fits what is missing.
-        """
+        """What the file of this name holds for scoring with or without its mean embedding subtracted."""
         way = plain_backend(whole_cosine(subtracts_mean))
         fits = (contents.get("calibration") or {}).get("fits", [])
         fitted = [one for one in fits if plain_backend(one["backend"]) == way and list(one["inputs"]) == ["score"]]
         thresholds = [one for one in contents.get("thresholds") or () if plain_backend(one["backend"]) == way]
         calibration = AffineCalibration.from_dict(fitted[-1]) if fitted else None
-        kept = [plain_backend(one["backend"]) for one in contents.get("thresholds") or ()]
-        others = "" if thresholds or not kept else ", only those of other ways of scoring"
-        if not thresholds and plain_backend(whole_cosine(not subtracts_mean)) in kept:
-            mean = "without the mean embedding that it has now" if subtracts_mean else "with a mean that it has no more"
-            others = f", only those fitted {mean}"
-        advice = f"{name} holds no calibration for {WHOLE_COSINE}{others}: {calibrate_advice(name)}"
-        # Files of before do not say on how many pairs they rest.
+        mean = ", less the mean embedding that it has" if subtracts_mean else ""
+        advice = f"{name} has no calibration for {WHOLE_COSINE}{mean}: " + ADVICE.format(name)
+        # Older files do not say how many pairs they rest on.
         num_nontargets = fitted[-1].get("num_nontargets") if fitted else None
         caution = "" if num_nontargets is None else too_few_nontargets(int(num_nontargets))
         return cls(calibration, tuple(thresholds), advice, caution)
@@ -137,14 +131,14 @@ class DecisionRule:
 
         Args:
             score: cosine.
-            false_accept_rate: take the threshold that is named by it, such as 0.01; without it (and without
-                `threshold`) that at 0.01, else at the equal error rate.
-            threshold: take this score instead; or a name: `eer`, `far_1%`, or `default`, which needs no calibration and
-                stands for no error rate.
+            false_accept_rate: use the threshold of this name, such as 0.01; without it (and without `threshold`) the
+                one at 0.01, else at the equal error rate.
+            threshold: use this score instead; or a name: `eer`, `far_1%`, or `default`, which needs no calibration and
+                has no known error rate.
 
         Raises:
             NotCalibratedError: no such threshold in the file; the message names the command that fits it.
-            ValueError: both were given, or a number that cannot be meant.
+            ValueError: both were given, or a number out of range.
         """
         limit, rate = self._threshold(false_accept_rate, threshold)
         ratio = self.log_likelihood_ratio(score)
@@ -158,17 +152,12 @@ class DecisionRule:
         That is the lowest one whose false-accept rate times N keeps it; if none does, the strictest one there is.
         """
         wanted = DEFAULT_FALSE_ACCEPT_RATE if false_accept_rate is None else false_accept_rate
-        self._check_rate(wanted)
+        _check_rate(wanted)
         if not self.thresholds:
             raise NotCalibratedError(self.advice)
         strictest = max(self.thresholds, key=_value)
         keeping = [one for one in self.thresholds if (_rate(one) or 1.0) * max(1, num_people) <= wanted]
         return str(min(keeping, key=_value, default=strictest)["name"])
-
-    @staticmethod
-    def _check_rate(rate: float) -> None:
-        if not 0 < rate < 1:
-            raise ValueError(f"false_accept_rate {rate}; expected a share between 0 and 1, such as 0.01")
 
     def _threshold(self, rate: float | None, threshold: float | str | None) -> tuple[float, float | None]:
         """The threshold and its false-accept rate."""
@@ -177,11 +166,9 @@ class DecisionRule:
         if isinstance(threshold, str):
             return self._named(threshold)
         if threshold is not None:
-            if not math.isfinite(threshold):
-                raise ValueError(f"threshold {threshold}; expected a finite score, such as {UNCALIBRATED_THRESHOLD}")
             return float(threshold), None
         if rate is not None:
-            self._check_rate(rate)
+            _check_rate(rate)
             return self._named(threshold_name(rate))
         usual = threshold_name(DEFAULT_FALSE_ACCEPT_RATE)
         return self._named(usual if any(one["name"] == usual for one in self.thresholds) else EER_NAME)
@@ -194,12 +181,15 @@ class DecisionRule:
                 return _value(one), _rate(one)
         if not self.thresholds:
             raise NotCalibratedError(self.advice)
-        there = ", ".join(str(one["name"]) for one in self.thresholds)
         raise NotCalibratedError(
-            f"no threshold {name!r} in the model file; it has {there}. Calibrating fits those at "
-            f"{', '.join(f'{100 * rate:g}' for rate in FALSE_ACCEPT_RATES)} % false accepts for which the list is long "
-            "enough: ten of them are expected at least"
+            f"the model file has no threshold {name!r}, only {', '.join(str(one['name']) for one in self.thresholds)}; "
+            "a longer list for `speakernet calibrate` gives more: ten false accepts have to be expected at a rate"
         )
+
+
+def _check_rate(rate: float) -> None:
+    if not 0 < rate < 1:
+        raise ValueError(f"false_accept_rate {rate}; expected a share between 0 and 1, such as 0.01")
 
 
 def _value(one: Mapping[str, Any]) -> float:
@@ -210,26 +200,6 @@ def _rate(one: Mapping[str, Any]) -> float | None:
     """The false-accept rate that a threshold is named by, else the one that was measured."""
     rate = false_accept_rate_of(str(one["name"]))
     return one.get("false_accept_rate") if rate is None else rate
-
-
-def _three_digits(number: float) -> str:
-    """A number of 1 or more as people read it.
-
-    >>> _three_digits(2.1184), _three_digits(24.53), _three_digits(4143.7)
-    ('2.12', '24.5', '4,140')
-    """
-    rounded = float(f"{number:.3g}")
-    # Never 4.14e+03.
-    return f"{rounded:,.0f}" if rounded >= 100 else f"{rounded:.3g}"
-
-
-def calibrate_advice(model: str) -> str:
-    """What to do for a decision where there is no threshold."""
-    return (
-        f"fit them with `speakernet calibrate --model {model} --trials LIST --audio FOLDER`, or give a threshold of "
-        f"your own (`--threshold 0.5`, in Python `threshold=0.5`; `{DEFAULT_THRESHOLD_NAME}` is "
-        f"{UNCALIBRATED_THRESHOLD})"
-    )
 
 
 def described_threshold(one: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Enrolment and identification: recordings of a person into a store, and who of the people there a recording is.
 
-A recording is looked at before it is kept: too little speech, noise, clipping, a voice that is not like the person's
-other ones are warned about, or refused. Weights are seconds of speech.
+A recording is inspected before it is kept: little speech, noise, clipping, a voice unlike the person's other ones are
+warned about, or refused. Weights are seconds of speech.
 """
 
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from speakernet.data.audio import AudioError
 from speakernet.evaluation.scoring import mean_embeddings
 from speakernet.inference.decision import Decision
 from speakernet.inference.people import TOP, PeopleStore, checked_name
-from speakernet.inference.recordings import Audio, Quality, Recording, inspect_recording, refuse_unusable, usable
+from speakernet.inference.recordings import Audio, Quality, inspect_recording, refuse_unusable, usable
 from speakernet.inference.verifier import SpeakerVerifier
 
 MOST_SPEECH_SECONDS = 30.0
 """A recording weighs no more than one of so much speech: more of one session adds no other session."""
 LEAST_WEIGHT_SECONDS = 0.1
 SAME_COSINE = 0.99999
-"""Embeddings of one recording in different batches are this close."""
+"""Embeddings of one recording in different batches are at least this close."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,11 @@ class Identification:
 
     Attributes:
         name: of the person; None for a stranger.
-        decision: about the nearest person; None where the store is empty.
+        decision: about the nearest person; None for an empty store.
         candidates: the nearest people with their scores, best first.
         num_people: in the store.
-        stranger_rate: up to this share of strangers is taken for somebody, by the list that the threshold was fitted
-            on; None where the threshold was given as a number.
+        stranger_rate: up to this share of strangers is taken for somebody, on the list that the threshold was fitted
+            on; None for a threshold that was given as a number.
     """
 
     name: str | None
@@ -71,18 +71,18 @@ def enroll(
     sample_rate: int | None = None,
     is_strict: bool = False,
 ) -> Enrolment:
-    """Add recordings of somebody to a store; all of them, or none.
+    """Add recordings of a person to a store; all of them, or none.
 
     Args:
         verifier: the store's model.
         store: open.
-        name: of the person, who is new or was there before.
-        recordings: files or arrays.
+        name: of the person, new or known.
+        recordings: files or arrays; one that the person has already, by its samples, is left out.
         sample_rate: Hz, of arrays.
-        is_strict: refuse what is otherwise warned about.
+        is_strict: refuse what is only warned about otherwise.
 
     Raises:
-        ValueError: audio that cannot be read or is silent, a name that none is; with `is_strict` whatever is wrong.
+        ValueError: audio that cannot be read or is silent, a bad name; with `is_strict` whatever is wrong.
     """
     name = checked_name(name)
     if not len(recordings):
@@ -93,29 +93,45 @@ def enroll(
     for one in qualities:
         refuse_unusable(one)
     embeddings = np.asarray(verifier.embed(opened))
-    recordings_kept = store.recordings(name)
-    kept = np.array([one.embedding for one in recordings_kept]).reshape(-1, verifier.embedding_dim)
-    known = {one.digest for one in recordings_kept}
+    there = store.recordings(name)
+    kept = np.array([one.embedding for one in there], dtype=np.float32).reshape(-1, verifier.embedding_dim)
+    known = {one.digest for one in there}
     # Stores of 0.2.0 have no digests: there a recording is known by its embedding.
-    old = mean_embeddings(kept[np.array([not one.digest for one in recordings_kept], dtype=bool)])
-    is_new = []
-    for quality, unit in zip(qualities, mean_embeddings(embeddings), strict=True):
-        is_new.append(quality.digest not in known and not (old @ unit > SAME_COSINE).any())
+    old = mean_embeddings(kept[np.array([not one.digest for one in there], dtype=bool)])
+    limit = verifier.decide(0.0, threshold="eer" if verifier.is_calibrated else "default").threshold
+    everything, rows = np.concatenate([embeddings, kept]), []
+    for row, (quality, unit) in enumerate(zip(qualities, mean_embeddings(embeddings), strict=True)):
+        if quality.digest in known or (old @ unit > SAME_COSINE).any():
+            warnings.append(f"{quality.name}: enrolled before as {name!r}, left out")
+        else:
+            rows.append(row)
         known.add(quality.digest)
-    warnings += [
-        f"{one.name}: enrolled before as {name!r}, left out"
-        for one, fresh in zip(opened, is_new, strict=True)
-        if not fresh
-    ]
-    warnings += _disagreements(verifier, [one.name for one in opened], embeddings, kept)
-    warnings += _others_like_this(verifier, store, name, embeddings)
+        scores = [verifier.compare(everything[row], one) for one in np.delete(everything, row, axis=0)]
+        # The median: one wrong recording must not accuse all others.
+        if scores and (score := float(np.median(scores))) < limit:
+            warnings.append(
+                f"{quality.name}: does not sound like the person's other recordings (score {score:.4f}; expected "
+                f"{limit:.4f} or more)"
+            )
+    for other, score in store.identify(embeddings.mean(axis=0), top=2):
+        if other != name and score >= limit:
+            warnings.append(f"{name}: sounds like {other!r}, who is enrolled already (score {score:.2f})")
+            break
     if warnings and is_strict:
         raise AudioError(f"nothing was enrolled: {'; '.join(warnings)}")
-    rows = np.flatnonzero(is_new)
     total = len(kept)
-    if len(rows):
+    if rows:
         weights = [min(max(qualities[row].speech_seconds, LEAST_WEIGHT_SECONDS), MOST_SPEECH_SECONDS) for row in rows]
-        details = [_details(opened[row], qualities[row]) for row in rows]
+        details = [
+            {
+                "source": str(file.absolute()) if (file := opened[row].file) else "",
+                "seconds": qualities[row].seconds,
+                "speech_seconds": qualities[row].speech_seconds,
+                "warnings": "; ".join(qualities[row].warnings),
+                "digest": qualities[row].digest,
+            }
+            for row in rows
+        ]
         total = store.enroll(name, embeddings[rows], weights, details)
     return Enrolment(name, len(rows), total, tuple(qualities), tuple(warnings))
 
@@ -134,7 +150,7 @@ def identify(
 
     With N people a stranger is compared N times. `false_accept_rate` is meant for all of these together: of single
     comparisons at most its N-th part may be wrong. The lowest threshold of the model file that keeps this is used; if
-    none does, the strictest one, and `stranger_rate` says what it keeps. Odds below 1 never name anybody, unless
+    none does, the strictest one, and `stranger_rate` is what it keeps. Odds below 1 never name anybody, unless
     `threshold` is given.
 
     Args:
@@ -143,15 +159,14 @@ def identify(
         audio: a file or an array.
         sample_rate: Hz, of an array.
         top: candidates, at most.
-        false_accept_rate: share of strangers that may be taken for somebody; 0.01 where left out.
+        false_accept_rate: share of strangers that may be taken for somebody; 0.01 by default.
         threshold: decide at this score instead, or at a named threshold.
 
     Raises:
-        ValueError: audio that cannot be read, is silent or shorter than a syllable; `NotCalibratedError` where the
-            model file holds no threshold.
+        ValueError: audio that cannot be read, is silent or shorter than a syllable; `NotCalibratedError` if the model
+            file has no threshold.
     """
-    num_people = len(store)
-    has_threshold = threshold is not None
+    num_people, needs_odds = len(store), threshold is None
     if threshold is None:
         threshold = verifier.rule.threshold_of_many(num_people, false_accept_rate)
     elif false_accept_rate is not None:
@@ -164,51 +179,5 @@ def identify(
     if not candidates:
         return Identification(None, None, (), num_people, stranger_rate)
     decision = verifier.decide(candidates[0][1], threshold=threshold)
-    # Odds against the nearest person name nobody, unless the caller has chosen the threshold.
-    is_against = not has_threshold and (decision.log_likelihood_ratio or 0.0) < 0
-    name = candidates[0][0] if decision.same_speaker and not is_against else None
-    return Identification(name, decision, candidates, num_people, stranger_rate)
-
-
-def _details(recording: Recording, quality: Quality) -> dict[str, object]:
-    return {
-        "source": "" if recording.file is None else str(recording.file.absolute()),
-        "seconds": quality.seconds,
-        "speech_seconds": quality.speech_seconds,
-        "warnings": "; ".join(quality.warnings),
-        "digest": quality.digest,
-    }
-
-
-def _disagreements(
-    verifier: SpeakerVerifier, names: Sequence[str], embeddings: np.ndarray, kept: np.ndarray
-) -> list[str]:
-    """Recordings whose voice is not that of the person's other recordings, a sentence each."""
-    everything = np.concatenate([embeddings, kept])
-    limit = _limit(verifier)
-    found = []
-    for row, name in enumerate(names):
-        others = [other for number, other in enumerate(everything) if number != row]
-        scores = [verifier.compare(embeddings[row], other) for other in others]
-        # The median: one wrong recording must not accuse all others.
-        if scores and float(np.median(scores)) < limit:
-            several = "recording" if len(others) == 1 else f"{len(others)} recordings"
-            found.append(
-                f"{name}: does not sound like the person's other {several} (score {np.median(scores):.4f}, "
-                f"{limit:.4f} is wanted)"
-            )
-    return found
-
-
-def _others_like_this(verifier: SpeakerVerifier, store: PeopleStore, name: str, embeddings: np.ndarray) -> list[str]:
-    """Whether the voice is in the store under another name."""
-    mean = embeddings.mean(axis=0)
-    likest = [one for one in store.identify(mean, top=2) if one[0] != name][:1]
-    if likest and likest[0][1] >= _limit(verifier):
-        return [f"{name}: sounds like {likest[0][0]!r}, who is enrolled already (score {likest[0][1]:.2f})"]
-    return []
-
-
-def _limit(verifier: SpeakerVerifier) -> float:
-    """The score that recordings of one person should reach: at the equal error rate, where there is one."""
-    return verifier.decide(0.0, threshold="eer" if verifier.is_calibrated else "default").threshold
+    is_somebody = decision.same_speaker and not (needs_odds and (decision.log_likelihood_ratio or 0.0) < 0)
+    return Identification(candidates[0][0] if is_somebody else None, decision, candidates, num_people, stranger_rate)
