@@ -1,4 +1,4 @@
-"""From the sections frontend, model and loss to the network and the loss: the only file that knows both."""
+"""From the sections frontend, model and loss to the network and the loss: the only file that imports both."""
 
 from pathlib import Path
 
@@ -20,16 +20,12 @@ from speakernet.options import create, lookup
 from speakernet.parallel import distributed
 from speakernet.random import derive_seed
 
-# Key of the random stream that triplets are mined with, beside the run's seed.
+# Key of the random stream for mining triplets, next to the run's seed.
 MINING_STREAM = 103
 
 
 def build_model(config: Config) -> SpeakerNet:
-    """The network that the config describes, with fresh weights.
-
-    Raises:
-        ValueError: parts that do not fit each other.
-    """
+    """The network that the config describes, with fresh weights."""
     net = SpeakerNet(config.model, config.frontend, config.data.sample_rate, config.runtime.seed)
     if (voices := voices_of(config)).has_warps:
         net.front_end.warp(voices.warps)
@@ -37,12 +33,8 @@ def build_model(config: Config) -> SpeakerNet:
 
 
 def load_for_scoring(config: Config, path: str | Path) -> ModelFile:
-    """The network to score with: a model file says itself what it is, a foreign checkpoint is what the config says.
-
-    Raises:
-        ValueError: missing, damaged or unsafe; a foreign checkpoint of another architecture than the config's.
-    """
-    # The run folder need not be seen by the machines of other processes.
+    """The network to score with: a model file describes it, the config describes that of a foreign checkpoint."""
+    # Other ranks' machines need not have the run folder.
     contents = distributed.from_main(lambda: read_checkpoint(path))
     if is_model_file(contents):
         return model_of(contents, path)
@@ -52,11 +44,7 @@ def load_for_scoring(config: Config, path: str | Path) -> ModelFile:
 
 
 def build_loss(config: Config, num_classes: int) -> nn.Module:
-    """The loss that the config names, with a fresh head for `num_classes` speakers where it has one.
-
-    Raises:
-        ValueError: an unknown loss.
-    """
+    """The loss that the config names, with a fresh head for `num_classes` speakers if it has one."""
     loss: nn.Module = create(
         lookup(LOSSES, config.loss.name, "loss"),
         config.loss,

@@ -1,16 +1,15 @@
-"""Make a speakernet model file of another toolkit's checkpoint.
+"""Convert another toolkit's checkpoint to a speakernet model file.
 
-For wespeaker, 3D-Speaker, SpeechBrain and ReDimNet the toolkit and the model's name are enough. For voxceleb_trainer,
-what the checkpoint shows (embedding size, mel bands, pooling) is taken from it; what it cannot show has an option:
-whether mel energies went through the logarithm, the sinc stride of RawNet3, the pooling of a VGGVox without attention,
-and the loss where its weights do not tell.
+For wespeaker, 3D-Speaker, SpeechBrain and ReDimNet the toolkit and the model's name are enough. A checkpoint of
+voxceleb_trainer shows its embedding size, mel bands and pooling; options give the rest: whether mel energies went
+through the logarithm, the sinc stride of RawNet3, the pooling of a VGGVox without attention, and the loss.
 """
 
 import argparse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """File in, file out, and what the checkpoint cannot say of itself."""
+    """File in, file out, and what the checkpoint does not show."""
     parser.add_argument("file", help="the checkpoint")
     toolkits = "voxceleb_trainer (the default), wespeaker, 3dspeaker, speechbrain or redimnet"
     parser.add_argument("--from", dest="source", default="voxceleb_trainer", help=f"its toolkit: {toolkits}")
@@ -29,10 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="it was trained on mel energies without logarithm (no log_input in its configuration)",
     )
-    only.add_argument("--pooling", "--encoder_type", default="", help="its encoder_type, where its weights do not tell")
-    only.add_argument(
-        "--num-mels", "--n_mels", type=int, default=0, help="its n_mels, where its filterbank was not saved"
-    )
+    only.add_argument("--pooling", "--encoder_type", default="", help="its encoder_type, if its weights do not show it")
+    only.add_argument("--num-mels", "--n_mels", type=int, default=0, help="its n_mels, if its filterbank was not saved")
     only.add_argument("--sinc-stride", "--sinc_stride", type=int, default=10, help="RawNet3: its sinc_stride")
     only.add_argument("--loss", "--trainfunc", default="", help="its trainfunc; proto is scored without normalisation")
 

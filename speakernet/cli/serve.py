@@ -1,7 +1,7 @@
 """Answer over HTTP: a JSON API and a page to record, compare, enrol and recognise voices.
 
-Listens on this machine alone unless --host says otherwise; then a token is needed, from --token-file, the variable
-SPEAKERNET_TOKEN, or made and shown at the start. Audio is never kept; the store holds embeddings.
+Listens on this machine alone unless --host is another address; then requests need a token, from --token-file, the
+variable SPEAKERNET_TOKEN, or generated and printed at the start. Audio is never kept; the store holds embeddings.
 """
 
 import argparse
@@ -13,13 +13,15 @@ DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is served, and where."""
+    """The model, the store and the address."""
     parser.add_argument("--model", required=True, help="a model file, such as exps/exp01/best.pt")
-    parser.add_argument("--store", type=Path, metavar="FILE", help="people who are enrolled (default: none are kept)")
-    parser.add_argument("--key-file", type=Path, metavar="FILE", help="the key that the store's embeddings are kept by")
+    parser.add_argument("--store", type=Path, metavar="FILE", help="file of enrolled people (default: none are kept)")
+    parser.add_argument(
+        "--key-file", type=Path, metavar="FILE", help="key of the store (default: SPEAKERNET_STORE_KEY)"
+    )
     parser.add_argument("--host", default=DEFAULT_HOST, help="address to listen on (default %(default)s)")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 takes any (default %(default)s)")
-    parser.add_argument("--token-file", type=Path, metavar="FILE", help="holds what every request has to bring")
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help="file with the token of every request")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda (default %(default)s)")
 
 

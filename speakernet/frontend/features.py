@@ -90,10 +90,6 @@ class FrontEnd(nn.Module):
     def forward(self, waveforms: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Features of a batch.
 
-        Args:
-            waveforms: (batch, samples) in -1..1; samples past an utterance's length are ignored.
-            lengths: (batch,) samples of each utterance, or None when all are full.
-
         Returns:
             (batch, mels, frames), zero past an utterance's last frame.
         """
@@ -129,12 +125,7 @@ class RawWaveform(FrontEnd):
 
 
 class MelFrontEnd(FrontEnd):
-    """The base of front ends with mel bands: a window of 25 ms every 10 ms.
-
-    Args:
-        options: of the front end; `auto` is what they mean without a model.
-        sample_rate: in Hz.
-    """
+    """The base of front ends with mel bands: a window of 25 ms every 10 ms."""
 
     def __init__(self, options: MelOptions, sample_rate: int) -> None:
         super().__init__()
@@ -158,19 +149,15 @@ class MelFrontEnd(FrontEnd):
         self.tracts = VocalTracts(plain, warped_banks(plain, self.make_bank, factors, self.sample_rate))
 
     def bands(self, utterances: Tensor) -> Tensor:
-        """The mel matrix, (bins, mels); where utterances differ in it that of each, (batch, bins, mels)."""
+        """The mel matrix, (bins, mels), or that of each utterance if they differ, (batch, bins, mels)."""
         if self.tracts is None or not self.training:
             return cast(Tensor, self.mel_bank)
-        # How many there are is asked for here alone: it would be a constant of an exported network.
+        # The batch size is read only here: in an exported network it would be a constant.
         return cast(Tensor, self.tracts(len(utterances)))
 
 
 class LogMel(MelFrontEnd):
-    """Mel spectrogram as voxceleb_trainer computes it: centred frames, HTK mel scale, optional log, instance norm.
-
-    Args:
-        options: bands, window and normalisation; `auto` is what voxceleb_trainer's ResNetSE34L has.
-        sample_rate: in Hz; sets window (25 ms), hop (10 ms) and the FFT (next power of two).
+    """Mel spectrogram as in voxceleb_trainer: centred frames, HTK mel scale, optional log, instance norm.
 
     Source: voxceleb_trainer f51bab8, `models/ResNetSE34L.py` (the definition that checkpoints were trained with).
     """
@@ -184,10 +171,10 @@ class LogMel(MelFrontEnd):
         self.preemphasis = float(options.preemphasis)
         self.normalize = options.normalize
         self.fft_samples = next_power_of_two(self.window_samples)
-        # Both ends are mirrored, which takes one sample more than is mirrored.
+        # Mirrored ends need one sample more than is mirrored.
         self.min_samples = self.fft_samples // 2 + 1
         make_window = {"hamming": torch.hamming_window, "hann": torch.hann_window}[options.window]
-        # Not in state_dict: they follow from the options, so a file cannot disagree with them.
+        # Not in state_dict: they follow from the options.
         self.register_buffer("window", make_window(self.window_samples), persistent=False)
         self.register_buffer("mel_bank", self.make_bank(1), persistent=False)
 
@@ -195,7 +182,7 @@ class LogMel(MelFrontEnd):
         """HTK's triangles."""
         low_hz, high_hz = band_edges(self.options, self.sample_rate)
         num_bins = self.fft_samples // 2 * finer + 1
-        # On the CPU also where a network is built without memory: torchaudio looks at the numbers.
+        # On the CPU also if a network is built without memory: torchaudio reads the numbers.
         with torch.device("cpu"):
             bank = melscale_fbanks(num_bins, low_hz, high_hz, self.options.num_mels, self.sample_rate)
         return bank.to(torch.get_default_device())
@@ -224,7 +211,7 @@ class LogMel(MelFrontEnd):
 
     def spectrum(self, waveforms: Tensor) -> Tensor:
         """Windows of as many samples as the FFT has."""
-        # By FFT: as products of matrices it took 24 ms, ten times the FFT's 2.4 and twice the whole front end.
+        # By FFT, which takes 2.4 ms; a product of matrices took 24.
         return torch.stft(
             waveforms,
             self.fft_samples,
@@ -237,12 +224,7 @@ class LogMel(MelFrontEnd):
 
 
 class KaldiFbank(MelFrontEnd):
-    """Kaldi's log filterbank energies for a whole batch at once, with what toolkits disagree about as options.
-
-    Args:
-        options: bands (20 Hz to the Nyquist frequency), scale, window, dither, normalisation.
-        sample_rate: in Hz.
-        seed: of the dither.
+    """Kaldi's log filterbank energies for a whole batch at once, with the differences between toolkits as options.
 
     Source: Kaldi's `compute-fbank-feats`, options at their defaults but for the above; snip-edges true.
     """
@@ -268,7 +250,7 @@ class KaldiFbank(MelFrontEnd):
 
     def make_bank(self, finer: int) -> Tensor:
         """Kaldi's triangles, from 20 Hz to half the sample rate."""
-        # 0 stands for the Nyquist frequency; with a warp of 1 the bounds of VTLN, 100 and -500, have no effect.
+        # 0 is the Nyquist frequency; with a warp of 1 the bounds of VTLN, 100 and -500, have no effect.
         points, rate = self.fft_samples * finer, float(self.sample_rate)
         bank, _ = get_mel_banks(self.options.num_mels, points, rate, 20.0, 0.0, 100.0, -500.0, 1.0)
         # Kaldi leaves the Nyquist bin out of its bank: one zero column makes it fit the FFT.
@@ -293,7 +275,7 @@ class KaldiFbank(MelFrontEnd):
         """Each window: mean removed, pre-emphasis 0.97, the window's shape, transform."""
         frames = waveforms.unfold(1, self.window_samples, self.hop_samples)  # (batch, frames, samples)
         frames = frames - frames.mean(dim=2, keepdim=True)
-        # Kaldi takes the sample before a frame's first to be equal to it.
+        # In Kaldi the sample before a frame's first is equal to it.
         previous = torch.cat((frames[..., :1], frames[..., :-1]), dim=2)
         frames = (frames - 0.97 * previous) * cast(Tensor, self.window)
         return torch.fft.rfft(frames, n=self.fft_samples).transpose(1, 2)
@@ -313,7 +295,7 @@ class KaldiMfcc(KaldiFbank):
         super().__init__(options, sample_rate, seed)
         self.num_features = options.num_cepstra
         bands, order = torch.arange(options.num_mels), torch.arange(options.num_cepstra)
-        # In float64, for the argument of the cosine reaches hundreds.
+        # In float64: the argument of the cosine reaches hundreds.
         angle = torch.pi / options.num_mels * (bands.double().unsqueeze(1) + 0.5) * order.double()
         transform = torch.cos(angle) * (2.0 / options.num_mels) ** 0.5  # (mels, cepstra)
         transform[:, 0] = (1.0 / options.num_mels) ** 0.5
@@ -347,11 +329,7 @@ def _convolved_power(front_end: FrontEnd, waveforms: Tensor) -> Tensor:
 
 
 def band_edges(options: ShapedMelOptions, sample_rate: int) -> tuple[float, float]:
-    """The lower edge of the lowest band and the upper edge of the highest, in Hz.
-
-    Raises:
-        ValueError: no band between them, or one beyond half the sample rate.
-    """
+    """The lower edge of the lowest band and the upper edge of the highest, in Hz."""
     low_hz, high_hz = float(options.low_hz), float(options.high_hz) or sample_rate / 2
     if not low_hz < high_hz <= sample_rate / 2:
         raise ValueError(
@@ -362,7 +340,7 @@ def band_edges(options: ShapedMelOptions, sample_rate: int) -> tuple[float, floa
 
 
 def preemphasize(waveforms: Tensor, coefficient: float) -> Tensor:
-    """First-order high-pass y[t] = x[t] - coefficient x[t-1] over (batch, samples); x[-1] is taken to be x[1].
+    """First-order high-pass y[t] = x[t] - coefficient x[t-1] over (batch, samples); x[-1] is x[1].
 
     >>> preemphasize(torch.tensor([[1.0, 2.0, 4.0]]), 0.5)
     tensor([[0.0000, 1.5000, 3.0000]])
@@ -375,35 +353,25 @@ def preemphasize(waveforms: Tensor, coefficient: float) -> Tensor:
 def normalize_waveforms(waveforms: Tensor, lengths: Tensor | None = None, epsilon: float = WAVEFORM_EPSILON) -> Tensor:
     """(batch, samples) with mean 0 and deviation 1 over each utterance's own samples; zero past its end.
 
-    Args:
-        waveforms: (batch, samples).
-        lengths: (batch,) or None when all are full.
-        epsilon: added to the deviation.
-
     >>> normalize_waveforms(torch.tensor([[1.0, 3.0]])).round(decimals=3)
     tensor([[-1.,  1.]])
     """
     count = waveforms.shape[1] if lengths is None else lengths.unsqueeze(1).to(waveforms.device)
     inside = None if lengths is None else valid_frames(lengths.to(waveforms.device), waveforms.shape[1])
 
-    # Sums in float64, so that an utterance in a longer batch has to the last bit the mean that it has alone.
+    # Sums in float64, so that an utterance in a longer batch has the same mean to the last bit.
     def mean(values: Tensor) -> Tensor:
         masked = values if inside is None else values * inside
         return (masked.sum(dim=1, keepdim=True, dtype=torch.float64) / count).float()
 
     centred = waveforms - mean(waveforms)
-    # The bound changes no number here; the exporter of ONNX takes an added 1e-8 for nothing, and silence became NaN.
+    # The bound changes no number, but the exporter of ONNX drops an added 1e-8, and silence became NaN.
     normalized = centred / (mean(centred.square()).sqrt() + epsilon).clamp(min=epsilon)
     return normalized if inside is None else normalized * inside
 
 
 def reflect_ends(waveforms: Tensor, pad: int, lengths: Tensor | None = None) -> Tensor:
     """Mirror both ends of every utterance by `pad` samples, at its own length.
-
-    Args:
-        waveforms: (batch, samples).
-        pad: samples added at each side, fewer than every utterance has.
-        lengths: (batch,) or None when all are full.
 
     Returns:
         (batch, samples + 2 pad); zero past an utterance's mirrored end.
@@ -420,13 +388,7 @@ def reflect_ends(waveforms: Tensor, pad: int, lengths: Tensor | None = None) -> 
 
 
 def normalize_features(features: Tensor, kind: str, lengths: Tensor | None = None) -> Tensor:
-    """Remove each band's mean over the utterance, and with "instance" divide by its standard deviation.
-
-    Args:
-        features: (batch, mels, frames).
-        kind: "instance", "mean" or "none".
-        lengths: (batch,) valid frames or None; the statistics are of these, the rest becomes zero.
-    """
+    """Remove each band's mean over the utterance, and with "instance" divide by its standard deviation."""
     if lengths is None:
         if kind == "instance":
             return functional.instance_norm(features, eps=NORM_EPSILON)
@@ -444,7 +406,7 @@ def normalize_features(features: Tensor, kind: str, lengths: Tensor | None = Non
 
 
 def valid_frames(lengths: Tensor, num_frames: int) -> Tensor:
-    """Which frames lie within each utterance, (batch, frames) booleans.
+    """Which frames are within each utterance, (batch, frames) booleans.
 
     >>> valid_frames(torch.tensor([1, 3]), 3)
     tensor([[ True, False, False],

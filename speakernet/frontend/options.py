@@ -34,7 +34,7 @@ class FrontendOptions(NamedOptions):
     """log_mel (voxceleb_trainer's), fbank or mfcc (Kaldi's), speechbrain, tf_mel, raw (samples); auto: the model's."""
 
     auto_values: ClassVar[Mapping[str, Any]] = {}
-    """What `auto` means where the model does not say."""
+    """Meaning of `auto` unless the model defines it."""
 
     def resolved(self, own: Mapping[str, Any]) -> Any:
         """A copy without `auto`: the model's own values, else those of the front end."""

@@ -48,7 +48,7 @@ class KeyedDraws(nn.Module):
         self.seed = seed
         self.count = 0
         self._coming: tuple[int, np.ndarray] | None = None
-        # How the last pass drew, and the kinds of its tensors; and where the next one finds its draws instead.
+        # How the last pass drew, the kinds of its tensors, and prepared draws for the next one.
         self._draw: Draw | None = None
         self._kinds: list[tuple[torch.Size, torch.dtype, torch.device]] = []
         self._room: tuple[Tensor, ...] | None = None
@@ -121,12 +121,7 @@ class Stretches(NamedTuple):
 
 
 class SpecAugment(nn.Module):
-    """Masks of zeros, the mean of normalised features, drawn for every utterance; no time warping.
-
-    Args:
-        options: how many masks along each axis, and how wide; widths are uniform from 0 to the widest.
-        seed: of the draws.
-    """
+    """Masks of zeros, the mean of normalised features, drawn for every utterance; no time warping."""
 
     eager_methods = ("forward",)
 
@@ -154,7 +149,7 @@ class SpecAugment(nn.Module):
 
 
 def draw_stretches(random: KeyedRandom, stream: int, count: int, max_width: int, size: int) -> Stretches:
-    """Widths uniform in 0..max_width (never the whole axis), starts uniform among the places where each fits."""
+    """Widths uniform in 0..max_width (never the whole axis), starts uniform among all that fit."""
     widest = min(max_width, size - 1)
     uniform = torch.from_numpy(random.uniform(stream, 2 * count))  # (batch, 2 x masks)
     width = (uniform[:, :count] * (widest + 1)).long()
@@ -189,10 +184,6 @@ class VocalTracts(nn.Module):
 
     A shorter vocal tract raises all resonances by about one factor; pitch and tempo stay. Moving the mel bands instead
     of the audio costs nothing: one matrix for each factor, computed once.
-
-    Args:
-        plain: the front end's own matrix, (bins, mels).
-        warped: one for each factor, each (bins, mels).
     """
 
     # The factors are on the host and decide the shape of the result, which a graph cannot hold.

@@ -1,8 +1,7 @@
 """SpeechBrain's filterbank, which its published models and those trained with it expect.
 
-It differs from both others in all that matters to a network: the transform has as many points as the window (400, not
-512), the ends are padded with zeros, filters are triangles over hertz, and energies are decibels, cut off 80 dB below
-the utterance's largest.
+The transform has as many points as the window (400, not 512), the ends are padded with zeros, filters are triangles
+over hertz, and energies are decibels, cut off 80 dB below the utterance's largest.
 """
 
 from typing import cast
@@ -21,10 +20,6 @@ LEAST_ENERGY = 1e-10
 class SpeechBrainFbank(MelFrontEnd):
     """Log mel energies as SpeechBrain's `Fbank` gives them, the utterance mean removed.
 
-    Args:
-        options: bands, cut-off, normalisation.
-        sample_rate: in Hz; sets window and transform (25 ms) and hop (10 ms).
-
     Source: speechbrain, `lobes/features.py` and `processing/features.py` at their defaults.
     """
 
@@ -33,7 +28,7 @@ class SpeechBrainFbank(MelFrontEnd):
     def __init__(self, options: SpeechBrainFbankOptions, sample_rate: int = SAMPLE_RATE) -> None:
         super().__init__(options, sample_rate)
         self.min_samples = 1
-        # Periodic, torch's default, which SpeechBrain leaves as it is; Kaldi's windows are symmetric.
+        # Periodic, torch's default, as in SpeechBrain; Kaldi's windows are symmetric.
         self.register_buffer("window", torch.hamming_window(self.window_samples), persistent=False)
         self.register_buffer("mel_bank", self.make_bank(1), persistent=False)
 
@@ -49,7 +44,7 @@ class SpeechBrainFbank(MelFrontEnd):
         """Zeros at the ends, power spectrum, mel bands, decibels with a floor, mean removed."""
         frame_lengths = None
         if lengths is not None:
-            # The ends are padded with zeros, so zeros behind a shorter utterance are what it has alone.
+            # The ends are padded with zeros, so zeros after a shorter utterance are its own padding.
             waveforms = waveforms * valid_frames(lengths.to(waveforms.device), waveforms.shape[1])
             frame_lengths = self.num_frames(lengths)
         half = self.window_samples // 2
@@ -57,7 +52,7 @@ class SpeechBrainFbank(MelFrontEnd):
         energies = torch.matmul(self.bands(power).mT, power)  # (batch, mels, frames)
         decibels = 10.0 * energies.clamp(min=LEAST_ENERGY).log10()
         if frame_lengths is not None:
-            # A frame past an utterance's last one may still reach into it: its energy must not move the cut-off.
+            # A frame past the last one may still overlap the utterance; its energy must not move the cut-off.
             inside = valid_frames(frame_lengths.to(waveforms.device), decibels.shape[2]).unsqueeze(1)
             decibels = decibels.masked_fill(~inside, 10.0 * torch.tensor(LEAST_ENERGY).log10().item())
         loudest = decibels.amax(dim=(1, 2), keepdim=True)
@@ -84,7 +79,7 @@ def triangles(num_mels: int, num_bins: int, sample_rate: int) -> Tensor:
             [0.0000, 0.8000],
             [0.0000, 0.0000]])
     """
-    # On the CPU, also where a network is only laid out: its value is needed at once.
+    # On the CPU also if a network is built without memory: the value is needed at once.
     top = 2595.0 * torch.log10(torch.tensor(1.0 + (sample_rate // 2) / 700.0, device="cpu"))
     hertz = 700.0 * (10.0 ** (torch.linspace(0.0, float(top), num_mels + 2) / 2595.0) - 1.0)
     widths = (hertz[1:] - hertz[:-1])[:-1]

@@ -1,8 +1,8 @@
-"""The mel energies that wespeaker's ReDimNet2 hears (`tfmel`), and files of the authors whose configuration says `tf`.
+"""The mel energies of wespeaker's ReDimNet2 (`tfmel`), and of the authors' files with `feat_type: tf`.
 
-It differs from the log-mel of the other files in what a network notices: frames are 400 samples of which the first
-begins 80 before the utterance, the window is symmetric, the band at half the sample rate is left out, the bins of the
-spectrum are taken to be spread evenly from 0 to it though that band is missing, and filters are triangles over mels.
+Unlike the other log-mel features, frames are 400 samples of which the first starts 80 before the utterance, the window
+is symmetric, the bin at half the sample rate is left out although the bins are spread evenly from 0 to it, and filters
+are triangles over mels.
 """
 
 import math
@@ -25,18 +25,11 @@ from speakernet.frontend.options import TfMelOptions
 from speakernet.options import SAMPLE_RATE
 
 EPSILON = 1e-8
-"""Least energy, also added before the logarithm and to the waveform's deviation; the largest energy is 1 over it."""
+"""Least energy, also added before the logarithm and to the waveform's deviation; the largest energy is its inverse."""
 
 
 class TfMel(MelFrontEnd):
     """Log mel energies as wespeaker's `TFMelFrontend` gives them.
-
-    Args:
-        options: bands, pre-emphasis, normalisation.
-        sample_rate: in Hz; sets window (25 ms), hop (10 ms) and the FFT (next power of two).
-
-    Raises:
-        ValueError: bands that the sample rate does not reach.
 
     Source: wespeaker dfa7419, `frontend/tfmel.py`; ReDimNet2 ffe8f27, `layers/features_tf.py`.
     """
@@ -70,12 +63,12 @@ class TfMel(MelFrontEnd):
             waveforms = preemphasize(waveforms, float(options.preemphasis))
         frame_lengths = None
         if lengths is not None:
-            # Behind the pre-emphasis, whose first sample past the end still hears the last one.
+            # After the pre-emphasis, whose first sample past the end contains the last one.
             waveforms = waveforms * valid_frames(lengths.to(waveforms.device), waveforms.shape[1])
             frame_lengths = self.num_frames(lengths)
         power = self.power(functional.pad(waveforms, (pad, pad))).clamp(EPSILON, 1 / EPSILON).transpose(1, 2)
         energies = torch.matmul(power, self.bands(power)).clamp(EPSILON, 1 / EPSILON)
-        # log(energies + EPSILON) in other words: the exporter of ONNX takes an added 1e-8 for nothing.
+        # Equals log(energies + EPSILON), whose 1e-8 the exporter of ONNX drops.
         logarithms = torch.log1p(energies / EPSILON) + math.log(EPSILON)
         return normalize_features(logarithms.transpose(1, 2), options.normalize, frame_lengths)
 
@@ -86,7 +79,7 @@ class TfMel(MelFrontEnd):
 
 
 def triangles_over_mels(num_mels: int, num_bins: int, low_hz: float, high_hz: float, sample_rate: int) -> Tensor:
-    """Triangular filters over mels, (bins, mels); the last bin is taken to lie at half the sample rate.
+    """Triangular filters over mels, (bins, mels); the last bin is assumed to be at half the sample rate.
 
     >>> triangles_over_mels(1, 3, 0.0, 1000.0, 2000).round(decimals=2)
     tensor([[0.0000],
@@ -99,7 +92,7 @@ def triangles_over_mels(num_mels: int, num_bins: int, low_hz: float, high_hz: fl
     rising = (bins - edges[:-2]) / (edges[1:-1] - edges[:-2])
     falling = (edges[2:] - bins) / (edges[2:] - edges[1:-1])
     bank = torch.minimum(rising, falling).clamp(min=0.0)
-    # What does not change within a frame is no speech.
+    # The constant component of a frame is not speech.
     bank[0] = 0.0
     return bank.float()
 

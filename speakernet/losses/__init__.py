@@ -1,4 +1,4 @@
-"""What embeddings are taught by, by name; the losses themselves are imported when one is built."""
+"""Losses by name; the losses themselves are imported when one is built."""
 
 from speakernet.losses.options import LOSSES, LossOptions
 

@@ -1,4 +1,4 @@
-"""Losses with a head of one weight vector a speaker: softmax, AM-softmax, AAM-softmax.
+"""Losses with a head of one weight vector a speaker: softmax, AM-softmax, AAM-softmax, SphereFace2, HAM-softmax.
 
 They take embeddings `(batch, dim)` and labels `(batch,)` and give `(loss, accuracy)`, both on the device, accuracy in
 percent. They compute in float32 whatever the precision of the trunk.
@@ -15,20 +15,19 @@ from speakernet.losses.classes import AllClasses, ClassShard, Columns
 from speakernet.losses.options import (
     AAMSoftmaxOptions,
     AMSoftmaxOptions,
+    HAMSoftmaxOptions,
     LossOptions,
     SoftmaxOptions,
     SphereFace2Options,
 )
 from speakernet.parallel.sharding import RowShare, keep_share, share_of
 
-# Keeps the square root of 1 - cos² differentiable where an embedding lies exactly on its speaker's vector.
+# Keeps the square root of 1 - cos² differentiable if an embedding is exactly on its speaker's vector.
 SINE_FLOOR = 1e-12
-Margin = float | Tensor
-"""A margin is a number, or a 0-d tensor of float64 that is filled in before each step (`training.graphs`)."""
 
 
 class SpeakerLoss(nn.Module):
-    """The abstract base of all losses: it holds its options, and what training asks of them."""
+    """The abstract base of all losses."""
 
     def __init__(self, options: LossOptions) -> None:
         super().__init__()
@@ -41,39 +40,35 @@ class SpeakerLoss(nn.Module):
 
     @property
     def sees_all_ranks(self) -> bool:
-        """Whether it takes the embeddings of all ranks together, and then gives the same on each."""
+        """Whether it takes the embeddings of all ranks together and gives the same on each."""
         return self.is_metric
 
 
 class ClassificationLoss(SpeakerLoss):
-    """The abstract loss with a head: the float32 rule, the accuracy, and where its classes lie.
+    """The abstract loss with a head, whose classes may be sharded over the ranks.
 
-    The state dictionary of a head that is shared by several ranks holds the whole head on rank 0, so that every rank
-    has to ask for it at once; a whole head can be loaded into any number of shares.
+    The state dictionary of a sharded head is the whole head on rank 0, so every rank must ask for it at once; a whole
+    head can be loaded into any number of shards.
     """
 
     def __init__(self, options: LossOptions, num_classes: int) -> None:
         super().__init__(options)
         self.classes = AllClasses(num_classes)
-        self.register_state_dict_post_hook(_join_shares)
-        self.register_load_state_dict_pre_hook(_take_shares)
+        self.register_state_dict_post_hook(_join_shards)
+        self.register_load_state_dict_pre_hook(_take_shards)
 
     @property
     def num_classes(self) -> int:
-        """Speakers of the whole head, those of all speeds."""
+        """Speakers of the whole head, at all speeds."""
         return self.classes.num_classes
 
     @property
     def sees_all_ranks(self) -> bool:
-        """See `SpeakerLoss`."""
+        """Whether the head is sharded."""
         return isinstance(self.classes, ClassShard)
 
     def shard(self, rank: int, world_size: int) -> None:
-        """Keep only this rank's share of the classes; call it before an optimizer is made, the same on every rank.
-
-        Raises:
-            ValueError: there are fewer classes than ranks.
-        """
+        """Keep only this rank's shard of the classes; call it on every rank before the optimizer is built."""
         num_classes = self.classes.num_classes
         self.classes = ClassShard(num_classes, rank, world_size)
         for parameter in self.parameters(recurse=False):
@@ -82,16 +77,11 @@ class ClassificationLoss(SpeakerLoss):
                 keep_share(parameter, RowShare(num_classes, rank, world_size, len(parameter) // num_classes))
 
     def logits(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """(batch, dim) and (batch,) to (batch, classes that lie here)."""
+        """(batch, dim) and (batch,) to (batch, classes of this rank)."""
         raise NotImplementedError
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean cross entropy and accuracy in percent, both 0-d.
-
-        Args:
-            embeddings: (batch, dim).
-            labels: (batch,) int64 in 0..classes-1.
-        """
+        """Mean cross entropy and accuracy in percent, both 0-d."""
         with torch.autocast(embeddings.device.type, enabled=False):
             logits = self.logits(self.classes.shared(embeddings.float()), labels)
             return self.classes.cross_entropy(logits, labels), self.classes.accuracy_percent(logits, labels)
@@ -132,7 +122,7 @@ class AMSoftmax(ClassificationLoss):
 
     def __init__(self, options: AMSoftmaxOptions, embedding_dim: int, num_classes: int) -> None:
         super().__init__(options, num_classes)
-        self.margin: Margin = options.margin  # of its own, since a schedule moves it
+        self.margin = options.margin  # a schedule changes it
         self.scale = options.scale
         self.weight = nn.Parameter(torch.empty(num_classes, embedding_dim))
         nn.init.xavier_normal_(self.weight)
@@ -147,9 +137,9 @@ class AMSoftmax(ClassificationLoss):
 class AAMSoftmax(ClassificationLoss):
     """Scaled cosines, the angle to the speaker's own vector widened by a margin.
 
-    Past the angle where widening would wrap around (pi - margin), the cosine is lowered by margin x sin(margin)
-    instead; with `easy_margin` angles above 90 degrees are left alone. Of several centres a speaker the nearest counts.
-    The `inter_top_k` nearest other speakers of each utterance seem nearer than they are by `inter_top_k_penalty`.
+    Past pi - margin, from which widening would wrap around, the cosine is lowered by margin x sin(margin)
+    instead; with `easy_margin` angles above 90 degrees stay as they are. Of several centres a speaker the nearest
+    counts. The angles to the `inter_top_k` nearest other speakers are narrowed by `inter_top_k_penalty`.
 
     Source: Deng et al. 2019, "ArcFace", equation 3, with the common continuation past pi - margin; Deng et al. 2020,
     "Sub-center ArcFace", equation 3; Zhao et al. 2021, "The SpeakIn system for VoxCeleb speaker recognition challenge
@@ -163,7 +153,7 @@ class AAMSoftmax(ClassificationLoss):
 
     def __init__(self, options: AAMSoftmaxOptions, embedding_dim: int, num_classes: int) -> None:
         super().__init__(options, num_classes)
-        self.margin: Margin = options.margin  # of its own, since a schedule moves it
+        self.margin = options.margin  # a schedule changes it
         self.full_margin = options.margin
         self.scale = options.scale
         self.easy_margin = options.easy_margin
@@ -190,22 +180,21 @@ class AAMSoftmax(ClassificationLoss):
         widened = turned(own_cosine, self.margin)
         if self.easy_margin:
             return torch.where(own_cosine > 0, widened, own_cosine)
-        beyond = own_cosine - sine_of(math.pi - self.margin) * self.margin
-        return torch.where(own_cosine > cosine_of(math.pi - self.margin), widened, beyond)
+        beyond = own_cosine - math.sin(math.pi - self.margin) * self.margin
+        return torch.where(own_cosine > math.cos(math.pi - self.margin), widened, beyond)
 
     def _with_neighbours_nearer(self, cosine: Tensor, own: Columns) -> Tensor:
-        # A cosine is never below -1: at -2 the own speaker is nobody's neighbour.
+        # A cosine is never below -1: at -2 the own speaker is not among the nearest.
         others = own.replaced(cosine.detach(), torch.full_like(own.indices, -2, dtype=cosine.dtype))
         nearest = self.classes.nearest(others, self.inter_top_k)
-        share = self.margin / self.full_margin if self.full_margin else 1.0
-        share = share.clamp(max=1.0) if isinstance(share, Tensor) else min(1.0, share)
+        share = min(1.0, self.margin / self.full_margin) if self.full_margin else 1.0
         return nearest.replaced(cosine, turned(nearest.of(cosine), -self.inter_top_k_penalty * share))
 
 
 class SphereFace2(ClassificationLoss):
     """One yes-or-no question for every speaker: is the utterance this speaker's?
 
-    The learned bias moves the boundary of all questions. Its accuracy is that of the largest cosine, the own one
+    The learned bias moves the boundary of all questions. Its accuracy is that of the largest cosine, with the own one
     lowered by the margin.
 
     Source: Wen et al. 2022, "SphereFace2", equation 8 (type A is MArcFace's margin, C is CosFace's); Han et al. 2023,
@@ -219,7 +208,7 @@ class SphereFace2(ClassificationLoss):
 
     def __init__(self, options: SphereFace2Options, embedding_dim: int, num_classes: int) -> None:
         super().__init__(options, num_classes)
-        self.margin: Margin = options.margin  # of its own, since a schedule moves it
+        self.margin = options.margin  # a schedule changes it
         self.scale = options.scale
         self.widens_angle = options.margin_type == "A"
         self.positive_weight = options.positive_weight
@@ -229,12 +218,7 @@ class SphereFace2(ClassificationLoss):
         nn.init.xavier_uniform_(self.weight)
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean loss and accuracy in percent, both 0-d.
-
-        Args:
-            embeddings: (batch, dim).
-            labels: (batch,) int64 in 0..classes-1.
-        """
+        """Mean loss and accuracy in percent, both 0-d."""
         with torch.autocast(embeddings.device.type, enabled=False):
             rows = functional.normalize(self.classes.shared(embeddings.float()))
             cosine = functional.linear(rows, functional.normalize(self.weight))
@@ -248,52 +232,93 @@ class SphereFace2(ClassificationLoss):
             return loss.mean(), self.classes.accuracy_percent(own.replaced(cosine, own_cosine - self.margin), labels)
 
     def _answer(self, cosine: Tensor, bias: Tensor, *, is_own: bool) -> Tensor:
-        """How strongly the answer is yes, made harder by the margin: for yes where the speaker is the own one."""
+        """The logit of yes; the margin makes yes harder for the own speaker, and no harder for others."""
         if self.widens_angle:
             return self.scale * self._spread(self._widened(cosine) if is_own else turned(cosine, -self.margin)) + bias
         margin = self.margin if is_own else -self.margin
         return self.scale * (self._spread(cosine) - margin) + bias
 
     def _widened(self, cosine: Tensor) -> Tensor:
-        # Past pi - margin the angle would wrap around; the cosine falls on from there.
-        lowest = cosine_of(self.margin)
+        # Past pi - margin the angle would wrap around; from there the cosine falls linearly.
+        lowest = math.cos(self.margin)
         return torch.where(cosine > -lowest, turned(cosine, self.margin), cosine - 1.0 + lowest)
 
     def _spread(self, cosine: Tensor) -> Tensor:
-        # Rounding may leave a cosine a hair below -1, where a fractional power is not a number.
+        # Rounding may leave a cosine just below -1; its fractional power is not a number.
         return 2.0 * ((cosine + 1.0) / 2.0).clamp(min=0.0) ** self.exponent - 1.0
 
 
-def turned(cosine: Tensor, angle: Margin) -> Tensor:
+def turned(cosine: Tensor, angle: float) -> Tensor:
     """cos(theta + angle) of cos(theta).
 
     >>> turned(torch.tensor([1.0]), math.pi / 3).round(decimals=3)
     tensor([0.5000])
     """
     sine = (1.0 - cosine.square()).clamp(SINE_FLOOR, 1.0).sqrt()
-    return cosine * cosine_of(angle) - sine * sine_of(angle)
+    return cosine * math.cos(angle) - sine * math.sin(angle)
 
 
-def cosine_of(angle: Margin) -> Margin:
-    """Cosine of an angle, computed where that is kept."""
-    return angle.cos() if isinstance(angle, Tensor) else math.cos(angle)
-
-
-def sine_of(angle: Margin) -> Margin:
-    """Sine of an angle, computed where that is kept."""
-    return angle.sin() if isinstance(angle, Tensor) else math.sin(angle)
-
-
-def _join_shares(loss: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
+def _join_shards(loss: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
     for name, parameter in loss.named_parameters(recurse=False):
         own = share_of(parameter)
         if own is not None:
             state[prefix + name] = own.join(parameter)
 
 
-def _take_shares(loss: nn.Module, state: dict[str, Any], prefix: str, *_others: Any) -> None:
+def _take_shards(loss: nn.Module, state: dict[str, Any], prefix: str, *_others: Any) -> None:
     for name, parameter in loss.named_parameters(recurse=False):
         own, found = share_of(parameter), state.get(prefix + name)
-        # What is of another number of classes is refused by torch, which names the shapes.
+        # torch refuses another number of classes and names the shapes.
         if own is not None and isinstance(found, Tensor) and found.ndim and len(found) == own.num_rows:
             state[prefix + name] = own.take(found)
+
+
+# Keeps points off the edge of the ball, denominators off 0, and the cosh off 1 (infinite slope of its inverse).
+EPSILON = 1e-5
+# Initial deviation of the centres: near the origin.
+INITIAL_DEVIATION = 1e-3
+
+
+class HAMSoftmax(ClassificationLoss):
+    """Minus the scaled distances in the Poincaré ball between embedding and centres, the own one's plus a margin.
+
+    Embeddings and centres beyond the radius 1 / sqrt(curvature) are projected onto it. The distance between two points
+    is arcosh(1 + 2 |x - y|² / ((1 - |x|²) (1 - |y|²))).
+
+    Source: wespeaker dfa7419, `models/projections.py`, its `ham_margin`, after Fang and He 2026, "Hyperbolic additive
+    margin softmax with hierarchical information for speaker verification", whose own code is not published.
+
+    >>> loss = HAMSoftmax(HAMSoftmaxOptions(margin=0.5, scale=1.0), 2, 2)
+    >>> _ = loss.weight.data.copy_(torch.tensor([[0.0, 0.0], [0.5, 0.0]]))
+    >>> round(loss.logits(torch.tensor([[0.0, 0.0]]), torch.tensor([1]))[0, 1].item(), 4)  # -(arcosh(5 / 3) + 0.5)
+    -1.5986
+    """
+
+    def __init__(self, options: HAMSoftmaxOptions, embedding_dim: int, num_classes: int) -> None:
+        super().__init__(options, num_classes)
+        self.margin = options.margin  # a schedule changes it
+        self.scale = options.scale
+        self.radius = (1.0 - EPSILON) / options.curvature**0.5
+        self.weight = nn.Parameter(torch.empty(num_classes, embedding_dim))
+        nn.init.normal_(self.weight, std=INITIAL_DEVIATION)
+
+    def logits(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """Minus scale times (distance, plus the margin at the label)."""
+        distances = self.distances(embeddings, self.weight)
+        own = self.classes.own(labels)
+        return -self.scale * own.replaced(distances, own.of(distances) + self.margin)
+
+    def distances(self, left: Tensor, right: Tensor) -> Tensor:
+        """Of all pairs, (left rows, right rows); a few thousandths at least."""
+        left, left_edge = self._inside(left)
+        right, right_edge = self._inside(right)
+        squares = left.square().sum(dim=1, keepdim=True) + right.square().sum(dim=1) - 2.0 * left @ right.T
+        from_edge = (left_edge * right_edge.T).clamp(min=EPSILON)
+        return (1.0 + 2.0 * squares / from_edge).clamp(min=1.0 + EPSILON).acosh()
+
+    def _inside(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        """(points, dim), projected onto the radius if beyond it, and 1 - |x|² of each, (points, 1)."""
+        norms = points.norm(dim=1, keepdim=True)
+        points = points * (self.radius / norms.clamp(min=EPSILON)).clamp(max=1.0)
+        # At the edge the difference cancels, but its value is known.
+        return points, torch.where(norms > self.radius, 1.0 - self.radius**2, 1.0 - norms.square())

@@ -1,10 +1,10 @@
-"""Losses that compare the utterances of a batch with each other: prototypical, GE2E, supervised contrastive, triplet.
+"""Losses that compare the utterances of a batch, and their weighted sum with a loss that has a head.
 
 They take embeddings `(speakers, utterances, dim)`, each row one speaker and no speaker twice, and the speakers' labels,
-which only a loss with a head beside them looks at (`combined`); they give `(loss, accuracy)` on the device, in float32.
+which only a head needs; they give `(loss, accuracy)` on the device, in float32.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +13,17 @@ from torch.nn import functional
 from speakernet.losses.classes import accuracy_percent
 from speakernet.losses.classification import SpeakerLoss
 from speakernet.losses.options import (
-    GE2EOptions,
+    CLASSIFICATIONS,
+    METRICS,
+    AngularPrototypicalOptions,
+    CombinedOptions,
     LearnedScaleOptions,
+    SoftmaxOptions,
+    SoftmaxPrototypicalOptions,
     SupervisedContrastiveOptions,
     TripletOptions,
 )
+from speakernet.options import create
 
 
 class MetricLoss(SpeakerLoss):
@@ -28,15 +34,7 @@ class MetricLoss(SpeakerLoss):
         raise NotImplementedError
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss, and accuracy in percent, both 0-d.
-
-        Args:
-            embeddings: (speakers, utterances, dim).
-            labels: (speakers,) int64.
-
-        Raises:
-            ValueError: fewer utterances of a speaker than the loss compares.
-        """
+        """Loss, and accuracy in percent, both 0-d."""
         if embeddings.ndim != 3 or embeddings.shape[1] < self.options.min_utterances:
             raise ValueError(
                 f"{type(self).__name__} compares at least {self.options.min_utterances} utterances of each speaker, "
@@ -47,7 +45,7 @@ class MetricLoss(SpeakerLoss):
 
 
 class Prototypical(MetricLoss):
-    """Each speaker's first utterance has to be nearest to the mean of that speaker's other utterances.
+    """Each speaker's first utterance must be nearest to the mean of that speaker's other utterances.
 
     Source: Snell et al. 2017, "Prototypical Networks", equations 1 and 2, squared Euclidean distance.
 
@@ -60,12 +58,20 @@ class Prototypical(MetricLoss):
     def compare(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Cross entropy over minus the squared distances."""
         queries, prototypes = query_and_prototype(embeddings)
-        # voxceleb_trainer's `pairwise_distance` takes another axis under torch 2; that accident is not reproduced.
-        logits = -squared_distances(queries, prototypes)
-        return _cross_entropy_of_diagonal(logits)
+        # Unlike voxceleb_trainer, whose `pairwise_distance` takes another axis under torch 2 by accident.
+        return _cross_entropy_of_diagonal(-squared_distances(queries, prototypes))
 
 
-class AngularPrototypical(MetricLoss):
+class LearnedScale(MetricLoss):
+    """The abstract metric loss with a learned scale and bias of its cosines."""
+
+    def __init__(self, options: LearnedScaleOptions) -> None:
+        super().__init__(options)
+        self.scale = nn.Parameter(torch.tensor(options.initial_scale))
+        self.bias = nn.Parameter(torch.tensor(options.initial_bias))
+
+
+class AngularPrototypical(LearnedScale):
     """Prototypical loss on scaled cosines with a learned scale and bias.
 
     Source: Chung et al. 2020, "In defence of metric learning for speaker recognition", section 2.2.
@@ -76,11 +82,6 @@ class AngularPrototypical(MetricLoss):
     0.6931
     """
 
-    def __init__(self, options: LearnedScaleOptions) -> None:
-        super().__init__(options)
-        self.scale = nn.Parameter(torch.tensor(options.initial_scale))
-        self.bias = nn.Parameter(torch.tensor(options.initial_bias))
-
     def compare(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Cross entropy over scale x cosine + bias."""
         queries, prototypes = query_and_prototype(embeddings)
@@ -88,8 +89,8 @@ class AngularPrototypical(MetricLoss):
         return _cross_entropy_of_diagonal(cosine * self.scale + self.bias)
 
 
-class GE2E(MetricLoss):
-    """Every utterance has to be nearest to its own speaker's centroid, itself left out of that centroid.
+class GE2E(LearnedScale):
+    """Every utterance must be nearest to its own speaker's centroid, itself left out of that centroid.
 
     Cosines are floored at 1e-6 before scale and bias, as voxceleb_trainer has it.
 
@@ -101,11 +102,6 @@ class GE2E(MetricLoss):
     """
 
     COSINE_FLOOR: ClassVar[float] = 1e-6
-
-    def __init__(self, options: GE2EOptions) -> None:
-        super().__init__(options)
-        self.scale = nn.Parameter(torch.tensor(options.initial_scale))
-        self.bias = nn.Parameter(torch.tensor(options.initial_bias))
 
     def compare(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Cross entropy of every utterance over all centroids."""
@@ -124,7 +120,7 @@ class GE2E(MetricLoss):
 
 
 class SupervisedContrastive(MetricLoss):
-    """Every utterance has to be nearer to each other one of its speaker than to all the rest of the batch.
+    """Every utterance must be nearer to each other one of its speaker than to all the rest of the batch.
 
     Its accuracy is the share of utterances whose nearest other one is of the same speaker.
 
@@ -155,17 +151,13 @@ class SupervisedContrastive(MetricLoss):
 
 
 class Triplet(MetricLoss):
-    """Anchor and positive have to be nearer, in squared distance of unit vectors, than anchor and a mined negative.
+    """Anchor and positive must be nearer, in squared distance of unit vectors, than anchor and a mined negative.
 
     The anchor is a speaker's first utterance, the positive the second, the negative another speaker's second. Its
     accuracy is the share of triplets whose positive is nearer than the negative.
 
     Semi-hard negatives (`hard_rank` below 0) are drawn from those farther than the positive by less than the margin, or
-    from all where there is none.
-
-    Args:
-        options: margin and mining.
-        seed: of the draws.
+    from all if there are none.
 
     Source: Schroff et al. 2015, "FaceNet", equation 3 and section 3.2; mining by rank as in voxceleb_trainer.
 
@@ -177,10 +169,10 @@ class Triplet(MetricLoss):
 
     def __init__(self, options: TripletOptions, seed: int = 0) -> None:
         super().__init__(options)
-        self.margin: float | Tensor = options.margin  # of its own, since a schedule moves it
+        self.margin = options.margin  # a schedule changes it
         self.hard_probability = options.hard_probability
         self.hard_rank = options.hard_rank
-        # On the host, whatever the device: its state then goes on from any checkpoint on any machine.
+        # On the host, whatever the device, so that its state can be resumed on any machine.
         self.generator = torch.Generator().manual_seed(seed)
 
     def compare(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -201,11 +193,7 @@ class Triplet(MetricLoss):
         return hinge.mean(), nearer
 
     def mine(self, distances: Tensor) -> Tensor:
-        """A negative for every anchor, (speakers,) indices, never the anchor's own speaker.
-
-        Args:
-            distances: (speakers, speakers) squared distances, own ones on the diagonal.
-        """
+        """A negative for every anchor, (speakers,) indices, never the anchor's own speaker."""
         count = distances.shape[0]
         # One uniform number decides which candidate, one whether it is a hard one.
         pick, is_hard = torch.rand((2, count), generator=self.generator).to(distances.device)
@@ -224,11 +212,11 @@ class Triplet(MetricLoss):
         return order.gather(1, place.unsqueeze(1)).squeeze(1)
 
     def get_extra_state(self) -> Tensor:
-        """Where the draws stand, so that a resumed run mines what a straight one would have."""
+        """The state of the draws, so that a resumed run mines the same triplets."""
         return self.generator.get_state()
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Go on from there."""
+        """Resume the draws."""
         self.generator.set_state(state.cpu())
 
 
@@ -243,10 +231,80 @@ def squared_distances(left: Tensor, right: Tensor) -> Tensor:
     >>> squared_distances(torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0], [0.0, 1.0]]))
     tensor([[25.,  1.]])
     """
-    # By difference, not by the expanded square: that one cancels when distances are small beside the norms.
+    # By difference: the expanded square cancels when distances are much smaller than the norms.
     return (left.unsqueeze(1) - right.unsqueeze(0)).square().sum(dim=2)
 
 
 def _cross_entropy_of_diagonal(logits: Tensor) -> tuple[Tensor, Tensor]:
     own = torch.arange(logits.shape[0], device=logits.device)
     return functional.cross_entropy(logits, own), accuracy_percent(logits, own)
+
+
+class Combined(MetricLoss):
+    """A classification loss over all utterances and a metric loss between them, weighted and added.
+
+    Its accuracy and its margin are those of the classification loss.
+
+    Source: Heo et al. 2020, "Clova baseline system for the VoxCeleb Speaker Recognition Challenge 2020", section 3.2,
+    for softmax and angular prototypical with weights of 1.
+
+    >>> options = CombinedOptions(classification=SoftmaxOptions(), metric_weight=0.5)
+    >>> loss = Combined(options, embedding_dim=3, num_classes=4)
+    >>> _ = loss.classification.weight.data.zero_(), loss.classification.bias.data.zero_()
+    >>> value, _ = loss(torch.ones(2, 2, 3), torch.tensor([0, 3]))
+    >>> round(value.item(), 4)  # log 4 + (log 2) / 2
+    1.7329
+    """
+
+    NAMES: ClassVar[tuple[str, str]] = ("classification", "metric")
+    """The names under which the two losses keep their weights."""
+
+    def __init__(self, options: CombinedOptions, embedding_dim: int, num_classes: int, seed: int = 0) -> None:
+        super().__init__(options)
+        self.weights = (options.classification_weight, options.metric_weight)
+        facts: dict[str, Any] = {"embedding_dim": embedding_dim, "num_classes": num_classes, "seed": seed}
+        for name, chosen, table in zip(
+            self.NAMES, (options.classification, options.metric), (CLASSIFICATIONS, METRICS), strict=True
+        ):
+            self.add_module(name, create(table[chosen.name], chosen, **facts))
+
+    @property
+    def margin(self) -> float:
+        """That of the classification loss."""
+        return self.get_submodule(self.NAMES[0]).margin  # type: ignore[return-value]
+
+    @margin.setter
+    def margin(self, margin: float) -> None:
+        self.get_submodule(self.NAMES[0]).margin = margin  # type: ignore[assignment]
+
+    @property
+    def num_classes(self) -> int:
+        """That of the classification loss."""
+        return self.get_submodule(self.NAMES[0]).num_classes  # type: ignore[return-value]
+
+    def shard(self, rank: int, world_size: int) -> None:
+        """Share the classes of the classification loss; see `ClassificationLoss.shard`."""
+        self.get_submodule(self.NAMES[0]).shard(rank, world_size)  # type: ignore[operator]
+
+    def compare(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Both losses, weighted and added."""
+        classification, metric = (self.get_submodule(name) for name in self.NAMES)
+        utterances = embeddings.shape[1]
+        first, accuracy = classification(embeddings.flatten(0, 1), labels.repeat_interleave(utterances))
+        second, _ = metric(embeddings, labels)
+        return self.weights[0] * first + self.weights[1] * second, accuracy
+
+
+class SoftmaxPrototypical(Combined):
+    """Softmax and angular prototypical, added, under the names that checkpoints of voxceleb_trainer are imported with.
+
+    >>> loss = SoftmaxPrototypical(SoftmaxPrototypicalOptions(), embedding_dim=3, num_classes=4)
+    >>> list(loss.state_dict())
+    ['softmax.weight', 'softmax.bias', 'angular.scale', 'angular.bias']
+    """
+
+    NAMES: ClassVar[tuple[str, str]] = ("softmax", "angular")
+
+    def __init__(self, options: SoftmaxPrototypicalOptions, embedding_dim: int, num_classes: int) -> None:
+        metric = AngularPrototypicalOptions(initial_scale=options.initial_scale, initial_bias=options.initial_bias)
+        super().__init__(CombinedOptions(classification=SoftmaxOptions(), metric=metric), embedding_dim, num_classes)

@@ -13,12 +13,12 @@ Scalar = Annotated[float, Ge(-1e6), Le(1e6)]
 
 
 class LossOptions(NamedOptions):
-    """What the embeddings are taught by."""
+    """The loss of the training."""
 
     name: str = "aamsoftmax"
     """Name of the loss; `speakernet list losses` shows them all."""
     sharded: Switch = "auto"
-    """Of several processes each keeps a share of the speakers of the head; auto: where that saves memory and time."""
+    """Shard the speakers of the head over the ranks; auto: if that saves memory and time."""
 
     has_head: ClassVar[bool] = True
     """Whether it has weights of each speaker."""
@@ -32,10 +32,10 @@ class LossOptions(NamedOptions):
     """Whether voxceleb_trainer scores embeddings of this loss after normalising them (its `test_normalize`)."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Shares of a head that there is none of."""
+        """A sharded head of a loss without one."""
         yield from super().problems()
         if self.sharded == "on" and not self.has_head:
-            yield "sharded", f"on, but {self.name} has no head of speakers to be shared; leave it at auto"
+            yield "sharded", f"on, but {self.name} has no head of speakers to shard; leave it at auto"
 
     def with_margin(self, margin: float) -> "LossOptions":
         """A copy with another margin, of a loss that has one (`hasattr(options, "margin")`)."""
@@ -65,11 +65,11 @@ class AAMSoftmaxOptions(AMSoftmaxOptions):
     easy_margin: bool = False
     """Apply the margin only to angles below 90 degrees."""
     sub_centers: Annotated[int, Ge(1), Le(64)] = 1
-    """Vectors of each speaker, of which the nearest counts: sessions and label noise get vectors of their own."""
+    """Vectors of each speaker, of which the nearest counts: for several sessions and noisy labels."""
     inter_top_k: Annotated[int, Ge(0), Le(10_000)] = 0
-    """Other speakers, the nearest of each utterance, that are pushed off harder; 0: none."""
+    """Nearest other speakers of each utterance that get a penalty; 0: none."""
     inter_top_k_penalty: Annotated[float, Ge(0.0), Le(1.0)] = 0.06
-    """By how many radians those seem nearer; grows with the margin where schedule.margin ramps it."""
+    """Penalty: radians by which those angles are narrowed; grows with the margin if schedule.margin_* ramps it."""
 
 
 class SphereFace2Options(LossOptions):
@@ -89,7 +89,7 @@ class SphereFace2Options(LossOptions):
 
 
 class HAMSoftmaxOptions(LossOptions):
-    """Distances in hyperbolic space, that to the speaker's own centre lengthened by a margin."""
+    """Distances in hyperbolic space, with a margin on that to the speaker's own centre."""
 
     name: str = "hamsoftmax"
     margin: Annotated[float, Ge(0.0), Le(100.0)] = 0.2
@@ -137,11 +137,11 @@ class GE2EOptions(LearnedScaleOptions):
 
 
 class SupervisedContrastiveOptions(MetricOptions):
-    """Every utterance against all others of the batch, those of its own speaker drawn near."""
+    """Every utterance against all others of the batch."""
 
     name: str = "supcon"
     temperature: Annotated[float, Ge(1e-3), Le(100.0)] = 0.1
-    """Cosines are divided by it before the softmax; the lower, the more the nearest others count."""
+    """Cosines are divided by it before the softmax; at lower values the nearest others count more."""
 
 
 class TripletOptions(MetricOptions):
@@ -170,7 +170,7 @@ CLASSIFICATIONS: dict[str, Component] = {
     "amsoftmax": Component(AMSoftmaxOptions, "speakernet.losses.classification:AMSoftmax"),
     "aamsoftmax": Component(AAMSoftmaxOptions, "speakernet.losses.classification:AAMSoftmax"),
     "sphereface2": Component(SphereFace2Options, "speakernet.losses.classification:SphereFace2"),
-    "hamsoftmax": Component(HAMSoftmaxOptions, "speakernet.losses.hyperbolic:HAMSoftmax"),
+    "hamsoftmax": Component(HAMSoftmaxOptions, "speakernet.losses.classification:HAMSoftmax"),
 }
 """Losses with a head, each for itself or within `combined`."""
 METRICS: dict[str, Component] = {
@@ -191,11 +191,11 @@ class CombinedOptions(MetricOptions):
     classification: SerializeAsAny[LossOptions] = Field(default_factory=AAMSoftmaxOptions)
     """The loss with a head: its name and its options, such as {name: aamsoftmax, margin: 0.3}; its margin is ramped."""
     classification_weight: Weight = 1.0
-    """What the classification loss counts."""
+    """Weight of the classification loss."""
     metric: SerializeAsAny[MetricOptions] = Field(default_factory=AngularPrototypicalOptions)
     """The loss that compares utterances: its name and its options, such as {name: triplet, margin: 0.1}."""
     metric_weight: Weight = 1.0
-    """What the metric loss counts."""
+    """Weight of the metric loss."""
 
     @model_validator(mode="after")
     def _has_losses_of_both_kinds(self) -> "CombinedOptions":
@@ -207,11 +207,7 @@ class CombinedOptions(MetricOptions):
 
     @property
     def margin(self) -> float:
-        """The classification loss's, where it has one.
-
-        Raises:
-            AttributeError: it has none.
-        """
+        """That of the classification loss."""
         return float(self.classification.margin)  # type: ignore[attr-defined]
 
     def with_margin(self, margin: float) -> "CombinedOptions":
@@ -219,18 +215,18 @@ class CombinedOptions(MetricOptions):
         return self.model_copy(update={"classification": self.classification.with_margin(margin)})
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Nothing that is added."""
+        """Two weights of 0, or a component with its own `sharded`."""
         yield from super().problems()
         if not self.classification_weight and not self.metric_weight:
             yield "metric_weight", "0, and classification_weight too; expected one of them above 0"
         for part in ("classification", "metric"):
             if (value := getattr(self, part).sharded) != "auto":
-                yield part, f"sharded: {value} within it; give it as loss.sharded, which holds for the whole loss"
+                yield part, f"sharded: {value} within it; set loss.sharded, which holds for the whole loss"
 
 
 LOSSES: dict[str, Component] = {
     **CLASSIFICATIONS,
     **METRICS,
-    "combined": Component(CombinedOptions, "speakernet.losses.combined:Combined"),
-    "softmaxproto": Component(SoftmaxPrototypicalOptions, "speakernet.losses.combined:SoftmaxPrototypical"),
+    "combined": Component(CombinedOptions, "speakernet.losses.metric:Combined"),
+    "softmaxproto": Component(SoftmaxPrototypicalOptions, "speakernet.losses.metric:SoftmaxPrototypical"),
 }

@@ -61,7 +61,7 @@ class CAMPPlus(Trunk):
         self.transitions = nn.ModuleList(transitions)
         self.norm_out = nn.BatchNorm1d(channels)
         self.out_channels = channels
-        # As the original has it: the 2-D head keeps torch's own first weights.
+        # As in the original, the 2-D head keeps torch's default initial weights.
         for part in self.modules():
             if isinstance(part, nn.Conv1d):
                 nn.init.kaiming_normal_(part.weight)
@@ -95,7 +95,7 @@ class NormedConvolution(nn.Module):
 
 
 class DenseBlock(nn.Module):
-    """Layers each of which sees the block's input and all layers before it."""
+    """Layers whose input is the block's input and the output of all layers before."""
 
     def __init__(self, channels_in: int, num_layers: int, dilation: int) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class DenseBlock(nn.Module):
 
 
 class DenseLayer(nn.Module):
-    """A bottleneck, and a convolution whose result is masked by what the utterance and its part sound like."""
+    """A bottleneck, and a convolution whose result is masked by the context of the utterance and of the segment."""
 
     norm_behind = types.MappingProxyType({"bottleneck.conv": "norm"})
 
@@ -125,7 +125,7 @@ class DenseLayer(nn.Module):
         """(batch, channels, frames) to (batch, 32, frames)."""
         hidden = mask_frames(relu(self.norm(self.bottleneck(features))), lengths)
         gate = self.excite(self.squeeze(context(hidden, lengths)).relu()).sigmoid()  # (batch, 32, segments)
-        # Held over its segment, not interpolated, as the original expands it; the last segment is cut to what is there.
+        # Constant over its segment, as in the original; the last segment is cut to the frames that exist.
         gate = gate.repeat_interleave(SEGMENT_FRAMES, dim=2)[:, :, : hidden.shape[2]]
         return self.local(hidden, lengths) * gate
 
@@ -133,21 +133,17 @@ class DenseLayer(nn.Module):
 def context(features: Tensor, lengths: Tensor | None) -> Tensor:
     """Mean over the utterance plus mean over each segment of 100 frames.
 
-    Args:
-        features: (batch, channels, frames) with zeros past each utterance's end.
-        lengths: (batch,) valid frames, or None when all are full.
-
     Returns:
         (batch, channels, segments).
     """
     num_frames = features.shape[2]
-    # Not the negative of a floor: exported graphs divide towards zero.
+    # Not a negated floor division: exported graphs divide towards zero.
     num_segments = (num_frames + SEGMENT_FRAMES - 1) // SEGMENT_FRAMES
     padded = nn.functional.pad(features, (0, num_segments * SEGMENT_FRAMES - num_frames))
     segments = padded.unflatten(2, (num_segments, SEGMENT_FRAMES))
     sums = segments.sum(dim=3, dtype=torch.promote_types(features.dtype, torch.float32))
     starts = SEGMENT_FRAMES * torch.arange(num_segments, device=features.device)
-    # The last segment is as long as what is left of the utterance; past its end nothing is heard.
+    # The last segment ends with the utterance.
     left = (num_frames - starts).unsqueeze(0) if lengths is None else lengths.unsqueeze(1) - starts
     counts = left.clamp(1, SEGMENT_FRAMES).unsqueeze(1)
     means = (sums / counts).to(features.dtype)

@@ -17,16 +17,12 @@ from speakernet.models.options.trunks import ECAPA_GROUPS, ECAPAOptions
 
 DILATIONS = (2, 3, 4)
 GATE_CHANNELS = 128
-# A mirrored edge needs more frames than it mirrors, four for the widest convolution.
+# Reflection needs more frames than it mirrors, four for the widest convolution.
 MIN_FRAMES_REFLECTED = 5
 
 
 class ECAPA(Trunk):
     """ECAPA-TDNN in the forms of wespeaker (the default) and of SpeechBrain, whose models 3D-Speaker trains too.
-
-    Args:
-        options: widths and form.
-        num_features: mel bands of the front end.
 
     Source: Desplanques et al. 2020, "ECAPA-TDNN: emphasized channel attention, propagation and aggregation in TDNN
     based speaker verification".
@@ -45,11 +41,7 @@ class ECAPA(Trunk):
         self.aggregate_norm = nn.BatchNorm1d(aggregate_channels) if speechbrain else nn.Identity()
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """(batch, mels, frames) to (batch, aggregate channels, frames), and the valid frames of each.
-
-        Raises:
-            ValueError: an utterance shorter than what is mirrored at its edges.
-        """
+        """(batch, mels, frames) to (batch, aggregate channels, frames), and the valid frames of each."""
         if self.min_frames > 1:
             check_frames(features, lengths, self.min_frames, "ECAPA-TDNN with mirrored edges")
         hidden = relu_then_norm(self.conv(features, lengths), self.norm)
@@ -62,7 +54,7 @@ class ECAPA(Trunk):
 
 
 class ECAPABlock(nn.Module):
-    """SE-Res2Block: 1 x 1 convolution, split, 1 x 1 convolution, gate, and the input added."""
+    """SE-Res2Block: 1 x 1 convolution, split, 1 x 1 convolution, gate, shortcut."""
 
     def __init__(self, channels: int, dilation: int, speechbrain: bool) -> None:
         super().__init__()

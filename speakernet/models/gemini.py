@@ -41,10 +41,6 @@ class InvertedBottleneck(Block):
 class GeminiDFResNet(Trunk):
     """Depth-first residual network with the strides of Golden Gemini (T14c).
 
-    Args:
-        options: its depth is a fact of the options class.
-        num_features: mel bands of the front end.
-
     Source: Liu et al. 2023, "Golden Gemini is all you need"; Liu et al. 2022, "DF-ResNet".
     """
 

@@ -1,4 +1,8 @@
-"""What all model families share: masks for different lengths, convolutions, gates, Res2Net's split, the embedding."""
+"""What all model families share: the trunk, masks for lengths, convolutions, gates, Res2Net's split, the embedding.
+
+With `lengths` (valid frames of each utterance) every layer leaves frames past an utterance's end at zero, which is what
+a convolution pads the utterance alone with. Without `lengths` (training on crops) nothing is masked.
+"""
 
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
@@ -10,14 +14,14 @@ from torch.nn import functional
 
 from speakernet.frontend.features import valid_frames
 
-# Channels that oneDNN's kernels take at once.
+# Channels that oneDNN's kernels process at once.
 ONEDNN_BLOCK = 16
 # Channels to hidden channels of a gate.
 REDUCTION = 8
 
 
 def full_precision(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """No autocast within, on the tensor's device; nothing to switch off where a device has none (meta)."""
+    """No autocast in the block, on the tensor's device; the meta device has none."""
     device = tensor.device.type
     if not torch.amp.is_autocast_available(device):
         return contextlib.nullcontext()
@@ -25,12 +29,7 @@ def full_precision(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
 
 
 def mask_frames(features: Tensor, lengths: Tensor | None) -> Tensor:
-    """Zero what lies past each utterance's end along the last axis.
-
-    Args:
-        features: (batch, …, frames).
-        lengths: (batch,) valid frames, or None when all are full.
-    """
+    """Zero the frames, the last axis, past each utterance's end."""
     if lengths is None:
         return features
     valid = valid_frames(lengths, features.shape[-1])
@@ -42,44 +41,36 @@ def mean_over_frames(features: Tensor, lengths: Tensor | None) -> Tensor:
     """Mean over the valid frames of (batch, channels, frames), (batch, channels); past the end must be zeros."""
     if lengths is None:
         return features.mean(dim=-1)
-    # A sum over hundreds of frames may be past what 16 bits can say, though the mean is not.
+    # A sum over hundreds of frames may overflow in 16 bits, though the mean does not.
     sums = features.sum(dim=-1, dtype=torch.promote_types(features.dtype, torch.float32))
     return (sums / lengths.unsqueeze(1)).to(features.dtype)
 
 
 def strided_length(lengths: Tensor | None, stride: int) -> Tensor | None:
-    """Valid frames behind a convolution that keeps length but for its stride (padding = half the kernel)."""
+    """Valid frames after a strided convolution that is padded by half its kernel."""
     return None if lengths is None else (lengths - 1) // stride + 1
 
 
 def valid_length(lengths: Tensor | None, kernel: int, stride: int, padding: int = 0) -> Tensor | None:
-    """Valid frames behind a convolution or pooling with that kernel, stride and padding."""
+    """Valid frames after a convolution or pooling."""
     return None if lengths is None else (lengths + 2 * padding - kernel) // stride + 1
 
 
 def reflect_frames(features: Tensor, lengths: Tensor, count: int) -> Tensor:
     """Mirror `count` frames at both ends of each utterance, as torch's reflecting padding does for one alone.
 
-    Args:
-        features: (batch, channels, frames).
-        lengths: (batch,) valid frames, each more than `count`.
-        count: frames added at either end.
-
     Returns:
-        (batch, channels, frames + 2 count); what lies past an utterance's mirrored end has no meaning.
+        (batch, channels, frames + 2 count), without meaning past an utterance's mirrored end.
     """
     places = torch.arange(-count, features.shape[-1] + count, device=features.device).abs()
     last = (lengths - 1).unsqueeze(1)
-    # The front is mirrored above, each utterance's own end here; beyond the mirrored end places fall below zero.
+    # The front is mirrored above, each utterance's end here; beyond the mirrored end places are below zero.
     places = (last - (last - places).abs()).clamp(min=0)  # (batch, frames)
     return features.gather(2, places.unsqueeze(1).expand(-1, features.shape[1], -1))
 
 
 class FrameConvolution(nn.Conv1d):
-    """A 1-D convolution that finds at each utterance's end what it finds at the end of the utterance alone.
-
-    Weights are named and shaped as those of torch's layer. Padding keeps the number of frames but for the stride.
-    """
+    """A padded 1-D convolution that gives each utterance of a batch what it gives the utterance alone."""
 
     def __init__(
         self,
@@ -116,7 +107,7 @@ class FrameConvolution(nn.Conv1d):
 
 
 class MaskedConvolution(nn.Conv2d):
-    """A convolution over mels and frames that finds zeros past each utterance's end and keeps mels and frames."""
+    """A padded convolution over mels and frames that masks its input past each utterance's end."""
 
     def __init__(
         self, channels_in: int, channels: int, kernel: tuple[int, int] = (3, 3), groups: int = 1, bias: bool = False
@@ -130,11 +121,7 @@ class MaskedConvolution(nn.Conv2d):
 
 
 def check_frames(features: Tensor, lengths: Tensor | None, fewest: int, name: str, unit: str = "frames") -> None:
-    """Refuse utterances that are shorter than a model can hear.
-
-    Raises:
-        ValueError: an utterance of fewer frames, with the number that is needed.
-    """
+    """Refuse utterances that are too short for a model."""
     shortest = features.shape[2] if lengths is None else int(lengths.min())
     if shortest < fewest:
         raise ValueError(f"{name} needs {fewest} {unit} or more, found an utterance of {shortest}")
@@ -143,8 +130,8 @@ def check_frames(features: Tensor, lengths: Tensor | None, fewest: int, name: st
 def relu(features: Tensor) -> Tensor:
     """ReLU, in place in eager networks.
 
-    A network compiled for a CPU keeps the result for the backward pass: torch's compiler would keep a mask of bytes,
-    which its code for CPUs stores and loads one at a time (a compiled residual block takes 2.7 times as long with it).
+    A network compiled for a CPU keeps the result for the backward pass instead of a mask of bytes, which torch's code
+    for CPUs stores and loads one at a time (a compiled residual block takes 2.7 times as long with it).
     """
     # 40 ms a block with torch's mask, 15 with the result kept, 23 eager (16 channels, batch of 16, one core).
     if torch.compiler.is_compiling() and features.requires_grad and features.device.type == "cpu":
@@ -153,7 +140,7 @@ def relu(features: Tensor) -> Tensor:
 
 
 class Rectifier(nn.Module):
-    """ReLU as a part of its own, so that `fold_batch_norms` can put a `ChannelFloor` in its place."""
+    """ReLU as a module, so that `fold_batch_norms` can replace it by a `ChannelFloor`."""
 
     def forward(self, features: Tensor) -> Tensor:
         """max(features, 0), any shape."""
@@ -161,12 +148,9 @@ class Rectifier(nn.Module):
 
 
 class ChannelFloor(nn.Module):
-    """The larger one of each feature and its channel's own floor: ReLU and the batch norm behind it in one pass.
+    """The larger of each feature and its channel's floor: ReLU and the batch norm after it in one pass.
 
     A norm gives scale x max(feature, 0) + shift, which for a positive scale is max(scale x feature + shift, shift).
-
-    Args:
-        floors: (channels,).
     """
 
     floors: Tensor
@@ -192,7 +176,7 @@ class CompiledReLU(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        """The gradient where the result is above zero."""
+        """The gradient, zero unless the result is above zero."""
         (result,) = ctx.saved_tensors
         # The result is never negative, so its sign is the mask, one or zero.
         return gradients[0] * result.sign()
@@ -201,8 +185,8 @@ class CompiledReLU(torch.autograd.Function):
 def is_safe_in_channels_last(net: nn.Module) -> bool:
     """Whether every 2-D convolution of `net` may run in channels_last on a CPU.
 
-    oneDNN (in torch 2.14) writes past the end of its buffers in the weight gradient of strided convolutions of one
-    point with fewer than 16 input channels, which ends the process.
+    oneDNN (in torch 2.14) overruns its buffers in the weight gradient of strided 1 x 1 convolutions with fewer than 16
+    input channels, which ends the process.
     """
     return not any(
         isinstance(part, nn.Conv2d)
@@ -216,10 +200,6 @@ def is_safe_in_channels_last(net: nn.Module) -> bool:
 
 class SqueezeExcitation(nn.Module):
     """Scale every channel by a gate computed from the means of all channels.
-
-    Args:
-        channels: of the features.
-        hidden: of the layer between; an eighth of the channels where it is left out.
 
     Source: Hu et al. 2018, "Squeeze-and-Excitation Networks", equations 2 to 4.
     """
@@ -235,7 +215,7 @@ class SqueezeExcitation(nn.Module):
         return self.excite(self.squeeze(means).relu()).sigmoid()
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """(batch, channels, mels, frames) in and out, in place without gradients; past an utterance's end are zeros."""
+        """(batch, channels, mels, frames) in and out, in place without gradients; zeros past an utterance's end."""
         # An eager training step of ResNetSE34L takes 0.87 of its time with it, a compiled one 0.98.
         if lengths is None and features.requires_grad:
             weights = self.squeeze.weight, self.squeeze.bias, self.excite.weight, self.excite.bias
@@ -255,7 +235,7 @@ class FrameExcitation(SqueezeExcitation):
 
 
 class MelExcitation(SqueezeExcitation):
-    """Squeeze-and-excitation with mel bands in the place of channels.
+    """Squeeze-and-excitation with mel bands in place of channels.
 
     Source: Thienpondt et al. 2021, "Integrating frequency translational invariance in TDNNs and frequency positional
     information in 2D ResNets", section 3.2.
@@ -268,7 +248,7 @@ class MelExcitation(SqueezeExcitation):
 
 
 class SimilarityAttention(nn.Module):
-    """SimAM: scale every value by how far it lies from its channel's mean; no weights.
+    """SimAM: scale every value by its distance from its channel's mean; no weights.
 
     Source: Yang et al. 2021, "SimAM: a simple, parameter-free attention module", equation 5; used for speakers by Qin
     et al. 2022, "Simple attention module based speaker verification with iterative noisy label detection".
@@ -298,23 +278,14 @@ class TrainingGate(torch.autograd.Function):
     """Squeeze-and-excitation of full crops as one function: its gradient is one pass over the features.
 
     Autograd would write the scaled gradient first and add the share of the means in a second pass, several times slower
-    than the first on a CPU. The gate is computed in the precision of its weights, not in that of autocast.
+    than the first on a CPU. The gate is computed in the precision of its weights, not of autocast.
     """
 
     @staticmethod
     def forward(
         ctx: Any, features: Tensor, squeeze: Tensor, squeeze_bias: Tensor, excite: Tensor, excite_bias: Tensor
     ) -> Tensor:
-        """The scaled features, in their precision.
-
-        Args:
-            ctx: torch's.
-            features: (batch, channels, mels, frames).
-            squeeze: (hidden, channels).
-            squeeze_bias: (hidden,).
-            excite: (channels, hidden).
-            excite_bias: (channels,).
-        """
+        """The scaled features, in their precision."""
         with full_precision(features):
             means = _sums(features, squeeze.dtype) / features[0, 0].numel()
             hidden = torch.addmm(squeeze_bias, means, squeeze.t()).relu()
@@ -327,15 +298,14 @@ class TrainingGate(torch.autograd.Function):
         """Gradients of features and weights, in their shapes and precisions."""
         features, squeeze, excite, means, hidden, gate = ctx.saved_tensors
         (gradient,) = gradients
-        # Products of float16 end at 65,504, and gradients are scaled up to there: the scale would be halved for them.
+        # Products of float16 overflow at 65,504, up to which gradients are scaled.
         wide = gradient.float() if gradient.dtype == torch.float16 else gradient
         of_gate = _sums(wide * features, gate.dtype)
         of_excited = of_gate * gate * (1 - gate)
         of_squeezed = (of_excited @ excite) * hidden.sign()
         of_means = (of_squeezed @ squeeze) / features[0, 0].numel()
         share, factor = (values.to(features.dtype)[:, :, None, None] for values in (of_means, gate))
-        # One pass over the features: autograd's second one, which adds the broadcast share, took nine times as long as
-        # its first (10 ms against 1.3 for 16 channels).
+        # Autograd's second pass, which adds the broadcast share, took 10 ms against 1.3 of its first (16 channels).
         of_features = torch.addcmul(share, gradient, factor)
         of_weights = (of_squeezed.t() @ means, of_squeezed.sum(0), of_excited.t() @ hidden, of_excited.sum(0))
         return of_features, *of_weights
@@ -343,9 +313,9 @@ class TrainingGate(torch.autograd.Function):
 
 def _sums(features: Tensor, dtype: torch.dtype) -> Tensor:
     """Sums over mels and frames, (batch, channels) of `dtype`."""
-    # A CPU copies all features to float32 before it adds them into float32; only float16 needs that, lest it overflow.
+    # A CPU copies all features to float32 before it adds them in float32; only float16 needs that, against overflow.
     is_wide = features.dtype == torch.bfloat16
-    # One sum over both axes takes 0.06 ms of 10 crops of the first stage; one over bands and then one over frames 0.45.
+    # One sum over both axes takes 0.06 ms for 10 crops of the first stage, a sum over each in turn 0.45.
     return features.sum((2, 3), dtype=features.dtype if is_wide else dtype).to(dtype)
 
 
@@ -360,15 +330,12 @@ def initialize_convolutions(module: nn.Module) -> None:
 
 
 class Trunk(nn.Module):
-    """The abstract trunk, what lies between features and pooling: (batch, mels, frames) to (batch, channels, frames).
-
-    A trunk is made of an object of its own options class, which says what it is called and what belongs around it.
-    """
+    """The abstract trunk between features and pooling: (batch, mels, frames) to (batch, channels, frames)."""
 
     out_channels: int
-    """Channels handed to the pooling."""
+    """Channels of its output."""
     min_frames: int = 1
-    """Frames of the shortest utterance that it can hear."""
+    """Frames of the shortest utterance."""
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(batch, mels, frames) to (batch, channels, frames), and the valid frames of each."""
@@ -404,7 +371,7 @@ EMBEDDING_LAYERS: dict[str, Callable[[int, int], nn.Module]] = {
 
 
 Passed = Literal["none", "first", "last"]
-"""The group that goes past the convolutions."""
+"""The group without a convolution."""
 # Activations in Res2Net and ERes2Net are clipped here.
 CEILING = 20.0
 
@@ -418,20 +385,16 @@ def multi_scale(
     passed: Passed = "none",
     fusions: Iterable[nn.Module] = (),
 ) -> Tensor:
-    """The groups' results, one after another along channels.
+    """Res2Net's split: groups of channels pass through convolutions, each joined with the result of the one before.
 
-    Args:
-        features: (batch, channels, …, frames); channels are shared evenly among the groups.
-        lengths: (batch,) valid frames, or None when all are full.
-        convs: a convolution for each group but the one that is passed, which masks for itself.
-        norms: a norm behind each.
-        finish: norm and activation, in their order.
-        passed: the group without convolution.
-        fusions: how each group after the first joins the result before it; they are added where none is given.
+    `passed` names the group without a convolution, `finish` applies norm and activation in their order, and `fusions`
+    join a group with the result before it; without them they are added.
+
+    Source: Gao et al. 2019, "Res2Net: a new multi-scale backbone architecture", section 3.1.
     """
     num_groups = len(convs) + (passed != "none")
     groups = list(features.chunk(num_groups, dim=1))
-    beside = {"none": [], "first": groups[:1], "last": groups[-1:]}[passed]
+    untouched = {"none": [], "first": groups[:1], "last": groups[-1:]}[passed]
     if passed == "first":
         groups = groups[1:]
     joins = list(fusions)
@@ -439,10 +402,9 @@ def multi_scale(
     for index, (conv, norm) in enumerate(zip(convs, norms, strict=True)):
         entering = groups[index]
         if results:
-            # The first convolution has nothing before it to join.
             entering = joins[index - 1](results[-1], entering) if joins else entering + results[-1]
         results.append(finish(conv(entering, lengths), norm))
-    return torch.cat((*beside, *results) if passed == "first" else (*results, *beside), dim=1)
+    return torch.cat((*untouched, *results) if passed == "first" else (*results, *untouched), dim=1)
 
 
 def relu_then_norm(features: Tensor, norm: nn.Module) -> Tensor:
@@ -456,8 +418,5 @@ def norm_then_clipped_relu(features: Tensor, norm: nn.Module) -> Tensor:
 
 
 def clipped_relu(features: Tensor) -> Tensor:
-    """ReLU that ends at 20, in place in eager networks."""
-    # A compiled batch norm is a function of its own (`kernels`), whose result may not be changed.
-    if torch.compiler.is_compiling():
-        return features.clamp(0.0, CEILING)
+    """ReLU that ends at 20, in place."""
     return features.clamp_(0.0, CEILING)

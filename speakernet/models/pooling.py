@@ -1,7 +1,6 @@
 """Pooling: from `(batch, channels, frames)` to `(batch, dim)`, with statistics in float32 and over valid frames only.
 
-Each takes the number of channels and says in `dim` how long its vectors are. A batch of utterances of different
-lengths pools to what the utterances alone give.
+A batch of utterances of different lengths pools to the vectors of the utterances alone.
 """
 
 import torch
@@ -13,7 +12,7 @@ from speakernet.models.options.poolings import MultiQueryPoolingOptions, Statist
 
 
 class Pooling(nn.Module):
-    """The abstract pooling: it says how many values it gives."""
+    """The abstract pooling; `dim` is the length of its vectors."""
 
     dim: int
 
@@ -73,8 +72,7 @@ class StatisticsPooling(Pooling):
     def forward(self, frames: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Means, then standard deviations with n - 1 below, (batch, 2 channels)."""
         mean, variance = mean_and_variance(frames, lengths)
-        # Added as wespeaker does, not clamped: a single frame has variance zero, and the root's gradient is infinite
-        # there.
+        # Added as in wespeaker, not clamped: a single frame has variance zero, and the root's gradient is infinite.
         return torch.cat((mean, (variance + self.variance_floor).sqrt()), dim=1)
 
 
@@ -125,18 +123,8 @@ class AttentiveStatisticsPooling(SelfAttentivePooling):
 class ChannelAttentivePooling(Pooling):
     """Attention from a bottleneck of two 1 x 1 convolutions, with weights of its own for every channel.
 
-    The one class behind the channel- and context-dependent poolings of all toolkits, which differ in what stands
-    between the convolutions, in what the attention sees, and in the least variance.
-
-    Args:
-        channels: of the input.
-        with_deviation: also give weighted standard deviations.
-        with_context: let the attention see the utterance's mean and standard deviation beside each frame.
-        one_weight: one weight a frame instead of one for every channel.
-        relu_norm: ReLU and batch norm between the convolutions.
-        tanh: tanh between the convolutions, after `relu_norm`.
-        floor: least variance (context and output).
-        ceiling: largest variance.
+    The channel- and context-dependent poolings of all toolkits differ in the layers between the convolutions, in the
+    input of the attention (with the utterance's mean and deviation or without) and in the bounds of the variance.
 
     Source: Desplanques et al. 2020, "ECAPA-TDNN", section 3.1.
 
@@ -146,7 +134,7 @@ class ChannelAttentivePooling(Pooling):
 
     # The same in voxceleb_trainer, wespeaker and SpeechBrain.
     BOTTLENECK = 128
-    # The others divide the context's variance by n - 1, and subtract squares.
+    # The others divide the context's variance by n - 1 and subtract squares.
     has_speechbrain_variances = False
 
     def __init__(
@@ -172,8 +160,8 @@ class ChannelAttentivePooling(Pooling):
         self.expand = nn.Conv1d(self.BOTTLENECK, 1 if one_weight else channels, 1)
 
     def forward(self, frames: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Weighted means, then standard deviations where asked for, (batch, dim)."""
-        hidden = self.squeeze(self._seen(frames, lengths))
+        """Weighted means, then perhaps standard deviations, (batch, dim)."""
+        hidden = self.squeeze(self._attended(frames, lengths))
         if self.norm is not None:
             hidden = self.norm(hidden.relu())
         if self.tanh:
@@ -183,8 +171,8 @@ class ChannelAttentivePooling(Pooling):
             return (frames * weights).sum(dim=2)
         return weighted_statistics(frames, weights, self.floor, self.ceiling, self.has_speechbrain_variances)
 
-    def _seen(self, frames: Tensor, lengths: Tensor | None) -> Tensor:
-        """What the attention is computed from, (batch, channels or 3 channels, frames)."""
+    def _attended(self, frames: Tensor, lengths: Tensor | None) -> Tensor:
+        """Input of the attention, (batch, channels or 3 channels, frames)."""
         if not self.with_context:
             return frames
         mean, variance = mean_and_variance(frames, lengths, not self.has_speechbrain_variances)
@@ -205,7 +193,7 @@ class ChannelSelfAttentivePooling(ChannelAttentivePooling):
 
 
 class ContextAttentivePooling(ChannelAttentivePooling):
-    """ECA as RawNet3 has it: a weight for every channel and frame that sees the whole utterance.
+    """ECA as RawNet3 has it: a weight for every channel and frame, with context of the whole utterance.
 
     >>> ContextAttentivePooling(4)(torch.rand(2, 4, 7)).shape
     torch.Size([2, 8])
@@ -217,7 +205,7 @@ class ContextAttentivePooling(ChannelAttentivePooling):
 
 
 class ContextFramePooling(ChannelAttentivePooling):
-    """ASP as RawNet3 has it: one weight a frame that sees the whole utterance.
+    """ASP as RawNet3 has it: one weight a frame, with context of the whole utterance.
 
     >>> ContextFramePooling(4)(torch.rand(2, 4, 7)).shape
     torch.Size([2, 8])
@@ -239,7 +227,7 @@ class TanhAttentivePooling(ChannelAttentivePooling):
 
 
 class GlobalAttentivePooling(TanhAttentivePooling):
-    """ASTP in wespeaker with global context: as ASTP, seeing the utterance's mean and deviation too.
+    """ASTP in wespeaker with global context: as ASTP, with the utterance's mean and deviation.
 
     >>> GlobalAttentivePooling(4)(torch.rand(2, 4, 7)).shape
     torch.Size([2, 8])
@@ -265,13 +253,6 @@ class NormedAttentivePooling(ChannelAttentivePooling):
 class MultiQueryPooling(Pooling):
     """MQMHASTP: several queries, each of which attends to every head (group of channels) on its own.
 
-    Args:
-        options: queries, heads, and the width of each attention.
-        channels: of the input, a multiple of the heads.
-
-    Raises:
-        ValueError: channels that the heads do not share evenly.
-
     Source: Zhao et al. 2021, "Multi-query multi-head attention pooling and inter-topK penalty for speaker
     verification", with a weight for every channel (its vector attention), as wespeaker's defaults.
 
@@ -283,9 +264,7 @@ class MultiQueryPooling(Pooling):
         super().__init__()
         queries, heads, bottleneck = options.queries, options.heads, options.bottleneck
         if channels % heads:
-            raise ValueError(
-                f"MQMHASTP shares {heads} heads among channels, found {channels}; use a multiple of {heads}"
-            )
+            raise ValueError(f"MQMHASTP with {heads} heads of {channels} channels; use a multiple of {heads}")
         self.dim = 2 * channels * queries
         self.heads = heads
         self.queries = nn.ModuleList(
@@ -327,32 +306,18 @@ def softmax_over_frames(logits: Tensor, lengths: Tensor | None) -> Tensor:
 def weighted_statistics(
     frames: Tensor, weights: Tensor, floor: float, ceiling: float | None = None, is_centred: bool = False
 ) -> Tensor:
-    """Means and standard deviations under weights that sum to one over frames, (batch, 2 channels).
-
-    Args:
-        frames: (batch, channels, frames).
-        weights: (batch, channels or 1, frames).
-        floor: least variance.
-        ceiling: largest variance.
-        is_centred: square what is left after the mean, else subtract the mean's square; they round differently.
-    """
+    """Means and standard deviations under weights that sum to one over frames, (batch, 2 channels)."""
     mean = (frames * weights).sum(dim=2)
     if is_centred:
         variance = ((frames - mean.unsqueeze(2)).square() * weights).sum(dim=2)
     else:
         variance = (frames.square() * weights).sum(dim=2) - mean.square()
-    # A difference of squares can round below zero; clamped before the root, whose gradient at zero is infinite.
+    # A difference of squares can round below zero, and the root's gradient at zero is infinite.
     return torch.cat((mean, variance.clamp(floor, ceiling).sqrt()), dim=1)
 
 
 def mean_and_variance(frames: Tensor, lengths: Tensor | None, is_unbiased: bool = True) -> tuple[Tensor, Tensor]:
-    """Mean and variance over the valid frames, each (batch, channels); one frame alone has variance 0.
-
-    Args:
-        frames: (batch, channels, frames).
-        lengths: (batch,) valid frames, or None when all are full.
-        is_unbiased: divide by n - 1, else by n.
-    """
+    """Mean and variance over the valid frames, each (batch, channels); one frame alone has variance 0."""
     frames = mask_frames(frames, lengths)
     mean = mean_over_frames(frames, lengths)
     centred = mask_frames(frames - mean.unsqueeze(2), lengths)

@@ -1,6 +1,6 @@
-"""RawNet3: from raw samples through a learned analytic sinc filterbank and Res2Net-style blocks to frames.
+"""RawNet3: raw samples, a learned analytic sinc filterbank and Res2Net-style blocks.
 
-The filterbank and what follows it up to the first block run in float32 whatever the autocast.
+The filterbank and the layers up to the first block run in float32 whatever the autocast.
 """
 
 import math
@@ -33,11 +33,6 @@ LOG_OFFSET = 1e-6
 class RawNet3(Trunk):
     """Raw-waveform network with analytic sinc filters; 16,280,322 parameters with ECA at 256 dimensions.
 
-    Args:
-        options: widths and the hop of the filterbank.
-        embedding_dim: of the network around it, for the size of one of its two idle batch norms.
-        sample_rate: of the waveform, which places the filters.
-
     Source: Jung et al. 2022, "Pushing the limits of raw waveform speaker recognition", in voxceleb_trainer's form.
     """
 
@@ -52,11 +47,11 @@ class RawNet3(Trunk):
         self.block2 = MultiScaleBlock(channels, channels, dilation=3, scale=scale, pool=3)
         self.block3 = MultiScaleBlock(channels, channels, dilation=4, scale=scale)
         self.pool = FramePool(3)
-        # A frame behind both poolings comes of 5 x 3 frames of the filterbank.
+        # A frame after both poolings covers 5 x 3 frames of the filterbank.
         self.min_frames = self.filterbank.kernel_samples + 14 * options.sinc_stride
         self.aggregate = nn.Conv1d(3 * channels, self.out_channels, 1)
-        # The published definition counts two batch norms that its forward pass never calls. They are kept, frozen, so
-        # that its checkpoints come in whole and the parameter count is the published one.
+        # The published definition has two batch norms that its forward pass never calls. They are kept, frozen, so that
+        # its checkpoints load whole and the number of parameters is the published one.
         self.idle_norms = nn.ModuleList([nn.BatchNorm1d(channels // 4), nn.BatchNorm1d(embedding_dim)])
         self.idle_norms.requires_grad_(False)
 
@@ -67,7 +62,7 @@ class RawNet3(Trunk):
             hidden, lengths = self._filter(features.float().squeeze(1), lengths)
         first, lengths = self.block1(hidden, lengths)
         second, pooled_lengths = self.block2(first, lengths)
-        # Thinned as the second block thinned its own frames (three to one), so that the two can be added.
+        # Pooled like the second block's own frames (three to one), so that the two can be added.
         pooled = self.pool(first)
         third, _ = self.block3(pooled + second, pooled_lengths)
         frames = self.aggregate(torch.cat((pooled, second, third), dim=1)).relu_()
@@ -98,14 +93,6 @@ class RawNet3(Trunk):
 class SincFilterbank(nn.Module):
     """Band-pass filters given by two learned frequencies each, as cosine and sine halves (an analytic filterbank).
 
-    Args:
-        num_filters: outputs; the first half are the cosine, the second half the sine filters.
-        stride: hop in samples.
-        sample_rate: in Hz.
-        kernel_samples: odd length of the filters.
-        min_low_hz: least lower edge.
-        min_band_hz: least width.
-
     Source: Ravanelli and Bengio 2018, "Speaker recognition from raw waveform with SincNet", equations 4 to 7; analytic
     form by Pariente et al. 2020, "Filterbank design for end-to-end speech separation", section 2.
     """
@@ -125,14 +112,14 @@ class SincFilterbank(nn.Module):
         self.sample_rate = sample_rate
         self.min_low_hz = min_low_hz
         self.min_band_hz = min_band_hz
-        # The first edges of asteroid's ParamSincFB, which the original builds its filterbank from.
+        # The initial edges of asteroid's ParamSincFB, from which the original builds its filterbank.
         edges = _mel_spaced(30.0, sample_rate / 2 - (min_low_hz + min_band_hz), num_filters // 2 + 1)
         self.low_hz = nn.Parameter(edges[:-1].unsqueeze(1).float())
         self.band_hz = nn.Parameter(edges.diff().unsqueeze(1).float())
         half = kernel_samples // 2
         # The left half of a symmetric Hamming window, and the times left of the centre in radians a hertz.
         window = torch.hamming_window(kernel_samples, periodic=False, dtype=torch.float64)[:half]
-        # Divided before multiplied: the filters' phases reach 400 radians, where the last bit of the axis shows.
+        # Divided before multiplied: at phases of 400 radians the last bit of the axis shows.
         axis = 2 * math.pi * (torch.arange(-half, 0, dtype=torch.float32).unsqueeze(0) / sample_rate)
         self.register_buffer("window", window.float(), persistent=False)
         self.register_buffer("axis", axis, persistent=False)
@@ -157,7 +144,7 @@ class SincFilterbank(nn.Module):
 
 
 class MultiScaleBlock(nn.Module):
-    """Res2Net block: channel groups convolved one after another, each adding the one before, then scaled by AFMS.
+    """Res2Net block, then scaled by AFMS.
 
     Source: Gao et al. 2019, "Res2Net"; Jung et al. 2020, "Improved RawNet with feature map scaling" (AFMS).
     """
@@ -200,8 +187,8 @@ class FramePool(nn.Module):
         self.frames = frames
 
     def forward(self, features: Tensor) -> Tensor:
-        """(batch, channels, frames) to (batch, channels, frames / so many); what fills no stretch is left out."""
-        # In two dimensions: torch's one-dimensional pooling knows no lengths but the one it was traced with.
+        """(batch, channels, frames) to (batch, channels, frames / so many); a last incomplete group is dropped."""
+        # In two dimensions: torch's one-dimensional pooling is exported with the traced length.
         return functional.max_pool2d(features.unsqueeze(2), (1, self.frames)).squeeze(2)
 
 

@@ -1,4 +1,7 @@
-"""ReDimNet and ReDimNet2: maps of mels and frames folded into sequences of frames and back."""
+"""ReDimNet and ReDimNet2: maps of mels and frames folded into sequences of frames and back.
+
+Every layer that reads several frames masks its own input; frames past an utterance's end have no meaning between.
+"""
 
 import math
 import types
@@ -45,7 +48,7 @@ class ChannelNorm(nn.Module):
 
 
 class FrameGroupNorm(nn.GroupNorm):
-    """Group norm of (batch, channels, frames) whose statistics are of valid frames only."""
+    """Group norm of (batch, channels, frames) with statistics of the valid frames only."""
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:  # type: ignore[override]
         """(batch, channels, frames) in and out."""
@@ -62,16 +65,11 @@ class FrameGroupNorm(nn.GroupNorm):
 
 
 class WeightedSum(nn.Module):
-    """The mean of feature maps under learned weights, one for each map and channel.
-
-    Args:
-        num_maps: that are summed; the weight of a single one is kept, frozen, as published checkpoints hold it.
-        channels: of each map, or 1 for a weight that all channels share.
-    """
+    """The mean of feature maps under learned weights, one for each map and channel."""
 
     def __init__(self, num_maps: int, channels: int) -> None:
         super().__init__()
-        # Zeros: behind the softmax training begins with the plain mean of the maps.
+        # Zeros: through the softmax, training starts with the plain mean of the maps.
         self.weight = nn.Parameter(torch.zeros(1, num_maps, channels, 1), requires_grad=num_maps > 1)
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
@@ -86,14 +84,7 @@ class WeightedSum(nn.Module):
 
 
 class GroupedResidualBlock(nn.Module):
-    """Two grouped 3 x 3 convolutions, each followed by a 1 x 1, an optional gate over mels, and a shortcut.
-
-    Args:
-        channels: in and out.
-        group_channels: of each group of the 3 x 3 convolutions.
-        num_mels: bands, for the gate.
-        gated: with squeeze-and-excitation over mels.
-    """
+    """Two grouped 3 x 3 convolutions, each followed by a 1 x 1, an optional gate over mels, and a shortcut."""
 
     norm_behind = types.MappingProxyType({"point2": "norm2"})
 
@@ -137,7 +128,7 @@ class ConvNeXtBlock(nn.Module):
 
 
 class FrameConvNeXtBlock(nn.Module):
-    """Depthwise convolutions over frames beside each other, batch norm, GELU, a 1 x 1 convolution, and a shortcut."""
+    """Parallel depthwise convolutions over frames, batch norm, GELU, a 1 x 1 convolution, and a shortcut."""
 
     def __init__(self, channels: int, kernels: Sequence[int]) -> None:
         super().__init__()
@@ -147,12 +138,12 @@ class FrameConvNeXtBlock(nn.Module):
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
         """(batch, channels, frames) in and out."""
-        heard = torch.cat([conv(features, lengths) for conv in self.convs], dim=1)
-        return features + self.point(functional.gelu(self.norm(heard)))  # type: ignore[no-any-return]
+        hidden = torch.cat([conv(features, lengths) for conv in self.convs], dim=1)
+        return features + self.point(functional.gelu(self.norm(hidden)))  # type: ignore[no-any-return]
 
 
 class PositionConvolution(nn.Module):
-    """A wide depthwise convolution and a norm, added: what tells attention where a frame is."""
+    """A wide depthwise convolution and a norm, added: the position encoding of the attention."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -165,14 +156,7 @@ class PositionConvolution(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """Self-attention and two linear layers, each with a shortcut and a layer norm behind it.
-
-    Args:
-        channels: in and out, a multiple of 4, the number of heads.
-        hidden: between the two linear layers.
-
-    Raises:
-        ValueError: channels that the heads do not share evenly.
+    """Self-attention and two linear layers, each with a shortcut and then a layer norm.
 
     Source: Vaswani et al. 2017, "Attention is all you need", section 3; GELU in its approximation by tanh.
     """
@@ -181,8 +165,8 @@ class TransformerLayer(nn.Module):
         super().__init__()
         if channels % HEADS:
             raise ValueError(
-                f"attention shares {HEADS} heads among its channels, found {channels} (channels x mel bands / "
-                "reduction); choose another number of mel bands or channels"
+                f"attention with {HEADS} heads of {channels} channels (channels x mel bands / reduction); choose other "
+                "numbers of mel bands or channels"
             )
         self.query = nn.Linear(channels, channels)
         self.key = nn.Linear(channels, channels)
@@ -199,22 +183,16 @@ class TransformerLayer(nn.Module):
         query, key, value = (
             layer(frames).unflatten(2, (HEADS, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value)
         )  # (batch, heads, frames, channels / heads)
-        # Keys past the end are not heard; queries there give values without meaning, which nobody reads.
-        heard = None if lengths is None else valid_frames(lengths, frames.shape[1])[:, None, None, :]
-        attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=heard)
+        # Keys past the end are masked; queries there give values that nothing reads.
+        valid = None if lengths is None else valid_frames(lengths, frames.shape[1])[:, None, None, :]
+        attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=valid)
         frames = self.norm1(frames + self.out(attended.transpose(1, 2).flatten(2)))
         hidden = functional.gelu(self.widen(frames), approximate="tanh")
         return self.norm2(frames + self.narrow(hidden)).transpose(1, 2)  # type: ignore[no-any-return]
 
 
 class TimeContext(nn.Module):
-    """Fewer channels, layers that look along time, the channels back, and a shortcut.
-
-    Args:
-        channels: in and out.
-        hidden: of the layers.
-        kind: name in `CONTEXTS`.
-    """
+    """Fewer channels, layers along time, the channels back, and a shortcut."""
 
     def __init__(self, channels: int, hidden: int, kind: str) -> None:
         super().__init__()
@@ -249,7 +227,7 @@ CONTEXTS: dict[str, Callable[[int], list[nn.Module]]] = {
     "conv": _convolution,
     "conv+att": _convolution_and_attention,
 }
-"""What looks along time, by the name that the published configurations give it."""
+"""Layers along time, by the name in the published configurations."""
 
 MakeBlock2d = Callable[[int, int, int, tuple[int, int]], nn.Module]
 BLOCKS_2D: dict[str, MakeBlock2d] = {
@@ -258,19 +236,19 @@ BLOCKS_2D: dict[str, MakeBlock2d] = {
     "convnext_like": lambda channels, group, mels, kernel: ConvNeXtBlock(channels, group, kernel, nn.GELU()),
     "convnext_like_relu": lambda channels, group, mels, kernel: ConvNeXtBlock(channels, group, kernel, nn.ReLU()),
 }
-"""Blocks over mels and frames from channels, channels of a group, mel bands and kernel, by their published names."""
+"""Blocks over mels and frames of (channels, channels of a group, mel bands, kernel), by their published names."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """How the values of a frame are laid out: always channels x mels of them."""
+    """The layout of the values of a frame: channels x mels."""
 
     channels: int
     num_mels: int
 
     def unfold(self, frames: Tensor) -> Tensor:
         """(batch, mels x channels, frames) to (batch, channels, mels, frames)."""
-        # Mels vary slowest, as in the authors' `to2d`: in another order published weights would meet other values.
+        # Mels vary slowest, as in the authors' `to2d` and so in published weights.
         return frames.unflatten(1, (self.num_mels, self.channels)).transpose(1, 2)
 
 
@@ -281,13 +259,6 @@ def fold(features: Tensor) -> Tensor:
 
 class ReDimNet(Trunk):
     """Reshape-dimensions network of Yakovlev et al., sizes B0 to B6.
-
-    Args:
-        options: stages, blocks and what looks along time.
-        num_features: mel bands of the front end, a multiple of the product of the strides along mels.
-
-    Raises:
-        ValueError: mel bands that the strides do not divide.
 
     Source: Yakovlev et al. 2024, "Reshape dimensions network for speaker recognition"; sizes as in wespeaker.
     """
@@ -301,7 +272,7 @@ class ReDimNet(Trunk):
         grid, made = Grid(channels, num_features), []
         for index, sizes in enumerate(options.stages):
             stride, num_blocks, width, divisor = int(sizes[0]), int(sizes[1]), sizes[2], int(sizes[3])
-            # The first stage has one map and, in the authors' `weigth1d(C=1)`, one weight without effect.
+            # The first stage has one map and, as in the authors' `weigth1d(C=1)`, one weight without effect.
             aggregate = WeightedSum(index + 1, size if index else 1)
             wide = int(stride * grid.channels * width)
             conv = nn.Conv2d(grid.channels, wide, (stride, 1), stride=(stride, 1))
@@ -328,21 +299,7 @@ class ReDimNet(Trunk):
 
 
 class Stage(nn.Module):
-    """Sum of all maps before, unfolded, strided, through blocks, narrowed, folded, and through what looks along time.
-
-    Args:
-        grid: how the maps unfold.
-        aggregate: sums them.
-        conv: strides and widens.
-        num_blocks: over mels and frames.
-        block: what they are, a name of `redim_blocks.BLOCKS_2D`.
-        group_channels: channels of a group in their convolutions.
-        narrow: from their channels to those that fold into as many values as before; None where they do already.
-        kernel: of blocks that have a choice.
-
-    Raises:
-        ValueError: mel bands that the stride does not divide.
-    """
+    """The sum of all maps so far, unfolded, strided, through blocks, narrowed, folded, and through a time context."""
 
     def __init__(
         self,
@@ -374,7 +331,7 @@ class Stage(nn.Module):
         self.context: nn.Module | None = None
 
     def folded(self, maps: Sequence[Tensor], lengths: Tensor | None) -> Tensor:
-        """What the blocks over mels and frames make of the maps; `lengths` are those behind the stride."""
+        """The output of the blocks over mels and frames; `lengths` are those after the stride."""
         hidden = self.conv(self.grid.unfold(self.aggregate(maps)))
         for block in self.blocks:
             hidden = block(hidden, lengths)
@@ -399,19 +356,12 @@ def narrowing(wide: int, channels: int, group_channels: int) -> nn.Sequential:
 
 
 def time_context(size: int, divisor: int, kind: str) -> TimeContext:
-    """What looks along time, with `size / divisor` channels inside."""
+    """The time context, with `size / divisor` channels inside."""
     return TimeContext(size, size // divisor, kind)
 
 
 class ReDimNet2(Trunk):
-    """Reshape-dimensions network with pooling over time, sizes B0 to B6.
-
-    Args:
-        options: stages, blocks, what looks along time, and how the maps join.
-        num_features: mel bands of the front end, a multiple of the product of the strides along mels.
-
-    Raises:
-        ValueError: mel bands that the strides do not divide.
+    """ReDimNet2: ReDimNet whose later stages have fewer frames, repeated before they join the maps; sizes B0 to B6.
 
     Source: "ReDimNet2: scaling speaker verification via time-pooled dimension reshaping", Interspeech 2026; sizes as in
     wespeaker, which has them from the authors.
@@ -426,7 +376,7 @@ class ReDimNet2(Trunk):
         grid, num_maps, frame_stride, made = Grid(channels, num_features), 1, 1, []
         for sizes in options.stages:
             stride, num_blocks, width, divisor = int(sizes[0]), int(sizes[2]), sizes[3], int(sizes[6])
-            # Every stage gives its maps at the full number of frames, so the next one strides by all strides so far.
+            # Every stage returns maps at the full number of frames, so the next one strides by all strides so far.
             frame_stride *= int(sizes[1])
             wide = int(stride * grid.channels * width)
             groups = math.gcd(grid.channels, wide) if options.grouped_strides else 1
@@ -466,10 +416,7 @@ class ReDimNet2(Trunk):
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(batch, mels, frames) to (batch, channels, frames), and the valid frames of each.
 
-        Frames at the end that fill no stride (fewer than four) are not heard.
-
-        Raises:
-            ValueError: an utterance shorter than one stride.
+        Frames at the end that do not fill a stride are dropped.
         """
         check_frames(features, lengths, self.min_frames, "ReDimNet2")
         features = features[:, :, : features.shape[2] // self.frame_stride * self.frame_stride]
@@ -486,14 +433,14 @@ class ReDimNet2(Trunk):
 
 
 class PooledStage(Stage):
-    """A stage on fewer frames, which gives one map or two of as many frames as there were."""
+    """A stage on fewer frames, which returns one map or two with all frames."""
 
     joins_both = False
-    """Whether what it holds before its context is a map of its own."""
+    """Whether the values before its context are a second map."""
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
-        # Here, not in the class: a module set later would stay hidden behind a class attribute.
+        # Here, not in the class: a class attribute would hide a module set later.
         self.norms: nn.ModuleList | None = None
 
     def forward(self, maps: Sequence[Tensor], lengths: Tensor | None = None) -> list[Tensor]:  # type: ignore[override]

@@ -23,18 +23,7 @@ WIDTH_UNIT = 64
 
 
 class Res2Block(Block):
-    """A 1 x 1 convolution, Res2Net's split, a 1 x 1 convolution, and a shortcut; ReLUs end at 20.
-
-    Args:
-        channels_in: channels of the input.
-        channels: of the stage; the block gives `expansion` times as many.
-        stride: of the first convolution along mels and frames.
-        base_width: channels of a group, in 64ths of the stage's.
-        scale: groups.
-        expansion: channels of the output, in the stage's.
-        passed: the group without convolution.
-        fusion: makes the module that joins a group and the result before it from a number of channels; None adds them.
-    """
+    """A 1 x 1 convolution, Res2Net's split, a 1 x 1 convolution, and a shortcut; ReLUs end at 20."""
 
     norm_behind = types.MappingProxyType({"conv_in": "norm_in", "convs": "norms", "conv_out": "norm_out"})
 
@@ -76,10 +65,6 @@ class Res2Block(Block):
 class Res2Net(ResidualTrunk):
     """Res2Net-34 of wespeaker and 3D-Speaker: two groups a block, one of which is convolved.
 
-    Args:
-        options: its width.
-        num_features: mel bands of the front end.
-
     Source: Gao et al. 2019, "Res2Net: a new multi-scale backbone architecture"; for speakers Zhou et al. 2021.
     """
 
@@ -89,12 +74,12 @@ class Res2Net(ResidualTrunk):
 
 
 REDUCTION = 4
-# The stages from this one on fuse their groups by attention; those before add them.
+# This stage and later ones fuse their groups by attention; earlier ones add them.
 FIRST_FUSED_STAGE = 2
 
 
 class AttentiveFusion(nn.Module):
-    """Weigh two inputs against each other, for every value, by a bottleneck that sees both.
+    """Weigh two inputs against each other, for every value, by a bottleneck over both.
 
     Source: Chen et al. 2023, "An enhanced Res2Net with local and global feature fusion for speaker verification",
     equations 3 and 4.
@@ -114,16 +99,12 @@ class AttentiveFusion(nn.Module):
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
         """(batch, channels, mels, frames) twice, to one."""
         balance = self.attention(torch.cat((first, second), dim=1)).tanh()
-        # The factors lie in 0..2 and add up to two: where the attention has no preference this is the plain sum.
+        # The factors are in 0..2 and add up to two: without a preference this is the plain sum.
         return first * (1.0 + balance) + second * (1.0 - balance)
 
 
 class ERes2Net(ResidualTrunk):
     """Enhanced Res2Net: groups fused within blocks of the later stages, and stages fused from the bottom up.
-
-    Args:
-        options: widths and groups; which stages are fused is a fact of the options class.
-        num_features: mel bands of the front end.
 
     Source: Chen et al. 2023, "An enhanced Res2Net with local and global feature fusion for speaker verification"; V2:
     Chen et al. 2024, "ERes2NetV2: boosting short-duration speaker verification performance with computational
@@ -141,7 +122,7 @@ class ERes2Net(ResidualTrunk):
         fused = partial(plain, fusion=AttentiveFusion)
         kinds = [plain if index < FIRST_FUSED_STAGE else fused for index in range(len(RESNET34))]
         super().__init__(num_features, options.channels, RESNET34, kinds)
-        # With torch's own first weights: Kaiming's make this network so ill-conditioned that float32 and float64
+        # With torch's default initial weights: Kaiming's make this network so ill-conditioned that float32 and float64
         # embeddings differ by 4e-5 of their length.
         self.first_joined_stage = options.first_joined_stage
         wide = options.channels * options.expansion

@@ -1,4 +1,8 @@
-"""Residual networks over mels and frames: blocks, stages, and the families of ResNets."""
+"""Residual networks over mels and frames: blocks, stages, and the families of ResNets.
+
+A block takes `(batch, channels, mels, frames)` and the valid frames, returns both, and leaves zeros past every
+utterance's end.
+"""
 
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -30,18 +34,13 @@ MakeBlock = Callable[[int, int, Stride], "Block"]
 
 
 class Block(nn.Module):
-    """The abstract block: it says how many channels it gives, and has a shortcut around what it computes.
-
-    Args:
-        channels: channels of the output.
-        stride: along mels and frames.
-    """
+    """The abstract block, with `out_channels` and a shortcut."""
 
     shortcut: nn.Module
     norm_behind: Mapping[str, str]
-    """Layers that a batch norm follows, for `fold_batch_norms`."""
+    """Layers followed by a batch norm, for `fold_batch_norms`."""
     norm_behind_relu: Mapping[str, tuple[str, str, str]] = types.MappingProxyType({})
-    """Layers that a ReLU, a batch norm and a layer follow, for the same."""
+    """Layers followed by a ReLU, a batch norm and a layer, for the same."""
 
     def __init__(self, channels: int, stride: Stride = (1, 1)) -> None:
         super().__init__()
@@ -54,9 +53,9 @@ class Block(nn.Module):
 
 
 def make_shortcut(channels_in: int, channels: int, stride: Stride = (1, 1)) -> nn.Module:
-    """The identity, or a 1 x 1 convolution with batch norm where the shape changes.
+    """The identity, or a 1 x 1 convolution with batch norm if the shape changes.
 
-    A block makes it last: the order of its modules is the order in which their first weights are drawn.
+    A block builds it last: the order of its modules is the order in which their initial weights are drawn.
     """
     if stride == (1, 1) and channels_in == channels:
         return nn.Identity()
@@ -64,15 +63,7 @@ def make_shortcut(channels_in: int, channels: int, stride: Stride = (1, 1)) -> n
 
 
 class ResidualBlock(Block):
-    """Two 3 x 3 convolutions with batch norm, an optional gate, and a shortcut around them.
-
-    Args:
-        channels_in: channels of the input.
-        channels: channels of the output.
-        stride: of the first convolution along mels and frames.
-        gate: what scales the second convolution's result, such as squeeze-and-excitation.
-        relu_first: ReLU before the first batch norm, as voxceleb_trainer's blocks have it, instead of after.
-    """
+    """Two 3 x 3 convolutions with batch norm, an optional gate, and a shortcut around them."""
 
     def __init__(
         self,
@@ -100,14 +91,13 @@ class ResidualBlock(Block):
         lengths = strided_length(lengths, self.frame_stride)
         hidden = self.conv1(features)
         hidden = self.norm1(self.rectify(hidden)) if self.relu_first else relu(self.norm1(hidden))
-        # A norm turns the zeros past an utterance's end into its bias: the next convolution would hear it, and the
-        # gate's means would count it.
+        # A norm turns the zeros past an utterance's end into its bias, which the layers after it would read.
         hidden = mask_frames(hidden, lengths)
         hidden = mask_frames(self.norm2(self.conv2(hidden)), lengths)
         if self.gate is not None:
             hidden = self.gate(hidden, lengths)
         shortcut = self.shortcut(features)
-        # In place only for use: autograd forbids it on what a norm's own backward returned.
+        # In place only without gradients.
         hidden = hidden + shortcut if hidden.requires_grad else hidden.add_(shortcut)
         return mask_frames(relu(hidden), lengths), lengths
 
@@ -144,7 +134,7 @@ class Bottleneck(Block):
 
 
 class ResidualStage(nn.Module):
-    """Blocks one after another; only the first one strides and widens."""
+    """Blocks, of which only the first one strides and widens."""
 
     def __init__(
         self, make_block: MakeBlock, channels_in: int, channels: int, num_blocks: int, stride: Stride = (1, 1)
@@ -166,14 +156,6 @@ class ResidualTrunk(Trunk):
     """A 3 x 3 convolution and stages of blocks, each stage twice as wide as the one before.
 
     All but the first stage halve mels and frames, unless other strides are given.
-
-    Args:
-        num_features: mel bands of the front end.
-        channels: of the first stage, before the blocks' own widening.
-        blocks: in each stage.
-        make_block: the kind of block; one for all stages, or one a stage.
-        mel_stride: of the first convolution.
-        strides: of each stage.
     """
 
     norm_behind = types.MappingProxyType({"conv1": "norm1"})
@@ -214,11 +196,7 @@ class ResidualTrunk(Trunk):
 
 
 class ResNet(ResidualTrunk):
-    """Residual network whose size is set by options; the defaults make a small one that trains fast on CPUs.
-
-    Args:
-        options: widths, depths and strides.
-        num_features: mel bands of the front end.
+    """Residual network of any size; the defaults make a small one that trains fast on CPUs.
 
     Source: He et al. 2016, as wespeaker uses it for speakers (32 channels, blocks 3, 4, 6, 3, TSTP, no gates); strides
     along mels rather than frames: Liu et al. 2023, "Golden Gemini is all you need".
@@ -233,11 +211,7 @@ class ResNet(ResidualTrunk):
 
 
 class DeepResNet(ResidualTrunk):
-    """Residual network of a published depth, as wespeaker trains it on VoxCeleb, from torch's own initial weights.
-
-    Args:
-        options: its width; its depth is a fact of the options class.
-        num_features: mel bands of the front end.
+    """Residual network of a published depth, as wespeaker trains it on VoxCeleb, with torch's default initial weights.
 
     Source: He et al. 2016; the depths from 152 on by wespeaker (Wang et al. 2023) and its entries to VoxSRC.
     """
@@ -296,7 +270,7 @@ class ResNetSE34V2(Trunk):
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(batch, mels, frames) to (batch, 256 mels / 8, frames / 8), and the valid frames of each."""
-        # ReLU before the norm, as in the original; ResNetSE34L has them the other way round.
+        # ReLU before the norm, as in the original; ResNetSE34L has the norm first.
         hidden = mask_frames(self.norm1(relu(self.conv1(features.unsqueeze(1)))), lengths)
         for stage in self.stages:
             hidden, lengths = stage(hidden, lengths)
@@ -318,10 +292,6 @@ def _stages(channels: tuple[int, ...], strides: tuple[int, ...]) -> nn.ModuleLis
 class SimAMResNet(ResidualTrunk):
     """Residual network with SimAM attention, 64 to 512 channels.
 
-    Args:
-        options: its width; its depth is a fact of the options class.
-        num_features: mel bands of the front end.
-
     Source: Qin et al. 2022, "Simple attention module based speaker verification with iterative noisy label detection";
     the published weights are those of VoxBlink2 (Lin et al. 2024).
     """
@@ -331,5 +301,5 @@ class SimAMResNet(ResidualTrunk):
 
 
 def _simam_block(channels_in: int, channels: int, stride: Stride) -> ResidualBlock:
-    # Where SE-ResNets have their gate: behind the second norm, before the shortcut is added.
+    # In the place of the gate of SE-ResNets: after the second norm, before the shortcut is added.
     return ResidualBlock(channels_in, channels, stride, SimilarityAttention())

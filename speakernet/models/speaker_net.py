@@ -290,12 +290,12 @@ def _pairs(module: nn.Module) -> Iterator[tuple[Layer, nn.Module, str]]:
 
 def _rectified(module: nn.Module) -> Iterator[tuple[str, str, str, str]]:
     """Names of a layer and of the ReLU, the batch norm and the layer that follow it."""
-    for layer, (activation, norm, behind) in getattr(module, "norm_behind_relu", {}).items():
+    for layer, (activation, norm, reader) in getattr(module, "norm_behind_relu", {}).items():
         if isinstance(module.get_submodule(norm), nn.modules.batchnorm._BatchNorm):
-            yield layer, activation, norm, behind
+            yield layer, activation, norm, reader
 
 
-def _merge_rectified(module: nn.Module, layer: str, activation: str, norm: str, behind: str) -> None:
+def _merge_rectified(module: nn.Module, layer: str, activation: str, norm: str, reader_name: str) -> None:
     """Give the layer before a ReLU the weights of the norm after it."""
     scale, shift = _scale_and_shift(module.get_submodule(norm))  # type: ignore[arg-type]
     # A negative scale would need a ceiling: its channels change sign, and so do the weights that read them.
@@ -303,7 +303,7 @@ def _merge_rectified(module: nn.Module, layer: str, activation: str, norm: str, 
     _rescale(module.get_submodule(layer), scale * signs, shift * signs)  # type: ignore[arg-type]
     module._modules[activation] = ChannelFloor((shift * signs).float())
     module._modules[norm] = nn.Identity()
-    reader = module.get_submodule(behind)
+    reader = module.get_submodule(reader_name)
     assert isinstance(reader, Layer)
     turned = reader.weight.double() * signs.view(-1, *(1 for _ in reader.weight.shape[2:]))
     reader.weight = nn.Parameter(turned.float(), requires_grad=False)

@@ -14,12 +14,9 @@ class VGGVox(Trunk):
     """VGG-M on 40 log-mel bands; 4,032,448 parameters with SAP at 512 dimensions.
 
     Source: Nagrani et al. 2017, "VoxCeleb", in voxceleb_trainer's form (f51bab8).
-
-    Raises:
-        ValueError: another number of mel bands than 40, which its last convolution cannot span.
     """
 
-    # Fewer leave nothing for the last pooling.
+    # Fewer leave no frame for the last pooling.
     min_frames = 63
 
     def __init__(self, options: VGGVoxOptions, num_features: int) -> None:
@@ -34,7 +31,7 @@ class VGGVox(Trunk):
                 _Convolution(256, 384, (3, 3), padding=(1, 1)),
                 _Convolution(384, 256, (3, 3), padding=(1, 1)),
                 _Convolution(256, 256, (3, 3), padding=(1, 1), pool=(3, 3), pool_stride=(2, 2)),
-                # Spans the four rows that are left of the 40 mel bands.
+                # Spans the four remaining rows of the 40 mel bands.
                 _Convolution(256, 512, (4, 1)),
             ]
         )
@@ -49,7 +46,7 @@ class VGGVox(Trunk):
 
 
 class _Convolution(nn.Module):
-    """Convolution, batch norm, ReLU, and max pooling where `pool` is given; sizes are (mels, frames)."""
+    """Convolution, batch norm, ReLU, and max pooling if `pool` is given; sizes are (mels, frames)."""
 
     norm_behind = types.MappingProxyType({"conv": "norm"})
 
@@ -74,6 +71,6 @@ class _Convolution(nn.Module):
         """(batch, channels, mels, frames) and valid frames, in and out."""
         lengths = valid_length(lengths, *self.grid)
         hidden = relu(self.norm(self.conv(features)))
-        # Pooling is not padded: windows of valid output see valid input only, so one mask at the end does.
+        # Pooling is not padded: windows of valid output cover valid input only, so one mask at the end is enough.
         lengths = valid_length(lengths, *self.pool_grid)
         return mask_frames(self.pool(hidden), lengths), lengths

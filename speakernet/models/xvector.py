@@ -12,10 +12,6 @@ LAYERS = ((5, 1), (3, 2), (3, 3), (1, 1), (1, 1))
 class XVector(Trunk):
     """Time-delay network of the x-vector; 4.61 million parameters with TSTP, 80 mels and 512 dimensions.
 
-    Args:
-        options: widths.
-        num_features: mel bands of the front end.
-
     Source: Snyder et al. 2018, "X-vectors: robust DNN embeddings for speaker recognition", table 1; norms and the
     second embedding layer as in wespeaker.
     """
@@ -35,11 +31,7 @@ class XVector(Trunk):
         self.norms = nn.ModuleList(nn.BatchNorm1d(width, affine=False) for width in widths[1:])
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """(batch, mels, frames) to (batch, 1500, frames - 14), and the valid frames of each.
-
-        Raises:
-            ValueError: an utterance of fewer than 15 frames, which leaves none.
-        """
+        """(batch, mels, frames) to (batch, 1500, frames - 14), and the valid frames of each."""
         check_frames(features, lengths, self.min_frames, "XVector")
         hidden = features
         for conv, norm in zip(self.convs, self.norms, strict=True):

@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from speakernet.losses.classification import AAMSoftmax, AMSoftmax, Softmax, SphereFace2
-from speakernet.losses.hyperbolic import HAMSoftmax
+from speakernet.losses.classification import AAMSoftmax, AMSoftmax, HAMSoftmax, Softmax, SphereFace2
 from speakernet.losses.options import (
     CLASSIFICATIONS,
     AAMSoftmaxOptions,
@@ -81,14 +80,6 @@ def test_accuracy_is_in_percent():
     assert loss(embeddings, torch.tensor([0, 0, 1, 1]))[1].item() == 75.0
 
 
-def test_the_margin_can_be_ramped():
-    embeddings, labels = batch()
-    for loss in (AMSoftmax(AMSoftmaxOptions(margin=0.0), 5, 7), AAMSoftmax(AAMSoftmaxOptions(margin=0.0), 5, 7)):
-        without = loss(embeddings, labels)[0]
-        loss.margin = 0.3
-        assert loss(embeddings, labels)[0] > without
-
-
 @pytest.mark.parametrize("name", CLASSIFICATIONS)
 def test_float32_inside_autocast(name):
     embeddings, labels = batch()
@@ -99,7 +90,7 @@ def test_float32_inside_autocast(name):
     torch.testing.assert_close(inside, loss(embeddings.bfloat16().float(), labels)[0], rtol=0, atol=0)
 
 
-def test_gradient_is_finite_on_and_opposite_to_the_own_vector():
+def test_finite_gradients_on_and_opposite_to_the_own_vector():
     loss = AAMSoftmax(AAMSoftmaxOptions(), 3, 2)
     with torch.no_grad():
         loss.weight.copy_(torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]))
@@ -207,7 +198,7 @@ def test_hamsoftmax_against_a_loop(curvature, margin):
     assert loss(embeddings, labels)[0].item() == pytest.approx(total / 20, rel=1e-4)
 
 
-def test_hamsoftmax_has_finite_gradients_at_the_origin_on_a_centre_and_far_out():
+def test_finite_gradients_of_hamsoftmax():
     loss = HAMSoftmax(HAMSoftmaxOptions(), 3, 2)
     with torch.no_grad():
         loss.weight.copy_(torch.tensor([[0.5, 0.0, 0.0], [0.0, 2.0, 0.0]]))

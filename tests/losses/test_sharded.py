@@ -1,6 +1,6 @@
-"""A head whose speakers are shared by two real processes equals the whole head: loss, gradients, weights after steps.
+"""A head sharded over two real processes equals the whole head: loss, gradients, weights after steps.
 
-Both processes are started once for all cases; each compares its share with the whole head that it computes by itself.
+Both processes are started once for all cases; each compares its shard with the whole head that it computes by itself.
 """
 
 import json
@@ -162,7 +162,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, 
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("rank", [0, 1])
-def test_two_shares_equal_the_whole_head(found: list, name: str, rank: int) -> None:
+def test_two_shards_equal_the_whole_head(found: list, name: str, rank: int) -> None:
     differences = found[rank][name]
     rows, loaded = differences.pop("rows"), differences.pop("loaded")
     assert max(differences.values()) < TOLERANCE, differences
@@ -179,7 +179,7 @@ def test_every_loss_with_a_head_is_compared() -> None:
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_shares_of_a_loss_without_a_head_are_refused(name: str) -> None:
+def test_sharding_needs_a_head(name: str) -> None:
     options = LOSSES[name].options
     problems = list(options(sharded="auto").problems())
     assert problems == []
@@ -189,7 +189,7 @@ def test_shares_of_a_loss_without_a_head_are_refused(name: str) -> None:
     assert [field for field, _ in made.problems()] == wanted
 
 
-def test_shares_are_given_for_the_whole_loss() -> None:
+def test_components_are_not_sharded_alone() -> None:
     made = CombinedOptions()
     made.classification.sharded = "on"
     assert [field for field, message in made.problems() if "loss.sharded" in message] == ["classification"]
@@ -197,7 +197,7 @@ def test_shares_are_given_for_the_whole_loss() -> None:
 
 
 def test_fewer_speakers_than_processes() -> None:
-    with pytest.raises(ValueError, match="3 speakers cannot be shared by 4 processes"):
+    with pytest.raises(ValueError, match=r"3 speakers .* 4"):
         ClassShard(3, 0, 4)
 
 

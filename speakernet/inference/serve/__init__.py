@@ -1,1 +1,1 @@
-"""A model file behind HTTP: a JSON API and one page, for this machine or, with a token, for others."""
+"""A model file behind HTTP: a JSON API and one page, for this machine or, with a token, for other machines."""

@@ -48,7 +48,7 @@ class Heard:
 
 @dataclass
 class Answer:
-    """A score and what it says; everything but the score is null if the model is not calibrated."""
+    """A score and its meaning; everything but the score is null if the model is not calibrated."""
 
     score: float
     log_likelihood_ratio: float | None

@@ -226,12 +226,12 @@ class LogOnce(logging.Filter):
 
 
 def busy(reason: str) -> ApiError:
-    """What a request is answered that there is no capacity for."""
+    """The refusal of a request beyond the capacity."""
     return ApiError(503, "busy", f"{reason}; try again in a moment", {"Retry-After": "1"})
 
 
 def too_slow(limits: Limits) -> ApiError:
-    """What a request that takes too long is answered."""
+    """The refusal of a request that takes too long."""
     return ApiError(504, "too_slow", f"no answer within {limits.answer_seconds:g} s; try again later")
 
 

@@ -182,16 +182,16 @@ class Service:
         """Whether two files are of one person."""
         # First, so that no clip is decoded for an answer that cannot be given.
         self.decide(0.0, false_accept_rate, threshold)
-        with self._opened([first, second]) as (recordings, heard):
+        with self._opened([first, second]) as (recordings, clips):
             one, other = self.verifier.embed(recordings)
             score = self.verifier.compare(one, other)
-        return {**self.decide(score, false_accept_rate, threshold), "clips": heard}
+        return {**self.decide(score, false_accept_rate, threshold), "clips": clips}
 
     def embed(self, upload: Upload) -> dict[str, Any]:
         """The embedding of a file."""
-        with self._opened([upload]) as (recordings, heard):
+        with self._opened([upload]) as (recordings, clips):
             embedding = self.verifier.embed(recordings)[0]
-        return {"embedding": _finite(embedding).tolist(), "clips": heard}
+        return {"embedding": _finite(embedding).tolist(), "clips": clips}
 
     def compare(self, first: Sequence[float], second: Sequence[float]) -> dict[str, Any]:
         """What two embeddings say."""
@@ -215,9 +215,9 @@ class Service:
     def enrol(self, name: str, uploads: Sequence[Upload]) -> dict[str, Any]:
         """Enrol somebody, or add recordings."""
         store, name = self._store(), checked_name(name)
-        with self._opened(uploads) as (recordings, heard):
+        with self._opened(uploads) as (recordings, clips):
             done = enroll(self.verifier, store, name, recordings)
-        return {"name": done.name, "recordings": done.total, "warnings": list(done.warnings), "clips": heard}
+        return {"name": done.name, "recordings": done.total, "warnings": list(done.warnings), "clips": clips}
 
     def remove(self, name: str) -> dict[str, Any]:
         """Remove somebody: nothing of them can be read in the store or its backups."""
@@ -233,7 +233,7 @@ class Service:
     ) -> dict[str, Any]:
         """Which of the enrolled people it is, or a stranger."""
         store, limit, advice = self._store(), None, None
-        with self._opened([upload]) as (recordings, heard):
+        with self._opened([upload]) as (recordings, clips):
             given = {"false_accept_rate": false_accept_rate, "threshold": threshold}
             try:
                 found = identify(self.verifier, store, recordings[0], top=top, **given)  # type: ignore[arg-type]
@@ -253,7 +253,7 @@ class Service:
             "candidates": [
                 {"name": one, "score": score, "log_likelihood_ratio": ratio(score)} for one, score in candidates
             ],
-            "clips": heard,
+            "clips": clips,
         }
 
     def open_stream(self, upload: Upload, sample_rate: int, threshold: float | None) -> dict[str, str]:
@@ -312,7 +312,7 @@ class Service:
             qualities = [inspect_recording(one, min_speech_seconds=MIN_SPEECH_SECONDS) for one in found]
             for quality in qualities:
                 refuse_unusable(quality)
-            heard = [
+            clips = [
                 {
                     "seconds": round(one.seconds, 3),
                     "speech_seconds": round(one.speech_seconds, 3),
@@ -320,7 +320,7 @@ class Service:
                 }
                 for one in qualities
             ]
-            yield found, heard
+            yield found, clips
 
     def _decoded(self, upload: Upload, held: contextlib.ExitStack) -> Recording:
         name, content = upload

@@ -1,7 +1,7 @@
 """Files of the ReDimNet authors (github IDRnD/redimnet dd9f519, PalabraAI/redimnet2 ffe8f27).
 
-They hold `model_config` and `state_dict`; the configuration says what the network is, the names and shapes are checked
-against it. The rules serve wespeaker's copies of the two architectures as well.
+They hold `model_config` and `state_dict`; the configuration determines the network, against which names and shapes are
+checked. The rules also serve wespeaker's copies of the two architectures.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from speakernet.models.options.redimnet import REDIMNET2S, REDIMNETS
 from speakernet.options import default_of, suggestion
 
 SOURCE = "redimnet"
-# `MelBanks` as its definition has them where a configuration is silent.
+# Defaults of `MelBanks`.
 FRONT_END: dict[str, Any] = {
     "name": "log_mel",
     "preemphasis": 0.97,
@@ -22,13 +22,13 @@ FRONT_END: dict[str, Any] = {
     "normalize": "mean",
     "normalize_waveform": False,
 }
-# What `feat_type` may say, and the front end that it means.
+# Values of `feat_type`, and the front end of each.
 FEATURES = {"pt": "log_mel", "pt_mel": "log_mel", "tf": "tf_mel", "tf_mel": "tf_mel"}
 UNUSED = {r"^spec\.": "constants of its front end", r"^cls_head\.": "the training head"}
 
-# What stands before the blocks in a stage: sum, unfolding and striding convolution.
+# Components before the blocks in a stage: sum, unfolding and striding convolution.
 PARTS_BEFORE_BLOCKS = 3
-# Values that the published networks do not use and this one does not know, by option.
+# The only values, by option, that are supported and that the published networks use.
 KNOWN_VALUES: dict[str, tuple[Any, ...]] = {
     "causal": ("none",),
     "spec_in_channels": (1,),
@@ -42,7 +42,7 @@ KNOWN_VALUES: dict[str, tuple[Any, ...]] = {
     "return_all_outputs": (False,),
     "feat_type": tuple(FEATURES),
 }
-# What only training heeds.
+# Options for training only.
 FOR_TRAINING = {"embed_dim", "num_classes", "class_dropout", "feat_agg_dropout", "head_activation"}
 KNOWN_FEATURES: dict[str, tuple[Any, ...]] = {
     "sample_rate": (16_000,),
@@ -52,14 +52,14 @@ KNOWN_FEATURES: dict[str, tuple[Any, ...]] = {
     "eps": (1e-8,),
 }
 FEATURES_FOR_TRAINING = {"do_spec_aug", "freq_start_bin", "num_apply_spec_aug", "freq_mask_width", "time_mask_width"}
-# Their options of the features: ours, and how a value becomes ours.
+# Their options of the features: our option, and the conversion of a value.
 _SIGNAL: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "f_min": ("low_hz", float),
     "f_max": ("high_hz", float),
     "do_preemph": ("preemphasis", lambda is_on: FRONT_END["preemphasis"] if is_on else 0.0),
     "norm_signal": ("normalize_waveform", bool),
 }
-# What the authors' definitions assume where a configuration is silent.
+# Defaults of the authors' definitions.
 _FIRST = {
     **{"F": 72, "C": 16, "block_1d_type": "att", "block_2d_type": "convnext_like", "group_divisor": 4},
     **{"out_channels": None, "global_context_att": False, "emb_bn": False},
@@ -77,11 +77,7 @@ _SECOND = {
 
 
 def stage_rules(parts_before_blocks: int) -> tuple[Rule, ...]:
-    """Rules of stem, stages and head.
-
-    Args:
-        parts_before_blocks: of a stage; wespeaker's first ReDimNet counts only the striding convolution.
-    """
+    """Rules of stem, stages and head."""
     stage = r"^backbone\.stage(\d+)(?:_pre)?\."
     block = stage + r"(\d+)\.conv_block\."
     ours = rf"trunk.stages.\1.blocks.<\2-{parts_before_blocks}>."
@@ -134,14 +130,10 @@ NORMED_LAYER: tuple[Rule, ...] = ((r"^linear\.", "embedding.0."), (r"^bn2\.", "e
 
 
 def models(contents: Mapping[str, Any]) -> dict[str, Describe]:
-    """The authors' models by name; what the file's configuration says decides what they are.
-
-    Raises:
-        ValueError: no configuration in the file.
-    """
+    """The authors' models by name, determined by the file's configuration."""
     config = contents.get("model_config")
     if not isinstance(config, Mapping):
-        raise ValueError("the file holds no model_config beside its state_dict, as files of ReDimNet do")
+        raise ValueError("the file holds no model_config next to its state_dict, as files of ReDimNet do")
     return {
         **{name: _describe(name, config) for name in ("ReDimNet", *REDIMNETS)},
         **{name: _describe(name, config) for name in ("ReDimNet2", *REDIMNET2S)},
@@ -162,11 +154,7 @@ def _describe(name: str, config: Mapping[str, Any]) -> Describe:
 
 
 def _check_known(config: Mapping[str, Any], options: set[str]) -> None:
-    """Refuse what would change the network or its features and is not known here.
-
-    Raises:
-        ValueError: naming the option.
-    """
+    """Refuse options that would change the network or its features and are not supported."""
     features = config.get("spec_params") or {}
     if not isinstance(features, Mapping):
         raise ValueError(f"its model_config has spec_params: {features!r}, expected options by name")
@@ -180,7 +168,7 @@ def _check_known(config: Mapping[str, Any], options: set[str]) -> None:
 
 
 def _front_end(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What the network hears through; the number of bands is that of the network."""
+    """The front end; the number of bands is that of the network."""
     given = config.get("spec_params") or {}
     found = FRONT_END | {"name": FEATURES[config.get("feat_type", "pt")]}
     for theirs, (ours, convert) in _SIGNAL.items():
@@ -232,11 +220,7 @@ def _described(model: str, values: Mapping[str, Any], options: dict[str, Any]) -
 
 
 def _in_size(name: str, described: Described) -> Described:
-    """The description under the name of the size whose numbers it has; under the asked name where it has none's.
-
-    Raises:
-        ValueError: the numbers of another size than the one that was asked for.
-    """
+    """The description under the name of its size; under the requested name if it has no published size."""
     sizes = REDIMNET2S if described.model in REDIMNET2S else REDIMNETS
     found = [size for size, kind in sizes.items() if _is_of(kind, described.options)]
     if found and name in sizes and name not in found:

@@ -1,6 +1,6 @@
 """Checkpoints of voxceleb_trainer (github clovaai/voxceleb_trainer, commit f51bab8) and of its forks.
 
-Four shapes are known: the 2026 format (`model_state_dict` with keys `__S__.*` and `__L__.*` beside optimizer, schedule
+Four shapes are known: the 2026 format (`model_state_dict` with keys `__S__.*` and `__L__.*`, and optimizer, schedule
 and epoch), bare state dictionaries, either of them with `module.` before the names, and `{"model": …}` (RawNet3,
 network only). Constant buffers (mel filterbank, windows, sinc axes) are compared with ours, never loaded over them.
 """
@@ -18,7 +18,7 @@ from speakernet.models.rawnet3 import PREEMPHASIS
 from speakernet.models.speaker_net import SpeakerNet
 
 SOURCE = "voxceleb_trainer"
-# Filterbanks differ by rounding between releases of torchaudio; another number of mels or another window by far more.
+# Filterbanks of different releases of torchaudio differ by rounding; another window or number of mels differs far more.
 CONSTANT_TOLERANCE = 1e-4
 
 _RESIDUAL: tuple[Rule, ...] = (
@@ -92,7 +92,7 @@ HEAD_NAMES = {
 }
 
 
-# Tensors that only that architecture has, the first of these that is found; other toolkits' ResNets share most names.
+# A tensor that only that architecture has, tried in order; ResNets of other toolkits share most names.
 _MARKS = {
     "RawNet3": "layer1.afms.alpha",
     "VGGVox": "netcnn.0.weight",
@@ -103,18 +103,18 @@ _MARKS = {
 
 @dataclass(frozen=True)
 class Description:
-    """What a checkpoint shows of the network it belongs to."""
+    """The network of a checkpoint, as far as its tensors show it."""
 
     model: str
     pooling: str
-    """Its encoder_type; empty where the weights do not tell (VGGVox without attention)."""
+    """Its encoder_type; empty if the weights do not show it (VGGVox without attention)."""
     embedding_dim: int
     num_mels: int
-    """0 where no filterbank was saved."""
+    """0 if no filterbank was saved."""
     has_head: bool
-    """Whether weights of a loss are there."""
+    """Whether it holds weights of a loss."""
     is_raw: bool
-    """Whether it listens to samples."""
+    """Whether the network takes samples."""
 
 
 def is_ours_to_read(contents: Any) -> bool:
@@ -123,7 +123,7 @@ def is_ours_to_read(contents: Any) -> bool:
 
 
 def recognize(network: Mapping[str, Any]) -> str | None:
-    """Which of voxceleb_trainer's architectures a network state dictionary is, None where it is none."""
+    """The architecture of voxceleb_trainer that a state dictionary belongs to, or None."""
     for model, tensor in _MARKS.items():
         if tensor in network:
             return model
@@ -131,37 +131,33 @@ def recognize(network: Mapping[str, Any]) -> str | None:
 
 
 def split_parts(contents: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor], list[str]]:
-    """Network and loss state dictionaries without their prefixes, and what else lies in the file."""
-    beside: list[str] = []
+    """Network and loss state dictionaries without their prefixes, and the other entries of the file."""
+    others: list[str] = []
     state = contents
     if isinstance(contents.get("model_state_dict"), Mapping):
         state = contents["model_state_dict"]
-        beside = [f"{key} (only weights are taken)" for key in contents if key != "model_state_dict"]
+        others = [f"{key} (only weights are taken)" for key in contents if key != "model_state_dict"]
     elif "model" in contents and isinstance(contents["model"], Mapping):
         state = contents["model"]
-        beside = [f"{key} (only weights are taken)" for key in contents if key != "model"]
+        others = [f"{key} (only weights are taken)" for key in contents if key != "model"]
     network: dict[str, Tensor] = {}
     head: dict[str, Tensor] = {}
     for name, value in state.items():
         plain = str(name).replace("module.", "").replace("_orig_mod.", "")
         if not isinstance(value, Tensor):
-            beside.append(f"{name} (no tensor)")
+            others.append(f"{name} (no tensor)")
         elif plain.startswith("__L__."):
             head[plain.removeprefix("__L__.")] = value
         else:
             network[plain.removeprefix("__S__.")] = value
-    return network, head, beside
+    return network, head, others
 
 
 def describe(contents: Mapping[str, Any]) -> Description:
-    """What a checkpoint that `is_ours_to_read` shows of itself.
-
-    Raises:
-        ValueError: the tensors that show it are not there.
-    """
+    """What a checkpoint that `is_ours_to_read` shows of itself."""
     network, head, _ = split_parts(contents)
     model = recognize(network)
-    assert model is not None, "asked of a checkpoint that is not ours to read"
+    assert model is not None, "describe a checkpoint of voxceleb_trainer only"
     embedding_dim, pooled = first_shape(network, "fc6.weight" if model == "RawNet3" else "fc.weight")
     bank = next((value for name, value in network.items() if name.endswith(".mel_scale.fb")), None)
     num_mels = 0 if bank is None else bank.shape[1]
@@ -176,16 +172,12 @@ def describe(contents: Mapping[str, Any]) -> Description:
 
 
 def translate(contents: Mapping[str, Any], net: SpeakerNet, path: str | Path) -> Translated:
-    """The checkpoint's weights in the names of `net`.
-
-    Raises:
-        ValueError: another architecture (both named), or a constant buffer that differs from ours.
-    """
-    network, head, beside = split_parts(contents)
+    """The checkpoint's weights in the names of `net`."""
+    network, head, others = split_parts(contents)
     found = recognize(network)
     if found != net.model_name:
         raise ValueError(
-            f"{path} is a {found} of {SOURCE}, the configuration asks for {net.model_name}; set model.name: {found}"
+            f"{path} is a {found} of {SOURCE}, the configuration has {net.model_name}; set model.name: {found}"
         )
     weights: dict[str, Tensor] = {}
     for name, value in network.items():
@@ -195,14 +187,14 @@ def translate(contents: Mapping[str, Any], net: SpeakerNet, path: str | Path) ->
             continue
         renamed = rename(name, RULES[found])
         if renamed is None:
-            beside.append(f"{name} {tuple(value.shape)} (no such parameter in {found})")
+            others.append(f"{name} {tuple(value.shape)} (no such parameter in {found})")
         else:
             weights[renamed] = value
-    return Translated(SOURCE, weights, translate_head(head), beside)
+    return Translated(SOURCE, weights, translate_head(head), others)
 
 
 def translate_head(head: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The loss's weights in our names; AM-softmax keeps its head as (dim, classes) there."""
+    """The loss's weights in our names; AM-softmax has its head as (dim, classes) there."""
     translated = {HEAD_NAMES.get(name, name): value for name, value in head.items()}
     if "W" in head:
         translated["weight"] = head["W"].T.contiguous()

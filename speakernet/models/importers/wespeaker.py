@@ -1,7 +1,7 @@
 """Checkpoints of wespeaker (github wenet-e2e/wespeaker, commit dfa7419): bare state dictionaries, head included.
 
-Its models share their skeletons, so a few sets of rules serve all of them. What a checkpoint does not say by its names
-(mel bands, pooling, embedding layer) is read from its shapes.
+Its models share their structure, so a few sets of rules serve all of them. Mel bands, pooling and embedding layer are
+read from the shapes.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from speakernet.models.importers.weights import Describe, Described, Rule, Weigh
 
 SOURCE = "wespeaker"
 FRONT_END = {"name": "fbank", "scale": 32768.0, "window": "hamming", "normalize": "mean"}
-# Of the recipes of ReDimNet2 (`frontend: tfmel`), which alone do not hear through Kaldi's features.
+# Of the recipes of ReDimNet2 (`frontend: tfmel`); all others use Kaldi's features.
 TF_FRONT_END = {"name": "tf_mel", "normalize_waveform": True}
 UNUSED = {
     r"^projection\.": "the training head",
@@ -93,7 +93,7 @@ FUSIONS: tuple[Rule, ...] = (
     (r"^fuse_mode123\.local_att\.", "trunk.fusions.1.attention."),
     (r"^fuse_mode1234\.local_att\.", "trunk.fusions.2.attention."),
 )
-# wespeaker counts the first convolution of its fusing blocks apart from the others.
+# wespeaker numbers the first convolution of its fusing blocks apart from the others.
 _ERES2: tuple[Rule, ...] = (
     (r"^layer(\d)\.(\d+)\.conv2_1\.", r"trunk.stages.<\1-1>.blocks.\2.convs.0."),
     (r"^layer(\d)\.(\d+)\.bn2_1\.", r"trunk.stages.<\1-1>.blocks.\2.norms.0."),
@@ -126,7 +126,7 @@ CAMPPLUS: tuple[Rule, ...] = (
 
 
 def pooling_of(weights: Weights) -> str:
-    """TSTP where the pooling has no weights, else what its weights show."""
+    """TSTP if the pooling has no weights, else by its weights."""
     if any(name.startswith("pool.n_query.") for name in weights):
         return "MQMHASTP"
     if "pool.linear1.weight" not in weights:
@@ -136,7 +136,7 @@ def pooling_of(weights: Weights) -> str:
 
 
 def ends_of(weights: Weights) -> tuple[tuple[Rule, ...], dict[str, Any]]:
-    """Rules of pooling and embedding layer, and the option that says how many layers there are."""
+    """Rules of pooling and embedding layer, and the option for the number of layers."""
     if "seg_2.weight" in weights:
         return POOLING + TWO_LAYERS, {"two_layers": True}
     return POOLING + ONE_LAYER, {}
@@ -159,9 +159,9 @@ def _xvector(weights: Weights) -> Described:
 def _ecapa(model: str, pooling: str) -> Describe:
     def describe(weights: Weights) -> Described:
         found = pooling_of(weights)
-        # The two names differ in what their attention sees; other poolings have none, and both may be told to use one.
+        # The two names differ in the context of their attention; either may be configured with another pooling.
         if found != pooling and found in ("ASTP", "GlobalASTP"):
-            raise ValueError(f"its pooling is {found}, that of the model with this name {pooling}")
+            raise ValueError(f"its pooling is {found}, expected {pooling} in a model of this name")
         is_normed = "bn2.weight" in weights
         rules = _ECAPA + POOLING + (NORMED_TWICE if is_normed else NORMED)
         num_mels = first_shape(weights, "layer1.conv.weight")[1]
@@ -263,11 +263,7 @@ MODELS: dict[str, Describe] = {
 
 
 def models(contents: Mapping[str, Any]) -> dict[str, Describe]:
-    """The models of wespeaker by the names of its classes and functions.
-
-    Raises:
-        ValueError: a file of the ReDimNet authors, whose networks are wespeaker's too but hear otherwise.
-    """
+    """The models of wespeaker by the names of its classes and functions."""
     if "model_config" in contents:
         raise ValueError("the file holds a model_config, as files of the ReDimNet authors do")
     return MODELS
