@@ -20,7 +20,7 @@ from speakernet.config.schema import Config, replaced
 from speakernet.data.lists import StringTable
 from speakernet.data.opening import open_source
 from speakernet.evaluation.embedding import embed_utterances
-from speakernet.evaluation.options import EmbeddingOptions
+from speakernet.evaluation.options import EvaluationOptions
 from speakernet.models.speaker_net import SpeakerNet, folded
 
 CLASSIC, OURS = "classic", "ours"
@@ -76,7 +76,7 @@ def _embed_classic(net: nn.Module, paths: list[str]) -> None:
 def _our_embedding(net: SpeakerNet, folder: Path, chosen: list[Path]) -> Callable[[], None]:
     names = StringTable.from_strings(path.relative_to(folder).as_posix() for path in chosen)
     # As a model file is evaluated.
-    used, source, options = folded(net), open_source(folder), EmbeddingOptions(num_crops=CROPS)
+    used, source, options = folded(net), open_source(folder), EvaluationOptions(num_crops=CROPS)
 
     def run() -> None:
         embed_utterances(used, source, names, options)

@@ -110,6 +110,13 @@ class Component(NamedTuple):
 
     options: type[Any]
     path: str
+    what: str = ""
+    """What it is, if its options are shared with others and do not say it."""
+
+    @property
+    def summary(self) -> str:
+        """What the component is, in one line."""
+        return self.what or summary(self.options)
 
     def load(self) -> Any:
         """The class or function itself."""

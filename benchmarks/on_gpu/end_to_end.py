@@ -23,7 +23,7 @@ from speakernet.config.schema import Config, replaced
 from speakernet.data.lists import StringTable
 from speakernet.data.opening import open_source
 from speakernet.evaluation.embedding import embed_utterances
-from speakernet.evaluation.options import EmbeddingOptions, Mode
+from speakernet.evaluation.options import EvaluationOptions, Mode
 from speakernet.evaluation.score_norm import cohort_statistics, normalize_scores
 from speakernet.evaluation.scoring import cosine_scores, mean_embeddings
 
@@ -129,7 +129,7 @@ def evaluation(setup: Setup) -> Iterator[Row]:
     names = StringTable.from_strings([f"{name}.wav" for name in data.names])
     modes: tuple[Mode, ...] = ("whole", "crops")
     for mode in modes:
-        options = EmbeddingOptions(embedding=mode, num_crops=2 if setup.is_quick else 10)
+        options = EvaluationOptions(embedding=mode, num_crops=2 if setup.is_quick else 10)
         begin = time.perf_counter()
         embedded = embed_utterances(net, source, names, options, device=setup.device, description="")
         seconds = time.perf_counter() - begin

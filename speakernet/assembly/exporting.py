@@ -16,7 +16,7 @@ from speakernet.data.opening import open_source
 from speakernet.evaluation.backend import mean_of_whole_utterances
 from speakernet.evaluation.embedding import EmbeddingNet, embed_utterances
 from speakernet.evaluation.metrics import eer
-from speakernet.evaluation.options import EmbeddingOptions
+from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.scoring import cosine_scores, mean_embeddings
 from speakernet.files import human_bytes
 from speakernet.inference.export import ExportError, Run, check_target, export_model, open_onnx
@@ -97,7 +97,7 @@ def _labelled_trials(path: Path) -> TrialList:
 
 def _eer_percent(net: EmbeddingNet, model: ModelFile, trials: TrialList, audio: Path) -> float:
     source = open_source(audio, net.sample_rate)
-    embeddings = embed_utterances(net, source, trials.names, EmbeddingOptions(embedding="whole"))
+    embeddings = embed_utterances(net, source, trials.names, EvaluationOptions(embedding="whole"))
     units = mean_embeddings(embeddings, mean_of_whole_utterances(model.contents))
     assert trials.labels is not None
     return eer(cosine_scores(units, trials.enrol, trials.test), trials.labels)

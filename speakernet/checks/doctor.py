@@ -29,7 +29,7 @@ from speakernet.data.lists import (
     read_trials,
 )
 from speakernet.data.opening import open_source
-from speakernet.data.options import LoadingOptions
+from speakernet.data.options import DataOptions
 from speakernet.data.sources import AudioSource
 from speakernet.files import atomic_write, human_bytes
 from speakernet.machine.facts import (
@@ -74,7 +74,7 @@ class CheckRequest:
     save_path: Path = Path("exps")
     min_utterances: int = 1
     min_seconds: float = 0.5
-    max_bad_share: float = LoadingOptions().max_bad_share
+    max_bad_share: float = DataOptions().max_bad_share
     sample_rate: int = SAMPLE_RATE
     is_fast: bool = False
     """Read headers only."""

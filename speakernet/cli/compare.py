@@ -16,7 +16,7 @@ from speakernet.data.lists import read_trials
 from speakernet.evaluation.comparison import compare_scores, short_names
 from speakernet.evaluation.figures import ALWAYS_SHOWN_PRIORS
 from speakernet.evaluation.headline import headline
-from speakernet.evaluation.options import MeasuringOptions
+from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.report.data import chosen_on_reported, list_in_common
 from speakernet.evaluation.score_files import find_scores
 from speakernet.evaluation.speakers import read_speaker_table, speakers_of
@@ -27,7 +27,7 @@ DIGITS = 3
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The systems, their list, and how to draw."""
-    draws, priors = default_of(MeasuringOptions, "bootstrap_samples"), list(ALWAYS_SHOWN_PRIORS)
+    draws, priors = default_of(EvaluationOptions, "bootstrap_samples"), list(ALWAYS_SHOWN_PRIORS)
     parser.add_argument("scores", type=Path, nargs="+", help="score files, or folders of runs or evaluations")
     parser.add_argument("--trials", type=Path, help="labelled trial list of all systems; default: the one they keep")
     parser.add_argument("--speaker_table", type=Path, help="CSV with path and speaker, if names do not show speakers")

@@ -22,7 +22,7 @@ from speakernet.data.lists import read_trials
 from speakernet.evaluation.calibration import AffineCalibration, fit_calibration
 from speakernet.evaluation.cautions import cautions
 from speakernet.evaluation.figures import figures
-from speakernet.evaluation.options import EvaluationOptions, MeasuringOptions
+from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.report.data import chosen_on_reported
 from speakernet.evaluation.results import Results
 from speakernet.evaluation.score_files import find_scores
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prior = default_of(EvaluationOptions, "calibration_prior")
     parser.add_argument("--prior", type=float, default=prior, help="target prior that calibration and fusion are for")
     parser.add_argument("--scores_are_llrs", action="store_true", help="scores are log-likelihood ratios (natural log)")
-    priors, draws = (default_of(MeasuringOptions, name) for name in ("dcf_target_priors", "bootstrap_samples"))
+    priors, draws = (default_of(EvaluationOptions, name) for name in ("dcf_target_priors", "bootstrap_samples"))
     parser.add_argument("--priors", type=float, nargs="+", default=priors, help="target priors of the DCFs")
     parser.add_argument("--draws", type=int, default=draws, help="draws of speakers for the intervals; 0 gives none")
     parser.add_argument("--csv", type=Path, help="CSV with path and speaker, for names that do not tell the speaker")
@@ -90,7 +90,7 @@ def evaluate_scores(arguments: argparse.Namespace) -> "Evaluation":
     # Late: --help needs neither torch, which embeds, nor matplotlib, which draws.
     from speakernet.evaluation.evaluate import Evaluation
 
-    options = MeasuringOptions(dcf_target_priors=arguments.priors, bootstrap_samples=arguments.draws)
+    options = EvaluationOptions(dcf_target_priors=arguments.priors, bootstrap_samples=arguments.draws)
     trials = read_trials(arguments.trials)
     files, columns = zip(*(find_scores(path, trials) for path in arguments.scores), strict=True)
     fit = _fit(arguments, len(columns))

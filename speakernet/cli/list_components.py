@@ -73,7 +73,7 @@ def _parts(kind: str, *, with_options: bool) -> Iterator[str]:
     table, place, section = TABLES[kind]
     common = SECTIONS[section].model_fields if section else []
     for name, part in table.items():
-        yield f"  {name:<24} {summary(part.options)}"
+        yield f"  {name:<24} {part.summary}"
         for field in part.options.model_fields if with_options else []:
             if field not in common:
                 meaning = description_of(part.options, field)

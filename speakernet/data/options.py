@@ -21,8 +21,8 @@ from speakernet.options import (
 Seconds = Annotated[float, Ge(0.0), Le(1e6)]
 
 
-class CorpusOptions(Options):
-    """Which recordings."""
+class DataOptions(Options):
+    """Which recordings, and how they become batches."""
 
     train_list: InputPath = ""
     """Training list: `speaker path` a line; or a Kaldi folder, whose utt2spk names speakers and utterances."""
@@ -51,22 +51,6 @@ class CorpusOptions(Options):
     """Longer training utterances are left out (counted in the log); 0: no bound."""
     on_bad_audio: Literal["error", "skip"] = "error"
     """skip replaces an unreadable utterance by another of the same speaker, and counts it."""
-
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """Bounds of length that leave nothing, and two kinds of validation."""
-        yield from super().problems()
-        if self.validation_speakers and self.validation_list:
-            found = f"{self.validation_speakers} beside validation_list: {self.validation_list}"
-            yield "validation_speakers", f"{found}; give one of the two"
-        if self.validation_speakers == 1:
-            yield "validation_speakers", "1; expected 0, or two speakers or more, whom trials tell apart"
-        if self.max_seconds and self.max_seconds < self.min_seconds:
-            yield "max_seconds", f"{self.max_seconds}; expected 0 or more than min_seconds ({self.min_seconds})"
-
-
-class SamplingOptions(Options):
-    """How an epoch is planned: which utterances share a batch, and how long their crops are."""
-
     crop_frames: Frames = 200
     """Length of a training crop in frames of 10 ms (200 frames are 2 seconds)."""
     crop_frames_max: FramesOrZero = 0
@@ -79,17 +63,6 @@ class SamplingOptions(Options):
     """Utterances of one speaker used in an epoch, drawn anew in each; auto: 500 if balanced, all if shuffled."""
     sampler: Literal["auto", "shuffled", "balanced"] = "auto"
     """shuffled: all utterances in random order; balanced: no speaker twice in a batch; auto: by the loss."""
-
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """A longest crop that is shorter than the shortest."""
-        yield from super().problems()
-        if 0 < self.crop_frames_max < self.crop_frames:
-            yield "crop_frames_max", f"{self.crop_frames_max}; expected 0 or at least crop_frames ({self.crop_frames})"
-
-
-class LoadingOptions(Options):
-    """Who makes the batches, and how far ahead."""
-
     # What is `auto` is decided where the facts are (`choices.py`), and logged with its reason.
     num_workers: Processes | Literal["auto"] = "auto"
     """Loader processes; 0 loads in the training process; auto: from cores and corpus, the reason is logged."""
@@ -103,11 +76,6 @@ class LoadingOptions(Options):
     """Page-locked memory for faster transfer; auto: with a GPU."""
     max_bad_share: Share = 0.01
     """With skip: share of unreadable utterances in an epoch above which the run stops."""
-
-
-class PlacementOptions(Options):
-    """Where audio is kept while it is needed."""
-
     cache_megabytes: Annotated[int, Ge(0), Le(10_000_000)] = 512
     """Memory for decoded audio that is read again and again (noise, RIRs, short utterances), per process."""
     ram_corpus: Switch = "auto"
@@ -119,6 +87,14 @@ class PlacementOptions(Options):
     device_gigabytes: Gigabytes = 0.0
     """Most device memory that corpus, noise and RIRs may take together; 0: half of what training leaves."""
 
-
-class DataOptions(CorpusOptions, SamplingOptions, LoadingOptions, PlacementOptions):
-    """Which recordings, and how they become batches."""
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Bounds that leave nothing, and two kinds of validation."""
+        if self.validation_speakers and self.validation_list:
+            found = f"{self.validation_speakers} beside validation_list: {self.validation_list}"
+            yield "validation_speakers", f"{found}; give one of the two"
+        if self.validation_speakers == 1:
+            yield "validation_speakers", "1; expected 0, or two speakers or more, whom trials tell apart"
+        if self.max_seconds and self.max_seconds < self.min_seconds:
+            yield "max_seconds", f"{self.max_seconds}; expected 0 or more than min_seconds ({self.min_seconds})"
+        if 0 < self.crop_frames_max < self.crop_frames:
+            yield "crop_frames_max", f"{self.crop_frames_max}; expected 0 or at least crop_frames ({self.crop_frames})"

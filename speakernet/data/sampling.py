@@ -14,7 +14,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from speakernet.data.options import SamplingOptions
+from speakernet.data.options import DataOptions
 from speakernet.random import REAL_STREAM, VOICE_STREAM, KeyedRandom, numpy_generator
 
 
@@ -153,7 +153,7 @@ class Sampler(ABC):
     def __init__(
         self,
         labels: np.ndarray,
-        options: SamplingOptions,
+        options: DataOptions,
         *,
         seed: int,
         eligible: np.ndarray | None = None,

@@ -26,7 +26,7 @@ from torch.utils.data._utils import signal_handling
 
 from speakernet.data.audio import AudioError
 from speakernet.data.batches import BatchMaker, BatchReport, BatchRequest, CropMaker, crop_places
-from speakernet.data.options import LoadingOptions
+from speakernet.data.options import DataOptions
 from speakernet.data.packed import PackedRows
 from speakernet.data.sharing import SharedArray, SharedMemoryError
 from speakernet.machine.threads import STOP_SIGNALS
@@ -111,7 +111,7 @@ class Workers:
     """
 
     def __init__(
-        self, maker: BatchMaker, options: LoadingOptions, start_method: str | None = None, *, pins: bool = False
+        self, maker: BatchMaker, options: DataOptions, start_method: str | None = None, *, pins: bool = False
     ) -> None:
         self.maker = maker
         self.reader, self.speeds = maker.reader, maker.speeds

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from speakernet.data.lists import TrialList
-from speakernet.evaluation.options import EmbeddingOptions, ScoringOptions
+from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.score_norm import cohort_statistics, normalize_scores
 from speakernet.evaluation.scoring import cosine_scores, mean_distance_scores, mean_embeddings
 
@@ -42,7 +42,7 @@ class Backend:
         device: where scores are computed.
     """
 
-    options: ScoringOptions
+    options: EvaluationOptions
     is_normalised: bool = True
     mean: np.ndarray | None = None
     cohort: Cohort | None = None
@@ -65,7 +65,7 @@ class Backend:
                 f"score_norm {norm} with score {score}: normalisation works on the cosine; set evaluation.score: cosine"
             )
 
-    def describe(self, embedding: EmbeddingOptions) -> dict[str, Any]:
+    def describe(self, embedding: EvaluationOptions) -> dict[str, Any]:
         """The scoring in plain values: thresholds and calibrations belong to exactly one of these."""
         options = self.options
         described: dict[str, Any] = {"score": options.score, **embedding.describe()}
@@ -114,8 +114,8 @@ def whole_cosine(subtracts_mean: bool) -> dict[str, Any]:
     {'score': 'cosine', 'embedding': 'whole', 'subtract_mean': False, 'score_norm': 'none'}
     """
     mean = np.zeros(1) if subtracts_mean else None
-    return Backend(ScoringOptions(score="cosine", score_norm="none"), mean=mean).describe(
-        EmbeddingOptions(embedding="whole")
+    return Backend(EvaluationOptions(score="cosine", score_norm="none"), mean=mean).describe(
+        EvaluationOptions(embedding="whole")
     )
 
 
@@ -128,7 +128,7 @@ def verifying_backend(contents: Mapping[str, Any]) -> Backend:
     """The way that two recordings are verified with a model file: the cosine, less the mean where there is one of whole
     utterances.
     """
-    return Backend(ScoringOptions(score="cosine", score_norm="none"), mean=mean_of_whole_utterances(contents))
+    return Backend(EvaluationOptions(score="cosine", score_norm="none"), mean=mean_of_whole_utterances(contents))
 
 
 def mean_of_whole_utterances(contents: Mapping[str, Any]) -> np.ndarray | None:

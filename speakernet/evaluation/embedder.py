@@ -13,7 +13,7 @@ from speakernet.data.lists import StringTable
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation.embedding import EmbeddingNet, embed_utterances, reader_threads
 from speakernet.evaluation.embedding_store import load_embeddings, save_embeddings, store_key
-from speakernet.evaluation.options import EmbeddingOptions, Mode
+from speakernet.evaluation.options import EvaluationOptions, Mode
 from speakernet.machine.settings import many_shapes
 from speakernet.parallel import distributed
 
@@ -34,7 +34,7 @@ class Embedder:
     """
 
     net: EmbeddingNet
-    options: EmbeddingOptions
+    options: EvaluationOptions
     device: torch.device | str = "cpu"
     autocast: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
     precision: str = "no"
@@ -67,7 +67,7 @@ class Embedder:
         return embeddings, False
 
     def _embed(
-        self, names: StringTable, source: AudioSource, options: EmbeddingOptions, description: str
+        self, names: StringTable, source: AudioSource, options: EvaluationOptions, description: str
     ) -> np.ndarray:
         # Whole utterances of a list have as many lengths as there are.
         shapes = many_shapes() if options.modes == ("whole",) else contextlib.nullcontext()

@@ -28,7 +28,7 @@ from speakernet.data.audio import AudioError, crop_samples, wrap_to_length
 from speakernet.data.lists import StringTable
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation.batching import Plan, Stretch, padded, plan_of
-from speakernet.evaluation.options import EmbeddingOptions
+from speakernet.evaluation.options import EvaluationOptions
 from speakernet.machine.facts import usable_cores
 from speakernet.machine.threads import Stopped, in_lanes, lanes_of
 from speakernet.parallel import distributed
@@ -76,7 +76,7 @@ def crop_starts(num_samples: int, length: int, num_crops: int) -> np.ndarray:
     return np.linspace(0, available - length, num=num_crops).astype(np.int64)
 
 
-def reader_threads(options: EmbeddingOptions) -> int:
+def reader_threads(options: EvaluationOptions) -> int:
     """Threads that read audio ahead of the network."""
     if options.num_workers == "auto":
         return min(MAX_READERS, usable_cores())
@@ -87,7 +87,7 @@ def embed_utterances(
     net: EmbeddingNet,
     source: AudioSource,
     names: StringTable | Sequence[str],
-    options: EmbeddingOptions,
+    options: EvaluationOptions,
     *,
     device: torch.device | str = "cpu",
     autocast: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
@@ -172,7 +172,7 @@ def _evaluating(net: EmbeddingNet) -> Iterator[None]:
             net.train()  # type: ignore[attr-defined]
 
 
-def _crops_of(options: EmbeddingOptions, sample_rate: int) -> tuple[int, int]:
+def _crops_of(options: EvaluationOptions, sample_rate: int) -> tuple[int, int]:
     """Samples of a crop, and crops of an utterance; 0 and 1 where it is embedded whole."""
     (mode,) = options.modes
     return (crop_samples(options.eval_frames, sample_rate), options.num_crops) if mode == "crops" else (0, 1)

@@ -19,7 +19,7 @@ from speakernet.evaluation.decisions import Decisions
 from speakernet.evaluation.embedder import Embedder
 from speakernet.evaluation.embedding import MAX_READERS
 from speakernet.evaluation.figures import figures
-from speakernet.evaluation.options import MeasuringOptions, Mode
+from speakernet.evaluation.options import EvaluationOptions, Mode
 from speakernet.evaluation.quality import signal_to_noise_ratios
 from speakernet.evaluation.report.data import ARRAYS_NAME
 from speakernet.evaluation.report.report import write_report
@@ -114,7 +114,7 @@ def evaluate(
     trials: TrialList,
     source: AudioSource,
     speakers: Speakers,
-    options: MeasuringOptions,
+    options: EvaluationOptions,
     seed: int,
     calibration: AffineCalibration | None = None,
 ) -> Evaluation:

@@ -11,7 +11,7 @@ import numpy as np
 from speakernet.data.lists import TrialList, repeated_trials
 from speakernet.evaluation import metrics
 from speakernet.evaluation.bootstrap import BAND_FALSE_ACCEPTS, Band, SpeakerBootstrap, measure
-from speakernet.evaluation.options import UNIT_COST, MeasuringOptions
+from speakernet.evaluation.options import UNIT_COST, EvaluationOptions
 from speakernet.evaluation.results import Results
 from speakernet.evaluation.speakers import Speakers
 
@@ -23,7 +23,7 @@ def figures(
     trials: TrialList,
     scores: np.ndarray,
     speakers: Speakers,
-    options: MeasuringOptions,
+    options: EvaluationOptions,
     seed: int,
     llrs: np.ndarray | None = None,
 ) -> Results:

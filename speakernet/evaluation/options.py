@@ -16,8 +16,8 @@ Sweep = Literal["noise", "reverb", "duration", "telephone"]
 Quality = Literal["duration", "magnitude", "snr", "cohort"]
 
 
-class EmbeddingOptions(Options):
-    """How utterances become embeddings."""
+class EvaluationOptions(Options):
+    """How trial lists are scored and reported."""
 
     eval_frames: FramesOrZero = 400
     """Length of an evaluation crop in frames of 10 ms; 0 embeds whole utterances."""
@@ -31,46 +31,12 @@ class EmbeddingOptions(Options):
     """Threads that read evaluation audio; auto: as many as this process has cores, eight at most."""
     precision: Literal["auto", "no", "bf16", "fp16"] = "no"
     """Precision of the network while embedding; auto: that of training (runtime.precision)."""
-
-    @property
-    def modes(self) -> tuple[Mode, ...]:
-        """What is embedded, one or two ways."""
-        if self.embedding == "both":
-            return "crops", "whole"
-        if self.embedding == "auto":
-            return ("crops",) if self.eval_frames else ("whole",)
-        return (self.embedding,)
-
-    def in_mode(self, mode: Mode) -> "EmbeddingOptions":
-        """The same with one way of embedding only."""
-        return self.model_copy(update={"embedding": mode})
-
-    def describe(self) -> dict[str, Any]:
-        """The way of embedding in plain values: what is measured on embeddings belongs to exactly one of these."""
-        name = self.modes[0] if len(self.modes) == 1 else "both"
-        crops = {} if name == "whole" else {"eval_frames": self.eval_frames, "num_crops": self.num_crops}
-        return {"embedding": name, **crops}
-
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """Crops without a length."""
-        if self.embedding in ("crops", "both") and self.eval_frames == 0:
-            yield "eval_frames", f"0 with embedding: {self.embedding}; expected the length of a crop in frames of 10 ms"
-
-
-class ScoringOptions(Options):
-    """How embeddings become scores."""
-
     score: Literal["cosine", "mean_distance"] = "cosine"
     """cosine of the mean embeddings, or minus the mean distance over all pairs of crops (voxceleb_trainer's)."""
     score_norm: ScoreNorm = "none"
     """Score normalisation against a cohort: z, t, s (symmetric) or as (adaptive symmetric)."""
     cohort_size: Count = 300
     """The nearest cohort members that adaptive s-norm takes (all where the cohort is smaller)."""
-
-
-class MeasuringOptions(Options):
-    """How scores become figures."""
-
     dcf_target_priors: list[Probability] = Field(default=[0.01, 0.05, 0.001])
     """Prior probabilities of a target for the detection cost; 0.01 and 0.05 are always reported."""
     c_miss: Positive = UNIT_COST
@@ -79,20 +45,10 @@ class MeasuringOptions(Options):
     """Cost of a false accept."""
     bootstrap_samples: Annotated[int, Ge(0), Le(1_000_000)] = 1000
     """Draws of speakers for the confidence intervals; 0 gives no intervals."""
-
-
-class SliceOptions(Options):
-    """What kinds of trials are looked at one by one."""
-
     metadata: InputPath = ""
     """CSV with a column path and any others (gender, age, …): results are sliced by them."""
     slices: list[str] = Field(default=[])
     """What to slice by: duration, snr, or columns of metadata; empty: duration and every metadata column that fits."""
-
-
-class EvaluationOptions(SliceOptions, MeasuringOptions, ScoringOptions, EmbeddingOptions):
-    """How trial lists are scored and reported."""
-
     validation_precision: Literal["auto", "no", "bf16", "fp16"] = "auto"
     """Precision of the network in validations while training; auto: that of training. `precision` is reported by."""
     max_trials: CountOrZero = 0
@@ -121,3 +77,27 @@ class EvaluationOptions(SliceOptions, MeasuringOptions, ScoringOptions, Embeddin
     """Degrade the trial audio step by step and report the EER: noise, reverb, duration, telephone."""
     keep_embeddings: bool = True
     """Keep embeddings beside the results and use them again while model and audio are unchanged."""
+
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        """What is embedded, one or two ways."""
+        if self.embedding == "both":
+            return "crops", "whole"
+        if self.embedding == "auto":
+            return ("crops",) if self.eval_frames else ("whole",)
+        return (self.embedding,)
+
+    def in_mode(self, mode: Mode) -> "EvaluationOptions":
+        """The same with one way of embedding only."""
+        return self.model_copy(update={"embedding": mode})
+
+    def describe(self) -> dict[str, Any]:
+        """The way of embedding in plain values: what is measured on embeddings belongs to exactly one of these."""
+        name = self.modes[0] if len(self.modes) == 1 else "both"
+        crops = {} if name == "whole" else {"eval_frames": self.eval_frames, "num_crops": self.num_crops}
+        return {"embedding": name, **crops}
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Crops without a length."""
+        if self.embedding in ("crops", "both") and self.eval_frames == 0:
+            yield "eval_frames", f"0 with embedding: {self.embedding}; expected the length of a crop in frames of 10 ms"

@@ -18,7 +18,7 @@ from speakernet.evaluation.calibration import smaller_side
 from speakernet.evaluation.csv_tables import read_csv
 from speakernet.evaluation.embedding import checked_lengths
 from speakernet.evaluation.figures import ALWAYS_SHOWN_PRIORS, operating_points
-from speakernet.evaluation.options import SliceOptions
+from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.quality import signal_to_noise_ratios
 from speakernet.evaluation.results import GroupResult, SliceResult
 from speakernet.evaluation.speakers import Speakers
@@ -60,7 +60,7 @@ def all_slices(
     scores: np.ndarray,
     speakers: Speakers,
     source: AudioSource,
-    options: SliceOptions,
+    options: EvaluationOptions,
     *,
     num_threads: int,
     num_draws: int,

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from speakernet.frontend.options import (
+    FrontendOptions,
     KaldiFbankOptions,
     KaldiMfccOptions,
     LogMelOptions,
     MelOptions,
-    RawWaveformOptions,
     ShapedMelOptions,
 )
 from speakernet.frontend.perturbation import KeyedDraws, VocalTracts, warped_banks
@@ -110,7 +110,7 @@ class RawWaveform(FrontEnd):
     num_features = 1
     window_samples = hop_samples = min_samples = 1
 
-    def __init__(self, options: RawWaveformOptions) -> None:
+    def __init__(self, options: FrontendOptions) -> None:
         super().__init__()
         self.options = options
 

@@ -135,15 +135,15 @@ class SpeechBrainFbankOptions(MelOptions):
     auto_values: ClassVar = {"normalize": "mean"}
 
 
-class RawWaveformOptions(FrontendOptions):
-    """The samples themselves as one feature, for models that learn their own filterbank (RawNet3)."""
-
-
 FEATURES: dict[str, Component] = {
     "log_mel": Component(LogMelOptions, "speakernet.frontend.features:LogMel"),
     "fbank": Component(KaldiFbankOptions, "speakernet.frontend.features:KaldiFbank"),
     "mfcc": Component(KaldiMfccOptions, "speakernet.frontend.features:KaldiMfcc"),
     "speechbrain": Component(SpeechBrainFbankOptions, "speakernet.frontend.speechbrain:SpeechBrainFbank"),
     "tf_mel": Component(TfMelOptions, "speakernet.frontend.tf_mel:TfMel"),
-    "raw": Component(RawWaveformOptions, "speakernet.frontend.features:RawWaveform"),
+    "raw": Component(
+        FrontendOptions,
+        "speakernet.frontend.features:RawWaveform",
+        "The samples themselves as one feature, for models that learn their own filterbank (RawNet3).",
+    ),
 }

@@ -16,7 +16,7 @@ from speakernet.evaluation.calibrating import Fit, fit_for_verifying, fit_scores
 from speakernet.evaluation.embedder import Embedder
 from speakernet.evaluation.embedding import embed_utterances
 from speakernet.evaluation.figures import figures
-from speakernet.evaluation.options import EmbeddingOptions, MeasuringOptions
+from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import FEW_TARGETS, Results
 from speakernet.evaluation.scoring import EPSILON, mean_embeddings
 from speakernet.evaluation.speakers import Speakers, speakers_of
@@ -70,9 +70,9 @@ def calibrate_on_trials(
     check_writable(out or verifier.name)
     trials = read_trials(trials_path)
     source = open_source(audio or audio_folder_of(trials_path), verifier.sample_rate, show_progress=True)
-    embedder = Embedder(verifier.embedding_net, EmbeddingOptions(embedding="whole"), verifier.device)
+    embedder = Embedder(verifier.embedding_net, EvaluationOptions(embedding="whole"), verifier.device)
     fit, scores = fit_for_verifying(embedder, verifier.contents, trials, source, prior)
-    return _write(verifier, fit, figures(trials, scores, speakers_of(trials), MeasuringOptions(), DEFAULT_SEED), out)
+    return _write(verifier, fit, figures(trials, scores, speakers_of(trials), EvaluationOptions(), DEFAULT_SEED), out)
 
 
 def calibrate_on_people(
@@ -93,12 +93,12 @@ def calibrate_on_people(
     check_writable(out or verifier.name)
     strangers = np.empty((0, 1, verifier.embedding_dim), dtype=np.float32)
     if cohort is not None:
-        options = EmbeddingOptions(embedding="whole")
+        options = EvaluationOptions(embedding="whole")
         net, device = verifier.embedding_net, verifier.device
         strangers = embed_utterances(net, cohort.source, cohort.names, options, device=device, description="cohort")
     trials, scores, speakers = _own_trials(verifier, store, mean_embeddings(strangers, verifier.mean))
     fit = fit_scores(trials, scores, prior, whole_cosine(verifier.mean is not None))
-    return _write(verifier, fit, figures(trials, scores, speakers, MeasuringOptions(), DEFAULT_SEED), out)
+    return _write(verifier, fit, figures(trials, scores, speakers, EvaluationOptions(), DEFAULT_SEED), out)
 
 
 def _own_trials(

@@ -12,7 +12,7 @@ from speakernet.data.lists import StringTable
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation.embedding import embed_utterances
 from speakernet.evaluation.embedding_store import load_embeddings, save_embeddings, store_key
-from speakernet.evaluation.options import EmbeddingOptions
+from speakernet.evaluation.options import EvaluationOptions
 from speakernet.files import WHOLE, WorkPart, atomic_write, check_writable, share
 from speakernet.inference.recordings import AudioInputs
 from speakernet.inference.verifier import SpeakerVerifier
@@ -122,7 +122,7 @@ def _embed_block(
 
 
 def _embed(verifier: SpeakerVerifier, source: AudioSource, names: Sequence[str] | StringTable) -> np.ndarray:
-    options, device = EmbeddingOptions(embedding="whole"), verifier.device
+    options, device = EvaluationOptions(embedding="whole"), verifier.device
     # Not repeated from its start: `SpeakerVerifier.embed` takes a short recording as it is.
     values = embed_utterances(
         verifier.embedding_net, source, names, options, device=device, description="", wrapped_seconds=0.0

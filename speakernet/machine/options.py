@@ -8,8 +8,8 @@ from pydantic import Field
 from speakernet.options import Options, Processes, Share, Switch
 
 
-class DistributedOptions(Options):
-    """Several processes that work as one. torchrun (or srun) starts them; no option has to say so."""
+class MachineOptions(Options):
+    """Device, threads, memory and the switches of torch's libraries."""
 
     distributed: bool = False
     """Start a process for each GPU of this machine, as torchrun would; with one GPU or none it is one process."""
@@ -21,11 +21,6 @@ class DistributedOptions(Options):
     """Seconds that a process waits for the others; then the one that hangs is named and the run ends."""
     sync_batch_norm: Switch = "auto"
     """Batch norm over the batch of all processes; auto: with several, or the recipe would mean something else."""
-
-
-class MachineOptions(DistributedOptions):
-    """Device, threads, memory and the switches of torch's libraries."""
-
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes a GPU where there is one (of CUDA or ROCm; a Mac trains on its CPU, mps is not supported)."""
     gpu_id: Annotated[int, Ge(0), Le(1023)] | None = None

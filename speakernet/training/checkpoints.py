@@ -29,7 +29,7 @@ from speakernet.run_folder import (
     epoch_paths,
     move_aside,
 )
-from speakernet.training.options import CheckpointOptions
+from speakernet.training.options import TrainingOptions
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ def find_checkpoint(folder: Path) -> tuple[Path, dict[str, Any]] | None:
 class CheckpointStore:
     """Writes and reads the checkpoints of one run folder, which is made when missing."""
 
-    def __init__(self, folder: str | Path, options: CheckpointOptions) -> None:
+    def __init__(self, folder: str | Path, options: TrainingOptions) -> None:
         self.folder = Path(folder)
         self.last_path, self.best_path = self.folder / LAST, self.folder / BEST
         self.previous_path = self.folder / PREVIOUS

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from speakernet.files import error_line
 from speakernet.machine.device import DeviceClock
 from speakernet.random import capture_random_state, restore_random_state
-from speakernet.training.options import CompileOptions
+from speakernet.training.options import RuntimeOptions
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class Compiler:
     def __init__(
         self,
         net: nn.Module,
-        options: CompileOptions | None,
+        options: RuntimeOptions | None,
         *,
         prepare: Callable[[nn.Module], None] | None = None,
         clock: DeviceClock | None = None,

@@ -16,11 +16,11 @@ from speakernet.training.options import (
     OPTIMIZERS,
     AdamOptions,
     AdamWOptions,
-    FineTuningOptions,
     NAdamOptions,
     OptimizerOptions,
     RAdamOptions,
     SgdOptions,
+    TrainingOptions,
 )
 
 logger = logging.getLogger(__name__)
@@ -191,7 +191,7 @@ class Freezing:
         options: for how long, and whether statistics stay even then.
     """
 
-    def __init__(self, net: nn.Module, options: FineTuningOptions) -> None:
+    def __init__(self, net: nn.Module, options: TrainingOptions) -> None:
         self.keeps_statistics = options.freeze_norm_statistics
         self._net, self._epochs = net, options.freeze_epochs
         # What a network never trains (RawNet3's idle norms) does not begin to learn when the rest does.

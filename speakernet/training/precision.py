@@ -15,7 +15,7 @@ from torch import nn
 
 from speakernet.machine.facts import cpu_flags, native_bf16
 from speakernet.random import capture_random_state, restore_random_state
-from speakernet.training.options import PrecisionOptions
+from speakernet.training.options import RuntimeOptions
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class Precision:
     BACKOFF: ClassVar[float] = 0.5
     GROWTH: ClassVar[float] = 2.0
 
-    def __init__(self, options: PrecisionOptions, name: str, device: torch.device, *, reason: str = "") -> None:
+    def __init__(self, options: RuntimeOptions, name: str, device: torch.device, *, reason: str = "") -> None:
         """Make the precision `name`, which `choose_precision` chose, on `device`."""
         self.name = name
         self.device = device

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from speakernet.machine.facts import measuring
-from speakernet.training.options import ProfileOptions
+from speakernet.training.options import RuntimeOptions
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class StepProfiler:
         device: the device of the training; its kernels are recorded too when it is a GPU.
     """
 
-    def __init__(self, options: ProfileOptions, folder: str | Path, device: torch.device) -> None:
+    def __init__(self, options: RuntimeOptions, folder: str | Path, device: torch.device) -> None:
         self.folder = Path(folder)
         self.num_steps = num_steps = options.profile_steps
         self.is_on_gpu = device.type == "cuda"

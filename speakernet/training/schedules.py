@@ -16,7 +16,6 @@ from speakernet.training.options.schedules import (
     FactorOptions,
     FloorOptions,
     LinearOptions,
-    MarginOptions,
     OneCycleOptions,
     PlateauOptions,
     PolynomialOptions,
@@ -170,7 +169,7 @@ class MarginSchedule:
     here divided by 0.999 so that it ends exactly at the full margin.
     """
 
-    def __init__(self, options: MarginOptions, full: float, *, steps_per_epoch: int) -> None:
+    def __init__(self, options: ScheduleOptions, full: float, *, steps_per_epoch: int) -> None:
         self.options = options
         self.full = full
         self.steps_per_epoch = max(1, steps_per_epoch)

@@ -12,7 +12,7 @@ from typing import Any
 from speakernet.machine.threads import HANGUP, STOP_SIGNALS
 from speakernet.parallel import distributed
 from speakernet.parallel.group import request_everywhere, requested
-from speakernet.training.options import TrainerOptions
+from speakernet.training.options import TrainingOptions
 
 logger = logging.getLogger(__name__)
 
@@ -85,11 +85,11 @@ class TrainingState:
         for field in dataclasses.fields(self):
             setattr(self, field.name, values.get(field.name, getattr(self, field.name)))
 
-    def epochs_done(self, options: TrainerOptions) -> bool:
+    def epochs_done(self, options: TrainingOptions) -> bool:
         """Whether all epochs are trained and evaluated, or the run was stopped early."""
         return (self.epoch >= options.max_epochs or self.stopped_early) and not self.awaits_evaluation
 
-    def is_finished(self, options: TrainerOptions) -> bool:
+    def is_finished(self, options: TrainingOptions) -> bool:
         """Whether nothing is left to do, the average of the last checkpoints included."""
         return self.epochs_done(options) and (self.averaged or options.average_checkpoints == 0)
 

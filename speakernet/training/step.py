@@ -24,7 +24,7 @@ from speakernet.parallel.sync_norm import SynchronizedNorm
 from speakernet.random import capture_random_state, restore_random_state
 from speakernet.training.compiling import BufferGuard, Compiler
 from speakernet.training.optimizers import set_learning_rate
-from speakernet.training.options import StepControl
+from speakernet.training.options import TrainingOptions
 from speakernet.training.precision import Precision
 from speakernet.training.profiler import NoProfiler, StepProfiler
 
@@ -263,7 +263,7 @@ class TrainingStep:
         loss: nn.Module,
         optimizer: torch.optim.Optimizer,
         precision: Precision,
-        options: StepControl,
+        options: TrainingOptions,
         *,
         profiler: StepProfiler | NoProfiler,
         utterances_per_speaker: int,

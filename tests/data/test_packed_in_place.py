@@ -23,7 +23,7 @@ from speakernet.data.packed import PackedSource, load_into_ram
 from speakernet.data.packing import pack
 from speakernet.data.workers import ReadAhead
 from speakernet.evaluation.embedding import embed_utterances
-from speakernet.evaluation.options import EmbeddingOptions
+from speakernet.evaluation.options import EvaluationOptions
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_embeddings(corpus: Path, tiny_corpus: Path) -> None:
     names: StringTable = read_trials(tiny_corpus / "trials.txt").names
     source = open_source(corpus)
     assert isinstance(source, PackedSource)
-    options = EmbeddingOptions(eval_frames=80, num_crops=2)
+    options = EvaluationOptions(eval_frames=80, num_crops=2)
     found = embed_utterances(net, source, names, options)
     expected = embed_utterances(net, open_source(tiny_corpus), names, options)
     assert found.shape == (len(names), 2, 8) and (found == expected).all()

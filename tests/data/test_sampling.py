@@ -7,38 +7,38 @@ from hypothesis import strategies as st
 
 from speakernet.data import sampling
 from speakernet.data.batches import speed_fractions
-from speakernet.data.options import SamplingOptions
+from speakernet.data.options import DataOptions
 from speakernet.data.sampling import BalancedSampler, ShuffledSampler, Voices, rank_share, smallest_batch
 from speakernet.random import KeyedRandom
 
 
 def test_shuffled_uses_everything_once() -> None:
-    sampler = ShuffledSampler(np.zeros(103, np.int32), SamplingOptions(batch_size=10), seed=1)
+    sampler = ShuffledSampler(np.zeros(103, np.int32), DataOptions(batch_size=10), seed=1)
     plan = sampler.epoch(0)
     assert len(plan) == 10 and plan.num_left_out == 3
     assert len(set(plan.rows.tolist())) == 100
     np.testing.assert_array_equal(plan.rows, sampler.epoch(0).rows)
     assert not np.array_equal(plan.rows, sampler.epoch(1).rows)
     with pytest.raises(ValueError, match="103 usable utterances"):
-        ShuffledSampler(np.zeros(103, np.int32), SamplingOptions(batch_size=104), seed=1)
+        ShuffledSampler(np.zeros(103, np.int32), DataOptions(batch_size=104), seed=1)
 
 
 def test_shuffled_takes_so_many_of_a_speaker_and_others_the_next_time() -> None:
     labels = np.repeat(np.arange(3), [2, 10, 5]).astype(np.int32)
-    sampler = ShuffledSampler(labels, SamplingOptions(batch_size=2, max_utterances_per_speaker=4), seed=1)
+    sampler = ShuffledSampler(labels, DataOptions(batch_size=2, max_utterances_per_speaker=4), seed=1)
     plans = [sampler.epoch(epoch) for epoch in range(2)]
     for plan in plans:
         assert np.bincount(labels[plan.rows]).tolist() == [2, 4, 4] and len(set(plan.rows.tolist())) == 10
         assert plan.num_left_out == 7
     assert set(plans[0].rows.tolist()) != set(plans[1].rows.tolist())
     with pytest.raises(ValueError, match="10 usable utterances an epoch"):
-        ShuffledSampler(labels, SamplingOptions(batch_size=11, max_utterances_per_speaker=4), seed=1)
+        ShuffledSampler(labels, DataOptions(batch_size=11, max_utterances_per_speaker=4), seed=1)
 
 
 def test_a_bound_that_binds_nobody_changes_no_batch() -> None:
     labels = np.repeat(np.arange(3), [2, 10, 5]).astype(np.int32)
     free, bound = (
-        ShuffledSampler(labels, SamplingOptions(batch_size=2, max_utterances_per_speaker=most), seed=1).epoch(0)
+        ShuffledSampler(labels, DataOptions(batch_size=2, max_utterances_per_speaker=most), seed=1).epoch(0)
         for most in ("auto", 10)
     )
     np.testing.assert_array_equal(free.rows, bound.rows)
@@ -54,11 +54,11 @@ def test_balanced_batches_hold_no_speaker_twice(counts: list[int], unit: int, si
     }
     if sum(count >= unit for count in counts) < size:
         with pytest.raises(ValueError, match="a batch takes"):
-            BalancedSampler(labels, SamplingOptions(**options), seed=3)
+            BalancedSampler(labels, DataOptions(**options), seed=3)
         return
     before, sampling.EXACT_WORK = sampling.EXACT_WORK, 0 if by_rounds else sampling.EXACT_WORK
     try:
-        plan = BalancedSampler(labels, SamplingOptions(**options), seed=3).epoch(0)
+        plan = BalancedSampler(labels, DataOptions(**options), seed=3).epoch(0)
     finally:
         sampling.EXACT_WORK = before
     groups = np.array(counts) // unit
@@ -76,19 +76,19 @@ def test_balanced_batches_hold_no_speaker_twice(counts: list[int], unit: int, si
 def test_balanced_bounds_utterances_and_counts_short_speakers(caplog: pytest.LogCaptureFixture) -> None:
     labels = np.repeat(np.arange(4), [1, 10, 10, 10]).astype(np.int32)
     sampler = BalancedSampler(
-        labels, SamplingOptions(utterances_per_speaker=2, batch_size=3, max_utterances_per_speaker=5), seed=1
+        labels, DataOptions(utterances_per_speaker=2, batch_size=3, max_utterances_per_speaker=5), seed=1
     )
     assert "1 speakers have fewer than 2" in caplog.text
     assert np.bincount(labels[sampler.epoch(0).rows]).tolist() == [0, 4, 4, 4]
     with pytest.raises(ValueError, match="max_utterances_per_speaker"):
         BalancedSampler(
-            labels, SamplingOptions(utterances_per_speaker=2, batch_size=1, max_utterances_per_speaker=1), seed=1
+            labels, DataOptions(utterances_per_speaker=2, batch_size=1, max_utterances_per_speaker=1), seed=1
         )
 
 
 def test_drawn_lengths_keep_the_audio_of_a_batch() -> None:
     plan = ShuffledSampler(
-        np.zeros(1000, np.int32), SamplingOptions(batch_size=40, crop_frames=200, crop_frames_max=400), seed=1
+        np.zeros(1000, np.int32), DataOptions(batch_size=40, crop_frames=200, crop_frames_max=400), seed=1
     ).epoch(0)
     sizes = np.diff(plan.bounds)
     assert set(plan.crop_frames.tolist()) <= set(range(200, 401)) and len(set(plan.crop_frames.tolist())) > 5
@@ -100,7 +100,7 @@ def test_drawn_lengths_keep_the_audio_of_a_batch() -> None:
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_ranks_share_every_batch(world_size: int) -> None:
     labels = np.repeat(np.arange(8), 6).astype(np.int32)
-    plan = BalancedSampler(labels, SamplingOptions(utterances_per_speaker=2, batch_size=4), seed=1).epoch(2)
+    plan = BalancedSampler(labels, DataOptions(utterances_per_speaker=2, batch_size=4), seed=1).epoch(2)
     for batch in range(len(plan)):
         parts = [plan.rows[rank_share(plan, batch, 2, rank, world_size)] for rank in range(world_size)]
         np.testing.assert_array_equal(np.concatenate(parts), plan.rows[plan.bounds[batch] : plan.bounds[batch + 1]])
@@ -113,7 +113,7 @@ def test_no_share_is_ever_empty_and_none_changes_the_number_of_steps(data: st.Da
     """With as many ranks as the smallest batch has units, which is the most that is let through."""
     unit, size, longest = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 9)), data.draw(st.integers(100, 400))
     speakers = data.draw(st.integers(size, 12))
-    options = SamplingOptions(
+    options = DataOptions(
         utterances_per_speaker=unit, batch_size=size, crop_frames=100, crop_frames_max=longest if longest > 100 else 0
     )
     labels = np.repeat(np.arange(speakers), 5).astype(np.int32)
@@ -130,7 +130,7 @@ def test_no_share_is_ever_empty_and_none_changes_the_number_of_steps(data: st.Da
 
 def test_speeds() -> None:
     voices = Voices(speeds=tuple(speed_fractions([0.9, 1.0, 1.1])))
-    plan = ShuffledSampler(np.zeros(600, np.int32), SamplingOptions(batch_size=10), seed=1, voices=voices).epoch(0)
+    plan = ShuffledSampler(np.zeros(600, np.int32), DataOptions(batch_size=10), seed=1, voices=voices).epoch(0)
     assert np.bincount(plan.voices).min() > 150
     assert [str(one) for one in speed_fractions([1.0])] == ["1"]
 

@@ -5,14 +5,14 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from speakernet.data.options import SamplingOptions
+from speakernet.data.options import DataOptions
 from speakernet.data.sampling import BalancedSampler, Sampler, ShuffledSampler, Voices
 
 NINE = {"speeds": (Fraction(1), Fraction(9, 10), Fraction(11, 10)), "warps": (1.0, 0.92, 1.08)}
 
 
 def shuffled(voices: Voices, num_rows: int = 960, batch_size: int = 32) -> Sampler:
-    return ShuffledSampler(np.zeros(num_rows, np.int32), SamplingOptions(batch_size=batch_size), seed=1, voices=voices)
+    return ShuffledSampler(np.zeros(num_rows, np.int32), DataOptions(batch_size=batch_size), seed=1, voices=voices)
 
 
 def test_every_voice_of_every_speaker_has_a_class_of_its_own() -> None:
@@ -66,7 +66,7 @@ def test_the_tail_is_as_recorded() -> None:
 
 def test_utterances_that_are_compared_share_their_voice() -> None:
     labels = np.repeat(np.arange(12), 6).astype(np.int32)
-    options = SamplingOptions(batch_size=4, utterances_per_speaker=3)
+    options = DataOptions(batch_size=4, utterances_per_speaker=3)
     sampler = BalancedSampler(labels, options, seed=1, voices=Voices(**NINE, real_share=0.5))
     plan = sampler.epoch(0)
     groups = plan.voices.reshape(-1, 3)

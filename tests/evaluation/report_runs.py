@@ -7,7 +7,7 @@ import numpy as np
 
 from speakernet.data.lists import TrialList, read_trials, write_trials
 from speakernet.evaluation.figures import figures
-from speakernet.evaluation.options import MeasuringOptions
+from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.score_files import write_scores
 from speakernet.evaluation.scoring import cosine_scores, mean_embeddings
 from speakernet.evaluation.speakers import Speakers, speakers_of
@@ -34,7 +34,7 @@ def make_run(folder: Path, trials: TrialList, noise: float = 1.2, seed: int = 1)
     embeddings, speakers = make_embeddings(trials, noise, seed)
     scores = cosine_scores(embeddings, trials.enrol, trials.test)
     write_scores(folder / "scores.txt", trials, scores)
-    results = figures(trials, scores, speakers, MeasuringOptions(bootstrap_samples=50), 0).to_dict()
+    results = figures(trials, scores, speakers, EvaluationOptions(bootstrap_samples=50), 0).to_dict()
     rows = [
         {"label": "under 2 s", "num_trials": 40, "num_targets": 6, "note": "only 6 targets"}
         | {"eer_percent": 9.0, "eer_interval_percent": [4.0, 14.0]},

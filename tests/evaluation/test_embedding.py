@@ -23,7 +23,7 @@ from speakernet.evaluation.batching import plan_of, usual_width
 from speakernet.evaluation.embedder import Embedder
 from speakernet.evaluation.embedding import crop_starts, embed_utterances
 from speakernet.evaluation.evaluate import evaluate, score_trials
-from speakernet.evaluation.options import EmbeddingOptions, EvaluationOptions, ScoringOptions
+from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.speakers import speakers_of
 from speakernet.models.speaker_net import SpeakerNet
 
@@ -60,7 +60,7 @@ def test_whole_utterances_in_buckets_equal_one_by_one(
         return embed(waveforms, lengths, sample_rate=sample_rate)
 
     monkeypatch.setattr(net, "embed", watched)
-    options = EmbeddingOptions(eval_frames=0, batch_size=5)
+    options = EvaluationOptions(eval_frames=0, batch_size=5)
     batched = embed_utterances(net, source, names, options, has_few_shapes=has_few_shapes)
     assert len(shapes) > 2
     if has_few_shapes:
@@ -75,7 +75,7 @@ def test_batches_beside_each_other_give_what_one_after_the_other_gives(
     net: SpeakerNet, source: FolderSource, names: StringTable
 ) -> None:
     """Also of a network that is being trained, whose mode no batch may change below another."""
-    options, before = EmbeddingOptions(eval_frames=60, num_crops=2, batch_size=3), torch.get_num_threads()
+    options, before = EvaluationOptions(eval_frames=60, num_crops=2, batch_size=3), torch.get_num_threads()
     trained = copy.deepcopy(net).train()
     expected = embed_utterances(net, source, names, options)
     torch.set_num_threads(3)
@@ -92,7 +92,7 @@ def test_batches_beside_each_other_give_what_one_after_the_other_gives(
 def test_crops_equal_one_utterance_at_a_time(
     net: SpeakerNet, source: FolderSource, names: StringTable, batch_size: int, frames: int
 ) -> None:
-    options = EmbeddingOptions(eval_frames=frames, num_crops=4, batch_size=batch_size)
+    options = EvaluationOptions(eval_frames=frames, num_crops=4, batch_size=batch_size)
     found = embed_utterances(net, source, names, options)
     for row, name in enumerate(names):
         audio, length = source.read(name), frames * 160 + 240
@@ -107,7 +107,7 @@ def test_crops_equal_one_utterance_at_a_time(
 def test_crops_of_long_recordings_are_read_where_they_lie(
     net: SpeakerNet, source: FolderSource, names: StringTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = EmbeddingOptions(eval_frames=30, num_crops=4)
+    options = EvaluationOptions(eval_frames=30, num_crops=4)
     expected = embed_utterances(net, source, names, options)
     read: list[int | None] = []
     monkeypatch.setattr(embedding, "LONG_SECONDS", 1.05)
@@ -126,10 +126,10 @@ def test_long_recordings_are_the_mean_of_their_windows(
     net: SpeakerNet, source: FolderSource, names: StringTable, monkeypatch: pytest.MonkeyPatch, caplog
 ) -> None:
     caplog.set_level("INFO", logger="speakernet")
-    whole = embed_utterances(net, source, names, EmbeddingOptions(eval_frames=0))
+    whole = embed_utterances(net, source, names, EvaluationOptions(eval_frames=0))
     monkeypatch.setattr(embedding, "LONG_SECONDS", 1.05)
     monkeypatch.setattr(embedding, "WINDOW_SECONDS", 0.7)
-    found = embed_utterances(net, source, names, EmbeddingOptions(eval_frames=0, batch_size=5))
+    found = embed_utterances(net, source, names, EvaluationOptions(eval_frames=0, batch_size=5))
     num_long = 0
     for row, name in enumerate(names):
         audio = source.read(name)
@@ -158,7 +158,7 @@ def test_an_hour_takes_no_more_memory_than_its_parts(tmp_path: Path, frames: int
         for _ in range(60):
             file.write(block)
     source = FolderSource(tmp_path, keep_lookup=False)
-    options = EmbeddingOptions(eval_frames=frames, num_crops=5, num_workers=2)
+    options = EvaluationOptions(eval_frames=frames, num_crops=5, num_workers=2)
     tracemalloc.start()
     try:
         embed_utterances(Counting(), source, ["long.wav"], options)
@@ -204,7 +204,7 @@ def test_a_network_that_needs_more_gets_short_utterances_repeated(tmp_path: Path
     for name, samples in (("short", 4800), ("almost", 9600)):
         write_audio(tmp_path / f"{name}.wav", speech[:samples], 16000)
     source = FolderSource(tmp_path, keep_lookup=False)
-    found = embed_utterances(net, source, ["short.wav", "almost.wav"], EmbeddingOptions(eval_frames=0))
+    found = embed_utterances(net, source, ["short.wav", "almost.wav"], EvaluationOptions(eval_frames=0))
     for row, name in enumerate(("short.wav", "almost.wav")):
         repeated = torch.from_numpy(np.resize(source.read(name), net.min_samples))[None]
         np.testing.assert_allclose(found[row], net.embed(repeated, sample_rate=16000).numpy(), atol=1e-5)
@@ -213,15 +213,15 @@ def test_a_network_that_needs_more_gets_short_utterances_repeated(tmp_path: Path
 def test_audio_at_another_rate_than_the_networks_is_refused(net: SpeakerNet, tiny_corpus: Path) -> None:
     source = FolderSource(tiny_corpus, 8000, keep_lookup=False)
     with pytest.raises(ValueError, match=r"waveforms at 8000 Hz.*trained at 16000 Hz.*data.sample_rate: 16000"):
-        embed_utterances(net, source, ["spk08/utt0.wav"], EmbeddingOptions())
+        embed_utterances(net, source, ["spk08/utt0.wav"], EvaluationOptions())
 
 
 def test_missing_utterances_are_named_before_anything_is_embedded(net: SpeakerNet, source: FolderSource) -> None:
     missing = ["nobody/1.wav", "nobody/2.wav"]
     with pytest.raises(AudioError, match=r"2 of 3 utterances cannot be read.*nobody/1\.wav") as some:
-        embed_utterances(net, source, ["spk08/utt0.wav", *missing], EmbeddingOptions())
+        embed_utterances(net, source, ["spk08/utt0.wav", *missing], EvaluationOptions())
     with pytest.raises(AudioError, match=r"2 of 2 utterances cannot be read.*another folder\? --test_path"):
-        embed_utterances(net, source, missing, EmbeddingOptions())
+        embed_utterances(net, source, missing, EvaluationOptions())
     assert "another folder" not in str(some.value)
 
 
@@ -266,7 +266,7 @@ def test_no_algorithm_is_timed_for_lengths_that_do_not_come_again(
 
     monkeypatch.setattr(net, "embed", watched)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    options = EmbeddingOptions(embedding=mode, eval_frames=60, num_crops=1)
+    options = EvaluationOptions(embedding=mode, eval_frames=60, num_crops=1)
     Embedder(net, options).embed(names, source, mode, "trials")
     assert seen == {times} and torch.backends.cudnn.benchmark
 
@@ -275,8 +275,8 @@ def test_both_is_the_mean_of_crops_and_whole(net: SpeakerNet, source: FolderSour
     trials = read_trials(tiny_corpus / "trials.txt")
     scores = {}
     for mode in ("crops", "whole", "both"):
-        options = EmbeddingOptions(embedding=mode, eval_frames=60, num_crops=2)
-        scores[mode] = score_trials(Embedder(net, options), Backend(ScoringOptions()), trials, source).scores
+        options = EvaluationOptions(embedding=mode, eval_frames=60, num_crops=2)
+        scores[mode] = score_trials(Embedder(net, options), Backend(EvaluationOptions()), trials, source).scores
     np.testing.assert_allclose(scores["both"], (scores["crops"] + scores["whole"]) / 2, atol=1e-6)
 
 

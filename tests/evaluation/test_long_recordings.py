@@ -16,7 +16,7 @@ from speakernet.data.lists import StringTable
 from speakernet.data.sources import FolderSource
 from speakernet.evaluation import embedding, quality
 from speakernet.evaluation.embedding import embed_utterances
-from speakernet.evaluation.options import EmbeddingOptions
+from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.quality import FRAME_SECONDS, signal_to_noise_db, signal_to_noise_ratios
 from speakernet.evaluation.sweep import KINDS, Step, sweep_steps
 
@@ -128,7 +128,7 @@ def test_a_sweep_over_a_long_recording_takes_the_memory_of_its_windows(
     names = StringTable.from_strings(["long.wav"])
     degraded = steps[kind][-1].applied_to(source, names)
     source.lookup_table(names)
-    options = EmbeddingOptions(eval_frames=frames, num_crops=2, num_workers=1, batch_size=4)
+    options = EvaluationOptions(eval_frames=frames, num_crops=2, num_workers=1, batch_size=4)
     peak = peak_of(lambda: embed_utterances(Counting(), degraded, names, options))
     assert peak < WHOLE_BYTES
 
@@ -149,5 +149,5 @@ def test_windows_go_through_the_network_one_by_one(source: FolderSource, monkeyp
             batches.append(len(waveforms))
             return super().embed(waveforms, lengths, sample_rate=sample_rate)
 
-    embed_utterances(Watching(), source, ["5.wav", "0.wav", "1.wav"], EmbeddingOptions(eval_frames=0))
+    embed_utterances(Watching(), source, ["5.wav", "0.wav", "1.wav"], EvaluationOptions(eval_frames=0))
     assert batches == [2, 1, 1, 1, 1]

@@ -11,7 +11,7 @@ import pytest
 from speakernet.cli import main
 from speakernet.evaluation.figures import figures
 from speakernet.evaluation.headline import headline, headline_sentence
-from speakernet.evaluation.options import EvaluationOptions, MeasuringOptions
+from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import GroupResult, Results, SliceResult, SweepResult
 from speakernet.evaluation.score_files import write_scores
 from speakernet.evaluation.speakers import speakers_of
@@ -40,7 +40,7 @@ def scores(trials, random):
 
 
 def measured(trials, scores, draws=50, llrs=None):
-    options = MeasuringOptions(bootstrap_samples=draws, dcf_target_priors=[0.05, 0.2])
+    options = EvaluationOptions(bootstrap_samples=draws, dcf_target_priors=[0.05, 0.2])
     return figures(trials, scores, speakers_of(trials), options, 0, llrs)
 
 

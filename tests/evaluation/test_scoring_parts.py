@@ -13,7 +13,7 @@ from speakernet.evaluation import score_norm, scoring
 from speakernet.evaluation.calibration import AffineCalibration, fit_calibration, named_thresholds
 from speakernet.evaluation.figures import figures
 from speakernet.evaluation.metrics import cllr, eer, error_rates, min_cllr, min_dcf, point_at_false_accept_rate
-from speakernet.evaluation.options import MeasuringOptions
+from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import Results
 from speakernet.evaluation.score_norm import cohort_statistics, highest, normalize_scores, speaker_means
 from speakernet.evaluation.scoring import (
@@ -34,7 +34,7 @@ def trial_list(rows: list[tuple[int | None, str, str]]) -> TrialList:
 
 
 def measured(trials: TrialList, scores: np.ndarray) -> Results:
-    return figures(trials, scores, speakers_of(trials), MeasuringOptions(), 0)
+    return figures(trials, scores, speakers_of(trials), EvaluationOptions(), 0)
 
 
 @pytest.mark.parametrize("num_trials", [50, 5000])
@@ -268,4 +268,4 @@ def test_scores_that_are_not_finite_are_no_result() -> None:
     trials = TrialList(StringTable.from_strings("ab"), np.zeros(2, np.int32), np.ones(2, np.int32), None, "list")
     for bad in (np.nan, np.inf):
         with pytest.raises(ValueError, match="trials 2"):
-            figures(trials, np.array([0.1, bad]), speakers_of(trials), MeasuringOptions(), 0)
+            figures(trials, np.array([0.1, bad]), speakers_of(trials), EvaluationOptions(), 0)

@@ -8,7 +8,7 @@ from speakernet.data.augment.banks import noise_banks, rir_bank
 from speakernet.data.lists import StringTable, TrialList
 from speakernet.data.opening import open_source
 from speakernet.evaluation.metrics import eer, min_dcf
-from speakernet.evaluation.options import SliceOptions
+from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.slices import (
     all_slices,
     column_slicings,
@@ -126,12 +126,13 @@ def steps(audio):
 def test_all_slices_reads_what_was_asked_for(audio, random):
     trials = some_trials(2, 2)
     speakers, source = speakers_of(trials), open_source(audio)
-    options = SliceOptions(slices=["duration", "snr"])
+    options = EvaluationOptions(slices=["duration", "snr"])
     found = all_slices(trials, scores_of(trials, random), speakers, source, options, **PLAIN)
     assert [one.by.split(" of ")[0] for one in found] == ["duration", "signal-to-noise ratio"]
     assert [row.label for row in found[0].rows] == ["under 2 s", "2 to 4 s"]
     with pytest.raises(ValueError, match="'durations' is none of duration, snr"):
-        all_slices(trials, scores_of(trials, random), speakers, source, SliceOptions(slices=["durations"]), **PLAIN)
+        options = EvaluationOptions(slices=["durations"])
+        all_slices(trials, scores_of(trials, random), speakers, source, options, **PLAIN)
 
 
 def test_noise_has_the_ratio_it_names_and_is_the_same_noise_at_every_amount(steps, random):

@@ -13,7 +13,7 @@ from speakernet.machine import facts, memory
 from speakernet.machine.facts import measuring as guarded
 from speakernet.machine.facts import system_info
 from speakernet.machine.memory import Monitor
-from speakernet.training.options import ProfileOptions
+from speakernet.training.options import RuntimeOptions
 from speakernet.training.profiler import StepProfiler
 from speakernet.training.progress import PerformanceTracker
 
@@ -99,7 +99,7 @@ def test_a_profiler_that_fails_leaves_the_run_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    profiler = StepProfiler(ProfileOptions(profile_steps=1), tmp_path, torch.device("cpu"))
+    profiler = StepProfiler(RuntimeOptions(profile_steps=1), tmp_path, torch.device("cpu"))
     profiler.close()
     broken = types.SimpleNamespace(step=refuse, stop=refuse, toggle_collection_dynamic=refuse)
     profiler._profiler, profiler._is_running, profiler._steps = broken, True, 1

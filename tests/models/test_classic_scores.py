@@ -14,7 +14,7 @@ import torch
 
 from speakernet.data.opening import open_source
 from speakernet.evaluation.embedding import embed_utterances
-from speakernet.evaluation.options import EmbeddingOptions
+from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.scoring import mean_distance_scores
 from speakernet.models.importers import translate
 from speakernet.models.importers.voxceleb_trainer import RULES
@@ -42,7 +42,7 @@ def scores_of(case, importer_tests, shared_data, normalize=True):
     assert case["model"] in RULES
     net.load_state_dict(translate(importer_tests.foreign_state(case), net, "drawn").weights)
     source = open_source(shared_data / "speechocean_mini")
-    options = EmbeddingOptions(eval_frames=GOLDEN["eval_frames"], num_crops=GOLDEN["num_crops"], num_workers=1)
+    options = EvaluationOptions(eval_frames=GOLDEN["eval_frames"], num_crops=GOLDEN["num_crops"], num_workers=1)
     embeddings = embed_utterances(net, source, GOLDEN["names"], options)
     pairs = np.array(list(itertools.combinations(range(len(GOLDEN["names"])), 2)), dtype=np.int32)
     return mean_distance_scores(embeddings, pairs[:, 0].copy(), pairs[:, 1].copy(), normalize=normalize)

@@ -18,7 +18,7 @@ from speakernet.parallel import distributed
 from speakernet.parallel.sharding import gather_rows
 from speakernet.parallel.sync_norm import synchronize_norms
 from speakernet.training.optimizers import create_optimizer
-from speakernet.training.options import OPTIMIZERS, PrecisionOptions, TrainingOptions
+from speakernet.training.options import OPTIMIZERS, RuntimeOptions, TrainingOptions
 from speakernet.training.precision import Precision
 from speakernet.training.profiler import NoProfiler
 from speakernet.training.step import SeveralProcesses, TrainingStep
@@ -136,7 +136,7 @@ def build(case: Case) -> tuple[nn.Module, nn.Module, TrainingStep]:
         net,
         loss,
         create_optimizer(OPTIMIZERS["sgd"].options(learning_rate=0.05), [net, loss], CPU),
-        Precision(PrecisionOptions(), "no", CPU, reason="test"),
+        Precision(RuntimeOptions(), "no", CPU, reason="test"),
         TrainingOptions(),
         profiler=NoProfiler(),
         utterances_per_speaker=case.per_speaker,

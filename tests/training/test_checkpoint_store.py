@@ -11,7 +11,7 @@ import torch
 from speakernet import checkpoint, files
 from speakernet.checkpoint import CheckpointError, read_own_checkpoint, write_checkpoint
 from speakernet.training.checkpoints import CheckpointStore, to_cpu
-from speakernet.training.options import CheckpointOptions
+from speakernet.training.options import TrainingOptions
 
 
 def contents(value: float) -> dict:
@@ -20,7 +20,7 @@ def contents(value: float) -> dict:
 
 def test_saved_values_are_those_of_the_moment(tmp_path: Path):
     """The weights move on while the thread writes."""
-    store = CheckpointStore(tmp_path, CheckpointOptions())
+    store = CheckpointStore(tmp_path, TrainingOptions())
     live = contents(1.0)
     store.save_last(live)
     live["weights"]["a"].fill_(2.0)
@@ -29,7 +29,7 @@ def test_saved_values_are_those_of_the_moment(tmp_path: Path):
 
 
 def test_full_disk_keeps_the_old_file_and_is_told(tmp_path: Path, monkeypatch, caplog: pytest.LogCaptureFixture):
-    store = CheckpointStore(tmp_path, CheckpointOptions())
+    store = CheckpointStore(tmp_path, TrainingOptions())
     store.save_last(contents(1.0))
     store.wait()
 
@@ -57,7 +57,7 @@ def test_what_could_not_be_written_is_written_with_the_next(
     tmp_path: Path, monkeypatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """best.pt above all: a better one may never come. Each file is told of once, and again when it is written."""
-    store = CheckpointStore(tmp_path, CheckpointOptions(keep_checkpoints=2))
+    store = CheckpointStore(tmp_path, TrainingOptions(keep_checkpoints=2))
 
     def full(*_arguments) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -139,7 +139,7 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path):
 
 
 def test_only_the_newest_models_are_kept(tmp_path: Path):
-    store = CheckpointStore(tmp_path, CheckpointOptions(keep_checkpoints=2))
+    store = CheckpointStore(tmp_path, TrainingOptions(keep_checkpoints=2))
     for epoch in (1, 2, 3, 10):
         store.save_epoch(epoch, contents(epoch))
     store.close()
@@ -158,7 +158,7 @@ def test_leftovers_of_a_killed_write_are_removed(tmp_path: Path):
     leftover.write_bytes(b"half")
     other = tmp_path / "results.json"
     other.write_text("{}")
-    CheckpointStore(tmp_path, CheckpointOptions()).remove_leftovers()
+    CheckpointStore(tmp_path, TrainingOptions()).remove_leftovers()
     assert not leftover.exists() and other.exists()
 
 

@@ -15,7 +15,7 @@ from speakernet import checkpoint, files
 from speakernet.checkpoint import CheckpointError, read_own_checkpoint
 from speakernet.training import store as store_module
 from speakernet.training.checkpoints import CheckpointStore
-from speakernet.training.options import CheckpointOptions
+from speakernet.training.options import TrainingOptions
 
 
 def contents(value: float) -> dict:
@@ -42,7 +42,7 @@ def trained(folder: Path, epochs: int, **options):
 
 @pytest.mark.parametrize("compress", [False, True])
 def test_the_one_before_is_kept_from_the_second_write_on(tmp_path: Path, compress: bool):
-    store = CheckpointStore(tmp_path, CheckpointOptions(compress_checkpoints=compress))
+    store = CheckpointStore(tmp_path, TrainingOptions(compress_checkpoints=compress))
     for value in (1.0, 2.0, 3.0):
         store.save_last(contents(value))
         store.close()
@@ -78,7 +78,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_last(tmp_path: Path, monkeypatch: p
     moments = 0
     while True:
         folder = tmp_path / str(moments)
-        store = CheckpointStore(folder, CheckpointOptions())
+        store = CheckpointStore(folder, TrainingOptions())
         store.save_last(contents(1.0))
         store.save_last(contents(2.0))
         left = [moments]

@@ -22,7 +22,7 @@ from training_fakes import (
 from speakernet.checkpoint import read_own_checkpoint
 from speakernet.training.compiling import Compiler
 from speakernet.training.optimizers import Freezing, create_optimizer, set_learning_rate
-from speakernet.training.options import OPTIMIZERS, CompileOptions, FineTuningOptions, PrecisionOptions
+from speakernet.training.options import OPTIMIZERS, RuntimeOptions, TrainingOptions
 from speakernet.training.precision import Precision
 from speakernet.training.state import Interrupted, Stage
 from speakernet.training.step import TrainingStep
@@ -132,7 +132,7 @@ def test_patience_counts_from_the_given_weights(tmp_path: Path) -> None:
 def test_weights_that_never_learn_stay_so_when_the_rest_thaws() -> None:
     net = FakeNet()
     net.first.weight.requires_grad_(False)
-    freezing = Freezing(net, FineTuningOptions(freeze_epochs=1))
+    freezing = Freezing(net, TrainingOptions(freeze_epochs=1))
     freezing.begin_training(0)
     assert not any(parameter.requires_grad for parameter in net.parameters())
     assert net.training and not net.norm.training
@@ -160,9 +160,9 @@ def test_the_gradient_cache_trains_the_head_of_a_frozen_network() -> None:
 
     torch.manual_seed(0)
     net, loss = FakeNet(), WithHead()
-    Freezing(net, FineTuningOptions(freeze_epochs=1)).begin_training(0)
+    Freezing(net, TrainingOptions(freeze_epochs=1)).begin_training(0)
     optimizer = create_optimizer(optimizer_options("sgd", learning_rate=0.1), [net, loss], CPU)
-    step = make_step(net, loss, optimizer, Precision(PrecisionOptions(), "no", CPU, reason="test"), gradient_cache=True)
+    step = make_step(net, loss, optimizer, Precision(RuntimeOptions(), "no", CPU, reason="test"), gradient_cache=True)
     before, head = [value.clone() for value in net.state_dict().values()], loss.head.weight.clone()
     loader = FakeLoader()
     step.add(loader.batch(0))
@@ -177,7 +177,7 @@ def test_a_compiled_network_freezes_and_thaws_as_an_eager_one(tmp_path: Path, ca
     caplog.set_level("INFO")
 
     def compiled(net: nn.Module, step: TrainingStep) -> Compiler:
-        options = CompileOptions(compile="on", compile_scope="whole")
+        options = RuntimeOptions(compile="on", compile_scope="whole")
         return Compiler(net, options, recover=step.forget, prepare=lambda net: None)
 
     # Adam would make whole steps of the rounding in the gradient of a bias before batch norm, which is zero.

@@ -16,7 +16,7 @@ from speakernet.training.compiling import (
     repeated_blocks,
     training_bytes,
 )
-from speakernet.training.options import CompileOptions
+from speakernet.training.options import RuntimeOptions
 from speakernet.training.step import TrainingStep
 
 
@@ -123,7 +123,7 @@ class Recorder(nn.Module):
 
 def compiler_of(net: nn.Module, when: str, scope: str = "whole") -> Compiler:
     """A compiler that has nothing to prepare and nothing to recover."""
-    options = CompileOptions(compile=when, compile_scope=scope)
+    options = RuntimeOptions(compile=when, compile_scope=scope)
     return Compiler(net, options, recover=lambda: None, prepare=lambda net: None)
 
 
@@ -133,7 +133,7 @@ def decided(monkeypatch: pytest.MonkeyPatch, steps_left: int) -> Recorder:
     monkeypatch.setattr(compiling.time, "perf_counter", lambda: next(now))
     net = Recorder()
     compiler = Compiler(
-        net, CompileOptions(compile="auto", compile_scope="whole"), recover=lambda: None, prepare=lambda net: None
+        net, RuntimeOptions(compile="auto", compile_scope="whole"), recover=lambda: None, prepare=lambda net: None
     )
     for step in range(compiling.OBSERVED_STEPS + 5):
         compiler.consider(step, steps_left)
@@ -152,7 +152,7 @@ def test_auto_says_that_a_run_was_too_short(caplog: pytest.LogCaptureFixture):
     caplog.set_level("INFO", "speakernet")
     compiler = Compiler(
         Recorder(),
-        CompileOptions(compile="auto", compile_scope="whole"),
+        RuntimeOptions(compile="auto", compile_scope="whole"),
         recover=lambda: None,
         prepare=lambda net: None,
     )
@@ -168,7 +168,7 @@ def test_auto_takes_back_a_compilation_that_is_slower(monkeypatch: pytest.Monkey
     monkeypatch.setattr(compiling.time, "perf_counter", lambda: now)
     net = Recorder()
     compiler = Compiler(
-        net, CompileOptions(compile="auto", compile_scope="whole"), recover=lambda: None, prepare=lambda net: None
+        net, RuntimeOptions(compile="auto", compile_scope="whole"), recover=lambda: None, prepare=lambda net: None
     )
     for step in range(4 * compiling.OBSERVED_STEPS):
         now += compiled_seconds if compiler.is_compiled else 1.0
@@ -198,7 +198,7 @@ class ScriptedClock:
 def test_auto_judges_by_the_time_of_the_device(compiled_seconds: float, is_kept: bool):
     """The host is done at once: it only tells a GPU what to do."""
     net = Recorder()
-    options = CompileOptions(compile="auto", compile_scope="whole")
+    options = RuntimeOptions(compile="auto", compile_scope="whole")
     clock = ScriptedClock(lambda: compiled_seconds if compiler.is_compiled else 1.0)
     compiler = Compiler(net, options, recover=lambda: None, prepare=lambda net: None, clock=clock)
     for step in range(4 * compiling.OBSERVED_STEPS):
@@ -220,7 +220,7 @@ def test_failed_compilation_goes_on_eagerly_with_the_same_numbers(
 
     def make_compiler(net: nn.Module, step: TrainingStep) -> Compiler:
         net.compile = lambda **_options: setattr(net, "_compiled_call_impl", broken)  # type: ignore
-        options = CompileOptions(compile="on", compile_scope="whole")
+        options = RuntimeOptions(compile="on", compile_scope="whole")
         return Compiler(net, options, recover=step.forget, prepare=lambda net: None)
 
     # It runs the network before the compiler watches over it.
@@ -239,7 +239,7 @@ def test_compiled_equals_eager(scope: str):
     plain, compiled = Net(), Net()
     compiled.load_state_dict(plain.state_dict())
     compiler = Compiler(
-        compiled, CompileOptions(compile="on", compile_scope=scope), recover=lambda: None, prepare=lambda net: None
+        compiled, RuntimeOptions(compile="on", compile_scope=scope), recover=lambda: None, prepare=lambda net: None
     )
     for one, other in zip(run(plain), run(compiled), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

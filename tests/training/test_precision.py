@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from speakernet.training.options import PrecisionOptions
+from speakernet.training.options import RuntimeOptions
 from speakernet.training.precision import Precision, choose_precision, observe_activation_dtype
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -43,7 +43,7 @@ def test_impossible_precisions_are_refused_with_the_reason():
 
 def test_scale_follows_torchs_scaler():
     """The same overflows give the same scale after every step."""
-    ours = Precision(PrecisionOptions(loss_scale=256.0, loss_scale_growth_interval=3), "fp16", CPU)
+    ours = Precision(RuntimeOptions(loss_scale=256.0, loss_scale_growth_interval=3), "fp16", CPU)
     theirs = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=3)
     weight = nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=0.0)
@@ -57,9 +57,9 @@ def test_scale_follows_torchs_scaler():
 
 
 def test_scale_survives_a_checkpoint():
-    one = Precision(PrecisionOptions(loss_scale=8.0, loss_scale_growth_interval=2), "fp16", CPU)
+    one = Precision(RuntimeOptions(loss_scale=8.0, loss_scale_growth_interval=2), "fp16", CPU)
     one.update(torch.tensor(False))
-    other = Precision(PrecisionOptions(loss_scale_growth_interval=2), "fp16", CPU)
+    other = Precision(RuntimeOptions(loss_scale_growth_interval=2), "fp16", CPU)
     other.load_state_dict(one.state_dict())
     other.update(torch.tensor(False))
     assert float(other.scale) == 16.0
@@ -67,15 +67,15 @@ def test_scale_survives_a_checkpoint():
 
 @pytest.mark.parametrize("before", ["no", "bf16"])
 def test_a_run_that_changes_to_fp16_begins_with_the_scale_of_its_options(before):
-    other = Precision(PrecisionOptions(loss_scale=1024.0), "fp16", CPU)
-    other.load_state_dict(Precision(PrecisionOptions(), before, CPU).state_dict())
+    other = Precision(RuntimeOptions(loss_scale=1024.0), "fp16", CPU)
+    other.load_state_dict(Precision(RuntimeOptions(), before, CPU).state_dict())
     assert float(other.scale) == 1024.0
 
 
 @pytest.mark.parametrize(("name", "expected"), [("no", torch.float32), ("bf16", torch.bfloat16)])
 def test_activations_show_whether_autocast_took_effect(name, expected):
     net = nn.Sequential(nn.Conv1d(1, 2, 3), nn.BatchNorm1d(2), nn.Conv1d(2, 2, 3))
-    precision = Precision(PrecisionOptions(), name, CPU)
+    precision = Precision(RuntimeOptions(), name, CPU)
     with precision.autocast():
         assert observe_activation_dtype(net, lambda: net(torch.randn(2, 1, 9))) == expected
     assert observe_activation_dtype(nn.ReLU(), lambda: None) is None

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from speakernet.training.options import ProfileOptions
+from speakernet.training.options import RuntimeOptions
 from speakernet.training.profiler import NoProfiler, StepProfiler, peak_tensor_bytes
 
 
 def profiler_of(num_steps: int, folder: Path) -> StepProfiler:
     """A profiler of a run on the CPU."""
-    return StepProfiler(ProfileOptions(profile_steps=num_steps), folder, torch.device("cpu"))
+    return StepProfiler(RuntimeOptions(profile_steps=num_steps), folder, torch.device("cpu"))
 
 
 def test_profiler_writes_a_trace_a_table_and_shares(tmp_path: Path) -> None:

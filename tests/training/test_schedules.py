@@ -10,8 +10,8 @@ from speakernet.training.options.schedules import (
     ConstantOptions,
     ExponentialOptions,
     FloorOptions,
-    MarginOptions,
     PlateauOptions,
+    ScheduleOptions,
     StepOptions,
 )
 from speakernet.training.schedules import LearningRateSchedule, MarginSchedule, plateau_drops
@@ -100,15 +100,15 @@ def test_plateau_drops_on_the_eer_and_resumes():
 
 
 def test_margin_ramps():
-    ramp = MarginOptions(margin="linear", margin_initial=0.1, margin_begin_epoch=2, margin_end_epoch=4)
+    ramp = ScheduleOptions(margin="linear", margin_initial=0.1, margin_begin_epoch=2, margin_end_epoch=4)
     linear = MarginSchedule(ramp, 0.2, steps_per_epoch=10)
     assert [linear(step) for step in (0, 20, 30, 40, 400)] == pytest.approx([0.1, 0.1, 0.15, 0.2, 0.2])
-    steep = MarginSchedule(MarginOptions(margin="exponential", margin_end_epoch=2), 0.3, steps_per_epoch=10)
+    steep = MarginSchedule(ScheduleOptions(margin="exponential", margin_end_epoch=2), 0.3, steps_per_epoch=10)
     # half way: 1 - 0.001 ** 0.5 = 0.968377 of 0.999
     assert [steep(step) for step in (0, 10, 20)] == pytest.approx([0.0, 0.3 * 0.968377 / 0.999, 0.3], rel=1e-5)
     assert MarginSchedule(ConstantOptions(), 0.2, steps_per_epoch=10)(7) == 0.2
     with pytest.raises(ValueError, match="expected constant"):
-        MarginOptions(margin="cubic")
+        ScheduleOptions(margin="cubic")
 
 
 def test_every_schedule_says_what_it_is_itself() -> None:

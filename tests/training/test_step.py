@@ -16,14 +16,14 @@ from training_fakes import (
 )
 
 from speakernet.training.optimizers import OptimizerState, create_optimizer
-from speakernet.training.options import PrecisionOptions, SgdOptions
+from speakernet.training.options import RuntimeOptions, SgdOptions
 from speakernet.training.precision import Precision
 from speakernet.training.step import BufferGuard, TrainingStep
 
 
 def sgd_step(net: nn.Module, loss: nn.Module, precision: str = "no", **options) -> TrainingStep:
     optimizer = create_optimizer(SgdOptions(learning_rate=1.0, momentum=0.0, nesterov=False), [net, loss], CPU)
-    return make_step(net, loss, optimizer, Precision(PrecisionOptions(), precision, CPU), **options)
+    return make_step(net, loss, optimizer, Precision(RuntimeOptions(), precision, CPU), **options)
 
 
 def fresh(metric: bool = False, frozen_norm: bool = True, dropout: float = 0.0) -> tuple[FakeNet, nn.Module]:
@@ -188,7 +188,7 @@ def test_a_skipped_first_step_on_the_device_leaves_no_trace(name: str, monkeypat
         net, loss = fresh()
         options = optimizer_options(name, learning_rate=0.1, fused="on", weight_decay=0.1)
         moves = create_optimizer(options, [net, loss], CPU)
-        step = make_step(net, loss, moves, Precision(PrecisionOptions(), "no", CPU))
+        step = make_step(net, loss, moves, Precision(RuntimeOptions(), "no", CPU))
         step._skips_on_device = True
         batches = [FakeLoader(poisoned=frozenset({0} if skips else ())).batch(number) for number in range(3)]
         for batch in batches if skips else batches[1:]:

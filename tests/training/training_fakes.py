@@ -13,7 +13,7 @@ from torch import nn
 from speakernet.training.checkpoints import CheckpointStore
 from speakernet.training.compiling import Compiler
 from speakernet.training.optimizers import create_optimizer
-from speakernet.training.options import OPTIMIZERS, CompileOptions, OptimizerOptions, PrecisionOptions, TrainingOptions
+from speakernet.training.options import OPTIMIZERS, OptimizerOptions, RuntimeOptions, TrainingOptions
 from speakernet.training.options.schedules import CosineOptions
 from speakernet.training.precision import Precision
 from speakernet.training.profiler import NoProfiler
@@ -168,7 +168,7 @@ def make_trainer(
     dropout: float = 0.2,
     progress: bool = True,
     seed: int = 0,
-    compiles: CompileOptions | None = None,
+    compiles: RuntimeOptions | None = None,
     scheduled_epochs: int | None = None,
     network_learning_rate_factor: float = 1.0,
     stage: Stage = WHOLE_RUN,
@@ -183,7 +183,7 @@ def make_trainer(
     loader = loader or FakeLoader()
     rates = {"learning_rate": 0.01, "network_learning_rate_factor": network_learning_rate_factor, "weight_decay": 1e-4}
     moves = create_optimizer(optimizer_options(optimizer, **rates), [net, loss], CPU)
-    precise = Precision(PrecisionOptions(), precision, CPU, reason="test")
+    precise = Precision(RuntimeOptions(), precision, CPU, reason="test")
     numbers = list(eers or [50.0])
 
     def eer_in_turn() -> dict[str, float]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from speakernet.evaluation.comparison import compare_scores, short_names
 from speakernet.evaluation.headline import headline
-from speakernet.evaluation.options import MeasuringOptions
+from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.report import error_sections, sections
 from speakernet.evaluation.report.data import RunData, read_run
 from speakernet.evaluation.report.facts import configuration, plain_text
@@ -79,7 +79,7 @@ def _differences_part(runs: Sequence[RunData]) -> list[Block]:
         return [Paragraph("No two of these runs have labelled scores to compare.", is_quiet=True)]
     first, cards = with_labels[0], []
     assert first.trials is not None and first.scores is not None
-    speakers, num_draws = speakers_of(first.trials), default_of(MeasuringOptions, "bootstrap_samples")
+    speakers, num_draws = speakers_of(first.trials), default_of(EvaluationOptions, "bootstrap_samples")
     for other in with_labels[1:]:
         heading = f"{first.name} and {other.name}"
         if not _has_same_trials(first, other):

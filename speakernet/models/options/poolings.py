@@ -8,15 +8,7 @@ from speakernet.options import Component, Options
 
 
 class PoolingOptions(Options):
-    """The base of the options of poolings."""
-
-
-class MeanPoolingOptions(PoolingOptions):
-    """Mean over frames."""
-
-
-class MaxPoolingOptions(PoolingOptions):
-    """Largest value over frames."""
+    """The base of the options of poolings; most have none."""
 
 
 class StatisticsPoolingOptions(PoolingOptions):
@@ -24,42 +16,6 @@ class StatisticsPoolingOptions(PoolingOptions):
 
     variance_floor: Annotated[float, Ge(1e-12), Le(1.0)] = 1e-7
     """Added to the variance; 1e-7 in wespeaker, 1e-8 in 3D-Speaker's ERes2Net."""
-
-
-class SelfAttentivePoolingOptions(PoolingOptions):
-    """Mean over frames, weighted by attention."""
-
-
-class AttentiveStatisticsPoolingOptions(PoolingOptions):
-    """Mean and standard deviation over frames, weighted by attention."""
-
-
-class ChannelSelfAttentivePoolingOptions(PoolingOptions):
-    """Mean over frames, weighted by attention of each channel's own."""
-
-
-class ChannelAttentivePoolingOptions(PoolingOptions):
-    """Mean and standard deviation over frames, weighted by attention of each channel's own."""
-
-
-class ContextAttentivePoolingOptions(PoolingOptions):
-    """Attentive statistics of each channel, the attention seeing the utterance's mean and deviation (ECAPA)."""
-
-
-class ContextFramePoolingOptions(PoolingOptions):
-    """Attentive statistics, one weight a frame, the attention seeing the utterance's mean and deviation."""
-
-
-class TanhAttentivePoolingOptions(PoolingOptions):
-    """Attentive statistics of each channel, through a tanh (ASTP in wespeaker)."""
-
-
-class GlobalAttentivePoolingOptions(PoolingOptions):
-    """As ASTP, the attention seeing the utterance's mean and deviation (wespeaker's `global_context_att`)."""
-
-
-class NormedAttentivePoolingOptions(PoolingOptions):
-    """As GlobalASTP, with ReLU and batch norm before the tanh (SpeechBrain)."""
 
 
 class MultiQueryPoolingOptions(PoolingOptions):
@@ -73,20 +29,39 @@ class MultiQueryPoolingOptions(PoolingOptions):
     """Hidden channels of each attention."""
 
 
+def _plain(name: str, what: str) -> Component:
+    """A pooling without options."""
+    return Component(PoolingOptions, f"speakernet.models.pooling:{name}", what)
+
+
 POOLINGS: dict[str, Component] = {
-    "TAP": Component(MeanPoolingOptions, "speakernet.models.pooling:MeanPooling"),
-    "MAX": Component(MaxPoolingOptions, "speakernet.models.pooling:MaxPooling"),
+    "TAP": _plain("MeanPooling", "Mean over frames."),
+    "MAX": _plain("MaxPooling", "Largest value over frames."),
     "TSTP": Component(StatisticsPoolingOptions, "speakernet.models.pooling:StatisticsPooling"),
-    "SAP": Component(SelfAttentivePoolingOptions, "speakernet.models.pooling:SelfAttentivePooling"),
-    "ASP": Component(AttentiveStatisticsPoolingOptions, "speakernet.models.pooling:AttentiveStatisticsPooling"),
-    "ChannelSAP": Component(
-        ChannelSelfAttentivePoolingOptions, "speakernet.models.pooling:ChannelSelfAttentivePooling"
+    "SAP": _plain("SelfAttentivePooling", "Mean over frames, weighted by attention."),
+    "ASP": _plain("AttentiveStatisticsPooling", "Mean and standard deviation over frames, weighted by attention."),
+    "ChannelSAP": _plain(
+        "ChannelSelfAttentivePooling", "Mean over frames, weighted by attention of each channel's own."
     ),
-    "ChannelASP": Component(ChannelAttentivePoolingOptions, "speakernet.models.pooling:ChannelAttentivePooling"),
-    "ECA": Component(ContextAttentivePoolingOptions, "speakernet.models.pooling:ContextAttentivePooling"),
-    "ContextASP": Component(ContextFramePoolingOptions, "speakernet.models.pooling:ContextFramePooling"),
-    "ASTP": Component(TanhAttentivePoolingOptions, "speakernet.models.pooling:TanhAttentivePooling"),
-    "GlobalASTP": Component(GlobalAttentivePoolingOptions, "speakernet.models.pooling:GlobalAttentivePooling"),
-    "NormASTP": Component(NormedAttentivePoolingOptions, "speakernet.models.pooling:NormedAttentivePooling"),
+    "ChannelASP": _plain(
+        "ChannelAttentivePooling",
+        "Mean and standard deviation over frames, weighted by attention of each channel's own.",
+    ),
+    "ECA": _plain(
+        "ContextAttentivePooling",
+        "Attentive statistics of each channel, the attention seeing the utterance's mean and deviation (ECAPA).",
+    ),
+    "ContextASP": _plain(
+        "ContextFramePooling",
+        "Attentive statistics, one weight a frame, the attention seeing the utterance's mean and deviation.",
+    ),
+    "ASTP": _plain("TanhAttentivePooling", "Attentive statistics of each channel, through a tanh (ASTP in wespeaker)."),
+    "GlobalASTP": _plain(
+        "GlobalAttentivePooling",
+        "As ASTP, the attention seeing the utterance's mean and deviation (wespeaker's `global_context_att`).",
+    ),
+    "NormASTP": _plain(
+        "NormedAttentivePooling", "As GlobalASTP, with ReLU and batch norm before the tanh (SpeechBrain)."
+    ),
     "MQMHASTP": Component(MultiQueryPoolingOptions, "speakernet.models.pooling:MultiQueryPooling"),
 }

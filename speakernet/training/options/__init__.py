@@ -99,9 +99,15 @@ OPTIMIZERS: dict[str, Component] = {
 }
 
 
-class TrainerOptions(Options):
-    """The numbers that steer the loop over epochs and steps."""
+class TrainingOptions(Options):
+    """How long to train, what to keep, and what happens at the end."""
 
+    initial_model: InputPath = ""
+    """Model file or checkpoint whose weights the run starts from (or that --eval scores)."""
+    freeze_epochs: CountOrZero = 0
+    """Epochs at the start in which only the head of the loss learns; needs initial_model."""
+    freeze_norm_statistics: bool = False
+    """Leave the running statistics of batch norm as initial_model has them, through the whole run."""
     max_epochs: Count = 40
     """Epochs in all; raising it continues a finished run."""
     test_interval: Count = 5
@@ -124,35 +130,14 @@ class TrainerOptions(Options):
     """What best.pt is: the model of the lowest held-out EER, or the last one, so that trials only watch."""
     ema_statistics: Literal["averaged", "measured"] = "averaged"
     """Batch-norm statistics of the moving average: averaged with the weights, or measured for each evaluation."""
-
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """Patience with a run that waits for nothing."""
-        yield from super().problems()
-        if self.patience and self.final_model == "last":
-            yield "patience", f"{self.patience} with final_model: last, which no evaluation chooses; set it to 0"
-
-
-class CheckpointOptions(TrainerOptions):
-    """What is kept of a run on disk, which has to hold what its end averages."""
-
     keep_checkpoints: CountOrZero = 3
     """Older models kept in checkpoints/, newest first."""
     compress_checkpoints: bool = False
     """Compress checkpoint files: smaller by about a tenth, slower to write."""
-
-
-class StepControl(Options):
-    """What bounds one optimizer step."""
-
     max_grad_norm: NotNegative = 5.0
     """Gradients are scaled down to this norm; 0 turns clipping off (the norm is logged all the same)."""
     gradient_cache: Switch = "auto"
     """Two passes for metric losses under accumulation, so that they keep all their negatives; off refuses the pair."""
-
-
-class LargeMarginOptions(Options):
-    """A second stage with a larger margin and longer crops."""
-
     large_margin_epochs: CountOrZero = 0
     """Epochs of a second stage with a larger margin and longer crops; 0: no second stage."""
     large_margin: Annotated[float, Ge(0.0), Le(3.0)] = 0.5
@@ -171,30 +156,6 @@ class LargeMarginOptions(Options):
     """Epochs of linear rise at the beginning of the second stage."""
     large_margin_augment: bool = True
     """Whether the second stage's audio is disturbed as the first's; its speed never is."""
-
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """A learning rate that rises."""
-        yield from super().problems()
-        final = self.large_margin_final_learning_rate
-        if final != "auto" and final > self.large_margin_learning_rate:
-            highest = f"large_margin_learning_rate ({self.large_margin_learning_rate:g})"
-            yield "large_margin_final_learning_rate", f"{final:g}; expected at most {highest}"
-
-
-class FineTuningOptions(Options):
-    """How a run treats the weights that it was given."""
-
-    initial_model: InputPath = ""
-    """Model file or checkpoint whose weights the run starts from (or that --eval scores)."""
-    freeze_epochs: CountOrZero = 0
-    """Epochs at the start in which only the head of the loss learns; needs initial_model."""
-    freeze_norm_statistics: bool = False
-    """Leave the running statistics of batch norm as initial_model has them, through the whole run."""
-
-
-class TrainingOptions(FineTuningOptions, LargeMarginOptions, StepControl, CheckpointOptions):
-    """How long to train, what to keep, and what happens at the end."""
-
     save_path: str = ""
     """Run folder; empty: exps/<name of the first config>."""
     mirror: str = ""
@@ -203,8 +164,13 @@ class TrainingOptions(FineTuningOptions, LargeMarginOptions, StepControl, Checkp
     """Keep an exponential moving average of the weights (0.999, say) and evaluate that; 0 turns it off."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Statistics of an average that there is none of, or that may not move."""
-        yield from super().problems()
+        """Options that contradict each other or have no effect."""
+        if self.patience and self.final_model == "last":
+            yield "patience", f"{self.patience} with final_model: last, which no evaluation chooses; set it to 0"
+        final = self.large_margin_final_learning_rate
+        if final != "auto" and final > self.large_margin_learning_rate:
+            highest = f"large_margin_learning_rate ({self.large_margin_learning_rate:g})"
+            yield "large_margin_final_learning_rate", f"{final:g}; expected at most {highest}"
         if self.ema_statistics == "measured" and not self.ema_decay:
             yield "ema_statistics", "measured has no effect: no moving average is kept; set ema_decay"
         if self.ema_statistics == "measured" and self.freeze_norm_statistics:
@@ -214,8 +180,8 @@ class TrainingOptions(FineTuningOptions, LargeMarginOptions, StepControl, Checkp
             )
 
 
-class PrecisionOptions(Options):
-    """In how many bits the network computes."""
+class RuntimeOptions(MachineOptions):
+    """The machine: device, precision, compilation, threads, reproducibility, profiling."""
 
     precision: Literal["auto", "no", "bf16", "fp16"] = "auto"
     """auto: bf16 where the device computes it natively, else fp16 on a GPU, else float32 (no)."""
@@ -223,31 +189,16 @@ class PrecisionOptions(Options):
     """fp16 only: what the loss is multiplied by at the start, so that small gradients do not vanish."""
     loss_scale_growth_interval: Count = 2000
     """fp16 only: good steps after which the scale doubles."""
-
-
-class CompileOptions(Options):
-    """Whether torch's compiler makes the network's code."""
-
     compile: Literal["auto", "off", "on"] = "auto"
     """Compile the network; auto does so once the steps left repay the cost."""
     compile_scope: Literal["auto", "whole", "regional"] = "auto"
     """Compile the whole network or each repeated block; auto: whole."""
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = "default"
     """torch.compile's mode; reduce-overhead (CUDA graphs) and max-autotune act on GPUs."""
-
-
-class ProfileOptions(Options):
-    """Whether steps are profiled."""
-
     profiling: bool = False
     """Profile some steps: traces for TensorBoard and Perfetto in the run folder, a table in the log."""
     profile_steps: Annotated[int, Ge(1), Le(100_000)] = 5
     """Optimizer steps recorded by the profiler, after as many of warm-up."""
-
-
-class RuntimeOptions(MachineOptions, PrecisionOptions, CompileOptions, ProfileOptions):
-    """The machine: device, precision, compilation, threads, reproducibility, profiling."""
-
     seed: Annotated[int, Ge(0), Le(LARGEST_SEED)] = DEFAULT_SEED
     """Every random choice follows from this number."""
     channels_last: Switch = "auto"
@@ -256,7 +207,7 @@ class RuntimeOptions(MachineOptions, PrecisionOptions, CompileOptions, ProfileOp
     """Recompute activations in the backward pass: less memory, up to twice the time; `keep_memory` is then off."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Kernels that are picked by timing are not the same every time."""
+        """Kernels that are chosen by timing are not the same every time."""
         if self.deterministic and self.cudnn_benchmark is True:
             yield "cudnn_benchmark", "on together with deterministic: true; benchmark mode picks kernels by timing"
         if self.deterministic and self.compile == "on" and self.compile_mode == "max-autotune":

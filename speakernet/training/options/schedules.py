@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
-from speakernet.options import Component, Count, Epochs, NamedOptions, Options, Share
+from speakernet.options import Component, Count, Epochs, NamedOptions, Share
 
 LearningRate = Annotated[float, Gt(0.0), Le(1000.0)]
 Factor = Annotated[float, Gt(0.0), Le(1.0)]
@@ -13,8 +13,8 @@ Interval = Annotated[float, Gt(0.0), Le(1e6)]
 DECAY_INTERVAL = 10.0  # epochs; voxceleb_trainer's, with its default test_interval
 
 
-class MarginOptions(Options):
-    """How the margin of a loss grows."""
+class ScheduleOptions(NamedOptions):
+    """How learning rate and margin change over the run; both are pure functions of the optimizer step."""
 
     margin: Literal["constant", "linear", "exponential"] = "constant"
     """How the margin of the loss grows from `margin_initial` to its full value."""
@@ -24,26 +24,20 @@ class MarginOptions(Options):
     """Epoch (from 0) at which the ramp begins."""
     margin_end_epoch: Epochs = 10.0
     """Epoch at which the margin reaches its full value."""
-
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """A ramp has to end after it began."""
-        yield from super().problems()
-        if self.margin != "constant" and self.margin_end_epoch <= self.margin_begin_epoch:
-            yield (
-                "margin_end_epoch",
-                f"{self.margin_end_epoch}; expected an epoch after margin_begin_epoch ({self.margin_begin_epoch})",
-            )
-
-
-class ScheduleOptions(MarginOptions, NamedOptions):
-    """How learning rate and margin change over the run; both are pure functions of the optimizer step."""
-
     name: str = "cosine"
     """constant, step, linear, cosine, cosine_restarts, polynomial, exponential, one_cycle or plateau (on the EER)."""
     warmup_epochs: Epochs = 0.0
     """Epochs of linear rise from (almost) zero before the schedule begins; fractions are fine."""
     warmup_overlaps: bool = False
     """The schedule begins with the run and the warm-up is a factor on it (wespeaker), not a stretch before it."""
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """A ramp has to end after it began."""
+        if self.margin != "constant" and self.margin_end_epoch <= self.margin_begin_epoch:
+            yield (
+                "margin_end_epoch",
+                f"{self.margin_end_epoch}; expected an epoch after margin_begin_epoch ({self.margin_begin_epoch})",
+            )
 
 
 class ConstantOptions(ScheduleOptions):
