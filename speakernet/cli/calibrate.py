@@ -1,10 +1,10 @@
 """Fit calibration and thresholds, and write them into a model file, so that `verify` decides by itself.
 
     speakernet calibrate --model best.pt --trials trials.txt              labelled trials of any speakers
-    speakernet calibrate --model best.pt --store people.db --cohort others/   one's own people against strangers
+    speakernet calibrate --model best.pt --store people.db --cohort others/   your own people against strangers
 
-They hold for whole utterances and cosine, as `verify` and `identify` score. The model file as it was is kept beside it
-the first time.
+They hold for whole utterances and cosine, as `verify` and `identify` score. The first time the old model file is kept
+beside the new one.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from speakernet.evaluation.headline import headline_sentence
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import FEW_TARGETS
 from speakernet.options import default_of
+from speakernet.terminal import counted
 
 logger = logging.getLogger(__name__)
 
@@ -35,20 +36,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Embed, score, fit, write, say how good it is.
-
-    Raises:
-        ValueError: options that do not go together, a list, audio, store or model that cannot be used.
-    """
+    """Embed, score, fit, write, print the figures."""
     if (arguments.trials is None) == (arguments.store is None):
         raise ValueError("give --trials LIST, or --store people.db for your own people")
-    if arguments.store is None and arguments.cohort:
-        raise ValueError("--cohort is for --store; a list of trials has its non-targets")
-    if arguments.trials is None and arguments.audio:
-        raise ValueError("--audio is for --trials; a store keeps embeddings")
+    if (arguments.trials and arguments.cohort) or (arguments.store and arguments.audio):
+        raise ValueError("--audio goes with --trials, --cohort with --store")
     if not 0 < arguments.prior < 1:
         raise ValueError(f"--prior {arguments.prior}: expected a probability between 0 and 1")
     # Late: --help and a mistyped option need no torch.
+    from speakernet.evaluation.backend import WHOLE_COSINE
     from speakernet.inference import calibrating, decision
     from speakernet.inference.recordings import audio_inputs
 
@@ -61,19 +57,17 @@ def run(arguments: argparse.Namespace) -> int:
         cohort = audio_inputs(arguments.cohort, verifier.sample_rate, sys.stdin) if arguments.cohort else None
         with verifier.people(arguments.store, store_key(arguments), must_exist=True) as store:
             done = calibrating.calibrate_on_people(verifier, store, cohort, arguments.prior, arguments.out)
-    note = cautions(done.results)
+    notes = cautions(done.results)
     if arguments.cohort:
-        note.append("each recording of the cohort counts as a speaker: with several of one the interval is too narrow")
-    thresholds = [f"threshold {decision.described_threshold(one)}" for one in done.fit.thresholds]
+        notes.append("each recording of the cohort counts as a speaker: with several of one the interval is too narrow")
     num_targets = done.results.num_targets or 0
     if num_targets < FEW_TARGETS:
-        note.append(
-            f"{num_targets} pairs of one speaker are too few to rely on: {FEW_TARGETS} or more are wanted, of more "
-            "people; thresholds that were fitted on a longer list are the better ones until then"
+        notes.append(
+            f"{num_targets} pairs of one speaker are too few to rely on; expected {FEW_TARGETS} or more, of more people"
         )
-    several = "threshold" if len(thresholds) == 1 else "thresholds"
-    kept = f"kept in {done.path}: calibration and {len(thresholds)} {several} for whole utterances and cosine"
-    backup = f" (as it was: {done.backup})" if done.backup else ""
-    lines = [headline_sentence(done.results), *note, *thresholds, *done.fit.refused, kept + backup]
+    thresholds = [f"threshold {decision.described_threshold(one)}" for one in done.fit.thresholds]
+    written = f"{done.path} now has a calibration and {counted(len(thresholds), 'threshold')} for {WHOLE_COSINE}"
+    backup = f" (the old file: {done.backup})" if done.backup else ""
+    lines = [headline_sentence(done.results), *notes, *thresholds, *done.fit.refused, written + backup]
     sys.stdout.write("\n".join([*lines, ""]))
     return 0

@@ -1,9 +1,9 @@
 """Write a model file in another format: ONNX, an archive of torch.export, or safetensors.
 
 The ending of --out says which. ONNX and the archive hold front end and network as one graph: waveforms (batch, samples)
-at the model's rate in, two outputs (batch, dim): `embedding`, what `embed` gives, and `direction`, the same without the
-model's mean embedding and of length 1, whose dot products are the scores. Before the file is written its embeddings
-are compared with the model's; it is refused where they differ.
+at the model's rate in, two outputs (batch, dim): `embedding`, as `embed` gives it, and `direction`, that without the
+model's mean embedding and of length 1, whose dot products are the scores. The file is written only if its embeddings
+are those of the model.
 """
 
 import argparse
@@ -25,16 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="recordings to compare the embeddings on (default: some of --trials, else synthetic voices)",
     )
     parser.add_argument("--int8", action="store_true", help=".onnx: weights and activations in eight bits")
-    parser.add_argument("--trials", type=Path, metavar="LIST", help="a labelled trial list: what int8 does to its EER")
-    parser.add_argument("--audio", type=Path, metavar="FOLDER", help="what the list's paths are relative to")
+    parser.add_argument("--trials", type=Path, metavar="LIST", help="a labelled trial list: to measure the EER of int8")
+    parser.add_argument("--audio", type=Path, metavar="FOLDER", help="the folder that its paths are relative to")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write, compare, say how near it came.
-
-    Raises:
-        ValueError: a missing library, no model file, or an export whose embeddings are not the model's.
-    """
+    """Write, compare, print how close it is."""
     try:
         # Late: --help and a mistyped option need no torch; and only who exports needs the libraries of the extra.
         from speakernet.assembly.exporting import export

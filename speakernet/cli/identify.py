@@ -1,10 +1,10 @@
-"""Say who of the people in a store a recording is, or that it is a stranger.
+"""Identify which person of a store a recording is of, or that it is a stranger.
 
     speakernet identify x.wav --model best.pt --store people.db
 
-The first line is the answer: `NAME score …` or `unknown score …`; the nearest people follow. With N people a stranger
-is compared N times: --far is the share of strangers that may be taken for any of them. A replayed or synthetic voice is
-not detected.
+The first line is the answer: `NAME score …` or `unknown score …`, with threshold and odds; the nearest people follow.
+With N people a stranger is compared N times: --far is the share of strangers that may be taken for any of them. A
+replayed or synthetic voice is not detected.
 """
 
 import argparse
@@ -37,11 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Embed, compare with everybody, answer.
-
-    Raises:
-        ValueError: audio, a model or a store that cannot be used, no calibration.
-    """
+    """Embed, compare with everybody, answer."""
     # Late: --help and a mistyped option need no torch.
     from speakernet.inference import enrolment, recordings
 
@@ -50,39 +46,34 @@ def run(arguments: argparse.Namespace) -> int:
     with answer_first(is_verbose=arguments.verbose):
         verifier = load_verifier(arguments)
         recording = verifier.open(arguments.audio)
-        heard = recordings.inspect_recording(recording, min_speech_seconds=MIN_SPEECH_SECONDS)
-        recordings.refuse_unusable(heard)
+        quality = recordings.inspect_recording(recording, min_speech_seconds=MIN_SPEECH_SECONDS)
+        recordings.refuse_unusable(quality)
+        limits = {"false_accept_rate": arguments.far, "threshold": arguments.threshold}
         with verifier.people(arguments.store, store_key(arguments), must_exist=True) as store:
-            found = enrolment.identify(
-                verifier,
-                store,
-                recording,
-                top=arguments.top,
-                false_accept_rate=arguments.far,
-                threshold=arguments.threshold,
-            )
+            found = enrolment.identify(verifier, store, recording, top=arguments.top, **limits)
     lines = [json.dumps(dataclasses.asdict(found), ensure_ascii=False)] if arguments.json else answer_lines(found)
     sys.stdout.write("\n".join([*lines, ""]))
     sys.stdout.flush()
-    for warning in heard.warnings:
-        logger.warning("%s: %s", heard.name, warning)
+    for warning in quality.warnings:
+        logger.warning("%s: %s", quality.name, warning)
     return 0
 
 
 def answer_lines(found: "Identification") -> list[str]:
-    """The answer, the nearest people, and what the threshold keeps."""
+    """The answer, the nearest people, and the share of strangers that passes the threshold."""
     if found.decision is None:
         return ["unknown", "nobody is enrolled in this store"]
     decision = found.decision
     ratio = decision.log_likelihood_ratio
-    sure = "" if ratio is None else f" log-likelihood-ratio {ratio:.2f}"
-    first = f"{found.name or 'unknown'} score {decision.score:.4f} threshold {decision.threshold:.4f}{sure}"
-    nearest = [f"  {row}. {score:.4f} {name}" for row, (name, score) in enumerate(found.candidates, start=1)]
-    if found.stranger_rate is None or decision.false_accept_rate is None:
-        return [first, *nearest]
-    keeps = (
-        f"by the list that the threshold was fitted on, {100 * decision.false_accept_rate:.3g} % of single comparisons "
-        f"are wrong, and so up to {100 * found.stranger_rate:.3g} % of strangers are taken for one of the "
-        f"{found.num_people} people"
-    )
-    return [first, *nearest, keeps]
+    odds = "" if ratio is None else f" log-likelihood-ratio {ratio:.2f}"
+    lines = [f"{found.name or 'unknown'} score {decision.score:.4f} threshold {decision.threshold:.4f}{odds}"]
+    lines += [f"  {row}. {score:.4f} {name}" for row, (name, score) in enumerate(found.candidates, start=1)]
+    if found.name is None and decision.same_speaker:
+        lines.append("the score reaches the threshold, but two speakers are more likely than one")
+    if found.stranger_rate is not None and decision.false_accept_rate is not None:
+        lines.append(
+            f"on the list that the threshold was fitted on, {100 * decision.false_accept_rate:.3g} % of comparisons of "
+            f"different speakers pass: up to {100 * found.stranger_rate:.3g} % of strangers are taken for one of the "
+            f"{found.num_people} people"
+        )
+    return lines

@@ -1,4 +1,4 @@
-"""Say what a model file holds: network, front end, sizes, how it was trained, what it decides by."""
+"""Show what a model file holds: network, front end, sizes, how it was trained, calibration and thresholds."""
 
 import argparse
 import math
@@ -16,42 +16,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print a table of facts.
-
-    Raises:
-        ValueError: not a model file.
-    """
+    """Print a table of facts."""
     # Late: --help needs no torch.
     from speakernet.inference import decision, verifier
 
     model = verifier.load(arguments.model, "cpu")
     path = Path(arguments.model)
     net, contents = model.net, model.contents
+    summary = contents.get("training_summary") or {}
     rows = [
         ("file", f"{path} ({human_bytes(path.stat().st_size)}, format version {contents['format_version']})"),
         ("SHA-256", sha256_of(path)),
-        ("fingerprint", f"{model.fingerprint} (of weights and front end, by which a store of people knows it)"),
+        ("fingerprint", f"{model.fingerprint} (of weights and front end; a store of people has it)"),
         ("model", f"{contents['model']['name']} {_options(contents['model']['options'])}"),
         ("front end", f"{contents['front_end']['name']} {_options(contents['front_end']['options'])}"),
         ("parameters", f"{sum(parameter.numel() for parameter in net.parameters()):,}"),
         ("embedding", f"{net.embedding_dim} numbers"),
         ("sample rate", f"{net.sample_rate} Hz"),
         ("mean embedding", _mean(contents.get("embedding_mean"), contents.get("embedding_mean_of"))),
-        ("licence", _licence(contents.get("training_summary") or {})),
-        ("decides by itself", _yes(model.rule.caution) if model.is_calibrated else f"no: {model.rule.advice}"),
+        ("licence", str(summary.get("licence") or "not given: ask whoever trained it")),
+        ("calibrated", f"yes {model.rule.caution}".rstrip() if model.is_calibrated else f"no: {model.rule.advice}"),
         *(("calibration", _fit(one)) for one in (contents.get("calibration") or {}).get("fits", ())),
         *(
             ("threshold", f"{one['name']} {decision.described_threshold(one)}; {_options(one['backend'])}")
             for one in contents.get("thresholds") or ()
         ),
-        *((f"training {key}", _value(value)) for key, value in (contents.get("training_summary") or {}).items()),
+        *((f"training {key}", _value(value)) for key, value in summary.items()),
     ]
     sys.stdout.write("".join(f"{name:<28} {value}\n" for name, value in rows))
     return 0
-
-
-def _yes(caution: str) -> str:
-    return f"yes, but {caution}" if caution else "yes"
 
 
 def _options(options: Mapping[str, Any]) -> str:
@@ -59,17 +52,12 @@ def _options(options: Mapping[str, Any]) -> str:
 
 
 def _fit(fit: Mapping[str, Any]) -> str:
-    """A calibration: its formula, its list, and the scoring that it belongs to."""
+    """A calibration: its formula, its list, and its way of scoring."""
     terms = " + ".join(f"{weight:.4f} x {name}" for weight, name in zip(fit["weights"], fit["inputs"], strict=True))
     fitted_on = f", fitted on {fit['list']}" if fit.get("list") else ""
     if "num_targets" in fit:
         fitted_on += f" ({fit['num_targets']:,} pairs of one speaker, {fit['num_nontargets']:,} of two)"
     return f"log-likelihood ratio = {fit['offset']:.4f} + {terms}{fitted_on}; {_options(fit['backend'])}"
-
-
-def _licence(summary: Mapping[str, Any]) -> str:
-    """Of the weights, where an import said it; weights trained on others keep theirs."""
-    return str(summary.get("licence") or "not given: that of whoever trained it")
 
 
 def _value(value: Any) -> str:
@@ -81,4 +69,4 @@ def _mean(mean: Any, measured_on: Mapping[str, Any] | None) -> str:
         return "none"
     way = f" ({_options(measured_on)})" if measured_on else ""
     length = math.sqrt(float(mean.square().sum()))
-    return f"of length {length:.3f}{way}, subtracted before scoring where the scoring says so"
+    return f"of length {length:.3f}{way}, subtracted before scoring if the way of scoring says so"
