@@ -16,9 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The model, the store and the address."""
     parser.add_argument("--model", required=True, help="a model file, such as exps/exp01/best.pt")
     parser.add_argument("--store", type=Path, metavar="FILE", help="file of enrolled people (default: none are kept)")
-    parser.add_argument(
-        "--key-file", type=Path, metavar="FILE", help="key of the store (default: SPEAKERNET_STORE_KEY)"
-    )
+    parser.add_argument("--key-file", type=Path, metavar="FILE", help="the store's key (default: SPEAKERNET_STORE_KEY)")
     parser.add_argument("--host", default=DEFAULT_HOST, help="address to listen on (default %(default)s)")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 takes any (default %(default)s)")
     parser.add_argument("--token-file", type=Path, metavar="FILE", help="file with the token of every request")

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from speakernet.frontend.options import SpecAugmentOptions
 from speakernet.random import KeyedRandom, derive_seed
 
-Draw = Callable[[KeyedRandom], tuple[Tensor, ...]]
 MEL_STREAM, FRAME_STREAM = 0, 1
 # The boundary of the warp is 4800 Hz in the source, whose speech is at 16 kHz: this share of half the sample rate.
 BOUNDARY_SHARE = 0.6
@@ -41,17 +40,13 @@ class KeyedDraws(nn.Module):
     in every run; the count is part of the state dictionary.
     """
 
-    eager_methods = ("random", "drawn", "normal_like")
+    eager_methods = ("random", "normal_like")
 
     def __init__(self, seed: int) -> None:
         super().__init__()
         self.seed = seed
         self.count = 0
         self._coming: tuple[int, np.ndarray] | None = None
-        # How the last pass drew, the kinds of its tensors, and prepared draws for the next one.
-        self._draw: Draw | None = None
-        self._kinds: list[tuple[torch.Size, torch.dtype, torch.device]] = []
-        self._room: tuple[Tensor, ...] | None = None
 
     def key_draws(self, key: int, rows: np.ndarray) -> None:
         """Announce the next pass: the key of the epoch and the rows of the training list, (batch,)."""
@@ -67,42 +62,13 @@ class KeyedDraws(nn.Module):
             raise ValueError(f"a pass over {batch} utterances, but draws were keyed for {len(rows)}")
         return KeyedRandom(derive_seed(self.seed, key), 0, rows)
 
-    def drawn(self, batch: int, draw: Draw) -> tuple[Tensor, ...]:
-        """What this pass draws, or what `draw_into` has prepared."""
-        if self._room is not None:
-            room, self._room, self._coming = self._room, None, None
-            return room
-        made = draw(self.random(batch))
-        self._draw, self._kinds = draw, [(one.shape, one.dtype, one.device) for one in made]
-        return made
-
-    def room(self) -> tuple[Tensor, ...]:
-        """Tensors like those that the last pass drew; empty if it drew nothing."""
-        return tuple(torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in self._kinds)
-
-    def take_from(self, room: tuple[Tensor, ...]) -> None:
-        """Let the next pass use these tensors as its draws."""
-        self._room = room if room else None
-
-    def draw_into(self, room: tuple[Tensor, ...]) -> None:
-        """Draw for the announced utterances into tensors that stay where they are."""
-        if room and self._draw is not None:
-            for kept, made in zip(room, self._draw(self.random(len(room[0]))), strict=True):
-                kept.copy_(made)
-
     def normal_like(self, tensor: Tensor) -> Tensor:
         """Standard normal noise of the shape of (batch, samples), drawn on its device."""
-        shape, dtype, device = tensor.shape, tensor.dtype, tensor.device
-
-        def draw(random: KeyedRandom) -> tuple[Tensor, ...]:
-            noise = torch.empty(shape, dtype=dtype, device=device)
-            generator = torch.Generator(device)
-            seeds = (random.uniform(0)[:, 0] * 2.0**53).astype(np.int64).tolist()
-            for row, seed in zip(noise, seeds, strict=True):
-                row.normal_(generator=generator.manual_seed(seed))
-            return (noise,)
-
-        return self.drawn(len(tensor), draw)[0]
+        noise, generator = torch.empty_like(tensor), torch.Generator(tensor.device)
+        seeds = (self.random(len(tensor)).uniform(0)[:, 0] * 2.0**53).astype(np.int64).tolist()
+        for row, seed in zip(noise, seeds, strict=True):
+            row.normal_(generator=generator.manual_seed(seed))
+        return noise
 
     def get_extra_state(self) -> Tensor:
         """The number of passes without an announcement."""
@@ -134,18 +100,11 @@ class SpecAugment(nn.Module):
         """(batch, mels, frames), masked in training mode."""
         if not self.training:
             return features
-        shape, device = features.shape, features.device
-        hidden = self.draws.drawn(len(features), lambda random: hidden_by(shape, device, *self.draw(shape, random)))
-        return hide(features, *hidden)
-
-    def draw(self, shape: torch.Size, random: KeyedRandom) -> tuple[Stretches, Stretches]:
-        """The masks along mels and along frames."""
-        _, num_mels, num_frames = shape
-        options = self.options
-        return (
-            draw_stretches(random, MEL_STREAM, options.mel_masks, options.mel_mask_width, num_mels),
-            draw_stretches(random, FRAME_STREAM, options.frame_masks, options.frame_mask_width, num_frames),
-        )
+        batch, num_mels, num_frames = features.shape
+        options, random = self.options, self.draws.random(batch)
+        mels = draw_stretches(random, MEL_STREAM, options.mel_masks, options.mel_mask_width, num_mels)
+        frames = draw_stretches(random, FRAME_STREAM, options.frame_masks, options.frame_mask_width, num_frames)
+        return masked(features, mels, frames)
 
 
 def draw_stretches(random: KeyedRandom, stream: int, count: int, max_width: int, size: int) -> Stretches:
@@ -157,26 +116,21 @@ def draw_stretches(random: KeyedRandom, stream: int, count: int, max_width: int,
     return Stretches(start, width)
 
 
-def hidden_by(shape: torch.Size, device: torch.device, mels: Stretches, frames: Stretches) -> tuple[Tensor, Tensor]:
-    """Which mels (batch, mels) and which frames (batch, frames) are hidden, bool, on the device.
+def masked(features: Tensor, mels: Stretches, frames: Stretches) -> Tensor:
+    """Zero the stretches of (batch, mels, frames).
 
     >>> mels, frames = (Stretches(torch.tensor([[start]]), torch.tensor([[1]])) for start in (0, 1))
-    >>> hide(torch.ones(1, 2, 3), *hidden_by(torch.Size([1, 2, 3]), torch.device("cpu"), mels, frames))
+    >>> masked(torch.ones(1, 2, 3), mels, frames)
     tensor([[[0., 0., 0.],
              [1., 0., 1.]]])
     """
     hidden = []
-    for stretches, size in zip((mels, frames), shape[1:], strict=True):
+    for stretches, size in zip((mels, frames), features.shape[1:], strict=True):
         position = torch.arange(size).view(1, 1, -1)
         start, width = stretches.start.unsqueeze(-1), stretches.width.unsqueeze(-1)
         inside = ((position >= start) & (position < start + width)).any(dim=1)
-        hidden.append(inside.to(device, non_blocking=True))
-    return hidden[0], hidden[1]
-
-
-def hide(features: Tensor, mels: Tensor, frames: Tensor) -> Tensor:
-    """Zero the hidden mels and frames of (batch, mels, frames)."""
-    return features.masked_fill(mels.unsqueeze(2) | frames.unsqueeze(1), 0.0)
+        hidden.append(inside.to(features.device, non_blocking=True))
+    return features.masked_fill(hidden[0].unsqueeze(2) | hidden[1].unsqueeze(1), 0.0)
 
 
 class VocalTracts(nn.Module):
