@@ -14,8 +14,8 @@ from typing import TypeVar
 import torch
 
 from speakernet.config import Config, ConfigError
-from speakernet.corpora.held_out import HeldOut, hold_out
 from speakernet.corpora.synthetic import make_corpus
+from speakernet.corpora.utterances import HeldOut, hold_out
 from speakernet.data.batches import speed_fractions
 from speakernet.data.lists import TrainingList, TrialList, audio_folder_of, read_training_list, read_trials
 from speakernet.data.lookup import LookupTable

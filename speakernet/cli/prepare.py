@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 PARTS = {
     "folder": "own_folder",
-    "voxceleb": "voxceleb.command",
+    "voxceleb": "voxceleb",
     "musan": "musan",
     "rirs": "rirs",
     "librispeech": "librispeech",
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def build_parser(name: str) -> argparse.ArgumentParser:
     """All options of a part; its help names commands that this user has."""
-    from speakernet.corpora.commands import HelpFormatter  # late: the overview needs none of it
+    from speakernet.corpora.listing import HelpFormatter  # late: the overview needs none of it
 
     module = importlib.import_module(f"speakernet.corpora.{PARTS[name]}")
     command = own_command(f"prepare {name}")
@@ -84,7 +84,6 @@ def _overview() -> str:
 def _first_line(module: str) -> str:
     # Read, not imported: the parts import what they work with.
     folder = Path(__file__).parents[1] / "corpora"
-    path = folder.joinpath(*module.split("."))
-    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    path = folder / module / "__init__.py" if (folder / module).is_dir() else folder / f"{module}.py"
     text = path.read_text(encoding="utf-8")
     return (ast.get_docstring(ast.parse(text)) or "").split("\n", 1)[0]

@@ -16,22 +16,12 @@ from pathlib import Path
 
 import numpy as np
 
-from speakernet.corpora.commands import (
-    add_corpus_arguments,
-    add_download_arguments,
-    fetch_joined,
-    finish_corpus,
-    list_options,
-)
-from speakernet.corpora.conversion import audio_seconds
-from speakernet.corpora.listing import prepare_corpus
-from speakernet.corpora.safe_paths import Folder
-from speakernet.corpora.summary import StepSummary
+from speakernet.corpora.listing import add_corpus_arguments, add_download_arguments, prepare_public
+from speakernet.corpora.steps import Folder, StepSummary, audio_seconds, walk_files
 from speakernet.corpora.utterances import Row
-from speakernet.corpora.walking import walk_files
 from speakernet.data.audio import SAMPLE_RATE, AudioError, audio_info, read_audio, write_audio
 from speakernet.data.lists import ListError, write_trials
-from speakernet.files import exclusive, parallel_map
+from speakernet.files import parallel_map
 
 logger = logging.getLogger(__name__)
 
@@ -42,36 +32,32 @@ DEFAULT_JOIN_SECONDS = 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """All options of this part."""
     add_corpus_arguments(parser)
-    parser.add_argument("--download", action="store_true", help="fetch and unpack what is not there")
+    parser.add_argument("--download", action="store_true", help="fetch and unpack what is missing")
     parser.add_argument("--join", action="store_true", help="join the short utterances of a session, as wespeaker does")
     parser.add_argument("--join_seconds", type=float, default=DEFAULT_JOIN_SECONDS, help="shorter ones are joined")
     add_download_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Fetch what is missing, join, then write the lists."""
-    options = list_options(arguments, "cnceleb")
-    with exclusive(options.root):
-        summaries = fetch_joined("cnceleb", arguments) if arguments.download else []
-        rows = cnceleb_rows(options.root)
-        if arguments.join:
-            with StepSummary("join", options.save_path) as summary:
-                rows = iter(join_short(rows, options.root, options.num_jobs, summary, arguments.join_seconds))
-            summaries.append(summary)
-        lists, summary = prepare_corpus(rows, options)
-        write_published_trials(options.root, options.save_path / "cnceleb_trials.txt")
-        return finish_corpus(lists, [*summaries, summary], options)
+    lists = arguments.save_path / "cnceleb_lists"
+    summary = StepSummary("join", lists)
+
+    def rows(root: Path) -> Iterable[Row]:
+        write_published_trials(root, lists / "cnceleb_trials.txt")
+        found = cnceleb_rows(root)
+        if not arguments.join:
+            return found
+        with summary:
+            return join_short(found, root, arguments.num_jobs, summary, arguments.join_seconds)
+
+    return prepare_public("cnceleb", arguments, rows, more=[summary] if arguments.join else [])
 
 
 def cnceleb_rows(root: Path) -> Iterator[Row]:
     """Utterances of the training speakers below `root`; the session is the genre and recording in the file's name.
 
-    The evaluation's speakers, which `dev/dev.lst` of CN-Celeb 1 leaves out, are passed over.
-
-    Raises:
-        ValueError: no folder of CN-Celeb is here.
+    The evaluation's speakers, which `dev/dev.lst` of CN-Celeb 1 leaves out, are left out.
     """
     corpora = [name for name in CORPORA if (root / name / "data").is_dir()]
     if not corpora:
@@ -79,47 +65,40 @@ def cnceleb_rows(root: Path) -> Iterator[Row]:
             f"{root} holds none of {', '.join(CORPORA)}; give the folder that holds them, or use --download"
         )
     for corpus in corpora:
-        wanted = _training_speakers(root / corpus)
+        listed = root / corpus / "dev" / "dev.lst"
+        wanted = None
+        # CN-Celeb 2 has no such list: all its speakers are for training.
+        if listed.is_file():
+            wanted = {line.split()[0] for line in listed.read_text(encoding="utf-8").splitlines() if line.strip()}
         for name in walk_files(root / corpus / "data", {".flac", ".wav"}):
-            parts = name.split("/")
-            if len(parts) == 2 and (wanted is None or parts[0] in wanted):
-                yield Row(parts[0], f"{corpus}/data/{name}", session_of(parts[1]))
-
-
-def session_of(file_name: str) -> str:
-    """Genre and recording of a file name.
-
-    >>> session_of("singing-02-013.flac")
-    'singing-02'
-    """
-    return file_name.rsplit(".", 1)[0].rpartition("-")[0]
+            speaker, _, file_name = name.partition("/")
+            if file_name and "/" not in file_name and (wanted is None or speaker in wanted):
+                # singing-02-013.flac: genre, recording, utterance.
+                yield Row(speaker, f"{corpus}/data/{name}", file_name.rsplit(".", 1)[0].rpartition("-")[0])
 
 
 def join_short(rows: Iterable[Row], root: Path, num_jobs: int, summary: StepSummary, join_seconds: float) -> list[Row]:
     """Join utterances shorter than `join_seconds` within a session; the rows afterwards.
 
-    Joined files lie below `root`/CN-Celeb_joined and are made once; long utterances stay where they are. What is left
-    over at a session's end joins the file before it, or stands alone.
+    Joined files are below `root`/CN-Celeb_joined and are made once; long utterances stay where they are.
     """
     target = Folder(root / JOINED_FOLDER)
-    # Rows come sorted by name, so that the files of a session lie side by side; a dictionary of them is not needed.
+    # Rows come sorted by name, so that the files of a session are neighbours; a dictionary of them is not needed.
     sessions = (list(group) for _, group in groupby(rows, key=lambda row: (row.speaker, row.session)))
 
-    def join(session: list[Row]) -> tuple[list[Row], int, int, list[tuple[str, str]]]:
+    def join(session: list[Row]) -> list[Row]:
         kept: list[Row] = []
         short: list[tuple[Row, float]] = []
-        broken = []
         for row in session:
             try:
                 seconds = audio_info(root / row.name).seconds
             except AudioError as error:
-                broken.append((row.name, str(error)))
+                summary.add_broken(row.name, str(error))
                 continue
             if seconds < join_seconds:
                 short.append((row, seconds))
             else:
                 kept.append(row)
-        made = skipped = 0
         for number, group in enumerate(groups_of_length([seconds for _, seconds in short], join_seconds)):
             first = short[group[0]][0]
             path = target.path(f"{first.speaker}/{first.session}-joined{number:03d}.flac")
@@ -130,20 +109,13 @@ def join_short(rows: Iterable[Row], root: Path, num_jobs: int, summary: StepSumm
             if found is None or abs(found - wanted) > 1e-3 * len(group):
                 waveforms = [read_audio(root / short[member][0].name) for member in group]
                 write_audio(path, np.concatenate(waveforms), SAMPLE_RATE)
-                made += 1
+                summary.add(made=1)
             else:
-                skipped += 1
+                summary.add(skipped=1)
             kept.append(first._replace(name=path.relative_to(root).as_posix()))
-        return kept, made, skipped, broken
+        return kept
 
-    joined: list[Row] = []
-    for kept, made, skipped, broken in parallel_map(join, sessions, num_jobs, "join", unit="session"):
-        joined += kept
-        summary.add_made(made)
-        summary.add_skipped(skipped)
-        for name, reason in broken:
-            summary.add_broken(name, reason)
-    return joined
+    return [row for kept in parallel_map(join, sessions, num_jobs, "join", unit="session") for row in kept]
 
 
 def groups_of_length(seconds: list[float], wanted_seconds: float) -> list[list[int]]:
@@ -169,59 +141,35 @@ def groups_of_length(seconds: list[float], wanted_seconds: float) -> list[list[i
     return groups
 
 
-def write_published_trials(root: Path, path: Path) -> int:
-    """The evaluation's trials with file names on both sides, relative to `root`; their number, 0 where it is not here.
-
-    Raises:
-        ListError: a trial names an enrolment that enroll.lst does not have.
-    """
+def write_published_trials(root: Path, path: Path) -> None:
+    """Write the evaluation's trials with file names on both sides, relative to `root`, if the evaluation is here."""
     found = [root / name for name in CORPORA if (root / name / "eval" / "lists" / "trials.lst").is_file()]
     if not found:
         logger.warning("%s holds no eval/lists/trials.lst: no published trials are written", root)
-        return 0
-    below = f"{found[0].name}/eval"
+        return
     lists = found[0] / "eval" / "lists"
-    enrolments = {}
-    for number, line in enumerate((lists / "enroll.lst").read_text(encoding="utf-8").splitlines(), start=1):
-        fields = line.split()
-        if fields:
-            if len(fields) < 2:
-                raise ListError(f"{lists / 'enroll.lst'}, line {number}: expected 'name path', found {line!r}")
-            enrolments[fields[0]] = _existing(root, f"{below}/{fields[1]}")
-    num_trials = 0
 
-    def rows() -> Iterator[tuple[int, str, str]]:
-        nonlocal num_trials
-        with (lists / "trials.lst").open(encoding="utf-8") as file:
+    def existing(name: str) -> str:
+        # The lists say .wav, the release in FLAC has .flac.
+        stem = f"{found[0].name}/eval/{name.rsplit('.', 1)[0]}"
+        return next((stem + one for one in (".wav", ".flac") if (root / (stem + one)).is_file()), stem + ".wav")
+
+    def fields_of(name: str, count: int, expected: str) -> Iterator[tuple[int, list[str]]]:
+        with (lists / name).open(encoding="utf-8") as file:
             for number, line in enumerate(file, start=1):
                 fields = line.split()
-                if not fields:
-                    continue
-                if len(fields) != 3 or fields[0] not in enrolments or fields[2] not in ("0", "1"):
-                    raise ListError(
-                        f"{lists / 'trials.lst'}, line {number}: expected 'enrolment test 0|1', found {line!r}"
-                    )
-                num_trials += 1
-                yield int(fields[2]), enrolments[fields[0]], _existing(root, f"{below}/{fields[1]}")
+                if fields and len(fields) < count:
+                    raise ListError(f"{lists / name}, line {number}: expected {expected}, found {line!r}")
+                if fields:
+                    yield number, fields
+
+    enrolments = {fields[0]: existing(fields[1]) for _, fields in fields_of("enroll.lst", 2, "'name path'")}
+
+    def rows() -> Iterator[tuple[int, str, str]]:
+        expected = "'enrolment test 0|1'"
+        for number, fields in fields_of("trials.lst", 3, expected):
+            if fields[0] not in enrolments or fields[2] not in ("0", "1"):
+                raise ListError(f"{lists / 'trials.lst'}, line {number}: expected {expected}, found {' '.join(fields)}")
+            yield int(fields[2]), enrolments[fields[0]], existing(fields[1])
 
     write_trials(path, rows())
-    return num_trials
-
-
-def _existing(root: Path, name: str) -> str:
-    """The name, with .flac for .wav (and the other way round) where only that exists: the lists say .wav."""
-    if (root / name).is_file():
-        return name
-    for suffix in (".flac", ".wav"):
-        other = name.rsplit(".", 1)[0] + suffix
-        if (root / other).is_file():
-            return other
-    return name
-
-
-def _training_speakers(corpus: Path) -> set[str] | None:
-    """The speakers that CN-Celeb 1 publishes for training; None where the corpus says nothing (CN-Celeb 2: all)."""
-    path = corpus / "dev" / "dev.lst"
-    if not path.is_file():
-        return None
-    return {line.split()[0] for line in path.read_text(encoding="utf-8").splitlines() if line.strip()}

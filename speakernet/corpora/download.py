@@ -1,46 +1,57 @@
-"""Fetch files over HTTP so that nobody has to watch: resume, retry, verify, and say plainly what the user must do.
+"""Fetch public corpora over HTTP: which files, from where (catalogue.yaml), resumed, retried, verified by MD5.
 
-A file is fetched into `NAME.part`, verified by MD5 and only then renamed to `NAME`; whatever kills the process,
-the next run goes on where the bytes end. Several files are fetched at once. What the files mean is known elsewhere.
+A file is fetched into `NAME.part`, verified and only then renamed to `NAME`; the next run resumes what a kill left.
+Credentials never leave for another host: requests drops them on a redirect elsewhere. No address is logged whole, since
+a query may hold an access key.
 """
 
 import contextlib
 import errno
 import json
 import logging
-import shutil
+import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+import urllib.parse
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
+from typing import Any
 
-from speakernet.corpora import verified
-from speakernet.corpora.catalogue import RemoteFile
-from speakernet.corpora.http_client import (
-    NETWORK_ERRORS,
-    UNANSWERED,
-    Credentials,
-    RangeError,
-    RefusedError,
-    Reply,
-    http_get,
-    root_of,
-    shown_url,
+import requests
+import urllib3
+from urllib3.util.retry import Retry
+
+from speakernet.corpora.steps import DiskFullError, Folder, StepSummary, check_space
+from speakernet.files import (
+    MOST_YAML,
+    FileError,
+    atomic_write,
+    in_place_of_a_file,
+    md5_of,
+    open_text,
+    parallel_map,
+    read_yaml,
+    reading,
 )
-from speakernet.corpora.safe_paths import Folder
-from speakernet.corpora.summary import StepSummary
-from speakernet.files import FileError, human_bytes, in_place_of_a_file, md5_of, parallel_map
+from speakernet.options import lookup
 from speakernet.terminal import Bar
 
 logger = logging.getLogger(__name__)
 
+BYTES_PER_GIGABYTE = 1_000_000_000
+EXPECTED = "a table of corpora, each with 'files' (see catalogue.yaml)"
+NOTES_FOLDER = ".prepared"
+"""Notes beside the files: MD5 sums of verified files, so that they are not read again; what a `.part` belongs to."""
 BLOCK_BYTES = 1 << 20
 #: Codes after which asking again is useless: the user has to do something.
 FINAL_CODES = {400: "the request was refused", 401: "no or wrong credentials", 403: "access denied", 404: "not there",
                410: "gone"}  # fmt: skip
-#: What a machine without a network answers, where a server would have refused or gone silent.
+NETWORK_ERRORS = (requests.ConnectionError, requests.Timeout, requests.TooManyRedirects, urllib3.exceptions.HTTPError)
+#: Nobody answered: a firewall that swallows everything, a proxy that is not there.
+UNANSWERED = (requests.ConnectTimeout, requests.exceptions.ProxyError)
 UNREACHABLE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
 
 
@@ -48,20 +59,146 @@ class DownloadError(FileError):
     """A file that could not be fetched; the message says what the user can do."""
 
 
-class DiskFullError(DownloadError):
-    """Not enough space for the files; nothing else is tried."""
+class _RefusedError(Exception):
+    """The server answered with an error code, and perhaps how long to wait."""
+
+    def __init__(self, code: int, wait_seconds: float | None) -> None:
+        super().__init__(f"the server answered {code}")
+        self.code, self.wait_seconds = code, wait_seconds
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """One file to fetch. `urls` are tried in order; they may hold an access key, so they are never logged whole."""
+
+    name: str
+    urls: tuple[str, ...]
+    md5: str | None
+    num_bytes: int | None
+    access: str
+    needs_key: bool = False
+
+
+@dataclass(frozen=True)
+class JoinedArchive:
+    """A whole archive that is published in pieces, in order."""
+
+    name: str
+    pieces: tuple[str, ...]
+    md5: str | None
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """All files of one corpus, by name."""
+
+    files: Mapping[str, RemoteFile]
+    joined: Mapping[str, JoinedArchive]
+
+    def md5(self, archive: str) -> str | None:
+        """The published sum of a file or of a joined archive."""
+        return self.joined[archive].md5 if archive in self.joined else self.files[archive].md5
+
+    def pieces(self, archive: str) -> tuple[str, ...]:
+        """The files that make an archive: its pieces, or itself."""
+        return self.joined[archive].pieces if archive in self.joined else (archive,)
 
 
 @dataclass(frozen=True)
 class DownloadOptions:
-    """How patiently to fetch. `sleep` is handed in so that tests need not wait."""
+    """How patiently to fetch, and as whom. Tests hand in `sleep`."""
 
     num_retries: int = 8
     first_wait_seconds: float = 1.0
     longest_wait_seconds: float = 60.0
     timeout_seconds: float = 60.0
-    credentials: Credentials = field(default_factory=Credentials)
+    user: str = field(default="", repr=False)
+    password: str = field(default="", repr=False)
     sleep: Callable[[float], None] = time.sleep
+
+
+def load_catalogue(path: str | Path | None = None) -> dict[str, Any]:
+    """The whole table: the shipped one, or a file of the same form."""
+    if path is None:
+        return dict(read_yaml(resources.files(__package__).joinpath("catalogue.yaml").read_text("utf-8"), "catalogue"))
+    with reading(path, EXPECTED), open_text(path) as file:
+        table = read_yaml(file.read(MOST_YAML + 1), str(path))
+    if not isinstance(table, dict) or not all(isinstance(entry, dict) and "files" in entry for entry in table.values()):
+        raise ValueError(f"{path}: expected {EXPECTED}")
+    return table
+
+
+def load_corpus(
+    name: str, *, key: str = "", base_url: str | None = None, catalogue_path: str | Path | None = None
+) -> Corpus:
+    """The files of one corpus with their addresses filled in: `{name}` the file, `{key}` the access key.
+
+    `base_url` is a mirror in place of the table's addresses, `catalogue_path` another table than the shipped one.
+
+    Raises:
+        ValueError: the table has no such corpus, or is of another form.
+    """
+    entry = lookup(load_catalogue(catalogue_path), name, "corpus")
+    with reading(catalogue_path or "catalogue.yaml", EXPECTED):
+        templates = [base_url] if base_url else entry.get("base_urls", [])
+        templates = [one if "{name}" in one else one.rstrip("/") + "/{name}" for one in templates]
+        files = {}
+        for file_name, facts in entry["files"].items():
+            # Names and keys become part of an address: a `&` or `#` in one would change what is asked for.
+            quoted = {"{name}": urllib.parse.quote(file_name, safe=""), "{key}": urllib.parse.quote(key, safe="")}
+            urls = tuple(one.replace("{name}", quoted["{name}"]).replace("{key}", quoted["{key}"]) for one in templates)
+            size = facts.get("gigabytes")
+            files[file_name] = RemoteFile(
+                name=file_name,
+                urls=urls,
+                md5=facts.get("md5"),
+                num_bytes=None if size is None else int(size * BYTES_PER_GIGABYTE),
+                access=entry.get("access", ""),
+                # Whether a mirror wants a key is not for this table to say.
+                needs_key=bool(entry.get("needs_key")) and base_url is None,
+            )
+        joined = {
+            whole: JoinedArchive(whole, tuple(facts["parts"]), facts.get("md5"))
+            for whole, facts in entry.get("joined", {}).items()
+        }
+    return Corpus(files, joined)
+
+
+def remember_md5(path: Path, md5: str) -> None:
+    """Note that `path`, as it is now, has this sum."""
+    status = path.stat()
+    with atomic_write(_note_of(path)) as file:
+        json.dump({"md5": md5, "num_bytes": status.st_size, "modified_ns": status.st_mtime_ns}, file)
+
+
+def has_md5(path: Path, md5: str | None) -> bool:
+    """Whether the file is there with this sum; without a published sum (None) a file that is not empty counts.
+
+    A sum is remembered while size and time stay the same: a second run would else read 115 GB of archives again.
+    """
+    if not path.is_file():
+        return False
+    status = path.stat()
+    if md5 is None:
+        return status.st_size > 0
+    note = _read_note(_note_of(path))
+    if note.get("num_bytes") == status.st_size and note.get("modified_ns") == status.st_mtime_ns:
+        return note.get("md5") == md5
+    found = md5_of(path)
+    remember_md5(path, found)
+    return found == md5
+
+
+def _note_of(path: Path) -> Path:
+    return path.parent / NOTES_FOLDER / f"{path.name}.json"
+
+
+def _read_note(path: Path) -> dict[str, Any]:
+    try:
+        note = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return note if isinstance(note, dict) else {}
 
 
 def download_all(
@@ -73,32 +210,33 @@ def download_all(
         DiskFullError: the disk cannot hold the files; what was fetched stays for the next run.
     """
     root = Folder(folder)
-    missing = []
-    for file, is_there in parallel_map(
-        lambda file: (file, verified.has_md5(root.path(file.name), file.md5)), files, num_jobs
-    ):
-        if is_there:
-            summary.add_skipped()
-        else:
-            missing.append(file)
+    listed = list(files)
+    is_there = parallel_map(lambda file: has_md5(root.path(file.name), file.md5), listed, num_jobs)
+    missing = [file for file, there in zip(listed, is_there, strict=True) if not there]
+    summary.add(skipped=len(listed) - len(missing))
     if not missing:
         return
-    # Asked for beforehand: 115 GB that do not fit should not be noticed after a night.
-    sizes = dict(zip((file.name for file in missing), _sizes(missing, num_jobs, options), strict=True))
-    check_space(root.root, sum(max(0, size - _bytes_there(root, name)) for name, size in sizes.items()))
-    known_total = sum(sizes.values()) if all(sizes.values()) else None
-    with Bar("download", known_total, "B") as bar:
-        progress = _Progress(bar)
-        outcomes = parallel_map(
-            lambda file: (file, _outcome(file, root, options, progress)), missing, num_jobs, unit="file"
-        )
-        for file, error in outcomes:
-            if isinstance(error, DiskFullError):
-                raise error
-            if error is None:
-                summary.add_made()
-            else:
+    # Checked beforehand: 115 GB that do not fit should not be noticed after a night.
+    sizes = list(parallel_map(lambda file: file.num_bytes or _size_on_server(file, options), missing, num_jobs))
+    left = [size - _num_bytes(_part_of(root, file.name)) for size, file in zip(sizes, missing, strict=True)]
+    check_space(root.root, sum(max(0, one) for one in left))
+    lock = threading.Lock()
+    with Bar("download", sum(sizes) if all(sizes) else None, "B") as bar:
+
+        def advance(count: int) -> None:
+            with lock:
+                bar.update(count)
+
+        def outcome(file: RemoteFile) -> None:
+            try:
+                download_file(file, root, options, advance)
+            except DownloadError as error:
                 summary.add_broken(file.name, str(error))
+            else:
+                summary.add(made=1)
+
+        for _ in parallel_map(outcome, missing, num_jobs):
+            pass
 
 
 def download_file(
@@ -110,214 +248,181 @@ def download_file(
         DownloadError: no address gave the file; the message names each one's reason.
         DiskFullError: the disk is full.
     """
-    target = root.path(file.name)
+    target, part = root.path(file.name), _part_of(root, file.name)
     if file.needs_key and any(url.endswith("key=") for url in file.urls):
         raise DownloadError(f"{file.name}: an access key is needed and none was given. {file.access}")
-    if not file.urls:
-        raise DownloadError(f"{file.name}: no address is known. {file.access}")
-    reasons = []
+    reasons = [] if file.urls else ["no address is known"]
     for url in file.urls:
         # A wrong sum may come from an old half file: one fresh start, then the next address.
         for _ in range(2):
             try:
-                _fetch_part(url, root, file, options, on_bytes)
-            except DiskFullError:
-                raise
+                _fetch(url, file.name, part, options, on_bytes)
             except DownloadError as error:
                 reasons.append(f"{shown_url(url)}: {error}")
                 break
-            part = _part_path(root, file.name)
+            _note_of(part).unlink(missing_ok=True)
             found = md5_of(part)
-            if file.md5 is None or found == file.md5:
+            if file.md5 in (None, found):
                 part.replace(target)
-                _notes_path(root, file.name).unlink(missing_ok=True)
-                verified.remember(target, found)
+                remember_md5(target, found)
                 return target
             # Looked at before it is removed: a login page in place of the archive is the usual reason.
             with part.open("rb") as content:
                 instead = in_place_of_a_file(content)
             part.unlink()
-            _notes_path(root, file.name).unlink(missing_ok=True)
-            told = f"; it is {instead}" if instead else ""
-            reasons.append(f"{shown_url(url)}: MD5 is {found}, expected {file.md5}{told}")
+            reasons.append(
+                f"{shown_url(url)}: MD5 is {found}, expected {file.md5}" + (f"; it is {instead}" if instead else "")
+            )
     raise DownloadError(f"{file.name}: " + "; ".join(dict.fromkeys(reasons)) + f". {file.access}")
 
 
-def check_space(folder: Path, num_bytes: int) -> None:
-    """Refuse to begin what the disk cannot hold.
+def shown_url(url: str) -> str:
+    """The address without user, password and query, for logs.
 
-    Raises:
-        DiskFullError: free and needed space are said.
+    >>> shown_url("https://user:secret@host.org/a/b.zip?key=1234")
+    'https://host.org/a/b.zip'
     """
-    free = shutil.disk_usage(folder).free
-    if num_bytes > free:
-        raise DiskFullError(
-            f"{folder}: {human_bytes(num_bytes)} are needed and {human_bytes(free)} are free; "
-            "free some space or choose another --save_path"
-        )
+    pieces = urllib.parse.urlsplit(url)
+    return urllib.parse.urlunsplit((pieces.scheme, pieces.netloc.rsplit("@", 1)[-1], pieces.path, "", ""))
 
 
-class _Progress:
-    """A byte counter for several threads."""
-
-    def __init__(self, bar: Bar) -> None:
-        self._bar = bar
-        self._lock = threading.Lock()
-
-    def __call__(self, count: int) -> None:
-        with self._lock:
-            self._bar.update(count)
+def _part_of(root: Folder, name: str) -> Path:
+    return root.path(name + ".part")
 
 
-def _outcome(file: RemoteFile, root: Folder, options: DownloadOptions, progress: _Progress) -> DownloadError | None:
-    try:
-        download_file(file, root, options, progress)
-    except DownloadError as error:
-        return error
-    return None
+def _num_bytes(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
-def _sizes(files: Sequence[RemoteFile], num_jobs: int, options: DownloadOptions) -> list[int]:
-    """Sizes as the servers tell them (0 where unknown): the space check comes before the first byte is kept."""
-
-    def size(file: RemoteFile) -> int:
-        if file.num_bytes is not None:
-            return file.num_bytes
-        for url in file.urls:
-            with contextlib.suppress(*NETWORK_ERRORS, OSError, RangeError, RefusedError, ValueError):
-                reply = http_get(url, credentials=options.credentials, timeout_seconds=options.timeout_seconds)
-                with reply.body:
-                    return reply.total or 0
-        return 0
-
-    return list(parallel_map(size, files, num_jobs))
+def _size_on_server(file: RemoteFile, options: DownloadOptions) -> int:
+    """The size that the first address gives; 0 if unknown."""
+    for url in file.urls:
+        with contextlib.suppress(*NETWORK_ERRORS, OSError, ValueError), _get(url, options) as reply:
+            return _total(reply) or 0 if reply.ok else 0
+    return 0
 
 
-def _fetch_part(
-    url: str, root: Folder, file: RemoteFile, options: DownloadOptions, on_bytes: Callable[[int], object]
-) -> None:
-    """Bring `NAME.part` to its full length; waits and asks again while that can help.
+def _get(url: str, options: DownloadOptions, start: int = 0, validator: str | None = None) -> requests.Response:
+    # Not unpacked on the way: offsets and sums are those of the file as it is published.
+    headers = {"User-Agent": "speakernet-data-preparation", "Accept-Encoding": "identity"}
+    if start:
+        headers["Range"] = f"bytes={start}-"
+        if validator:
+            headers["If-Range"] = validator
+    auth = (options.user, options.password) if options.user or options.password else None
+    return requests.get(url, headers=headers, auth=auth, stream=True, timeout=options.timeout_seconds)
 
-    The count of failures begins anew whenever bytes arrived: a line that drops every minute still finishes.
-    """
-    failures = 0
-    is_first = True
+
+def _total(reply: requests.Response) -> int | None:
+    """Bytes of the whole file, by a reply to a request for all or for a range of it."""
+    content_range = re.search(r"/(\d+)$", reply.headers.get("Content-Range", ""))
+    if reply.status_code in (206, 416):
+        return int(content_range[1]) if content_range else None
+    length = reply.headers.get("Content-Length", "")
+    return int(length) if length.isdigit() else None
+
+
+def _fetch(url: str, name: str, part: Path, options: DownloadOptions, on_bytes: Callable[[int], object]) -> None:
+    """Bring `NAME.part` to its full length; wait and ask again while that can help."""
+    failures, is_first = 0, True
     while True:
-        before = _bytes_there(root, file.name)
-        wait: float | None = None
+        before = _num_bytes(part)
+        wait = None
         try:
-            if _fetch_once(url, root, file, options, on_bytes):
+            if _fetch_once(url, part, options, on_bytes):
                 return
             reason = "the connection was cut"
-        except DownloadError:
+        except FileError:
             raise
-        except RefusedError as error:
+        except _RefusedError as error:
             if error.code in FINAL_CODES:
                 raise DownloadError(f"{error} ({FINAL_CODES[error.code]})") from error
-            reason = str(error)
-            wait = error.wait_seconds
+            reason, wait = str(error), error.wait_seconds
         except NETWORK_ERRORS as error:
-            cause = root_of(error)
+            cause: BaseException = error
+            # The error of the system below those of the libraries, whose texts hold the whole address.
+            while (below := cause.__cause__ or cause.__context__) is not None:
+                cause = below
             reason = f"{type(cause).__name__}: {cause}"
-            if is_first and _is_no_network(error):
+            is_cut_off = isinstance(cause, socket.gaierror) or getattr(cause, "errno", None) in UNREACHABLE
+            if is_first and (is_cut_off or isinstance(error, UNANSWERED)):
                 # Minutes of asking again help a line that drops, not a machine without one.
                 raise DownloadError(
-                    f"no way to the server ({reason}); is there a network, or a proxy to set?"
+                    f"no connection to the server ({reason}); is there a network, or a proxy to set?"
                 ) from error
+        except ValueError as error:
+            # requests' InvalidSchema and the like.
+            raise DownloadError(f"the address {shown_url(url)} is not a valid http or https address") from error
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise DiskFullError(
-                    f"the disk of {root.root} is full while fetching {file.name}; what was fetched is kept: "
+                    f"the disk of {part.parent} is full while fetching {name}; what was fetched is kept: "
                     "free some space and run this again"
                 ) from error
             if isinstance(error, PermissionError):
-                raise DownloadError(f"{root.root} is not writable: {error.strerror}") from error
+                raise DownloadError(f"{part.parent} is not writable: {error.strerror}") from error
             reason = f"{type(error).__name__}: {error}"
-        except ValueError as error:
-            raise DownloadError(str(error)) from error
         is_first = False
         # A line that drops every minute still finishes; one that gives nothing does not go on for ever.
-        failures = 1 if _bytes_there(root, file.name) > before else failures + 1
+        failures = 1 if _num_bytes(part) > before else failures + 1
         if failures > options.num_retries:
             raise DownloadError(f"given up after {options.num_retries} attempts in a row ({reason})")
         backoff = options.first_wait_seconds * 2 ** (failures - 1)
         wait = min(backoff if wait is None else wait, options.longest_wait_seconds)
-        logger.info("%s: %s; asking again in %.0f s", file.name, reason, wait)
+        logger.info("%s: %s; asking again in %.0f s", name, reason, wait)
         options.sleep(wait)
 
 
-def _is_no_network(error: Exception) -> bool:
-    """Whether a first attempt failed as it does without a network, behind a firewall, or with a dead proxy."""
-    cause = root_of(error)
-    is_cut_off = isinstance(cause, socket.gaierror) or getattr(cause, "errno", None) in UNREACHABLE
-    return is_cut_off or isinstance(error, UNANSWERED)
-
-
-def _fetch_once(
-    url: str, root: Folder, file: RemoteFile, options: DownloadOptions, on_bytes: Callable[[int], object]
-) -> bool:
+def _fetch_once(url: str, part: Path, options: DownloadOptions, on_bytes: Callable[[int], object]) -> bool:
     """One request, appended to `NAME.part`; True when the file has its full length."""
-    part = _part_path(root, file.name)
-    there = _bytes_there(root, file.name)
-    notes = _read_notes(root, file.name)
-    try:
-        reply = http_get(
-            url,
-            start=there,
-            validator=notes.get("validator") if notes.get("url") == shown_url(url) else None,
-            credentials=options.credentials,
-            timeout_seconds=options.timeout_seconds,
-        )
-    except RangeError as error:
-        if error.total == there:
-            return True
-        part.unlink(missing_ok=True)
-        return False
-    with reply.body:
-        if reply.start not in (0, there):
-            raise OSError(f"the server sent bytes from {reply.start}, asked for {there}")
-        if reply.start != there:
+    there, note = _num_bytes(part), _read_note(_note_of(part))
+    validator = note.get("validator") if note.get("url") == shown_url(url) else None
+    with _get(url, options, there, validator) as reply:
+        total = _total(reply)
+        if reply.status_code == 416:
+            if total != there:
+                part.unlink(missing_ok=True)
+            return total == there
+        if not reply.ok:
+            raise _RefusedError(reply.status_code, _wanted_wait(reply.headers.get("Retry-After", "")))
+        begins = re.match(r"bytes (\d+)-", reply.headers.get("Content-Range", ""))
+        start = int(begins[1]) if reply.status_code == 206 and begins else 0
+        if start not in (0, there):
+            raise OSError(f"the server sent bytes from {start}, asked for {there}")
+        if start != there:
             # No ranges here, or another file by now: what is there is of no use.
             on_bytes(-there)
         # Other files arrive at the same time: what was free at the beginning may be taken by now.
-        check_space(root.root, (reply.total or 0) - reply.start)
-        _write_notes(root, file.name, {"url": shown_url(url), "validator": reply.validator})
-        return _append_body(reply, part, on_bytes)
+        check_space(part.parent, (total or 0) - start)
+        etag = reply.headers.get("ETag", "")
+        # A weak ETag may not be used with If-Range (RFC 9110, 13.1.5).
+        validator = etag if etag and not etag.startswith("W/") else reply.headers.get("Last-Modified")
+        with atomic_write(_note_of(part)) as file:
+            json.dump({"url": shown_url(url), "validator": validator}, file)
+        with part.open("r+b" if part.exists() else "xb") as output:
+            output.seek(start)
+            # What is beyond the start of this body belongs to an older file.
+            output.truncate()
+            # The raw body: requests would unpack what a server calls gzip, as some call every .tar.gz.
+            while block := reply.raw.read(BLOCK_BYTES):
+                output.write(block)
+                on_bytes(len(block))
+            return total is None or output.tell() >= total
 
 
-def _append_body(reply: Reply, part: Path, on_bytes: Callable[[int], object]) -> bool:
-    with part.open("r+b" if part.exists() else "xb") as output:
-        output.seek(reply.start)
-        # What lies beyond the start of this body belongs to an older file.
-        output.truncate()
-        while block := reply.body.read(BLOCK_BYTES):
-            output.write(block)
-            on_bytes(len(block))
-        num_bytes = output.tell()
-    return reply.total is None or num_bytes >= reply.total
-
-
-def _bytes_there(root: Folder, name: str) -> int:
-    with contextlib.suppress(FileNotFoundError):
-        return _part_path(root, name).stat().st_size
-    return 0
-
-
-def _part_path(root: Folder, name: str) -> Path:
-    return root.path(name + ".part")
-
-
-def _notes_path(root: Folder, name: str) -> Path:
-    return root.path(f"{verified.NOTES_FOLDER}/{name}.part.json")
-
-
-def _read_notes(root: Folder, name: str) -> dict[str, str]:
+def _wanted_wait(retry_after: str) -> float | None:
+    """Seconds that the server asks to wait, which it gives as a number or as a date."""
     try:
-        notes = json.loads(_notes_path(root, name).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return notes if isinstance(notes, dict) else {}
+        return Retry().parse_retry_after(retry_after)
+    except urllib3.exceptions.InvalidHeader:
+        return None
 
 
-def _write_notes(root: Folder, name: str, notes: dict[str, str | None]) -> None:
-    _notes_path(root, name).write_text(json.dumps(notes), encoding="utf-8")
+def _without_query(record: logging.LogRecord) -> bool:
+    if isinstance(record.args, tuple):
+        record.args = tuple(one.split("?")[0] if isinstance(one, str) else one for one in record.args)
+    return True
+
+
+# urllib3 logs each request with its query, which holds the access key.
+logging.getLogger("urllib3.connectionpool").addFilter(_without_query)

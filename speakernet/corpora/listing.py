@@ -1,50 +1,87 @@
-"""From a corpus on disk to lists: scan headers, leave out what cannot be used, split, pair, write."""
+"""From a corpus on disk to lists and a configuration: scan headers, leave out what cannot be used, split, pair, write.
 
+Also what the parts of `speakernet prepare` share: their options, and the download of a public corpus. Each part is a
+module with `add_arguments(parser)` and `run(arguments) -> exit status`, and its docstring is its help.
+"""
+
+import argparse
+import dataclasses
 import logging
-from collections.abc import Callable, Iterable, Iterator
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
+import yaml
 
-from speakernet.corpora.pairing import DEFAULT_TARGETS_PER_SPEAKER, PairRules, balanced_pairs
-from speakernet.corpora.splits import (
+from speakernet.corpora.archives import extract, join_pieces
+from speakernet.corpora.download import Corpus, DownloadOptions, download_all, has_md5, load_corpus
+from speakernet.corpora.steps import StepSummary, finish
+from speakernet.corpora.utterances import (
     DEFAULT_SHARE,
+    DEFAULT_TARGETS_PER_SPEAKER,
     MIN_FOR_SAME_GENDER,
     MIN_HELD_OUT_SPEAKERS,
+    UNKNOWN,
+    PairRules,
+    Row,
     Split,
-    split_by_parts,
+    Utterances,
+    balanced_pairs,
+    split_as_published,
     split_speakers,
 )
-from speakernet.corpora.summary import StepSummary
-from speakernet.corpora.utterances import UNKNOWN, Row, Utterances, take, utterances_from_rows
-from speakernet.data.lists import StringTable, one_word, write_training_list, write_trials
-from speakernet.data.lookup import LookupTable
+from speakernet.data.lists import one_word, write_training_list, write_trials
 from speakernet.data.sources import FolderSource
+from speakernet.files import atomic_write, exclusive, own_command
+from speakernet.machine.facts import usable_cores
 
+logger = logging.getLogger(__name__)
+
+Kind = TypeVar("Kind")
+
+SECRETS = {"key": "access key", "user": "user name", "password": "password"}
+#: Steps of the sets for augmentation; all of them if none is given.
+STEPS = ("download", "extract", "prepare")
 FEWEST_FOR_AN_INTERVAL = 5
 """Speakers from which on an evaluation gives an interval; tests compare it with `evaluation/bootstrap.py`."""
 
-logger = logging.getLogger(__name__)
+#: Utterances seen in a whole run of a small corpus; a few minutes on a GPU, a quarter of an hour on two CPU cores.
+WANTED_UTTERANCES = 50_000
+LEAST_EPOCHS, MOST_EPOCHS = 20, 60
+LARGEST_BATCH, LARGEST_SMALL_BATCH = 64, 32
+#: Up to so many utterances the compact network below is large enough, and trains on a CPU.
+SMALL_CORPUS_UTTERANCES = 20_000
+#: The network and optimizer of configs/speechocean_fast.yaml, which were tuned on 150 speakers of real speech.
+SMALL_CORPUS_SECTIONS: dict[str, dict[str, Any]] = {
+    "frontend": {"num_mels": 56, "spec_augment": True, "mel_mask_width": 6, "frame_mask_width": 20},
+    "model": {
+        "name": "ResNet",
+        "embedding_dim": 192,
+        "options": {"channels": 16, "blocks": [2, 2, 2, 2], "stem_stride": 2},
+    },
+    "loss": {"name": "aamsoftmax", "margin": 0.2, "scale": 30},
+    "optimizer": {"name": "adamw", "learning_rate": 2.0e-3, "weight_decay": 0.02},
+}
+#: Up to so many training utterances a folder's own lists are trained by the recipe for little data.
+LITTLE_DATA_UTTERANCES = 5_000
+LITTLE_DATA, FINE_TUNING = "small_data.yaml", "finetune.yaml"
+LEAST_STEPS = 8  # in an epoch
+FRAMES_PER_SECOND = 100
+SHORTEST_CROP, LONGEST_CROP = 50, 200
+LITTLE_DATA_CROP, LITTLE_DATA_EPOCHS, LITTLE_DATA_RAMP = 150, 200, (12, 58)
+"""Of configs/small_data.yaml: frames of a crop, and epochs, of the whole run and of the margin's ramp."""
+LITTLE_DATA_TUNED_UTTERANCES = 1_200
+"""What those epochs are for: more utterances are seen fewer times, so that a run takes no longer."""
 
 
 @dataclass(frozen=True)
 class ListOptions:
-    """How lists are made from the utterances of a corpus.
-
-    Attributes:
-        root: folder that holds the audio; paths in lists are relative to it.
-        save_path: where lists and configuration go.
-        num_jobs: files worked on at once.
-        seed: of the split and the trials.
-        min_seconds: shorter utterances are left out.
-        validation_share: of the speakers, where a split is drawn.
-        test_share: likewise.
-        targets_per_speaker: most target trials of one speaker.
-        same_gender: leave out trials across genders.
-        same_session: make target trials within one session too.
-        min_utterances: speakers with fewer are not trained on.
-    """
+    """How lists are made from the utterances of a corpus; paths in them are relative to `root`."""
 
     root: Path
     save_path: Path
@@ -61,7 +98,7 @@ class ListOptions:
 
 @dataclass(frozen=True)
 class ListFiles:
-    """The lists that were written; `test` is None where there is no test part."""
+    """The lists that were written; `test` is None if there is no test split."""
 
     train: Path
     validation: Path | None
@@ -72,66 +109,220 @@ class ListFiles:
     hours: float
 
 
-def prepare_corpus(
-    rows: Iterable[Row], options: ListOptions, part_of: Callable[[str], str] | None = None
-) -> tuple[ListFiles, StepSummary]:
-    """`prepare_lists` of a public corpus, and what its scan counted."""
-    with StepSummary("scan", options.save_path, made="usable") as scan:
-        listed = list(rows)
-        lists = prepare_lists(listable_rows(listed, (row.name for row in listed), scan), options, scan, part_of)
-    return lists, scan
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps the description's lines and adds defaults, but never a secret's."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        is_plain = action.dest not in (*SECRETS, "help") and action.nargs != 0
+        if is_plain and action.default not in (None, argparse.SUPPRESS, "", False):
+            return f"{action.help} (default: %(default)s)"
+        return action.help
+
+
+def positive_int(text: str) -> int:
+    """An argparse type: a whole number of at least one."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number}; expected at least 1")
+    return number
+
+
+def add_common_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--save_path", type=Path, default=Path("data"), help="target folder")
+    add_jobs_argument(parser)
+
+
+def add_jobs_argument(parser: argparse.ArgumentParser) -> None:
+    help_text = "files worked on at once"
+    parser.add_argument("--jobs", type=positive_int, default=usable_cores(), dest="num_jobs", help=help_text)
+
+
+def add_list_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of lists, split and trials; their names are those of `ListOptions`."""
+    for name, kind, help_text in (
+        ("validation_share", float, "of the speakers, if a split is drawn"),
+        ("test_share", float, "of the speakers, if a split is drawn"),
+        ("targets_per_speaker", positive_int, "most target trials a speaker"),
+        ("min_seconds", float, "shorter utterances are left out"),
+        ("seed", int, "of the split and the trials"),
+    ):
+        parser.add_argument(f"--{name}", type=kind, default=getattr(ListOptions, name), help=help_text)
+    parser.add_argument("--same_gender", action="store_true", help="leave out the easy trials across genders")
+
+
+def add_corpus_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of a public corpus's lists."""
+    add_common_arguments(parser)
+    add_list_arguments(parser)
+    help_text = "speakers with fewer are not trained on"
+    parser.add_argument("--min_utterances", type=positive_int, default=ListOptions.min_utterances, help=help_text)
+
+
+def add_download_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of parts that fetch files; those of `DownloadOptions` are named as there."""
+    group = parser.add_argument_group("download")
+    for name, what in SECRETS.items():
+        variable = f"SPEAKERNET_{name.upper()}"
+        advice = f"{what}; better in the environment as {variable} (other users can see command lines); never logged"
+        group.add_argument(f"--{name}", default=os.environ.get(variable, ""), help=advice)
+    group.add_argument("--base_url", help="a mirror to fetch from instead; {name} is replaced by the file's name")
+    group.add_argument("--catalogue", type=Path, help="a table of sources instead of the shipped catalogue.yaml")
+    retries, seconds = DownloadOptions.num_retries, DownloadOptions.timeout_seconds
+    help_text = "attempts in a row without a single byte before giving up"
+    group.add_argument("--retries", type=int, default=retries, dest="num_retries", help=help_text)
+    help_text = "seconds of silence before asking again"
+    group.add_argument("--timeout", type=float, default=seconds, dest="timeout_seconds", help=help_text)
+
+
+def add_step_arguments(parser: argparse.ArgumentParser, prepare: str, what: str) -> None:
+    """The three steps of a set for augmentation; `--PREPARE` is the last one's name."""
+    steps = parser.add_argument_group("steps (all of them if none is given)")
+    steps.add_argument("--download", action="store_true", help="fetch the archive unless it is there")
+    steps.add_argument("--extract", action="store_true", help="unpack it")
+    steps.add_argument(f"--{prepare}", action="store_true", dest="prepare", help=what)
+
+
+def steps_of(arguments: argparse.Namespace) -> Sequence[str]:
+    """The steps asked for, in order; all of them if none is given."""
+    return [step for step in STEPS if getattr(arguments, step)] or STEPS
+
+
+def chosen(kind: Callable[..., Kind], arguments: argparse.Namespace, **others: Any) -> Kind:
+    """An options object of the dataclass `kind`, from the arguments of its fields' names and `others`."""
+    names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in vars(arguments).items() if name in names} | others)
+
+
+def corpus_of(name: str, arguments: argparse.Namespace, key: str = "") -> Corpus:
+    """The files of a corpus, from the table and the mirror that were asked for."""
+    return load_corpus(name, key=key, base_url=arguments.base_url, catalogue_path=arguments.catalogue)
+
+
+def fetch(
+    name: str,
+    arguments: argparse.Namespace,
+    steps: Sequence[str] = ("download", "extract"),
+    files: Sequence[str] | None = None,
+) -> list[StepSummary]:
+    """Download a corpus's files into the target folder, join those published in pieces, and unpack them there.
+
+    Raises:
+        ValueError: none of the files could be fetched.
+    """
+    root = arguments.save_path
+    corpus = corpus_of(name, arguments)
+    pieces = {piece: whole for whole in corpus.joined.values() for piece in whole.pieces}
+    archives = [one for one in (files or corpus.files) if one not in pieces] + list(corpus.joined)
+    summaries = []
+    if "download" in steps:
+        with StepSummary(f"download_{name}", root, made="fetched") as summary:
+            # A whole that is verified needs no pieces: they were removed when it was joined.
+            missing = [one for one in archives if one not in corpus.joined or not has_md5(root / one, corpus.md5(one))]
+            wanted = [corpus.files[piece] for one in missing for piece in corpus.pieces(one)]
+            download_all(wanted, root, arguments.num_jobs, chosen(DownloadOptions, arguments), summary)
+        if summary.broken == summary.found > 0:
+            # What follows would only find nothing to unpack.
+            raise ValueError("nothing could be fetched: " + "; ".join(summary.first_broken))
+        summaries.append(summary)
+    if "extract" in steps:
+        with StepSummary(f"extract_{name}", root) as summary:
+            for one in corpus.joined.values():
+                join_pieces([root / piece for piece in one.pieces], root / one.name, one.md5, summary)
+            for one in archives:
+                unpack(root / one, corpus.md5(one), root, summary, arguments.num_jobs)
+        summaries.append(summary)
+    return summaries
+
+
+def unpack(archive: Path, md5: str | None, folder: Path, summary: StepSummary, num_jobs: int) -> None:
+    """Extract an archive that is there and verified; anything else is counted as broken."""
+    if not archive.is_file():
+        summary.add_broken(archive.name, f"does not exist; run with --download, or put it into {archive.parent}")
+    elif not has_md5(archive, md5):
+        summary.add_broken(archive.name, "its MD5 sum is wrong; remove it and run with --download")
+    else:
+        extract(archive, folder, summary, num_jobs)
+
+
+def prepare_public(
+    name: str,
+    arguments: argparse.Namespace,
+    rows_of: Callable[[Path], Iterable[Row]],
+    *,
+    split_of: Callable[[str], str] | None = None,
+    files: Sequence[str] | None = None,
+    more: Sequence[StepSummary] = (),
+) -> int:
+    """Fetch a public corpus if asked to, then write its lists and its configuration; the exit code.
+
+    `more` are the summaries of steps that `rows_of` takes.
+    """
+    root = arguments.save_path
+    options = chosen(ListOptions, arguments, root=root, save_path=root / f"{name}_lists")
+    with exclusive(root):
+        summaries = fetch(name, arguments, files=files) if getattr(arguments, "download", False) else []
+        with StepSummary("scan", options.save_path, made="usable") as scan:
+            listed = list(rows_of(root))
+            lists = prepare_lists(listable_rows(listed, (row.name for row in listed), scan), options, scan, split_of)
+        # The run folder is named after the file: exps/librispeech, not exps/librispeech_lists.
+        config = options.save_path / f"{name}.yaml"
+        write_recipe(config, root, lists)
+        code = finish([*summaries, *more, scan], options.save_path / "summary.txt")
+        logger.info("lists: %s (their paths start from %s)", options.save_path, root)
+        say_next(config)
+        return code
+
+
+def say_next(*configs: Path, options: str = "") -> None:
+    """Print the command that trains on the configurations, as a shell takes it; `options` as they are."""
+    named = [f"--config {shlex.quote(str(config))}" for config in configs]
+    sys.stdout.write(" ".join([own_command("train"), *named, *filter(None, [options])]) + "\n")
 
 
 def prepare_lists(
-    rows: Iterable[Row],
-    options: ListOptions,
-    scan: StepSummary,
-    part_of: Callable[[str], str] | None = None,
-    lookup: LookupTable | None = None,
+    rows: Iterable[Row], options: ListOptions, scan: StepSummary, split_of: Callable[[str], str] | None = None
 ) -> ListFiles:
-    """Scan the headers, split, and write lists and trials.
+    """Scan the headers of utterances that a list can hold, split, and write lists and trials.
 
-    Args:
-        rows: utterances that a list can hold, paths relative to `options.root`.
-        options: where and how.
-        scan: counts what is usable and what is broken.
-        part_of: `train`, `validation` or `test` of a path, where the corpus has parts; None draws a split.
-        lookup: what the headers of the rows say, where they were read before.
-
-    Raises:
-        ValueError: too few speakers or utterances.
+    `split_of` gives `train`, `validation` or `test` of a path if the corpus has splits; None draws one.
     """
-    utterances, lookup = usable_utterances(rows, options.root, options.min_seconds, options.num_jobs, scan, lookup)
+    utterances, seconds = usable_utterances(rows, options.root, options.min_seconds, options.num_jobs, scan)
     if not len(utterances):
         raise ValueError(
             f"none of the {scan.broken} files under {options.root} can be used; the first: {scan.first_broken[0]}"
         )
-    split = split_by_parts(utterances, part_of) if part_of else None
+    split = split_as_published(utterances, split_of) if split_of else None
     if split is None:
         fewest = MIN_FOR_SAME_GENDER if options.same_gender else MIN_HELD_OUT_SPEAKERS
         split = split_speakers(utterances, options.seed, options.validation_share, options.test_share, fewest)
-    split = _with_enough_utterances(utterances, split, options.min_utterances)
-    rules = PairRules(
-        other_session=not options.same_session and can_join_sessions(utterances, split),
-        same_gender=options.same_gender,
-    )
-    seconds = lookup.seconds
-    files = _write_lists(options, utterances, split, rules)
-    num_speakers = len(np.unique(utterances.labels[split.train]))
-    return ListFiles(*files, len(split.train), num_speakers, float(np.median(seconds)), float(seconds.sum()) / 3600)
+    is_enough = utterances.counts()[utterances.labels[split.train]] >= options.min_utterances
+    if not is_enough.all():
+        logger.info(
+            "%d training utterances of speakers with fewer than %d are left out",
+            *((~is_enough).sum(), options.min_utterances),
+        )
+    rules = PairRules(not options.same_session and can_join_sessions(utterances, split), options.same_gender)
+    train = options.save_path / "train_list.txt"
+    training = split.train[is_enough]
+    write_training_list(train, utterances.pairs(training))
+    validation = _write_trials(options, utterances, "validation", split.validation, rules)
+    test = _write_trials(options, utterances, "test", split.test, rules)
+    num_speakers = len(np.unique(utterances.labels[training]))
+    hours = float(seconds.sum()) / 3600
+    return ListFiles(train, validation, test, len(training), num_speakers, float(np.median(seconds)), hours)
 
 
 def can_join_sessions(utterances: Utterances, split: Split) -> bool:
-    """Whether target trials can leave out pairs of one session; what that costs or spares is said.
+    """Whether target trials can leave out pairs of one session.
 
-    Within one session the room and the microphone tell the answer, so error rates come out too low.
+    Within one session the room and the microphone give the answer, so error rates come out too low.
     """
-    # Training may mix sessions as it likes: only trials are answered by the room.
+    # Training may mix sessions as it likes.
     held_out = np.concatenate([split.validation, split.test])
     if (utterances.sessions[held_out] == UNKNOWN).all():
         logger.warning(
-            "no sessions are known (folders below the speakers' would name them): target trials may pair recordings "
-            "of one session, whose room and microphone flatter the error rate"
+            "no sessions are known (folders below the speakers' would name them): target trials may pair recordings of "
+            "one session, whose room and microphone make the error rate optimistic"
         )
         return True
     for rows in (split.validation, split.test):
@@ -140,25 +331,17 @@ def can_join_sessions(utterances: Utterances, split: Split) -> bool:
         alone = speakers[(counts == 1) & (pairs[1][first] != UNKNOWN)]
         if len(rows) and len(alone) == len(speakers):
             logger.warning(
-                "every held-out speaker has one session only: target trials are made within it, so the error rate is "
-                "flattered by room and microphone"
+                "every held-out speaker has one session only: target trials are made within it, so room and microphone "
+                "make the error rate optimistic"
             )
             return False
         if len(alone):
             logger.warning(
                 "%d of %d held-out speakers have one session only (first: %s): they give no target trials; "
-                "--same_session makes some within it, which flatters the error rate",
+                "--same_session makes some within it, with an optimistic error rate",
                 *(len(alone), len(speakers), utterances.speakers[int(alone[0])]),
             )
     return True
-
-
-def _with_enough_utterances(utterances: Utterances, split: Split, min_utterances: int) -> Split:
-    counts = utterances.counts()
-    keep = counts[utterances.labels[split.train]] >= min_utterances
-    if not keep.all():
-        logger.info("%d training utterances of speakers with fewer than %d are left out", (~keep).sum(), min_utterances)
-    return Split(split.train[keep], split.validation, split.test, split.is_speaker_disjoint)
 
 
 def listable_rows(rows: Iterable[Row | None], names: Iterable[str], summary: StepSummary) -> Iterator[Row]:
@@ -169,15 +352,10 @@ def listable_rows(rows: Iterable[Row | None], names: Iterable[str], summary: Ste
     """
     originals: dict[str, str] = {}
     for name, row in zip(names, rows, strict=True):
-        if row is None:
-            summary.add_broken(name, "no speaker can be told from this name")
-            continue
-        problem = name_problem(row.name)
-        speaker = one_word(row.speaker)
-        if problem is None and not speaker:
-            problem = "the speaker's name is empty"
-        if problem is not None:
-            summary.add_broken(row.name, problem)
+        speaker = one_word(row.speaker) if row else ""
+        problem = name_problem(row.name) if row else "this name tells no speaker"
+        if row is None or problem is not None or not speaker:
+            summary.add_broken(name, problem or "the speaker's name is empty")
             continue
         # A list ends the speaker at white space, so two people must not meet in one word.
         if originals.setdefault(speaker, row.speaker) != row.speaker:
@@ -187,93 +365,133 @@ def listable_rows(rows: Iterable[Row | None], names: Iterable[str], summary: Ste
         yield row._replace(speaker=speaker)
 
 
+def name_problem(name: str) -> str | None:
+    """Why a list cannot hold a path, or None."""
+    is_one_line = len(name.splitlines()) == 1 and "\t" not in name and name == name.strip()
+    is_text = not any("\ud800" <= letter <= "\udfff" for letter in name)
+    if is_one_line and is_text:
+        return None
+    return "a list cannot hold this name (line break, tab, white space at an end, or not UTF-8); rename it"
+
+
 def usable_utterances(
-    rows: Iterable[Row],
-    root: Path,
-    min_seconds: float,
-    num_jobs: int,
-    summary: StepSummary,
-    lookup: LookupTable | None = None,
-) -> tuple[Utterances, LookupTable]:
-    """The utterances whose headers are good and that last at least `min_seconds`; the others are counted as broken.
-
-    Headers are read unless `lookup` has them, row for row.
-
-    Returns:
-        The utterances, and the lookup table of exactly these rows.
-    """
-    found = utterances_from_rows(rows)
+    rows: Iterable[Row], root: Path, min_seconds: float, num_jobs: int, summary: StepSummary
+) -> tuple[Utterances, np.ndarray]:
+    """The utterances with good headers that last at least `min_seconds`, and their seconds; the rest are broken."""
+    found = Utterances.from_rows(rows)
     if not len(found):
-        raise ValueError(f"{root}: no utterances were found; see --help for the layouts that are understood")
-    lookup = lookup or read_headers(found.names, root, num_jobs)
+        raise ValueError(f"{root}: no utterances were found; see --help for the layouts that are read")
+    # Header reads wait for the disk, not for a core: four at once help on one core too.
+    source = FolderSource(root, keep_lookup=False, show_progress=True)
+    lookup = source.lookup_table(found.names, num_threads=max(4, num_jobs))
     seconds = lookup.seconds
     for row, problem in sorted(lookup.problems.items()):
         summary.add_broken(found.names[row], problem)
-    is_short = seconds < min_seconds
-    is_short[list(lookup.problems)] = False
-    for row in np.flatnonzero(is_short).tolist():
-        summary.add_broken(found.names[row], f"lasts {seconds[row]:.2f} s, shorter than {min_seconds:g} s")
+    for row in np.flatnonzero(seconds < min_seconds).tolist():
+        if row not in lookup.problems:
+            summary.add_broken(found.names[row], f"lasts {seconds[row]:.2f} s, shorter than {min_seconds:g} s")
     # A header without samples is broken whatever the shortest length asked for.
     keep = np.flatnonzero(seconds >= max(min_seconds, 1e-9))
-    summary.add_made(len(keep))
-    return take(found, keep), lookup.take(keep)
+    summary.add(made=len(keep))
+    return found.take(keep), seconds[keep]
 
 
-def read_headers(names: StringTable, root: Path, num_jobs: int) -> LookupTable:
-    """What the headers of files say; nothing is kept for later."""
-    source = FolderSource(root, keep_lookup=False, show_progress=True)
-    # Header reads wait for the disk, not for a core: four at once help on one core too.
-    return source.lookup_table(names, num_threads=max(4, num_jobs))
+def _write_trials(
+    options: ListOptions, utterances: Utterances, name: str, rows: np.ndarray, rules: PairRules
+) -> Path | None:
+    """Write the list of a held-out split's utterances and balanced trials over them; None for an empty split."""
+    if not len(rows):
+        return None
+    write_training_list(options.save_path / f"{name}_list.txt", utterances.pairs(rows))
+    pairs = balanced_pairs(utterances, rows, rules, options.seed, options.targets_per_speaker)
+    num_targets = int(pairs.labels.sum())
+    if num_targets in (0, len(pairs)):
+        raise ValueError(
+            f"the {name} split has no {'target' if num_targets == 0 else 'non-target'} trials: its speakers have too "
+            "few utterances, or only one session each; add recordings, or allow trials within a session with "
+            "--same_session"
+        )
+    path = options.save_path / f"{name}_trials.txt"
+    write_trials(path, pairs.rows(utterances))
+    num_speakers = len(np.unique(utterances.labels[rows]))
+    logger.info("%s: %d trials over %d speakers, %d of them targets", path, len(pairs), num_speakers, num_targets)
+    if num_speakers < FEWEST_FOR_AN_INTERVAL:
+        logger.warning(
+            "%d speakers are too few for a reliable error rate (its interval takes %d, a narrow one 20 or more): bring "
+            "more people, or take more of them with --%s_share",
+            *(num_speakers, FEWEST_FOR_AN_INTERVAL, name),
+        )
+    return path
 
 
-def _write_lists(
-    options: ListOptions, utterances: Utterances, split: Split, rules: PairRules
-) -> tuple[Path, Path | None, Path | None]:
-    """Write train_list.txt, and for validation and test a list of utterances and balanced trials over them."""
-    folder = options.save_path
-    train = folder / "train_list.txt"
-    write_training_list(train, utterances.pairs(split.train))
-    written: list[Path | None] = []
-    for name, rows in (("validation", split.validation), ("test", split.test)):
-        trials_path = folder / f"{name}_trials.txt"
-        if not len(rows):
-            written.append(None)
-            continue
-        write_training_list(folder / f"{name}_list.txt", utterances.pairs(rows))
-        pairs = balanced_pairs(utterances, rows, rules, options.seed, options.targets_per_speaker)
-        num_targets = int(pairs.labels.sum())
-        if num_targets in (0, len(pairs)):
-            missing = "target" if num_targets == 0 else "non-target"
-            raise ValueError(
-                f"the {name} part has no {missing} trials: its speakers have too few utterances, or only one session "
-                "each; add recordings, or allow trials within a session with --same_session"
-            )
-        write_trials(trials_path, pairs.rows(utterances))
-        num_speakers = len(np.unique(utterances.labels[rows]))
-        counts = (len(pairs), num_speakers, num_targets)
-        logger.info("%s: %d trials over %d speakers, %d of them targets", trials_path, *counts)
-        if num_speakers < FEWEST_FOR_AN_INTERVAL:
-            logger.warning(
-                "%d speakers are too few for an error rate that means something (its interval takes %d, a narrow one "
-                "20 and more): bring more people, or take more of them with --%s_share",
-                *(num_speakers, FEWEST_FOR_AN_INTERVAL, name),
-            )
-        written.append(trials_path)
-    return train, written[0], written[1]
+def write_recipe(path: Path, root: Path, lists: ListFiles, **sets: Path | None) -> None:
+    """Write a configuration that trains on the lists as it is, sized to the amount of data.
 
-
-def name_problem(name: str) -> str | None:
-    r"""Why a path cannot stand in a list, or None.
-
-    >>> name_problem("a b/c.wav") is None
-    True
+    `sets` may give `noise_path` and `rir_path`. Every path is absolute, so that it works from any folder.
     """
-    if len(name.splitlines()) != 1 or "\t" in name:
-        return "the name holds a line break or a tab, which a list cannot hold; rename it"
-    if name != name.strip():
-        return "the name begins or ends with white space, which a list cannot hold; rename it"
-    try:
-        name.encode("utf-8")
-    except UnicodeEncodeError:
-        return "the name is not UTF-8 text, which a list cannot hold; rename it"
-    return None
+    epochs = max(LEAST_EPOCHS, min(MOST_EPOCHS, WANTED_UTTERANCES // max(1, lists.num_train)))
+    sections = _inputs(root, lists, sets)
+    if lists.num_train <= SMALL_CORPUS_UTTERANCES:
+        # The margin grows as in that recipe, once the speakers are roughly separated.
+        ramp = {"margin": "linear", "margin_begin_epoch": epochs // 8, "margin_end_epoch": epochs // 2}
+        schedule = {"name": "cosine", "warmup_epochs": 2, "final_learning_rate": 1.0e-5, **ramp}
+        sections |= SMALL_CORPUS_SECTIONS | {"schedule": schedule}
+    _write(path, root, lists, "", sections | {"training": {"max_epochs": epochs}})
+
+
+def write_little_data_lists(path: Path, root: Path, lists: ListFiles, **sets: Path | None) -> None:
+    """Write a configuration of nothing but the lists and the run folder, for the recipe for little data.
+
+    It has its own batch and crop if there are too few utterances, or too short ones, for the recipe's; and fewer epochs
+    if there are more utterances than the recipe's epochs are for.
+    """
+    sections = _inputs(root, lists, sets)
+    data = sections["data"]
+    for name, usual in (("batch_size", LARGEST_SMALL_BATCH), ("crop_frames", LITTLE_DATA_CROP)):
+        if data[name] >= usual:
+            del data[name]
+    # Speed perturbation needs no files: augmentation stays on without them.
+    del sections["augment"]["enabled"]
+    sections["training"] = {"save_path": f"exps/{path.stem}"}
+    if lists.num_train > LITTLE_DATA_TUNED_UTTERANCES:
+        share = LITTLE_DATA_TUNED_UTTERANCES / lists.num_train
+        begin, end, epochs = (round(share * one) for one in (*LITTLE_DATA_RAMP, LITTLE_DATA_EPOCHS))
+        sections["schedule"] = {"margin_begin_epoch": begin, "margin_end_epoch": end}
+        sections["training"] |= {"max_epochs": epochs, "test_interval": epochs}
+    use = f", for `--config {LITTLE_DATA} --config THIS`"
+    _write(path, root, lists, use, {name: section for name, section in sections.items() if section})
+
+
+def write_fine_tuning_lists(path: Path, root: Path, lists: ListFiles, **sets: Path | None) -> None:
+    """Write a configuration of nothing but the lists and a run folder of its own, for the fine-tuning recipe."""
+    sections = _inputs(root, lists, sets) | {"training": {"save_path": f"exps/{path.stem}"}}
+    use = f", for `--config {FINE_TUNING} --config THIS --initial_model MODEL.pt`"
+    _write(path, root, lists, use, sections)
+
+
+def _inputs(root: Path, lists: ListFiles, sets: dict[str, Path | None]) -> dict[str, Any]:
+    """The sections data and augment."""
+    largest = LARGEST_SMALL_BATCH if lists.num_train <= SMALL_CORPUS_UTTERANCES else LARGEST_BATCH
+    data: dict[str, Any] = {
+        "train_list": str(lists.train.resolve()),
+        "train_path": str(root.resolve()),
+        # Batches of 64 had learned next to nothing after 8 epochs of 1,440 utterances; 32 with a ramped margin had.
+        "batch_size": max(2, min(largest, lists.num_train // LEAST_STEPS)),
+        # Most utterances are at least this long; shorter ones are repeated.
+        "crop_frames": int(min(LONGEST_CROP, max(SHORTEST_CROP, lists.median_seconds * FRAMES_PER_SECOND * 0.8))),
+    }
+    for name, trials in (("validation", lists.validation), ("test", lists.test or lists.validation)):
+        if trials is not None:
+            data |= {f"{name}_list": str(trials.resolve()), f"{name}_path": str(root.resolve())}
+    given = {name: str(path.resolve()) for name, path in sets.items() if path is not None}
+    return {"data": data, "augment": {"enabled": bool(given), **given}}
+
+
+def _write(path: Path, root: Path, lists: ListFiles, use: str, sections: dict[str, Any]) -> None:
+    kind = "The lists of" if use else "Trains on"
+    with atomic_write(path) as file:
+        file.write(
+            f"# {kind} {lists.num_train} utterances of {lists.num_speakers} speakers of {root.name}{use}.\n"
+            "# What is not set here keeps its default; `speakernet show-config --config FILE` shows everything.\n"
+        )
+        yaml.safe_dump(sections, file, sort_keys=False, allow_unicode=True)

@@ -1,56 +1,62 @@
-"""What goes into a packed corpus: the files of a folder or list, or members of zip and tar archives, read as they lie.
+"""What goes into a packed corpus: the files of a folder or list, or members of zip and tar archives, read in place.
 
-A Kaldi folder, wespeaker's `raw.list` and its shards go by the ids of their utterances, archives by the names of a list
-where there is one. Archives are opened in `pack_archives.py`.
+A Kaldi folder, wespeaker's `raw.list` (a JSON object a line) and its shards (`shard.list`, a tar archive a line) go by
+the ids of their utterances, archives by the names of a list if there is one. No archive is unpacked: a member is read
+into memory. Names are data from outside and are checked before anything is read.
 """
 
+import collections
 import functools
+import json
 import os
+import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+import zipfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from speakernet.corpora.archives import ArchiveError, group_parts
-from speakernet.corpora.conversion import TOLERANCE_SECONDS, TOLERANCE_SHARE
-from speakernet.corpora.pack_archives import AUDIO_SUFFIXES, Archive, open_archive, without_suffix
-from speakernet.corpora.safe_paths import UnsafeNameError, checked_relative
-from speakernet.corpora.walking import walk_files
-from speakernet.corpora.wespeaker_lists import RAW_LIST, SHARD_LIST, list_kind, read_raw_list, read_shard_list
-from speakernet.data.audio import AudioError, read_audio, read_audio_bytes, to_int16
-from speakernet.data.ffmpeg import CONVERTIBLE_SUFFIXES, FfmpegError, decode_to_bytes, find_ffmpeg
-from speakernet.data.lists import UTT2SPK, NameIndex, Recordings, StringTable, read_training_list
+from speakernet.corpora.archives import ArchiveError, JoinedFile, group_pieces, tar_members, zip_members
+from speakernet.corpora.steps import UnsafeNameError, checked_relative, walk_files
+from speakernet.data.audio import AUDIO_SUFFIXES, AudioError, read_audio, read_audio_bytes, to_int16
+from speakernet.data.ffmpeg import CONVERTIBLE_SUFFIXES
+from speakernet.data.lists import (
+    BYTE_ORDER_MARK,
+    KALDI_ARCHIVE,
+    MAX_SPEAKER_BYTES,
+    UTT2SPK,
+    ListError,
+    ListFile,
+    NameIndex,
+    Recordings,
+    StringTable,
+    not_a_file,
+    read_training_list,
+)
 from speakernet.data.opening import KaldiSource, is_kaldi
 from speakernet.data.packing import PackInput
 
 NOT_IN_ANY = -1
 FOLDER, KALDI, ARCHIVE = "folder", "Kaldi folder", "archive"
+RAW_LIST, SHARD_LIST = "raw.list", "shard.list"
+RAW_FIELDS = ("key", "wav", "spk")
+SHARD_SUFFIXES = (b".tar", b".tar.gz", b".tgz")
+SPEAKER_SUFFIX = ".spk"
+HEAD_BYTES = 65_536
+SHOWN_CHARACTERS = 120  # of a malformed value
 NAMED_ARCHIVES = 5
 """Of many, in messages."""
 
 
 class FileInput(PackInput):
-    """Files by name."""
+    """Files by name: all recordings, or those of a list; relative paths are below `root` or the working directory."""
 
     def __init__(
-        self,
-        recordings: Recordings,
-        description: str,
-        *,
-        root: str = "",
-        wanted: StringTable | None = None,
-        ffmpeg: str | None = None,
+        self, recordings: Recordings, description: str, *, root: str = "", wanted: StringTable | None = None
     ) -> None:
-        """Take all files, or those that a list names.
-
-        Args:
-            recordings: name, file and perhaps speaker of each.
-            description: of the source, for messages.
-            root: folder of files that are not named absolutely; empty takes the working directory.
-            wanted: names of a list; None takes every file.
-            ffmpeg: for m4a and the like; None takes the one of the environment or the PATH.
-        """
         names, files, speakers = recordings.names, recordings.files, recordings.speakers
         if wanted is not None:
             rows = NameIndex(names).find(wanted)
@@ -58,46 +64,41 @@ class FileInput(PackInput):
         super().__init__(names, description, speakers)
         self._files = files
         self._root = root
-        self._ffmpeg = ffmpeg
 
     def decode(self, row: int, content: bytes | None, sample_rate: int) -> np.ndarray:
-        """See `PackInput.decode`."""
         file = self._files[row]
         if not file:
-            raise AudioError(_absent(self.names[row], self.description))
+            raise AudioError(f"{self.names[row]}: the list names it, but {self.description} does not hold it")
         path = os.path.join(self._root, file)  # noqa: PTH118  a million times
-        if not _needs_ffmpeg(path) or not os.path.exists(path):  # noqa: PTH110
-            return to_int16(read_audio(path, sample_rate=sample_rate))
-        return _decode_with_ffmpeg(self._ffmpeg, Path(path), path, sample_rate)
+        return to_int16(read_audio(path, sample_rate=sample_rate))
 
 
 class FolderInput(FileInput):
     """Files under a folder: those that a list names, or all of them."""
 
-    def __init__(self, root: str | Path, names: StringTable | None = None, ffmpeg: str | None = None) -> None:
+    def __init__(self, root: str | Path, names: StringTable | None = None) -> None:
         if not Path(root).is_dir():
             raise AudioError(f"{root}: no such folder; give the folder that the list's paths are relative to")
         if names is None:
             names = StringTable.from_strings(walk_files(root, AUDIO_SUFFIXES))
-        for name in names:
-            _checked(name, str(root))
-        super().__init__(Recordings(names, names), str(root), root=str(root), ffmpeg=ffmpeg)
+        try:
+            for name in names:
+                checked_relative(name)
+        except UnsafeNameError as error:
+            raise AudioError(f"{root}: refused: {error}") from error
+        super().__init__(Recordings(names, names), str(root), root=str(root))
 
 
 class ArchiveInput(PackInput):
-    """Members of one or several archives, and the names of a list that none of them holds."""
+    """Members of one or several archives, and the names of a list that none of them holds.
 
-    def __init__(
-        self, archives: Sequence[Archive], wanted: StringTable | None, strip: int | None, ffmpeg: str | None = None
-    ) -> None:
-        """Match members and names.
+    Args:
+        archives: opened archives.
+        wanted: names of a list; None takes every audio file.
+        strip: leading folders of the members' names to drop; None finds the number that suits the list (0 without).
+    """
 
-        Args:
-            archives: opened archives.
-            wanted: names of a list; None takes every audio file.
-            strip: leading folders of the members' names to drop; None finds the number that suits the list (0 without).
-            ffmpeg: for m4a and the like; None takes the one of the environment or the PATH.
-        """
+    def __init__(self, archives: Sequence["Archive"], wanted: StringTable | None, strip: int | None) -> None:
         names: list[str] = []
         speakers: list[str] = []
         of_archive, of_member = [], []
@@ -108,10 +109,14 @@ class ArchiveInput(PackInput):
             speakers += [archive.speakers[member] for member in members.tolist()] if archive.speakers else []
             of_archive.append(np.full(len(members), number))
             of_member.append(members)
-        description = _named(archives)
-        _refuse_twice(names, description)
-        # One archive that does not say who speaks leaves the whole without a list.
-        says_speakers = len(speakers) == len(names)
+        shown = ", ".join(archive.name for archive in archives[:NAMED_ARCHIVES])
+        left = len(archives) - NAMED_ARCHIVES
+        description = f"{shown} and {left} more" if left > 0 else shown
+        if len(set(names)) < len(names):
+            twice = next(name for name, count in collections.Counter(names).items() if count > 1)
+            raise ArchiveError(f"{description}: {twice!r} occurs twice; pack the archives one by one or change --strip")
+        # One archive without speakers leaves the whole without a list.
+        has_speakers = len(speakers) == len(names)
         if wanted is not None:
             absent = NameIndex(StringTable.from_strings(names)).find(wanted) < 0
             absent_names = [wanted[row] for row in np.flatnonzero(absent).tolist()]
@@ -119,15 +124,14 @@ class ArchiveInput(PackInput):
             speakers += [""] * len(absent_names)
             of_archive.append(np.full(len(absent_names), NOT_IN_ANY))
             of_member.append(np.zeros(len(absent_names), dtype=np.int64))
-        said = StringTable.from_strings(speakers) if says_speakers else None
-        super().__init__(StringTable.from_strings(names), description, said)
+        known = StringTable.from_strings(speakers) if has_speakers else None
+        super().__init__(StringTable.from_strings(names), description, known)
         self._archives = archives
-        self._ffmpeg = ffmpeg
         self._of_archive = np.concatenate(of_archive)
         self._of_member = np.concatenate(of_member)
 
     def items(self, rows: Iterable[int]) -> Iterator[tuple[int, bytes | None]]:
-        """See `PackInput.items`: a compressed tar is a stream, which has to be read in order."""
+        # A compressed tar is a stream, which has to be read in order.
         rows = np.asarray(list(rows), dtype=np.int64)
         for number, archive in enumerate(self._archives):
             some = rows[self._of_archive[rows] == number]
@@ -136,37 +140,34 @@ class ArchiveInput(PackInput):
             yield row, None
 
     def decode(self, row: int, content: bytes | None, sample_rate: int) -> np.ndarray:
-        """See `PackInput.decode`."""
-        name, number = self.names[row], int(self._of_archive[row])
-        if number == NOT_IN_ANY:
-            raise AudioError(_absent(name, self.description))
-        archive = self._archives[number]
-        member = int(self._of_member[row])
+        if self._of_archive[row] == NOT_IN_ANY:
+            raise AudioError(f"{self.names[row]}: the list names it, but {self.description} does not hold it")
+        archive, member = self._archives[self._of_archive[row]], int(self._of_member[row])
         if content is None:
             content = archive.read(member)
         label = f"{archive.name}: {archive.files[member]}"
-        if not _needs_ffmpeg(archive.files[member]):
+        suffix = os.path.splitext(archive.files[member])[1].lower()  # noqa: PTH122
+        if suffix not in CONVERTIBLE_SUFFIXES:
             return to_int16(read_audio_bytes(content, label, sample_rate=sample_rate))
         # ffmpeg has to seek in m4a, so it cannot be fed through a pipe.
         with tempfile.TemporaryDirectory(prefix="speakernet-") as folder:
-            path = Path(folder) / ("audio" + os.path.splitext(archive.files[member])[1])  # noqa: PTH122
+            path = Path(folder) / ("audio" + suffix)
             path.write_bytes(content)
-            return _decode_with_ffmpeg(self._ffmpeg, path, label, sample_rate)
+            try:
+                return to_int16(read_audio(path, sample_rate=sample_rate))
+            except AudioError as error:
+                raise AudioError(str(error).replace(str(path), label)) from error
 
 
 def open_inputs(
-    sources: Sequence[str | Path],
-    wanted: StringTable | None = None,
-    strip: int | None = None,
-    ffmpeg: str | None = None,
+    sources: Sequence[str | Path], wanted: StringTable | None = None, strip: int | None = None
 ) -> PackInput:
-    """The input that `sources` are: one folder, one list, or archives (parts of one archive count as one).
+    """The input that `sources` are: one folder, one list, or archives (the pieces of one archive count as one).
 
     Args:
         sources: a folder, a Kaldi folder, a `raw.list`, or zip and tar archives, which a `shard.list` may name.
         wanted: names to pack; None packs every audio file.
         strip: see `ArchiveInput`.
-        ffmpeg: likewise.
 
     Raises:
         AudioError: nothing there, or not a folder or archive.
@@ -177,16 +178,16 @@ def open_inputs(
     if len(kinds) == 1:
         path, kind = kinds[0]
         if kind == FOLDER:
-            return FolderInput(path, wanted, ffmpeg)
+            return FolderInput(path, wanted)
         if kind in (KALDI, RAW_LIST):
             recordings = read_raw_list(path) if kind == RAW_LIST else _of_kaldi_folder(path)
-            return FileInput(recordings, str(path), wanted=wanted, ffmpeg=ffmpeg)
+            return FileInput(recordings, str(path), wanted=wanted)
     if {kind for _, kind in kinds} - {ARCHIVE, SHARD_LIST}:
         raise AudioError("expected one folder, one list or some archives, found a folder or list among several sources")
     paths = [one for path, kind in kinds for one in (read_shard_list(path) if kind == SHARD_LIST else [path])]
     for path in paths:
         _kind(path)
-    return ArchiveInput([open_archive(parts) for parts in group_parts(paths)], wanted, strip, ffmpeg)
+    return ArchiveInput([open_archive(pieces) for pieces in group_pieces(paths)], wanted, strip)
 
 
 class Wanted:
@@ -197,16 +198,14 @@ class Wanted:
 
     @functools.cached_property
     def exact(self) -> NameIndex:
-        """By their names."""
         return NameIndex(self.names)
 
     @functools.cached_property
     def bare(self) -> NameIndex:
-        """By their names without the suffix."""
         return NameIndex(StringTable.from_strings(map(without_suffix, self.names)))
 
 
-def match_members(archive: Archive, wanted: Wanted | None, strip: int | None) -> tuple[np.ndarray, list[str]]:
+def match_members(archive: "Archive", wanted: Wanted | None, strip: int | None) -> tuple[np.ndarray, list[str]]:
     """Members to take, ascending, and their names in the corpus.
 
     With a list the members are found under the list's own names: leading folders that the list does not have are
@@ -232,11 +231,7 @@ def match_members(archive: Archive, wanted: Wanted | None, strip: int | None) ->
 
 
 def _kind(path: Path) -> str:
-    """What a source is.
-
-    Raises:
-        AudioError: there is nothing.
-    """
+    """What a source is."""
     if not path.exists():
         raise AudioError(f"{path}: no such folder or archive")
     if path.is_dir():
@@ -244,62 +239,218 @@ def _kind(path: Path) -> str:
     # A pipe would be waited for without end.
     if not path.is_file():
         raise AudioError(f"{path}: neither a file nor a folder; give a folder, a list or an archive")
-    return list_kind(path) or ARCHIVE
+    with path.open("rb") as file:
+        head = file.read(HEAD_BYTES)
+    first = head.removeprefix(BYTE_ORDER_MARK).lstrip().split(b"\n", 1)[0].strip()
+    # Archives hold zero bytes from the start, text none.
+    if b"\0" not in head and first.startswith(b"{"):
+        return RAW_LIST
+    return SHARD_LIST if b"\0" not in head and first.lower().endswith(SHARD_SUFFIXES) else ARCHIVE
 
 
 def _of_kaldi_folder(path: Path) -> Recordings:
-    """Its recordings, with their speakers where it has an `utt2spk`."""
+    """Its recordings, with their speakers if it has an `utt2spk`."""
     source = KaldiSource(path)
     if not (path / UTT2SPK).is_file():
         return Recordings(source.names, source.files)
-    said = read_training_list(path)
-    rows = NameIndex(said.paths).find(source.names)
-    speakers = said.speakers.take(np.where(rows < 0, rows, said.labels[rows]))
+    listed = read_training_list(path)
+    rows = NameIndex(listed.paths).find(source.names)
+    speakers = listed.speakers.take(np.where(rows < 0, rows, listed.labels[rows]))
     return Recordings(source.names, source.files, speakers)
 
 
-def _absent(name: str, description: str) -> str:
-    return f"{name}: the list names it, but {description} does not hold it"
+def read_raw_list(path: Path) -> Recordings:
+    """Names, files and speakers of a `raw.list`; files are absolute or from the working directory.
+
+    Raises:
+        ListError: empty, not UTF-8, a malformed line (named with its number), a key twice.
+    """
+    file = ListFile(path, None)
+    rows: list[tuple[str, ...]] = []
+    for line, text in _lines(file):
+        try:
+            row: Any = json.loads(text)
+        except (ValueError, RecursionError):
+            row = None
+        if problem := _raw_problem(row):
+            file.refuse(line, f"{problem}; found {text[:SHOWN_CHARACTERS]!r}")
+        else:
+            rows.append(tuple(row[field] for field in RAW_FIELDS))
+    if not rows:
+        raise ListError(f"{path}: the list is empty; expected a JSON object with {', '.join(RAW_FIELDS)} a line")
+    names, files, speakers = (StringTable.from_strings(column) for column in zip(*rows, strict=True))
+    NameIndex(names).refuse_repeated(path)
+    return Recordings(names, files, speakers)
 
 
-def _named(archives: Sequence[Archive]) -> str:
-    shown = ", ".join(archive.name for archive in archives[:NAMED_ARCHIVES])
-    return shown if len(archives) <= NAMED_ARCHIVES else f"{shown} and {len(archives) - NAMED_ARCHIVES} more"
+def _raw_problem(row: Any) -> str:
+    """What is wrong with the object of one line of a `raw.list`; empty if nothing is."""
+    if not isinstance(row, dict) or not set(RAW_FIELDS) <= set(row):
+        return f"expected a JSON object with {', '.join(RAW_FIELDS)}"
+    if "vad" in row:
+        return "vad: segments are not cut out here; let make_shard_list.py do it (--vad_file) and pack shards"
+    for field in RAW_FIELDS:
+        value = row[field]
+        # JSON can spell half of a surrogate pair, which no file name and no list can hold.
+        is_text = isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
+        if not is_text or not value.strip() or len(value.splitlines()) != 1 or "\0" in value:
+            return f"{field}: expected text of one line"
+    if row["spk"].split() != [row["spk"]]:
+        return "spk: expected one word"
+    if row["wav"].endswith("|") or KALDI_ARCHIVE.search(row["wav"].encode()):
+        return f"wav: {not_a_file(row['wav'])}"
+    return ""
 
 
-def _refuse_twice(names: list[str], where: str) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise ArchiveError(f"{where}: {name!r} is there twice; pack the archives one by one or change --strip")
-        seen.add(name)
+def read_shard_list(path: Path) -> list[Path]:
+    """The archives of a `shard.list`, absolute or from the working directory; ListError for an address."""
+    file, found = ListFile(path, None), []
+    for line, text in _lines(file):
+        if "://" in text:
+            file.refuse(line, f"{text[:SHOWN_CHARACTERS]!r} is an address; fetch the shard and name the file")
+        found.append(Path(text))
+    return found
 
 
-def _decode_with_ffmpeg(ffmpeg: str | None, path: Path, label: str, sample_rate: int) -> np.ndarray:
+def _lines(file: ListFile) -> Iterator[tuple[int, str]]:
+    """Number and text of every line that is not blank."""
+    for lines in file.blocks(tabs_only_where_present=False):
+        for place, content in enumerate(lines.content.tobytes().split(b"\n")):
+            if content.strip():
+                yield lines.number(place), content.decode("utf-8").strip()
+
+
+def open_archive(paths: Sequence[Path]) -> "Archive":
+    """The archive that the pieces `paths` make.
+
+    Raises:
+        ArchiveError: damaged, a name that leads outside, a link, a shard with missing speakers.
+    """
     try:
-        # Looked for where it is needed: a corpus of WAV packs on a machine without it.
-        raw, facts = decode_to_bytes(find_ffmpeg(ffmpeg), path, sample_rate)
-    except FfmpegError as error:
-        raise AudioError(f"{label}: {error}") from error
-    samples = np.frombuffer(raw[: len(raw) // 2 * 2], dtype="<i2")
-    seconds = len(samples) / sample_rate
-    if not len(samples):
-        raise AudioError(f"{label}: holds no samples")
-    if facts.source_seconds and not facts.is_estimate:
-        tolerance = max(TOLERANCE_SECONDS, TOLERANCE_SHARE * facts.source_seconds)
-        if seconds < facts.source_seconds - tolerance:
-            raise AudioError(
-                f"{label}: decodes to {seconds:.2f} of {facts.source_seconds:.2f} seconds; it is cut short"
-            )
-    return samples
-
-
-def _checked(name: str, where: str) -> None:
-    try:
-        checked_relative(name)
+        with JoinedFile(paths) as file:
+            is_zip = zipfile.is_zipfile(file)
+        return ZipAudio(paths) if is_zip else TarAudio(paths)
     except UnsafeNameError as error:
-        raise AudioError(f"{where}: refused: {error}") from error
+        raise ArchiveError(f"{paths[0]}: refused: {error}") from error
+    except (zipfile.BadZipFile, tarfile.TarError, EOFError, OSError) as error:
+        raise ArchiveError(
+            f"{paths[0]}: neither a whole zip nor a whole tar archive ({error}); fetch it again, and name every "
+            "part of an archive in parts"
+        ) from error
 
 
-def _needs_ffmpeg(name: str) -> bool:
-    return os.path.splitext(name)[1].lower() in CONVERTIBLE_SUFFIXES  # noqa: PTH122
+class Archive(ABC):
+    """The audio files in an archive, in the order in which they are stored.
+
+    Args:
+        name: of the archive.
+        files: its audio files.
+        speakers: by the key that a file has in a shard, which is its name without the suffix; empty for no shard.
+    """
+
+    def __init__(self, name: str, files: Sequence[str], speakers: Mapping[str, str] | None = None) -> None:
+        self.name = name
+        self.files = files
+        self.names = [without_suffix(file) for file in files] if speakers else files
+        self.speakers = [speakers[key] for key in self.names] if speakers else []
+
+    @abstractmethod
+    def read(self, member: int) -> bytes:
+        """The bytes of one member; called from several threads."""
+
+    def contents(self, members: np.ndarray) -> Iterator[bytes | None]:
+        """Bytes of ascending members for archives that can only be read in order; else Nones, and `read` is called."""
+        for _ in members:
+            yield None
+
+
+class ZipAudio(Archive):
+    """A zip archive, in one file or in pieces."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._zip = zipfile.ZipFile(JoinedFile(paths))
+        members = zip_members(self._zip, paths[0])
+        names = {one: str(checked_relative(one.filename)) for one in members}
+        # In the order of their bytes, so that a spinning disk reads straight through.
+        self._members = sorted((one for one in members if _is_audio(one.filename)), key=lambda one: one.header_offset)
+        super().__init__(str(paths[0]), [names[one] for one in self._members])
+
+    def read(self, member: int) -> bytes:
+        try:
+            return self._zip.read(self._members[member])
+        except (zipfile.BadZipFile, EOFError, RuntimeError, NotImplementedError) as error:
+            raise AudioError(f"{self.name}: {self.files[member]}: damaged in the archive ({error})") from error
+
+
+class TarAudio(Archive):
+    """A tar archive, in one file or in pieces, or a shard of wespeaker's, which holds KEY.spk beside KEY.wav."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = paths
+        files, places, speakers = [], [], {}
+        # Opened by whoever reads: a corpus of a thousand shards would hold a thousand files open.
+        with JoinedFile(paths) as file:
+            # A compressed tar begins with the compressor's mark, a plain one has its own at byte 257.
+            self._is_plain = file.read(262)[257:262] == b"ustar"
+            file.seek(0)
+            for archive, member in self._walk(file):
+                name = str(checked_relative(member.name))
+                if name.endswith(SPEAKER_SUFFIX):
+                    content = archive.extractfile(member)
+                    assert content is not None
+                    speakers[without_suffix(name)] = _speaker(content.read(MAX_SPEAKER_BYTES + 1), paths[0], name)
+                elif _is_audio(name):
+                    files.append(name)
+                    places.append((member.offset_data, member.size))
+        self._places = np.array(places, dtype=np.int64).reshape(-1, 2)
+        lonely = [one for one in files if without_suffix(one) not in speakers] if speakers else []
+        if lonely:
+            key = without_suffix(lonely[0])
+            raise ArchiveError(f"{paths[0]}: {lonely[0]}: no {key}.spk in the shard; pack tars without speakers apart")
+        super().__init__(str(paths[0]), files, speakers)
+
+    def _walk(self, file: JoinedFile) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
+        with tarfile.open(fileobj=file, mode="r:" if self._is_plain else "r|*") as archive:
+            for member in tar_members(archive, self._paths[0]):
+                yield archive, member
+
+    def read(self, member: int) -> bytes:
+        # Called for what `contents` could not give.
+        raise AudioError(f"{self.name}: {self.files[member]}: the archive ends in the middle of it")
+
+    def contents(self, members: np.ndarray) -> Iterator[bytes | None]:
+        """Plain archives are read where the members are, compressed ones from end to end."""
+        if not len(members):
+            return
+        with JoinedFile(self._paths) as file:
+            if self._is_plain:
+                for offset, size in self._places[members].tolist():
+                    file.seek(offset)
+                    content = file.read(size)
+                    yield content if len(content) == size else None
+                return
+            wanted = set(members.tolist())
+            audio = ((archive, member) for archive, member in self._walk(file) if _is_audio(member.name))
+            for number, (archive, member) in enumerate(audio):
+                if number in wanted:
+                    source = archive.extractfile(member)
+                    assert source is not None
+                    yield source.read()
+
+
+def _speaker(content: bytes, path: Path, name: str) -> str:
+    """The speaker in a .spk member."""
+    word = content.decode("utf-8", "replace").strip()
+    if len(content) > MAX_SPEAKER_BYTES or word.split() != [word] or "\ufffd" in word or "\0" in word:
+        raise ArchiveError(f"{path}: refused: {name}: {word[:40]!r}; expected one word, the speaker of the utterance")
+    return word
+
+
+def _is_audio(name: str) -> bool:
+    base = name.rsplit("/", 1)[-1]
+    return os.path.splitext(base)[1].lower() in AUDIO_SUFFIXES and not base.startswith(".")  # noqa: PTH122
+
+
+def without_suffix(name: str) -> str:
+    """The name of a file without its last suffix."""
+    return os.path.splitext(name)[0]  # noqa: PTH122

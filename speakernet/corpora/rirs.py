@@ -9,13 +9,13 @@ Give --rir_path data/RIRS_NOISES/simulated_rirs (as the classic tools use them) 
 
 import argparse
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from scipy.signal import resample_poly
 
-from speakernet.corpora.commands import (
+from speakernet.corpora.listing import (
     STEPS,
     add_common_arguments,
     add_download_arguments,
@@ -23,31 +23,34 @@ from speakernet.corpora.commands import (
     fetch,
     steps_of,
 )
-from speakernet.corpora.conversion import audio_seconds
-from speakernet.corpora.safe_paths import Folder
-from speakernet.corpora.summary import StepSummary, finish
-from speakernet.corpora.walking import READABLE_SUFFIXES, walk_files
-from speakernet.data.audio import SAMPLE_BYTES, SAMPLE_RATE, AudioError, audio_info, decode_pcm, read_audio, write_audio
-from speakernet.files import exclusive, parallel_map
+from speakernet.corpora.steps import Folder, StepSummary, audio_seconds, finish, walk_files
+from speakernet.data.audio import (
+    READABLE_SUFFIXES,
+    SAMPLE_BYTES,
+    SAMPLE_RATE,
+    AudioError,
+    audio_info,
+    decode_pcm,
+    read_audio,
+    write_audio,
+)
+from speakernet.files import exclusive
 
 DECAY_DB = 60.0
 # 10 ms at 16 kHz; no response is cut shorter.
 SHORTEST_RESPONSE_SAMPLES = 160
-#: Parts of RIRS_NOISES by what is in them.
 SIMULATED_FOLDER = "RIRS_NOISES/simulated_rirs"
 MEASURED_FOLDER = "RIRS_NOISES/real_rirs_isotropic_noises"
 PREPARED_FOLDER = "RIRS_NOISES/real_rirs_mono"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """All options of this part."""
     add_common_arguments(parser)
     add_step_arguments(parser, "prepare", "check the simulated responses, make mono copies of the measured ones")
     add_download_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The steps asked for, in order."""
     with exclusive(arguments.save_path):
         return finish(prepare(arguments, steps_of(arguments)), arguments.save_path / "summary.txt")
 
@@ -55,41 +58,30 @@ def run(arguments: argparse.Namespace) -> int:
 def prepare(arguments: argparse.Namespace, steps: Sequence[str] = STEPS) -> list[StepSummary]:
     """`RIRS_NOISES/` below the target folder, checked, its measured responses also as mono files."""
     summaries = fetch("rirs", arguments, steps)
-    if "prepare" in steps:
-        with StepSummary("prepare_rirs", arguments.save_path) as summary:
-            prepare_responses(arguments.save_path, arguments.num_jobs, summary)
-        summaries.append(summary)
-    return summaries
+    if "prepare" not in steps:
+        return summaries
+    root, num_jobs = arguments.save_path, arguments.num_jobs
+    simulated, measured = root / SIMULATED_FOLDER, root / MEASURED_FOLDER
+    if not simulated.is_dir() and not measured.is_dir():
+        raise ValueError(f"{root} holds neither {SIMULATED_FOLDER} nor {MEASURED_FOLDER}; run with --download first")
 
+    def check(name: str) -> tuple[int, int]:
+        if audio_seconds(simulated / name) is None:
+            raise AudioError(f"{simulated / name}: cannot be read, or holds a header only")
+        return 0, 1
 
-def prepare_responses(save_path: Path, num_jobs: int, summary: StepSummary) -> None:
-    """Check the simulated responses and make mono, trimmed copies of the measured ones.
-
-    What is broken is counted; files that are recordings of noise, which the folder of measured ones also holds, are
-    passed over.
-    """
-    found = False
-    simulated = save_path / SIMULATED_FOLDER
-    if simulated.is_dir():
-        found = True
-        for name, seconds in parallel_map(
-            lambda name: (name, audio_seconds(simulated / name)),
-            walk_files(simulated, READABLE_SUFFIXES),
-            num_jobs,
-            "check simulated",
-        ):
-            if seconds is None:
-                summary.add_broken(f"{SIMULATED_FOLDER}/{name}", "not readable, or header only")
-            else:
-                summary.add_skipped()
-    measured = save_path / MEASURED_FOLDER
-    if measured.is_dir():
-        found = True
-        _prepare_measured(measured, Folder(save_path / PREPARED_FOLDER), num_jobs, summary)
-    if not found:
-        raise ValueError(
-            f"{save_path} holds neither {SIMULATED_FOLDER} nor {MEASURED_FOLDER}; run with --download first"
-        )
+    with StepSummary("prepare_rirs", root) as summary:
+        if simulated.is_dir():
+            summary.count_each(check, walk_files(simulated, READABLE_SUFFIXES), num_jobs, "check simulated")
+        if measured.is_dir():
+            target = Folder(root / PREPARED_FOLDER)
+            # The folder's own naming: RVB2014_type1_noise_… are recordings of noise, …_rir_… responses.
+            names = walk_files(measured, READABLE_SUFFIXES)
+            responses = (name for name in names if "noise" not in name.rsplit("/", 1)[-1].lower())
+            summary.count_each(
+                lambda name: _prepare_response(measured / name, target, name), responses, num_jobs, "measured responses"
+            )
+    return [*summaries, summary]
 
 
 def trimmed_response(response: np.ndarray, decay_db: float = DECAY_DB) -> np.ndarray:
@@ -103,27 +95,6 @@ def trimmed_response(response: np.ndarray, decay_db: float = DECAY_DB) -> np.nda
     # Integrated backwards the energy only falls, so that counting finds where it crosses.
     num_samples = int(np.count_nonzero(energy > energy[0] * 10 ** (-decay_db / 10)))
     return response[: max(SHORTEST_RESPONSE_SAMPLES, num_samples)]
-
-
-def _prepare_measured(measured: Path, target: Folder, num_jobs: int, summary: StepSummary) -> None:
-    def names() -> Iterator[str]:
-        for name in walk_files(measured, READABLE_SUFFIXES):
-            # The folder's own naming: RVB2014_type1_noise_… are recordings, …_rir_… responses.
-            if "noise" not in name.rsplit("/", 1)[-1].lower():
-                yield name
-
-    def prepare(name: str) -> tuple[str, int, int, str | None]:
-        try:
-            made, skipped = _prepare_response(measured / name, target, name)
-        except AudioError as error:
-            return name, 0, 0, str(error)
-        return name, made, skipped, None
-
-    for name, made, skipped, problem in parallel_map(prepare, names(), num_jobs, "measured responses"):
-        summary.add_made(made)
-        summary.add_skipped(skipped)
-        if problem is not None:
-            summary.add_broken(name, problem)
 
 
 def _prepare_response(path: Path, target: Folder, name: str) -> tuple[int, int]:

@@ -1,24 +1,31 @@
-"""The utterances of a corpus as compact arrays: name, speaker, session, gender; what splits and trials are made from.
+"""The utterances of a corpus as compact arrays (name, speaker, session, gender), and what is made from them: splits
+into training, validation and test, and trials.
 
-Built from list files, tables or folder walks; knows nothing of audio.
+Built from list files, tables or folder walks; knows nothing of audio. A pair occurs once in either order, and no
+utterance is paired with itself.
 """
 
 import csv
+import hashlib
+import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from speakernet.data.lists import ListError, StringTable, read_training_list
+from speakernet.data.lists import ListError, StringTable, TrainingList, TrialList
 from speakernet.files import open_text, reading
 from speakernet.options import suggestion
+from speakernet.random import numpy_generator
+
+logger = logging.getLogger(__name__)
 
 UNKNOWN = -1
 NUM_EXAMPLES = 5
-"""So many of the names that are meant stand in a sentence about a list."""
+"""So many names are given as examples in a message."""
 #: Headings that a table may use -> what they mean here.
 HEADINGS = {
     "path": "path", "file": "path", "filename": "path", "audio": "path", "wav": "path",
@@ -26,10 +33,29 @@ HEADINGS = {
     "session": "session", "session_id": "session",
     "gender": "gender", "sex": "gender",
 }  # fmt: skip
+EXPECTED_HEADINGS = "the headings path,speaker[,session,gender]"
+
+SPLITS = ("train", "validation", "test")
+DEFAULT_SHARE = 0.1
+MIN_HELD_OUT_SPEAKERS = 2
+#: Fewest held-out speakers for trials within a gender: two of each.
+MIN_FOR_SAME_GENDER = 4
+#: Below this many speakers a test set of its own would leave too few to train on.
+MIN_SPEAKERS_FOR_TEST = 8
+MIN_SPEAKERS_FOR_VALIDATION = 4
+
+BLOCK_ROWS = 1024
+# Of drawing, before fewer pairs than asked for are given: rules may leave next to none to find.
+MAX_ROUNDS = 50
+DEFAULT_TARGETS_PER_SPEAKER = 50
+DEFAULT_NONTARGETS_PER_TARGET = 5
+#: A speaker with thousands of utterances has millions of pairs; a sample of them serves as well.
+MOST_PAIRED = 200
+HELD_OUT_STREAM = 7301
 
 
 class Row(NamedTuple):
-    """One utterance. Session and gender are empty where unknown."""
+    """One utterance. Session and gender are empty if unknown."""
 
     speaker: str
     name: str
@@ -45,8 +71,8 @@ class Utterances:
         names: path of each utterance.
         labels: row of `speakers` of each utterance, int32 (utterances,).
         speakers: names of the speakers, sorted.
-        sessions: number of each utterance's session, unique over speakers, -1 where unknown, int32 (utterances,).
-        genders: number of each speaker's gender, -1 where unknown, int32 (speakers,).
+        sessions: number of each utterance's session, unique over speakers, -1 if unknown, int32 (utterances,).
+        genders: number of each speaker's gender, -1 if unknown, int32 (speakers,).
     """
 
     names: StringTable
@@ -55,6 +81,48 @@ class Utterances:
     sessions: np.ndarray
     genders: np.ndarray
 
+    @classmethod
+    def from_list(cls, training: TrainingList) -> "Utterances":
+        """The utterances of a training list; sessions and genders stay unknown."""
+        sessions = np.full(len(training), UNKNOWN, dtype=np.int32)
+        genders = np.full(len(training.speakers), UNKNOWN, dtype=np.int32)
+        return cls(training.paths, training.labels, training.speakers, sessions, genders)
+
+    @classmethod
+    def from_rows(cls, rows: Iterable[Row]) -> "Utterances":
+        """Collect rows into arrays; a speaker's gender is the first one given."""
+        content = bytearray()
+        ends = [0]
+        speakers: dict[str, int] = {}
+        labels: list[int] = []
+        sessions: dict[tuple[int, str], int] = {}
+        session_of: list[int] = []
+        genders: dict[str, int] = {}
+        gender_of: list[int] = []
+        for row in rows:
+            content += row.name.encode("utf-8")
+            ends.append(len(content))
+            label = speakers.setdefault(row.speaker, len(speakers))
+            if label == len(gender_of):
+                gender_of.append(UNKNOWN)
+            if row.gender and gender_of[label] == UNKNOWN:
+                gender_of[label] = genders.setdefault(row.gender.strip().lower()[:1], len(genders))
+            labels.append(label)
+            session_of.append(sessions.setdefault((label, row.session), len(sessions)) if row.session else UNKNOWN)
+        # Sorted, so that a label means the same on every machine whatever order the disk gives.
+        by_name = sorted(speakers)
+        order = np.array([speakers[name] for name in by_name], dtype=np.int64)
+        new_label = np.empty(len(order), dtype=np.int32)
+        new_label[order] = np.arange(len(order))
+        return cls(
+            # One buffer, never a Python string a row, as in lists.
+            names=StringTable(np.frombuffer(bytes(content), dtype=np.uint8), np.array(ends, dtype=np.int64)),
+            labels=new_label[np.array(labels, dtype=np.int64)],
+            speakers=StringTable.from_strings(by_name),
+            sessions=np.array(session_of, dtype=np.int32),
+            genders=np.array(gender_of, dtype=np.int32)[order],
+        )
+
     def __len__(self) -> int:
         return len(self.labels)
 
@@ -62,84 +130,21 @@ class Utterances:
         """Utterances of each speaker, int64 (speakers,)."""
         return np.bincount(self.labels, minlength=len(self.speakers))
 
-    def of_speakers(self, speakers: np.ndarray) -> np.ndarray:
-        """Rows of the utterances of these speakers, ascending."""
-        is_wanted = np.zeros(len(self.speakers), dtype=bool)
-        is_wanted[speakers] = True
-        return np.flatnonzero(is_wanted[self.labels])
-
     def pairs(self, rows: np.ndarray) -> Iterator[tuple[str, str]]:
         """(speaker, name) of the rows, ready for `write_training_list`."""
         for row in rows.tolist():
             yield self.speakers[int(self.labels[row])], self.names[row]
 
-
-def utterances_from_rows(rows: Iterable[Row]) -> Utterances:
-    """Collect rows into arrays; a speaker's gender is the first one said."""
-    content = bytearray()
-    ends = [0]
-    speakers: dict[str, int] = {}
-    labels: list[int] = []
-    sessions: dict[tuple[int, str], int] = {}
-    session_of: list[int] = []
-    genders: dict[str, int] = {}
-    gender_of: list[int] = []
-    for row in rows:
-        content += row.name.encode("utf-8")
-        ends.append(len(content))
-        label = speakers.setdefault(row.speaker, len(speakers))
-        if label == len(gender_of):
-            gender_of.append(UNKNOWN)
-        if row.gender and gender_of[label] == UNKNOWN:
-            gender_of[label] = genders.setdefault(row.gender.strip().lower()[:1], len(genders))
-        labels.append(label)
-        session_of.append(sessions.setdefault((label, row.session), len(sessions)) if row.session else UNKNOWN)
-    # One buffer, never a Python string a row, as in lists.
-    names = StringTable(np.frombuffer(bytes(content), dtype=np.uint8), np.array(ends, dtype=np.int64))
-    # Sorted, so that a label means the same on every machine whatever order the disk gives.
-    by_name = sorted(speakers)
-    new_label = np.empty(len(by_name), dtype=np.int32)
-    new_genders = np.empty(len(by_name), dtype=np.int32)
-    for label, speaker in enumerate(by_name):
-        new_label[speakers[speaker]] = label
-        new_genders[label] = gender_of[speakers[speaker]]
-    old_labels = np.array(labels, dtype=np.int32)
-    return Utterances(
-        names=names,
-        labels=new_label[old_labels] if len(old_labels) else old_labels,
-        speakers=StringTable.from_strings(by_name),
-        sessions=np.array(session_of, dtype=np.int32),
-        genders=new_genders,
-    )
-
-
-def utterances_from_list(path: str | Path) -> Utterances:
-    """A training list as utterances; sessions and genders stay unknown.
-
-    Raises:
-        ListError: the list is malformed.
-    """
-    training = read_training_list(path)
-    return Utterances(
-        names=training.paths,
-        labels=training.labels,
-        speakers=training.speakers,
-        sessions=np.full(len(training), UNKNOWN, dtype=np.int32),
-        genders=np.full(len(training.speakers), UNKNOWN, dtype=np.int32),
-    )
-
-
-def take(utterances: Utterances, rows: np.ndarray) -> Utterances:
-    """Only these rows; speakers that lost all of theirs are gone too."""
-    labels = utterances.labels[rows]
-    speakers, new_labels = np.unique(labels, return_inverse=True)
-    return Utterances(
-        names=utterances.names.take(rows),
-        labels=new_labels.astype(np.int32),
-        speakers=utterances.speakers.take(speakers) if len(speakers) else StringTable.from_strings([]),
-        sessions=utterances.sessions[rows],
-        genders=utterances.genders[speakers],
-    )
+    def take(self, rows: np.ndarray) -> "Utterances":
+        """Only these rows; speakers that lost all of theirs are gone too."""
+        speakers, new_labels = np.unique(self.labels[rows], return_inverse=True)
+        return Utterances(
+            names=self.names.take(rows),
+            labels=new_labels.astype(np.int32),
+            speakers=self.speakers.take(speakers),
+            sessions=self.sessions[rows],
+            genders=self.genders[speakers],
+        )
 
 
 def read_table(path: str | Path) -> Iterator[Row]:
@@ -149,24 +154,20 @@ def read_table(path: str | Path) -> Iterator[Row]:
         ListError: no such headings, or a row without path or speaker (named with its line).
     """
     path = Path(path)
-    # Excel writes a byte-order mark, which would become part of the first heading.
-    expected = "a table in UTF-8 with the headings path,speaker[,session,gender]"
-    with reading(path, expected, ListError), open_text(path) as file:
+    with reading(path, f"a table in UTF-8 with {EXPECTED_HEADINGS}", ListError), open_text(path) as file:
         first = file.readline()
         file.seek(0)
         reader = csv.DictReader(file, delimiter="\t" if "\t" in first else ",")
         columns: dict[str, str] = {}
         for heading in reader.fieldnames or ():
-            meaning = HEADINGS.get(heading.strip().lower())
-            if meaning is not None:
+            if meaning := HEADINGS.get(heading.strip().lower()):
                 columns.setdefault(meaning, heading)
         for needed in ("path", "speaker"):
             if needed not in columns:
                 found = ", ".join(reader.fieldnames or ["nothing"])
                 near = suggestion(needed, reader.fieldnames or ())
                 raise ListError(
-                    f"{path}, line 1: no column {needed!r} among {found} ({near}); "
-                    "expected the headings path,speaker[,session,gender]"
+                    f"{path}, line 1: no column {needed!r} among {found} ({near}); expected {EXPECTED_HEADINGS}"
                 )
         for row in reader:
             values = {meaning: (row[heading] or "").strip() for meaning, heading in columns.items()}
@@ -176,15 +177,11 @@ def read_table(path: str | Path) -> Iterator[Row]:
 
 
 def pattern_rule(pattern: str) -> "re.Pattern[str]":
-    """A regular expression over relative paths with the named group `speaker` (and, optionally, `session`, `gender`).
-
-    Raises:
-        ValueError: it is malformed or has no group `speaker`.
-    """
+    """A regular expression over relative paths with the group `speaker` and, optionally, `session` and `gender`."""
     try:
         compiled = re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"the pattern {pattern!r} is no regular expression: {error}") from error
+        raise ValueError(f"the pattern {pattern!r} is not a regular expression: {error}") from error
     if "speaker" not in compiled.groupindex:
         raise ValueError(
             f"the pattern {pattern!r} has no group named speaker; write (?P<speaker>...) around the speaker's name, "
@@ -194,7 +191,7 @@ def pattern_rule(pattern: str) -> "re.Pattern[str]":
 
 
 def row_by_pattern(rule: "re.Pattern[str]", name: str) -> Row | None:
-    """The row of a path by `pattern_rule`, or None where the pattern does not match."""
+    """The row of a path by `pattern_rule`, or None if the pattern does not match."""
     match = rule.search(name)
     if match is None or not match.group("speaker"):
         return None
@@ -208,7 +205,352 @@ def row_by_folder(name: str, depth: int = 0) -> Row | None:
     >>> row_by_folder("anna/monday/1.wav")
     Row(speaker='anna', name='anna/monday/1.wav', session='monday', gender='')
     """
-    parts = name.split("/")
-    if len(parts) < depth + 2:
+    folders = name.split("/")
+    if len(folders) < depth + 2:
         return None
-    return Row(parts[depth], name, "/".join(parts[depth + 1 : -1]))
+    return Row(folders[depth], name, "/".join(folders[depth + 1 : -1]))
+
+
+@dataclass(frozen=True)
+class Split:
+    """Rows of the training, validation and test utterances, int64, ascending; `test` may be empty."""
+
+    train: np.ndarray
+    validation: np.ndarray
+    test: np.ndarray
+
+
+def split_speakers(
+    utterances: Utterances,
+    seed: int,
+    validation_share: float = DEFAULT_SHARE,
+    test_share: float = DEFAULT_SHARE,
+    min_held_out: int = MIN_HELD_OUT_SPEAKERS,
+) -> Split:
+    """Speaker-disjoint split, the genders spread evenly; the same for the same speakers and seed.
+
+    Speakers with a single utterance can make no target trial and stay in training. With fewer than eight speakers there
+    is no test split; with fewer than four the validation split is made of held-out utterances of the training speakers.
+    `min_held_out` is the least number of speakers in a held-out split: trials within a gender need two of each.
+
+    Raises:
+        ValueError: fewer than two speakers, or shares that leave none for training.
+    """
+    num_speakers = len(utterances.speakers)
+    if num_speakers < 2:
+        raise ValueError(f"the number of speakers is {num_speakers}; at least two are needed to train and test on")
+    if validation_share < 0 or test_share < 0 or validation_share + test_share >= 1:
+        raise ValueError(
+            f"validation {validation_share:g} and test {test_share:g} of the speakers leave none for training; "
+            "expected shares that add up to less than 1"
+        )
+    usable = np.flatnonzero(utterances.counts() >= 2)
+    if num_speakers < MIN_SPEAKERS_FOR_VALIDATION or len(usable) < MIN_HELD_OUT_SPEAKERS:
+        return _split_utterances(utterances, seed)
+    order = _interleaved(usable, utterances.genders[usable], seed)
+
+    def held_out(share: float, available: int) -> int:
+        return 0 if share == 0 else min(max(min_held_out, round(num_speakers * share)), max(0, available))
+
+    wants_test = num_speakers >= MIN_SPEAKERS_FOR_TEST and test_share > 0
+    num_validation = held_out(validation_share, len(order))
+    num_test = held_out(test_share, len(order) - num_validation) if wants_test else 0
+    if not wants_test and test_share > 0:
+        logger.warning("%d speakers are too few for a test split; the validation trials are used instead", num_speakers)
+    split = np.zeros(num_speakers, dtype=np.int8)
+    split[order[:num_validation]] = 1
+    split[order[num_validation : num_validation + num_test]] = 2
+    if (num_train := int((split == 0).sum())) < 2:
+        raise ValueError(
+            f"{num_speakers} speakers leave {num_train} for training; lower --validation_share or --test_share"
+        )
+    of_row = split[utterances.labels]
+    return Split(*(np.flatnonzero(of_row == number) for number in range(3)))
+
+
+def split_as_published(utterances: Utterances, split_of: Callable[[str], str]) -> Split | None:
+    """The corpus's own splits; None (so that a split is drawn) if only one of them is on disk.
+
+    Raises:
+        ValueError: a speaker is in the training split and in another one.
+    """
+    of_row = np.array([SPLITS.index(split_of(name)) for name in utterances.names])
+    rows = [np.flatnonzero(of_row == number) for number in range(len(SPLITS))]
+    if not len(rows[0]) or not (len(rows[1]) or len(rows[2])):
+        logger.warning("only one of the corpus's splits is here: the speakers are split anew")
+        return None
+    if not len(rows[1]):
+        # Without a split to choose the best checkpoint by, the test split serves, and the report says so.
+        rows[1], rows[2] = rows[2], rows[1]
+    shared = np.intersect1d(utterances.labels[rows[0]], utterances.labels[np.concatenate(rows[1:])])
+    if len(shared):
+        names = ", ".join(utterances.speakers[label] for label in shared[:NUM_EXAMPLES].tolist())
+        raise ValueError(
+            f"{len(shared)} speakers are in the training split and in another one (first: {names}): error rates over "
+            "them say nothing about new speakers. Is the corpus whole? For folders of your own, --layout pooled splits "
+            "the speakers anew"
+        )
+    return Split(*rows)
+
+
+def _interleaved(speakers: np.ndarray, genders: np.ndarray, seed: int) -> np.ndarray:
+    """The speakers shuffled, so that every stretch has the genders in the proportion of the whole."""
+    shuffled = numpy_generator(seed).permutation(len(speakers))
+    speakers, genders = speakers[shuffled], genders[shuffled]
+    position = np.empty(len(speakers))
+    for gender in np.unique(genders):
+        members = np.flatnonzero(genders == gender)
+        # The k-th of n members belongs at (k + 1/2) / n of the way.
+        position[members] = (np.arange(len(members)) + 0.5) / len(members)
+    return speakers[np.argsort(position, kind="stable")]
+
+
+def _split_utterances(utterances: Utterances, seed: int) -> Split:
+    """A third of each speaker's utterances, two at least, for validation; whole sessions first if they are known."""
+    logger.warning(
+        "%d speakers are too few for a speaker-disjoint validation: utterances of the training speakers are held out, "
+        "so the error rate is optimistic for new speakers",
+        len(utterances.speakers),
+    )
+    held = []
+    for speaker in range(len(utterances.speakers)):
+        rows = np.flatnonzero(utterances.labels == speaker)
+        # Two are held out, for a target trial, and two are left to train on.
+        if len(rows) < 4:
+            continue
+        # A draw for each speaker, so that one more recording of another changes nothing here.
+        order = numpy_generator(seed, speaker).permutation(rows)
+        sessions = utterances.sessions[order]
+        if (sessions != UNKNOWN).all() and len(np.unique(sessions)) > 1:
+            order = order[np.argsort(sessions, kind="stable")]
+        held.append(order[: max(2, len(order) // 3)])
+    if len(held) < 2:
+        raise ValueError(
+            "too little to hold anything out for validation: "
+            f"{len(held)} of {len(utterances.speakers)} speakers have four utterances or more, at least two must"
+        )
+    validation = np.sort(np.concatenate(held))
+    return Split(np.setdiff1d(np.arange(len(utterances)), validation), validation, np.empty(0, dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class PairRules:
+    """Which pairs are allowed.
+
+    Attributes:
+        other_session: target pairs from one known session are left out (the room would give the answer away).
+        same_gender: non-target pairs of speakers of different known gender are left out (too easy).
+    """
+
+    other_session: bool = True
+    same_gender: bool = False
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Trials as rows of the utterances: enrol, test int64 (trials,) and labels int8 (trials,), 1 for targets."""
+
+    enrol: np.ndarray
+    test: np.ndarray
+    labels: np.ndarray
+
+    @classmethod
+    def of(cls, utterances: Utterances, enrol: np.ndarray, test: np.ndarray) -> "Pairs":
+        labels = (utterances.labels[enrol] == utterances.labels[test]).astype(np.int8)
+        return cls(enrol.astype(np.int64), test.astype(np.int64), labels)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def rows(self, utterances: Utterances) -> Iterator[tuple[int, str, str]]:
+        """(label, enrol, test) with names, ready for `write_trials`."""
+        for label, enrol, test in zip(self.labels.tolist(), self.enrol.tolist(), self.test.tolist(), strict=True):
+            yield label, utterances.names[enrol], utterances.names[test]
+
+
+def allowed(utterances: Utterances, enrol: np.ndarray, test: np.ndarray, rules: PairRules) -> np.ndarray:
+    """Which pairs the rules allow, bool of the pairs' shape."""
+    left, right = utterances.labels[enrol], utterances.labels[test]
+    is_target = left == right
+    keep = enrol != test
+    if rules.other_session:
+        first, second = utterances.sessions[enrol], utterances.sessions[test]
+        keep &= ~(is_target & (first == second) & (first != UNKNOWN))
+    if rules.same_gender:
+        first, second = utterances.genders[left], utterances.genders[right]
+        keep &= is_target | (first == second) | (first == UNKNOWN) | (second == UNKNOWN)
+    return keep
+
+
+def all_pairs(utterances: Utterances, rows: np.ndarray, rules: PairRules) -> Pairs:
+    """Every allowed pair among the rows, in order; n (n - 1) / 2 of them without rules."""
+    enrol, test = [rows[:0]], [rows[:0]]
+    for start in range(0, len(rows), BLOCK_ROWS):
+        # By blocks: all pairs of 100,000 utterances at once would take 10 GB a mask.
+        left = np.arange(start, min(start + BLOCK_ROWS, len(rows)))[:, None]
+        right = np.arange(len(rows))[None, :]
+        found = np.nonzero((left < right) & allowed(utterances, rows[left], rows[right], rules))
+        enrol.append(rows[start + found[0]])
+        test.append(rows[found[1]])
+    return Pairs.of(utterances, np.concatenate(enrol), np.concatenate(test))
+
+
+def random_pairs(utterances: Utterances, rows: np.ndarray, num_trials: int, rules: PairRules, seed: int) -> Pairs:
+    """`num_trials` different pairs, drawn evenly from all allowed ones; fewer if there are no more."""
+    random = numpy_generator(seed)
+    # Near the end of what there is, drawing again and again would find little that is new.
+    if num_trials * 4 >= len(rows) * (len(rows) - 1) // 2:
+        every = all_pairs(utterances, rows, rules)
+        chosen = np.sort(random.permutation(len(every))[:num_trials])
+        return Pairs(every.enrol[chosen], every.test[chosen], every.labels[chosen])
+    codes = np.empty(0, dtype=np.int64)
+    for _ in range(MAX_ROUNDS):
+        first, second = random.integers(0, len(rows), size=(2, 2 * num_trials))
+        low, high = np.minimum(first, second), np.maximum(first, second)
+        keep = allowed(utterances, rows[low], rows[high], rules)
+        codes = np.concatenate([codes, low[keep] * len(rows) + high[keep]])
+        codes = codes[np.sort(np.unique(codes, return_index=True)[1])]
+        if len(codes) >= num_trials:
+            break
+    low, high = np.divmod(codes[:num_trials], len(rows))
+    return Pairs.of(utterances, rows[low], rows[high])
+
+
+def balanced_pairs(
+    utterances: Utterances,
+    rows: np.ndarray,
+    rules: PairRules,
+    seed: int,
+    targets_per_speaker: int = DEFAULT_TARGETS_PER_SPEAKER,
+    nontargets_per_target: int = DEFAULT_NONTARGETS_PER_TARGET,
+) -> Pairs:
+    """The same number of trials for every speaker, as far as the utterances reach.
+
+    Each speaker gives up to `targets_per_speaker` target pairs, and for each of them `nontargets_per_target` pairs with
+    an utterance of another speaker, the others drawn evenly.
+    """
+    labels = utterances.labels[rows]
+    speakers = np.unique(labels)
+    members = {int(speaker): rows[labels == speaker] for speaker in speakers}
+    enrol, test = [], []
+    seen: set[tuple[int, int]] = set()
+    for speaker in speakers.tolist():
+        own = members[speaker]
+        # A generator for each speaker: one more speaker leaves the others' draws as they were.
+        random = numpy_generator(seed, speaker)
+        paired = np.sort(random.permutation(own)[:MOST_PAIRED]) if len(own) > MOST_PAIRED else own
+        low, high = np.triu_indices(len(paired), k=1)
+        keep = np.flatnonzero(allowed(utterances, paired[low], paired[high], rules))
+        keep = keep[np.sort(random.permutation(len(keep))[:targets_per_speaker])]
+        others = speakers[speakers != speaker]
+        if rules.same_gender and utterances.genders[speaker] != UNKNOWN:
+            kinds = utterances.genders[others]
+            others = others[(kinds == utterances.genders[speaker]) | (kinds == UNKNOWN)]
+        # A speaker without a target pair (one session, one utterance) still gives non-targets.
+        wanted = max(1, len(keep)) * nontargets_per_target
+        nontargets = _nontarget_pairs(own, others, members, wanted, random, seen)
+        enrol += [paired[low[keep]], nontargets[:, 0]]
+        test += [paired[high[keep]], nontargets[:, 1]]
+    return Pairs.of(utterances, np.concatenate(enrol), np.concatenate(test))
+
+
+def hard_pairs(
+    utterances: Utterances, rows: np.ndarray, embeddings: np.ndarray, rules: PairRules, nearest: int, seed: int
+) -> Pairs:
+    """The `nearest` most alike utterances of other speakers for every utterance, and the balanced targets.
+
+    `embeddings` has one for each of `rows`, float (rows, dim), any length; the seed is for the targets.
+    """
+    # Half the memory of the scores in float32; the ranks of neighbours do not need more digits.
+    unit = (embeddings / np.maximum(np.linalg.norm(embeddings, axis=1, keepdims=True), 1e-12)).astype(np.float32)
+    codes = []
+    nearest = min(nearest, len(rows) - 1)
+    for start in range(0, len(rows), BLOCK_ROWS):
+        left = np.arange(start, min(start + BLOCK_ROWS, len(rows)))
+        scores = unit[left] @ unit.T
+        enrol, test = np.broadcast_arrays(rows[left][:, None], rows[None, :])
+        keep = allowed(utterances, enrol, test, rules) & (utterances.labels[enrol] != utterances.labels[test])
+        scores[~keep] = -np.inf
+        best = np.argpartition(-scores, nearest - 1, axis=1)[:, :nearest]
+        is_real = np.isfinite(np.take_along_axis(scores, best, axis=1))
+        low = np.minimum(left[:, None], best)[is_real]
+        high = np.maximum(left[:, None], best)[is_real]
+        codes.append(low * len(rows) + high)
+    low, high = np.divmod(np.unique(np.concatenate(codes)), len(rows))
+    balanced = balanced_pairs(utterances, rows, rules, seed)
+    is_target = balanced.labels == 1
+    enrol = np.concatenate([balanced.enrol[is_target], rows[low]])
+    test = np.concatenate([balanced.test[is_target], rows[high]])
+    return Pairs.of(utterances, enrol, test)
+
+
+def _nontarget_pairs(
+    own: np.ndarray,
+    others: np.ndarray,
+    members: dict[int, np.ndarray],
+    wanted: int,
+    random: np.random.Generator,
+    seen: set[tuple[int, int]],
+) -> np.ndarray:
+    """Up to `wanted` new pairs of an own utterance and one of another speaker, int64 (pairs, 2); grows `seen`."""
+    pairs: list[tuple[int, int]] = []
+    for _ in range(MAX_ROUNDS if len(others) else 0):
+        for left in random.choice(own, size=wanted).tolist():
+            candidates = members[int(others[random.integers(len(others))])]
+            right = int(candidates[random.integers(len(candidates))])
+            pair = (min(left, right), max(left, right))
+            # Two speakers may draw the same pair, each from their own side.
+            if pair not in seen:
+                seen.add(pair)
+                pairs.append((left, right))
+            if len(pairs) == wanted:
+                break
+        if len(pairs) == wanted:
+            break
+    return np.array(pairs, dtype=np.int64).reshape(-1, 2)
+
+
+class HeldOut(NamedTuple):
+    """A training list without some of its speakers, and the trials among those."""
+
+    training: TrainingList
+    trials: TrialList
+
+
+def hold_out(
+    training: TrainingList, num_speakers: int, seed: int, nontargets_per_target: int = DEFAULT_NONTARGETS_PER_TARGET
+) -> HeldOut:
+    """Hold out so many speakers, drawn among those with two utterances or more, and pair their utterances.
+
+    Every held-out speaker gives up to 50 target trials, and for each of these some with an utterance of another one.
+    The same list, number and seed give the same speakers and trials. Sessions are not known here: a list whose speakers
+    have several is better split by `prepare folder`.
+
+    Raises:
+        ListError: fewer than two speakers would be left on either side.
+    """
+    utterances = Utterances.from_list(training)
+    counts = utterances.counts()
+    usable = np.flatnonzero(counts >= 2)
+    # Trials need two speakers, and so does training.
+    most = min(len(usable), len(counts) - 2)
+    if not 2 <= num_speakers <= most:
+        raise ListError(
+            f"{training.source}: {num_speakers} speakers to be held out of {len(counts)}, of whom {len(usable)} have "
+            f"two utterances or more; expected 2 to {max(most, 0)}"
+        )
+    chosen = numpy_generator(seed, HELD_OUT_STREAM).permutation(usable)[:num_speakers]
+    is_held_out = np.isin(training.labels, chosen)
+    left = utterances.take(np.flatnonzero(~is_held_out))
+    rest = TrainingList(left.names, left.labels, left.speakers, training.source, training.sha256)
+    pairs = balanced_pairs(
+        utterances, np.flatnonzero(is_held_out), PairRules(), seed, nontargets_per_target=nontargets_per_target
+    )
+    used, numbers = np.unique(np.concatenate([pairs.enrol, pairs.test]), return_inverse=True)
+    enrol, test = numbers[: len(pairs)].astype(np.int32), numbers[len(pairs) :].astype(np.int32)
+    names = training.paths.take(used)
+    digest = hashlib.sha256()
+    for array in (names.content, names.offsets, enrol, test, pairs.labels):
+        digest.update(array.tobytes())
+    source = f"{training.source}: {num_speakers} held-out speakers"
+    return HeldOut(rest, TrialList(names, enrol, test, pairs.labels, source, digest.hexdigest()))

@@ -1,17 +1,33 @@
-"""Conversion by a real ffmpeg: names, lengths, leftovers of other tools, damaged sources, thousands of files."""
+"""Walks and conversion by a real ffmpeg: names, lengths, damaged sources, thousands of files, shares of the work."""
 
+import hashlib
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from preparation_corpora import run_data_prep, to_m4a, voice, write_voices
 
-from speakernet.corpora.conversion import Conversion, ConversionOptions, convert_all, is_converted, mp4_seconds
-from speakernet.corpora.download import DiskFullError
-from speakernet.corpora.summary import StepSummary
+from speakernet.corpora.steps import Conversion, DiskFullError, StepSummary, convert_all, walk_files
 from speakernet.data.audio import audio_info, read_audio, write_audio
 from speakernet.data.ffmpeg import FfmpegError, find_ffmpeg
+
+#: Runs in a process of its own, so that the peak of its memory is the conversion's alone.
+CONVERT = """
+import resource, sys
+from pathlib import Path
+from speakernet.corpora.steps import Conversion, StepSummary, convert_all, walk_files
+source, target = Path(sys.argv[1]), Path(sys.argv[2])
+pairs = (Conversion(source / name, target / (name[:-4] + ".wav")) for name in walk_files(source, {".m4a"}))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+with StepSummary("convert", target) as summary:
+    convert_all(pairs, "wav", 16000, 2, summary)
+after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(summary.made, summary.skipped, summary.broken, (after - before) // 1024)
+"""
 
 
 def make_m4a(ffmpeg: str, path: Path, seconds: float = 1.0, rate: int = 16000) -> Path:
@@ -22,49 +38,46 @@ def make_m4a(ffmpeg: str, path: Path, seconds: float = 1.0, rate: int = 16000) -
     return path
 
 
-def convert(ffmpeg: str, folder: Path, pairs, **options) -> StepSummary:
+def convert(folder: Path, pairs, file_format: str = "wav", **options) -> StepSummary:
     with StepSummary("convert", folder) as summary:
-        convert_all([Conversion(*pair) for pair in pairs], ConversionOptions(ffmpeg, **options), 2, summary)
+        convert_all([Conversion(*pair) for pair in pairs], file_format, 16000, 2, summary, **options)
     return summary
 
 
 @pytest.mark.parametrize("file_format", ["wav", "flac"])
-def test_m4a_becomes_mono_16_khz_of_the_same_length_and_sound(tmp_path, ffmpeg, file_format):
+def test_m4a_becomes_mono_16_khz(tmp_path, ffmpeg, file_format):
     source = make_m4a(ffmpeg, tmp_path / "a.m4a", 1.5, rate=44100)
     target = tmp_path / "out" / f"a.{file_format}"
-    assert mp4_seconds(source) == pytest.approx(1.5, abs=0.1)
-    assert convert(ffmpeg, tmp_path, [(source, target)], file_format=file_format).made == 1
+    assert convert(tmp_path, [(source, target)], file_format).made == 1
     info = audio_info(target)
     assert (info.sample_rate, info.num_channels) == (16000, 1)
-    assert info.num_samples / 16000 == pytest.approx(1.5, abs=0.1)
-    spectrum = np.abs(np.fft.rfft(read_audio(target)[4000:20000]))
-    assert spectrum.argmax() * 16000 / 16000 == pytest.approx(440, abs=2)
+    assert info.seconds == pytest.approx(1.5, abs=0.1)
+    assert np.abs(np.fft.rfft(read_audio(target)[4000:20000])).argmax() == pytest.approx(440, abs=2)
     assert source.exists()
 
 
-def test_a_second_run_makes_nothing_and_leftovers_of_other_tools_are_made_again(tmp_path, ffmpeg):
-    sources = [make_m4a(ffmpeg, tmp_path / f"{row}.m4a") for row in range(5)]
+def test_leftovers_of_other_tools_are_made_again(tmp_path, ffmpeg):
+    sources = [make_m4a(ffmpeg, tmp_path / f"{row}.m4a") for row in range(4)]
     pairs = [(source, tmp_path / "out" / f"{source.stem}.wav") for source in sources]
-    assert convert(ffmpeg, tmp_path, pairs).made == 5
+    assert convert(tmp_path, pairs).made == 4
     whole = [target.read_bytes() for _, target in pairs]
-    assert convert(ffmpeg, tmp_path, pairs).skipped == 5
+    assert convert(tmp_path, pairs).skipped == 4
     pairs[0][1].write_bytes(whole[0][:44])
     pairs[1][1].write_bytes(whole[1][: len(whole[1]) // 2])
     pairs[2][1].write_bytes(b"")
-    write_audio(pairs[3][1], np.zeros(4000, dtype=np.float32), 16000)
-    summary = convert(ffmpeg, tmp_path, pairs)
-    assert (summary.made, summary.skipped) == (4, 1)
+    summary = convert(tmp_path, pairs)
+    assert (summary.made, summary.skipped) == (3, 1)
     assert [target.read_bytes() for _, target in pairs] == whole
 
 
-def test_a_damaged_source_is_listed_and_the_others_of_its_batch_are_made(tmp_path, ffmpeg):
+def test_damaged_sources_are_listed(tmp_path, ffmpeg):
     sources = [make_m4a(ffmpeg, tmp_path / f"{row}.m4a", 2.0) for row in range(5)]
     content = sources[2].read_bytes()
     sources[1].write_bytes(b"no audio")
     sources[2].write_bytes(content[: len(content) // 2])
     sources[3].write_bytes(b"")
     pairs = [(source, tmp_path / "out" / f"{source.stem}.wav") for source in sources]
-    summary = convert(ffmpeg, tmp_path, pairs, keep_sources=False)
+    summary = convert(tmp_path, pairs, keep_sources=False)
     assert (summary.made, summary.broken) == (2, 3)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["0.wav", "4.wav"]
     assert [source.exists() for source in sources] == [False, True, True, True, False]
@@ -75,49 +88,111 @@ def test_a_damaged_source_is_listed_and_the_others_of_its_batch_are_made(tmp_pat
 @pytest.mark.parametrize(
     "name", ["-y.m4a", "a b'c\".m4a", "new\nline.m4a", "é語.m4a", "concat:x|y.m4a", "%03d.m4a", "$(id).m4a"]
 )
-def test_odd_names_are_safe(tmp_path, ffmpeg, name):
+def test_odd_names(tmp_path, ffmpeg, name):
     source = make_m4a(ffmpeg, tmp_path / "plain.m4a").rename(tmp_path / name)
     target = tmp_path / "out" / (source.stem + ".wav")
-    assert convert(ffmpeg, tmp_path, [(source, target)]).made == 1
+    assert convert(tmp_path, [(source, target)]).made == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "out"])
 
 
-def test_converted_means_there_whole_and_as_long_as_the_source(tmp_path, ffmpeg):
-    source = make_m4a(ffmpeg, tmp_path / "a.m4a")
-    target = tmp_path / "a.wav"
-    assert not is_converted(Conversion(source, target), 16000)
-    write_audio(target, np.zeros(16000, dtype=np.float32), 16000)
-    assert is_converted(Conversion(source, target), 16000)
-    assert not is_converted(Conversion(source, target), 8000)
-    source.unlink()
-    assert is_converted(Conversion(source, target), 16000)
-
-
-def test_ffmpeg_of_the_user_is_taken_first_and_a_missing_one_is_explained(tmp_path, monkeypatch):
+def test_ffmpeg_is_found_or_explained(tmp_path, monkeypatch):
     own = tmp_path / "ffmpeg"
     own.write_text("#!/bin/sh\n")
     own.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert find_ffmpeg() == str(own)
     monkeypatch.setenv("SPEAKERNET_FFMPEG", "/nowhere/ffmpeg")
-    with pytest.raises(FfmpegError, match="apt install ffmpeg"):
+    with pytest.raises(FfmpegError, match="/nowhere/ffmpeg"):
         find_ffmpeg()
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"\0\0\0\x08moov", b"\xff" * 40, b"\0\0\0\x01moov" + b"\xff" * 8, b"\0\0\0\0mdat"]
-)
-def test_the_mp4_header_reader_survives_anything(tmp_path, content):
-    (tmp_path / "a.m4a").write_bytes(content)
-    assert mp4_seconds(tmp_path / "a.m4a") is None
-
-
-def test_a_full_disk_stops_the_conversion_instead_of_listing_every_file(tmp_path, ffmpeg, monkeypatch):
+def test_a_full_disk_stops_the_conversion(tmp_path, ffmpeg, monkeypatch):
     sources = [make_m4a(ffmpeg, tmp_path / f"{row}.m4a") for row in range(3)]
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
     sources[0].write_bytes(b"what fails when nothing can be written")
-    pairs = [(source, tmp_path / "out" / f"{source.stem}.wav") for source in sources]
-    with pytest.raises(DiskFullError, match="are needed"):
-        convert(ffmpeg, tmp_path, pairs)
+    with pytest.raises(DiskFullError):
+        convert(tmp_path, [(source, tmp_path / "out" / f"{source.stem}.wav") for source in sources])
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def link_tree(root: Path, source: Path, count: int) -> None:
+    """`count` names of one file, a hundred a folder."""
+    for row in range(count):
+        path = root / f"id{row // 1000:02}" / f"video{row // 100 % 10}" / f"{row:05}{source.suffix}"
+        if row % 100 == 0:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        os.link(source, path)
+
+
+@pytest.mark.slow
+def test_memory_stays_flat_over_ten_thousand_files(tmp_path, ffmpeg):
+    write_audio(tmp_path / "a.wav", voice(1, 1, 0.3), 16000)
+    to_m4a(ffmpeg, tmp_path / "a.wav", tmp_path / "a.m4a")
+    growth = []
+    for count, counts in ((500, [500, 0, 0]), (10_000, [10_000, 0, 0]), (10_000, [0, 10_000, 0])):
+        source = tmp_path / str(count)
+        if not source.exists():
+            link_tree(source, tmp_path / "a.m4a", count)
+        command = [sys.executable, "-c", CONVERT, str(source), str(tmp_path / f"wav{count}")]
+        outcome = subprocess.run(command, capture_output=True, text=True, check=True)
+        *found, peak = map(int, outcome.stdout.split())
+        assert found == counts
+        growth.append(peak)
+    assert growth[1] <= growth[0] + 10, f"the peak grew by {growth} MiB"
+
+
+def test_walks_are_sorted_lazy_and_end(tmp_path):
+    (tmp_path / "a.wav").write_bytes(b"x")
+    link_tree(tmp_path / "many", tmp_path / "a.wav", 3_000)
+    walk = walk_files(tmp_path / "many", {".wav"})
+    assert next(walk) == "id00/video0/00000.wav"
+    rest = list(walk)
+    assert len(rest) == 2_999 and rest == sorted(rest)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "1.wav").write_bytes(b"x")
+    (tmp_path / "b" / "back").symlink_to(tmp_path / "b")
+    (tmp_path / "b" / ".hidden.wav").write_bytes(b"x")
+    assert list(walk_files(tmp_path / "b", {".wav"})) == ["1.wav"]
+
+
+SOURCES, TARGETS = "voxceleb2/dev/aac", "voxceleb2/dev/wav"
+
+
+def convert_voxceleb(folder: Path, *more: object) -> int:
+    return run_data_prep("voxceleb", "--save_path", folder, "--subsets", "vox2_dev", "--jobs", 1, *more)
+
+
+def digests(root: Path) -> dict[str, str]:
+    files = [path for path in root.rglob("*") if path.is_file()]
+    return {path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def test_shares_make_the_whole(tmp_path, ffmpeg, capsys):
+    whole, shares = tmp_path / "whole", tmp_path / "shares"
+    for name in write_voices(tmp_path / "plain", 4, 2, "id0000{speaker}/video0/0000{utterance}.wav"):
+        to_m4a(ffmpeg, tmp_path / "plain" / name, whole / SOURCES / name.replace(".wav", ".m4a"))
+    shutil.copytree(whole, shares)
+    assert convert_voxceleb(whole, "--convert") == 0
+    # As the shares are done their sources go, and every share still has its own.
+    assert convert_voxceleb(shares, "--convert", "--part", "2/3", "--remove_originals") == 0
+    assert 0 < len(digests(shares / TARGETS)) < 8
+    assert convert_voxceleb(shares, "--lists", "--lists_from", tmp_path) == 1
+    assert "1/3, 3/3" in capsys.readouterr().err
+    for part in ("3/3", "1/3"):
+        assert convert_voxceleb(shares, "--convert", "--part", part, "--remove_originals") == 0
+    assert digests(shares / TARGETS) == digests(whole / TARGETS) and len(digests(whole / TARGETS)) == 8
+    assert not list((shares / SOURCES).rglob("*.m4a"))
+    # What a killed share left goes when the lists are made; shares of another format are refused.
+    (shares / TARGETS / ".half.wav.1-ab.tmp").touch()
+    assert convert_voxceleb(shares, "--lists", "--format", "flac") == 1
+    assert "--format wav" in capsys.readouterr().err
+    convert_voxceleb(shares, "--lists", "--lists_from", tmp_path)
+    assert digests(shares / TARGETS) == digests(whole / TARGETS)
+
+
+@pytest.mark.parametrize("options", [("--convert", "--lists", "--part", "1/2"), ("--convert", "--part", "0/4")])
+def test_wrong_shares(options, tmp_path, capsys, ffmpeg):
+    assert convert_voxceleb(tmp_path / "data", *options) == 1
+    assert "--part" in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()

@@ -11,7 +11,7 @@ from preparation_corpora import run_data_prep, to_m4a, voice, write_voices
 
 from speakernet.config import load_config
 from speakernet.corpora import listing, own_folder
-from speakernet.corpora.recipe import LITTLE_DATA_UTTERANCES
+from speakernet.corpora.listing import LITTLE_DATA_UTTERANCES
 from speakernet.data.audio import write_audio
 from speakernet.data.lists import read_training_list, read_trials
 from speakernet.evaluation import bootstrap

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from preparation_corpora import run_data_prep
 
-from speakernet.corpora.held_out import hold_out
+from speakernet.corpora.utterances import hold_out
 from speakernet.data.lists import ListError, TrainingList, read_training_list, read_trials, write_training_list
 
 

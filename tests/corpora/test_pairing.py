@@ -8,15 +8,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speakernet.corpora.pairing import PairRules, all_pairs, balanced_pairs, hard_pairs, random_pairs
-from speakernet.corpora.splits import split_speakers
-from speakernet.corpora.utterances import Row, Utterances, utterances_from_rows
+from speakernet.corpora.utterances import (
+    PairRules,
+    Row,
+    Utterances,
+    all_pairs,
+    balanced_pairs,
+    hard_pairs,
+    random_pairs,
+    split_speakers,
+)
 
 ANY = PairRules(other_session=False)
 
 
 def corpus(speakers: int, utterances: int, sessions: int = 0) -> Utterances:
-    return utterances_from_rows(
+    return Utterances.from_rows(
         Row(f"s{s:03}", f"s{s:03}/{u}.wav", str(u % sessions) if sessions else "", "fm"[s % 2])
         for s in range(speakers)
         for u in range(utterances)

@@ -18,7 +18,7 @@ from preparation_server import played_source
 
 from speakernet.checks.lists import quick_check
 from speakernet.config import load_config
-from speakernet.corpora.voxceleb.command import RECIPE, RECIPE_INPUTS
+from speakernet.corpora.voxceleb import RECIPE, RECIPE_INPUTS
 from speakernet.data.lists import ListError, read_training_list, read_trials
 from speakernet.data.opening import open_source
 

@@ -11,7 +11,7 @@ from preparation_corpora import SCRIPTS, run_data_prep, write_voices
 from speakernet import files
 from speakernet.cli import main
 from speakernet.cli.prepare import PARTS, build_parser
-from speakernet.corpora.summary import StepSummary, finish
+from speakernet.corpora.steps import StepSummary, finish
 from speakernet.files import LOCK_NAME, exclusive, temporary_beside
 
 

@@ -25,7 +25,7 @@ from speakernet.cli import main
 from speakernet.config import load_config
 from speakernet.corpora.archives import extract
 from speakernet.corpora.pack_inputs import FolderInput
-from speakernet.corpora.summary import StepSummary
+from speakernet.corpora.steps import StepSummary
 from speakernet.corpora.utterances import read_table
 from speakernet.data.audio import read_audio, write_audio
 from speakernet.data.lists import StringTable, read_training_list, read_trials

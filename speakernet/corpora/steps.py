@@ -1,0 +1,311 @@
+"""What the steps of a preparation share: counts of what was made, names that stay in one folder, walks, conversion.
+
+A step (download, extract, convert, …) counts into one `StepSummary`. Broken items go straight to a text file, one a
+line with the reason, so that a million bad files cost no memory.
+"""
+
+import itertools
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from speakernet.data.audio import AudioError, audio_info
+from speakernet.data.ffmpeg import Decoded, FfmpegError, decode_batch, find_ffmpeg
+from speakernet.files import FileError, atomic_write, human_bytes, parallel_map, temporary_beside
+from speakernet.terminal import MAX_NAMED
+
+logger = logging.getLogger(__name__)
+
+# Starting ffmpeg costs 20 ms, decoding a four-second m4a 3 ms: one call for 16 is about four times as fast.
+BATCH_FILES = 16
+#: A codec pads a frame or two (1024 samples each) at either end; what is missing beyond this is missing audio.
+TOLERANCE_SECONDS = 0.15
+TOLERANCE_SHARE = 0.01
+#: ffmpeg's guess from the bit rate, for containers without a duration, may be far off.
+ESTIMATE_SHARE = 0.5
+LEAST_FREE_BYTES = 64 << 20
+
+
+class UnsafeNameError(ValueError):
+    """A name that would lead outside the target folder."""
+
+
+class DiskFullError(FileError):
+    """Not enough space; nothing else is tried."""
+
+
+class StepSummary:
+    """Counts of one step: found = made + skipped + broken; a context manager that writes the file of broken items.
+
+    `made` and `skipped` name the two in the step's own words. Counting is safe from several threads.
+    """
+
+    def __init__(self, step: str, folder: str | Path, made: str = "made", skipped: str = "skipped") -> None:
+        self.step = step
+        self.broken_path = Path(folder) / f"broken_{step}.txt"
+        self.made = self.skipped = self.broken = 0
+        self.first_broken: list[str] = []
+        self._words = (made, skipped)
+        self._lock = threading.Lock()
+        self._partial = self.broken_path.with_name(f".{self.broken_path.name}.tmp")
+
+    @property
+    def found(self) -> int:
+        return self.made + self.skipped + self.broken
+
+    def __enter__(self) -> "StepSummary":
+        self._partial.unlink(missing_ok=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Also if the step failed: what was broken so far may be the reason.
+        if self.broken:
+            self._partial.replace(self.broken_path)
+        else:
+            self.broken_path.unlink(missing_ok=True)
+
+    def add(self, made: int = 0, skipped: int = 0) -> None:
+        """Count items that were made now, and items that were there already."""
+        with self._lock:
+            self.made += made
+            self.skipped += skipped
+
+    def add_broken(self, item: str, reason: str) -> None:
+        line = f"{one_line(item)}\t{one_line(reason)}"
+        with self._lock:
+            self.broken += 1
+            if len(self.first_broken) < MAX_NAMED:
+                self.first_broken.append(line)
+            self._partial.parent.mkdir(parents=True, exist_ok=True)
+            with self._partial.open("a", encoding="utf-8", newline="\n") as file:
+                file.write(line + "\n")
+
+    def count_each(
+        self, work: Callable[[str], tuple[int, int]], names: Iterable[str], num_jobs: int, description: str
+    ) -> None:
+        """Call `work(name) -> (made, skipped)` from several threads; an AudioError makes the name a broken item."""
+
+        def outcome(name: str) -> None:
+            try:
+                self.add(*work(name))
+            except AudioError as error:
+                self.add_broken(name, str(error))
+
+        for _ in parallel_map(outcome, names, num_jobs, description):
+            pass
+
+    def text(self) -> str:
+        made, skipped = self._words
+        counts = f"{self.found} found, {self.made} {made}, {self.skipped} {skipped}, {self.broken} broken"
+        return f"{self.step}: {counts}" + (f" (listed in {self.broken_path})" if self.broken else "")
+
+
+def one_line(text: str) -> str:
+    r"""The text with line breaks, tabs and other control characters escaped, so that it fits one line of a file or log.
+
+    >>> one_line("two\nlines")
+    'two\\nlines'
+    """
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+
+
+def finish(summaries: Iterable[StepSummary], report_path: str | Path | None = None) -> int:
+    """Log every step's counts, also into `report_path`, and give the exit code: 1 if anything is broken."""
+    summaries = list(summaries)
+    for summary in summaries:
+        logger.info("%s", summary.text())
+        for line in summary.first_broken:
+            logger.warning("%s: broken: %s", summary.step, line)
+    if report_path is not None:
+        with atomic_write(report_path) as file:
+            file.writelines(summary.text() + "\n" for summary in summaries)
+    return 1 if any(summary.broken for summary in summaries) else 0
+
+
+def check_space(folder: Path, num_bytes: int) -> None:
+    """Raise DiskFullError if the disk cannot hold so much."""
+    free = shutil.disk_usage(folder).free
+    if num_bytes > free:
+        raise DiskFullError(
+            f"{folder}: {human_bytes(num_bytes)} are needed and {human_bytes(free)} are free; "
+            "free some space or choose another --save_path"
+        )
+
+
+def checked_relative(name: str) -> PurePosixPath:
+    """A name from outside (archive, server, table) as a relative path with forward slashes, or UnsafeNameError.
+
+    >>> checked_relative("id1/a b/00001.wav").as_posix()
+    'id1/a b/00001.wav'
+    """
+    # Backslashes separate on Windows only, but an archive that uses them means the same everywhere.
+    pieces = [piece for piece in name.replace("\\", "/").split("/") if piece not in ("", ".")]
+    is_absolute = name[:1] in ("/", "\\") or (pieces and len(pieces[0]) == 2 and pieces[0][1] == ":")
+    if not pieces or is_absolute or ".." in pieces or "\0" in name:
+        raise UnsafeNameError(f"the name {name!r} is empty, absolute or leads outside; expected a path in the folder")
+    return PurePosixPath(*pieces)
+
+
+class Folder:
+    """A target folder: makes subfolders on demand and refuses every path that leaves it, also through a link."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root)
+        self.root.mkdir(parents=True, exist_ok=True)
+        self._resolved_root = self.root.resolve()
+        # A million files are in thousands of folders: each is looked at once.
+        self._known: set[Path] = set()
+
+    def path(self, name: str) -> Path:
+        """The path of `name` below the root, or UnsafeNameError; its folder exists afterwards."""
+        path = self.root / checked_relative(name)
+        folder = path.parent
+        if folder not in self._known:
+            # Resolved before anything is made, so that not even an empty folder appears outside.
+            resolved = folder.resolve()
+            if not resolved.is_relative_to(self._resolved_root):
+                raise UnsafeNameError(
+                    f"{folder} leads to {resolved}, outside {self.root}; give the real folder as the target instead"
+                )
+            folder.mkdir(parents=True, exist_ok=True)
+            self._known.add(folder)
+        if path.is_symlink():
+            raise UnsafeNameError(f"{path} is a link; remove it, so that nothing outside {self.root} is written")
+        return path
+
+
+def walk_files(root: str | Path, suffixes: Iterable[str]) -> Iterator[str]:
+    """Relative names (forward slashes) of the files below `root` with these suffixes, sorted folder by folder.
+
+    Hidden files and folders (also half-written ones) are left out; links to folders are followed once.
+
+    Raises:
+        ValueError: there is no such folder.
+    """
+    root = Path(root)
+    if not root.is_dir():
+        raise ValueError(f"there is no folder {root}; give the folder that holds the audio")
+    # A link that leads back to one of its own parents would never end.
+    yield from _walk(root, "", frozenset(suffixes), (root.resolve(),))
+
+
+def _walk(folder: Path, prefix: str, wanted: frozenset[str], parents: tuple[Path, ...]) -> Iterator[str]:
+    with os.scandir(folder) as entries:
+        found = sorted((entry.name, entry.is_dir(), entry.is_symlink()) for entry in entries)
+    for name, is_folder, is_link in found:
+        if name.startswith("."):
+            continue
+        if not is_folder:
+            if os.path.splitext(name)[1].lower() in wanted:  # noqa: PTH122 (a Path a file costs more than the walk)
+                yield prefix + name
+            continue
+        below = folder / name
+        real = below.resolve() if is_link else None
+        if real not in parents:
+            yield from _walk(below, f"{prefix}{name}/", wanted, (*parents, real) if real else parents)
+
+
+class Conversion(NamedTuple):
+    """One file to convert."""
+
+    source: Path
+    target: Path
+
+
+def convert_all(
+    conversions: Iterable[Conversion],
+    file_format: str,
+    sample_rate: int,
+    num_jobs: int,
+    summary: StepSummary,
+    *,
+    keep_sources: bool = True,
+    description: str = "convert",
+) -> None:
+    """Convert what is not there yet to mono WAV or FLAC; a target appears under its final name when it is whole.
+
+    Takes an iterator and keeps a few batches in flight, so a million files need no more memory than a hundred.
+
+    Raises:
+        DiskFullError: the disk cannot hold more; what was made stays for the next run.
+    """
+    ffmpeg = find_ffmpeg()
+    iterator = iter(conversions)
+
+    def convert(batch: list[Conversion]) -> int:
+        # Header only or cut short, as a killed tool leaves it, counts as missing.
+        missing = [one for one in batch if audio_seconds(one.target, sample_rate) is None]
+        broken: dict[Path, str] = {}
+        if missing:
+            try:
+                broken = _decode(ffmpeg, missing, file_format, sample_rate)
+            except FfmpegError:
+                # A full disk fails every file that follows: stop, rather than list a million of them as broken.
+                check_space(missing[0].target.parent, LEAST_FREE_BYTES)
+                # One bad file ends the whole call: one by one the others are saved.
+                for one in missing:
+                    try:
+                        broken |= _decode(ffmpeg, [one], file_format, sample_rate)
+                    except FfmpegError as error:
+                        broken[one.source] = str(error)
+        for source, reason in broken.items():
+            summary.add_broken(str(source), reason)
+        summary.add(len(missing) - len(broken), len(batch) - len(missing))
+        for one in batch:
+            if not keep_sources and one.source not in broken:
+                one.source.unlink(missing_ok=True)
+        return len(batch)
+
+    batches = iter(lambda: list(itertools.islice(iterator, BATCH_FILES)), [])
+    for _ in parallel_map(convert, batches, num_jobs, description, units_of=int):
+        pass
+
+
+def audio_seconds(path: Path, sample_rate: int | None = None) -> float | None:
+    """Duration of a whole, non-empty audio file by its header, or None; `sample_rate` None takes any."""
+    try:
+        info = audio_info(path)
+    except (AudioError, OSError):
+        return None
+    if info.num_samples <= 0 or info.is_truncated or (sample_rate is not None and info.sample_rate != sample_rate):
+        return None
+    return info.seconds
+
+
+def _decode(ffmpeg: str, batch: list[Conversion], file_format: str, sample_rate: int) -> dict[Path, str]:
+    """Decode a batch and rename what is whole; the sources of the rest with reasons. FfmpegError if ffmpeg failed."""
+    halves = []
+    for one in batch:
+        one.target.parent.mkdir(parents=True, exist_ok=True)
+        halves.append(temporary_beside(one.target))
+    broken = {}
+    try:
+        decoded = decode_batch(ffmpeg, [one.source for one in batch], halves, file_format, sample_rate)
+        for one, half, facts in zip(batch, halves, decoded, strict=True):
+            problem = length_problem(audio_seconds(half, sample_rate) or 0.0, facts)
+            if problem is None:
+                # Not flushed: a million flushes take hours on a spinning disk, and a killed process loses nothing.
+                half.replace(one.target)
+            else:
+                broken[one.source] = problem
+    finally:
+        for half in halves:
+            half.unlink(missing_ok=True)
+    return broken
+
+
+def length_problem(found_seconds: float, decoded: Decoded) -> str | None:
+    """What is wrong with a decoded length, or None. Too short is cut audio, too long a damaged header."""
+    expected = decoded.source_seconds
+    if found_seconds <= 0:
+        return "no audio came out"
+    if expected is None:
+        return None
+    share = ESTIMATE_SHARE if decoded.is_estimate else TOLERANCE_SHARE
+    if abs(found_seconds - expected) > max(TOLERANCE_SECONDS, share * expected):
+        return f"{found_seconds:.2f} s came out of {expected:.2f} s; the source is damaged"
+    return None
