@@ -137,7 +137,7 @@ def test_a_pattern_tells_speaker_and_session(tmp_path):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["--pattern", "("], "no regular expression"), (["--pattern", "(a)"], "no group named speaker")],
+    [(["--pattern", "("], "not a regular expression"), (["--pattern", "(a)"], "no group named speaker")],
 )
 def test_a_wrong_pattern_is_explained(tmp_path, capsys, arguments, message):
     write_voices(tmp_path / "voices", 2, 2, "{speaker}/{utterance}.wav", 0.6)
@@ -202,7 +202,7 @@ def test_parts_beside_speakers_are_asked_about(tmp_path, parted, capsys):
     with pytest.raises(SystemExit):
         prepare(parted, tmp_path / "out", "--layout", "mixed")
     assert prepare(parted, tmp_path / "out", "--layout", "parts", "--speaker_depth", 1) == 1
-    assert "both tell the speakers" in capsys.readouterr().err
+    assert "--speaker_depth" in capsys.readouterr().err
 
 
 def test_parts_that_are_asked_for_and_not_there_are_missed(tmp_path, capsys):
@@ -316,7 +316,7 @@ def test_three_speakers_hold_out_utterances_and_say_so(tmp_path, caplog):
     root, out = tmp_path / "voices", tmp_path / "out"
     write_voices(root, 3, 8, "spk{speaker}/{utterance}.wav", 0.6)
     assert prepare(root, out) == 0
-    assert "look better than it is" in caplog.text
+    assert "optimistic" in caplog.text
     held_out = set(read_trials(out / "validation_trials.txt").names)
     assert not held_out & set(read_training_list(out / "train_list.txt").paths)
 
@@ -334,52 +334,6 @@ def test_the_real_corpus_goes_through_as_it_is(tmp_path, shared_data):
     out = tmp_path / "speechocean"
     assert prepare(shared_data / "speechocean_mini", out) == 0
     assert "1440 found, 1440 usable, 0 skipped, 0 broken" in (out / "summary.txt").read_text()
-
-
-def files_of(out: Path) -> dict[str, bytes]:
-    """What was made, by its name; with the folder's own name taken out of what is in it."""
-    return {
-        path.relative_to(out).as_posix().replace(out.name, "OUT"): path.read_bytes().replace(out.name.encode(), b"OUT")
-        for path in out.rglob("*")
-        if path.is_file() and "prepared_parts" not in path.parts and not path.name.startswith(".")
-    }
-
-
-def test_parts_make_what_one_machine_makes(tmp_path, capsys, caplog):
-    root, out = tmp_path / "voices", [tmp_path / "of_one_machine", tmp_path / "of_several"]
-    write_voices(root, 12, 4, "spk{speaker:02}/{utterance}.wav", 0.6)
-    (root / "spk03/empty.wav").write_bytes(b"")
-    write_audio(root / "spk04/short.wav", voice(4, 1)[:3000], 16000)
-    assert prepare(root, out[0]) == 1
-    commands = capsys.readouterr().out
-    for number in (3, 1):
-        assert prepare(root, out[1], "--part", f"{number}/3") == 0
-        assert capsys.readouterr().out == "" and not (out[1] / "train_list.txt").exists()
-    assert prepare(root, out[1], "--part", "2/3") == 1, "some are broken, as one machine says too"
-    assert capsys.readouterr().out == commands.replace("of_one_machine", "of_several")
-    assert files_of(out[1]) == files_of(out[0]) and "train_list.txt" in files_of(out[1])
-    assert "broken_scan.txt" in files_of(out[1])
-    assert prepare(root, out[1], "--part", "1/2") == 1
-    write_audio(root / "spk05/new.wav", voice(5, 9), 16000)
-    assert prepare(root, out[1], "--part", "3/3") == 1
-    error = capsys.readouterr().err
-    assert "parts of 2 and of 3" in error and "were done of other files or speakers than are there now" in error
-
-
-def test_parts_convert_their_own(tmp_path, ffmpeg):
-    root, out = tmp_path / "voices", [tmp_path / "of_one_machine", tmp_path / "of_several"]
-    for name in write_voices(root, 6, 3, "spk{speaker}/{utterance}.wav", 0.6):
-        if name.endswith("1.wav"):
-            to_m4a(ffmpeg, root / name, root / name.replace(".wav", ".m4a"))
-            (root / name).unlink()
-    (root / "spk2/broken.m4a").write_bytes(b"nothing")
-    assert prepare(root, out[0]) == 1
-    converted = []
-    for number in (1, 3, 2):
-        prepare(root, out[1], "--part", f"{number}/3")
-        converted.append(len(list((out[1] / "converted").rglob("*.wav"))))
-    assert converted == [2, 5, 6]
-    assert files_of(out[1]) == files_of(out[0]) and "broken_convert.txt" in files_of(out[0])
 
 
 def test_few_speakers_are_those_without_an_interval() -> None:

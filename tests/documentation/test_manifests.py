@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from speakernet.corpora.commands import HelpFormatter
 from torch.distributed.run import get_args_parser
 
 from speakernet.cli.pack import add_arguments
 from speakernet.config.loading import load_config
+from speakernet.corpora.listing import HelpFormatter
 from speakernet.files import parse_part
 
 ROOT = Path(__file__).resolve().parents[2]
