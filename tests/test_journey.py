@@ -11,7 +11,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from speakernet import terminal
-from speakernet.assembly import journeys
+from speakernet.assembly import runs
 from speakernet.cli import main
 from speakernet.evaluation import bootstrap, score_norm
 from speakernet.training.progress import LoadingFacts
@@ -117,7 +117,7 @@ def test_advice_about_data_knows_how_fast_the_disk_was_in_training(
 ) -> None:
     """Before the first step nothing has been read; and with changed speeds it is not the disk that is timed."""
     asked: list[LoadingFacts] = []
-    monkeypatch.setattr(journeys, "data_wait_advice", lambda share, facts: asked.append(facts) or "")
+    monkeypatch.setattr(runs, "data_wait_advice", lambda share, facts: asked.append(facts) or "")
     on = ("--augment.enabled", "true", *options) if options else ()
     assert train(recipe, "--max_epoch", "1", "--loss.name", "softmax", *on) == 0
     assert [facts.read_bytes_a_second > 0 for facts in asked] == [is_disk]

@@ -18,9 +18,8 @@ import torch
 
 import speakernet
 from speakernet.assembly.detail import build_sweep, check_slices, with_detail
-from speakernet.assembly.inputs import Inputs
+from speakernet.assembly.inputs import Inputs, chosen_by_validation, validates_on_test_list
 from speakernet.assembly.model import load_for_scoring
-from speakernet.assembly.training import chosen_by_validation, validates_on_test_list
 from speakernet.config import Config
 from speakernet.config.schema import config_to_dict
 from speakernet.data.lists import TrialList

@@ -1,7 +1,7 @@
-"""What a run works on: its paths, lists, audio and device. Each is read or chosen once, here, and handed along.
+"""What a run works on: its paths, lists, audio, voices and device, each read or chosen once.
 
-The first and the large-margin stage, the checks, validation, evaluation, mean embedding and cohort name the same lists
-over and over; a list of a million rows takes a second to read and its headers minutes.
+Both stages, checks, validation, evaluation, mean embedding and cohort use the same lists; a list of a million rows
+takes a second to read, and its headers minutes.
 """
 
 import dataclasses
@@ -9,7 +9,7 @@ import functools
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -22,11 +22,12 @@ from speakernet.data.lookup import LookupTable
 from speakernet.data.opening import open_source
 from speakernet.data.sampling import Voices
 from speakernet.data.sources import AudioSource
+from speakernet.evaluation.calibrating import known_by
 from speakernet.parallel import distributed
 
 logger = logging.getLogger(__name__)
 
-HEADER_THREADS = 16  # more than cores: a header costs a wait for the disk, most of all a remote one
+HEADER_THREADS = 16  # more than cores: reading a header waits for the disk, above all a remote one
 
 Read = TypeVar("Read")
 
@@ -40,7 +41,7 @@ class TrainingInput:
 
     @property
     def table(self) -> LookupTable:
-        """What the headers of the audio say, row for row."""
+        """Facts from the headers of the audio, row by row."""
         return self.source.lookup_table(self.rows.paths, HEADER_THREADS)
 
 
@@ -53,12 +54,7 @@ class TrialInput:
 
 
 class Inputs:
-    """The lists and the audio of one run, each read when it is first asked for and never again.
-
-    Args:
-        config: which; paths that are left empty follow their lists.
-        device: where the run computes.
-    """
+    """The lists and the audio of one run, each read when it is first used; empty paths follow their lists."""
 
     def __init__(self, config: Config, device: torch.device) -> None:
         self.device = device
@@ -69,23 +65,13 @@ class Inputs:
 
     @functools.cached_property
     def training(self) -> TrainingInput:
-        """The training list, without the speakers that are held out for validation.
-
-        Raises:
-            ConfigError: none is named.
-            ValueError: list or folder cannot be read.
-        """
+        """The training list, without the speakers that are held out for validation."""
         given = self._whole_training
         return given if self._held_out is None else TrainingInput(self._held_out.training, given.source)
 
     @functools.cached_property
     def validation(self) -> TrialInput:
-        """The trials that choose the best checkpoint: of held-out speakers, else of the test list if no other is named.
-
-        Raises:
-            ConfigError: no trial list is named.
-            ValueError: list or folder cannot be read.
-        """
+        """The trials that choose the best checkpoint: of held-out speakers, or of data.validation_list."""
         self._require_trials()
         if self._held_out is not None:
             return TrialInput(self._held_out.trials, self._whole_training.source)
@@ -93,17 +79,12 @@ class Inputs:
 
     @functools.cached_property
     def test(self) -> TrialInput:
-        """The trials that are reported: the validation list where no other is named.
-
-        Raises:
-            ConfigError: no trial list is named.
-            ValueError: list or folder cannot be read.
-        """
+        """The trials that are reported."""
         self._require_trials()
         return self.trial_input(self._data.test_list, self._data.test_path)
 
     def checksums(self) -> dict[str, str]:
-        """What is in the lists of a training run and in their audio, by their options."""
+        """Checksums of the lists of a training run and of their audio, by option."""
         training, validation = self.training, self.validation
         return {
             "data.train_list (SHA-256)": training.rows.sha256,
@@ -115,18 +96,18 @@ class Inputs:
         }
 
     def test_checksums(self) -> dict[str, str]:
-        """Likewise of what is scored alone."""
+        """Checksums of the test list and its audio, by option."""
         return {
             "data.test_list (SHA-256)": self.test.trials.sha256,
             "the audio of data.test_path": self.test.source.identity,
         }
 
     def training_input(self, path: str | Path, root: str | Path = "") -> TrainingInput:
-        """Any training list, with its audio below `root` (empty: see `lists.audio_folder_of`)."""
+        """Any training list, with its audio below `root` (default: `lists.audio_folder_of`)."""
         return TrainingInput(_once(self._training_lists, path, read_training_list), self._source(path, root))
 
     def trial_input(self, path: str | Path, root: str | Path = "") -> TrialInput:
-        """Any trial list, with its audio below `root` (empty: see `lists.audio_folder_of`)."""
+        """Any trial list, with its audio below `root` (default: `lists.audio_folder_of`)."""
         return TrialInput(_once(self._trial_lists, path, read_trials), self._source(path, root))
 
     @functools.cached_property
@@ -137,7 +118,7 @@ class Inputs:
 
     @functools.cached_property
     def _held_out(self) -> HeldOut | None:
-        """What `data.validation_speakers` makes of the training list."""
+        """The training list split by `data.validation_speakers`, if any."""
         if not self._data.validation_speakers:
             return None
         found = hold_out(self._whole_training.rows, self._data.validation_speakers, self._seed)
@@ -156,8 +137,7 @@ class Inputs:
 
 
 def _once(kept: dict[Path, Read], path: str | Path, read: Callable[[str | Path], Read]) -> Read:
-    """What was read from a path, under whatever name it was asked for before."""
-    # A relative name, an absolute one and a link to the same file are one list.
+    """Read a path once: a relative name, an absolute one and a link to the same file are one."""
     key = Path(path).resolve()
     if key not in kept:
         kept[key] = read(path)
@@ -165,19 +145,19 @@ def _once(kept: dict[Path, Read], path: str | Path, read: Callable[[str | Path],
 
 
 def make_synthetic_corpus(config: Config) -> Config:
-    """Make the synthetic corpus where the config names one and it is not there; lists left empty are taken from it."""
+    """Make the synthetic corpus if the config names one that does not exist; empty lists are taken from it."""
     folder = config.data.synthetic_corpus
     lists = [config.data.train_list, config.data.test_list]
     if not folder or (all(lists) and not any(Path(folder) in Path(one).parents for one in lists)):
         return config
-    # One process of each machine makes it, which may have a disk of its own, the main one first; the others find it
-    # made: two writers would take each other's files for a killed run's.
+    # Rank 0 first, then one rank of each machine, which may have its own disk; two writers would take each other's
+    # files for those of a killed run.
     made = None
     for has_turn in (distributed.is_main(), distributed.local_rank() == 0, True):
         if has_turn and made is None:
             made = make_corpus(folder, show_progress=distributed.is_main())
         distributed.barrier()
-    assert made is not None, "the last turn is everybody's"
+    assert made is not None, "in the last turn it is every rank's"
     config = config.model_copy(deep=True)
     data, augment = config.data, config.augment
     # A list of one's own with audio of the corpus would be a mistake that nothing notices.
@@ -193,7 +173,7 @@ def make_synthetic_corpus(config: Config) -> Config:
 def with_default_paths(config: Config) -> Config:
     """Folders of audio default to the folder of their list, test and validation list to each other.
 
-    Where speakers are held out for validation there is no validation list.
+    With held-out speakers there is no validation list.
     """
     config = config.model_copy(deep=True)
     data = config.data
@@ -208,14 +188,30 @@ def with_default_paths(config: Config) -> Config:
 
 
 def voices_of(config: Config) -> Voices:
-    """The voices of a run, or of one of its stages; one alone, the recorded one, where nothing is augmented."""
+    """The speeds and vocal tracts that speakers are trained in; only the recorded voice without augmentation."""
     augment = config.augment
     if not augment.enabled:
         return Voices()
     return Voices(
         speeds=tuple(speed_fractions(augment.speed_factors)),
-        # As with speeds: the recorded voice comes first, so that its speakers keep their labels.
+        # The recorded voice comes first, so its speakers keep their labels, as with speeds.
         warps=tuple(sorted(augment.warp_factors, key=lambda factor: factor != 1)),
         real_share=None if augment.real_share == "auto" else augment.real_share,
         real_from=config.training.max_epochs - augment.real_epochs if augment.real_epochs else None,
     )
+
+
+def chosen_by_validation(config: Config) -> bool:
+    """Whether validation trials decide anything in a training run."""
+    return config.training.final_model == "best" or config.schedule.name == "plateau"
+
+
+def chooser_of(config: Config, inputs: Inputs) -> dict[str, Any] | None:
+    """Name and checksum of the list that chooses the model, for its file; None if none does."""
+    trials = inputs.validation.trials
+    return known_by(trials) if chosen_by_validation(config) else None
+
+
+def validates_on_test_list(config: Config) -> bool:
+    """Whether the validation trials are the reported ones."""
+    return config.data.validation_list == config.data.test_list

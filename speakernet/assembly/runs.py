@@ -1,6 +1,6 @@
-"""The two journeys of `trainSpeakerNet.py`: train an experiment to its report, and score a trial list with a model.
+"""The two runs of `trainSpeakerNet.py`: train an experiment to its report, and score a trial list with a model.
 
-This file is a table of contents; the parts come from the other files of this room and know nothing of each other.
+This file is a table of contents; what it calls is built in the other files of this package.
 """
 
 import contextlib
@@ -22,17 +22,19 @@ from speakernet.assembly.initial_model import (
     initial_model_checksum,
     refuse_other_network,
 )
-from speakernet.assembly.inputs import Inputs, make_synthetic_corpus, with_default_paths
+from speakernet.assembly.inputs import (
+    Inputs,
+    chooser_of,
+    make_synthetic_corpus,
+    with_default_paths,
+)
 from speakernet.assembly.large_margin import train_large_margin_stage
 from speakernet.assembly.model import build_loss, build_model
 from speakernet.assembly.placement import reserved_for_training
 from speakernet.assembly.training import (
     Validate,
     build_trainer,
-    chooser_of,
-    chosen_by_validation,
     prepare_machine,
-    validates_on_test_list,
 )
 from speakernet.checkpoint import read_own_checkpoint
 from speakernet.config import Config, ConfigError, LoadedConfig
@@ -61,19 +63,19 @@ from speakernet.training.progress import data_wait_advice
 from speakernet.training.state import Stage, StopRequest, best_of_run
 
 PLOTS_OF_ERRORS = ("det", "scores", "llrs", "thresholds", "calibration")
-"""Drawings of the report that TensorBoard shows too."""
+"""Plots of the report that TensorBoard shows too."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingOutcome:
-    """What a training run came to."""
+    """The result of a training run."""
 
     summary: dict[str, Any]
-    """The trainer's own numbers: epochs, best EER, seconds, paths."""
+    """The trainer's numbers: epochs, best EER, seconds, paths."""
     evaluation: Evaluation | None
-    """The best checkpoint on the test list; None where the run had been finished before."""
+    """The best checkpoint on the test list; None if the run was finished before."""
     run_folder: Path
 
 
@@ -81,22 +83,21 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
     """Train (or resume), evaluate the best checkpoint on the test list, write the report; copy all to the mirror.
 
     Raises:
-        ValueError: whatever in lists, audio, configuration or checkpoint the user can mend, before the first step.
+        ValueError: a mistake in lists, audio, configuration or checkpoint, before the first step.
     """
-    # Before anything else is asked of all: processes of two journeys would answer each other's questions.
-    refuse_differences({"the journey": "training"})
+    # First: ranks that train and ranks that score would wait for each other.
+    refuse_differences({"the command": "training"})
     training = loaded.config.training
     address = training.mirror if distributed.is_main() else ""
-    distributed.from_main(lambda: _fetch(address, training.save_path))
+
+    def fetch() -> None:
+        if address:
+            with held(training.save_path):
+                fetch_run(address, training.save_path)
+
+    distributed.from_main(fetch)
     with mirrored(address, training.save_path, with_epochs=training.average_checkpoints > 0):
         return _train_and_report(loaded)
-
-
-def _fetch(address: str, folder: str) -> None:
-    """Fill an empty run folder from its mirror, where there is one."""
-    if address:
-        with held(folder):
-            fetch_run(address, folder)
 
 
 def _train_and_report(loaded: LoadedConfig) -> TrainingOutcome:
@@ -108,12 +109,11 @@ def _train_and_report(loaded: LoadedConfig) -> TrainingOutcome:
     seed_everything(loaded.config.runtime.seed)
     net = build_model(loaded.config)
     refuse_differences(_comparable(loaded.config))
-    # A misspelt name or an impossible option should not wait for a corpus to be made or decoded.
+    # An impossible option should not wait for a corpus to be made or decoded.
     refuse_impossible(loaded.config, net, device)
     refuse_other_network(loaded.config, net)
     config = with_default_paths(make_synthetic_corpus(loaded.config))
     inputs = Inputs(config, device)
-    check_what_goes_together(config, inputs)
     check_inputs(config, inputs, net)
     refuse_differences({**inputs.checksums(), **initial_model_checksum(config)})
     stop = StopRequest()
@@ -136,7 +136,7 @@ def _train_and_report(loaded: LoadedConfig) -> TrainingOutcome:
     summary |= best_of_run(best)
     if not summary["performance"]["steps"] and distributed.from_main(lambda: _is_reported(run_folder)):
         return TrainingOutcome(summary, None, run_folder)
-    # Held as while training: the next start removes what a killed one left half written, and nothing of a living one.
+    # Held as while training: a start removes half-written files of a killed run, and none of a running one.
     with held(run_folder) if distributed.is_main() else contextlib.nullcontext():
         evaluation = run_evaluation(config, inputs, summary["best_path"], after_training=True)
         evaluation = compared_with_initial_model(config, inputs, summary, evaluation)
@@ -153,7 +153,7 @@ def _train_and_report(loaded: LoadedConfig) -> TrainingOutcome:
 def _train_first_stage(
     config: Config, inputs: Inputs, net: SpeakerNet, validate: Validate, stop: StopRequest
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """Loss and summary; loader, optimizer and averages live no longer than this call, whose memory a stage may need."""
+    """Loss and summary; loader, optimizer and averages are freed at the end, for the memory of the next stage."""
     run_folder = Path(config.training.save_path)
     reserved = reserved_for_training(config, net, inputs.device)
     loader = build_training_loader(config, inputs, reserved_bytes=reserved)
@@ -179,8 +179,8 @@ def _train_first_stage(
 
 
 def _add_to_events(run_folder: Path, step: int, evaluation: Evaluation) -> None:
-    """Give TensorBoard the figures and drawings of the final evaluation."""
-    # Late: it takes a second, and scoring needs none of it.
+    """Give TensorBoard the figures and plots of the final evaluation."""
+    # Late: tensorboard takes a second, and scoring does not need it.
     from speakernet.training.tensorboard import add_test_results
 
     plots = [run_folder / PLOTS / f"{name}.png" for name in PLOTS_OF_ERRORS]
@@ -189,7 +189,7 @@ def _add_to_events(run_folder: Path, step: int, evaluation: Evaluation) -> None:
 
 
 def _is_reported(run_folder: Path) -> bool:
-    """Whether there are results, scores and a report, and neither training nor the best model went on after them."""
+    """Whether there are results, scores and a report that are newer than the last checkpoint and the best model."""
     trained = [run_folder / BEST, run_folder / LAST, run_folder / SECOND_STAGE / LAST]
     latest = max(file.stat().st_mtime_ns for file in trained if file.exists())
     written = [run_folder / name for name in EVALUATION_FILES]
@@ -198,7 +198,7 @@ def _is_reported(run_folder: Path) -> bool:
     try:
         return read_results(run_folder / RESULTS) is not None
     except FileError as error:
-        logger.warning("%s; they are made again", error)
+        logger.warning("%s; it is made again", error)
         return False
 
 
@@ -208,7 +208,7 @@ def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, list[Path]]:
     Raises:
         ValueError: no model to score with, or lists and audio that do not fit.
     """
-    refuse_differences({"the journey": "scoring (--eval)"})
+    refuse_differences({"the command": "scoring (--eval)"})
     config = loaded.config
     run_folder = Path(config.training.save_path)
     model = Path(config.training.initial_model or run_folder / BEST)
@@ -221,7 +221,7 @@ def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, list[Path]]:
     prepare_machine(config)
     config = with_default_paths(make_synthetic_corpus(config))
     inputs = Inputs(config, choose_device(config.runtime))
-    weights = sha256_of(model) if model.is_file() else "there is no such file"
+    weights = sha256_of(model) if model.is_file() else "no such file"
     refuse_differences({**inputs.test_checksums(), f"{model} (SHA-256)": weights})
     evaluation = run_evaluation(config, inputs, model)
     folder = evaluation_folder(run_folder, config.data.test_list)
@@ -230,35 +230,10 @@ def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, list[Path]]:
 
 
 def _comparable(config: Config) -> dict[str, Any]:
-    """What must be the same for all processes: every option but places, which each machine may have of its own."""
+    """What must be the same on all ranks: every option except paths, which may differ between machines."""
     values = config_to_dict(config)
     options = {f"{section}.{name}": value for section, fields in values.items() for name, value in fields.items()}
-    # Lists are compared by what is in them, once they are read.
+    # Lists are compared by their content, once they are read.
     places = ("_path", "_list", "_corpus", ".speaker_table", ".initial_model")
     versions = {"the version of speakernet": speakernet.__version__, "the version of torch": str(torch.__version__)}
     return {**{name: value for name, value in options.items() if not name.endswith(places)}, **versions}
-
-
-def check_what_goes_together(config: Config, inputs: Inputs) -> None:
-    """Refuse losses, batches and validation lists that do not go together; say when the test list chooses the model.
-
-    Raises:
-        ConfigError: naming the option to change.
-    """
-    data, needed = config.data, config.loss.min_utterances
-    if not data.train_list:
-        missing = " and ".join(f"data.{name}" for name in ("train_list", "test_list") if not getattr(data, name))
-        raise ConfigError(f"no training list: set {missing}; `speakernet prepare` makes lists")
-    if data.utterances_per_speaker < needed:
-        raise ConfigError(
-            f"data.utterances_per_speaker is {data.utterances_per_speaker}, but the loss {config.loss.name} compares "
-            f"utterances of one speaker and needs at least {needed}; set --nPerSpeaker {needed}"
-        )
-    if validates_on_test_list(config) and chosen_by_validation(config):
-        logger.warning(
-            "the best checkpoint is chosen on %s, the list that is reported too; a data.validation_list avoids that, "
-            "or data.validation_speakers, or training.final_model: last",
-            data.test_list,
-        )
-    if inputs.validation.trials.labels is None:
-        raise ConfigError(f"{data.validation_list} is unlabelled: it can be scored, but not choose the best checkpoint")

@@ -9,12 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from speakernet.assembly.checks import compile_obstacles, needs_gradient_cache, say_what_has_no_effect
-from speakernet.assembly.inputs import Inputs
+from speakernet.assembly.checks import compile_obstacles, needs_gradient_cache, warn_of_no_effect
 from speakernet.config.loading import save_config
 from speakernet.config.schema import Config, config_to_dict
 from speakernet.data.choices import Choice
-from speakernet.evaluation.calibrating import known_by
 from speakernet.frontend.perturbation import keep_draws_eager
 from speakernet.losses.options import LossOptions
 from speakernet.machine.device import DeviceClock, find_device
@@ -166,7 +164,7 @@ def build_trainer(
     `net` and `loss` are moved to the device and changed in place. The other arguments are those of `Trainer`.
     """
     training, runtime, folder = config.training, config.runtime, Path(run_folder)
-    say_what_has_no_effect(config, device, len(loader))
+    warn_of_no_effect(config, device, len(loader))
     precision = build_precision(config, device)
     # Before the optimizer and the average are made: they keep tensors beside the weights, on the same device.
     net.to(device)
@@ -240,18 +238,3 @@ def shard_head(options: LossOptions, loss: nn.Module) -> None:
     logger.log(level, "loss.sharded: %s: %s", options.sharded, choice)
     if choice.value:
         loss.shard(distributed.rank(), distributed.world_size())  # type: ignore[operator]
-
-
-def chosen_by_validation(config: Config) -> bool:
-    """Whether anything of a training run is decided by its validation trials."""
-    return config.training.final_model == "best" or config.schedule.name == "plateau"
-
-
-def chooser_of(config: Config, inputs: Inputs) -> dict[str, Any] | None:
-    """Name and checksum of the list that chooses the model, as its file keeps them; None if nothing is chosen."""
-    return known_by(inputs.validation.trials) if chosen_by_validation(config) else None
-
-
-def validates_on_test_list(config: Config) -> bool:
-    """Whether the validation trials are those that are reported."""
-    return config.data.validation_list == config.data.test_list

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from speakernet.assembly import journeys, large_margin
+from speakernet.assembly import large_margin, runs
 from speakernet.assembly.runs import train_experiment
 from speakernet.config import LoadedConfig, load_config
 from speakernet.data.batches import ResidentMaker
@@ -41,8 +41,8 @@ def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def leave_out_the_report(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(journeys, "run_evaluation", lambda *arguments, **options: types.SimpleNamespace(write=str))
-    patch.setattr(journeys, "_add_to_events", lambda *arguments: None)
+    patch.setattr(runs, "run_evaluation", lambda *arguments, **options: types.SimpleNamespace(write=str))
+    patch.setattr(runs, "_add_to_events", lambda *arguments: None)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def straight(tiny_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def stages(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What each stage is built with, and what is still `alive` of the first when the second begins."""
     seen: dict[str, Any] = {"plans": [], "starts": [], "classes": [], "parts": [], "alive": None}
-    build_loader = journeys.build_training_loader
+    build_loader = runs.build_training_loader
 
     def watch_loader(*arguments: Any, **options: Any) -> Any:
         if seen["parts"]:
@@ -73,7 +73,7 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         seen["classes"].append(loader.num_classes)
         return loader
 
-    for module in (journeys, large_margin):
+    for module in (runs, large_margin):
         monkeypatch.setattr(module, "build_training_loader", watch_loader)
         build_trainer = module.build_trainer
 

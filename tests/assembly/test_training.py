@@ -328,9 +328,9 @@ def test_impossible_combinations_are_refused(corpus: Path, tmp_path: Path, monke
     with pytest.raises(ValueError, match="compile: on, but the gradient cache"):
         ready(cached, tmp_path)
     varying = tiny_config(corpus, data={"crop_frames_max": 90}, runtime={"compile": "on"})
-    with pytest.raises(ValueError, match="every length would be compiled anew"):
+    with pytest.raises(ValueError, match="crop_frames_max"):
         ready(varying, tmp_path)
-    with pytest.raises(ValueError, match="not take gradient checkpointing"):
+    with pytest.raises(ValueError, match="gradient checkpointing"):
         ready(tiny_config(corpus, runtime={"compile": "on", "gradient_checkpointing": True}), tmp_path)
     monkeypatch.setattr("speakernet.training.precision.cpu_flags", lambda: frozenset({"avx2"}))
     with pytest.raises(ValueError, match="fp16"):

