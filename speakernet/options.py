@@ -14,7 +14,7 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, MaxLen
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 # Every number has an upper bound too: 10^12 utterances in a batch are a typing mistake, not an allocation error later.
@@ -33,7 +33,7 @@ NotNegative = Annotated[float, Ge(0.0), Le(1e9)]
 Decibels = Annotated[float, Ge(-200.0), Le(200.0)]
 Gigabytes = Annotated[float, Ge(0.0), Le(1e6)]
 INPUT_MARK = "an input file or folder"
-InputPath = Annotated[str, INPUT_MARK]
+InputPath = Annotated[str, MaxLen(4096), INPUT_MARK]
 """A file or folder that is read: relative to the working directory or to the configuration file, saved as absolute."""
 DEFAULT_SEED = 10
 SAMPLE_RATE = 16_000

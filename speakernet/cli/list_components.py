@@ -1,95 +1,78 @@
 """List what a configuration can name: models, poolings, features, losses, optimizers, schedules, recipes.
 
-With a kind, every part's own options are listed too; models with what they cost, the options of a family once for all
-its sizes. Nothing is built, so the answer takes about a second.
+With a kind, the options of each component are listed too, and what models cost; the sizes of a family share theirs.
+Nothing is built, so the answer takes less than a second.
 """
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from speakernet.config.loading import recipe_folder
-from speakernet.config.schema import SECTIONS
-from speakernet.frontend.options import FEATURES
-from speakernet.losses.options import LOSSES
-from speakernet.models.options import FAMILIES, MODELS, POOLINGS
-from speakernet.options import Component, NamedOptions, default_of, description_of, summary
-from speakernet.training.options import OPTIMIZERS
-from speakernet.training.options.schedules import SCHEDULES
+from speakernet.config.reference import rows
+from speakernet.config.schema import CHOICES, SECTIONS
+from speakernet.models.options import FAMILIES
+from speakernet.options import summary
 
-TABLES: dict[str, tuple[Mapping[str, Component], str, str]] = {
-    "models": (MODELS, "model.options", ""),
-    "poolings": (POOLINGS, "model.pooling_options", ""),
-    "features": (FEATURES, "frontend", "frontend"),
-    "losses": (LOSSES, "loss", "loss"),
-    "optimizers": (OPTIMIZERS, "optimizer", "optimizer"),
-    "schedules": (SCHEDULES, "schedule", "schedule"),
+HOLDERS = {
+    "models": "model.options",
+    "poolings": "model.pooling_options",
+    "features": "frontend",
+    "losses": "loss",
+    "optimizers": "optimizer",
+    "schedules": "schedule",
 }
-"""Kind -> table, where its options are given, and the section whose other options are common to all its parts."""
-KINDS = (*TABLES, "recipes")
+"""Kind -> where its components are chosen."""
+KINDS = (*HOLDERS, "recipes")
 MODEL_ROW = "  {:<22}{:>12}{:>10}{:>11}{:>7}  {}"
-WIDEST_DEFAULTS = 40
-"""Letters that the defaults of a family's sizes may take in one line."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The kind of part; all of them where none is named."""
-    parser.add_argument("kind", nargs="?", choices=KINDS, help="what to list; everything where it is left out")
+    """The kind of component."""
+    parser.add_argument("kind", nargs="?", choices=KINDS, help="what to list (default: everything)")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print one line a part, and with a kind a line for each of its own options."""
+    """Print one line a component and, with a kind, the options that not all of the kind have."""
     for kind in [arguments.kind] if arguments.kind else KINDS:
+        sys.stdout.write(f"{kind}\n")
         if kind == "recipes":
             lines = _recipes()
-        elif kind == "models" and arguments.kind:
-            lines = _models()
         else:
-            lines = _parts(kind, with_options=bool(arguments.kind))
-        sys.stdout.write("\n".join([kind, *lines]) + "\n")
+            is_detailed = bool(arguments.kind)
+            lines = _models() if kind == "models" and is_detailed else _components(HOLDERS[kind])
+            lines = [*lines, *(_options(HOLDERS[kind]) if is_detailed else ())]
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
     return 0
 
 
 def _models() -> Iterator[str]:
-    """Every size of every family with what it costs, then the family's options."""
+    """Every size of every family with what it costs."""
     yield "  as published; MACs are those of 2 seconds, from features to embedding"
     yield MODEL_ROW.format("name", "parameters", "MACs", "embedding", "mels", "paper")
     for sizes in FAMILIES.values():
-        owners: list[Any] = [part.options for part in sizes.values()]
-        yield summary(owners[0])
-        for name, owner in zip(sizes, owners, strict=True):
+        yield summary(next(iter(sizes.values())).options)
+        for name, component in sizes.items():
+            owner: Any = component.options
             giga, mels = f"{owner.macs / 1e9:.2f} G", str(owner.published_mels or "raw")
             yield MODEL_ROW.format(name, f"{owner.parameters:,}", giga, owner.published_dim, mels, owner.paper)
-        for field in owners[0].model_fields:
-            values = list(dict.fromkeys(_shown(default_of(owner, field)) for owner in owners))
-            shown = " or ".join(values)
-            if len(values) > 1 and len(shown) > WIDEST_DEFAULTS:
-                shown = "as of the size"
-            yield f"      model.options.{field} = {shown}: {description_of(owners[0], field)}"
 
 
-def _parts(kind: str, *, with_options: bool) -> Iterator[str]:
-    table, place, section = TABLES[kind]
-    common = SECTIONS[section].model_fields if section else []
-    for name, part in table.items():
-        yield f"  {name:<24} {part.summary}"
-        for field in part.options.model_fields if with_options else []:
-            if field not in common:
-                meaning = description_of(part.options, field)
-                yield f"      {place}.{field} = {_shown(default_of(part.options, field))}: {meaning}"
+def _components(holder: str) -> list[str]:
+    return [f"  {name:<24} {component.summary}" for name, component in CHOICES[holder].table.items()]
 
 
-def _shown(value: object) -> str:
-    if isinstance(value, NamedOptions):
-        return value.name
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _options(holder: str) -> Iterator[str]:
+    common = SECTIONS[holder].model_fields if holder in SECTIONS else {}
+    for row in rows(holder):
+        if row.key.rpartition(".")[2] not in common:
+            takers = f" ({row.components})" if row.components else ""
+            yield f"      {row.key} = {row.default}{takers}: {row.text}"
 
 
 def _recipes() -> Iterator[str]:
     folder = recipe_folder()
-    names = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.yaml"))}
-    width = max(map(len, names), default=0)
-    for name, path in names.items():
+    for path in sorted(folder.rglob("*.yaml")):
         first = path.read_text(encoding="utf-8").split("\n", 1)[0]
-        yield f"  {name:<{width}} {first.lstrip('# ').strip()}"
+        yield f"  {path.relative_to(folder).as_posix():<30} {first.lstrip('# ').strip()}"

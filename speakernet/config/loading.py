@@ -7,6 +7,7 @@ No option is silently without effect: one that the chosen component does not tak
 replaced the component it was meant for, or the file was written for another program.
 """
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,7 +43,7 @@ from speakernet.config.schema import (
     takers,
 )
 from speakernet.files import MOST_YAML, FileError, atomic_write, open_text, read_yaml, yaml_nodes, yaml_value
-from speakernet.options import OptionError, alternatives, is_input, nearest, suggestion
+from speakernet.options import OptionError, Options, alternatives, is_input, nearest, suggestion
 from speakernet.run_folder import CONFIG
 
 logger = logging.getLogger(__name__)
@@ -142,7 +143,8 @@ def load_config(
     if scored and not evaluate_only:
         of_model = settings_of_model(Path(scored))
         for key, value in of_model.items():
-            choice = CHOICES.get(split_key(key)[0])
+            holder = split_key(key)[0]
+            choice = CHOICES.get("model.options" if holder == "model" else holder)
             named = str(last[choice.key].value) if choice and choice.key in last else "auto"
             # The options of a component that somebody has replaced go.
             if choice is None or named in ("auto", of_model.get(choice.key)):
@@ -231,17 +233,14 @@ def compose(settings: Sequence[Setting], defaults: Mapping[str, Any]) -> Config:
     if dropped:
         listed = ", ".join(f"{one.key} ({one.where})" for one in dropped)
         logger.warning("options of components that a later file or option has replaced are left out: %s", listed)
+    nowhere = Setting("", None, "default")
     try:
         config = config_from_dict(values)
     except OptionError as error:
-        raise ConfigError(f"{_where(kept, error.field)}: {error.field} {error.found}") from error
+        raise ConfigError(f"{kept.get(error.field, nowhere).where}: {error.field} {error.found}") from error
     if found := list(problems(config)):
-        raise ConfigError("\n".join(f"{_where(kept, key)}: {key}: {message}" for key, message in found))
+        raise ConfigError("\n".join(f"{kept.get(key, nowhere).where}: {key}: {message}" for key, message in found))
     return config
-
-
-def _where(settings: Mapping[str, Setting], key: str) -> str:
-    return settings[key].where if key in settings else "default"
 
 
 def _is_taken(key: str, names: Names) -> bool:
@@ -261,9 +260,9 @@ def _plain(setting: Setting, names: Names) -> Any:
     """A text value read as YAML if its option is not a text: lists, mappings, nothing."""
     holder, option = split_key(setting.key)
     owner = owner_of(holder, names)
-    if owner is not None and str in alternatives(owner.model_fields[option].annotation):
-        return setting.value
-    return _read_text(setting)
+    assert owner is not None, "only options that are taken get here"
+    is_text = str in alternatives(owner.model_fields[option].annotation)
+    return setting.value if is_text else _read_text(setting)
 
 
 def _read_text(setting: Setting) -> Any:
@@ -380,26 +379,23 @@ def _differences(config: Config, given: frozenset[str]) -> str:
     keys = dict.fromkeys(["training.max_grad_norm", "runtime.precision", *CLASSIC_DEFAULTS])
     found = []
     for section, field in (key.split(".") for key in keys if key not in given):
-        value, default = values[section].get(field), ours[section].get(field)
-        is_path = is_input(SECTIONS[section], field) if field in SECTIONS[section].model_fields else False
-        if field in values[section] and field in ours[section] and value != default and not is_path:
-            found.append(f"{section}.{field} {value} ({default})")
+        if field in values[section] and field in ours[section] and not field.endswith(("_path", "_list")):
+            value, default = values[section][field], ours[section][field]
+            found += [f"{section}.{field} {value} ({default})"] if value != default else []
     return ", ".join(found)
 
 
 def _found_beside(setting: Setting, file: Path) -> Setting:
     """An input that does not exist in the working directory, but does beside the file that names it."""
-    holder, option = split_key(setting.key)
-    fields = SECTIONS[holder].model_fields if holder in SECTIONS else {}
-    if option not in fields or not is_input(SECTIONS[holder], option) or not isinstance(setting.value, str):
-        return setting
-    beside = file.parent / setting.value
-    try:
-        is_beside = bool(setting.value) and not Path(setting.value).exists() and beside.exists()
-    except OSError as error:
-        shown = f"{setting.value[:40]!r} of {len(setting.value):,} letters"
-        raise ConfigError(f"{setting.where}: {setting.key} is {shown}; expected a path ({error.strerror})") from error
-    return setting._replace(value=str(beside)) if is_beside else setting
+    section, option = split_key(setting.key)
+    owner = SECTIONS.get(section, Options)
+    if setting.value and option in owner.model_fields and is_input(owner, option):
+        beside = file.parent / str(setting.value)
+        # A name that is too long is refused with the other values.
+        with contextlib.suppress(OSError):
+            if not Path(str(setting.value)).exists() and beside.exists():
+                return setting._replace(value=str(beside))
+    return setting
 
 
 def _without_folders_of_other_lists(settings: Sequence[Setting], is_copy: Sequence[bool]) -> list[Setting]:

@@ -79,8 +79,8 @@ class Row(NamedTuple):
     """The words that it takes besides numbers and other values, such as `auto`."""
     takes: str
     text: str
-    defaults: dict[str, list[str]]
-    """Default as text -> the components that have it."""
+    default: str
+    """The default, or the defaults with the components that have them."""
     components: str
     """The components that take it; empty if all do."""
 
@@ -112,7 +112,7 @@ def help_text(topic: str = "") -> str:
 
 def _as_text(row: Row) -> Iterator[str]:
     notes = ["|".join(row.words)] if row.words else []
-    notes.append("default " + ", ".join(row.defaults))
+    notes.append(f"default {row.default}")
     notes += [f"with {row.components}"] if row.components else []
     yield f"  --{row.key} ({'; '.join(notes)})"
     yield fill(row.text, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
@@ -146,7 +146,12 @@ def rows(holder: str) -> list[Row]:
         components = f"all but {', '.join(others)}" if is_long else ", ".join(takers)
         choices = alternatives(those[0][1].model_fields[field].annotation)
         words = [one for one in choices if isinstance(one, str)]
-        made.append(Row(key, words, takes, text, defaults, components if others else ""))
+        default = "; ".join(f"{one} ({', '.join(names)})" for one, names in defaults.items())
+        if len(defaults) == 1:
+            default = next(iter(defaults))
+        elif sum(map(len, defaults.values())) > len(takers):
+            default = "by size"
+        made.append(Row(key, words, takes, text, default, components if others else ""))
     order = {key: number for number, key in enumerate([f"{holder}.name", *itertools.chain(*EVERYDAY.values())])}
     return sorted(made, key=lambda row: order.get(row.key, len(order)))
 
@@ -188,12 +193,7 @@ def _table(holder: str) -> Iterator[str]:
     yield f"|---|---|---|{'---|' if has_components else ''}---|"
     for row in found:
         old = ", ".join(f"`{name}`" for name, key in ALIASES.items() if key == row.key)
-        default = "; ".join(f"{one} ({', '.join(names)})" for one, names in row.defaults.items())
-        if len(row.defaults) == 1:
-            default = next(iter(row.defaults))
-        elif sum(map(len, row.defaults.values())) > len(set().union(*row.defaults.values())):
-            default = "by size"
-        cells = [f"`{row.key.removeprefix(f'{holder}.')}`", row.takes, default]
+        cells = [f"`{row.key.removeprefix(f'{holder}.')}`", row.takes, row.default]
         cells += [row.components] if has_components else []
         cells.append(f"{row.text} Old name: {old}." if old else row.text)
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

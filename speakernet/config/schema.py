@@ -137,28 +137,18 @@ def config_from_dict(values: Mapping[str, Mapping[str, Any]]) -> Config:
     if unknown := set(values) - set(SECTIONS):
         raise ValueError(f"unknown configuration section {min(unknown)!r}; known: {', '.join(SECTIONS)}")
     names = names_in(values)
-    made: dict[str, Any] = {}
+    made: dict[str, Any] = {section: dict(values.get(section, {})) for section in SECTIONS}
     # A section comes after the fields that it holds.
     for holder in [*(one for one in CHOICES if "." in one), *SECTIONS]:
         section, _, field = holder.partition(".")
-        fields = dict(values.get(section, {}))
-        if field:
-            fields = dict(fields.get(field) or {})
-        elif nested := made.get(section):
-            fields |= nested
-        fields = {name: value for name, value in fields.items() if f"{holder}.{name}" not in REMOVED}
-        owner = owner_of(holder, names)
-        if owner is None:
-            continue
-        try:
-            options = owner(**fields)
-        except OptionError as error:
-            error.field = f"{holder}.{error.field}"
-            raise
-        if field:
-            made.setdefault(section, {})[field] = options
-        else:
-            made[section] = options
+        at, key = (made[section], field) if field else (made, section)
+        if owner := owner_of(holder, names):
+            given = {name: one for name, one in (at.get(key) or {}).items() if f"{holder}.{name}" not in REMOVED}
+            try:
+                at[key] = owner(**given)
+            except OptionError as error:
+                error.field = f"{holder}.{error.field}"
+                raise
     return Config(**made)
 
 
