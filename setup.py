@@ -24,6 +24,8 @@ CORE = [
     "filelock>=4.1,<5",
     "requests>=2.32,<3",
     "jinja2>=3.1,<4",
+    # torch brings it.
+    "fsspec>=2023.6",
 ]
 # onnxscript: torch's exporter writes through it.
 EXPORT = ["onnx>=1.16", "onnxscript>=0.5", "onnxruntime>=1.18"]
@@ -32,8 +34,8 @@ ENCRYPTION = ["cryptography>=42"]
 EXTRAS = {
     "export": EXPORT,
     "serve": SERVE,
-    # The address decides what else is needed: s3fs, gcsfs, paramiko …; the message names it.
-    "remote": ["fsspec>=2023.6"],
+    # Of a mirror's address: gcsfs, paramiko … for the others.
+    "remote": ["s3fs>=2023.6"],
     "gpu": ["nvidia-ml-py>=12"],
     "encryption": ENCRYPTION,
     "notebook": ["jupyterlab>=4"],

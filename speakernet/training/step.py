@@ -286,6 +286,11 @@ class TrainingStep:
         self._skips_on_device = precision.device.type == "cuda" and bool(optimizer.defaults.get("fused"))
         self._reset()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no micro-batch of the coming step was computed yet."""
+        return not self._indices
+
     def run(self, batches: Iterator[BatchLike], count: int, name: str, learning_rate: float) -> StepOutcome:
         """A step over the next `count` micro-batches."""
         data = forward_backward = 0.0

@@ -219,7 +219,14 @@ class Trainer:
         )
         if self.margin is not None:
             self.loss.margin = self.margin(position)  # type: ignore[assignment]
-        outcome = self.step.run(batches, count, f"step {state.step + 1}", self.learning_rate(position))
+        try:
+            outcome = self.step.run(batches, count, f"step {state.step + 1}", self.learning_rate(position))
+        except Exception:
+            # The loader failed before the first micro-batch: the run is as after the last step.
+            if state.step and self.step.is_idle and not distributed.is_distributed():
+                self.save_last()
+                self.store.close()
+            raise
         self.average.update()
         state.step += 1
         state.batch += count
@@ -561,6 +568,9 @@ class Trainer:
                 values["margin"] = self.margin(position)
             self.progress.record("step", step, self.state.epoch + 1, values)
         elif self.progress.is_due:
+            # The clock is this rank's own: only alone may it decide to fetch.
+            if not distributed.is_distributed():
+                self.recent.fetch_into(self.state, self.precision)
             self._show(num_batches)
 
     def _show(self, num_batches: int) -> None:

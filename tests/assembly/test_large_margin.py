@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from speakernet.remote import LocalFolder
 
 from speakernet.assembly import large_margin, runs
 from speakernet.assembly.runs import train_experiment
 from speakernet.config import LoadedConfig, load_config
 from speakernet.data.batches import ResidentMaker
-from speakernet.remote import LocalFolder
 from speakernet.training.trainer import Trainer
 
 SPEAKERS = 8

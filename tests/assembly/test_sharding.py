@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from speakernet.assembly.training import FEWEST_SPEAKERS, choose_sharding, share_head
+from speakernet.assembly.training import FEWEST_SPEAKERS, choose_sharding, shard_head
 from speakernet.config import ConfigError
 from speakernet.config.loading import load_config
 from speakernet.losses.classification import AMSoftmax
@@ -16,7 +16,7 @@ from speakernet.parallel.sharding import sharded_names
     ("options", "speakers", "processes", "is_shared", "reason"),
     [
         (AAMSoftmaxOptions(), FEWEST_SPEAKERS, 2, True, "20,000 speakers on 2 processes"),
-        (AAMSoftmaxOptions(), FEWEST_SPEAKERS - 1, 64, False, "from 20,000 on it pays"),
+        (AAMSoftmaxOptions(), FEWEST_SPEAKERS - 1, 64, False, "it pays from 20,000"),
         (AAMSoftmaxOptions(), 10**6, 1, False, "one process"),
         (AAMSoftmaxOptions(sharded="on"), 10, 2, True, "as asked"),
         (AAMSoftmaxOptions(sharded="on"), 10, 1, False, "one process"),
@@ -33,7 +33,7 @@ def test_choices_have_reasons(options, speakers, processes, is_shared, reason): 
 def test_one_process_keeps_its_head_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     loss = AMSoftmax(AMSoftmaxOptions(sharded="on"), 4, 6)
     caplog.set_level(logging.DEBUG)
-    share_head(loss.options, loss)
+    shard_head(loss.options, loss)
     assert not sharded_names(loss) and len(loss.weight) == 6
     assert [one.levelname for one in caplog.records] == ["WARNING"]
     assert "loss.sharded: on: no (one process keeps every speaker)" in caplog.text

@@ -12,7 +12,6 @@ BASE = {
     *("options", "terminal", "files", "arrays", "random", "machine"),
     *("parallel", "checkpoint"),
     "run_folder",
-    "remote",
 }
 OPTIONS = {"data", "evaluation", "frontend", "losses", "models", "training"}
 ALLOWED = {
@@ -20,7 +19,6 @@ ALLOWED = {
     "terminal": set(),
     "files": {"terminal"},
     "random": set(),
-    "remote": {"files"},
     "machine": {"options", "files", "parallel"},
     "parallel": {"files", "machine", "parts"},
     "checkpoint": {"files"},
@@ -50,7 +48,7 @@ ONE_DOOR = {
     "requests": {"corpora"},
     "jinja2": {"evaluation"},
     "tqdm": {"terminal.py"},
-    "fsspec": {"remote.py"},
+    "fsspec": {"training/mirror.py"},
     "onnx": {"inference"},
     "onnxruntime": {"inference"},
     "fastapi": {"inference"},

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.optim.swa_utils import update_bn
 from training_fakes import FakeLoader, FakeNet, assert_same_bits, make_trainer
 
 from speakernet.checkpoint import read_own_checkpoint
-from speakernet.training.averaging import recompute_statistics
 from speakernet.training.options import TrainingOptions
 from speakernet.training.trainer import Trainer
 
@@ -55,7 +55,7 @@ def test_statistics_of_the_moving_average_are_measured_anew(tmp_path: Path) -> N
         net, loader = FakeNet(), FakeLoader()
         net.load_state_dict(one)
         loader.set_epoch(epoch)
-        recompute_statistics(net, [batch.waveforms for batch in loader])
+        update_bn([batch.waveforms for batch in loader], net)
         for name in ("running_mean", "running_var"):
             torch.testing.assert_close(other[f"norm.{name}"], getattr(net.norm, name))
             assert not torch.allclose(one[f"norm.{name}"], other[f"norm.{name}"], rtol=1e-3)

@@ -4,20 +4,18 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from speakernet.training.reporting import Reporter
 from torch import nn
 from training_fakes import FakeNet, make_trainer
 
+from speakernet.machine import device
 from speakernet.training import compiling
 from speakernet.training.compiling import (
     Compiler,
     enable_gradient_checkpointing,
-    estimate,
     repeated_blocks,
     training_bytes,
 )
-from speakernet.training.options import RuntimeOptions
-from speakernet.training.step import TrainingStep
+from speakernet.training.options import CompileOptions
 
 
 class Block(nn.Module):
@@ -121,60 +119,21 @@ class Recorder(nn.Module):
         self.compiled_with.append(options)
 
 
-def compiler_of(net: nn.Module, when: str, scope: str = "whole") -> Compiler:
-    """A compiler that has nothing to prepare and nothing to recover."""
-    options = RuntimeOptions(compile=when, compile_scope=scope)
-    return Compiler(net, options, recover=lambda: None, prepare=lambda net: None)
+def compiler_of(net: nn.Module, when: str = "auto", scope: str = "whole", clock: object = None) -> Compiler:
+    return Compiler(net, CompileOptions(compile=when, compile_scope=scope), clock=clock)  # type: ignore[arg-type]
 
 
-def decided(monkeypatch: pytest.MonkeyPatch, steps_left: int) -> Recorder:
-    """Drive `auto` with steps of one second each."""
+@pytest.mark.parametrize("extra", [1, -2])
+def test_auto_compiles_if_the_steps_left_repay_it(monkeypatch: pytest.MonkeyPatch, extra: int):
+    """With steps of one second each and one layer."""
     now = iter(float(second) for second in range(1000))
-    monkeypatch.setattr(compiling.time, "perf_counter", lambda: next(now))
+    monkeypatch.setattr(device.time, "perf_counter", lambda: next(now))
     net = Recorder()
-    compiler = Compiler(
-        net, RuntimeOptions(compile="auto", compile_scope="whole"), recover=lambda: None, prepare=lambda net: None
-    )
-    for step in range(compiling.OBSERVED_STEPS + 5):
-        compiler.consider(step, steps_left)
-    return net
-
-
-def test_auto_compiles_only_when_the_steps_left_repay_it(monkeypatch: pytest.MonkeyPatch):
-    gain_per_step, _ = estimate(1.0, 1, 1)
-    _, cost = estimate(1.0, 1, 1)
-    enough = int(compiling.REQUIRED_GAIN * cost / gain_per_step) + 1
-    assert len(decided(monkeypatch, enough).compiled_with) == 1
-    assert not decided(monkeypatch, enough - 2).compiled_with
-
-
-def test_auto_says_that_a_run_was_too_short(caplog: pytest.LogCaptureFixture):
-    caplog.set_level("INFO", "speakernet")
-    compiler = Compiler(
-        Recorder(),
-        RuntimeOptions(compile="auto", compile_scope="whole"),
-        recover=lambda: None,
-        prepare=lambda net: None,
-    )
-    for step in range(3):
-        compiler.consider(step, 3 - step)
-    compiler.close()
-    assert f"compile auto: not compiled; it takes {compiling.OBSERVED_STEPS} steps to judge by" in caplog.text
-
-
-@pytest.mark.parametrize(("compiled_seconds", "is_kept"), [(0.5, True), (1.5, False)])
-def test_auto_takes_back_a_compilation_that_is_slower(monkeypatch: pytest.MonkeyPatch, compiled_seconds, is_kept):
-    now = 0.0
-    monkeypatch.setattr(compiling.time, "perf_counter", lambda: now)
-    net = Recorder()
-    compiler = Compiler(
-        net, RuntimeOptions(compile="auto", compile_scope="whole"), recover=lambda: None, prepare=lambda net: None
-    )
-    for step in range(4 * compiling.OBSERVED_STEPS):
-        now += compiled_seconds if compiler.is_compiled else 1.0
-        compiler.consider(step, steps_left=10**6)
-    assert len(net.compiled_with) == 1
-    assert compiler.is_compiled is is_kept
+    compiler = compiler_of(net)
+    steps_left = int(compiling.REQUIRED_GAIN * compiling.SECONDS_PER_LAYER / compiling.ASSUMED_SAVING) + extra
+    for _ in range(compiling.OBSERVED_STEPS + 5):
+        compiler.consider(steps_left)
+    assert len(net.compiled_with) == int(extra > 0)
 
 
 class ScriptedClock:
@@ -198,11 +157,10 @@ class ScriptedClock:
 def test_auto_judges_by_the_time_of_the_device(compiled_seconds: float, is_kept: bool):
     """The host is done at once: it only tells a GPU what to do."""
     net = Recorder()
-    options = RuntimeOptions(compile="auto", compile_scope="whole")
     clock = ScriptedClock(lambda: compiled_seconds if compiler.is_compiled else 1.0)
-    compiler = Compiler(net, options, recover=lambda: None, prepare=lambda net: None, clock=clock)
-    for step in range(4 * compiling.OBSERVED_STEPS):
-        compiler.consider(step, steps_left=10**6)
+    compiler = compiler_of(net, clock=clock)
+    for _ in range(4 * compiling.OBSERVED_STEPS):
+        compiler.consider(steps_left=10**6)
     assert len(net.compiled_with) == 1 and compiler.is_compiled is is_kept
     # Settled: nothing is asked of the device any more.
     assert len(clock) == 0
@@ -218,14 +176,11 @@ def test_failed_compilation_goes_on_eagerly_with_the_same_numbers(
         torch.rand(1)
         raise RuntimeError("no C++ compiler was found")
 
-    def make_compiler(net: nn.Module, step: TrainingStep) -> Compiler:
-        net.compile = lambda **_options: setattr(net, "_compiled_call_impl", broken)  # type: ignore
-        options = RuntimeOptions(compile="on", compile_scope="whole")
-        return Compiler(net, options, recover=step.forget, prepare=lambda net: None)
-
-    # It runs the network before the compiler watches over it.
-    monkeypatch.setattr(Reporter, "before_first_step", lambda reporter, batch: None)
-    trainer = make_trainer(tmp_path / "run", max_epochs=1, make_compiler=make_compiler)
+    # It runs the network eagerly, which the fake compiler does not know.
+    monkeypatch.setattr("speakernet.training.trainer.report_activations", lambda *arguments: None)
+    monkeypatch.setattr(FakeNet, "compile", lambda net, **_options: setattr(net, "_compiled_call_impl", broken))
+    compiles = CompileOptions(compile="on", compile_scope="whole")
+    trainer = make_trainer(tmp_path / "run", max_epochs=1, compiles=compiles)
     trainer.train()
     assert "no C++ compiler was found" in caplog.text
     for one, other in zip(straight.net.state_dict().values(), trainer.net.state_dict().values(), strict=True):
@@ -238,9 +193,7 @@ def test_compiled_equals_eager(scope: str):
     torch.manual_seed(0)
     plain, compiled = Net(), Net()
     compiled.load_state_dict(plain.state_dict())
-    compiler = Compiler(
-        compiled, RuntimeOptions(compile="on", compile_scope=scope), recover=lambda: None, prepare=lambda net: None
-    )
+    compiler = compiler_of(compiled, "on", scope)
     for one, other in zip(run(plain), run(compiled), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
     assert not any("_orig_mod" in key for key in compiled.state_dict())

@@ -1,18 +1,25 @@
-"""Copies of a run elsewhere: what is copied, a folder that fails or hangs, and a fresh machine that goes on."""
+"""Copies of a run elsewhere: what is copied, a folder that fails or hangs, and a fresh machine that resumes."""
 
 import logging
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
 from training_fakes import assert_same_bits, make_trainer
 
-from speakernet.remote import LocalFolder, RemoteError
-from speakernet.run_folder import BEST, CHECKPOINTS, LAST, LOG, METRICS, RESULTS, SECOND_STAGE, epoch_path
-from speakernet.training.mirror import Mirror, fetch_run, mirrored
+from speakernet.run_folder import BEST, CHECKPOINTS, LAST, LOG, METRICS, PREVIOUS, RESULTS, SECOND_STAGE, epoch_path
+from speakernet.training import mirror
+from speakernet.training.mirror import Mirror, RemoteError, fetch_run, mirrored
 
-SOON = {"look_seconds": 0.01, "retry_seconds": 0.01, "silent_seconds": 5.0}
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOOK_SECONDS", "RETRY_SECONDS"):
+        monkeypatch.setattr(mirror, name, 0.01)
 
 
 def fill(folder: Path, word: str = "one") -> None:
@@ -21,7 +28,7 @@ def fill(folder: Path, word: str = "one") -> None:
         (folder / name).write_text(f"{word} {name}")
 
 
-def wait_until(is_so) -> None:  # type: ignore[no-untyped-def]
+def wait_until(is_so: Any) -> None:
     """Within half a minute, or the test fails."""
     end = time.monotonic() + 30
     while not is_so():
@@ -30,9 +37,7 @@ def wait_until(is_so) -> None:  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("kind", ["folder", "memory"])
-def test_a_fresh_folder_gets_what_the_run_left(tmp_path: Path, kind: str) -> None:
-    if kind == "memory":
-        pytest.importorskip("fsspec", reason="the extra [remote] is not installed")
+def test_fresh_folder(tmp_path: Path, kind: str) -> None:
     address = str(tmp_path / "there") if kind == "folder" else f"memory://{tmp_path.name}/there"
     run, fresh = tmp_path / "run", tmp_path / "fresh"
     fill(run)
@@ -43,120 +48,103 @@ def test_a_fresh_folder_gets_what_the_run_left(tmp_path: Path, kind: str) -> Non
     assert found == sorted([LAST, BEST, LOG, METRICS, RESULTS, f"{SECOND_STAGE}/{LAST}"])
     assert all((fresh / name).read_text() == f"one {name}" for name in found)
     (fresh / LAST).write_text("its own")
-    assert not fetch_run("nonsense://not asked", fresh), "a folder with a last.pt goes on from that"
-    assert (fresh / LAST).read_text() == "its own"
-
-
-def test_changes_are_copied_while_the_run_goes_on(tmp_path: Path) -> None:
-    run, there = tmp_path / "run", tmp_path / "there"
-    fill(run)
-    with Mirror(run, LocalFolder(str(there)), **SOON):
-        wait_until((there / LAST).exists)
-        (run / LAST).write_text("two")
-        wait_until(lambda: (there / "last.previous.pt").exists() and (there / LAST).exists())
-        assert (there / LAST).read_text() == "two"
-    assert (there / "last.previous.pt").read_text() == f"one {LAST}"
-
-
-def test_models_of_epochs_go_along_where_they_will_be_averaged(tmp_path: Path) -> None:
-    run, there = tmp_path / "run", tmp_path / "there"
-    fill(run)
-    for epoch in (1, 2):
-        epoch_path(run, epoch).parent.mkdir(exist_ok=True)
-        epoch_path(run, epoch).write_text(str(epoch))
-    with Mirror(run, LocalFolder(str(there)), with_epochs=True, **SOON):
-        wait_until((there / LAST).exists)
-        epoch_path(run, 1).unlink()
-        wait_until(lambda: not (there / CHECKPOINTS / "epoch_0001.pt").exists())
-    assert fetch_run(str(there), tmp_path / "fresh")
-    assert [path.name for path in (tmp_path / "fresh" / CHECKPOINTS).iterdir()] == ["epoch_0002.pt"]
-
-
-class Failing(LocalFolder):
-    """A folder that cannot be written, until it can."""
-
-    is_failing = True
-    tries = 0
-
-    def writing(self, name: str):  # type: ignore[no-untyped-def]
-        self.tries += 1
-        if self.is_failing:
-            raise OSError("the disk is gone")
-        return super().writing(name)
-
-
-def test_a_failing_folder_is_told_once_and_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    run, remote = tmp_path / "run", Failing(str(tmp_path / "there"))
-    fill(run)
-    with Mirror(run, remote, **SOON):
-        wait_until(lambda: remote.tries > 3)
-        remote.is_failing = False
-        wait_until((tmp_path / "there" / RESULTS).exists)
-    warnings = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
-    assert len(warnings) == 1 and "cannot be written (OSError: the disk is gone)" in warnings[0]
-    assert any("is written again" in one.getMessage() for one in caplog.records)
-
-
-class Hanging(LocalFolder):
-    """A folder that does not answer until it is let go."""
-
-    def __init__(self, address: str) -> None:
-        super().__init__(address)
-        self.let_go, self.entered = threading.Event(), 0
-
-    def writing(self, name: str):  # type: ignore[no-untyped-def]
-        self.entered += 1
-        self.let_go.wait(60)
-        return super().writing(name)
-
-
-def test_a_hanging_folder_ends_nothing_and_its_late_copy_replaces_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    run, remote = tmp_path / "run", Hanging(str(tmp_path / "there"))
-    fill(run)
-    with Mirror(run, remote, **{**SOON, "silent_seconds": 0.05}):
-        wait_until(lambda: remote.entered > 1)
-    warnings = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
-    assert "nothing was copied for 0.05 seconds" in warnings[0]
-    assert "lacks the last of best.pt, last.pt" in warnings[-1] and len(warnings) == 2
-    remote.let_go.set()
-    wait_until(lambda: not [one for one in threading.enumerate() if one.name == "mirror-copy"])
-    assert remote.names() == []
-
-
-class Unreadable(LocalFolder):
-    """A folder that answers with an error, or not at all."""
-
-    def walk(self) -> list[str]:
-        if self.address == "silent":
-            threading.Event().wait(1.0)
-        raise OSError("no route to host")
-
-
-@pytest.mark.parametrize(("address", "problem"), [("failing", "no route to host"), ("silent", "no answer for 0.05 s")])
-def test_a_mirror_that_cannot_be_read_is_no_reason_to_begin_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, problem: str
-) -> None:
-    monkeypatch.setattr("speakernet.training.mirror.open_remote", Unreadable)
-    with pytest.raises(RemoteError, match=f"cannot be read .*{problem}"):
-        fetch_run(address, tmp_path / "fresh", silent_seconds=0.05 if address == "silent" else 5.0)
-
-
-def test_a_mirror_without_a_whole_checkpoint_is_told(tmp_path: Path) -> None:
-    there = tmp_path / "there"
-    fill(tmp_path / "run")
-    with mirrored(str(there), tmp_path / "run", with_epochs=False):
-        pass
-    (there / LAST).write_text("damaged")
-    with pytest.raises(RemoteError, match="neither it nor the one before is whole"):
-        fetch_run(str(there), tmp_path / "fresh")
-    assert not (tmp_path / "fresh" / LAST).exists()
+    assert not fetch_run("nonsense://not asked", fresh), "a folder with a last.pt resumes from that"
     assert not fetch_run(str(tmp_path / "empty"), tmp_path / "other")
 
 
-def test_a_run_whose_machine_is_gone_goes_on_from_its_mirror_on_another(tmp_path: Path) -> None:
+def test_changes_are_copied(tmp_path: Path) -> None:
+    run, there = tmp_path / "run", tmp_path / "there"
+    fill(run)
+    epoch_path(run, 1).parent.mkdir()
+    epoch_path(run, 1).write_text("1")
+    with Mirror(run, str(there), with_epochs=True):
+        wait_until((there / LAST).exists)
+        (run / LAST).write_text("two")
+        wait_until(lambda: (there / PREVIOUS).exists() and (there / LAST).exists())
+        assert (there / LAST).read_text() == "two"
+        epoch_path(run, 1).unlink()
+        wait_until(lambda: not (there / CHECKPOINTS / "epoch_0001.pt").exists())
+    assert (there / PREVIOUS).read_text() == f"one {LAST}"
+
+
+def test_copy_cut_off_between_two_names(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    fill(there)
+    (there / LAST).rename(there / PREVIOUS)
+    (there / ".last.pt.tmp").write_text("half")
+    assert fetch_run(str(there), tmp_path / "fresh")
+    assert (tmp_path / "fresh" / LAST).read_text() == f"one {LAST}" and not list((tmp_path / "fresh").glob(".*"))
+
+
+def test_copies_of_version_0_2(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    fill(there)
+    (there / f"{LAST}.sha256").write_text("0 0\n")
+    assert fetch_run(str(there), tmp_path / "fresh")
+    assert not (tmp_path / "fresh" / f"{LAST}.sha256").exists()
+
+
+def test_failing_folder_is_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    run, tries, is_failing = tmp_path / "run", [], [True]
+    opened = LocalFileSystem.open
+
+    def open_or_fail(system: Any, path: str, mode: str = "rb", **options: Any) -> Any:
+        tries.append(path)
+        if is_failing and mode == "wb":
+            raise OSError("the disk is gone")
+        return opened(system, path, mode, **options)
+
+    monkeypatch.setattr(LocalFileSystem, "open", open_or_fail)
+    fill(run)
+    with Mirror(run, str(tmp_path / "there")):
+        wait_until(lambda: len(tries) > 3)
+        is_failing.clear()
+        wait_until((tmp_path / "there" / RESULTS).exists)
+    warnings = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    assert len(warnings) == 1 and "OSError: the disk is gone" in warnings[0]
+
+
+def test_hanging_folder_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    let_go, entered = threading.Event(), threading.Event()
+
+    def hang(*_arguments: Any, **_options: Any) -> None:
+        entered.set()
+        let_go.wait(60)
+        raise OSError("too late")
+
+    monkeypatch.setattr(LocalFileSystem, "open", hang)
+    monkeypatch.setattr(mirror, "SILENT_SECONDS", 0.05)
+    fill(tmp_path / "run")
+    with Mirror(tmp_path / "run", str(tmp_path / "there")):
+        assert entered.wait(30)
+    assert [one.levelno for one in caplog.records] == [logging.WARNING] and "best.pt, last.pt" in caplog.text
+    let_go.set()
+
+
+def test_unreadable_mirror_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_arguments: Any) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(LocalFileSystem, "exists", fail)
+    with pytest.raises(RemoteError, match="no route to host"):
+        fetch_run(str(tmp_path / "there"), tmp_path / "fresh")
+
+
+def test_names_outside_the_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = f"/{tmp_path.name}/there"
+    monkeypatch.setattr(MemoryFileSystem, "exists", lambda system, path: True)
+    monkeypatch.setattr(MemoryFileSystem, "find", lambda system, path: [f"{root}/{LAST}", f"{root}/../../evil.txt"])
+    with pytest.raises(RemoteError, match="evil"):
+        fetch_run(f"memory:/{root}", tmp_path / "a" / "b" / "fresh")
+    assert not list(tmp_path.rglob("evil.txt")) and not (tmp_path / "a" / "b" / "fresh" / LAST).exists()
+
+
+def test_other_machine_resumes_to_the_same_bits(tmp_path: Path) -> None:
     """After two of four epochs, with an average of the last three in the end: as one that was never stopped."""
     how = {"average_checkpoints": 3, "ema_decay": 0.9}
     straight = make_trainer(tmp_path / "straight", max_epochs=4, **how)
@@ -164,7 +152,6 @@ def test_a_run_whose_machine_is_gone_goes_on_from_its_mirror_on_another(tmp_path
     there = str(tmp_path / "there")
     with mirrored(there, tmp_path / "first", with_epochs=True):
         make_trainer(tmp_path / "first", max_epochs=2, scheduled_epochs=4, **{**how, "average_checkpoints": 0}).train()
-    # What is not averaged is kept all the same, and copied.
     assert fetch_run(there, tmp_path / "second")
     resumed = make_trainer(tmp_path / "second", max_epochs=4, seed=99, **how)
     resumed.train()
@@ -172,12 +159,17 @@ def test_a_run_whose_machine_is_gone_goes_on_from_its_mirror_on_another(tmp_path
     assert_same_bits(straight, resumed)
 
 
-def test_the_run_folder_is_no_mirror_of_itself(tmp_path: Path) -> None:
-    with (
-        pytest.raises(RemoteError, match="is the run folder itself"),
-        mirrored(f"{tmp_path}/../{tmp_path.name}", tmp_path, with_epochs=False),
-    ):
+@pytest.mark.parametrize("address", ["{0}/../{1}", "file://{0}", "{0}/"])
+def test_run_folder_itself_is_refused(tmp_path: Path, address: str) -> None:
+    fill(tmp_path)
+    with pytest.raises(RemoteError), mirrored(address.format(tmp_path, tmp_path.name), tmp_path, with_epochs=False):
         pass
+    assert (tmp_path / METRICS).read_text() == f"one {METRICS}"
+
+
+def test_unknown_address_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RemoteError, match="nonsense"):
+        fetch_run("nonsense://run", tmp_path)
 
 
 def test_no_mirror_does_nothing(tmp_path: Path) -> None:

@@ -5,14 +5,14 @@ import logging
 from pathlib import Path
 
 import pytest
+import torch
 from training_fakes import make_trainer
 
 from speakernet import terminal
+from speakernet.checkpoint import read_own_checkpoint
 from speakernet.terminal import duration
 from speakernet.training import progress
-from speakernet.training.options import TrainingOptions
-from speakernet.training.progress import Progress
-from speakernet.training.state import TrainingState, evaluations_left
+from speakernet.training.progress import LoadingFacts, PerformanceTracker, Progress, data_wait_advice
 
 VALUES = {
     "loss": 2.5,
@@ -34,25 +34,25 @@ def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCap
 def test_one_bar_tells_of_the_whole_run(shown: Progress, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     shown.open(0)
     shown.start_epoch(0, 4, 2, 0)
-    shown.advance()
+    shown.advance(1)
     assert caplog.messages[-1] == "training: 12 %, epoch 1/4"
     shown.record("step", 1, 1, VALUES)
-    shown.advance()
+    shown.advance(1)
     assert caplog.messages[-1] == "training: 25 %, epoch 1/4, loss 2.500, 200 utt/s, 0:12:31 left"
     shown.start_epoch(1, 4, 4, 0)
     shown.record("step", 2, 2, {**VALUES, "data_wait_share": 0.31})
-    shown.advance()
+    shown.advance(1)
     expected = "training: 31 %, epoch 2/4, loss 2.500, 200 utt/s, 0:12:31 left, waits 31%"
     assert caplog.messages[-1] == expected
     shown.close()
-    shown.advance()
+    shown.advance(1)
     assert caplog.messages[-1] == expected
     assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2]
 
 
 def test_a_resumed_run_begins_where_it_was(shown: Progress, caplog: pytest.LogCaptureFixture) -> None:
     shown.start_epoch(2, 4, 10, 4)
-    shown.advance()
+    shown.advance(1)
     assert caplog.messages[-1] == "training: 62 %, epoch 3/4"
 
 
@@ -74,36 +74,39 @@ def test_numbers_are_fresh_however_rarely_they_are_recorded(
     assert quiet.state.epoch_loss_sum == trainer.state.epoch_loss_sum
     epochs = [line for line in caplog.messages if line.startswith("epoch ")]
     assert [line.split(":")[0] for line in epochs] == 2 * ["epoch 1", "epoch 2", "epoch 3"]
-    # The margin grows until epoch 2 here: said when it begins to act, and once.
-    note = "(by design loss rises and accuracy falls while the margin grows, until epoch 2: watch the EER)"
-    assert epochs[0].endswith(note) and not any("by design" in line for line in epochs[1:3])
+    # The margin begins to act in the first epoch: explained once.
+    assert "the margin makes" in epochs[0] and not any("margin" in line for line in epochs[1:3])
 
 
-def test_evaluations_that_take_most_of_the_time_are_named_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    trainer = make_trainer(tmp_path)
-    reporter, shown = trainer.reporter, []
-    trainer.progress.show = shown.append
-    reporter._began -= 100.0
-    for seconds in (5.0, 5.0, 80.0):
-        reporter.tell_evaluation({"eer_percent": 5.0}, seconds, "")
-    assert "evaluations take" not in caplog.text
-    again = make_trainer(tmp_path / "again").reporter
-    again._began -= 100.0
-    for seconds in (40.0, 30.0, 30.0):
-        again.tell_evaluation({"eer_percent": 5.0}, seconds, "")
-    assert caplog.text.count("evaluations take 70 % of the time: raise training.test_interval") == 1
-    # Three evaluations are left at 80 s each, and no step has been timed.
-    assert shown[-1]["run_time_left"] == duration(80.0 * evaluations_left(trainer.state, trainer.options))
+def test_evaluations_that_take_most_of_the_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name, times in (("few", (5.0, 5.0, 80.0)), ("many", (40.0, 30.0, 30.0))):
+        trainer = make_trainer(tmp_path / name)
+        trainer._began -= 100.0
+        for seconds in times:
+            trainer._log_evaluation({"eer_percent": 5.0}, seconds, "")
+        assert caplog.text.count("raise training.test_interval") == int(name == "many")
 
 
 @pytest.mark.parametrize(
     ("epoch", "interval", "left"), [(0, 4, 4), (3, 4, 4), (4, 4, 3), (14, 4, 1), (0, 5, 4), (15, 5, 1)]
 )
-def test_evaluations_left_are_counted(epoch: int, interval: int, left: int) -> None:
-    options = TrainingOptions(max_epochs=16, test_interval=interval)
-    assert evaluations_left(TrainingState(epoch=epoch), options) == left
+def test_time_left_counts_evaluations(tmp_path: Path, epoch: int, interval: int, left: int) -> None:
+    trainer = make_trainer(tmp_path, max_epochs=16, test_interval=interval)
+    trainer.state.epoch = epoch
+    trainer._evaluation_times = [60.0]
+    assert trainer._time_left(7, {}) == duration(60.0 * left)
+
+
+def test_short_runs_record_their_speed(tmp_path: Path) -> None:
+    """Seven steps an epoch and a record every hundred."""
+    summary = make_trainer(tmp_path, log_interval=100, max_epochs=1).train()
+    (epoch,) = (row for row in map(json.loads, (tmp_path / "metrics.jsonl").open()) if row["kind"] == "epoch")
+    assert epoch["utterances_per_second"] > 0 and 0 <= epoch["data_wait_share"] <= 1
+    performance = summary["performance"]
+    assert performance["steps"] == 7 and performance["utterances_per_second"] > 0
+    assert performance["process_peak_bytes"] > 1 << 20 and "utterances/s" in summary["performance_sentence"]
+    kept = read_own_checkpoint(tmp_path / "best.pt")["training_summary"]["performance"]
+    assert kept["utterances_per_second"] > 0 and kept["steps"] == 7
 
 
 def test_records_after_the_step_of_a_resume_are_taken_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -131,3 +134,40 @@ def test_what_was_told_after_the_last_checkpoint_is_told_once(tmp_path: Path) ->
     again.close()
     kinds = [json.loads(line)["kind"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert (num_lines, kinds, again.num_lines) == (1, ["step", "epoch"], 2)
+
+
+def test_rates_and_shares():
+    tracker = PerformanceTracker("bf16", 4, torch.device("cpu"))
+    for _ in range(4):
+        tracker.update(0.5, 64, {"data": 0.1, "forward_backward": 0.3, "optimizer": 0.05})
+    tracker.update(1.0, 32, {"data": 0.2})
+    summary = tracker.summary(87.0)
+    assert summary["steps_per_second"] == pytest.approx(5 / 3)
+    assert summary["utterances_per_second"] == pytest.approx((4 * 64 + 32) / 3)
+    assert summary["effective_batch"] == pytest.approx(57.6)
+    assert summary["data_wait_share"] == pytest.approx(0.6 / 3)
+    assert summary["overhead_share"] == pytest.approx((3 - 0.6 - 1.2 - 0.2) / 3)
+    assert summary["accumulation_share"] == 0.75 and summary["gpu_utilisation_percent"] == 87.0
+    assert tracker.take_window()["utterances_per_second"] == pytest.approx(96) and tracker.take_window() == {}
+    tracker.update(1.0, 30, {})
+    assert tracker.take_window()["utterances_per_second"] == 30.0
+    assert tracker.take_epoch()["utterances_per_second"] == pytest.approx((4 * 64 + 62) / 4)
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (LoadingFacts(7, 8, False, False, False, True, 40e6), "40 MB/s"),
+        (LoadingFacts(7, 8, False, False, True, True), "augment.device"),
+        (LoadingFacts(2, 8, False, False, False, True), "num_workers from 2 to 7"),
+        (LoadingFacts(7, 8, False, True, False, True), "decoded for every crop"),
+        (LoadingFacts(7, 8, False, False, False, True, 900e6), "opened for every crop"),
+        (LoadingFacts(1, 2, True, False, True, False), "busy augmenting"),
+        (LoadingFacts(1, 2, True, False, False, False), "all cores are busy"),
+        (LoadingFacts(0, 8, True, False, False, True, is_on_disk=True), "faster disk"),
+        (LoadingFacts(2, 8, True, False, True, False, is_on_disk=True), "num_workers from 2 to 7"),
+    ],
+)
+def test_advice_fits_the_run(facts: LoadingFacts, words: str) -> None:
+    assert words in data_wait_advice(0.3, facts) and "30 %" in data_wait_advice(0.3, facts)
+    assert data_wait_advice(0.1, facts) == ""

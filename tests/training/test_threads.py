@@ -4,11 +4,8 @@ import logging
 from collections.abc import Callable
 
 import pytest
-import torch
 from training_fakes import make_trainer
 
-from speakernet.assembly.training import watch_threads
-from speakernet.config.schema import config_from_dict
 from speakernet.training.threads import REST_WINDOWS, SKIPPED_STEPS, WINDOW_STEPS, ThreadWatch, Window, decide
 
 BUSY, ALONE = 0.3, 0.99
@@ -110,21 +107,6 @@ def test_one_thread_and_an_undisturbed_run_are_left_alone(caplog: pytest.LogCapt
         run.go(300)
         assert run.set == []
     assert not caplog.records
-
-
-@pytest.mark.parametrize(
-    ("runtime", "device", "adapts"),
-    [
-        ({}, "cpu", True),
-        ({"deterministic": True}, "cpu", False),
-        ({"threads": 2}, "cpu", False),
-        ({"threads": 0}, "cpu", False),
-    ],
-)
-def test_a_reproducible_run_and_a_number_that_was_asked_for_stay(runtime: dict, device: str, adapts: bool) -> None:
-    watch = watch_threads(config_from_dict({"runtime": runtime}), torch.device(device))
-    assert watch.adapts is adapts and watch.most == torch.get_num_threads()
-    assert watch_threads(config_from_dict({"runtime": runtime}), torch.device("cuda")).most == 1
 
 
 def test_the_trainer_hands_over_every_step_and_puts_the_threads_back(tmp_path, caplog) -> None:

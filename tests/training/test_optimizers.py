@@ -7,8 +7,7 @@ import torch
 from torch import nn
 from training_fakes import CPU, FakeNet, optimizer_options
 
-from speakernet.training.averaging import WeightAverage, average_weights, recompute_statistics
-from speakernet.training.optimizers import create_optimizer, parameter_groups, should_fuse
+from speakernet.training.optimizers import WeightAverage, create_optimizer, parameter_groups, should_fuse
 from speakernet.training.options import OPTIMIZERS, AdamOptions, OptimizerOptions
 
 
@@ -87,24 +86,3 @@ def test_a_moving_average_switched_on_at_a_resume_begins_with_the_weights_of_the
     average.load_state_dict(WeightAverage(net, decay=0.0).state_dict())
     with average.applied():
         assert torch.equal(net.weight.detach(), torch.full((2, 2), 3.0))
-
-
-def test_mean_of_checkpoints_against_a_loop():
-    states = [{"w": torch.full((2,), float(value)), "count": torch.tensor(value)} for value in (1, 2, 6)]
-    mean = average_weights(iter(states))
-    assert mean["w"].tolist() == [3.0, 3.0] and mean["w"].dtype == torch.float32
-    assert mean["count"] == 6
-    with pytest.raises(ValueError, match="different models"):
-        average_weights([{"a": torch.zeros(1)}, {"b": torch.zeros(1)}])
-    with pytest.raises(ValueError, match="no checkpoint"):
-        average_weights([])
-
-
-def test_statistics_are_means_over_the_batches():
-    norm = nn.BatchNorm1d(2)
-    norm.running_mean.fill_(7.0)
-    batches = [torch.randn(5, 2, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
-    assert recompute_statistics(norm.eval(), batches) == 3
-    torch.testing.assert_close(norm.running_mean, torch.stack([batch.mean(0) for batch in batches]).mean(0))
-    torch.testing.assert_close(norm.running_var, torch.stack([batch.var(0) for batch in batches]).mean(0))
-    assert norm.momentum == 0.1 and not norm.training

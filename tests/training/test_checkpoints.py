@@ -1,0 +1,372 @@
+"""Checkpoints on disk: whole or not at all, whatever a kill, a full disk or damage does; no code is run from them."""
+
+import contextlib
+import errno
+import math
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+import torch
+from training_fakes import FakeLoader, make_trainer
+
+from speakernet import checkpoint, files
+from speakernet.checkpoint import CheckpointError, read_own_checkpoint, write_checkpoint
+from speakernet.training import checkpoints
+from speakernet.training.checkpoints import CheckpointStore, average_weights, changed_options, to_cpu
+from speakernet.training.options import CheckpointOptions
+from speakernet.training.progress import NonFiniteError
+
+
+def contents(value: float) -> dict:
+    return {"weights": {"a": torch.full((50,), value)}, "plain": [1, "two", None]}
+
+
+def value_of(path: Path) -> float:
+    return float(read_own_checkpoint(path)["weights"]["a"][0])
+
+
+def full(*_arguments: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def cut(path: Path) -> None:
+    """Damage a file as a full disk or a broken copy does."""
+    left = path.read_bytes()[:200]
+    path.unlink()  # it may be the same file under two names
+    path.write_bytes(left)
+
+
+def flip(path: Path, member: bytes) -> None:
+    """Turn over one bit in the midst of a member's bytes; a hard link to them keeps the old ones."""
+    content = bytearray(path.read_bytes())
+    content[content.index(member) + len(member) + 120] ^= 0x40
+    path.unlink()
+    path.write_bytes(content)
+
+
+def trained(folder: Path, epochs: int, **options: Any) -> Any:
+    trainer = make_trainer(folder, max_epochs=epochs, **options)
+    trainer.train()
+    return trainer
+
+
+def test_saved_values_are_those_of_the_moment(tmp_path: Path):
+    """The weights move on while the thread writes."""
+    store, live = CheckpointStore(tmp_path, CheckpointOptions()), contents(1.0)
+    store.save(store.last_path, live)
+    live["weights"]["a"].fill_(2.0)
+    store.close()
+    assert value_of(store.last_path) == 1.0
+
+
+def test_copies_are_cut_loose():
+    base = torch.arange(4.0)
+    copied = to_cpu({"view": base[1:3], "list": [base], "plain": 3})
+    base.zero_()
+    assert copied["view"].tolist() == [1.0, 2.0] and copied["list"][0][3] == 3.0 and copied["plain"] == 3
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_the_one_before_is_kept(tmp_path: Path, compress: bool):
+    store = CheckpointStore(tmp_path, CheckpointOptions(compress_checkpoints=compress))
+    for value in (1.0, 2.0, 3.0):
+        store.save(store.last_path, contents(value))
+        store.close()
+        assert value_of(store.last_path) == value
+        assert store.previous_path.exists() == (value > 1)
+    assert value_of(store.previous_path) == 2.0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["last.previous.pt", "last.pt"]
+
+
+def test_only_the_newest_models_are_kept(tmp_path: Path):
+    store = CheckpointStore(tmp_path, CheckpointOptions(keep_checkpoints=2))
+    for epoch in (1, 2, 3, 10):
+        store.save_epoch(epoch, contents(epoch))
+    store.close()
+    assert [path.name for path in store.epoch_paths()] == ["epoch_0003.pt", "epoch_0010.pt"]
+
+
+def test_full_disk_keeps_the_old_file(tmp_path: Path, monkeypatch, caplog: pytest.LogCaptureFixture):
+    store = CheckpointStore(tmp_path, CheckpointOptions())
+    store.save(store.last_path, contents(1.0))
+    store.wait()
+    monkeypatch.setattr(files.os, "fsync", full)
+    for value in (2.0, 3.0):
+        store.save(store.last_path, contents(value))
+    with pytest.raises(OSError, match="No space left"):
+        store.close()
+    assert caplog.text.count("could not write") == 1
+    assert value_of(store.last_path) == 1.0 and [path.name for path in tmp_path.iterdir()] == ["last.pt"]
+    monkeypatch.undo()
+    store.save(store.last_path, contents(4.0))
+    store.close()
+    assert value_of(store.last_path) == 4.0
+
+
+def test_interrupt_while_writing_keeps_the_old_file(tmp_path: Path, monkeypatch):
+    path = tmp_path / "last.pt"
+    write_checkpoint(path, contents(1.0))
+
+    def interrupted(*_arguments) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint.torch, "save", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_checkpoint(path, contents(2.0))
+    assert value_of(path) == 1.0 and [one.name for one in tmp_path.iterdir()] == ["last.pt"]
+
+
+class Killed(BaseException):
+    """Ends a write where a kill would."""
+
+
+class AtOnce:
+    """A thread that has done its work when it was started."""
+
+    def __init__(self, target: Callable, args: tuple, name: str) -> None:
+        self._target, self._arguments = target, args
+
+    def start(self) -> None:
+        self._target(*self._arguments)
+
+    def join(self) -> None:
+        """Nothing to wait for."""
+
+
+CALLS = [(os, "fsync"), (Path, "hardlink_to"), (Path, "replace"), (Path, "unlink"), (checkpoint.torch, "save")]
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_kill_at_any_moment_leaves_a_whole_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_links: bool):
+    """Every call that touches the disk is one moment; nothing is cleaned up after it, as after a kill."""
+    monkeypatch.setattr(files, "atomic_write", _without_cleaning)
+    monkeypatch.setattr(checkpoint, "atomic_write", _without_cleaning)
+    monkeypatch.setattr(checkpoints.threading, "Thread", AtOnce)
+    moments = 0
+    while True:
+        store = CheckpointStore(tmp_path / str(moments), CheckpointOptions())
+        for value in (1.0, 2.0):
+            store.save(store.last_path, contents(value))
+        left = [moments]
+        with monkeypatch.context() as patch:
+            for owner, name in CALLS:
+                fails = name == "hardlink_to" and not has_links
+                patch.setattr(owner, name, _dying(getattr(owner, name), left, fails=fails))
+            with contextlib.suppress(Killed):
+                store.save(store.last_path, contents(3.0))
+        assert value_of(store.last_path) in (2.0, 3.0)
+        assert value_of(store.previous_path) in (1.0, 2.0)
+        if left[0] >= 0:
+            break
+        moments += 1
+    assert moments >= 4 and value_of(store.last_path) == 3.0 and value_of(store.previous_path) == 2.0
+
+
+def _dying(call: Callable, left: list[int], *, fails: bool) -> Callable:
+    def instead(*arguments: Any, **options: Any) -> Any:
+        if left[0] == 0:
+            left[0] = -1
+            raise Killed
+        left[0] -= 1
+        if fails:
+            raise OSError("no links here")
+        return call(*arguments, **options)
+
+    return instead
+
+
+@contextlib.contextmanager
+def _without_cleaning(path: Path, mode: str, *, is_flushed: bool = True) -> Iterator[IO]:
+    """`atomic_write` as a kill leaves it: no exception handler runs."""
+    temporary = path.with_name(f".{path.name}.0-{os.urandom(4).hex()}.tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with temporary.open(mode) as file:
+        yield file
+        if is_flushed:
+            os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def test_what_a_kill_left_is_removed_by_the_next_start(tmp_path: Path) -> None:
+    trained(tmp_path, 1)
+    (tmp_path / "plots").mkdir()
+    left = [tmp_path / "plots" / ".det.png.1-a.tmp", tmp_path / ".results.json.1-b.tmp", tmp_path / ".last.pt.new.tmp"]
+    for path in left:
+        path.touch()
+    trained(tmp_path, 1)
+    assert not any(path.exists() for path in left)
+
+
+def test_truncated_at_any_point(tmp_path: Path):
+    path = tmp_path / "last.pt"
+    # Of some sizes torch's reader fails otherwise than of others.
+    write_checkpoint(path, {"weights": torch.zeros(5000)})
+    whole = path.read_bytes()
+    for size in (0, 1, 30, *range(100, len(whole), len(whole) // 20), len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(CheckpointError, match=r"last\.pt"):
+            read_own_checkpoint(path)
+
+
+def test_code_in_a_checkpoint_is_not_run(tmp_path: Path):
+    class Evil:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "ran",))
+
+    torch.save({"weights": Evil()}, tmp_path / "evil.pt")
+    (tmp_path / "plain.pt").write_bytes(pickle.dumps(Evil()))
+    for name in ("evil.pt", "plain.pt"):
+        with pytest.raises(CheckpointError):
+            read_own_checkpoint(tmp_path / name)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_compressed_files_are_the_same_and_smaller(tmp_path: Path):
+    write_checkpoint(tmp_path / "a.pt", contents(1.0))
+    write_checkpoint(tmp_path / "b.pt", contents(1.0), compress=True)
+    assert value_of(tmp_path / "b.pt") == 1.0
+    assert (tmp_path / "b.pt").stat().st_size < (tmp_path / "a.pt").stat().st_size
+
+
+def test_a_member_that_is_marked_as_a_folder_is_found(tmp_path: Path) -> None:
+    """Torch would leave its memory as it happens to be."""
+    write_checkpoint(tmp_path / "a.pt", contents(1.0))
+    content = bytearray((tmp_path / "a.pt").read_bytes())
+    # Attributes come 8 bytes before the name in the table of contents.
+    content[content.rindex(b"archive/data/0") - 8] |= 0x10
+    (tmp_path / "a.pt").write_bytes(content)
+    with pytest.raises(CheckpointError):
+        read_own_checkpoint(tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize("member", [b"", b"/data/0", b"/data/3", b"/data.pkl"])
+def test_damaged_last_is_replaced_by_the_one_before(
+    tmp_path: Path, member: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    straight = trained(tmp_path / "straight", 3)
+    run = tmp_path / "run"
+    trained(run, 2)
+    flip(run / "last.pt", member) if member else cut(run / "last.pt")
+    damaged = (run / "last.pt").read_bytes()
+    resumed = trained(run, 3, seed=99)
+    assert "last.previous.pt" in caplog.text and (run / "last.pt.damaged-1").read_bytes() == damaged
+    assert resumed.state.step == straight.state.step == 3 * 7
+
+
+def test_refused_start_renames_nothing(tmp_path: Path):
+    trained(tmp_path, 2)
+    cut(tmp_path / "last.pt")
+    other = make_trainer(tmp_path, max_epochs=3)
+    other.loss.head = torch.nn.Linear(8, 9)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(CheckpointError, match="number of speakers"):
+        other.train()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted({*before, "run.lock"})
+
+
+def test_nothing_readable_is_refused(tmp_path: Path) -> None:
+    trained(tmp_path, 2)
+    for name in ("last.pt", "last.previous.pt"):
+        cut(tmp_path / name)
+    with pytest.raises(CheckpointError, match=r"last\.previous\.pt"):
+        trained(tmp_path, 3)
+    (tmp_path / "last.previous.pt").unlink()
+    (tmp_path / "last.pt").unlink()
+    (tmp_path / "last.pt").mkdir()
+    with pytest.raises(CheckpointError, match="is a folder"):
+        trained(tmp_path, 3)
+
+
+def test_last_removed_by_hand_means_a_new_run(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    trained(tmp_path, 2)
+    (tmp_path / "last.pt").unlink()
+    assert trained(tmp_path, 1).state.step == 7
+    assert (tmp_path / "last.previous.pt.before-1").exists() and not (tmp_path / "last.previous.pt").exists()
+
+
+@pytest.mark.parametrize("damage", [cut, Path.unlink, lambda path: flip(path, b"/data/0")])
+def test_missing_best_of_a_finished_run_is_measured_again(tmp_path: Path, damage: Callable) -> None:
+    trained(tmp_path, 3, eers=[9.0, 5.0, 7.0])
+    damage(tmp_path / "best.pt")
+    again = trained(tmp_path, 3, eers=[7.0])
+    assert read_own_checkpoint(tmp_path / "best.pt")["training_summary"]["best_eer_percent"] == 7.0
+    assert again.state.step == 3 * 7
+    assert read_own_checkpoint(tmp_path / "last.pt")["training"]["state"]["best_eer_percent"] == 7.0
+
+
+def test_best_that_the_disk_did_not_take_is_no_reference(tmp_path: Path) -> None:
+    trained(tmp_path, 3, eers=[9.0, 5.0, 7.0])
+    older = (tmp_path / "checkpoints" / "epoch_0001.pt").read_bytes()
+    (tmp_path / "best.pt").unlink()
+    (tmp_path / "best.pt").write_bytes(older)
+    assert trained(tmp_path, 4, eers=[8.0]).state.best_eer_percent == 8.0
+    assert read_own_checkpoint(tmp_path / "best.pt")["training_summary"]["epoch"] == 4
+
+
+def nested(name: str, value: Any) -> Callable[[dict], Any]:
+    return lambda training: training[name].update(value)
+
+
+HOSTILE: dict[str, Callable[[dict], Any]] = {
+    "no state": lambda training: training.pop("state"),
+    "state of text": lambda training: training.update(state="here"),
+    "no net": lambda training: training.pop("net"),
+    "net of nothing": lambda training: training.update(net=None),
+    "optimizer of a list": lambda training: training.update(optimizer=[1, 2]),
+    "no random state": lambda training: training.pop("random"),
+    "short random state": nested("random", {"torch": torch.zeros(3, dtype=torch.uint8)}),
+    "precision of text": lambda training: training.update(precision=3),
+    "average of text": lambda training: training.update(average="mean"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_odd_content_of_last_is_an_error_that_names_it(tmp_path: Path, kind: str) -> None:
+    trained(tmp_path, 1, ema_decay=0.5)
+    saved = read_own_checkpoint(tmp_path / "last.pt")
+    HOSTILE[kind](saved["training"])
+    write_checkpoint(tmp_path / "last.pt", saved)
+    with pytest.raises(CheckpointError, match=r"last\.pt"):
+        trained(tmp_path, 2, ema_decay=0.5)
+
+
+def test_epoch_whose_every_step_was_undone_ends_the_run(tmp_path: Path) -> None:
+    first = tmp_path / "first"
+    with pytest.raises(NonFiniteError, match="epoch 1"):
+        trained(first, 3, loader=FakeLoader(poisoned=frozenset(range(7))), max_bad_steps=100)
+    assert not (first / "best.pt").exists() and not (first / "last.pt").exists()
+    with pytest.raises(NonFiniteError, match="epoch 2"):
+        trained(tmp_path, 3, loader=FakeLoader(poisoned=frozenset(range(7, 14))), max_bad_steps=100, eers=[9.0, 5.0])
+    assert read_own_checkpoint(tmp_path / "best.pt")["training_summary"]["epoch"] == 1
+    assert read_own_checkpoint(tmp_path / "last.pt")["training"]["state"]["epoch"] == 1
+    assert math.isnan(make_trainer(tmp_path / "other").state.epoch_means()["loss"])
+
+
+def test_metrics_that_cannot_be_written_are_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("speakernet.files._write_whole", full)
+    assert trained(tmp_path, 2).state.epoch == 2
+    assert caplog.text.count("metrics.jsonl cannot be written") == 1
+    assert read_own_checkpoint(tmp_path / "last.pt")["training"]["state"]["epoch"] == 2
+
+
+def test_mean_of_checkpoints_against_a_loop():
+    states = [{"w": torch.full((2,), float(value)), "count": torch.tensor(value)} for value in (1, 2, 6)]
+    mean = average_weights(iter(states))
+    assert mean["w"].tolist() == [3.0, 3.0] and mean["w"].dtype == torch.float32 and mean["count"] == 6
+    for bad in ([{"a": torch.zeros(1)}, {"b": torch.zeros(1)}], []):
+        with pytest.raises(ValueError, match=r"checkpoint"):
+            average_weights(bad)
+
+
+def test_changed_options_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    saved = {"data": {"train_list": "list.txt", "batch_size": 8, "gone": 1}, "augment": {"snr": [0, 5]}}
+    now = {"data": {"train_list": str(tmp_path / "list.txt"), "batch_size": 16, "new": 2}, "augment": {"snr": [0, 6]}}
+    assert changed_options(saved, now) == ["data.batch_size 16 (was 8)", "augment.snr [0, 6] (was [0, 5])"]
+    assert changed_options(saved, now, ["augment"]) == ["augment.snr [0, 6] (was [0, 5])"]
