@@ -21,7 +21,6 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -36,7 +35,7 @@ except ImportError:  # Only an encrypted store needs it.
     HAS_CRYPTOGRAPHY = False
 
 from speakernet.evaluation.scoring import EPSILON, mean_embeddings
-from speakernet.files import FileError, atomic_write, check_writable, free_name, open_regular, reading
+from speakernet.files import FileError, atomic_write, check_writable, free_name, open_regular, reading, writing
 from speakernet.terminal import MAX_NAMED
 
 TOP = 5
@@ -129,7 +128,7 @@ class StoredRecording:
     digest: str = ""
 
 
-class PeopleStore:
+class PeopleStore(contextlib.AbstractContextManager):
     """A file of people, open; made if it is missing. Several threads may use it.
 
     >>> import tempfile
@@ -175,14 +174,10 @@ class PeopleStore:
         self._units: dict[str, np.ndarray] = {}
         self._matrix: tuple[list[str], np.ndarray] | None = None
         self._version = -1
+        self._cipher: Cipher | None = None
         self._open(is_made=fingerprint is not None and not must_exist)
 
-    def __enter__(self) -> "PeopleStore":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __len__(self) -> int:
@@ -196,21 +191,10 @@ class PeopleStore:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the store says of itself: fingerprint, embedding_dim, model, created, is_encrypted."""
+        """What the store is: fingerprint, embedding_dim, model, created, is_encrypted."""
         with self._session() as connection:
             kept = dict(connection.execute("SELECT name, value FROM facts"))
         return {name: kept.get(name) for name in FACTS} | {"is_encrypted": "salt" in kept}
-
-    def embedding_of(self, name: str) -> np.ndarray:
-        """The voice of a person, (1, dim): the weighted mean of their embeddings at length 1, as `identify` uses it.
-
-        The mean that the model file subtracts is added again, so that `SpeakerVerifier.compare` may subtract it.
-        """
-        name = normal_name(name)
-        found = self._load(name)
-        if not found:
-            raise StoreError(self._nobody(name))
-        return found[name][None] if self._mean is None else found[name][None] + self._mean
 
     def enroll(
         self,
@@ -232,29 +216,19 @@ class PeopleStore:
         Raises:
             StoreError: a bad name, embeddings of another size or with NaN, or a file that cannot be written.
         """
-        return self.enroll_many([(name, embeddings, weights, details)])[0]
-
-    def enroll_many(
-        self, people: Iterable[tuple[str, np.ndarray, Sequence[float] | np.ndarray | None, Sequence[Mapping[str, Any]]]]
-    ) -> list[int]:
-        """`enroll` for many people, all or none of them."""
-        rows: list[tuple[str, list[StoredRecording]]] = []
-        for name, embeddings, weights, details in people:
-            name, found = checked_name(name), self._checked(embeddings)
-            weighted = np.ones(len(found)) if weights is None else np.asarray(weights, dtype=np.float64)
-            if weighted.shape != (len(found),) or not (np.isfinite(weighted) & (weighted > 0)).all():
-                raise StoreError(f"weights {weighted}; expected {len(found)} numbers above 0")
-            given = zip(found, weighted, details or [{}] * len(found), strict=True)
-            rows.append((name, [StoredRecording(name, one, float(weight), **how) for one, weight, how in given]))
+        name, found = checked_name(name), self._checked(embeddings)
+        weighted = np.ones(len(found)) if weights is None else np.asarray(weights, dtype=np.float64)
+        if weighted.shape != (len(found),) or not (np.isfinite(weighted) & (weighted > 0)).all():
+            raise StoreError(f"weights {weighted}; expected {len(found)} numbers above 0")
+        given = zip(found, weighted, details or [{}] * len(found), strict=True)
         with self._session(writes=True):
             self._upgrade()
-            for name, recordings in rows:
-                self._insert(name, recordings)
-            counts = [self._count(name) for name, _ in rows]
-        for name, _ in rows if self._units else ():
+            self._insert(name, [StoredRecording(name, one, float(weight), **how) for one, weight, how in given])
+            count = self._count(name)
+        if self._units:
             self._units |= self._load(name)
         self._matrix = None
-        return counts
+        return count
 
     def identify(self, embedding: np.ndarray, top: int = TOP) -> list[tuple[str, float]]:
         """The nearest people, best first, each with the cosine; empty if there is nobody.
@@ -405,7 +379,7 @@ class PeopleStore:
                 self._upgrade()
                 connection.execute("DELETE FROM recordings")
                 self._dim = embedding_dim
-                self._write_facts(fingerprint=fingerprint, embedding_dim=embedding_dim, model=model)
+                self._write_facts({"fingerprint": fingerprint, "embedding_dim": embedding_dim, "model": model})
                 for name, recordings in made.items():
                     self._insert(name, recordings)
                 connection.execute("DELETE FROM people WHERE id NOT IN (SELECT person FROM recordings)")
@@ -432,9 +406,7 @@ class PeopleStore:
     def _open(self, *, is_made: bool = False) -> None:
         """Open the file that has the path now, and compare it with what is expected of it."""
         self._connection = _connect(self.path, is_made=is_made)
-        self._file = _identity(self.path)
-        self._units, self._matrix = {}, None
-        self._cipher: Cipher | None = None
+        self._file, self._units, self._matrix = _identity(self.path), {}, None
         try:
             with store_errors(self.path):
                 self._begin()
@@ -445,11 +417,22 @@ class PeopleStore:
     def _begin(self) -> None:
         """Write the facts of a new store, or compare those of an old one."""
         if not self.facts["fingerprint"]:
+            if self._fingerprint is None:
+                raise StoreError(f"{self.path}: an empty store, of no model yet; enrol somebody first")
+            made: dict[str, Any] = {
+                "fingerprint": self._fingerprint,
+                "embedding_dim": self._dim,
+                "model": self._model,
+                "created": _now(),
+            }
+            if self._key is not None:
+                salt = os.urandom(SALT_BYTES)
+                made |= {"salt": salt, "proof": Cipher(self._key, salt).seal(PROOF, PROOF)}
             with self._connection:
                 self._connection.execute("BEGIN IMMEDIATE")
                 # Asked again inside the transaction: another process may have been first.
                 if not self.facts["fingerprint"]:
-                    self._begin_new()
+                    self._write_facts(made)
         facts = self.facts
         if self._fingerprint is None:
             self._dim = int(facts["embedding_dim"])
@@ -460,26 +443,19 @@ class PeopleStore:
                 f"{model} has {self._fingerprint[:12]}: use that model, or change to this one by "
                 f"`speakernet people reembed --model {model} --store {self.path}`"
             )
-        kept = dict(self._connection.execute("SELECT name, value FROM facts WHERE name IN ('salt', 'proof')"))
-        if "salt" not in kept and self._key is not None:
+        if self._key is not None and not facts["is_encrypted"]:
             raise StoreKeyError(f"{self.path} is not encrypted, but a key was given; leave the key out")
         # Listing and removing people needs no key.
-        if "salt" in kept and (self._fingerprint is not None or self._key is not None):
+        self._cipher = None
+        if facts["is_encrypted"] and (self._fingerprint is not None or self._key is not None):
             if self._key is None:
                 raise self._without_key()
+            kept = dict(self._connection.execute("SELECT name, value FROM facts WHERE name IN ('salt', 'proof')"))
             self._cipher = Cipher(self._key, kept["salt"])
             try:
                 self._cipher.open(kept["proof"], PROOF)
             except StoreKeyError as error:
                 raise StoreKeyError(f"{self.path}: {error}") from error
-
-    def _begin_new(self) -> None:
-        if self._fingerprint is None:
-            raise StoreError(f"{self.path}: an empty store, of no model yet; enrol somebody first")
-        self._write_facts(fingerprint=self._fingerprint, embedding_dim=self._dim, model=self._model, created=_now())
-        if self._key is not None:
-            salt = os.urandom(SALT_BYTES)
-            self._write_facts(salt=salt, proof=Cipher(self._key, salt).seal(PROOF, PROOF))
 
     def _check_model(self) -> None:
         if self._fingerprint is not None and self.facts["fingerprint"] != self._fingerprint:
@@ -488,7 +464,7 @@ class PeopleStore:
     def _without_key(self) -> StoreKeyError:
         return StoreKeyError(f"{self.path} is encrypted; give its key (--key-file FILE, in Python key=…)")
 
-    def _write_facts(self, **facts: Any) -> None:
+    def _write_facts(self, facts: Mapping[str, Any]) -> None:
         self._connection.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", facts.items())
 
     def _upgrade(self) -> None:
@@ -589,16 +565,13 @@ class PeopleStore:
         """Copy the store to a file beside it, which has its name only when it is whole."""
         copy = free_name(self.path, f"{BACKUP_WORD}-{time.strftime('%Y%m%d')}")
         half = self.path.with_name(f"{self.path.name}.{HALF_WORD}-{os.getpid()}")
-        try:
+        with writing(copy, "nothing was changed"), self._session() as connection:
             remove_half_backups(self.path)
             os.close(os.open(half, os.O_CREAT | os.O_EXCL | os.O_WRONLY, PRIVATE))
-            with self._session() as connection:
+            try:
                 connection.execute("VACUUM INTO ?", [str(half)])
-            half.rename(copy)
-        except OSError as error:
-            raise StoreError(f"{copy}: the backup cannot be written ({error.strerror}); nothing was changed") from error
-        finally:
-            with contextlib.suppress(OSError):
+                half.rename(copy)
+            finally:
                 half.unlink(missing_ok=True)
 
     def _checked(self, embeddings: np.ndarray) -> np.ndarray:
@@ -650,12 +623,12 @@ def store_errors(path: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         reason = " ".join(str(error).split())
-        if "locked" in reason or "busy" in reason:
-            advice = f"another process has been writing for {BUSY_SECONDS:g} s; wait for it or end it, then try again"
-        elif "readonly" in reason or "unable to open" in reason or "full" in reason:
-            advice = f"cannot be written ({reason}), nothing was changed; free some space, or change the permissions"
-        else:
-            advice = f"damaged ({reason}); it was left as it is: use a copy or a backup ({path.name}.{BACKUP_WORD}-…)"
+        advice = f"damaged ({reason}); it was left as it is: use a copy or a backup ({path.name}.{BACKUP_WORD}-…)"
+        if any(word in reason for word in ("locked", "busy", "readonly", "unable to open", "full")):
+            advice = (
+                f"cannot be written ({reason}), nothing was changed; end the other process that writes it, free some "
+                "space, or change the permissions"
+            )
         raise StoreError(f"{path}: {advice}") from error
 
 
@@ -702,14 +675,12 @@ def remove_half_backups(path: Path) -> None:
 
 def _connect(path: Path, *, is_made: bool = False) -> sqlite3.Connection:
     """A connection to a checked store, for all threads, one at a time; `is_made` makes a missing or empty file one."""
-    try:
+    with reading(path, EXPECTED, StoreError):
         if is_made and not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             os.close(os.open(path, os.O_CREAT | os.O_WRONLY, PRIVATE))
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be made ({error.strerror}); choose another place") from error
-    with reading(path, EXPECTED, StoreError), open_regular(path) as file:
-        start = file.read(len(SQLITE_MARK))
+        with open_regular(path) as file:
+            start = file.read(len(SQLITE_MARK))
     # An empty file is what a process leaves that was killed while it made the store.
     if start != SQLITE_MARK and (start or not is_made):
         raise StoreError(f"{path}: {'a file of another kind' if start else 'an empty file'}; expected {EXPECTED}")
@@ -721,11 +692,18 @@ def _connect(path: Path, *, is_made: bool = False) -> sqlite3.Connection:
             for setting in ("secure_delete = ON", "synchronous = FULL", "foreign_keys = ON", "trusted_schema = OFF"):
                 connection.execute(f"PRAGMA {setting}")
             # Asked of SQLite: if a process was killed while it made the file, this undoes what it had written.
-            if not connection.execute("PRAGMA page_count").fetchone()[0]:
-                if not is_made:
-                    raise StoreError(f"{path}: an empty file; expected {EXPECTED}")
+            if not connection.execute("PRAGMA page_count").fetchone()[0] and is_made:
                 _make(connection)
-            _check(connection, path)
+            program, version = (
+                connection.execute(f"PRAGMA {fact}").fetchone()[0] for fact in ("application_id", "user_version")
+            )
+            if program != APPLICATION_ID or not 1 <= version <= SCHEMA_VERSION:
+                raise StoreError(
+                    f"{path}: not a store of people that this speakernet reads (version {version}; it reads up to "
+                    f"{SCHEMA_VERSION}); expected {EXPECTED}"
+                )
+            if (problem := connection.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+                raise sqlite3.DatabaseError(f"malformed: {problem}")
         except BaseException:
             connection.close()
             raise
@@ -740,21 +718,6 @@ def _make(connection: sqlite3.Connection) -> None:
             settings = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION}"
             for statement in f"{settings};{SCHEMA};{ADD_DIGESTS}".split(";"):
                 connection.execute(statement)
-
-
-def _check(connection: sqlite3.Connection, path: Path) -> None:
-    """Refuse a database of another program, of a newer version, or a damaged one."""
-    program, version = (
-        connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
-    )
-    if program != APPLICATION_ID or not 1 <= version <= SCHEMA_VERSION:
-        raise StoreError(
-            f"{path}: a database of another program, or a store of the newer version {version}; this speakernet reads "
-            f"up to {SCHEMA_VERSION}"
-        )
-    problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-    if problem != "ok":
-        raise sqlite3.DatabaseError(f"malformed: {problem}")
 
 
 def _wipe(connection: sqlite3.Connection, name: str) -> bool:

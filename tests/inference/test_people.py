@@ -13,7 +13,15 @@ import pytest
 
 from speakernet.inference import people
 from speakernet.inference.keys import read_secret
-from speakernet.inference.people import PROOF, Cipher, PeopleStore, StoreError, StoreKeyError, backups_of
+from speakernet.inference.people import (
+    PROOF,
+    Cipher,
+    PeopleStore,
+    StoredRecording,
+    StoreError,
+    StoreKeyError,
+    backups_of,
+)
 
 DIM = 16
 NAMES = ["Zoë O'Brien", "José; DROP TABLE people;--", "名前", "a/b\\c", "  spaced  out ", '"quoted" 🙂', "%s %d \\n"]
@@ -118,14 +126,11 @@ def test_scores_by_hand(tmp_path):
     mean = voice(99)[0]
     weights = np.array([1.0, 5.0, 0.5], dtype=np.float32)
     with opened(tmp_path / "p.db", mean=mean) as store:
-        store.enroll_many((f"p{person:02d}", voice(person, 3), weights, ()) for person in range(30))
+        [store.enroll(f"p{person:02d}", voice(person, 3), weights) for person in range(30)]
         found = dict(store.identify(voice(500), top=30))
-        again = store.embedding_of("p03")
     for person in range(30):
         average = (unit(voice(person, 3) - mean) * weights[:, None]).sum(axis=0)
         assert found[f"p{person:02d}"] == pytest.approx(float(unit(average) @ unit(voice(500) - mean)[0]), abs=1e-5)
-        if person == 3:
-            np.testing.assert_allclose(again[0] - mean, unit(average), atol=1e-5)
     assert list(found.values()) == sorted(found.values(), reverse=True) and len(found) == 30
 
 
@@ -282,9 +287,8 @@ def test_purge_leaves_no_bytes_in_any_file(tmp_path, key):
     path = tmp_path / "p.db"
     secret = voice(7777, 40)
     with opened(path, key=key) as store:
-        store.enroll_many(
-            (f"person{person}", voice(person, 3), None, [{"source": f"place{person}.wav"}] * 3) for person in range(40)
-        )
+        for person in range(40):
+            store.enroll(f"person{person}", voice(person, 3), None, [{"source": f"place{person}.wav"}] * 3)
         store.enroll("Melusine Purged", secret, None, [{"source": "hidden/melusine.wav", "warnings": "noisy"}] * 40)
         with opened(path, key=key) as other:
             other.reembed(lambda one: one.embedding, fingerprint="model", embedding_dim=DIM)
@@ -442,7 +446,7 @@ def test_other_files_are_refused_and_left_alone(tmp_path):
 def test_a_damaged_store_gives_no_wrong_answer_and_stays_as_it_is(tmp_path):
     path = tmp_path / "p.db"
     with opened(path) as store:
-        store.enroll_many((f"person{person}", voice(person, 2), None, ()) for person in range(200))
+        [store.enroll(f"person{person}", voice(person, 2)) for person in range(200)]
         right = [store.identify(voice(person, 2)[0], top=3) for person in range(0, 200, 40)]
     whole = path.read_bytes()
     random = np.random.default_rng(5)
@@ -518,7 +522,9 @@ def test_files_are_private(tmp_path):
 def test_a_hundred_thousand_people(tmp_path):
     rows = np.random.default_rng(0).standard_normal((100_000, DIM)).astype(np.float32)
     with opened(tmp_path / "p.db") as store:
-        store.enroll_many((f"person{row}", rows[row : row + 1], None, ()) for row in range(len(rows)))
+        with store._session(writes=True):
+            for row, embedding in enumerate(rows):
+                store._insert(f"person{row}", [StoredRecording(f"person{row}", embedding, 1.0)])
         for row in (0, 54_321, 99_999):
             assert store.identify(rows[row], top=2)[0] == (f"person{row}", pytest.approx(1.0, abs=1e-5))
         store.remove("person54321")
