@@ -1,4 +1,4 @@
-"""The options of lists, samplers, loaders and of where a corpus is kept. No torch is imported here."""
+"""The options of lists, samplers and loaders, and of where audio is kept. No torch is imported here."""
 
 from collections.abc import Iterator
 from typing import Annotated, Literal
@@ -27,65 +27,64 @@ class DataOptions(Options):
     train_list: InputPath = ""
     """Training list: `speaker path` a line; or a Kaldi folder, whose utt2spk names speakers and utterances."""
     train_path: InputPath = ""
-    """Folder that the paths of train_list start from (or packed corpus, or folder with a wav.scp, by whose ids its
-    recordings are named); empty: the folder of the list."""
+    """Folder that the paths in train_list are relative to, or a packed corpus, or a Kaldi folder with a wav.scp; empty:
+    the folder of the list."""
     validation_list: InputPath = ""
-    """Trials that choose the best checkpoint during training; empty: test_list, and the report says so."""
+    """Trials that choose the best checkpoint during training; empty: test_list, which the report mentions."""
     validation_path: InputPath = ""
     """As train_path, of validation_list."""
     validation_speakers: Annotated[int, Ge(0), Le(100_000)] = 0
-    """So many speakers of train_list are held out, with trials among them for a validation list; 0: none."""
+    """Speakers of train_list that are held out for validation, with trials among them; 0: none."""
     test_list: InputPath = ""
     """Trials that are reported: `1 enrol test`, `enrol test target`, or unlabelled pairs for scores alone."""
     test_path: InputPath = ""
     """As train_path, of test_list."""
     synthetic_corpus: InputPath = ""
-    """Folder of the synthetic corpus, made there on first use when it is not complete."""
+    """Folder of the synthetic corpus, which is made on first use."""
     sample_rate: Annotated[int, Ge(1000), Le(768_000)] = SAMPLE_RATE
     """Samples a second; recordings of another rate are resampled."""
     num_classes: Annotated[int, Ge(0), Le(100_000_000)] = 0
     """Speakers in the classification head; 0: as many as the training list has."""
     min_seconds: Seconds = 0.0
-    """Shorter training utterances are left out (counted in the log)."""
+    """Leave out shorter training utterances (counted in the log)."""
     max_seconds: Seconds = 0.0
-    """Longer training utterances are left out (counted in the log); 0: no bound."""
+    """Leave out longer training utterances (counted in the log); 0: no limit."""
     on_bad_audio: Literal["error", "skip"] = "error"
-    """skip replaces an unreadable utterance by another of the same speaker, and counts it."""
+    """skip: replace an unreadable utterance by another of the same speaker, and count it."""
     crop_frames: Frames = 200
     """Length of a training crop in frames of 10 ms (200 frames are 2 seconds)."""
     crop_frames_max: FramesOrZero = 0
-    """Longest crop: each batch draws its length from crop_frames to this, with as much audio in all; 0: fixed."""
+    """Longest crop: each batch draws a length from crop_frames to this and holds as much audio; 0: fixed length."""
     batch_size: Annotated[int, Ge(1), Le(1_000_000)] = 64
     """Utterances in a batch; with utterances_per_speaker above 1, speakers in a batch."""
     utterances_per_speaker: Annotated[int, Ge(1), Le(100_000)] = 1
     """Utterances of each speaker in a batch; metric losses need 2 or more."""
     max_utterances_per_speaker: Count | Literal["auto"] = "auto"
-    """Utterances of one speaker used in an epoch, drawn anew in each; auto: 500 if balanced, all if shuffled."""
+    """Most utterances of one speaker in an epoch, drawn for each epoch; auto: 500 if balanced, all if shuffled."""
     sampler: Literal["auto", "shuffled", "balanced"] = "auto"
     """shuffled: all utterances in random order; balanced: no speaker twice in a batch; auto: by the loss."""
-    # What is `auto` is decided where the facts are (`choices.py`), and logged with its reason.
     num_workers: Processes | Literal["auto"] = "auto"
     """Loader processes; 0 loads in the training process; auto: from cores and corpus, the reason is logged."""
     prefetch_factor: Annotated[int, Ge(1), Le(10_000)] | Literal["auto"] = "auto"
     """Batches that each worker prepares ahead."""
     worker_timeout_seconds: Annotated[float, Ge(0.0), Le(1e6)] = 600.0
-    """Seconds to wait for a batch before its worker counts as hung: last.pt is written, the run ends; 0: no bound."""
+    """Seconds without a batch after which a worker counts as hung and the run saves last.pt and ends; 0: no limit."""
     persistent_workers: bool = True
     """Keep the workers between epochs."""
     pin_memory: bool | Literal["auto"] = "auto"
     """Page-locked memory for faster transfer; auto: with a GPU."""
     max_bad_share: Share = 0.01
-    """With skip: share of unreadable utterances in an epoch above which the run stops."""
+    """With on_bad_audio: skip, the share of unreadable utterances in an epoch above which the run stops."""
     cache_megabytes: Annotated[int, Ge(0), Le(10_000_000)] = 512
-    """Memory for decoded audio that is read again and again (noise, RIRs, short utterances), per process."""
+    """Memory of each process for decoded audio that is read repeatedly (noise, RIRs, short utterances)."""
     ram_corpus: Switch = "auto"
     """Decode the training corpus once into shared memory as int16; auto: when it is compressed and fits."""
     ram_corpus_gigabytes: Gigabytes = 0.0
-    """Most memory the RAM corpus may take; 0: half of what is free."""
+    """Memory limit of the RAM corpus; 0: half of the free memory."""
     device_resident: Switch = "auto"
-    """Keep noise, RIRs and a packed (or RAM) corpus in GPU memory, crops are cut there; auto: what fits."""
+    """Keep noise, RIRs and a packed (or RAM) corpus in GPU memory and cut crops there; auto: what fits."""
     device_gigabytes: Gigabytes = 0.0
-    """Most device memory that corpus, noise and RIRs may take together; 0: half of what training leaves."""
+    """Limit of GPU memory for corpus, noise and RIRs together; 0: half of what training leaves free."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Bounds that leave nothing, and two kinds of validation."""
@@ -93,7 +92,7 @@ class DataOptions(Options):
             found = f"{self.validation_speakers} beside validation_list: {self.validation_list}"
             yield "validation_speakers", f"{found}; give one of the two"
         if self.validation_speakers == 1:
-            yield "validation_speakers", "1; expected 0, or two speakers or more, whom trials tell apart"
+            yield "validation_speakers", "1; expected 0, or two speakers or more"
         if self.max_seconds and self.max_seconds < self.min_seconds:
             yield "max_seconds", f"{self.max_seconds}; expected 0 or more than min_seconds ({self.min_seconds})"
         if 0 < self.crop_frames_max < self.crop_frames:

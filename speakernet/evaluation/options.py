@@ -24,9 +24,9 @@ class EvaluationOptions(Options):
     num_crops: Annotated[int, Ge(1), Le(10_000)] = 10
     """Evenly spaced crops of each utterance."""
     embedding: Literal["auto", "crops", "whole", "both"] = "auto"
-    """What is embedded; auto: crops, or whole utterances where eval_frames is 0; both: the mean of the two scores."""
+    """What is embedded; auto: crops, or whole utterances if eval_frames is 0; both: the mean of the two scores."""
     batch_size: Annotated[int, Ge(1), Le(1_000_000)] = 64
-    """Waveforms (crops or whole utterances) embedded at once; on a CPU 16 at most, a batch for each thread of torch."""
+    """Waveforms (crops or whole utterances) embedded at once; at most 16 on a CPU."""
     num_workers: Processes | Literal["auto"] = "auto"
     """Threads that read evaluation audio; auto: as many as this process has cores, eight at most."""
     precision: Literal["auto", "no", "bf16", "fp16"] = "no"
@@ -36,7 +36,7 @@ class EvaluationOptions(Options):
     score_norm: ScoreNorm = "none"
     """Score normalisation against a cohort: z, t, s (symmetric) or as (adaptive symmetric)."""
     cohort_size: Count = 300
-    """The nearest cohort members that adaptive s-norm takes (all where the cohort is smaller)."""
+    """The number of nearest cohort members that adaptive s-norm takes (all if the cohort is smaller)."""
     dcf_target_priors: list[Probability] = Field(default=[0.01, 0.05, 0.001])
     """Prior probabilities of a target for the detection cost; 0.01 and 0.05 are always reported."""
     c_miss: Positive = UNIT_COST
@@ -50,13 +50,13 @@ class EvaluationOptions(Options):
     slices: list[str] = Field(default=[])
     """What to slice by: duration, snr, or columns of metadata; empty: duration and every metadata column that fits."""
     validation_precision: Literal["auto", "no", "bf16", "fp16"] = "auto"
-    """Precision of the network in validations while training; auto: that of training. `precision` is reported by."""
+    """Precision of the network in validations during training; auto: that of training."""
     max_trials: CountOrZero = 0
-    """Score a fixed random subset of so many validation trials, for quick validation; 0 scores all."""
+    """Number of validation trials in a fixed random subset, for quick validation; 0: all."""
     speaker_table: InputPath = ""
-    """CSV with the columns path and speaker, for lists whose names do not tell the speaker."""
+    """CSV with the columns path and speaker, for lists whose names do not show the speaker."""
     subtract_mean: bool = False
-    """Subtract the mean embedding of the training set (kept in the model file) before scoring."""
+    """Subtract the mean embedding of the training set before scoring; training keeps it in the model file."""
     mean_utterances: Count = 2000
     """Training utterances that the mean is measured on, drawn with the seed."""
     cohort_list: InputPath = ""
@@ -92,7 +92,7 @@ class EvaluationOptions(Options):
         return self.model_copy(update={"embedding": mode})
 
     def describe(self) -> dict[str, Any]:
-        """The way of embedding in plain values: what is measured on embeddings belongs to exactly one of these."""
+        """The way of embedding in plain values; calibrations and thresholds belong to one of these."""
         name = self.modes[0] if len(self.modes) == 1 else "both"
         crops = {} if name == "whole" else {"eval_frames": self.eval_frames, "num_crops": self.num_crops}
         return {"embedding": name, **crops}

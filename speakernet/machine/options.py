@@ -1,4 +1,4 @@
-"""The options of this room: which device, and how torch is set on this machine. No torch is imported here."""
+"""The options of the machine: which device, how many ranks, and torch's own switches. No torch is imported here."""
 
 from typing import Annotated, Literal
 
@@ -22,7 +22,7 @@ class MachineOptions(Options):
     sync_batch_norm: Switch = "auto"
     """Batch norm over the batch of all processes; auto: with several, or the recipe would mean something else."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto takes a GPU where there is one (of CUDA or ROCm; a Mac trains on its CPU, mps is not supported)."""
+    """auto: a GPU if there is one (CUDA or ROCm; mps is not supported)."""
     gpu_id: Annotated[int, Ge(0), Le(1023)] | None = None
     """Which GPU, counted from 0; empty: the first, or with several processes each the one of its own number."""
     deterministic: bool = False
@@ -34,7 +34,7 @@ class MachineOptions(Options):
     tf32: bool = True
     """TensorFloat-32 for float32 convolutions (NVIDIA Ampere and later): faster, 10 bits of mantissa."""
     cudnn_benchmark: bool | Literal["auto"] = "auto"
-    """Let cuDNN time its algorithms; auto: on where crops have few lengths, unless deterministic."""
+    """Let cuDNN time its algorithms; auto: on if crops have few lengths, unless deterministic."""
     attention: list[Literal["flash", "efficient", "math", "cudnn"]] = Field(default=[])
     """Attention kernels allowed on a GPU; empty allows all."""
     keep_memory: bool = True

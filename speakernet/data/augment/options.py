@@ -10,19 +10,19 @@ from speakernet.options import CountOrZero, Decibels, InputPath, Options, Share,
 
 
 class VoiceOptions(Options):
-    """In which voices training speakers are heard; each but the recorded one makes new speakers of them."""
+    """Which voices are made of training speakers; each but the recorded one makes new speakers."""
 
     speed_factors: list[Annotated[float, Ge(0.5), Le(2.0)]] = Field(default=[1.0])
-    """Speeds to draw from; each but 1.0 makes new speakers (0.9, 1.0, 1.1: three times as many)."""
+    """Speeds to draw from; each but 1.0 makes new speakers (0.9, 1.0, 1.1: three times as many classes)."""
     warp_factors: list[Annotated[float, Ge(0.7), Le(1.4)]] = Field(default=[1.0])
-    """Vocal-tract lengths to draw from, as factors of all frequencies; new speakers too, times those of the speeds."""
+    """Vocal-tract lengths to draw from, as factors of all frequencies; each makes new speakers, for every speed."""
     real_share: Share | Literal["auto"] = "auto"
-    """Share of each batch that is left as recorded; auto: every voice (a speed with a warp) is equally likely."""
+    """Share of each batch that stays as recorded; auto: every voice (a speed with a warp) is equally likely."""
     real_epochs: CountOrZero = 0
-    """The last so many epochs hear all speakers as recorded; the classes of other voices stay in the head."""
+    """Number of last epochs without other voices; their classes stay in the head."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """No voice at all, and a wish for the recorded one where it is not among them or alone."""
+        """No voice at all, or an option for the recorded voice if it is missing or the only one."""
         yield from super().problems()
         for name in ("speed_factors", "warp_factors"):
             factors = getattr(self, name)
@@ -38,10 +38,10 @@ class VoiceOptions(Options):
 
 
 class AugmentOptions(VoiceOptions):
-    """How training audio is disturbed. Every choice is drawn first and then applied to the whole batch."""
+    """How training audio is augmented. Every choice is drawn first and then applied to the whole batch."""
 
     enabled: bool = True
-    """Whether training audio is augmented at all; what has no files is left out, and said."""
+    """Augment training audio; categories without files are skipped with a warning."""
     style: Literal["ours", "classic"] = "ours"
     """ours: SNR on true power for each source, direct path kept in place; classic: voxceleb_trainer to the letter."""
     noise_path: InputPath = ""
@@ -49,11 +49,11 @@ class AugmentOptions(VoiceOptions):
     rir_path: InputPath = ""
     """Folder with room impulse responses; empty: no reverberation."""
     probability: Share = 0.8
-    """Share of utterances that get one of the disturbances below (four fifths in the classic five-way choice)."""
+    """Share of utterances that get one of the categories below (four fifths in the classic five-way choice)."""
     categories: list[Literal["reverb", "music", "babble", "noise"]] = Field(
         default=["reverb", "music", "babble", "noise"]
     )
-    """Disturbances to choose from, each equally likely (listed twice: twice); one without files is redistributed."""
+    """Categories to choose from, each equally likely (listed twice: twice as likely)."""
     noise_snr_db: list[Decibels] = Field(default=[0.0, 15.0])
     """Lowest and highest signal-to-noise ratio of noise."""
     music_snr_db: list[Decibels] = Field(default=[5.0, 15.0])
@@ -69,9 +69,9 @@ class AugmentOptions(VoiceOptions):
     codec_probability: Share = 0.0
     """Share of utterances passed through mu-law quantisation at half the sample rate."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where augmentation runs: cpu with the loading (no corpus on a GPU), cuda after the transfer; auto: measured."""
+    """Where augmentation runs: cpu in the loader, cuda after the transfer; auto: whichever is measured to be faster."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Pairs that are none."""
+        """Pairs of a lowest and a highest value."""
         yield from super().problems()
         yield from pair_problems(self, "noise_snr_db", "music_snr_db", "babble_snr_db", "volume_db", "babble_speakers")

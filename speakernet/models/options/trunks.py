@@ -18,14 +18,14 @@ ECAPA_GROUPS = 8
 
 
 class TrunkOptions(Options):
-    """What a network between features and pooling says of itself, and the base of its options."""
+    """Facts about a network between features and pooling, and the base of its options."""
 
     front_end_defaults: ClassVar[Mapping[str, Any]] = {"name": "fbank"}
     """The front end of its published definition: name, and the values that `auto` stands for."""
     default_pooling: ClassVar[str] = "TSTP"
     """The pooling of its published definition."""
     pooling_names: ClassVar[Mapping[str, str]] = {}
-    """Common names of poolings that mean something of its own here."""
+    """Common names of poolings that mean another pooling in this network."""
     tested_poolings: ClassVar[Sequence[str]] = ("TSTP",)
     """Poolings that the tests run over; any other works as well."""
     paper: ClassVar[str] = ""
@@ -33,22 +33,22 @@ class TrunkOptions(Options):
     published_dim: ClassVar[int] = 256
     """Numbers in an embedding of the published model."""
     published_mels: ClassVar[int] = 80
-    """Mel bands that the published model hears; 0 where it hears samples."""
+    """Mel bands of the published model; 0 if it takes samples."""
     published_rate: ClassVar[int] = 16000
-    """Hz of the waveforms that the published model hears."""
+    """Sample rate of the published model in Hz."""
     parameters: ClassVar[int] = 0
     """Of the published model; a slow test counts them again."""
     macs: ClassVar[int] = 0
-    """Multiplications with an addition from the features of 2 seconds to the embedding; counted again likewise."""
+    """Multiply-accumulate operations from the features of 2 seconds to the embedding; a slow test counts them again."""
 
     @property
     def has_norm_after_pooling(self) -> bool:
-        """Whether a batch norm stands between pooling and embedding layer."""
+        """Whether there is a batch norm between pooling and embedding layer."""
         return False
 
     @property
     def embedding_layer(self) -> str:
-        """What makes an embedding of the pooled vector: a name of `embedding.EMBEDDING_LAYERS`."""
+        """The layer from pooled vector to embedding: a name in `EMBEDDING_LAYERS`."""
         return "linear"
 
 
@@ -60,7 +60,7 @@ class TwoLayerOptions(TrunkOptions):
 
     @property
     def embedding_layer(self) -> str:
-        """Two linear layers where they are asked for."""
+        """Two linear layers if they are chosen."""
         return "two_linear" if self.two_layers else super().embedding_layer
 
 
@@ -72,7 +72,7 @@ class NormedEmbeddingOptions(TrunkOptions):
 
     @property
     def embedding_layer(self) -> str:
-        """A linear layer and a batch norm where it is asked for."""
+        """A linear layer, and a batch norm if it is chosen."""
         return "normed_linear" if self.embedding_norm else super().embedding_layer
 
 

@@ -29,20 +29,20 @@ LARGEST_SEED = 2**48
 
 
 class OptimizerOptions(NamedOptions):
-    """Which optimizer moves the weights, and how far."""
+    """The optimizer and its learning rate."""
 
     name: str = "adam"
     """sgd, adam, adamw, radam or nadam."""
     learning_rate: LearningRate = 1e-3
     """Learning rate at the top of the schedule."""
     network_learning_rate_factor: Annotated[float, Gt(0.0), Le(1000.0)] = 1.0
-    """The network learns at the learning rate times this, the head of the loss at the learning rate itself."""
+    """Factor of the network's learning rate; the head of the loss has the learning rate itself."""
     weight_decay: Annotated[float, Ge(0.0), Le(100.0)] = 0.0
     """Weight decay: decoupled for adamw, an L2 term in the gradient for the others."""
     decay_norms_and_biases: bool = False
-    """Whether normalisation weights and biases decay too (they only lose by it; voxceleb_trainer does it)."""
+    """Apply weight decay to normalisation weights and biases too, as voxceleb_trainer does."""
     fused: Switch = "auto"
-    """Use the one-kernel update: auto uses it where this torch has it for the device."""
+    """Update all weights in one kernel; auto: if torch has it for the device."""
 
 
 class SgdOptions(OptimizerOptions):
@@ -105,9 +105,9 @@ class TrainingOptions(Options):
     initial_model: InputPath = ""
     """Model file or checkpoint whose weights the run starts from (or that --eval scores)."""
     freeze_epochs: CountOrZero = 0
-    """Epochs at the start in which only the head of the loss learns; needs initial_model."""
+    """First epochs, in which only the head of the loss learns; needs initial_model."""
     freeze_norm_statistics: bool = False
-    """Leave the running statistics of batch norm as initial_model has them, through the whole run."""
+    """Keep the running statistics of batch norm as they are in initial_model."""
     max_epochs: Count = 40
     """Epochs in all; raising it continues a finished run."""
     test_interval: Count = 5
@@ -115,7 +115,7 @@ class TrainingOptions(Options):
     accumulation_steps: Annotated[int, Ge(1), Le(1_000_000)] = 1
     """Micro-batches per optimizer step; the effective batch is this times data.batch_size."""
     log_interval: Count = 20
-    """Optimizer steps between two records of the numbers (metrics.jsonl, TensorBoard); what is shown is fresher."""
+    """Optimizer steps between two records in metrics.jsonl and TensorBoard."""
     patience: CountOrZero = 0
     """Stop after so many evaluations in a row without a better EER; 0 never stops early."""
     save_steps: CountOrZero = 0
@@ -127,7 +127,7 @@ class TrainingOptions(Options):
     average_checkpoints: Annotated[int, Ge(0), Le(100_000)] = 0
     """Average the weights of the last N epochs at the end (batch-norm statistics recomputed); 0 turns it off."""
     final_model: Literal["best", "last"] = "best"
-    """What best.pt is: the model of the lowest held-out EER, or the last one, so that trials only watch."""
+    """Which model best.pt is: that of the lowest validation EER, or the last one."""
     ema_statistics: Literal["averaged", "measured"] = "averaged"
     """Batch-norm statistics of the moving average: averaged with the weights, or measured for each evaluation."""
     keep_checkpoints: CountOrZero = 3
@@ -137,7 +137,7 @@ class TrainingOptions(Options):
     max_grad_norm: NotNegative = 5.0
     """Gradients are scaled down to this norm; 0 turns clipping off (the norm is logged all the same)."""
     gradient_cache: Switch = "auto"
-    """Two passes for metric losses under accumulation, so that they keep all their negatives; off refuses the pair."""
+    """Two passes for metric losses with accumulation, which keeps all negatives; off: refuse the combination."""
     large_margin_epochs: CountOrZero = 0
     """Epochs of a second stage with a larger margin and longer crops; 0: no second stage."""
     large_margin: Annotated[float, Ge(0.0), Le(3.0)] = 0.5
@@ -151,22 +151,22 @@ class TrainingOptions(Options):
     large_margin_final_learning_rate: LearningRate | Literal["auto"] = "auto"
     """Where the second stage's learning rate ends; auto: a quarter of its start."""
     large_margin_schedule: Literal["exponential", "cosine"] = "exponential"
-    """How it falls: in equal factors, also in the warm-up (wespeaker), or as half a cosine after it (3D-Speaker)."""
+    """How the learning rate falls: in equal factors, warm-up included (wespeaker), or half a cosine after it."""
     large_margin_warmup_epochs: Epochs = 0.0
-    """Epochs of linear rise at the beginning of the second stage."""
+    """Epochs of linear warm-up of the second stage."""
     large_margin_augment: bool = True
-    """Whether the second stage's audio is disturbed as the first's; its speed never is."""
+    """Augment the second stage's audio like the first's (never its speed)."""
     save_path: str = ""
     """Run folder; empty: exps/<name of the first config>."""
     mirror: str = ""
-    """Folder or address (s3://…) for copies of checkpoints and results; a run in an empty folder goes on from them."""
+    """Folder or address (s3://…) for copies of checkpoints and results; a run in an empty folder resumes from them."""
     ema_decay: Decay = 0.0
     """Keep an exponential moving average of the weights (0.999, say) and evaluate that; 0 turns it off."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Options that contradict each other or have no effect."""
         if self.patience and self.final_model == "last":
-            yield "patience", f"{self.patience} with final_model: last, which no evaluation chooses; set it to 0"
+            yield "patience", f"{self.patience} has no effect with final_model: last; set it to 0"
         final = self.large_margin_final_learning_rate
         if final != "auto" and final > self.large_margin_learning_rate:
             highest = f"large_margin_learning_rate ({self.large_margin_learning_rate:g})"
@@ -176,7 +176,7 @@ class TrainingOptions(Options):
         if self.ema_statistics == "measured" and self.freeze_norm_statistics:
             yield (
                 "ema_statistics",
-                "measured with freeze_norm_statistics: true, which keeps them; leave one out",
+                "measured contradicts freeze_norm_statistics: true; leave one out",
             )
 
 
@@ -184,13 +184,13 @@ class RuntimeOptions(MachineOptions):
     """The machine: device, precision, compilation, threads, reproducibility, profiling."""
 
     precision: Literal["auto", "no", "bf16", "fp16"] = "auto"
-    """auto: bf16 where the device computes it natively, else fp16 on a GPU, else float32 (no)."""
+    """auto: bf16 if the device computes it natively, else fp16 on a GPU, else float32 (no)."""
     loss_scale: Annotated[float, Gt(0.0), Le(2.0**40)] = 65536.0
-    """fp16 only: what the loss is multiplied by at the start, so that small gradients do not vanish."""
+    """fp16 only: initial factor of the loss, so that small gradients do not vanish."""
     loss_scale_growth_interval: Count = 2000
     """fp16 only: good steps after which the scale doubles."""
     compile: Literal["auto", "off", "on"] = "auto"
-    """Compile the network; auto does so once the steps left repay the cost."""
+    """Compile the network; auto: if the remaining steps repay the cost."""
     compile_scope: Literal["auto", "whole", "regional"] = "auto"
     """Compile the whole network or each repeated block; auto: whole."""
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = "default"
@@ -202,9 +202,9 @@ class RuntimeOptions(MachineOptions):
     seed: Annotated[int, Ge(0), Le(LARGEST_SEED)] = DEFAULT_SEED
     """Every random choice follows from this number."""
     channels_last: Switch = "auto"
-    """Memory layout of 2-D convolution weights; auto: on, but for float32 on a GPU (up to a quarter faster on CPUs)."""
+    """Memory layout of 2-D convolution weights; auto: on, except for float32 on a GPU."""
     gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, up to twice the time; `keep_memory` is then off."""
+    """Recompute activations in the backward pass: less memory, more time; turns keep_memory off."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Kernels that are chosen by timing are not the same every time."""

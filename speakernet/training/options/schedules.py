@@ -41,7 +41,7 @@ class ScheduleOptions(NamedOptions):
 
 
 class ConstantOptions(ScheduleOptions):
-    """Always the top."""
+    """The full learning rate throughout."""
 
     name: str = "constant"
 
@@ -50,7 +50,7 @@ class FloorOptions(ScheduleOptions):
     """The base of schedules that end at a floor."""
 
     final_learning_rate: Annotated[float, Ge(0.0), Le(1000.0)] = 1e-6
-    """Where the learning rate ends; plateau never goes below it."""
+    """The learning rate at the end; the minimum of plateau."""
 
 
 class FactorOptions(ScheduleOptions):
@@ -75,7 +75,7 @@ class ExponentialOptions(ScheduleOptions):
     final_learning_rate: LearningRate | Literal["auto"] = "auto"
     """Where the learning rate ends; auto: it falls by `decay`."""
     decay: Factor | Literal["auto"] = "auto"
-    """The factor; auto: that of step, where no final_learning_rate is given."""
+    """The factor; auto: that of step, if there is no final_learning_rate."""
     decay_interval: Interval = DECAY_INTERVAL
     """Epochs per factor."""
 
@@ -86,7 +86,7 @@ class ExponentialOptions(ScheduleOptions):
             yield (
                 "final_learning_rate",
                 f"{self.final_learning_rate:g} together with decay: {self.decay:g}; exponential falls to the one or by "
-                "the other: give one of them (before final_learning_rate had an effect here, runs fell by decay)",
+                "the other: give one of them",
             )
 
 
