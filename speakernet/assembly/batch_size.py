@@ -174,7 +174,7 @@ class BatchSizeFinder:
         return self._clock() - start
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class _Sample:
     """A batch of noise, with what a step asks of a batch."""
 

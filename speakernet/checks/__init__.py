@@ -77,8 +77,12 @@ def table(findings: Iterable[Finding]) -> str:
         if finding.advice:
             texts.append((f"{indent}-> ", f"{indent}   ", finding.advice))
         for first, following, text in texts:
-            options = {"break_long_words": False, "break_on_hyphens": False}
-            lines += textwrap.wrap(text, TABLE_WIDTH, initial_indent=first, subsequent_indent=following, **options) or [
-                first
-            ]
+            wrap = textwrap.TextWrapper(
+                TABLE_WIDTH,
+                initial_indent=first,
+                subsequent_indent=following,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+            lines += wrap.wrap(text) or [first]
     return "\n".join(lines)

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 
 import numpy as np
 
-from speakernet.checks import Finding, some
+from speakernet.checks import Finding, Level, some
 from speakernet.data.audio import AUDIO_SUFFIXES
 from speakernet.data.list_identity import identify_trials
 from speakernet.data.lists import StringTable, TrainingList, TrialList, hash_names, one_word, repeated_trials
@@ -163,7 +163,7 @@ def file_findings(
         whole = "is the root right? the list's paths start there"
         clean = f"restore them, or clean the list: {own_command('prepare trials')} clean LIST --root ROOT"
         advice = whole if len(missing) == len(names) else clean
-        level = "warning" if len(missing) <= tolerated_share * len(names) else "error"
+        level: Level = "warning" if len(missing) <= tolerated_share * len(names) else "error"
         findings = some(level, f"{check}: files", missing, names.__getitem__, "missing file", advice)
     if len(missing) == len(names):
         return findings

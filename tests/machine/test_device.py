@@ -1,13 +1,15 @@
-"""The device of a run: what is asked for, what there is, and refusals in a sentence."""
+"""The device of a run: what is asked for and what there is, its clock and its utilisation."""
 
 import logging
+import time
+import types
 
 import pytest
 import torch
 
 from speakernet.config import load_config
 from speakernet.machine import device
-from speakernet.machine.device import choose_device, find_device
+from speakernet.machine.device import DeviceClock, choose_device, find_device, utilisation_monitor
 from speakernet.machine.options import MachineOptions
 
 
@@ -24,50 +26,85 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
 
 
 @pytest.mark.parametrize(
-    ("options", "expected"),
+    ("options", "rank", "expected"),
     [
-        ({}, "cuda:0"),
-        ({"device": "cuda"}, "cuda:0"),
-        ({"gpu_id": 1}, "cuda:1"),
-        ({"device": "cpu", "gpu_id": 1}, "cpu"),
+        ({}, None, "cuda:0"),
+        ({"device": "cuda"}, None, "cuda:0"),
+        ({"gpu_id": 1}, None, "cuda:1"),
+        ({"device": "cpu", "gpu_id": 1}, None, "cpu"),
+        ({}, 1, "cuda:1"),
+        ({"gpu_id": 0}, 1, "cuda:0"),
     ],
 )
-def test_the_gpu_is_the_one_asked_for(gpus: list[torch.device], options: dict, expected: str) -> None:
-    assert find_device(MachineOptions(**options)) == torch.device(expected)
+def test_find_device(gpus: list[torch.device], options: dict, rank: int | None, expected: str) -> None:
+    assert find_device(MachineOptions(**options), rank) == torch.device(expected)
     assert gpus == [], "finding has no effect"
 
 
-def test_the_chosen_gpu_is_made_current_and_named(gpus: list[torch.device], caplog: pytest.LogCaptureFixture) -> None:
+def test_choose_device(gpus: list[torch.device], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     assert choose_device(MachineOptions(gpu_id=1)) == torch.device("cuda:1")
-    assert gpus == [torch.device("cuda:1")] and "device: cuda:1 (made-up 1)" in caplog.text
+    assert gpus == [torch.device("cuda:1")] and "cuda:1 (made-up 1)" in caplog.text
     choose_device(MachineOptions(device="cpu"))
-    assert "device: cpu (asked for)" in caplog.text and len(gpus) == 1
+    assert "cpu (asked for)" in caplog.text and len(gpus) == 1
 
 
-def test_a_process_of_several_takes_its_own_gpu(gpus: list[torch.device]) -> None:
-    assert find_device(MachineOptions(), local_rank=1) == torch.device("cuda:1")
-    assert find_device(MachineOptions(gpu_id=0), local_rank=1) == torch.device("cuda:0")
-
-
-def test_a_gpu_that_is_not_there_is_refused(gpus: list[torch.device], monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="gpu_id: 2, but there are 2 GPUs, numbered from 0"):
+def test_a_gpu_that_is_missing(gpus: list[torch.device], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"gpu_id: 2\b"):
         find_device(MachineOptions(gpu_id=2))
+    with pytest.raises(ValueError, match="rank 2 "):
+        find_device(MachineOptions(), 2)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(device, "unusable_gpu", lambda: ("", ""))
-    with pytest.raises(ValueError, match=r"torch finds no GPU here; use --runtime\.device auto or cpu"):
+    with pytest.raises(ValueError, match=r"runtime\.device: cuda"):
         choose_device(MachineOptions(device="cuda"))
-
-
-def test_a_machine_without_gpu_trains_on_its_cpu(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_device(MachineOptions()) == torch.device("cpu")
-    assert "device: cpu (no GPU that torch can use)" in caplog.text
-
-
-def test_apples_gpu_is_refused_in_a_sentence() -> None:
-    with pytest.raises(ValueError, match=r"--runtime\.device.*'mps'; expected auto or cpu or cuda$"):
+    with pytest.raises(ValueError, match="'mps'"):
         load_config(["--runtime.device", "mps"])
+
+
+def test_the_clock_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([1.0, 1.5, 4.0, 4.25])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
+    clock = DeviceClock(torch.device("cpu"))
+    assert clock.take() == [] and len(clock) == 0
+    for _ in range(3):
+        clock.mark()
+    assert len(clock) == 2 and clock.take() == [0.5, 2.5]
+    # The last mark is where the next stretch begins.
+    clock.mark()
+    assert clock.take() == [0.25]
+
+
+def test_the_clock_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host sets three marks at once, and waits once for the times at which the device reached them."""
+    reached, waits = iter([100.0, 102.0, 107.0]), []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self, stream: object) -> None:
+            self.at = next(reached)
+
+        def synchronize(self) -> None:
+            waits.append(self.at)
+
+        def elapsed_time(self, other: "Event") -> float:
+            return other.at - self.at
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: types.SimpleNamespace(device=device))
+    clock = DeviceClock(torch.device("cuda"))
+    for _ in range(3):
+        clock.mark()
+    assert clock.take() == pytest.approx([0.002, 0.005]) and waits == [107.0]
+
+
+def test_utilisation(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = iter([80, 40])
+    monkeypatch.setattr(torch.cuda, "utilization", lambda device: next(readings))
+    for name, mean in (("cuda:1", 60.0), ("cpu", None)):
+        with utilisation_monitor(torch.device(name)) as monitor:
+            pass
+        assert monitor.mean == mean

@@ -1,61 +1,279 @@
-"""Facts about the machine: plain values, and what is left out where it cannot be read."""
+"""Cores, memory and quotas in containers, versions, GPUs and drivers; a reading that fails ends nothing."""
 
 import json
 import logging
+import math
 import re
+import types
 from pathlib import Path
 
 import pytest
 import torch
+from packaging.specifiers import SpecifierSet
 
+from speakernet.assembly.batch_size import DEFAULT_MEMORY_SHARE, BatchSizeFinder
+from speakernet.checks.doctor import machine_findings
+from speakernet.data.sharing import free_shared_memory
 from speakernet.machine import facts
-from speakernet.machine.facts import TORCH_PAIR, cpu_flags, cpu_name, log_system_info, system_info, version_of
+from speakernet.machine.device import choose_device
+from speakernet.machine.facts import Quota, driver_version, measuring, read_quota, system_info, unusable_gpu
+from speakernet.machine.memory import Monitor
+from speakernet.machine.options import MachineOptions
+from speakernet.machine.settings import optimize_torch_settings
+from speakernet.training.options import RuntimeOptions
+from speakernet.training.profiler import StepProfiler
 
-ROOT = Path(__file__).resolve().parents[2]
+GIB = 1 << 30
+CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Thu Oct 19 18:56:32 UTC 2023\nGCC version:  gcc 12.2.0\n"
+OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build  (builder@host)\nGCC version: 13.3\n"
 
 
-def test_system_info_is_plain_and_names_versions(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG)
+def write(folder: Path, **files: object) -> None:
+    """Files of a group; __ stands for the dot."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, value in files.items():
+        (folder / name.replace("__", ".")).write_text(f"{value}\n")
+
+
+def quota_of(folder: Path, membership: str) -> Quota:
+    write(folder, membership=membership)
+    return read_quota(folder / "cgroup", folder / "membership")
+
+
+def test_version_2(tmp_path: Path) -> None:
+    write(
+        tmp_path / "cgroup",
+        cpu__max="250000 100000",
+        memory__max=8 * GIB,
+        memory__current=3 * GIB,
+        memory__stat=f"anon {2 * GIB}\ninactive_file {GIB // 2}\nactive_file {GIB // 4}",
+    )
+    assert quota_of(tmp_path, "0::/") == Quota(2.5, 8 * GIB, 8 * GIB - 3 * GIB + GIB // 2 + GIB // 4)
+
+
+def test_the_tightest_group_counts(tmp_path: Path) -> None:
+    write(tmp_path / "cgroup" / "jobs", cpu__max="300000 100000", memory__max=4 * GIB, memory__current=3 * GIB)
+    write(tmp_path / "cgroup" / "jobs" / "mine", cpu__max="max 100000", memory__max="max", memory__current=GIB)
+    write(tmp_path / "cgroup", cpu__max="800000 100000", memory__max=64 * GIB, memory__current=10 * GIB)
+    assert quota_of(tmp_path, "0::/jobs/mine") == Quota(3.0, 4 * GIB, GIB)
+
+
+def test_version_1_with_the_path_of_the_host(tmp_path: Path) -> None:
+    root = tmp_path / "cgroup"
+    write(root / "cpu,cpuacct", cpu__cfs_quota_us=200000, cpu__cfs_period_us=100000)
+    write(
+        root / "memory",
+        memory__limit_in_bytes=2 * GIB,
+        memory__usage_in_bytes=GIB,
+        memory__stat=f"inactive_file 7\ntotal_inactive_file {GIB // 4}\ntotal_active_file 0",
+    )
+    found = quota_of(tmp_path, "5:memory:/docker/abc\n4:cpu,cpuacct:/docker/abc\n1:name=systemd:/docker/abc")
+    assert found == Quota(2.0, 2 * GIB, GIB + GIB // 4)
+    write(root / "cpu" / "job", cpu__cfs_quota_us=150000, cpu__cfs_period_us=100000)
+    assert quota_of(tmp_path, "4:cpu,cpuacct:/job").cores == 1.5
+
+
+def test_no_quota(tmp_path: Path) -> None:
+    root = tmp_path / "cgroup"
+    write(root / "cpu", cpu__cfs_quota_us=-1, cpu__cfs_period_us=100000)
+    write(root / "memory", memory__limit_in_bytes=9223372036854771712, memory__usage_in_bytes=5)
+    assert quota_of(tmp_path, "2:cpu:/\n1:memory:/") == Quota(math.inf, None, None)
+    write(root, cpu__max="nonsense", memory__max="?")
+    assert quota_of(tmp_path, "0::/../../elsewhere\nbroken line") == Quota()
+    assert read_quota(tmp_path / "nothing", tmp_path / "nowhere") == Quota()
+
+
+@pytest.fixture()
+def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`docker run --cpus 1.5 --memory 8m`, seen from inside."""
+    write(tmp_path / "cgroup", cpu__max="150000 100000", memory__max=8 << 20, memory__current=6 << 20)
+    write(tmp_path, membership="0::/")
+    monkeypatch.setattr(facts, "CGROUP_ROOT", tmp_path / "cgroup")
+    monkeypatch.setattr(facts, "MEMBERSHIP", tmp_path / "membership")
+    monkeypatch.setattr(facts.os, "sched_getaffinity", lambda process: set(range(64)), raising=False)
+    return tmp_path / "cgroup"
+
+
+def test_what_a_process_may_use(container: Path) -> None:
+    assert facts.usable_cores() == 1
+    assert facts.usable_memory_bytes() == 2 << 20 and facts.total_memory_bytes() == 8 << 20
+    write(container, cpu__max="6400000 100000", memory__current=9 << 20)
+    assert facts.usable_cores() == 64 and facts.usable_memory_bytes() == 0
+    write(container, cpu__max="50000 100000")
+    assert facts.usable_cores() == 1
+
+
+def test_everything_counts_cores_and_memory_here(container: Path) -> None:
+    assert free_shared_memory() <= 2 << 20
+    assert BatchSizeFinder(torch.nn.Linear(2, 2), int, int).limit_bytes == int(DEFAULT_MEMORY_SHARE * (2 << 20))
     info = system_info()
-    log_system_info()
-    assert json.loads(json.dumps(info)) == info
-    assert info["versions"]["torch"] == torch.__version__.split("+")[0] or info["versions"]["torch"]
-    assert info["cpu_cores"] >= 1
-    assert "torch" in caplog.text
+    assert (info["cpu_cores"], info["memory_bytes"]) == (1, 8 << 20)
+    findings = {finding.check: finding.message for finding in machine_findings(container)}
+    assert "1.5" in findings["limits"] and "8.0 MiB" in findings["limits"]
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(8)
+        applied = optimize_torch_settings(MachineOptions(threads="auto", keep_memory=False))
+        assert torch.get_num_threads() == 1 == {setting.name: setting.value for setting in applied}["threads"]
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_system_info(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    facts.log_system_info()
+    info = system_info()
+    assert json.loads(json.dumps(info)) == info and info["cpu_cores"] >= 1
+    assert info["versions"]["torch"] and info["versions"]["torch"] in caplog.text
+    assert facts.version_of("no-such-package-anywhere") is None
 
 
 @pytest.mark.parametrize(
-    ("text", "name", "flags"),
+    ("text", "name", "flags", "bf16"),
     [
-        ("processor : 0\nmodel name : AMD EPYC\nflags : fpu avx2\n\nmodel name : other\n", "AMD EPYC", {"fpu", "avx2"}),
-        ("processor : 0\nFeatures : asimd bf16\n", "", {"asimd", "bf16"}),
-        (None, "", set()),
+        ("processor : 0\nmodel name : AMD\nflags : fpu avx512_bf16\n\nmodel name : other\n", "AMD",
+         {"fpu", "avx512_bf16"}, "avx512_bf16"),
+        ("processor : 0\nFeatures : asimd bf16\n", "aarch64", {"asimd", "bf16"}, "bf16"),
+        ("", "aarch64", set(), None),
     ],
-)
-def test_the_processor_is_what_the_system_says(
-    text: str | None, name: str, flags: set[str], monkeypatch: pytest.MonkeyPatch
+    ids=["x86", "Arm", "no /proc"],
+)  # fmt: skip
+def test_the_processor(
+    text: str, name: str, flags: set[str], bf16: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """x86, Arm (which tells no name), and a system without /proc."""
-
-    def read(path: Path, **options: object) -> str:
-        if text is None:
-            raise FileNotFoundError(path)
-        return text
-
-    monkeypatch.setattr(Path, "read_text", read)
+    monkeypatch.setattr(facts, "_text", lambda path: text)
     monkeypatch.setattr(facts.platform, "processor", lambda: "")
     monkeypatch.setattr(facts.platform, "machine", lambda: "aarch64")
     facts._cpu_facts.cache_clear()
     try:
-        assert cpu_name() == (name or "aarch64") and cpu_flags() == flags
+        assert (facts.cpu_name(), facts.cpu_flags(), facts.native_bf16()) == (name, flags, bf16)
     finally:
         facts._cpu_facts.cache_clear()
 
 
-def test_a_package_that_is_not_installed_has_no_version() -> None:
-    assert version_of("torch") and version_of("no-such-package-anywhere") is None
+@pytest.fixture()
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No GPU for torch, which is built for CUDA 13; the folder is the PATH and has the driver's file, if any."""
+    monkeypatch.setattr(facts, "VERSION_FILE", tmp_path / "version")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    return tmp_path
 
 
-def test_the_pair_that_is_advised_is_the_one_that_is_installed_for():
-    bounds = re.findall(r'^    "(torch(?:audio)?>=[^"]+)",$', (ROOT / "setup.py").read_text(encoding="utf-8"), re.M)
-    assert "pip install " + " ".join(f"'{one}'" for one in bounds) == TORCH_PAIR and len(bounds) == 2
+def add_program(machine: Path, answer: str) -> None:
+    (machine / "nvidia-smi").write_text(f"#!/bin/sh\n{answer}\n")
+    (machine / "nvidia-smi").chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("text", "version"), [(CLOSED, "535.129.03"), (OPEN, "570.86.10"), (CLOSED, "384.81"), (OPEN, "580.65")]
+)
+def test_the_driver_from_its_file(machine: Path, text: str, version: str) -> None:
+    (machine / "version").write_text(text.format(version))
+    assert driver_version() == version
+
+
+def test_the_driver_from_its_program(machine: Path) -> None:
+    assert driver_version() == ""
+    add_program(machine, "echo 550.54.15; echo 550.54.15")
+    assert driver_version() == "550.54.15"
+    add_program(machine, "echo NVIDIA-SMI has failed because it could not communicate with the driver; exit 9")
+    (machine / "version").write_text("something else")
+    assert driver_version() == ""
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda", "found", "advice"),
+    [
+        ("535.129.03", "13.0", "driver 580", "torch>=2.9,<2.11"),
+        ("470.57.02", "13.2", "driver 580", "no torch"),
+        ("470.57.02", "12.8", "driver 525", "no torch"),
+        ("580.65.06", "13.0", "580.65.06", "--gpus all"),
+        ("535.129.03", "12.8", "535.129.03", "--gpus all"),
+        ("535.129.03", None, "without CUDA", "torch>=2.9,<2.11"),
+    ],
+)
+def test_advice_for_driver_and_torch(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, version: str, cuda: str | None, found: str, advice: str
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    (machine / "version").write_text(OPEN.format(version))
+    message = unusable_gpu()
+    assert found in message[0] and advice in message[1]
+
+
+def test_an_unusable_gpu(machine: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training warns of it and so does the doctor, unless the CPU was asked for."""
+    add_program(machine, "echo 535.129.03")
+    assert choose_device(MachineOptions()).type == "cpu"
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "535.129.03" in warning and "CUDA 13.0" in warning and facts.FOR_OLDER_CUDA in warning
+    with pytest.raises(ValueError, match=r"runtime\.device: cuda.*535.*pip install"):
+        choose_device(MachineOptions(device="cuda"))
+    (finding,) = [one for one in machine_findings(machine) if one.check == "GPU"]
+    assert finding.level == "warning" and facts.FOR_OLDER_CUDA in finding.advice
+    caplog.clear()
+    choose_device(MachineOptions(device="cpu"))
+    for hidden in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        choose_device(MachineOptions())
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_advice_keeps_to_the_bounds_of_setup(repository: Path) -> None:
+    bounds = dict(re.findall(r'"(torch(?:audio)?)([<>=][^"]+)"', (repository / "setup.py").read_text()))
+    pair, older = (
+        dict(re.findall(r"'(torch(?:audio)?)([<>=][^']+)'", one)) for one in (facts.TORCH_PAIR, facts.FOR_OLDER_CUDA)
+    )
+    assert pair == bounds and set(older) == set(bounds) == {"torch", "torchaudio"}
+    for name, specifiers in older.items():
+        assert all(version in SpecifierSet(bounds[name]) for version in ("2.9.1", "2.10.0"))
+        assert "2.10.0" in SpecifierSet(specifiers) and "2.11.0" not in SpecifierSet(specifiers)
+
+
+class NVMLError(Exception):
+    """Like pynvml's: not a subclass of anything that callers expect."""
+
+
+def refuse(*arguments: object, **options: object) -> None:
+    raise NVMLError("Not Supported")
+
+
+def test_failed_readings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Left out, and logged once; nothing ends because of them."""
+    monkeypatch.setattr(facts, "_failed_readings", set())
+    caplog.set_level(logging.INFO)
+    for _ in range(2):
+        with measuring("the temperature"):
+            refuse()
+    assert len(caplog.records) == 1 and "the temperature" in caplog.text and "NVMLError: Not Supported" in caplog.text
+    for error in (KeyboardInterrupt, SystemExit):
+        with pytest.raises(error), measuring("the temperature"):
+            raise error
+    monkeypatch.setattr(facts.psutil, "virtual_memory", refuse)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", refuse)
+    info = system_info()
+    assert info["cpu_cores"] >= 1 and info["gpus"] == [] and "memory_bytes" not in info
+    monkeypatch.undo()
+    finder = BatchSizeFinder(torch.nn.Linear(4, 4), int, int, 1 << 30, read_memory=refuse)
+    assert finder.find(1, 4) in (1, 2, 4)
+    with Monitor(refuse, sample_seconds=0.001) as monitor:
+        pass
+    assert monitor.peak == monitor.start == 0 and monitor.mean is None
+
+
+def test_a_profiler_that_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    profiler = StepProfiler(RuntimeOptions(profile_steps=1), tmp_path, torch.device("cpu"))
+    profiler.close()
+    broken = types.SimpleNamespace(step=refuse, stop=refuse, toggle_collection_dynamic=refuse)
+    profiler._profiler, profiler._is_running, profiler._steps = broken, True, 1
+    with profiler.paused():
+        pass
+    profiler.step()
+    profiler.close()
+    assert "NVMLError: Not Supported" in caplog.text
