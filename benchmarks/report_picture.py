@@ -15,7 +15,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from speakernet.evaluation.report.report import REPORT_NAME
+from speakernet.evaluation.report import REPORT_NAME
 from speakernet.files import atomic_write
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")

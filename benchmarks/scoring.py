@@ -17,8 +17,13 @@ import torch
 from benchmarks.timing import Way, run_in_turn
 from speakernet.data.lists import read_trials
 from speakernet.evaluation import metrics
-from speakernet.evaluation.score_norm import cohort_statistics, normalize_scores
-from speakernet.evaluation.scoring import cosine_scores, mean_distance_scores, mean_embeddings
+from speakernet.evaluation.scoring import (
+    cohort_statistics,
+    cosine_scores,
+    mean_distance_scores,
+    mean_embeddings,
+    normalize_scores,
+)
 from speakernet.machine.memory import process_peak_bytes
 
 # VoxCeleb1-O: so many utterances, each enrolled in eight trials.

@@ -19,7 +19,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from benchmarks.study import RECORDS
 from speakernet.cli import run_command
-from speakernet.evaluation.report.plot_style import house_style, legend_above, new_figure, save_png, series_colour
+from speakernet.evaluation.plots import house_style, legend_above, new_figure, save_png, series_colour
 from speakernet.run_folder import METRICS
 
 TICKS = (1.0, 2.0, 3.0, 5.0)

@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from speakernet import terminal
 from speakernet.assembly import runs
 from speakernet.cli import main
-from speakernet.evaluation import bootstrap, score_norm
+from speakernet.evaluation import bootstrap, scoring
 from speakernet.training.progress import LoadingFacts
 from tests.tiny_recipe import write_recipe
 
@@ -229,7 +229,7 @@ def test_every_phase_of_scoring_says_where_it_is_without_a_terminal(
 ) -> None:
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(terminal, "LINE_SECONDS", 0.0)
-    monkeypatch.setattr(score_norm, "BLOCK_SCORES", 8)
+    monkeypatch.setattr(scoring, "BLOCK_SCORES", 8)
     monkeypatch.setattr(bootstrap, "SHOWN_WORK", 0)
     # Without the embeddings that are kept there, which would be taken.
     shutil.copytree(finished[0], tmp_path / "run", ignore=shutil.ignore_patterns("embeddings"))

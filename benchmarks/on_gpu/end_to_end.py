@@ -24,8 +24,7 @@ from speakernet.data.lists import StringTable
 from speakernet.data.opening import open_source
 from speakernet.evaluation.embedding import embed_utterances
 from speakernet.evaluation.options import EvaluationOptions, Mode
-from speakernet.evaluation.score_norm import cohort_statistics, normalize_scores
-from speakernet.evaluation.scoring import cosine_scores, mean_embeddings
+from speakernet.evaluation.scoring import cohort_statistics, cosine_scores, mean_embeddings, normalize_scores
 
 MODEL, QUICK_MODEL = "ResNet34", "ResNet"
 UTTERANCES, QUICK_UTTERANCES = 4000, 24

@@ -10,11 +10,10 @@ import numpy as np
 from speakernet.config import Config
 from speakernet.data.augment.banks import noise_banks, rir_bank
 from speakernet.data.sources import AudioCache, AudioSource
-from speakernet.evaluation.backend import Backend
-from speakernet.evaluation.embedder import Embedder
-from speakernet.evaluation.embedding import reader_threads
+from speakernet.evaluation.embedding import Embedder, reader_threads
 from speakernet.evaluation.evaluate import Evaluation, score_trials
 from speakernet.evaluation.results import Results
+from speakernet.evaluation.scoring import Backend
 from speakernet.evaluation.slices import all_slices, read_metadata
 from speakernet.evaluation.sweep import Step, run_sweep, sweep_steps
 

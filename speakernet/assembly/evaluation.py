@@ -23,19 +23,19 @@ from speakernet.assembly.model import load_for_scoring
 from speakernet.config import Config
 from speakernet.config.schema import config_to_dict
 from speakernet.data.lists import TrialList
-from speakernet.evaluation.backend import Backend, Cohort, plain_backend, verifying_backend
-from speakernet.evaluation.calibrating import FITTED_ON_REPORTED, SCORE_ONLY, fit_for_verifying, fit_scores
-from speakernet.evaluation.calibration import AffineCalibration
-from speakernet.evaluation.cautions import CHOSEN_ON_REPORTED, cautions
-from speakernet.evaluation.embedder import Embedder
-from speakernet.evaluation.embedding import EmbeddingNet
-from speakernet.evaluation.embedding_store import weights_digest
-from speakernet.evaluation.evaluate import Evaluation, calibration_inputs, evaluate, score_trials
-from speakernet.evaluation.figures import why_no_error_rate
+from speakernet.evaluation.calibration import (
+    FITTED_ON_REPORTED,
+    SCORE_ONLY,
+    AffineCalibration,
+    fit_scores,
+    plain_backend,
+)
+from speakernet.evaluation.embedding import Embedder, EmbeddingNet, weights_digest
+from speakernet.evaluation.evaluate import Evaluation, calibration_inputs, evaluate, fit_for_verifying, score_trials
+from speakernet.evaluation.figures import CHOSEN_ON_REPORTED, cautions, why_no_error_rate
 from speakernet.evaluation.options import Mode
 from speakernet.evaluation.results import Results
-from speakernet.evaluation.score_norm import speaker_means
-from speakernet.evaluation.scoring import mean_embeddings
+from speakernet.evaluation.scoring import Backend, Cohort, mean_embeddings, speaker_means, verifying_backend
 from speakernet.evaluation.speakers import Speakers, read_speaker_table, speakers_of
 from speakernet.files import sha256_of
 from speakernet.machine.facts import system_info

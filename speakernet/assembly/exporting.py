@@ -13,11 +13,10 @@ from speakernet.corpora.synthetic.speech import SAMPLE_RATE, draw_phones, draw_v
 from speakernet.data.audio import audio_of_array, read_audio
 from speakernet.data.lists import TrialList, read_trials
 from speakernet.data.opening import open_source
-from speakernet.evaluation.backend import mean_of_whole_utterances
 from speakernet.evaluation.embedding import EmbeddingNet, embed_utterances
 from speakernet.evaluation.metrics import eer
 from speakernet.evaluation.options import EvaluationOptions
-from speakernet.evaluation.scoring import cosine_scores, mean_embeddings
+from speakernet.evaluation.scoring import cosine_scores, mean_embeddings, mean_of_whole_utterances
 from speakernet.files import human_bytes
 from speakernet.inference.export import ExportError, Run, check_target, export_model, open_onnx
 from speakernet.models.model_file import ModelFile, load_model_file

@@ -12,9 +12,9 @@ from speakernet.assembly.evaluation import scores_of_model
 from speakernet.assembly.inputs import Inputs
 from speakernet.checkpoint import read_checkpoint
 from speakernet.config import Config, ConfigError
-from speakernet.evaluation.comparison import Comparison, compare_scores
 from speakernet.evaluation.evaluate import Evaluation
-from speakernet.evaluation.headline import headline
+from speakernet.evaluation.figures import Comparison, compare_scores
+from speakernet.evaluation.results import headline
 from speakernet.files import sha256_of
 from speakernet.models.importers import translate
 from speakernet.models.model_file import is_model_file, load_initial_weights

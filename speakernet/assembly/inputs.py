@@ -22,7 +22,7 @@ from speakernet.data.lookup import LookupTable
 from speakernet.data.opening import open_source
 from speakernet.data.sampling import Voices
 from speakernet.data.sources import AudioSource
-from speakernet.evaluation.calibrating import known_by
+from speakernet.evaluation.calibration import known_by
 from speakernet.parallel import distributed
 
 logger = logging.getLogger(__name__)

@@ -40,7 +40,7 @@ from speakernet.checkpoint import read_own_checkpoint
 from speakernet.config import Config, ConfigError, LoadedConfig
 from speakernet.config.schema import config_to_dict
 from speakernet.evaluation.evaluate import Evaluation
-from speakernet.evaluation.report.data import read_results
+from speakernet.evaluation.run_data import read_results
 from speakernet.files import FileError, sha256_of
 from speakernet.machine.device import choose_device
 from speakernet.machine.facts import log_system_info

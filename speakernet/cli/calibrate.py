@@ -13,10 +13,9 @@ import sys
 from pathlib import Path
 
 from speakernet.cli import add_model, add_store, load_verifier, store_key
-from speakernet.evaluation.cautions import cautions
-from speakernet.evaluation.headline import headline_sentence
+from speakernet.evaluation.figures import cautions
 from speakernet.evaluation.options import EvaluationOptions
-from speakernet.evaluation.results import FEW_TARGETS
+from speakernet.evaluation.results import FEW_TARGETS, headline_sentence
 from speakernet.options import default_of
 from speakernet.terminal import counted
 
@@ -44,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not 0 < arguments.prior < 1:
         raise ValueError(f"--prior {arguments.prior}: expected a probability between 0 and 1")
     # Late: --help and a mistyped option need no torch.
-    from speakernet.evaluation.backend import WHOLE_COSINE
+    from speakernet.evaluation.scoring import WHOLE_COSINE
     from speakernet.inference import calibrating, decision
     from speakernet.inference.recordings import audio_inputs
 

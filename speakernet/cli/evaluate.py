@@ -20,11 +20,10 @@ import numpy as np
 from speakernet.cli import train
 from speakernet.data.lists import read_trials
 from speakernet.evaluation.calibration import AffineCalibration, fit_calibration
-from speakernet.evaluation.cautions import cautions
-from speakernet.evaluation.figures import figures
+from speakernet.evaluation.figures import cautions, figures
 from speakernet.evaluation.options import EvaluationOptions
-from speakernet.evaluation.report.data import chosen_on_reported
 from speakernet.evaluation.results import Results
+from speakernet.evaluation.run_data import chosen_on_reported
 from speakernet.evaluation.score_files import find_scores
 from speakernet.evaluation.speakers import read_speaker_table, speakers_of
 from speakernet.files import sha256_of

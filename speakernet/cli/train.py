@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from speakernet.cli import load_configuration
 from speakernet.config import LoadedConfig
-from speakernet.evaluation.headline import headline_sentence
+from speakernet.evaluation.results import headline_sentence
 from speakernet.files import GrowingFile, own_command
 from speakernet.parallel import distributed
 from speakernet.parallel.distributed import find_place

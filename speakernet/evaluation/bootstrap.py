@@ -1,8 +1,8 @@
 """Confidence intervals and paired comparisons by drawing speakers with replacement.
 
-Trials of one speaker rise and fall together, so drawing trials would promise too much. Each draw takes as many
-speakers as there are; a target trial counts as often as its speaker was drawn, a trial between two speakers the product
-of their draws. Scores are sorted once; a draw costs a few passes over the trials.
+Trials of one speaker rise and fall together, so drawing trials would give intervals that are too narrow. Each draw
+takes as many speakers as there are; a target trial counts as often as its speaker was drawn, a trial between two
+speakers the product of their draws. Scores are sorted once; a draw costs a few passes over the trials.
 
 Source: Poh and Bengio, Estimating the confidence interval of expected performance curve in biometric authentication
 using joint bootstrap, 2007 (drawing users); percentile intervals.
@@ -10,13 +10,12 @@ using joint bootstrap, 2007 (drawing users); percentile intervals.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from speakernet.evaluation.metrics import check_trials, default_cost, group_starts
-from speakernet.evaluation.results import Interval
+from speakernet.evaluation.metrics import check_trials, crossing, default_cost, group_starts
+from speakernet.evaluation.results import GroupResult, Interval
 from speakernet.random import numpy_generator
 from speakernet.terminal import Bar
 
@@ -24,10 +23,12 @@ MIN_SPEAKERS = 5
 """Below this, an interval over speakers would be a guess."""
 ROUGH_SPEAKERS = 20
 """Below this, the interval is called rough."""
+MIN_TARGETS = 10
+"""Below this, a group's note says so."""
 MAX_WORK = 2_000_000_000
-"""Trials x draws; above it fewer draws are made (and the number is reported)."""
+"""Product of trials and draws; above it fewer draws are made (and the number is reported)."""
 SHOWN_WORK = 100_000_000
-"""Trials x draws that take seconds: below it there is nothing to look at."""
+"""Product of trials and draws from which a progress bar is shown (seconds)."""
 MIN_DRAWS = 100
 STREAM = 6101
 LEVEL_PERCENT = 95.0
@@ -36,49 +37,20 @@ BAND_FALSE_ACCEPTS = ndtr(np.linspace(ndtri(1e-5), ndtri(0.98), 50))
 
 
 @dataclass(frozen=True)
-class Band:
-    """How far the misses of a DET curve reach at some false-accept rates.
-
-    Attributes:
-        false_accepts: rates, rising, (points,).
-        low: 2.5th percentile of the miss rates over the draws, (points,).
-        high: 97.5th percentile.
-    """
-
-    false_accepts: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-
-
-class DrawFigures(NamedTuple):
-    """EER in percent, a minDCF for each operating point, and the miss rate at each false-accept rate that was asked."""
-
-    eer_percent: float
-    costs: list[float]
-    misses: np.ndarray
-
-
-@dataclass(frozen=True)
 class Measured:
-    """Figures of one set of trials, with their intervals.
-
-    Attributes:
-        eer_percent: of the trials as they are.
-        min_dcf: at each operating point.
-        eer_interval: over speakers; None where too few or no draws were made.
-        min_dcf_intervals: the same for each operating point.
-        num_draws: that had trials of both kinds.
-        note: why there is no interval, or why it is rough; empty when all is well.
-        band: of the DET curve; None without draws, or where no false-accept rates were asked for.
-    """
+    """Figures of one set of trials, with their intervals over speakers."""
 
     eer_percent: float
     min_dcf: list[float]
+    """At each operating point."""
     eer_interval: Interval
     min_dcf_intervals: list[Interval]
     num_draws: int
+    """Draws that had trials of both kinds."""
     note: str
-    band: Band | None = None
+    """Why there is no interval, or why it is rough; else empty."""
+    band: np.ndarray | None
+    """(3, points): false-accept rates, lowest and highest miss rate of the DET curve; None without draws."""
 
 
 class SpeakerBootstrap:
@@ -90,7 +62,7 @@ class SpeakerBootstrap:
         enrol_speakers: (trials,) number of the enrolment speaker; numbers may be missing in between.
         test_speakers: (trials,).
         operating_points: (target prior, c_miss, c_fa) of each minDCF.
-        false_accepts: rates at which the misses are wanted too, (points,).
+        false_accepts: rates at which the misses are measured too, (points,).
     """
 
     def __init__(
@@ -103,12 +75,13 @@ class SpeakerBootstrap:
         false_accepts: np.ndarray | None = None,
     ) -> None:
         scores, labels = check_trials(scores, labels)
-        # Speakers without a trial would be drawn for nothing: those of a slice are counted anew.
+        # Only speakers with a trial are drawn: those of a slice are fewer.
         present, numbers = np.unique(np.concatenate([enrol_speakers, test_speakers]), return_inverse=True)
         enrol, test = numbers[: len(labels)], numbers[len(labels) :]
         # Sorted once for all draws: a draw only changes how often each trial counts.
         order = np.argsort(scores, kind="stable")
-        self._group_starts = group_starts(scores[order])
+        # Equal scores are accepted or rejected together: rates exist at the ends of their groups only.
+        self._ends = np.append(group_starts(scores[order])[1:], len(labels)) - 1
         self._labels = labels[order]
         self._first = enrol[order].astype(np.int64)
         # A target trial counts its speaker once: its second side points at a speaker that is drawn exactly once.
@@ -119,40 +92,59 @@ class SpeakerBootstrap:
         self.num_trials, self.num_speakers = len(labels), len(present)
         self.num_target_speakers = len(np.unique(self._first[self._labels]))
 
-    def figures(self, counts: np.ndarray) -> DrawFigures | None:
-        """The figures when speaker s is drawn `counts[s]` times; None without targets or non-targets."""
-        counts = np.append(counts, 1)
+    def figures(self, counts: np.ndarray | None = None) -> np.ndarray | None:
+        """EER in percent, minDCFs and miss rates, (figures,), if speaker s is drawn `counts[s]` times (None: once).
+
+        None without targets or non-targets.
+        """
+        counts = np.append(np.ones(self.num_speakers, dtype=np.int64) if counts is None else counts, 1)
         weights = counts[self._first] * counts[self._second]
         all_below = np.cumsum(weights)
         targets_below = np.cumsum(weights * self._labels)
         num_targets, num_all = int(targets_below[-1]), int(all_below[-1])
         if num_targets in (0, num_all):
             return None
-        # Equal scores are accepted or rejected together: rates exist at the ends of their groups only.
-        ends = np.append(self._group_starts[1:], len(weights)) - 1
-        miss = np.concatenate([[0.0], targets_below[ends] / num_targets])
-        rejected = np.concatenate([[0.0], (all_below - targets_below)[ends] / (num_all - num_targets)])
+        miss = np.concatenate([[0.0], targets_below[self._ends] / num_targets])
+        rejected = np.concatenate([[0.0], (all_below - targets_below)[self._ends] / (num_all - num_targets)])
         false_accept = 1 - rejected
-        # The same crossing as `metrics.equal_error_point`, here on weighted counts.
-        # The difference starts at -1 (all accepted), so that there is always a point before.
-        after = int(np.searchsorted(miss - false_accept, 0.0))
-        gap_after = miss[after] - false_accept[after]
-        gap_before = miss[after - 1] - false_accept[after - 1]
-        share = -gap_before / (gap_after - gap_before)
-        eer = miss[after - 1] + share * (miss[after] - miss[after - 1])
         costs = [
             float((c_miss * prior * miss + c_fa * (1 - prior) * false_accept).min()) / default_cost(prior, c_miss, c_fa)
             for prior, c_miss, c_fa in self._points
         ]
-        # The lowest threshold that accepts no more non-targets than wanted; rounding must not pass an exact rate by.
+        # The lowest threshold that accepts no more non-targets than wanted, whatever the rounding of an exact rate.
         rows = np.searchsorted(rejected, 1 - self.false_accepts - 1e-12)
-        return DrawFigures(100 * float(eer), costs, miss[rows])
+        return np.array([100 * crossing(miss, false_accept)[1], *costs, *miss[rows]])
 
-    def plain_figures(self) -> DrawFigures:
-        """The figures of the trials as they are: every speaker once."""
-        found = self.figures(np.ones(self.num_speakers, dtype=np.int64))
-        assert found is not None, "there are trials of both kinds"
-        return found
+    def measure(self, wanted: int, seed: int) -> Measured:
+        """EER and minDCFs with 95 % intervals from so many draws, or a note that says why there are none."""
+        plain, num_costs = self.figures(), len(self._points)
+        assert plain is not None, "there are trials of both kinds"
+        eers, *others = _drawn([self], wanted, seed)[0].T
+        intervals = [_spread_of(values) for values in others[:num_costs]]
+        misses = [interval_of(values) for values in others[num_costs:] if len(values) > 0]
+        band = np.array([self.false_accepts, *np.array(misses).T]) if misses else None
+        note, eer_interval = speakers_note(self.num_speakers), _spread_of(eers)
+        if len(eers) and eer_interval is None:
+            note = same_in_all_draws_note(plain[0], self.num_target_speakers)
+        costs = plain[1 : 1 + num_costs].tolist()
+        return Measured(float(plain[0]), costs, eer_interval, intervals, len(eers), note, band)
+
+
+def group_result(
+    label: str, prepared: SpeakerBootstrap, priors: Sequence[str], num_targets: int | None, num_draws: int, seed: int
+) -> GroupResult:
+    """The figures of a group of trials as a row of a table; without priors and numbers, the EER alone."""
+    found = prepared.measure(num_draws, seed)
+    few = f"only {num_targets} targets" if num_targets is not None and num_targets < MIN_TARGETS else ""
+    return GroupResult(
+        label,
+        found.eer_percent,
+        found.eer_interval,
+        note="; ".join(one for one in (few, found.note) if one),
+        num_trials=None if num_targets is None else prepared.num_trials,
+        num_targets=num_targets,
+        min_dcf=dict(zip(priors, found.min_dcf, strict=True)) or None,
+    )
 
 
 def draw_speakers(num_speakers: int, num_draws: int, seed: int) -> np.ndarray:
@@ -170,46 +162,29 @@ def num_draws_for(num_trials: int, wanted: int) -> int:
     return min(wanted, max(MIN_DRAWS, MAX_WORK // max(num_trials, 1)))
 
 
-def measure(prepared: SpeakerBootstrap, wanted: int, seed: int) -> Measured:
-    """EER and minDCFs with 95 % intervals; no intervals, and a note, where there are too few speakers or no errors."""
-    eer_percent, costs, _ = prepared.plain_figures()
-    eers, *others = _drawn([prepared], wanted, seed)[0].T
-    intervals = [_spread_of(values) for values in others[: len(costs)]]
-    misses = [interval for values in others[len(costs) :] if (interval := interval_of(values)) is not None]
-    band = Band(prepared.false_accepts, *np.array(misses).T) if misses else None
-    note, eer_interval = speakers_note(prepared.num_speakers), _spread_of(eers)
-    if len(eers) and eer_interval is None:
-        note = same_in_all_draws_note(eer_percent, prepared.num_target_speakers)
-    return Measured(eer_percent, costs, eer_interval, intervals, len(eers), note, band)
-
-
 def _drawn(systems: Sequence[SpeakerBootstrap], wanted: int, seed: int) -> np.ndarray:
-    """EER in percent, minDCFs and misses of systems under the same draws, (systems, draws, figures).
+    """Figures of systems under the same draws, (systems, draws, figures).
 
-    Draws without trials of both kinds are left out; with too few speakers there are none.
+    Draws without trials of both kinds are omitted; with too few speakers there are none.
     """
-    plain = systems[0].plain_figures()
-    num_figures = 1 + len(plain.costs) + len(plain.misses)
-    num_speakers = systems[0].num_speakers
-    num_draws = num_draws_for(len(systems) * systems[0].num_trials, wanted) if num_speakers >= MIN_SPEAKERS else 0
+    plain, num_speakers = systems[0].figures(), systems[0].num_speakers
+    assert plain is not None, "there are trials of both kinds"
+    num_trials = len(systems) * systems[0].num_trials
+    num_draws = num_draws_for(num_trials, wanted) if num_speakers >= MIN_SPEAKERS else 0
     rows = []
-    work = num_draws * len(systems) * systems[0].num_trials
-    with Bar("intervals", num_draws, "draw", is_shown=work > SHOWN_WORK) as bar:
+    with Bar("intervals", num_draws, "draw", is_shown=num_draws * num_trials > SHOWN_WORK) as bar:
         for counts in bar.over(draw_speakers(num_speakers, num_draws, seed)):
             found = [system.figures(counts) for system in systems]
-            kept = [[one.eer_percent, *one.costs, *one.misses] for one in found if one is not None]
-            if len(kept) == len(systems):
-                rows.append(kept)
-    return np.array(rows).reshape(len(rows), len(systems), num_figures).transpose(1, 0, 2)
+            if all(one is not None for one in found):
+                rows.append(found)
+    return np.array(rows, dtype=np.float64).reshape(len(rows), len(systems), len(plain)).transpose(1, 0, 2)
 
 
 def speakers_note(num_speakers: int) -> str:
-    """What has to be said about an interval over so few speakers; empty when there are enough."""
+    """A note on an interval over so few speakers; empty if there are enough."""
     if num_speakers < MIN_SPEAKERS:
         return f"no interval: {num_speakers} speakers are too few (at least {MIN_SPEAKERS})"
-    if num_speakers < ROUGH_SPEAKERS:
-        return f"rough interval: only {num_speakers} speakers"
-    return ""
+    return f"rough interval: only {num_speakers} speakers" if num_speakers < ROUGH_SPEAKERS else ""
 
 
 def same_in_all_draws_note(eer_percent: float, num_target_speakers: int) -> str:
@@ -222,7 +197,7 @@ def same_in_all_draws_note(eer_percent: float, num_target_speakers: int) -> str:
     """
     if eer_percent > 0:
         return "no interval: every draw of speakers gives the same error rate"
-    # Who has no target trial cannot be missed and says nothing of misses.
+    # A speaker without a target trial cannot be missed.
     if num_target_speakers < MIN_SPEAKERS:
         return f"no interval: {num_target_speakers} speakers with targets are too few (at least {MIN_SPEAKERS})"
     return f"no interval: no draw of speakers has an error; of {num_target_speakers} others 3 may still have one"
@@ -238,27 +213,22 @@ def interval_of(values: np.ndarray) -> Interval:
 
 
 def _spread_of(values: np.ndarray) -> Interval:
-    """`interval_of` for one system; None where all draws are equal too: what never failed never fails in a draw."""
+    """`interval_of` for one system; None too if all draws are equal: what never failed never fails in a draw."""
     return interval_of(values) if len(values) and np.ptp(values) > 0 else None
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How far two systems are apart in one figure: B minus A, so that positive means that A is better.
-
-    Attributes:
-        value: of the figures on the list itself.
-        interval: 95 % interval of the difference under the same draws of speakers.
-        note: why there is no interval, or why it is rough.
-    """
+    """The difference of two systems in one figure: B minus A, so that positive means that A is better."""
 
     value: float
     interval: Interval
+    """95 % interval of the difference under the same draws of speakers."""
     note: str = ""
 
     @property
     def is_significant(self) -> bool:
-        """Whether the interval leaves out zero."""
+        """Whether the interval excludes zero."""
         return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
 
     def sentence(self, figure: str, first: str = "A", second: str = "B") -> str:
@@ -276,20 +246,16 @@ class Difference:
         return f"{text}, interval {low:.3f} … {high:.3f}: {verdict}{note}"
 
 
-def differences(first: SpeakerBootstrap, second: SpeakerBootstrap, wanted: int, seed: int) -> list[Difference]:
-    """Paired comparison under the same draws: EER in percent first, then every minDCF."""
-    return mean_differences([first], [second], wanted, seed)
-
-
 def mean_differences(
     first: Sequence[SpeakerBootstrap], second: Sequence[SpeakerBootstrap], wanted: int, seed: int
 ) -> list[Difference]:
-    """The same of figures that are means over several trainings of each system, all scored on the same trials.
+    """Paired comparison under the same draws: EER in percent first, then every minDCF.
 
-    The draws are of speakers: how far trainings of one system differ is not in the interval.
+    Figures are means over several trainings of each system, all scored on the same trials. The draws are of speakers:
+    how far trainings of one system differ is not in the interval.
     """
-    figures = [np.array([one.eer_percent, *one.costs]) for one in (each.plain_figures() for each in (*first, *second))]
-    whole = np.mean(figures[len(first) :], axis=0) - np.mean(figures[: len(first)], axis=0)
+    figures = np.array([one.figures() for one in (*first, *second)])
+    whole = figures[len(first) :].mean(axis=0) - figures[: len(first)].mean(axis=0)
     drawn = _drawn([*first, *second], wanted, seed)
     moved = drawn[len(first) :].mean(axis=0) - drawn[: len(first)].mean(axis=0)
     note = speakers_note(first[0].num_speakers)

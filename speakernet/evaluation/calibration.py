@@ -1,4 +1,4 @@
-"""From scores to log-likelihood ratios, from several score files to one, and to thresholds with a name.
+"""From scores to log-likelihood ratios and named thresholds, from several score files to one; how a model keeps them.
 
 One affine function `offset + weights . inputs` does it: a single score is calibration, several scores are fusion,
 further inputs are quality measures. It is fitted by prior-weighted logistic regression on one list and applied to
@@ -8,20 +8,27 @@ Source: Brümmer and van Leeuwen, On calibration of language recognition scores,
 VoxCeleb speaker recognition challenge 2020 system description (quality measures).
 """
 
+import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize
 
+from speakernet.data.lists import TrialList
+from speakernet.evaluation.figures import why_no_error_rate
 from speakernet.evaluation.metrics import (
     ErrorRates,
-    OperatingPoint,
     check_trials,
     equal_error_point,
+    error_rates,
     point_at_false_accept_rate,
 )
+
+logger = logging.getLogger(__name__)
 
 EER_NAME, RATE_PREFIX = "eer", "far_"
 """Names of thresholds: at the EER, and at a false-accept rate that follows in percent."""
@@ -30,34 +37,26 @@ MIN_EXPECTED_ERRORS = 10
 """A false-accept rate is only named where the list expects at least so many false accepts at it."""
 FEWEST_NONTARGETS = round(MIN_EXPECTED_ERRORS / FALSE_ACCEPT_RATES[0])
 REGULARIZATION = 1e-6
-"""Keeps the weights finite where a list is separated perfectly."""
+"""Keeps the weights finite if a list is separated perfectly."""
+SCORE_ONLY = ("score",)
+FITTED_ON_REPORTED = "calibration was fitted on the list that is reported: its actual costs and Cllr are optimistic"
 
 
 @dataclass(frozen=True)
 class AffineCalibration:
-    """`llr = offset + weights . inputs`.
-
-    Attributes:
-        weights: (inputs,) float64.
-        offset: the constant.
-        inputs: names of the inputs: `score` (or several score names) and quality measures.
-        prior: target prior that the fit was weighted for.
-    """
+    """`llr = offset + weights . inputs`."""
 
     weights: np.ndarray
+    """(inputs,) float64."""
     offset: float
     inputs: tuple[str, ...]
+    """Names: `score` (or several score names) and quality measures."""
     prior: float
+    """Target prior that the fit was weighted for."""
 
     def apply(self, inputs: np.ndarray) -> np.ndarray:
-        """Log-likelihood ratios of (trials,) scores or (trials, inputs).
-
-        Raises:
-            ValueError: another number of inputs than it was fitted on.
-        """
-        columns = _columns(inputs)
-        if columns.shape[1] != len(self.weights):
-            raise ValueError(f"{columns.shape[1]} inputs for a calibration of {', '.join(self.inputs)}")
+        """Log-likelihood ratios of (trials,) scores or (trials, inputs)."""
+        columns = _columns(inputs, self.inputs)
         return columns @ self.weights + self.offset
 
     def to_dict(self) -> dict[str, Any]:
@@ -88,15 +87,13 @@ def fit_calibration(
         names: of the inputs.
 
     Raises:
-        ValueError: NaN inputs, no targets or no non-targets, or one name for several inputs.
+        ValueError: NaN inputs, no targets or no non-targets, or another number of names than inputs.
     """
-    columns = _columns(inputs)
-    if columns.shape[1] != len(names):
-        raise ValueError(f"{columns.shape[1]} inputs with {len(names)} names ({', '.join(names)})")
+    columns = _columns(inputs, names)
     for column in columns.T:
         _, is_target = check_trials(column, labels)
     centre, spread = columns.mean(axis=0), columns.std(axis=0)
-    # A quality measure that is the same for all trials says nothing and must not divide by zero.
+    # A quality measure that is the same for all trials must not divide by zero.
     spread = np.where(spread > 0, spread, 1.0)
     # Inputs of like size: a cosine spans one, a duration a hundred, and L-BFGS steps alike in all directions.
     standard = (columns - centre) / spread
@@ -108,7 +105,8 @@ def fit_calibration(
     def cost(parameters: np.ndarray) -> tuple[float, np.ndarray]:
         margins = signs * (standard @ parameters[1:] + parameters[0] + log_odds)
         value = shares @ np.logaddexp(0, -margins) + REGULARIZATION * parameters[1:] @ parameters[1:]
-        slope = -shares * signs * _sigmoid(-margins)
+        # 1 / (1 + exp(margins)) without overflow at either end.
+        slope = -shares * signs * np.exp(-np.logaddexp(0, margins))
         gradient = np.concatenate([[slope.sum()], slope @ standard + 2 * REGULARIZATION * parameters[1:]])
         # The cost of a prior of 0.01 is tiny; L-BFGS stops by absolute size.
         return float(value) / prior, gradient / prior
@@ -124,7 +122,7 @@ def fit_calibration(
 
 
 def too_few_nontargets(number: int) -> str:
-    """What is said of a calibration on so few pairs; empty where they are enough for the mildest threshold."""
+    """A warning on a calibration on so few pairs; empty if they are enough for the mildest threshold."""
     if number >= FEWEST_NONTARGETS:
         return ""
     return f"{number} pairs of different speakers are few: odds of a calibration on them are far too sure"
@@ -140,26 +138,32 @@ def named_thresholds(rates: ErrorRates, backend: Mapping[str, Any]) -> tuple[lis
     Returns:
         The thresholds as plain dictionaries, and a sentence for each rate that the list is too small for.
     """
-    point = equal_error_point(rates)
-    thresholds = [_threshold(EER_NAME, point, rates, backend)]
-    refused = []
+    points, refused = [(EER_NAME, equal_error_point(rates))], []
     for rate in FALSE_ACCEPT_RATES:
         # A count of ten is off by a third by chance alone; with fewer a threshold would be a guess.
         expected = rates.num_nontargets * rate
-        if expected < MIN_EXPECTED_ERRORS:
-            refused.append(
-                f"no threshold at a false-accept rate of {100 * rate:g} %: the list's {int(rates.num_nontargets)} "
-                f"non-targets expect {expected:g} such errors, at least {MIN_EXPECTED_ERRORS} are needed"
-            )
+        if expected >= MIN_EXPECTED_ERRORS:
+            points.append((threshold_name(rate), point_at_false_accept_rate(rates, rate)))
             continue
-        point = point_at_false_accept_rate(rates, rate)
-        name = threshold_name(rate)
-        thresholds.append(_threshold(name, point, rates, backend))
+        refused.append(
+            f"no threshold at a false-accept rate of {100 * rate:g} %: the list's {int(rates.num_nontargets)} "
+            f"non-targets expect {expected:g} such errors, at least {MIN_EXPECTED_ERRORS} are needed"
+        )
+    thresholds = [
+        {
+            "name": name,
+            "threshold": _in_the_gap(point.threshold, rates.thresholds),
+            "miss_rate": float(point.miss),
+            "false_accept_rate": float(point.false_accept),
+            "backend": dict(backend),
+        }
+        for name, point in points
+    ]
     return thresholds, refused
 
 
 def threshold_label(name: str) -> str:
-    """What a named threshold is for, in words.
+    """A named threshold in words.
 
     >>> threshold_label("eer"), threshold_label("far_0.1%")
     ('equal error rate', 'false accepts 0.1 % at most')
@@ -179,7 +183,7 @@ def threshold_name(rate: float) -> str:
 
 
 def false_accept_rate_of(name: str) -> float | None:
-    """The rate that a threshold is named by; None where it is named by something else.
+    """The rate that a threshold is named by; None if it is named by something else.
 
     >>> false_accept_rate_of("far_0.1%"), false_accept_rate_of("eer")
     (0.001, None)
@@ -191,26 +195,11 @@ def false_accept_rate_of(name: str) -> float | None:
     return round(percent / 100, 12) if name.startswith(RATE_PREFIX) else None
 
 
-def smaller_side(values: np.ndarray, enrol: np.ndarray, test: np.ndarray) -> np.ndarray:
-    """A quality measure of trials from one of utterances: the worse of the two sides."""
-    return np.minimum(values[enrol], values[test])
-
-
-def _threshold(name: str, point: OperatingPoint, rates: ErrorRates, backend: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "name": name,
-        "threshold": _in_the_gap(point.threshold, rates.thresholds),
-        "miss_rate": float(point.miss),
-        "false_accept_rate": float(point.false_accept),
-        "backend": dict(backend),
-    }
-
-
 def _in_the_gap(threshold: float, ascending: np.ndarray) -> float:
-    """A threshold that decides the list as the given one does, as far from its scores as it can be.
+    """A threshold that decides the list as the given one does, half-way between two of its scores.
 
-    An operating point lies on a score: of a list that is told apart without an error, on that of its worst target, and
-    the next recording that is a little worse would be refused.
+    An operating point lies on a score: of a list without errors, on that of its worst target, and the next recording
+    that is a little worse would be refused.
 
     >>> _in_the_gap(0.8, np.array([0.1, 0.2, 0.8, np.inf])), _in_the_gap(0.1, np.array([0.1, np.inf]))
     (0.5, 0.1)
@@ -219,11 +208,98 @@ def _in_the_gap(threshold: float, ascending: np.ndarray) -> float:
     return float((ascending[row - 1] + ascending[row]) / 2 if row else threshold)
 
 
-def _columns(inputs: np.ndarray) -> np.ndarray:
+def _columns(inputs: np.ndarray, names: Sequence[str]) -> np.ndarray:
     inputs = np.asarray(inputs, dtype=np.float64)
-    return inputs[:, None] if inputs.ndim == 1 else inputs
+    columns = inputs[:, None] if inputs.ndim == 1 else inputs
+    if columns.shape[1] != len(names):
+        raise ValueError(f"{columns.shape[1]} inputs for {len(names)} names ({', '.join(names)})")
+    return columns
 
 
-def _sigmoid(values: np.ndarray) -> np.ndarray:
-    # 1 / (1 + exp(-x)) without overflow at either end.
-    return np.exp(-np.logaddexp(0, -values))
+def plain_backend(values: Mapping[str, Any]) -> str:
+    """A described back end as text that equal back ends share."""
+    return json.dumps(values, sort_keys=True)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What was fitted on one list."""
+
+    calibration: AffineCalibration
+    thresholds: list[dict[str, Any]]
+    """Named decisions, as a model file keeps them."""
+    refused: list[str]
+    """A sentence for each threshold that the list is too small for."""
+    backend: dict[str, Any]
+    """The way of embedding and scoring, plain values."""
+    origin: dict[str, Any]
+    """Name and checksum of the list, and its numbers of pairs of one and of two speakers."""
+
+    def replaced(self, contents: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """The calibration of the same way that a model file holds now."""
+        fits = (contents.get("calibration") or {}).get("fits", [])
+        return next((one for one in fits if self._is_of_this_way(one)), None)
+
+    def _is_of_this_way(self, one: Mapping[str, Any]) -> bool:
+        way = (plain_backend(self.backend), list(self.calibration.inputs))
+        return (plain_backend(one["backend"]), list(one["inputs"])) == way
+
+    def changes(self, contents: Mapping[str, Any]) -> dict[str, Any]:
+        """The entries of a model file of these contents, with this fit in place of one of the same way."""
+        same = plain_backend(self.backend)
+        fits = (contents.get("calibration") or {}).get("fits", [])
+        # Thresholds of one scoring mean nothing under another: each fit stays with its own.
+        others = [one for one in fits if not self._is_of_this_way(one)]
+        kept = [one for one in contents.get("thresholds") or [] if plain_backend(one["backend"]) != same]
+        belongs = {**self.origin, "backend": self.backend}
+        return {
+            "calibration": {"fits": [*others, {**self.calibration.to_dict(), **belongs}]},
+            "thresholds": [*kept, *({**one, **self.origin} for one in self.thresholds)],
+        }
+
+
+def fit_scores(
+    trials: TrialList,
+    scores: np.ndarray,
+    prior: float,
+    backend: Mapping[str, Any],
+    columns: np.ndarray | None = None,
+    names: tuple[str, ...] = SCORE_ONLY,
+) -> Fit:
+    """Calibration and thresholds from scores of labelled trials.
+
+    Args:
+        trials: the list.
+        scores: (trials,).
+        prior: target prior that the calibration is tuned for.
+        backend: the way of embedding and scoring, plain values.
+        columns: (trials, inputs) of the calibration; the scores alone by default.
+        names: of these inputs.
+
+    Raises:
+        ValueError: the list has no error rate (no labels, or of one kind), or NaN scores.
+    """
+    reason = why_no_error_rate(trials)
+    if reason or trials.labels is None:
+        raise ValueError(f"cannot calibrate: {reason or 'the trials have no labels'}")
+    calibration = fit_calibration(scores if columns is None else columns, trials.labels, prior, names)
+    if columns is None and calibration.weights[0] <= 0:
+        logger.warning(
+            "%s: the scores do not separate targets from non-targets (a higher one makes one speaker less likely), so "
+            "decisions of this calibration are meaningless; train longer, or calibrate on more people",
+            trials.source,
+        )
+    rates = error_rates(scores, trials.labels)
+    thresholds, refused = named_thresholds(rates, backend)
+    if few := too_few_nontargets(int(rates.num_nontargets)):
+        logger.warning(
+            "%s: %s, and a rate of 0 %% means none of so many; %d pairs or more give a threshold at %g %% false accepts",
+            *(trials.source, few, FEWEST_NONTARGETS, 100 * FALSE_ACCEPT_RATES[0]),
+        )
+    numbers = {"num_targets": int(rates.num_targets), "num_nontargets": int(rates.num_nontargets)}
+    return Fit(calibration, thresholds, refused, dict(backend), {**known_by(trials), **numbers})
+
+
+def known_by(trials: TrialList) -> dict[str, Any]:
+    """Name and checksum by which a model file recognises a list."""
+    return {"list": Path(trials.source).name, "list_sha256": trials.sha256}

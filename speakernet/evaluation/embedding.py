@@ -1,35 +1,41 @@
 """From utterances to embeddings: each utterance once, read by threads ahead of the network, batched across utterances.
 
 Crops are cut as voxceleb_trainer cuts them (evenly spaced, short utterances wrapped around); crops of one utterance
-that start at the same sample are embedded once. Whole utterances go in buckets of like length with their lengths, so
-that the answer is that of one by one.
+that start at the same sample are embedded once. Whole utterances are batched by length, so that the result is that of
+one at a time.
 
-Which waveforms share a batch follows from the lengths alone, before anything is read; on an accelerator such batches
-are padded to one of few shapes, each of which it prepares for once. The processes of a distributed
-run take whole batches of that plan, so that their embeddings are to the last bit those of one process.
+The batches follow from the lengths alone, before anything is read. Ranks take whole batches of this plan, so that
+embeddings are bit for bit those of one process. An `Embedder` also keeps embeddings on disk while model, audio and
+settings are unchanged.
 """
 
 import collections
 import contextlib
 import functools
+import hashlib
 import itertools
+import json
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import PurePath
-from typing import Protocol
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from speakernet.arrays import read_arrays
 from speakernet.data.audio import AudioError, crop_samples, wrap_to_length
 from speakernet.data.lists import StringTable
+from speakernet.data.lookup import LookupTable
 from speakernet.data.sources import AudioSource
-from speakernet.evaluation.batching import Plan, Stretch, padded, plan_of
-from speakernet.evaluation.options import EvaluationOptions
+from speakernet.evaluation.options import EvaluationOptions, Mode
+from speakernet.files import FileError, atomic_write, reading
 from speakernet.machine.facts import usable_cores
+from speakernet.machine.settings import many_shapes
 from speakernet.machine.threads import Stopped, in_lanes, lanes_of
 from speakernet.parallel import distributed
 from speakernet.terminal import MAX_NAMED, Bar
@@ -39,8 +45,8 @@ logger = logging.getLogger(__name__)
 MIN_WHOLE_SECONDS = 0.5
 """Whole utterances shorter than this (or than what the network needs) are wrapped around, as crops are."""
 CPU_BATCH = 16
-"""Waveforms at once on a CPU, at most: with more, what lies between two layers no longer fits its caches (with 64 crops
-of 3 s a small ResNet took 1.6 times as long)."""
+"""Largest batch on a CPU: with more, the data between two layers no longer fits its caches (with 64 crops of 3 s a
+small ResNet took 1.6 times as long)."""
 MAX_READERS = 8
 """More threads than this wait for each other: cutting crops holds the interpreter's lock."""
 READ_AHEAD_UTTERANCES = 64
@@ -50,6 +56,10 @@ LONG_SECONDS = 180.0
 """Recordings longer than this are not read at once: VoxCeleb's longest has 145 s."""
 WINDOW_SECONDS = 60.0
 """Long recordings are embedded whole in windows of about this length, whose embeddings are averaged."""
+MAX_BATCH_SECONDS_EACH = 4.0
+"""A batch of whole utterances holds no more padded audio than batch_size crops of this length."""
+WIDTHS_AN_OCTAVE = 8
+"""For batches of few shapes: at most an eighth of a batch is padding for the sake of its shape."""
 
 
 class EmbeddingNet(Protocol):
@@ -65,6 +75,145 @@ class EmbeddingNet(Protocol):
         """(batch, samples) in -1..1 at `sample_rate`, and (batch,) samples -> (batch, dim)."""
 
 
+@dataclass(frozen=True)
+class Stretch:
+    """What is read at once: an utterance (row of the list of names), or a window of a long one."""
+
+    row: int
+    start: int
+    num_samples: int
+    num_windows: int = 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which waveforms share a batch."""
+
+    stretches: list[Stretch]
+    """In the order of reading."""
+    stretch_of: np.ndarray
+    """(waveforms,) the stretch that each waveform is cut from; those of one are neighbours."""
+    bounds: np.ndarray
+    """(batches + 1,) batch b is waveforms `bounds[b]` to `bounds[b + 1]`."""
+    shapes: np.ndarray
+    """(batches, 2) rows and samples of each batch."""
+
+    def share(self, rank: int, world_size: int) -> range:
+        """The batches of one rank: neighbours, with about as much audio as every other rank has."""
+        done = np.concatenate([[0], np.cumsum(self.shapes.prod(axis=1))])
+        edges = np.searchsorted(done, [done[-1] * one / world_size for one in (rank, rank + 1)])
+        return range(int(edges[0]), int(edges[1]))
+
+
+def plan_of(
+    stretches: list[Stretch],
+    length: int,
+    num_crops: int,
+    shortest: int,
+    batch_size: int,
+    sample_rate: int,
+    *,
+    has_few_shapes: bool = False,
+) -> Plan:
+    """At most batch_size waveforms in a batch, and a bounded amount of padded audio.
+
+    Args:
+        stretches: in the order in which they are read.
+        length: samples of the crops; 0 if stretches are embedded whole.
+        num_crops: of each stretch.
+        shortest: samples to which whole ones are wrapped around.
+        batch_size: waveforms, at most.
+        sample_rate: Hz.
+        has_few_shapes: pad batches of whole stretches to one of few shapes: an accelerator prepares for each shape.
+    """
+    samples = np.array([stretch.num_samples for stretch in stretches], dtype=np.int64)
+    if length:
+        # Short recordings give equal crops (28 of 40 in speechocean_mini, at 4 s): each is embedded once.
+        counts = np.minimum(num_crops, np.where(samples > length, samples - length, 1) + 1)
+        widths = np.full(len(samples), length)
+    else:
+        counts, widths = np.ones(len(samples), dtype=np.int64), np.maximum(samples, shortest)
+    stretch_of = np.repeat(np.arange(len(samples)), counts)
+    # Crops have one length, and all their batches but the last are full.
+    filling, bounds, shapes = _Filling(batch_size, sample_rate, has_few_shapes=has_few_shapes and not length), [0], []
+    are_windows = np.array([stretch.num_windows > 1 for stretch in stretches], dtype=bool)
+    given = zip(widths[stretch_of].tolist(), are_windows[stretch_of].tolist(), strict=True)
+    for number, (width, is_window) in enumerate(given):
+        shape = filling.shape
+        if filling.starts_batch(width, is_window=is_window):
+            shapes.append(shape)
+            bounds.append(number)
+    if len(stretch_of):
+        shapes.append(filling.shape)
+        bounds.append(len(stretch_of))
+    return Plan(stretches, stretch_of, np.array(bounds), np.array(shapes, dtype=np.int64).reshape(-1, 2))
+
+
+class _Filling:
+    """A batch that is being filled. With few shapes rows are a power of two, and lengths are eight in each octave."""
+
+    def __init__(self, batch_size: int, sample_rate: int, *, has_few_shapes: bool = False) -> None:
+        self._batch_size, self._budget = batch_size, int(batch_size * MAX_BATCH_SECONDS_EACH * sample_rate)
+        self._has_few_shapes = has_few_shapes
+        self._size = self._longest = 0
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and samples of the batch after padding."""
+        rows = 1 << (self._size - 1).bit_length() if self._has_few_shapes else self._size
+        return rows, self._longest
+
+    def starts_batch(self, width: int, *, is_window: bool) -> bool:
+        """Add a waveform of so many samples; whether it had to start another batch."""
+        width = usual_width(width) if self._has_few_shapes else width
+        longest = max(self._longest, width)
+        # Padded audio is what memory holds: one long recording fills a batch on its own.
+        most = min(self._batch_size, max(1, self._budget // longest))
+        most = 1 << (most.bit_length() - 1) if self._has_few_shapes else most
+        # A window of a minute is a batch: four of them took CAM++ a gigabyte.
+        if not self._size or not (is_window or self._size >= most):
+            self._size, self._longest = self._size + 1, longest
+            return False
+        self._size, self._longest = 1, width
+        return True
+
+
+def usual_width(samples: int) -> int:
+    """The next of `WIDTHS_AN_OCTAVE` lengths in each octave.
+
+    >>> [usual_width(samples) for samples in (7, 16, 17, 1000, 1024, 1025)]
+    [7, 16, 18, 1024, 1024, 1152]
+    """
+    unit = max(1, (1 << (samples.bit_length() - 1)) // WIDTHS_AN_OCTAVE)
+    return -(-samples // unit) * unit
+
+
+def batches_of(
+    pieces: Iterable[tuple[Stretch, np.ndarray]], batch_size: int, sample_rate: int
+) -> Iterator[list[tuple[Stretch, np.ndarray]]]:
+    """Batches of stretches with their waveforms (samples,) whose number is unknown; those of like length adjoin."""
+    filling = _Filling(batch_size, sample_rate)
+    batch: list[tuple[Stretch, np.ndarray]] = []
+    for stretch, waveform in pieces:
+        if filling.starts_batch(len(waveform), is_window=stretch.num_windows > 1):
+            yield batch
+            batch = []
+        batch.append((stretch, waveform))
+    if batch:
+        yield batch
+
+
+def padded(waveforms: list[np.ndarray], shape: tuple[int, int] = (0, 0)) -> tuple[Tensor, Tensor]:
+    """One zero-padded tensor (rows, samples) of at least this shape, and the lengths (rows,); more rows are silence."""
+    lengths = np.array([len(waveform) for waveform in waveforms])
+    rows, samples = max(shape[0], len(waveforms)), max(shape[1], int(lengths.max()))
+    table = np.zeros((rows, samples), dtype=np.float32)
+    for row, waveform in enumerate(waveforms):
+        table[row, : len(waveform)] = waveform
+    of_rows = np.concatenate([lengths, np.full(rows - len(lengths), samples, dtype=lengths.dtype)])
+    return torch.from_numpy(table), torch.from_numpy(of_rows)
+
+
 def crop_starts(num_samples: int, length: int, num_crops: int) -> np.ndarray:
     """First samples of evenly spaced crops, int64 (crops,); an utterance that is too short counts as length + 1.
 
@@ -78,9 +227,7 @@ def crop_starts(num_samples: int, length: int, num_crops: int) -> np.ndarray:
 
 def reader_threads(options: EvaluationOptions) -> int:
     """Threads that read audio ahead of the network."""
-    if options.num_workers == "auto":
-        return min(MAX_READERS, usable_cores())
-    return max(1, options.num_workers)
+    return min(MAX_READERS, usable_cores()) if options.num_workers == "auto" else max(1, options.num_workers)
 
 
 def embed_utterances(
@@ -100,131 +247,99 @@ def embed_utterances(
 
     Args:
         net: the network; `embed` puts it into evaluation mode and inference mode itself.
-        source: where the audio lies.
+        source: of the audio.
         names: utterances, each once.
         options: what is embedded, and how much at once.
-        device: where the waveforms go.
+        device: of the network.
         autocast: gives the context that the network runs in.
-        description: what is shown while it takes; empty shows nothing.
+        description: of the progress bar; empty shows none.
         wrapped_seconds: whole utterances that are shorter are repeated from their start up to this length.
-        is_stopped: whether the work should be left; asked after every batch.
-        has_few_shapes: pad batches of whole utterances to one of few shapes; None: but for a CPU.
+        is_stopped: whether to stop; asked after every batch.
+        has_few_shapes: pad batches of whole utterances to one of few shapes; None: except on a CPU.
 
     Returns:
         (utterances, crops, dim) float32, in the order of the names, on every rank; a whole utterance is one crop.
 
     Raises:
         ValueError: utterances that cannot be read or embedded, by name; a rate or a crop that the network cannot take.
-        Stopped: `is_stopped`, in whichever process.
+        Stopped: `is_stopped` is true on any rank.
     """
     table = names if isinstance(names, StringTable) else StringTable.from_strings(names)
-    num_threads = reader_threads(options)
-    # Neighbours of like length share a batch with little padding.
+    is_on_cpu, num_threads = torch.device(device).type == "cpu", reader_threads(options)
     lengths = checked_lengths(source, table, num_threads)
-    length, num_crops = _crops_of(options, net.sample_rate)
-    shortest = max(round(wrapped_seconds * net.sample_rate), net.min_samples)
-    stretches = stretches_of(np.argsort(lengths, kind="stable"), lengths, source.sample_rate, are_whole=not length)
-    few = torch.device(device).type != "cpu" if has_few_shapes is None else has_few_shapes
-    batch_size = min(options.batch_size, CPU_BATCH) if torch.device(device).type == "cpu" else options.batch_size
-    plan = plan_of(stretches, length, num_crops, shortest, batch_size, net.sample_rate, has_few_shapes=few)
-    read = functools.partial(_read_stretch, source, table, length, num_crops, shortest)
-    # A minute is work enough at once, and memory is to be that of one.
-    num_lanes = 1 if any(stretch.num_windows > 1 for stretch in stretches) else lanes_of(device)
-    embed = functools.partial(_embedded, net, source.sample_rate, device, autocast)
-    own, mine, is_left = plan.share(distributed.rank(), distributed.world_size()), [], False
-    num_waveforms, total = plan.counts(own)
-    bar = Bar(description, total, "utterance", is_shown=bool(description) and distributed.is_main())
-    with ThreadPoolExecutor(num_threads) as pool, bar as progress, _evaluating(net):
-        for embedded in in_lanes(embed, _read_batches(pool, read, plan, own, description), num_lanes):
-            mine.append(embedded)
-            progress.update(len(embedded) * total / num_waveforms)
-            if is_left := is_stopped():
-                break
-    return _placed(plan, _of_all(mine, is_left), len(table), length, num_crops)
-
-
-def _embedded(
-    net: EmbeddingNet,
-    sample_rate: int,
-    device: torch.device | str,
-    autocast: Callable[[], contextlib.AbstractContextManager],
-    given: tuple[list[np.ndarray], tuple[int, int]],
-) -> np.ndarray:
-    """(waveforms, dim) of a batch, its waveforms and the shape that it is padded to at least."""
-    waveforms, shape = given
-    batched, num_samples = padded(waveforms, shape)
-    with autocast():
-        embedded = net.embed(batched.to(device), num_samples, sample_rate=sample_rate)
-    # Scores are float32 whatever the precision of the network; a copy, for a view would keep what it is of.
-    return embedded[: len(waveforms)].float().cpu().numpy().copy()
-
-
-@contextlib.contextmanager
-def _evaluating(net: EmbeddingNet) -> Iterator[None]:
-    """The network in evaluation mode for all batches: each would put the mode of training back below the others."""
-    was_training = isinstance(net, nn.Module) and net.training
-    if was_training:
-        net.eval()  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        if was_training:
-            net.train()  # type: ignore[attr-defined]
-
-
-def _crops_of(options: EvaluationOptions, sample_rate: int) -> tuple[int, int]:
-    """Samples of a crop, and crops of an utterance; 0 and 1 where it is embedded whole."""
     (mode,) = options.modes
-    return (crop_samples(options.eval_frames, sample_rate), options.num_crops) if mode == "crops" else (0, 1)
+    length, num_crops = 0, 1
+    if mode == "crops":
+        length, num_crops = crop_samples(options.eval_frames, net.sample_rate), options.num_crops
+    shortest = max(round(wrapped_seconds * net.sample_rate), net.min_samples)
+    # Neighbours of like length share a batch with little padding.
+    stretches = stretches_of(np.argsort(lengths, kind="stable"), lengths, source.sample_rate, are_whole=not length)
+    few = not is_on_cpu if has_few_shapes is None else has_few_shapes
+    batch_size = min(options.batch_size, CPU_BATCH) if is_on_cpu else options.batch_size
+    plan = plan_of(stretches, length, num_crops, shortest, batch_size, net.sample_rate, has_few_shapes=few)
+    # A window of a minute is enough work at once, and memory is to be that of one.
+    num_lanes = 1 if any(stretch.num_windows > 1 for stretch in stretches) else lanes_of(device)
+    own = plan.share(distributed.rank(), distributed.world_size())
+    waveforms_of_own = plan.stretch_of[plan.bounds[own.start] : plan.bounds[own.stop]]
+    total = len(np.unique(waveforms_of_own))
+    read = functools.partial(_read, source, table, length, num_crops, shortest)
 
+    def embed(given: tuple[list[np.ndarray], tuple[int, int]]) -> np.ndarray:
+        batched, num_samples = padded(*given)
+        with autocast():
+            embedded = net.embed(batched.to(device), num_samples, sample_rate=source.sample_rate)
+        # Scores are float32 whatever the precision of the network; a copy, since a view would keep the batch.
+        return embedded[: len(given[0])].float().cpu().numpy().copy()
 
-def _of_all(mine: list[np.ndarray], is_left: bool) -> np.ndarray | None:
-    """The embeddings of all processes in the order of the plan, None where there is nothing to embed.
-
-    Raises:
-        Stopped: one of them has left the work.
-    """
-    everybody = distributed.gather_objects((is_left, np.concatenate(mine) if mine else None))
-    if any(one for one, _ in everybody):
+    # Set once for all batches: each would put the mode of training back while others run.
+    was_training = isinstance(net, nn.Module) and net.training
+    mine, is_left = [], False
+    bar = Bar(description, total, "utt", is_shown=bool(description) and distributed.is_main())
+    with ThreadPoolExecutor(num_threads) as pool, bar as progress:
+        if was_training:
+            net.eval()  # type: ignore[attr-defined]
+        try:
+            for embedded in in_lanes(embed, _read_batches(pool, read, plan, own, description), num_lanes):
+                mine.append(embedded)
+                progress.update(len(embedded) * total / len(waveforms_of_own))
+                if is_left := is_stopped():
+                    break
+        finally:
+            if was_training:
+                net.train()  # type: ignore[attr-defined]
+    gathered = distributed.gather_objects((is_left, np.concatenate(mine) if mine else None))
+    if any(left for left, _ in gathered):
         raise Stopped
-    parts = [part for _, part in everybody if part is not None]
-    return np.concatenate(parts) if parts else None
+    shares = [share for _, share in gathered if share is not None]
+    if not shares:
+        return np.empty((0, 1, 0), dtype=np.float32)
+    return _placed(plan, np.concatenate(shares), len(table), length, num_crops)
 
 
 def read_checked(source: AudioSource, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
-    """A whole utterance, or a stretch of it, (samples,) float32.
-
-    Raises:
-        AudioError: it cannot be read, holds no samples, or NaN.
-    """
+    """A whole utterance, or a stretch of it, (samples,) float32; AudioError if it is empty or not finite."""
     waveform = source.read(name, start, num_samples)
-    if not len(waveform):
-        raise AudioError(f"{name}: holds no samples")
-    if not np.isfinite(waveform).all():
-        raise AudioError(f"{name}: holds NaN or infinite samples")
+    if not len(waveform) or not np.isfinite(waveform).all():
+        raise AudioError(f"{name}: holds {'NaN or infinite' if len(waveform) else 'no'} samples")
     return waveform
 
 
 def checked_lengths(source: AudioSource, names: StringTable, num_threads: int) -> np.ndarray:
-    """Samples of each utterance, int64 (utterances,), read from headers.
-
-    Raises:
-        AudioError: utterances that are missing or cannot be read, the first ten by name, and how many there are.
-    """
+    """Samples of each utterance, int64 (utterances,), read from headers; AudioError names those that cannot be read."""
     lookup = source.lookup_table(names, num_threads)
-    if lookup.problems:
-        rows = sorted(lookup.problems)
-        found = f"{len(rows)} of {len(names)} utterances cannot be read from {source.root}"
-        # Where not one is good, the folder is another: one example is enough.
-        is_all = len(rows) == len(names)
-        if is_all:
-            found += "; do the paths of the list start from another folder? --test_path names it, or --audio"
-        elif not any(PurePath(names[row]).suffix for row in rows):
-            found += "; these look like speakers: a list of trials has 'enrol test' or '1 enrol test' a line"
-        told = rows[: 1 if is_all else MAX_NAMED]
-        shown = "; ".join(f"{names[row]}: {lookup.problems[row]}" for row in told)
-        raise AudioError(f"{found}: {shown}" + (" …" if len(rows) > len(told) else ""))
-    return np.asarray(lookup.num_samples)
+    if not lookup.problems:
+        return np.asarray(lookup.num_samples)
+    rows = sorted(lookup.problems)
+    found = f"{len(rows)} of {len(names)} utterances cannot be read from {source.root}"
+    # If none is good, the folder is the wrong one: one example is enough.
+    is_all = len(rows) == len(names)
+    if is_all:
+        found += "; do the paths of the list start from another folder? --test_path names it, or --audio"
+    elif not any(PurePath(names[row]).suffix for row in rows):
+        found += "; these look like speakers: a list of trials has 'enrol test' or '1 enrol test' a line"
+    named = rows[: 1 if is_all else MAX_NAMED]
+    shown = "; ".join(f"{names[row]}: {lookup.problems[row]}" for row in named)
+    raise AudioError(f"{found}: {shown}" + (" …" if len(rows) > len(named) else ""))
 
 
 def window_edges(num_samples: int, sample_rate: int) -> list[int]:
@@ -236,25 +351,18 @@ def window_edges(num_samples: int, sample_rate: int) -> list[int]:
 
 
 def stretches_of(rows: np.ndarray, lengths: np.ndarray, sample_rate: int, *, are_whole: bool = True) -> list[Stretch]:
-    """What is read for these rows, in their order: an utterance, or windows of a long one; said where there are such.
-
-    Args:
-        rows: (rows,) of `lengths`.
-        lengths: samples of each utterance.
-        sample_rate: Hz, of these samples.
-        are_whole: whether utterances are embedded whole; crops of long ones are read where they lie.
-    """
+    """What is read for these rows of `lengths` (samples), in their order: an utterance, or windows of a long one."""
     stretches: list[Stretch] = []
     num_long = 0
     for row in rows.tolist():
         total = int(lengths[row])
+        # Crops of long recordings are read at their places.
         edges = window_edges(total, sample_rate) if are_whole else [0, total]
-        windows = itertools.pairwise(edges)
-        stretches += [Stretch(row, start, stop - start, len(edges) - 1) for start, stop in windows]
+        stretches += [Stretch(row, start, stop - start, len(edges) - 1) for start, stop in itertools.pairwise(edges)]
         num_long += len(edges) > 2
     if num_long:
         logger.info(
-            "%d recordings are longer than %g s: embedded in windows of %g s, the mean of whose embeddings is theirs",
+            "%d recordings longer than %g s are embedded in windows of %g s, whose embeddings are averaged",
             *(num_long, LONG_SECONDS, WINDOW_SECONDS),
         )
     return stretches
@@ -263,12 +371,12 @@ def stretches_of(rows: np.ndarray, lengths: np.ndarray, sample_rate: int, *, are
 def _read_batches(
     pool: ThreadPoolExecutor, read: Callable[[Stretch], np.ndarray], plan: Plan, own: range, description: str
 ) -> Iterator[tuple[list[np.ndarray], tuple[int, int]]]:
-    """Waveforms and shape of each of the batches, read ahead; an utterance that two processes share is read by both."""
+    """Waveforms and shape of each of the batches, read ahead; an utterance that two ranks share is read by both."""
     first, last = int(plan.bounds[own.start]), int(plan.bounds[own.stop])
     if first == last:
         return
     wanted = plan.stretch_of[first:last]
-    pieces = _ahead(pool, read, (plan.stretches[number] for number in range(wanted[0], wanted[-1] + 1)))
+    pieces = _ahead(pool, read, plan.stretches[wanted[0] : wanted[-1] + 1])
     # Which of its stretch's waveforms each is.
     index = np.arange(len(plan.stretch_of)) - np.searchsorted(plan.stretch_of, plan.stretch_of)
     current, piece = -1, np.empty(0)
@@ -280,41 +388,6 @@ def _read_batches(
             waveforms.append(piece[index[number]])
         distributed.work.at(f"{description}, batch {batch + 1}")
         yield waveforms, tuple(plan.shapes[batch].tolist())
-
-
-def _read_stretch(
-    source: AudioSource, names: StringTable, length: int, num_crops: int, shortest: int, stretch: Stretch
-) -> np.ndarray:
-    """(waveforms, samples) that a stretch gives: crops, or itself where they have no length."""
-    given = (source, names[stretch.row], stretch)
-    return _crops(*given, length, num_crops) if length else _whole(*given, shortest)
-
-
-def _different_crops(stretch: Stretch, length: int, num_crops: int) -> tuple[np.ndarray, np.ndarray]:
-    """First samples of the different crops, and which of them each column takes, (crops,)."""
-    return np.unique(crop_starts(stretch.num_samples, length, num_crops), return_inverse=True)
-
-
-def _crops(source: AudioSource, name: str, stretch: Stretch, length: int, num_crops: int) -> np.ndarray:
-    """(different crops, samples) of an utterance."""
-    starts, _ = _different_crops(stretch, length, num_crops)
-    if stretch.num_samples > max(length, round(LONG_SECONDS * source.sample_rate)):
-        # Where they lie: two hours are half a gigabyte.
-        return np.stack([read_checked(source, name, int(at), length) for at in starts])
-    waveform = read_checked(source, name)
-    # Where a header tells another length than there is, the plan holds.
-    needed = max(stretch.num_samples, length + 1)
-    if len(waveform) < needed:
-        waveform = wrap_to_length(waveform, needed)
-    return np.stack([waveform[start : start + length] for start in starts])
-
-
-def _whole(source: AudioSource, name: str, stretch: Stretch, shortest: int) -> np.ndarray:
-    """(1, samples) of an utterance or of a window of it."""
-    is_window = stretch.num_windows > 1
-    part = (stretch.start, stretch.num_samples) if is_window else ()
-    waveform = read_checked(source, name, *part)
-    return wrap_to_length(waveform, shortest)[None, :] if len(waveform) < shortest else waveform[None, :]
 
 
 def _ahead(
@@ -334,17 +407,121 @@ def _ahead(
         yield future.result()
 
 
-def _placed(plan: Plan, embeddings: np.ndarray | None, num_utterances: int, length: int, num_crops: int) -> np.ndarray:
+def _read(
+    source: AudioSource, names: StringTable, length: int, num_crops: int, shortest: int, stretch: Stretch
+) -> np.ndarray:
+    """(waveforms, samples) of a stretch: its different crops, or itself if crops have no length."""
+    name = names[stretch.row]
+    if not length:
+        window = (stretch.start, stretch.num_samples) if stretch.num_windows > 1 else ()
+        waveform = read_checked(source, name, *window)
+        return (wrap_to_length(waveform, shortest) if len(waveform) < shortest else waveform)[None, :]
+    starts = np.unique(crop_starts(stretch.num_samples, length, num_crops))
+    if stretch.num_samples > max(length, round(LONG_SECONDS * source.sample_rate)):
+        # Each at its place: two hours are half a gigabyte.
+        return np.stack([read_checked(source, name, int(start), length) for start in starts])
+    waveform = read_checked(source, name)
+    # If a header gives another length than there is, the plan holds.
+    needed = max(stretch.num_samples, length + 1)
+    if len(waveform) < needed:
+        waveform = wrap_to_length(waveform, needed)
+    return np.stack([waveform[start : start + length] for start in starts])
+
+
+def _placed(plan: Plan, embeddings: np.ndarray, num_utterances: int, length: int, num_crops: int) -> np.ndarray:
     """From the embeddings of the plan's waveforms to (utterances, crops, dim)."""
-    if embeddings is None:
-        return np.empty((0, 1, 0), dtype=np.float32)
     values = np.zeros((num_utterances, num_crops, embeddings.shape[1]), dtype=np.float32)
     if not length:
         for stretch, embedding in zip(plan.stretches, embeddings, strict=True):
-            # Windows of one recording are as long as each other, so that their plain mean weighs every frame alike.
             values[stretch.row, 0] += embedding / stretch.num_windows
         return values
     first = np.searchsorted(plan.stretch_of, np.arange(len(plan.stretches)))
     for stretch, begin in zip(plan.stretches, first.tolist(), strict=True):
-        values[stretch.row] = embeddings[begin + _different_crops(stretch, length, num_crops)[1]]
+        starts = crop_starts(stretch.num_samples, length, num_crops)
+        values[stretch.row] = embeddings[begin + np.unique(starts, return_inverse=True)[1]]
     return values
+
+
+@dataclass(frozen=True)
+class Embedder:
+    """A network with how it is run, and the folders in which its embeddings are kept."""
+
+    net: EmbeddingNet
+    options: EvaluationOptions
+    device: torch.device | str = "cpu"
+    autocast: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
+    precision: str = "no"
+    """Name of what `autocast` does."""
+    stores: tuple[Path, ...] = ()
+    """Folders in which kept embeddings are looked for; new ones are written into the first."""
+    model_digest: str = ""
+    """Identifies the network's weights."""
+    is_stopped: Callable[[], bool] = lambda: False
+
+    def embed(self, names: StringTable, source: AudioSource, mode: Mode, list_name: str) -> tuple[np.ndarray, bool]:
+        """Embeddings (utterances, crops, dim) in one mode, and whether they were read from a store."""
+        options = self.options.in_mode(mode)
+        path, key = f"{list_name}.{mode}.npz", ""
+        if self.stores:
+            frames = options.eval_frames if mode == "crops" else 0
+            settings = {"frames": frames, "crops": options.num_crops if frames else 1, "precision": self.precision}
+            key = store_key(self.model_digest, names, source.lookup_table(names, reader_threads(options)), settings)
+            found = (load_embeddings(store / path, key) for store in self.stores)
+            # Rank 0 alone looks, so that all ranks take the same way through the collectives that follow.
+            kept = distributed.from_main(lambda: next((one for one in found if one is not None), None))
+            if kept is not None:
+                return kept, True
+        # Whole utterances have as many lengths as there are utterances.
+        with many_shapes() if mode == "whole" else contextlib.nullcontext():
+            embeddings = embed_utterances(
+                self.net,
+                source,
+                names,
+                options,
+                device=self.device,
+                autocast=self.autocast,
+                description=f"embedding {list_name.replace('_', ' ')}",
+                is_stopped=self.is_stopped,
+            )
+        if self.stores and distributed.is_main():
+            save_embeddings(self.stores[0] / path, key, names, embeddings)
+        return embeddings, False
+
+
+def weights_digest(weights: Mapping[str, torch.Tensor]) -> str:
+    """SHA-256 over names and values of a state dictionary, whatever their order."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        value = weights[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b"")
+    return digest.hexdigest()
+
+
+def store_key(model_digest: str, names: StringTable, lookup: LookupTable, settings: Mapping[str, Any]) -> str:
+    """What embeddings depend on, as one SHA-256."""
+    digest = hashlib.sha256(model_digest.encode())
+    digest.update(json.dumps(settings, sort_keys=True).encode())
+    # The lookup table holds sizes and times of change: audio that was replaced under its name is embedded again.
+    for array in (names.content, names.offsets, *(column.array for column in lookup.columns.values())):
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def load_embeddings(path: Path, key: str) -> np.ndarray | None:
+    """The kept embeddings; None if there are none, they have another key, or the file is damaged."""
+    if not path.is_file():
+        return None
+    try:
+        with reading(path, "kept embeddings"):
+            kept = read_arrays(path, "kept embeddings")
+            return kept["embeddings"] if str(kept["key"]) == key else None
+    except FileError as error:
+        logger.warning("%s; embedding again", error)
+        return None
+
+
+def save_embeddings(path: Path, key: str, names: StringTable, embeddings: np.ndarray) -> None:
+    """Keep embeddings (utterances, crops, dim) with their names (UTF-8 bytes and offsets) and a key."""
+    with atomic_write(path, "wb") as file:
+        np.savez(file, key=np.array(key), names=names.content, name_offsets=names.offsets, embeddings=embeddings)

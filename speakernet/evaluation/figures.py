@@ -1,22 +1,25 @@
-"""All figures of one set of scores, with intervals, as one object.
+"""All figures of one set of scores, with intervals and cautions, and the comparison of several systems.
 
 Takes scores from anywhere (our own evaluation, another tool's file); knows no audio and no model.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from speakernet.data.lists import TrialList, repeated_trials
 from speakernet.evaluation import metrics
-from speakernet.evaluation.bootstrap import BAND_FALSE_ACCEPTS, Band, SpeakerBootstrap, measure
+from speakernet.evaluation.bootstrap import BAND_FALSE_ACCEPTS, Difference, SpeakerBootstrap, mean_differences
 from speakernet.evaluation.options import UNIT_COST, EvaluationOptions
-from speakernet.evaluation.results import Results
+from speakernet.evaluation.results import Results, headline
 from speakernet.evaluation.speakers import Speakers
 
 ALWAYS_SHOWN_PRIORS = (0.01, 0.05)
 """The priors of the published figures on VoxCeleb: 0.01 in papers, 0.05 in its challenges."""
+CHOSEN_ON_REPORTED = "the best checkpoint was chosen on this very list: these error rates are optimistic"
+WORSE_THAN_CHANCE = 50.0
+"""EER in percent."""
 
 
 def figures(
@@ -27,10 +30,10 @@ def figures(
     seed: int,
     llrs: np.ndarray | None = None,
 ) -> Results:
-    """Every figure that these scores support; `why_no_eer` where there can be no error rate.
+    """Every figure that these scores support; `why_no_eer` if there can be no error rate.
 
     Args:
-        trials: with labels, or without (then only the counts come back).
+        trials: with labels, or without (then only the counts are returned).
         scores: (trials,), higher means more alike.
         speakers: of the list's utterances.
         options: operating points and draws; 0.01 and 0.05 are always among the priors.
@@ -41,27 +44,25 @@ def figures(
         ValueError: scores that are NaN or infinite.
     """
     metrics.refuse_rows(~np.isfinite(scores), "NaN or infinite")
-    counts = Results(num_trials=len(trials), num_utterances=len(trials.names), why_no_eer=why_no_error_rate(trials))
+    found = Results(num_trials=len(trials), num_utterances=len(trials.names), why_no_eer=why_no_error_rate(trials))
     if trials.labels is not None:
-        num_targets = int(np.count_nonzero(trials.labels))
         num_repeated, contradicting = repeated_trials(trials)
-        counts = replace(
-            counts,
-            num_targets=num_targets,
+        found = replace(
+            found,
+            num_targets=int(np.count_nonzero(trials.labels)),
             num_duplicate_trials=num_repeated,
             num_contradicting_trials=len(contradicting) or None,
         )
-    if counts.why_no_eer:
-        return counts
-    assert trials.labels is not None
+    if trials.labels is None or found.why_no_eer:
+        return found
     # One sort serves all figures: 10 million scores take 1.9 s on one core.
     rates = metrics.error_rates(scores, trials.labels)
     points = operating_points([*ALWAYS_SHOWN_PRIORS, *options.dcf_target_priors], options.c_miss, options.c_fa)
-    eer_point = metrics.equal_error_point(rates)
-    measured = replace(
-        counts,
-        eer_percent=100 * eer_point.miss,
-        eer_threshold=eer_point.threshold,
+    equal = metrics.equal_error_point(rates)
+    found = replace(
+        found,
+        eer_percent=100 * equal.miss,
+        eer_threshold=equal.threshold,
         eer_convex_hull_percent=metrics.hull_eer_percent(rates),
         eer_voxceleb_trainer_percent=metrics.voxceleb_trainer_eer_percent(rates),
         min_dcf={name: metrics.min_dcf_point(rates, *point)[0] for name, point in points.items()},
@@ -72,54 +73,40 @@ def figures(
         speaker_rule=speakers.rule,
     )
     if llrs is not None:
-        measured = _with_costs_of_llrs(measured, llrs, trials.labels, points)
+        llr_rates, cllr = metrics.error_rates(llrs, trials.labels), metrics.cllr(llrs, trials.labels)
+        costs = {name: metrics.act_dcf_of(llr_rates, *point) for name, point in points.items()}
+        found = replace(found, cllr=cllr, act_dcf=costs, calibration_loss=cllr - (found.min_cllr or 0.0))
     if options.bootstrap_samples == 0:
-        return measured
-    return _with_intervals(measured, trials, scores, speakers, list(points.values()), options.bootstrap_samples, seed)
+        return found
+    # With fewer false accepts than one in all the list gives no rate.
+    false_accepts = BAND_FALSE_ACCEPTS[BAND_FALSE_ACCEPTS * rates.num_nontargets >= 1]
+    prepared = _prepared(trials, scores, speakers, list(points.values()), false_accepts)
+    drawn = prepared.measure(options.bootstrap_samples, seed)
+    band = None
+    if drawn.band is not None:
+        names = ("false_accept_percent", "miss_low_percent", "miss_high_percent")
+        # It is only drawn, so five digits are enough.
+        band = {name: [float(f"{100 * one:.5g}") for one in row] for name, row in zip(names, drawn.band, strict=True)}
+    return replace(
+        found,
+        num_draws=drawn.num_draws,
+        eer_interval_percent=drawn.eer_interval,
+        min_dcf_interval=dict(zip(points, drawn.min_dcf_intervals, strict=True)) if drawn.num_draws else None,
+        interval_note=drawn.note,
+        det_band=band,
+    )
 
 
-def _with_intervals(
-    measured: Results,
+def _prepared(
     trials: TrialList,
     scores: np.ndarray,
     speakers: Speakers,
     points: Sequence[tuple[float, float, float]],
-    wanted: int,
-    seed: int,
-) -> Results:
-    """What drawing speakers says of the figures: intervals, and the band of the DET curve."""
-    assert trials.labels is not None
-    enrol, test = speakers.ids[trials.enrol], speakers.ids[trials.test]
-    num_nontargets = len(trials) - int(np.count_nonzero(trials.labels))
-    # Fewer false accepts than one in all: the list says nothing there.
-    false_accepts = BAND_FALSE_ACCEPTS[BAND_FALSE_ACCEPTS * num_nontargets >= 1]
-    prepared = SpeakerBootstrap(scores, trials.labels, enrol, test, points, false_accepts)
-    drawn = measure(prepared, wanted, seed)
-    return replace(
-        measured,
-        num_draws=drawn.num_draws,
-        eer_interval_percent=drawn.eer_interval,
-        min_dcf_interval=dict(zip(measured.min_dcf, drawn.min_dcf_intervals, strict=True)) if drawn.num_draws else None,
-        interval_note=drawn.note,
-        det_band=None if drawn.band is None else _band_in_percent(drawn.band),
-    )
-
-
-def _band_in_percent(band: Band) -> dict[str, list[float]]:
-    """The band as results keep it; it is only drawn, so that five digits are enough."""
-    named = {"false_accept_percent": band.false_accepts, "miss_low_percent": band.low, "miss_high_percent": band.high}
-    return {name: [float(f"{100 * value:.5g}") for value in values] for name, values in named.items()}
-
-
-def _with_costs_of_llrs(
-    measured: Results, llrs: np.ndarray, labels: np.ndarray, points: Mapping[str, tuple[float, float, float]]
-) -> Results:
-    """Costs of log-likelihood ratios as they are: Cllr and the actual detection costs."""
-    rates = metrics.error_rates(llrs, labels)
-    costs = {name: metrics.act_dcf_of(rates, *point) for name, point in points.items()}
-    cllr = metrics.cllr(llrs, labels)
-    assert measured.min_cllr is not None
-    return replace(measured, cllr=cllr, act_dcf=costs, calibration_loss=cllr - measured.min_cllr)
+    false_accepts: np.ndarray | None = None,
+) -> SpeakerBootstrap:
+    assert trials.labels is not None, "only labelled trials are measured"
+    sides = speakers.ids[trials.enrol], speakers.ids[trials.test]
+    return SpeakerBootstrap(scores, trials.labels, *sides, points, false_accepts)
 
 
 def operating_points(
@@ -130,11 +117,108 @@ def operating_points(
 
 
 def why_no_error_rate(trials: TrialList) -> str:
-    """A sentence where a list supports no error rate; empty where it does."""
+    """Why a list supports no error rate; empty if it does."""
     if trials.labels is None:
         return f"{trials.source} is unlabelled; an error rate needs lines of `1 enrol test` and `0 enrol test`"
-    num_targets = int(np.count_nonzero(trials.labels))
-    if num_targets in (0, len(trials)):
-        kind = "target" if num_targets == 0 else "non-target"
-        return f"none of the {len(trials)} trials of {trials.source} is a {kind} trial; an error rate needs both kinds"
-    return ""
+    kind = metrics.missing_kind(trials.labels)
+    if not kind:
+        return ""
+    return f"none of the {len(trials)} trials of {trials.source} is a {kind} trial; an error rate needs both kinds"
+
+
+def cautions(results: Results) -> list[str]:
+    """What a reader must know before believing these figures, the gravest first."""
+    found = []
+    if (results.eer_percent or 0.0) > WORSE_THAN_CHANCE:
+        found.append(
+            "worse than chance: a higher score has to mean the same speaker; are these distances, or labels swapped?"
+        )
+    if results.num_contradicting_trials:
+        found.append(f"{results.num_contradicting_trials:,} trials appear with both labels: one of the two is wrong")
+    if results.num_duplicate_trials:
+        found.append(f"{results.num_duplicate_trials:,} trials occur more than once in the list and count each time")
+    if results.interval_note:
+        found.append(results.interval_note)
+    costs, num_nontargets = results.dcf_costs or {}, results.num_trials - (results.num_targets or 0)
+    # One false accept costs c_fa x (1 - prior) / nontargets, accepting nobody c_miss x prior.
+    few = [
+        prior
+        for prior in results.min_dcf
+        if costs and costs["c_fa"] * (1 - float(prior)) >= num_nontargets * costs["c_miss"] * float(prior)
+    ]
+    if few:
+        found.append(
+            f"{num_nontargets:,} pairs of different speakers are too few for minDCF({', '.join(few)}): a single false "
+            "accept costs as much there as accepting nobody"
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Several systems on one list: EER and minDCFs of each, and the differences of the others from the first."""
+
+    systems: list[Results]
+    differences: list[list[Difference]]
+    """For every system but the first, one for each figure: EER, then the minDCFs; positive if the first is better."""
+
+    def sentences(self, names: Sequence[str]) -> list[str]:
+        """One sentence for each figure of each system but the first."""
+        labels = [figure.label for figure in headline(self.systems[0])]
+        return [
+            difference.sentence(label, names[0], name)
+            for name, found in zip(names[1:], self.differences, strict=True)
+            for label, difference in zip(labels, found, strict=True)
+        ]
+
+
+def compare_scores(
+    trials: TrialList,
+    systems: Sequence[np.ndarray],
+    speakers: Speakers,
+    *,
+    num_draws: int,
+    seed: int,
+    priors: Sequence[float] = ALWAYS_SHOWN_PRIORS,
+) -> Comparison:
+    """Compare systems by their scores of the same labelled trials, each with the first.
+
+    All are measured on the same draws of speakers: what is common to them cancels in the differences.
+
+    Args:
+        trials: labelled.
+        systems: scores of each system, (trials,).
+        speakers: of the list's utterances.
+        num_draws: draws of speakers.
+        seed: of the draws.
+        priors: target priors of the minDCFs, at costs 1 and 1.
+
+    Raises:
+        ValueError: unlabelled trials, NaN scores, only targets or only non-targets.
+    """
+    if trials.labels is None:
+        raise ValueError(f"{trials.source}: unlabelled trials have no error rates to compare; give a list with labels")
+    points = operating_points(priors)
+    prepared = [_prepared(trials, scores, speakers, list(points.values())) for scores in systems]
+    results = []
+    for one in prepared:
+        found = one.figures()
+        assert found is not None, "there are trials of both kinds"
+        costs = dict(zip(points, found[1:].tolist(), strict=True))
+        results.append(Results(len(trials), eer_percent=float(found[0]), min_dcf=costs))
+    differences = [mean_differences(prepared[:1], [other], num_draws, seed) for other in prepared[1:]]
+    return Comparison(results, differences)
+
+
+def short_names(paths: Sequence[str]) -> list[str]:
+    """Short names for paths: the last folder or file name in which all of them differ, else numbered.
+
+    >>> short_names(["exps/a/scores.txt", "exps/b/scores.txt"])
+    ['a', 'b']
+    """
+    split = [path.replace("\\", "/").rstrip("/").split("/") for path in paths]
+    for depth in range(1, max(map(len, split)) + 1):
+        names = [one[-depth] if depth <= len(one) else "" for one in split]
+        if len(set(names)) == len(names):
+            return [name or "." for name in names]
+    return [f"{one[-1]} ({number})" for number, one in enumerate(split, start=1)]

@@ -30,19 +30,13 @@ class OperatingPoint:
 
 @dataclass(frozen=True)
 class ErrorRates:
-    """Errors at every distinct threshold, ascending, ended by +infinity (all rejected).
-
-    Attributes:
-        thresholds: (points,) float64.
-        misses: targets below each threshold, (points,); counts, or sums of weights.
-        false_accepts: non-targets at or above each threshold, (points,).
-        num_targets: all targets.
-        num_nontargets: all non-targets.
-    """
+    """Errors at every distinct threshold, ascending, ended by +infinity (all rejected)."""
 
     thresholds: np.ndarray
     misses: np.ndarray
+    """Targets below each threshold, (points,)."""
     false_accepts: np.ndarray
+    """Non-targets at or above each threshold, (points,)."""
     num_targets: float
     num_nontargets: float
 
@@ -62,20 +56,20 @@ class ErrorRates:
         return _lower_hull(self.false_accepts.astype(np.int64), self.misses.astype(np.int64))
 
 
-def check_trials(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Scores as float64 and labels as bool, both (trials,).
+def missing_kind(labels: np.ndarray) -> str:
+    """The kind of trial that error rates need and these labels (trials,) lack; empty if both are there."""
+    num_targets = int(np.count_nonzero(labels))
+    return "target" if num_targets == 0 else "non-target" if num_targets == len(labels) else ""
 
-    Raises:
-        ValueError: NaN scores (the first ten rows are named), other lengths, no targets or no non-targets.
-    """
+
+def check_trials(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Scores as float64 and labels as bool, both (trials,); ValueError if no error rate can be computed of them."""
     scores = np.asarray(scores, dtype=np.float64)
     labels = np.asarray(labels).astype(bool)
     if scores.shape != labels.shape or scores.ndim != 1:
         raise ValueError(f"{scores.shape} scores for {labels.shape} labels; expected one label for each score")
     refuse_rows(np.isnan(scores), "NaN")
-    num_targets = int(np.count_nonzero(labels))
-    if num_targets in (0, len(labels)):
-        missing = "target" if num_targets == 0 else "non-target"
+    if missing := missing_kind(labels):
         raise ValueError(f"none of the {len(labels)} trials is a {missing} trial; error rates need both kinds")
     return scores, labels
 
@@ -153,23 +147,21 @@ def eer(scores: np.ndarray, labels: np.ndarray) -> float:
 
 def equal_error_point(rates: ErrorRates) -> OperatingPoint:
     """The crossing of the two rates, with the threshold next to it."""
-    miss, false_accept = rates.miss_rates, rates.false_accept_rates
+    after, rate = crossing(rates.miss_rates, rates.false_accept_rates)
+    threshold = rates.thresholds[after]
+    # Above the highest score there is no threshold that a model file could keep.
+    threshold = threshold if np.isfinite(threshold) else rates.thresholds[max(after - 1, 0)]
+    return OperatingPoint(float(threshold), rate, rate)
+
+
+def crossing(miss: np.ndarray, false_accept: np.ndarray) -> tuple[int, float]:
+    """Row after the crossing of the two rates over ascending thresholds, and the rate there, interpolated linearly."""
     # The difference never falls with the threshold: it starts at -1 (all accepted) and ends at 1 (all rejected).
     after = int(np.searchsorted(miss - false_accept, 0.0))
-    return _interpolated_crossing(rates.thresholds, miss, false_accept, after)
-
-
-def _interpolated_crossing(
-    thresholds: np.ndarray, miss: np.ndarray, false_accept: np.ndarray, after: int
-) -> OperatingPoint:
     before = max(after - 1, 0)
     gap_before, gap_after = miss[before] - false_accept[before], miss[after] - false_accept[after]
-    # Linear between the two thresholds at which the sign of the difference changes.
     share = 1.0 if gap_after == gap_before else -gap_before / (gap_after - gap_before)
-    rate = miss[before] + share * (miss[after] - miss[before])
-    # Above the highest score there is no threshold that a model file could keep.
-    threshold = thresholds[after] if np.isfinite(thresholds[after]) else thresholds[before]
-    return OperatingPoint(float(threshold), float(rate), float(rate))
+    return after, float(miss[before] + share * (miss[after] - miss[before]))
 
 
 def hull_eer_percent(rates: ErrorRates) -> float:
@@ -180,9 +172,7 @@ def hull_eer_percent(rates: ErrorRates) -> float:
     >>> hull_eer_percent(error_rates(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1])))
     25.0
     """
-    miss, false_accept = rates.miss_rates[rates.hull], rates.false_accept_rates[rates.hull]
-    after = int(np.searchsorted(miss - false_accept, 0.0))
-    return 100 * _interpolated_crossing(rates.thresholds[rates.hull], miss, false_accept, after).miss
+    return 100 * crossing(rates.miss_rates[rates.hull], rates.false_accept_rates[rates.hull])[1]
 
 
 def voxceleb_trainer_eer_percent(rates: ErrorRates) -> float:
@@ -244,10 +234,9 @@ def point_at(rates: ErrorRates, row: int) -> OperatingPoint:
 
 
 def point_at_threshold(rates: ErrorRates, threshold: float) -> OperatingPoint:
-    """The error rates when a given threshold is used on these scores."""
-    row = int(np.searchsorted(rates.thresholds, threshold))
-    point = point_at(rates, min(row, len(rates.thresholds) - 1))
-    return OperatingPoint(threshold, point.miss, point.false_accept)
+    """The error rates if a given threshold is used on these scores."""
+    row = min(int(np.searchsorted(rates.thresholds, threshold)), len(rates.thresholds) - 1)
+    return OperatingPoint(threshold, float(rates.miss_rates[row]), float(rates.false_accept_rates[row]))
 
 
 def point_at_false_accept_rate(rates: ErrorRates, rate: float) -> OperatingPoint:
@@ -305,16 +294,20 @@ def min_cllr(scores: np.ndarray, labels: np.ndarray) -> float:
 
 
 def min_cllr_of(rates: ErrorRates) -> float:
-    """Min Cllr of error rates that are there already; each edge of the ROC convex hull is one pool."""
-    pooled_targets = np.diff(rates.misses[rates.hull]) / rates.num_targets
-    pooled_nontargets = -np.diff(rates.false_accepts[rates.hull]) / rates.num_nontargets
-    with np.errstate(divide="ignore"):
-        llrs = np.log(pooled_targets) - np.log(pooled_nontargets)
+    """Min Cllr of error rates."""
+    targets, nontargets, llrs = pooled_llrs(rates)
     # A pool of one kind has an infinite ratio and costs nothing: 0 x infinity must not become NaN.
     mixed = np.isfinite(llrs)
-    cost = pooled_targets[mixed] @ np.logaddexp(0, -llrs[mixed])
-    cost += pooled_nontargets[mixed] @ np.logaddexp(0, llrs[mixed])
+    cost = targets[mixed] @ np.logaddexp(0, -llrs[mixed]) + nontargets[mixed] @ np.logaddexp(0, llrs[mixed])
     return float(cost / (2 * np.log(2)))
+
+
+def pooled_llrs(rates: ErrorRates) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Shares of targets and of non-targets and the log-likelihood ratio of each pool, an edge of the ROC convex hull."""
+    targets = np.diff(rates.misses[rates.hull]) / rates.num_targets
+    nontargets = -np.diff(rates.false_accepts[rates.hull]) / rates.num_nontargets
+    with np.errstate(divide="ignore"):
+        return targets, nontargets, np.log(targets) - np.log(nontargets)
 
 
 def area_under_roc(rates: ErrorRates) -> float:

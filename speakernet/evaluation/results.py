@@ -1,72 +1,67 @@
-"""What the scores of a trial list come to, as one object: from the figures to `results.json`, report and terminal.
+"""The result of scoring a trial list as one object: from the figures to `results.json`, report and terminal.
 
-`figures` makes it, the evaluation adds where it comes from by `dataclasses.replace`, `to_dict` and `from_dict` are the
-only writer and reader of `results.json`. What is not known is None (or empty) and has no key in the file.
+`figures` makes it, the evaluation adds where it comes from by `dataclasses.replace`; `to_dict` and `from_dict` are the
+only writer and reader of `results.json`. What is unknown is None (or empty) and has no key in the file. How a figure is
+written is decided by `headline` alone.
 """
 
 import dataclasses
-import types
-import typing
+import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-Interval = tuple[float, float] | None
-"""Lowest and highest value of a 95 % interval; None where there is none."""
+import numpy as np
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, TypeAdapter, ValidationError, with_config
+from typing_extensions import TypedDict
 
 EMBEDDING, KEPT_EMBEDDINGS = "embedding", "reading_kept_embeddings"
 """Names of timings."""
 FEW_TARGETS = 30
-"""Below this, one target more or less moves an error rate by more than three percent: too few to build on."""
+"""Below this, one target more or less moves an error rate by more than three percent."""
 WRITTEN_ALWAYS = ("eer_percent", "eer_interval_percent", "min_dcf")
-"""Keys that a reader of the file finds even where there is nothing to say."""
+"""Keys that the file has even if they are empty."""
+
+
+def _interval(values: Any) -> Any:
+    return None if values is None or list(values) == [None, None] else values
+
+
+def _prior(text: str) -> str:
+    float(text)
+    return text
+
+
+Interval = Annotated[tuple[float, float] | None, BeforeValidator(_interval)]
+"""Lowest and highest value of a 95 % interval."""
+CostsByPrior = dict[Annotated[str, AfterValidator(_prior)], float]
+"""Target prior, as text -> normalised detection cost."""
 
 
 @dataclass(frozen=True)
 class GroupResult:
-    """Figures of some of the trials, or of all of them on changed audio.
-
-    Attributes:
-        label: which group, or how much of a degradation.
-        eer_percent: None where the group has none; `note` says why.
-        eer_interval_percent: over speakers.
-        note: what a reader has to know.
-        num_trials: of the group.
-        num_targets: of them.
-        min_dcf: target prior -> cost.
-    """
+    """Figures of some of the trials, or of all of them on changed audio."""
 
     label: str
     eer_percent: float | None = None
+    """None if the group has none; `note` says why."""
     eer_interval_percent: Interval = None
     note: str = ""
     num_trials: int | None = None
     num_targets: int | None = None
-    min_dcf: dict[str, float] | None = None
+    min_dcf: CostsByPrior | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; an interval only where there is an error rate."""
-        values = dataclasses.asdict(self)
-        if self.eer_percent is None:
-            del values["eer_interval_percent"]
-        else:
-            values["eer_interval_percent"] = _pair(self.eer_interval_percent)
-        return {key: value for key, value in values.items() if value is not None or key == "eer_percent"}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "GroupResult":
-        """What `to_dict` gave."""
-        known = {one.name: values[one.name] for one in dataclasses.fields(cls) if one.name in values}
-        known["eer_interval_percent"] = _interval(values.get("eer_interval_percent"))
-        for name, declared in typing.get_type_hints(cls).items():
-            if name in known and not _is_of(known[name], declared):
-                raise TypeError(f"{name} of a row is {str(known[name])[:60]!r}")
-        return cls(**known)
+        """Plain values; an interval only beside an error rate."""
+        values = {name: value for name, value in vars(self).items() if value is not None or name == "eer_percent"}
+        values.pop("eer_interval_percent", None)
+        return values if self.eer_percent is None else values | {"eer_interval_percent": _pair(self.eer_interval_percent)}
 
 
 @dataclass(frozen=True)
 class SliceResult:
-    """Results by one way of grouping trials: what the groups are told apart by, a note, and a row each."""
+    """Results by one way of grouping trials: what the groups differ in, a note, and a row each."""
 
     by: str
     note: str
@@ -83,21 +78,24 @@ class SweepResult:
     rows: list[GroupResult]
 
 
-class KeptThreshold(typing.TypedDict):
-    """A threshold with a name; what else it holds says which scoring and list it belongs to."""
+@with_config(ConfigDict(extra="allow"))
+class KeptThreshold(TypedDict):
+    """A threshold with a name; its other keys are the scoring and the list it belongs to."""
 
     name: str
     threshold: float
 
 
-class Costs(typing.TypedDict):
+@with_config(ConfigDict(extra="allow"))
+class Costs(TypedDict):
     """Of one error of each kind."""
 
     c_miss: float
     c_fa: float
 
 
-class Fit(typing.TypedDict):
+@with_config(ConfigDict(extra="allow"))
+class AffineFit(TypedDict):
     """An affine calibration in plain values."""
 
     weights: list[float]
@@ -106,7 +104,8 @@ class Fit(typing.TypedDict):
     prior: float
 
 
-class Band(typing.TypedDict):
+@with_config(ConfigDict(extra="allow"))
+class Band(TypedDict):
     """A 95 % interval of the DET curve."""
 
     false_accept_percent: list[float]
@@ -122,8 +121,7 @@ class Results:
     num_utterances: int | None = None
     eer_percent: float | None = None
     eer_interval_percent: Interval = None
-    min_dcf: dict[str, float] = field(default_factory=dict)
-    """Target prior, as text -> normalised minimum detection cost."""
+    min_dcf: CostsByPrior = field(default_factory=dict)
     num_targets: int | None = None
     num_duplicate_trials: int | None = None
     num_contradicting_trials: int | None = None
@@ -132,11 +130,11 @@ class Results:
     eer_threshold: float | None = None
     eer_convex_hull_percent: float | None = None
     eer_voxceleb_trainer_percent: float | None = None
-    dcf_costs: dict[str, float] | None = None
+    dcf_costs: Costs | None = None
     area_under_roc: float | None = None
     min_cllr: float | None = None
     cllr: float | None = None
-    act_dcf: dict[str, float] | None = None
+    act_dcf: CostsByPrior | None = None
     calibration_loss: float | None = None
     """Cllr less min Cllr, in bits."""
     num_speakers: int | None = None
@@ -144,28 +142,26 @@ class Results:
     num_draws: int | None = None
     min_dcf_interval: dict[str, Interval] | None = None
     interval_note: str = ""
-    det_band: dict[str, list[float]] | None = None
-    """95 % interval of the DET curve, a `Band`."""
+    det_band: Band | None = None
     precision: str = ""
-    """In which the network computed: float32, bf16 or fp16."""
+    """Of the network: float32, bf16 or fp16."""
     backend: dict[str, Any] | None = None
     """The scoring that figures and thresholds belong to."""
     lists: list[dict[str, str]] | None = None
     """`role`, `name` and `sha256` of each list that was read."""
     timings_seconds: dict[str, float] | None = None
-    """Of `embedding`, `scoring` and `figures`; `reading_kept_embeddings` where they were not made anew."""
+    """Of `embedding`, `scoring` and `figures`; `reading_kept_embeddings` if they were kept on disk."""
     seconds: float | None = None
     slices: list[SliceResult] | None = None
     sweep: list[SweepResult] | None = None
-    calibration: dict[str, Any] | None = None
-    """The fit of fused or calibrated score files."""
+    calibration: AffineFit | None = None
+    """Of fused or calibrated score files."""
     model: dict[str, Any] | None = None
     num_parameters: int | None = None
-    """Of the network."""
     front_end: dict[str, Any] | None = None
     checkpoint: dict[str, str] | None = None
     """`path` and `sha256`."""
-    thresholds: list[dict[str, Any]] | None = None
+    thresholds: list[KeptThreshold] | None = None
     versions: dict[str, str] | None = None
     machine: dict[str, Any] | None = None
     config: dict[str, Any] | None = None
@@ -173,7 +169,7 @@ class Results:
     command: str = ""
     date: str = ""
     """Of the evaluation, with hours and minutes of this machine's clock."""
-    training: dict[str, Any] | None = None
+    training: dict[str, float | None] | None = None
     """What the model was trained on: `speakers`, `utterances`, `hours`."""
     performance: dict[str, Any] | None = None
     """Of the training: `utterances_per_second`, `data_wait_share`, `process_peak_bytes`, `gpu_utilisation_percent` …"""
@@ -181,15 +177,15 @@ class Results:
     """The model that training started from: its `file`, figures on this list, whether it stayed best, `sentences`."""
     warnings: list[str] | None = None
     extra: dict[str, Any] = field(default_factory=dict)
-    """Keys of a file that this version does not know: kept as they are."""
+    """Keys of a file that this version does not know: kept when a report is made from it."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values by the names of `results.json`."""
-        values: dict[str, Any] = {}
-        for one in dataclasses.fields(self):
-            value = getattr(self, one.name)
-            if one.name != "extra" and (value not in (None, "") or one.name in WRITTEN_ALWAYS):
-                values[one.name] = value
+        values = {
+            name: value
+            for name, value in vars(self).items()
+            if name != "extra" and (value not in (None, "") or name in WRITTEN_ALWAYS)
+        }
         # JSON has no tuples, and readers index [0] and [1] without asking whether there is an interval.
         values["eer_interval_percent"] = _pair(self.eer_interval_percent)
         if self.min_dcf_interval is not None:
@@ -201,85 +197,110 @@ class Results:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Results":
-        """What `to_dict` gave, of this version or an earlier one.
-
-        Raises:
-            ValueError: no mapping, or values of another kind than their names say.
-        """
+        """What `to_dict` returned, in this version or an earlier one; ValueError if the values are of other types."""
         if not isinstance(values, Mapping):
             raise ValueError(f"found {type(values).__name__}; expected an object with the names of results.json")
-        # A key of a later version is kept: an old installation must not lose it by making a report anew.
         names = {one.name for one in dataclasses.fields(cls)} - {"extra"}
         known = {name: value for name, value in values.items() if name in names and value is not None}
         extra = {name: value for name, value in values.items() if name not in names}
         try:
-            known["eer_interval_percent"] = _interval(known.get("eer_interval_percent"))
-            for name in known.get("min_dcf", ()):
-                float(name)
-            if "min_dcf_interval" in known:
-                known["min_dcf_interval"] = {n: _interval(one) for n, one in known["min_dcf_interval"].items()}
-            if "slices" in known:
-                known["slices"] = [_table(SliceResult, one, ("by", "note")) for one in known["slices"]]
-            if "sweep" in known:
-                known["sweep"] = [_table(SweepResult, one, ("kind", "axis", "note")) for one in known["sweep"]]
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise ValueError(f"values of an unknown form ({type(error).__name__}: {error})") from error
-        # Before model files had a checksum, the path alone was kept.
-        if isinstance(known.get("checkpoint"), str):
-            known["checkpoint"] = {"path": known["checkpoint"], "sha256": ""}
-        if isinstance(known.get("model"), str):
-            known["model"] = {"name": known["model"]}
-        for one in dataclasses.fields(cls):
-            if one.name in known and not _is_of(known[one.name], DECLARED[one.name]):
-                raise ValueError(f"{one.name} is {str(known[one.name])[:60]!r}; expected {one.type}")
-        return cls(**known, extra=extra)
+            return _checked().validate_python({**known, "extra": extra})
+        except (ValidationError, TypeError) as error:
+            raise ValueError(f"values of an unknown form: {error}") from error
 
     def list_name(self, role: str = "trials") -> str:
-        """The name of the list that was read in that role; empty where it is not known."""
-        return next((str(one["name"]) for one in self.lists or [] if one.get("role") == role and one.get("name")), "")
+        """The name of the list that was read in that role; empty if it is unknown."""
+        return next((one["name"] for one in self.lists or [] if one.get("role") == role and one.get("name")), "")
 
 
-def _is_of(value: Any, declared: Any) -> bool:
-    """Whether a value of JSON is of a declared type; objects of this file checked themselves when they were made."""
-    origin, arguments = typing.get_origin(declared), typing.get_args(declared)
-    if typing.is_typeddict(declared):
-        # At least these keys: a later version may write more.
-        fields = typing.get_type_hints(declared)
-        return isinstance(value, dict) and all(one in value and _is_of(value[one], fields[one]) for one in fields)
-    if origin in (typing.Union, types.UnionType):
-        return any(_is_of(value, one) for one in arguments)
-    if origin is dict:
-        return isinstance(value, dict) and all(_is_of(one, arguments[1]) for one in value.values())
-    if origin is list:
-        return isinstance(value, list) and all(_is_of(one, arguments[0]) for one in value)
-    if origin is tuple:
-        return isinstance(value, tuple) and len(value) == len(arguments)
-    if declared is float:
-        # JSON has one kind of number, of which some readers make integers.
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    return declared is Any or (isinstance(value, declared) and not (declared is int and isinstance(value, bool)))
-
-
-DECLARED = {
-    **typing.get_type_hints(Results),
-    "thresholds": list[KeptThreshold],
-    "dcf_costs": Costs,
-    "det_band": Band,
-    "calibration": Fit,
-    "training": dict[str, float | None],
-}
-"""Field -> type of what `results.json` holds, down to what is looked for in it."""
-
-
-def _table(kind: Any, values: Mapping[str, Any], words: tuple[str, ...]) -> Any:
-    rows = [GroupResult.from_dict(row) for row in values["rows"]]
-    return kind(**{name: str(values.get(name, "")) for name in words}, rows=rows)
-
-
-def _interval(values: Any) -> Interval:
-    low, high = values or (None, None)
-    return None if low is None or high is None else (float(low), float(high))
+@functools.cache
+def _checked() -> TypeAdapter[Results]:
+    return TypeAdapter(Results)
 
 
 def _pair(interval: Interval) -> list[float | None]:
     return [None, None] if interval is None else list(interval)
+
+
+@dataclass(frozen=True)
+class HeadlineFigure:
+    """One figure as it is shown."""
+
+    name: str
+    """Such as `EER` or `minDCF(0.01)`."""
+    unit: str
+    value: float
+    digits: int
+    interval: Interval = None
+
+    @property
+    def label(self) -> str:
+        """Name with the unit, for tables of bare numbers."""
+        return f"{self.name} ({self.unit})" if self.unit else self.name
+
+    @property
+    def number(self) -> str:
+        """The value without its unit."""
+        return f"{self.value:.{self.digits}f}"
+
+    @property
+    def text(self) -> str:
+        """The value with its unit."""
+        return f"{self.number} {self.unit}".rstrip()
+
+    @property
+    def interval_text(self) -> str:
+        """The interval with its unit; empty if there is none."""
+        if self.interval is None:
+            return ""
+        low, high = self.interval
+        return f"{low:.{self.digits}f} to {high:.{self.digits}f} {self.unit}".rstrip()
+
+
+def headline(results: Results, digits: int = 2) -> list[HeadlineFigure]:
+    """EER, the minDCFs, and of calibrated scores the actual costs and Cllr; empty without error rates.
+
+    Args:
+        results: of one list.
+        digits: of the EER in percent; costs have one more.
+
+    >>> [one.text for one in headline(Results(eer_percent=5.21, min_dcf={"0.01": 0.4}, min_cllr=0.2))]
+    ['5.21 %', '0.400', '0.200 bits']
+    """
+    if results.eer_percent is None:
+        return []
+    shown = [HeadlineFigure("EER", "%", results.eer_percent, digits, results.eer_interval_percent)]
+    intervals = results.min_dcf_interval or {}
+    # A cost of 0.4 has the weight of an EER of several percent: one digit more separates two systems.
+    for prior, cost in results.min_dcf.items():
+        shown.append(HeadlineFigure(f"minDCF({prior})", "", cost, digits + 1, intervals.get(prior)))
+    for prior, cost in (results.act_dcf or {}).items():
+        shown.append(HeadlineFigure(f"actual DCF({prior})", "", cost, digits + 1))
+    for name, value in (("Cllr", results.cllr), ("min Cllr", results.min_cllr)):
+        if value is not None:
+            shown.append(HeadlineFigure(name, "bits", value, digits + 1))
+    return shown
+
+
+def headline_sentence(results: Results, digits: int = 2) -> str:
+    """EER with its interval, minDCFs and numbers of trials; or why there is no error rate."""
+    trials = f"{results.num_trials:,} {'trial' if results.num_trials == 1 else 'trials'}"
+    if results.eer_percent is None:
+        return f"{trials} scored; {results.why_no_eer or 'they are unlabelled, so there is no error rate'}"
+    eer, *others = headline(results, digits)
+    interval = (
+        f" (95 % interval {eer.interval_text.removesuffix(' %')}, bootstrap over speakers)" if eer.interval else ""
+    )
+    costs = "".join(f", {one.name} {one.text}" for one in others if one.name.startswith("minDCF"))
+    return f"{eer.name} {eer.text}{interval}{costs}; {trials}, {results.num_targets or 0:,} of them targets"
+
+
+def threshold_text(threshold: float, scores: np.ndarray) -> str:
+    """A threshold with the digits that separate it from other scores: a young network's lie between 0.99 and 1.
+
+    >>> threshold_text(0.5612, np.array([0.1, 0.4, 0.8])), threshold_text(0.99964, np.array([0.998, 0.999, 1.0]))
+    ('0.56', '0.99964')
+    """
+    spread = float(np.std(scores)) if len(scores) else 0.0
+    digits = max(2, 1 - math.floor(math.log10(spread))) if spread > 0 else 4
+    return f"{threshold:.{min(digits, 8)}f}"

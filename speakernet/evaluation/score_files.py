@@ -1,49 +1,53 @@
-"""Score files: `enrol test score` a line, in any order; our own, in that of the trial list, and those of other tools.
+"""Files of scores: `enrol test score` a line, our own and those of other tools; and decisions on unlabelled trials.
 
-Reading gives the pairs as a `TrialList` and the scores beside it; matching them with a list goes by the pairs, and
-names the first line that only one of the two has.
+Reading gives the pairs as a `TrialList` and the scores beside it, in the order of the file; matching them with a list
+goes by the pairs, and names the first line that only one of the two has.
 """
 
+import csv
 import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from speakernet.data.lists import ListError, ListFile, Numbers, StringTable, TrialList
-from speakernet.files import atomic_write
+from speakernet.evaluation.calibration import threshold_label
+from speakernet.files import FileError, atomic_write, open_text, reading
 from speakernet.run_folder import EVALUATIONS, SCORES, evaluation_folder
 from speakernet.terminal import MAX_NAMED
 
-FORM = "'enrol test score', and as you like a fourth column target|nontarget"
+FORM = "'enrol test score', optionally with a fourth column target|nontarget"
 KINDS = {b"target": 1, b"nontarget": 0}
 LARGEST_SCORE = 1e30
-"""Larger ones overflow where scores are squared; no scoring gives any."""
+"""Larger ones overflow when scores are squared; no scoring gives any."""
+ACCEPT, REFUSE = "accept", "refuse"
+LLR_COLUMN = "llr"
+NUM_IN_TERMINAL = 10
 
 
 @dataclass(frozen=True)
 class ScoreFile:
-    """What a score file holds.
-
-    Attributes:
-        trials: the pairs; labels where every line has the fourth column, 1 target, 0 nontarget.
-        scores: (trials,) float64; higher means more alike.
-    """
+    """What a score file holds."""
 
     trials: TrialList
+    """The pairs; with labels if every line has the fourth column."""
     scores: np.ndarray
+    """(trials,) float64; higher means more alike."""
 
 
 def find_scores(path: Path, trials: TrialList) -> tuple[Path, np.ndarray]:
-    """The score file of a list in a folder of a run or an evaluation (a file is itself), and its scores.
+    """The score file of a list in the folder of a run or an evaluation (or the file itself), and its scores.
 
     Args:
         path: a score file or a folder; a run keeps the scores of its test list itself, others under `eval/`.
-        trials: the list that the scores are of: its name tells evaluations of one run apart.
+        trials: the list that the scores are of: its name selects among the evaluations of a run.
 
     Raises:
         ListError: no scores in the folder, or those of other lists.
-        ValueError: NaN scores.
+        ValueError: scores that are not finite.
     """
     if not path.is_dir():
         return path, scores_for(trials, read_scores(path))
@@ -51,13 +55,12 @@ def find_scores(path: Path, trials: TrialList) -> tuple[Path, np.ndarray]:
     own, named = path / SCORES, evaluation_folder(path, trials.source) / SCORES
     refused: ListError | None = None
     for candidate in (own, named, *(found if len(found) == 1 else ())):
-        if not candidate.is_file():
-            continue
-        try:
-            return candidate, scores_for(trials, read_scores(candidate))
-        except ListError as error:
-            # The run's own scores may be those of its test list, and the list's own lie under eval/.
-            refused = refused or error
+        if candidate.is_file():
+            try:
+                return candidate, scores_for(trials, read_scores(candidate))
+            except ListError as error:
+                # The run's own scores may be those of another list, with the wanted ones under eval/.
+                refused = refused or error
     if refused:
         raise refused
     if not found:
@@ -114,7 +117,7 @@ def scores_for(trials: TrialList, found: ScoreFile) -> np.ndarray:
 
     Raises:
         ListError: trials without a score, scores of no trial, or labels that contradict the list (the first of each).
-        ValueError: scores that are NaN or infinite (the first ten lines are named).
+        ValueError: scores that are not finite, or too large (the first ten lines are named).
     """
     rows = _rows_of(trials, found.trials)
     scores, source = found.scores[rows], found.trials.source
@@ -130,20 +133,15 @@ def scores_for(trials: TrialList, found: ScoreFile) -> np.ndarray:
     if trials.labels is not None and found.trials.labels is not None:
         other = np.flatnonzero(trials.labels != found.trials.labels[rows])
         if len(other):
-            first = int(other[0])
             raise ListError(
                 f"{source}: {len(other):,} of {len(scores):,} lines have another label than {trials.source}, first "
-                f"line {_line_of(source, int(rows[first]))}: {_pair(trials, first)!r}; one of the two is wrong"
+                f"{_entry(found.trials, int(rows[other[0]]))}; one of the two is wrong"
             )
     return scores
 
 
 def _rows_of(ours: TrialList, theirs: TrialList) -> np.ndarray:
-    """The row in `theirs` of each trial of `ours`, int64.
-
-    Raises:
-        ListError: they are not the same pairs, each as often.
-    """
+    """The row in `theirs` of each trial of `ours`, int64; ListError if they are not the same pairs, each as often."""
     # Rows of names count by first mention in both, so lists in one order have equal tables and equal rows.
     is_same = len(ours) == len(theirs) and ours.names == theirs.names
     if is_same and np.array_equal(ours.enrol, theirs.enrol) and np.array_equal(ours.test, theirs.test):
@@ -155,43 +153,25 @@ def _rows_of(ours: TrialList, theirs: TrialList) -> np.ndarray:
     there = np.where((enrol >= 0) & (test >= 0), enrol * len(row_of) + test, -1)
     order, their_order = np.argsort(wanted, kind="stable"), np.argsort(there, kind="stable")
     if not np.array_equal(wanted[order], there[their_order]):
+        found = [f"{theirs.source} has {len(theirs):,} scores, {ours.source} has {len(ours):,} trials"]
+        for trials, keys, others in ((ours, wanted, there), (theirs, there, wanted)):
+            alone = np.flatnonzero(~np.isin(keys, others))
+            if len(alone):
+                found.append(f"{len(alone):,} are in {trials.source} only, first {_entry(trials, int(alone[0]))}")
         again = np.setdiff1d(np.arange(len(there)), np.unique(there, return_index=True)[1])
-        exchanged = np.where((enrol >= 0) & (test >= 0), test * len(row_of) + enrol, -1)
-        if np.array_equal(wanted[order], np.sort(exchanged)):
-            raise ListError(
-                f"{theirs.source} has the trials of {ours.source} with enrol and test exchanged; write the enrolment "
-                "first, as in the list"
-            )
-        raise ListError(_difference(ours, theirs, ~np.isin(wanted, there), ~np.isin(there, wanted), again))
+        if len(found) == 1 and len(again):
+            found.append(f"not each pair as often, first {_entry(theirs, int(again[0]))}")
+        if np.array_equal(wanted[order], np.sort(np.where(there >= 0, test * len(row_of) + enrol, -1))):
+            found.append("the same pairs with enrol and test exchanged")
+        raise ListError("; ".join(found) + "; expected the scores of this very list")
     rows = np.empty(len(ours), dtype=np.int64)
     rows[order] = their_order
     return rows
 
 
-def _difference(
-    ours: TrialList, theirs: TrialList, is_missing: np.ndarray, is_extra: np.ndarray, again: np.ndarray
-) -> str:
-    found = [f"{theirs.source} has {len(theirs):,} scores, {ours.source} has {len(ours):,} trials"]
-    for trials, is_alone, what in (
-        (ours, is_missing, "trials have no score"),
-        (theirs, is_extra, "scores have no trial"),
-    ):
-        if is_alone.any():
-            row = int(np.argmax(is_alone))
-            line = f"line {_line_of(trials.source, row)} of {trials.source}: {_pair(trials, row)!r}"
-            found.append(f"{int(is_alone.sum()):,} {what}, first {line}")
-    if len(found) == 1:
-        line = (
-            f", first line {_line_of(theirs.source, int(again[0]))}: {_pair(theirs, int(again[0]))!r}"
-            if len(again)
-            else ""
-        )
-        found.append(f"the same pairs, but not each as often{line}")
-    return "; ".join(found) + "; give the scores of this very list"
-
-
-def _pair(trials: TrialList, row: int) -> str:
-    return f"{trials.names[int(trials.enrol[row])]} {trials.names[int(trials.test[row])]}"
+def _entry(trials: TrialList, row: int) -> str:
+    names, line = trials.names, _line_of(trials.source, row)
+    return f"line {line}: '{names[int(trials.enrol[row])]} {names[int(trials.test[row])]}'"
 
 
 def _line_of(path: str, row: int) -> int:
@@ -201,3 +181,93 @@ def _line_of(path: str, row: int) -> int:
     with Path(path).open("rb") as file:
         filled = (number for number, line in enumerate(file, start=1) if line.split())
         return next(itertools.islice(filled, row, None), row + 1)
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """Unlabelled trials: their scores, log-likelihood ratios if there is a calibration, and a decision per threshold.
+
+    A trial is accepted if its score reaches the threshold.
+    """
+
+    trials: TrialList
+    scores: np.ndarray
+    """(trials,)."""
+    llrs: np.ndarray | None = None
+    """Natural, (trials,)."""
+    thresholds: Sequence[Mapping[str, Any]] = ()
+    """Of this way of scoring, as a model file keeps them."""
+
+    @property
+    def says_more_than_scores(self) -> bool:
+        """Whether there is anything that `scores.txt` does not hold."""
+        return self.llrs is not None or bool(self.thresholds)
+
+    @property
+    def header(self) -> list[str]:
+        """Names of the columns, for scripts."""
+        llr = [] if self.llrs is None else [LLR_COLUMN]
+        return ["enrol", "test", "score", *llr, *(str(one["name"]) for one in self.thresholds)]
+
+    def row(self, number: int) -> list[str]:
+        """The columns of one trial."""
+        names, score = self.trials.names, float(self.scores[number])
+        llr = [] if self.llrs is None else [f"{self.llrs[number]:.4f}"]
+        verdicts = [ACCEPT if score >= one["threshold"] else REFUSE for one in self.thresholds]
+        enrol, test = names[int(self.trials.enrol[number])], names[int(self.trials.test[number])]
+        return [enrol, test, f"{score:.6f}", *llr, *verdicts]
+
+    def sentences(self) -> list[str]:
+        """How many trials each threshold accepts, and what is missing for decisions."""
+        total = len(self.trials)
+        found = [
+            f"{int(np.count_nonzero(self.scores >= one['threshold'])):,} of {total:,} {'pair' if total == 1 else 'pairs'} "
+            f"accepted at threshold {one['threshold']:.4f} ({described(one)})"
+            for one in self.thresholds
+        ]
+        if not self.thresholds:
+            found.append("no decisions: there is no threshold for this way of scoring")
+        if self.llrs is None:
+            found.append("no log-likelihood ratios: there is no calibration for this way of scoring")
+        if not self.thresholds or self.llrs is None:
+            found.append(
+                "to fit them on labelled trials: --evaluation.calibration_list LIST with --eval, or `speakernet "
+                "calibrate` for the model file; for score files --fusion_scores and --fusion_trials"
+            )
+        return found
+
+    def lines(self) -> list[str]:
+        """The first trials as a table of text, then the sentences; for a terminal."""
+        count = min(len(self.trials), NUM_IN_TERMINAL)
+        rows = [self.header, *(self.row(number) for number in range(count))]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        table = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        more = [f"… and {len(self.trials) - count:,} more"] if count < len(self.trials) else []
+        return [*table, *more, *self.sentences()]
+
+    def write(self, path: Path) -> None:
+        """Write a CSV: header, then a trial a line in the order of the list."""
+        with atomic_write(path) as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(self.header)
+            writer.writerows(self.row(number) for number in range(len(self.trials)))
+
+
+def described(threshold: Mapping[str, Any]) -> str:
+    """What a threshold was chosen for, and on which list."""
+    fitted_on = f" on {threshold['list']}" if threshold.get("list") else ""
+    return f"{threshold_label(str(threshold['name']))}{fitted_on}"
+
+
+def read_llrs(path: Path) -> np.ndarray | None:
+    """The log-likelihood ratios that `Decisions.write` wrote, (trials,); None if the file has none."""
+    with reading(path, "decisions; score the list again"), open_text(path) as file:
+        reader = csv.reader(file)
+        header = next(reader, [])
+        if LLR_COLUMN not in header:
+            return None
+        column = header.index(LLR_COLUMN)
+        try:
+            return np.array([float(row[column]) for row in reader])
+        except (IndexError, ValueError) as error:
+            raise FileError(f"{path}, line {reader.line_num}: no log-likelihood ratio; score the list again") from error

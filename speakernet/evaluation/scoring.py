@@ -1,18 +1,35 @@
-"""Scores of trial pairs from embeddings, sorted by enrolment so that trials become matrix products.
+"""From embeddings to scores: cosine, mean distance, normalisation against a cohort, and the back end that combines them.
 
-Two scores: the cosine of mean embeddings, and voxceleb_trainer's minus mean distance over all pairs of crops. Memory
-beside embeddings and scores is a few blocks. Normalisation against a cohort is in `score_norm.py`.
+Trials are sorted by enrolment so that they become matrix products; memory beside embeddings and scores is a few blocks.
+A back end describes itself in plain values, to which thresholds and calibrations belong.
+
+Source: Matejka et al., Analysis of score normalization in multilingual speaker recognition, 2017 (adaptive s-norm 1);
+Auckenthaler et al., Score normalization for text-independent speaker verification systems, 2000 (z, t).
 """
 
+import itertools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from speakernet.data.lists import TrialList
 from speakernet.evaluation.metrics import group_starts
+from speakernet.evaluation.options import EvaluationOptions, ScoreNorm
+from speakernet.terminal import Bar
 
+WHOLE_COSINE = "whole utterances and cosine"
+"""`whole_cosine` in words."""
+METHODS = get_args(ScoreNorm)
+BLOCK_SCORES = 1 << 22
+"""Scores of a block of utterances against the cohort: 16 MB."""
+MIN_COHORT = 2
+SMALLEST_DEVIATION = 1e-6
 BLOCK_BYTES = 5 << 20
 """Gathered crops of the test side of a block of trials: they stay in the processor's cache until they are used."""
 DEVICE_BLOCK_BYTES = 1 << 28
@@ -27,7 +44,7 @@ SAFE_LENGTHS = (1e-15, 1e15)
 def mean_embeddings(embeddings: np.ndarray, mean: np.ndarray | None = None) -> np.ndarray:
     """One embedding of length 1 for each utterance.
 
-    Each crop is centred by `mean` (where given), scaled to length 1, averaged over crops and scaled again.
+    Each crop is centred by `mean` (if given), scaled to length 1, averaged over crops and scaled again.
 
     Args:
         embeddings: (utterances, crops, dim) or (utterances, dim).
@@ -79,8 +96,8 @@ def cosine_scores(
         return blocked_cosine_scores(embeddings, enrol, test, device)
     table = torch.from_numpy(np.ascontiguousarray(embeddings, dtype=np.float32))
     num_rows = len(table)
-    # By enrolment utterance the trials are the filled places of a sparse matrix, each there once; a product computed at
-    # those places alone reads the rows where they lie, without copies.
+    # Trials are the filled places of a sparse matrix, each once; a product computed at those places alone reads the rows
+    # in place.
     places = enrol.astype(np.int64) * num_rows + test
     order = np.argsort(places)
     places = places[order]
@@ -107,13 +124,7 @@ def cosine_scores(
 def blocked_cosine_scores(
     embeddings: np.ndarray, enrol: np.ndarray, test: np.ndarray, device: torch.device | str
 ) -> np.ndarray:
-    """The same as `cosine_scores` from rows that are gathered on a device, in blocks of trials.
-
-    No product of matrices: TF32 has no part in it.
-
-    Raises:
-        ValueError: a row beyond the embeddings.
-    """
+    """The same as `cosine_scores` from rows gathered on a device, in blocks of trials; no matrix product, so no TF32."""
     if len(enrol) and not 0 <= min(enrol.min(), test.min()) <= max(enrol.max(), test.max()) < len(embeddings):
         raise ValueError(f"trials name rows beyond the {len(embeddings)} embeddings")
     table = torch.from_numpy(np.ascontiguousarray(embeddings, dtype=np.float32)).to(device)
@@ -141,7 +152,7 @@ def mean_distance_scores(
         embeddings: (utterances, crops, dim) float32.
         enrol: (trials,) rows.
         test: (trials,) rows.
-        normalize: scale every crop's embedding to length 1 first (voxceleb_trainer does so where the loss says).
+        normalize: scale every crop's embedding to length 1 first (voxceleb_trainer does so for some losses).
         device: where they are computed, block by block.
 
     Returns:
@@ -176,7 +187,7 @@ def mean_distance_scores(
 def _mean_distances(
     table: Tensor, scales: Tensor, squares: Tensor, enrol: Tensor, test: Tensor, gathered: Tensor
 ) -> Tensor:
-    """Mean distances of utterances (groups,) to several (groups, width) each; `gathered` is room for the latter."""
+    """Mean distances of utterances (groups,) to several (groups, width) each; `gathered` is a buffer for the latter."""
     num_groups, width = test.shape
     crops = table.shape[1]
     first = table[enrol] * (-2 * scales[enrol])[:, :, None]
@@ -197,3 +208,177 @@ def _groups(sorted_rows: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         number_in_run = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
         yield width, np.repeat(starts, pieces) + width * number_in_run
         starts, counts = starts + pieces * width, counts % width
+
+
+class CohortStatistics(NamedTuple):
+    """Mean and deviation (the population's) of each utterance's cohort scores, (utterances,) float32."""
+
+    mean: np.ndarray
+    deviation: np.ndarray
+
+
+def cohort_statistics(
+    embeddings: np.ndarray, cohort: np.ndarray, top: int | None = None, device: torch.device | str = "cpu"
+) -> CohortStatistics:
+    """Mean and deviation of every utterance's cohort scores.
+
+    Args:
+        embeddings: (utterances, dim), unit length.
+        cohort: (members, dim), unit length.
+        top: use only so many highest scores (adaptive); None uses all.
+        device: where the scores are computed, block by block.
+
+    Raises:
+        ValueError: fewer than two cohort members.
+    """
+    if len(cohort) < MIN_COHORT:
+        raise ValueError(f"the cohort has {len(cohort)} members; score normalisation needs at least {MIN_COHORT}")
+    # torch, whose product uses the threads that runtime.threads allows.
+    members = torch.from_numpy(np.ascontiguousarray(cohort, dtype=np.float32)).to(device)
+    takes_all = top is None or top >= len(members)
+    mean, deviation = (np.empty(len(embeddings), dtype=np.float32) for _ in range(2))
+    block = max(1, BLOCK_SCORES // len(members))
+    num_threads = torch.get_num_threads()
+    bar = Bar("scores against the cohort", len(embeddings), "utt", is_shown=len(embeddings) > 2 * block)
+    with ThreadPoolExecutor(num_threads) as pool, bar:
+        for start in range(0, len(embeddings), block):
+            rows = slice(start, start + block)
+            scores = torch.from_numpy(np.ascontiguousarray(embeddings[rows], dtype=np.float32)).to(device) @ members.T
+            if not takes_all:
+                assert top is not None
+                scores = highest(scores, top, pool, num_threads, is_on_host=members.device.type == "cpu")
+            block_deviation, block_mean = torch.std_mean(scores, dim=1, correction=0)
+            mean[rows], deviation[rows] = block_mean.cpu().numpy(), block_deviation.cpu().numpy()
+            bar.update(len(scores))
+    # A cohort whose scores are all equal must not divide by zero.
+    return CohortStatistics(mean, np.maximum(deviation, SMALLEST_DEVIATION))
+
+
+def highest(
+    scores: torch.Tensor, top: int, pool: ThreadPoolExecutor, num_threads: int, *, is_on_host: bool
+) -> torch.Tensor:
+    """The `top` highest of every row in any order, (rows, top); on the host the rows are reordered in place."""
+    if not is_on_host:
+        return scores.topk(top, dim=1, sorted=False).values
+    # Partition instead of a sort: only the set of the highest matters. numpy lets threads work at once.
+    edges = np.linspace(0, len(scores), num_threads + 1).astype(int)
+    shares = [scores.numpy()[low:high] for low, high in itertools.pairwise(edges)]
+    list(pool.map(lambda share: share.partition(scores.shape[1] - top, axis=1), shares))
+    return scores[:, -top:]
+
+
+def normalize_scores(
+    scores: np.ndarray, enrol: np.ndarray, test: np.ndarray, statistics: CohortStatistics, method: str
+) -> np.ndarray:
+    """Normalised scores, (trials,) float32: z by the enrolment side, t by the test side, s and as by the mean of both.
+
+    For `as` the statistics come from the nearest cohort members.
+    """
+    if method not in METHODS:
+        raise ValueError(f"unknown score normalisation {method!r}; expected one of {', '.join(METHODS)}")
+    if method == "none":
+        return scores
+    sides = {"z": (enrol,), "t": (test,)}.get(method, (enrol, test))
+    normalised = [(scores - statistics.mean[side]) / statistics.deviation[side] for side in sides]
+    return normalised[0] if len(sides) == 1 else 0.5 * (normalised[0] + normalised[1])
+
+
+def speaker_means(embeddings: np.ndarray, speakers: np.ndarray) -> np.ndarray:
+    """One unit-length cohort member a speaker, (speakers, dim): the mean of its utterances' unit embeddings."""
+    sums = np.zeros((int(speakers.max()) + 1, embeddings.shape[1]), dtype=np.float64)
+    # float64 sums: a speaker may have thousands of utterances.
+    np.add.at(sums, speakers, embeddings)
+    norms = np.linalg.norm(sums, axis=1, keepdims=True)
+    return (sums / np.maximum(norms, 1e-12)).astype(np.float32)[norms[:, 0] > 0]
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Other speakers, against whom scores are normalised."""
+
+    members: np.ndarray
+    """(members, dim), unit length."""
+    name: str
+    """Of its list, with the start of its checksum."""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A way of scoring with all that it needs beside the embeddings."""
+
+    options: EvaluationOptions
+    is_normalised: bool = True
+    """mean_distance only: scale each crop's embedding to length 1 (as the loss does)."""
+    mean: np.ndarray | None = None
+    """(dim,) subtracted first."""
+    cohort: Cohort | None = None
+    device: torch.device | str = "cpu"
+
+    def check(self) -> None:
+        """Refuse options that exclude each other, before anything is embedded."""
+        norm, score = self.options.score_norm, self.options.score
+        if norm != "none" and score != "cosine":
+            raise ValueError(
+                f"score_norm {norm} with score {score}: normalisation works on the cosine; set evaluation.score: cosine"
+            )
+
+    def describe(self, embedding: EvaluationOptions) -> dict[str, Any]:
+        """The scoring in plain values: thresholds and calibrations belong to exactly one of these."""
+        options = self.options
+        described: dict[str, Any] = {"score": options.score, **embedding.describe()}
+        described |= {"subtract_mean": self.mean is not None, "score_norm": options.score_norm}
+        if options.score == "mean_distance":
+            described["is_normalised"] = self.is_normalised
+        if self.cohort is not None:
+            described |= {"cohort": self.cohort.name, "cohort_members": len(self.cohort.members)}
+        if options.score_norm == "as":
+            described["cohort_size"] = min(options.cohort_size, len(self.cohort.members)) if self.cohort else 0
+        return described
+
+    def score(self, embeddings: np.ndarray, trials: TrialList) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Score every trial by the (utterances, crops, dim) embeddings of the list's names.
+
+        Returns:
+            Scores (trials,), unit-length embeddings (utterances, dim), and each utterance's mean score against the
+            cohort (utterances,), None without one.
+        """
+        # The map of speakers and the cohort need unit lengths whatever the score.
+        units = mean_embeddings(embeddings, self.mean)
+        if self.options.score == "mean_distance":
+            centred = embeddings if self.mean is None else embeddings - self.mean.astype(np.float32)
+            scores = mean_distance_scores(
+                centred, trials.enrol, trials.test, normalize=self.is_normalised, device=self.device
+            )
+            return scores, units, None
+        scores = cosine_scores(units, trials.enrol, trials.test, self.device)
+        method = self.options.score_norm
+        if method == "none":
+            return scores, units, None
+        assert self.cohort is not None, "normalisation needs a cohort"
+        nearest = self.options.cohort_size if method == "as" else None
+        statistics = cohort_statistics(units, self.cohort.members, nearest, self.device)
+        return normalize_scores(scores, trials.enrol, trials.test, statistics, method), units, statistics.mean
+
+
+def whole_cosine(subtracts_mean: bool) -> dict[str, Any]:
+    """The description of how two recordings are verified: whole utterances, cosine, no normalisation.
+
+    >>> whole_cosine(False)
+    {'score': 'cosine', 'embedding': 'whole', 'subtract_mean': False, 'score_norm': 'none'}
+    """
+    mean = np.zeros(1) if subtracts_mean else None
+    return Backend(EvaluationOptions(score="cosine", score_norm="none"), mean=mean).describe(
+        EvaluationOptions(embedding="whole")
+    )
+
+
+def verifying_backend(contents: Mapping[str, Any]) -> Backend:
+    """How two recordings are verified with a model file: cosine, after subtracting its mean of whole utterances."""
+    return Backend(EvaluationOptions(score="cosine", score_norm="none"), mean=mean_of_whole_utterances(contents))
+
+
+def mean_of_whole_utterances(contents: Mapping[str, Any]) -> np.ndarray | None:
+    """A model file's mean embedding, (dim,), if it was measured on whole utterances; a mean of crops differs."""
+    mean = contents.get("embedding_mean")
+    is_of_whole = (contents.get("embedding_mean_of") or {}).get("embedding") == "whole"
+    return np.asarray(mean, dtype=np.float32) if mean is not None and is_of_whole else None

@@ -1,7 +1,7 @@
 """Results by kind of trial: duration, signal-to-noise ratio, same or different in any column of a CSV.
 
-A slicing gives every trial a group; each group is evaluated as if it were a list of its own, with an interval over
-speakers. `all_slices` is the whole way, from what the configuration names to results.
+A slicing gives every trial a group; each group is evaluated as a list of its own, with an interval over speakers. Also
+the signal-to-noise ratio of an utterance, estimated from its samples.
 """
 
 import itertools
@@ -11,18 +11,18 @@ from pathlib import Path
 
 import numpy as np
 
-from speakernet.data.lists import TrialList
+from speakernet.data.audio import AudioError
+from speakernet.data.lists import StringTable, TrialList
 from speakernet.data.sources import AudioSource
-from speakernet.evaluation.bootstrap import SpeakerBootstrap, measure
-from speakernet.evaluation.calibration import smaller_side
-from speakernet.evaluation.csv_tables import read_csv
+from speakernet.evaluation.bootstrap import SpeakerBootstrap, group_result
 from speakernet.evaluation.embedding import checked_lengths
 from speakernet.evaluation.figures import ALWAYS_SHOWN_PRIORS, operating_points
+from speakernet.evaluation.metrics import missing_kind
 from speakernet.evaluation.options import EvaluationOptions
-from speakernet.evaluation.quality import signal_to_noise_ratios
 from speakernet.evaluation.results import GroupResult, SliceResult
-from speakernet.evaluation.speakers import Speakers
-from speakernet.options import suggestion
+from speakernet.evaluation.speakers import Speakers, read_csv
+from speakernet.files import parallel_map
+from speakernet.options import SAMPLE_RATE, suggestion
 from speakernet.terminal import MAX_NAMED
 
 DURATION_EDGES_SECONDS = (2.0, 4.0, 6.0, 10.0)
@@ -31,28 +31,26 @@ MAX_VALUES = 12
 """A column of text with more different values is a name, not a group."""
 MIN_NUMBERS = 6
 """A column with at least so many different numbers is a quantity and is cut into thirds."""
-MIN_TARGETS = 10
 NOT_COLUMNS = ("path", "speaker")
+FRAME_SECONDS = 0.025
+FRAMES_AT_ONCE = 2400
+"""A minute: of longer recordings only the powers of their frames are in memory."""
+QUIET_PERCENTILE, LOUD_PERCENTILE = 10, 90
+SILENCE_POWER = 1e-10
 
 
 @dataclass(frozen=True)
 class Slicing:
-    """One way of grouping trials.
-
-    Attributes:
-        by: what the groups are told apart by.
-        labels: name of each group.
-        groups: group of each trial, -1 for none, int64 (trials,).
-        note: what a reader has to know.
-        shares_targets: groups without targets borrow all targets of the list (`same_or_different` of what a speaker
-            never changes).
-    """
+    """One way of grouping trials."""
 
     by: str
+    """What the groups differ in."""
     labels: list[str]
     groups: np.ndarray
+    """Group of each trial, -1 for none, int64 (trials,)."""
     note: str = ""
     shares_targets: bool = False
+    """Groups without targets borrow all targets of the list (for what a speaker never changes)."""
 
 
 def all_slices(
@@ -66,7 +64,7 @@ def all_slices(
     num_draws: int,
     seed: int,
 ) -> list[SliceResult]:
-    """Results of a labelled list by everything that was asked for.
+    """Results of a labelled list by everything that the options ask for.
 
     Args:
         trials: labelled.
@@ -79,7 +77,7 @@ def all_slices(
         seed: of the draws.
 
     Raises:
-        ValueError: a name that is no column, a column that cannot be sliced by, utterances that the CSV lacks.
+        ValueError: a name that is not a column, a column that cannot be sliced by, utterances that the CSV lacks.
     """
     columns = read_metadata(options.metadata, list(trials.names)) if options.metadata else {}
     names = options.slices or ["duration", *usable_columns(columns)]
@@ -89,30 +87,30 @@ def all_slices(
             slicings += column_slicings(name, columns[name], trials)
         elif name == "duration":
             seconds = checked_lengths(source, trials.names, num_threads) / source.sample_rate
-            slicings.append(duration_slicing(seconds, trials))
+            by = "duration of the shorter side"
+            slicings.append(value_slicing(by, seconds, trials, DURATION_EDGES_SECONDS, " s"))
         elif name == "snr":
-            slicings.append(snr_slicing(signal_to_noise_ratios(source, trials.names, num_threads), trials))
+            by = "signal-to-noise ratio of the noisier side"
+            note = "The ratio is estimated from each utterance's loud and quiet frames."
+            ratios = signal_to_noise_ratios(source, trials.names, num_threads)
+            slicings.append(value_slicing(by, ratios, trials, SNR_EDGES_DB, " dB", note))
         else:
             known = ["duration", "snr", *columns]
             raise ValueError(f"slices: {name!r} is none of {', '.join(known)}; {suggestion(name, known)}")
     return [slice_results(slicing, trials, scores, speakers, num_draws, seed) for slicing in slicings]
 
 
+def worse_side(values: np.ndarray, trials: TrialList) -> np.ndarray:
+    """A measure of utterances, (utterances,), as one of trials, (trials,): the smaller of the two sides."""
+    return np.minimum(values[trials.enrol], values[trials.test])
+
+
 def value_slicing(
     by: str, values: np.ndarray, trials: TrialList, edges: Sequence[float], unit: str, note: str = ""
 ) -> Slicing:
-    """Groups by the smaller value of the two sides, between edges; groups without trials are left out.
-
-    Args:
-        by: name of the value.
-        values: of each utterance, (utterances,).
-        trials: the list.
-        edges: ascending; a value equal to an edge belongs above it.
-        unit: behind the numbers.
-        note: for the reader.
-    """
-    # A trial is as hard as its worse side.
-    found = np.searchsorted(np.asarray(edges), smaller_side(values, trials.enrol, trials.test), side="right")
+    """Groups by the smaller value of the two sides, between ascending edges; groups without trials are omitted."""
+    # A value equal to an edge belongs above it.
+    found = np.searchsorted(np.asarray(edges), worse_side(values, trials), side="right")
     names = [f"under {edges[0]:g}{unit}"]
     names += [f"{low:g} to {high:g}{unit}" for low, high in itertools.pairwise(edges)]
     names.append(f"{edges[-1]:g}{unit} and more")
@@ -120,36 +118,17 @@ def value_slicing(
     return Slicing(by, [names[one] for one in present], groups, note)
 
 
-def duration_slicing(seconds: np.ndarray, trials: TrialList) -> Slicing:
-    """By the duration of the shorter side."""
-    return value_slicing("duration of the shorter side", seconds, trials, DURATION_EDGES_SECONDS, " s")
-
-
-def snr_slicing(snr_db: np.ndarray, trials: TrialList) -> Slicing:
-    """By the estimated signal-to-noise ratio of the noisier side."""
-    note = "The ratio is estimated from each utterance's loud and quiet frames."
-    return value_slicing("signal-to-noise ratio of the noisier side", snr_db, trials, SNR_EDGES_DB, " dB", note)
-
-
 def column_slicings(column: str, values: Sequence[str], trials: TrialList) -> list[Slicing]:
-    """Slicings by a column of utterance metadata.
+    """Slicings by a column of utterance metadata (empty values are unknown).
 
-    Words: same or different on the two sides, and each value where both sides have it. Numbers with many values: thirds
+    Words: same or different on the two sides, and each value if both sides have it. Numbers with many values: thirds
     of the smaller side.
-
-    Args:
-        column: its name.
-        values: of each utterance, empty where unknown.
-        trials: the list.
-
-    Raises:
-        ValueError: words with too many different values, or one value only.
     """
     different = sorted(set(values) - {""})
     numbers = _as_numbers(values)
     if numbers is not None and len(different) >= MIN_NUMBERS:
-        # Thirds of the trials, not of the utterances; equal edges fall together where many values are the same.
-        edges = np.unique(np.quantile(smaller_side(numbers, trials.enrol, trials.test), [1 / 3, 2 / 3]))
+        # Thirds of the trials, not of the utterances; equal edges coincide if many values are the same.
+        edges = np.unique(np.quantile(worse_side(numbers, trials), [1 / 3, 2 / 3]))
         return [value_slicing(f"{column}, smaller of the two sides", numbers, trials, edges.tolist(), "")]
     if not 2 <= len(different) <= MAX_VALUES:
         raise ValueError(
@@ -158,7 +137,7 @@ def column_slicings(column: str, values: Sequence[str], trials: TrialList) -> li
         )
     codes = np.array([different.index(value) if value else -1 for value in values], dtype=np.int64)
     enrol, test = codes[trials.enrol], codes[trials.test]
-    # An empty cell is unknown, not a value of its own: such trials are in no group.
+    # Trials with an unknown value are in no group.
     is_known = (enrol >= 0) & (test >= 0)
     same = np.where(is_known, (enrol != test).astype(np.int64), -1)
     both = np.where(is_known & (enrol == test), enrol, -1)
@@ -173,18 +152,13 @@ def usable_columns(metadata: Mapping[str, Sequence[str]]) -> list[str]:
     usable = []
     for column, values in metadata.items():
         count = len(set(values) - {""})
-        is_quantity = count >= MIN_NUMBERS and _as_numbers(values) is not None
-        if 2 <= count <= MAX_VALUES or is_quantity:
+        if 2 <= count <= MAX_VALUES or (count >= MIN_NUMBERS and _as_numbers(values) is not None):
             usable.append(column)
     return usable
 
 
 def read_metadata(path: str | Path, names: Sequence[str]) -> dict[str, list[str]]:
-    """Column -> value of each named utterance, of a CSV with a column `path`; `speaker` is left out.
-
-    Raises:
-        ValueError: no column `path`, or utterances that it lacks (the first ten, and how many).
-    """
+    """Column -> value of each named utterance, of a CSV with a column `path`; ValueError if utterances are missing."""
     columns, found = read_csv(path, ("path",))
     rows = {row["path"]: row for row in found}
     unknown = [name for name in names if name not in rows]
@@ -198,58 +172,25 @@ def read_metadata(path: str | Path, names: Sequence[str]) -> dict[str, list[str]
 def slice_results(
     slicing: Slicing, trials: TrialList, scores: np.ndarray, speakers: Speakers, num_draws: int, seed: int
 ) -> SliceResult:
-    """Evaluate every group as a list of its own.
-
-    Args:
-        slicing: of these trials.
-        trials: labelled.
-        scores: (trials,).
-        speakers: of the list's utterances.
-        num_draws: draws of speakers for the intervals.
-        seed: of the draws.
-    """
-    assert trials.labels is not None
-    is_target = trials.labels == 1
+    """Evaluate every group of labelled trials as a list of its own."""
+    assert trials.labels is not None, "only labelled trials are sliced"
+    is_target, points = trials.labels == 1, operating_points(ALWAYS_SHOWN_PRIORS)
     rows, notes = [], [slicing.note] if slicing.note else []
     for group, label in enumerate(slicing.labels):
         chosen = slicing.groups == group
         # Two sides of one speaker never differ in gender: without borrowed targets there would be no error rate.
         if slicing.shares_targets and not (chosen & is_target).any() and (chosen & ~is_target).any():
             chosen = chosen | is_target
-            notes.append(f"{label}: no targets of its own (a speaker never changes it), so all targets are taken.")
-        rows.append(_evaluated(label, chosen, trials, scores, speakers, num_draws, seed))
+            notes.append(f"{label}: no targets of its own (a speaker never changes it), so all targets are used.")
+        labels = is_target[chosen]
+        num_trials, num_targets = len(labels), int(np.count_nonzero(labels))
+        if missing := missing_kind(labels):
+            rows.append(GroupResult(label, note=f"no {missing}s", num_trials=num_trials, num_targets=num_targets))
+            continue
+        sides = speakers.ids[trials.enrol[chosen]], speakers.ids[trials.test[chosen]]
+        prepared = SpeakerBootstrap(scores[chosen], labels, *sides, list(points.values()))
+        rows.append(group_result(label, prepared, list(points), num_targets, num_draws, seed))
     return SliceResult(slicing.by, " ".join(notes), rows)
-
-
-def _evaluated(
-    label: str,
-    chosen: np.ndarray,
-    trials: TrialList,
-    scores: np.ndarray,
-    speakers: Speakers,
-    num_draws: int,
-    seed: int,
-) -> GroupResult:
-    assert trials.labels is not None
-    is_target = trials.labels[chosen] == 1
-    num_trials, num_targets = len(is_target), int(np.count_nonzero(is_target))
-    if num_targets in (0, num_trials):
-        note = "no targets" if num_targets == 0 else "no non-targets"
-        return GroupResult(label, note=note, num_trials=num_trials, num_targets=num_targets)
-    enrol, test = speakers.ids[trials.enrol[chosen]], speakers.ids[trials.test[chosen]]
-    points = operating_points(ALWAYS_SHOWN_PRIORS)
-    prepared = SpeakerBootstrap(scores[chosen], is_target, enrol, test, list(points.values()))
-    found = measure(prepared, num_draws, seed)
-    few = f"only {num_targets} targets" if num_targets < MIN_TARGETS else ""
-    return GroupResult(
-        label,
-        found.eer_percent,
-        found.eer_interval,
-        note="; ".join(part for part in (few, found.note) if part),
-        num_trials=num_trials,
-        num_targets=num_targets,
-        min_dcf=dict(zip(points, found.min_dcf, strict=True)),
-    )
 
 
 def _as_numbers(values: Sequence[str]) -> np.ndarray | None:
@@ -258,3 +199,54 @@ def _as_numbers(values: Sequence[str]) -> np.ndarray | None:
     except ValueError:
         return None
     return numbers if np.isfinite(numbers).all() else None
+
+
+def signal_to_noise_ratios(source: AudioSource, names: StringTable, num_threads: int) -> np.ndarray:
+    """`signal_to_noise_db` of every utterance, (utterances,) float64."""
+
+    def ratio(name: str) -> float:
+        frame = round(FRAME_SECONDS * source.sample_rate)
+        powers: list[np.ndarray] = []
+        # Blocks hold whole frames, so that the frames are those of the recording read at once.
+        for block in source.blocks(name, FRAMES_AT_ONCE * frame):
+            if len(block) >= frame or (len(block) and not powers):
+                powers.append(frame_powers(block, source.sample_rate))
+        found = power_ratio_db(np.concatenate(powers)) if powers else float("nan")
+        if not np.isfinite(found):
+            raise AudioError(f"{name}: holds no samples, or some that are NaN or infinite")
+        return found
+
+    found = parallel_map(ratio, names, num_threads, "signal-to-noise ratios", total=len(names), unit="utt")
+    return np.fromiter(found, dtype=np.float64, count=len(names))
+
+
+def signal_to_noise_db(waveform: np.ndarray, sample_rate: int = SAMPLE_RATE) -> float:
+    """A rough signal-to-noise ratio: loud against quiet frames (90th and 10th percentile of power), in dB.
+
+    It orders recordings by noise well enough to slice and calibrate by; it does not measure a known noise.
+
+    >>> quiet_then_loud = np.repeat(np.float32([0.01, 1.0]), 16000)
+    >>> round(signal_to_noise_db(quiet_then_loud))
+    40
+    """
+    return power_ratio_db(frame_powers(waveform, sample_rate))
+
+
+def frame_powers(waveform: np.ndarray, sample_rate: int = SAMPLE_RATE) -> np.ndarray:
+    """Mean square of every 25 ms, (frames,) float64; the remainder at the end is omitted.
+
+    >>> frame_powers(np.ones(1000, dtype=np.float32)).tolist()
+    [1.0, 1.0]
+    """
+    frame = round(FRAME_SECONDS * sample_rate)
+    count = max(1, len(waveform) // frame)
+    # An utterance shorter than a frame is one frame, whose ratio to itself is 0 dB.
+    frames = waveform[: count * frame].reshape(count, -1) if len(waveform) >= frame else waveform[None, :]
+    return np.square(frames, dtype=np.float64).mean(axis=1)
+
+
+def power_ratio_db(powers: np.ndarray) -> float:
+    """Loud against quiet frames: 90th and 10th percentile of (frames,) powers, in dB."""
+    # A power of exactly zero (digital silence) would give an infinite ratio.
+    quiet, loud = np.percentile(powers + SILENCE_POWER, [QUIET_PERCENTILE, LOUD_PERCENTILE])
+    return float(10 * np.log10(loud / quiet))

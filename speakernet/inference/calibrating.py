@@ -11,14 +11,13 @@ import numpy as np
 
 from speakernet.data.lists import StringTable, TrialList, audio_folder_of, read_trials
 from speakernet.data.opening import open_source
-from speakernet.evaluation.backend import whole_cosine
-from speakernet.evaluation.calibrating import Fit, fit_for_verifying, fit_scores
-from speakernet.evaluation.embedder import Embedder
-from speakernet.evaluation.embedding import embed_utterances
+from speakernet.evaluation.calibration import Fit, fit_scores
+from speakernet.evaluation.embedding import Embedder, embed_utterances
+from speakernet.evaluation.evaluate import fit_for_verifying
 from speakernet.evaluation.figures import figures
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import FEW_TARGETS, Results
-from speakernet.evaluation.scoring import EPSILON, mean_embeddings
+from speakernet.evaluation.scoring import EPSILON, mean_embeddings, whole_cosine
 from speakernet.evaluation.speakers import Speakers, speakers_of
 from speakernet.files import check_writable, sha256_of
 from speakernet.inference.people import PeopleStore

@@ -11,15 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from speakernet.evaluation.backend import WHOLE_COSINE, plain_backend, whole_cosine
 from speakernet.evaluation.calibration import (
     EER_NAME,
     AffineCalibration,
     false_accept_rate_of,
+    plain_backend,
     threshold_label,
     threshold_name,
     too_few_nontargets,
 )
+from speakernet.evaluation.scoring import WHOLE_COSINE, whole_cosine
 
 DEFAULT_FALSE_ACCEPT_RATE = 0.01
 """Where decisions are made by default."""

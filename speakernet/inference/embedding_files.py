@@ -10,8 +10,7 @@ import numpy as np
 from speakernet.data.audio import AudioError
 from speakernet.data.lists import StringTable
 from speakernet.data.sources import AudioSource
-from speakernet.evaluation.embedding import embed_utterances
-from speakernet.evaluation.embedding_store import load_embeddings, save_embeddings, store_key
+from speakernet.evaluation.embedding import embed_utterances, load_embeddings, save_embeddings, store_key
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.files import WHOLE, WorkPart, atomic_write, check_writable, share
 from speakernet.inference.recordings import AudioInputs

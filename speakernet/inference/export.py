@@ -25,7 +25,7 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from torch import Tensor, nn
 
 from speakernet.checkpoint import tensor_file_bytes
-from speakernet.evaluation.backend import mean_of_whole_utterances
+from speakernet.evaluation.scoring import mean_of_whole_utterances
 from speakernet.files import OTHER_PLACE, atomic_write, check_writable, writing
 from speakernet.frontend.features import use_convolution
 from speakernet.inference.decision import DecisionRule

@@ -30,9 +30,8 @@ from speakernet.data.opening import KaldiSource, is_kaldi, open_source
 from speakernet.data.packed import PackedSource, is_packed
 from speakernet.data.riff import RiffError, RiffInfo, parse_riff
 from speakernet.data.sources import AudioSource, FolderSource
-from speakernet.evaluation.batching import Piece, Stretch
-from speakernet.evaluation.embedding import stretches_of
-from speakernet.evaluation.quality import frame_powers, power_ratio_db
+from speakernet.evaluation.embedding import Piece, Stretch, stretches_of
+from speakernet.evaluation.slices import frame_powers, power_ratio_db
 from speakernet.files import open_text, reading
 
 Array: TypeAlias = np.ndarray | Tensor

@@ -19,10 +19,8 @@ import torch
 from torch import Tensor
 
 from speakernet.data.audio import AudioError, audio_of_array
-from speakernet.evaluation.backend import mean_of_whole_utterances
-from speakernet.evaluation.batching import Piece, Stretch, batches_of, padded
-from speakernet.evaluation.embedding_store import weights_digest
-from speakernet.evaluation.scoring import mean_embeddings
+from speakernet.evaluation.embedding import Piece, Stretch, batches_of, padded, weights_digest
+from speakernet.evaluation.scoring import mean_embeddings, mean_of_whole_utterances
 from speakernet.inference.decision import Decision, DecisionRule
 from speakernet.inference.people import PeopleStore
 from speakernet.inference.recordings import Array, Audio, Recording, open_recording, usable

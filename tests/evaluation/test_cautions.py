@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from speakernet.data.lists import StringTable, TrialList, repeated_trials
-from speakernet.evaluation.cautions import cautions
+from speakernet.evaluation.figures import cautions
 from speakernet.evaluation.results import Results
 
 GOOD = Results(

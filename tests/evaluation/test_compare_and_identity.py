@@ -11,7 +11,7 @@ import pytest
 from speakernet.cli import main
 from speakernet.data.list_identity import identify_trials, list_identity
 from speakernet.data.lists import ListError, StringTable, TrialList, read_trials, write_trials
-from speakernet.evaluation.comparison import compare_scores, short_names
+from speakernet.evaluation.figures import compare_scores, short_names
 from speakernet.evaluation.metrics import eer
 from speakernet.evaluation.score_files import read_scores, scores_for, write_scores
 from speakernet.evaluation.speakers import speakers_of

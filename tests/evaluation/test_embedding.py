@@ -18,12 +18,10 @@ from speakernet.data.lists import StringTable, read_trials
 from speakernet.data.sources import FolderSource
 from speakernet.evaluation import embedder as module
 from speakernet.evaluation import embedding
-from speakernet.evaluation.backend import Backend
-from speakernet.evaluation.batching import plan_of, usual_width
-from speakernet.evaluation.embedder import Embedder
-from speakernet.evaluation.embedding import crop_starts, embed_utterances
+from speakernet.evaluation.embedding import Embedder, crop_starts, embed_utterances, plan_of, usual_width
 from speakernet.evaluation.evaluate import evaluate, score_trials
 from speakernet.evaluation.options import EvaluationOptions
+from speakernet.evaluation.scoring import Backend
 from speakernet.evaluation.speakers import speakers_of
 from speakernet.models.speaker_net import SpeakerNet
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from speakernet.evaluation.report.data import embedding_map
+from speakernet.evaluation.run_data import embedding_map
 
 
 def test_embedding_map_is_the_projection_on_the_main_plane(random):

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from speakernet.evaluation.report.page import render
-from speakernet.evaluation.report.report import write_report
+
+from speakernet.evaluation.report import write_report
 from speakernet.evaluation.results import Results
 
 sys.path.insert(0, str(Path(__file__).parent))

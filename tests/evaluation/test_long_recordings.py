@@ -17,7 +17,7 @@ from speakernet.data.sources import FolderSource
 from speakernet.evaluation import embedding, quality
 from speakernet.evaluation.embedding import embed_utterances
 from speakernet.evaluation.options import EvaluationOptions
-from speakernet.evaluation.quality import FRAME_SECONDS, signal_to_noise_db, signal_to_noise_ratios
+from speakernet.evaluation.slices import FRAME_SECONDS, signal_to_noise_db, signal_to_noise_ratios
 from speakernet.evaluation.sweep import KINDS, Step, sweep_steps
 
 RATE = 16000

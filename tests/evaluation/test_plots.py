@@ -7,9 +7,9 @@ import pytest
 from matplotlib.image import imread
 from scipy.special import ndtri
 
+from speakernet.evaluation import plots
 from speakernet.evaluation.metrics import OperatingPoint, equal_error_point, error_rates
-from speakernet.evaluation.report import plots
-from speakernet.evaluation.report.plot_style import MUTED, PALETTE, SERIES, figure_svg, save_png
+from speakernet.evaluation.plots import MUTED, PALETTE, SERIES, figure_svg, save_png
 from speakernet.evaluation.results import GroupResult
 
 

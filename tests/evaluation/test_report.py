@@ -17,11 +17,9 @@ from speakernet.cli import main
 from speakernet.data.audio import read_audio_bytes, write_audio
 from speakernet.evaluation.evaluate import Evaluation
 from speakernet.evaluation.metrics import eer
-from speakernet.evaluation.report import sections
-from speakernet.evaluation.report.data import read_run
-from speakernet.evaluation.report.report import write_report
-from speakernet.evaluation.report.side_by_side import write_side_by_side
+from speakernet.evaluation.report import sections, write_report, write_side_by_side
 from speakernet.evaluation.results import Results
+from speakernet.evaluation.run_data import read_run
 
 sys.path.insert(0, str(Path(__file__).parent))
 from report_runs import make_run, make_trials

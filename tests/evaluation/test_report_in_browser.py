@@ -20,8 +20,7 @@ import pytest
 
 from speakernet.data.audio import write_audio
 from speakernet.evaluation.evaluate import Evaluation
-from speakernet.evaluation.report.report import write_report
-from speakernet.evaluation.report.side_by_side import write_side_by_side
+from speakernet.evaluation.report import write_report, write_side_by_side
 from speakernet.evaluation.results import Results
 
 sys.path.insert(0, str(Path(__file__).parent))

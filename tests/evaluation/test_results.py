@@ -10,9 +10,8 @@ import pytest
 
 from speakernet.cli import main
 from speakernet.evaluation.figures import figures
-from speakernet.evaluation.headline import headline, headline_sentence
 from speakernet.evaluation.options import EvaluationOptions
-from speakernet.evaluation.results import GroupResult, Results, SliceResult, SweepResult
+from speakernet.evaluation.results import GroupResult, Results, SliceResult, SweepResult, headline, headline_sentence
 from speakernet.evaluation.score_files import write_scores
 from speakernet.evaluation.speakers import speakers_of
 

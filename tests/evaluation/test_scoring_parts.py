@@ -15,12 +15,15 @@ from speakernet.evaluation.figures import figures
 from speakernet.evaluation.metrics import cllr, eer, error_rates, min_cllr, min_dcf, point_at_false_accept_rate
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import Results
-from speakernet.evaluation.score_norm import cohort_statistics, highest, normalize_scores, speaker_means
 from speakernet.evaluation.scoring import (
     blocked_cosine_scores,
+    cohort_statistics,
     cosine_scores,
+    highest,
     mean_distance_scores,
     mean_embeddings,
+    normalize_scores,
+    speaker_means,
 )
 from speakernet.evaluation.speakers import speakers_of
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from speakernet.evaluation.report import plots
+from speakernet.evaluation import plots
 
 CLOCKED = ("utterances a second", "waiting for data (% of time)")
 """Axes of curves that differ from run to run: their pictures are those of the first run too."""

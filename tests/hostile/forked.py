@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from drawings import keep_drawings
 
-import speakernet.evaluation.report.report  # imported late by the run and the commands over stores; here once
+import speakernet.evaluation.report  # imported late by the run and the commands over stores; here once
 import speakernet.inference.enrolment
 import speakernet.training.tensorboard  # noqa: F401
 from speakernet.assembly import runs

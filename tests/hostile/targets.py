@@ -33,10 +33,10 @@ from speakernet.data.lookup import build_lookup_table
 from speakernet.data.opening import open_source
 from speakernet.data.packed import PackedSource, verify
 from speakernet.data.packing import pack
-from speakernet.evaluation.embedding_store import load_embeddings, save_embeddings
-from speakernet.evaluation.report.data import ARRAYS_NAME, read_run
-from speakernet.evaluation.report.report import write_report
+from speakernet.evaluation.embedding import load_embeddings, save_embeddings
+from speakernet.evaluation.report import write_report
 from speakernet.evaluation.results import Results
+from speakernet.evaluation.run_data import ARRAYS_NAME, read_run
 from speakernet.evaluation.score_files import read_scores
 from speakernet.evaluation.slices import read_metadata
 from speakernet.evaluation.speakers import read_speaker_table

@@ -17,7 +17,7 @@ from speakernet.cli import main
 from speakernet.data.audio import write_audio
 from speakernet.data.ffmpeg import FfmpegError, find_ffmpeg
 from speakernet.data.lists import StringTable, TrialList
-from speakernet.evaluation.calibrating import fit_scores
+from speakernet.evaluation.calibration import fit_scores
 from speakernet.inference.people import PeopleStore
 
 

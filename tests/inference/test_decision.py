@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from speakernet.evaluation.backend import whole_cosine
+from speakernet.evaluation.scoring import whole_cosine
 from speakernet.inference.decision import DecisionRule, NotCalibratedError
 from speakernet.inference.enrolment import enroll, identify
 from speakernet.inference.verifier import SpeakerVerifier

@@ -17,7 +17,7 @@ from speakernet.assembly.exporting import synthetic_speech
 from speakernet.checkpoint import write_checkpoint
 from speakernet.cli import main
 from speakernet.data.audio import read_audio, write_audio
-from speakernet.evaluation.backend import whole_cosine
+from speakernet.evaluation.scoring import whole_cosine
 from speakernet.inference import export
 from speakernet.inference.export import (
     FORMATS,

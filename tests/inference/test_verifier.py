@@ -11,7 +11,7 @@ import torch
 import speakernet
 from speakernet.checkpoint import write_checkpoint
 from speakernet.data.audio import AudioError, write_audio
-from speakernet.evaluation.backend import whole_cosine
+from speakernet.evaluation.scoring import whole_cosine
 from speakernet.inference.verifier import WINDOW_SECONDS
 from speakernet.models.model_file import ModelFile, load_model_file, model_file_contents
 from speakernet.models.speaker_net import SpeakerNet

@@ -6,7 +6,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
-from speakernet.evaluation.report.plot_style import new_figure, save_png
+from speakernet.evaluation.plots import new_figure, save_png
 from speakernet.training.progress import Progress
 from speakernet.training.tensorboard import add_test_results
 

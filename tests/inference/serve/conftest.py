@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from speakernet.checkpoint import write_checkpoint
-from speakernet.evaluation.backend import whole_cosine
 from speakernet.evaluation.calibration import fit_calibration
-from speakernet.evaluation.scoring import mean_embeddings
+from speakernet.evaluation.scoring import mean_embeddings, whole_cosine
 from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
 

@@ -1,33 +1,75 @@
-"""The plots of an evaluation as matplotlib figures: arrays in, a figure out; nothing is read, computed anew or written.
+"""The plots of an evaluation as matplotlib figures: one palette for light and dark, and their way into a page or PNG.
 
-The look and the way into a page or PNG are in `plot_style.py`; what a page shows is chosen in `report.py`.
+Arrays in, a figure out; nothing is read or computed again. A figure is drawn once, in the light palette. Its PNG is
+that; for the page its SVG is taken and each colour of the palette becomes a CSS variable, so that one drawing follows
+the reader's light or dark setting.
 """
 
 import functools
+import html
+import io
+import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
 from types import MappingProxyType
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
+import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullLocator
 from scipy.special import ndtri
 
-from speakernet.evaluation.headline import threshold_text
 from speakernet.evaluation.metrics import ErrorRates, OperatingPoint, det_points
-from speakernet.evaluation.report.plot_style import (
-    GRID,
-    HEIGHT_INCHES,
-    INK,
-    MUTED,
-    house_style,
-    legend_above,
-    new_figure,
-    series_colour,
-)
-from speakernet.evaluation.results import FEW_TARGETS, GroupResult
+from speakernet.evaluation.results import FEW_TARGETS, GroupResult, threshold_text
+from speakernet.files import atomic_write
 
+WIDTH_INCHES, HEIGHT_INCHES = 4.2, 3.0
+"""Small on purpose: the page shows a plot 340 to 420 pixels wide, so that 8-point text stays readable on a phone."""
+PNG_DOTS_PER_INCH = 200
+PALETTE = {
+    "ink": ("#1b2431", "#e7ebf1"),
+    "muted": ("#566172", "#9eabbc"),
+    "grid": ("#dde3ea", "#2f3a48"),
+    "series-1": ("#1f5fb4", "#6ea8f7"),
+    "series-2": ("#c2500c", "#f59a5c"),
+    "series-3": ("#1d7a45", "#5fc98b"),
+    "series-4": ("#8138ab", "#c792ea"),
+    "series-5": ("#0f7886", "#55c7d6"),
+    "series-6": ("#a8324e", "#f08aa0"),
+}
+"""Name -> (light, dark). Every colour occurs once, so that its code finds it in the SVG."""
+SERIES = tuple(light for name, (light, _) in PALETTE.items() if name.startswith("series"))
+INK, MUTED, GRID = (PALETTE[name][0] for name in ("ink", "muted", "grid"))
+
+_SETTINGS: dict[Any, Any] = {
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.labelsize": 8.5,
+    "axes.labelcolor": MUTED,
+    "axes.edgecolor": MUTED,
+    "axes.linewidth": 0.7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelsize": 8.5,
+    "ytick.labelsize": 8.5,
+    "text.color": INK,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "lines.linewidth": 1.4,
+    # Text stays text, in the page's fonts: as paths every letter would be drawn, and none could be selected.
+    "svg.fonttype": "none",
+    # The same drawing gives the same bytes.
+    "svg.hashsalt": "speakernet",
+}
 DET_TICKS_PERCENT = (0.001, 0.01, 0.1, 0.5, 1, 2, 5, 10, 20, 40, 60, 80, 95)
 DET_MARGIN = 0.25
 MIN_TICK_GAP = 0.08
@@ -41,13 +83,13 @@ P = ParamSpec("P")
 
 
 def drawn_in_house_style(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    """Draw under the house's settings, which legends and ticks ask for as they are made."""
+    """Draw under the settings of all plots, which legends and ticks read as they are made."""
 
     @functools.wraps(draw)
     def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
         with house_style():
             figure = draw(*args, **kwargs)
-            # Once for PNG and page: finding the layout takes as long as drawing, and each file would find it anew.
+            # Once for PNG and page: finding the layout takes as long as drawing.
             figure.draw_without_rendering()
             figure.set_layout_engine(None)
             return figure
@@ -61,12 +103,9 @@ def det_figure(
     points: Mapping[str, OperatingPoint],
     bands: Mapping[str, Mapping[str, Sequence[float]]] = MappingProxyType({}),
 ) -> Figure:
-    """Detection error trade-off: misses against false accepts, both in normal-deviate scale.
+    """Detection error trade-off of systems by name: misses against false accepts, both in normal-deviate scale.
 
-    Args:
-        curves: name -> error rates; one for each system.
-        points: name -> operating point to mark (of the first system).
-        bands: name of a system -> `det_band` of its results: the interval of its misses.
+    Marks operating points of the first system; bands are the systems' `det_band`, the intervals of their misses.
 
     Source: Martin et al., The DET curve in assessment of detection task performance, 1997.
     """
@@ -130,23 +169,15 @@ def _deviate_axes(axes: Axes, rates: np.ndarray) -> None:
 def histogram_figure(
     scores: np.ndarray, labels: np.ndarray | None, threshold: float, score_name: str = "score"
 ) -> Figure:
-    """Scores of targets and non-targets, each as a density, with the threshold at the EER.
-
-    Args:
-        scores: (trials,).
-        labels: (trials,), 1 for targets; None draws all trials as one kind.
-        threshold: at the EER; NaN draws none.
-        score_name: label of the horizontal axis.
-    """
+    """Scores of targets and non-targets (or of all trials) as densities, with the threshold at the EER (NaN: none)."""
     kinds = [("trials", np.ones(len(scores), dtype=bool))]
     if labels is not None:
         kinds = [("non-targets", labels == 0), ("targets", labels == 1)]
     figure, axes = new_figure()
-    finite = np.isfinite(scores)
     # The same bins for both kinds, so that their areas compare.
-    edges = np.histogram_bin_edges(scores[finite], bins=HISTOGRAM_BINS)
+    edges = np.histogram_bin_edges(scores, bins=HISTOGRAM_BINS)
     for number, (name, chosen) in enumerate(kinds):
-        density, _ = np.histogram(scores[finite & chosen], bins=edges, density=True)
+        density, _ = np.histogram(scores[chosen], bins=edges, density=True)
         # Targets are blue on every page.
         colour = series_colour(len(kinds) - 1 - number)
         axes.stairs(density, edges, fill=True, color=colour, alpha=0.3)
@@ -162,18 +193,12 @@ def histogram_figure(
 
 
 @drawn_in_house_style
-def threshold_figure(rates: ErrorRates, chosen: float, score_name: str = "score") -> Figure:
-    """False accepts and false rejects against the threshold.
-
-    Args:
-        rates: at every threshold.
-        chosen: threshold to mark: that of the EER.
-        score_name: label of the horizontal axis.
-    """
+def threshold_figure(rates: ErrorRates, chosen: float) -> Figure:
+    """False accepts and false rejects against the threshold; marks the threshold at the EER."""
     figure, axes = new_figure()
     rows = np.flatnonzero(np.isfinite(rates.thresholds))
-    # A drawing is some hundred points wide: more of them only make the file larger. Evenly along both curves: most
-    # thresholds are scores of non-targets, and the steps of the few targets would be lost among them.
+    # A drawing is some hundred points wide. Evenly along both curves: most thresholds are scores of non-targets, among
+    # which the steps of the few targets would be lost.
     travelled = np.abs(np.diff(rates.miss_rates[rows])) + np.abs(np.diff(rates.false_accept_rates[rows]))
     place = np.concatenate([[0.0], np.cumsum(travelled)])
     wanted = np.searchsorted(place, np.linspace(0.0, place[-1], MAX_CURVE_POINTS))
@@ -188,7 +213,7 @@ def threshold_figure(rates: ErrorRates, chosen: float, score_name: str = "score"
             chosen, color=INK, linewidth=1, linestyle="--", label=f"at the EER: {threshold_text(chosen, thresholds)}"
         )
     axes.set_ylim(0, 102)
-    axes.set_xlabel(f"threshold on the {score_name}")
+    axes.set_xlabel("threshold on the score")
     axes.set_ylabel("% of their trials")
     legend_above(figure, axes)
     return figure
@@ -207,12 +232,12 @@ def curve_figure(
     """A quantity over training.
 
     Args:
-        series: name -> (where, value); the name is shown where there are several.
+        series: name -> (where, value); names are shown if there are several.
         x_name: label of the horizontal axis.
         y_name: label of the vertical axis, with its unit.
         bands: name -> where, lowest and highest value of an interval, (3, points).
         mark_lowest: draw a ring round the lowest value of each series and name it.
-        has_ticks_at_points: put the ticks where something was measured, instead of at round numbers.
+        has_ticks_at_points: put the ticks at the measurements, instead of at round numbers.
     """
     figure, axes = new_figure(2.5)
     for number, (name, (x, y)) in enumerate(series.items()):
@@ -246,14 +271,7 @@ def curve_figure(
 
 @drawn_in_house_style
 def calibration_figure(x: np.ndarray, best_llrs: np.ndarray, x_name: str, *, is_llr: bool) -> Figure:
-    """What the trials themselves say a score is worth, against the score.
-
-    Args:
-        x: scores or log-likelihood ratios at the edges of the best monotonic mapping, (points,).
-        best_llrs: log-likelihood ratio of that mapping, (points,).
-        x_name: label of the horizontal axis.
-        is_llr: draw the diagonal on which a perfect calibration lies.
-    """
+    """Log-likelihood ratios of the best monotonic mapping of the list, (points,), against scores or calibrated ratios."""
     figure, axes = new_figure()
     axes.plot(x, best_llrs, color=series_colour(0), drawstyle="steps-mid", label="best monotonic mapping of this list")
     axes.axhline(0, color=MUTED, linewidth=0.6)
@@ -268,7 +286,7 @@ def calibration_figure(x: np.ndarray, best_llrs: np.ndarray, x_name: str, *, is_
 
 @drawn_in_house_style
 def slices_figure(rows: Sequence[GroupResult]) -> Figure:
-    """EER of each slice as a point with its 95 % interval; grey where a slice has few targets."""
+    """EER of each slice as a point with its 95 % interval; grey if a slice has few targets."""
     figure, axes = new_figure(max(1.5, 0.75 + 0.34 * len(rows)))
     for position, row in enumerate(rows):
         if row.eer_percent is None:
@@ -293,12 +311,7 @@ def is_weak(row: GroupResult) -> bool:
 
 @drawn_in_house_style
 def sweep_figure(series: Mapping[str, Sequence[GroupResult]], x_name: str) -> Figure:
-    """EER against the amount of a degradation, with 95 % intervals as bands.
-
-    Args:
-        series: system -> a row for each amount, from none to the most.
-        x_name: what is degraded, with its unit.
-    """
+    """EER of systems against the amount of a degradation (a row each), with 95 % intervals as bands."""
     figure, axes = new_figure(HEIGHT_INCHES)
     labels: list[str] = []
     for number, (name, rows) in enumerate(series.items()):
@@ -320,13 +333,9 @@ def sweep_figure(series: Mapping[str, Sequence[GroupResult]], x_name: str) -> Fi
 
 @drawn_in_house_style
 def embedding_figure(points: np.ndarray, speakers: np.ndarray, names: Sequence[str], shares: Sequence[float]) -> Figure:
-    """Utterances of some speakers in the plane of their two main axes.
+    """Utterances of some speakers, (utterances, 2), in the plane of their two main axes.
 
-    Args:
-        points: (utterances, 2).
-        speakers: row of `names` for each utterance, (utterances,).
-        names: of the speakers.
-        shares: of the variance on each axis.
+    `speakers` are rows of `names`; `shares` are those of the variance on each axis.
     """
     figure, axes = new_figure(3.9)
     for number, name in enumerate(names):
@@ -343,3 +352,60 @@ def embedding_figure(points: np.ndarray, speakers: np.ndarray, names: Sequence[s
 
 def _numbers(values: Sequence[float | None]) -> np.ndarray:
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def house_style() -> AbstractContextManager[None]:
+    """The settings with which figures are drawn and saved."""
+    return matplotlib.rc_context(_SETTINGS)
+
+
+def new_figure(height_inches: float = HEIGHT_INCHES) -> tuple[Figure, Axes]:
+    """An empty figure with one pair of axes, for use within `house_style`."""
+    figure = Figure(figsize=(WIDTH_INCHES, height_inches), layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def legend_above(figure: Figure, axes: Axes, num_columns: int = 3) -> None:
+    """A legend above the plot, where it covers nothing."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        options: dict[str, Any] = {"columnspacing": 1.0, "handlelength": 1.4, "handletextpad": 0.4}
+        figure.legend(handles, labels, loc="outside upper left", ncols=num_columns, **options)
+
+
+def series_colour(number: int) -> str:
+    """The colour of a series; after the last comes the first again."""
+    return SERIES[number % len(SERIES)]
+
+
+def figure_svg(figure: Figure, name: str, description: str) -> str:
+    """The figure as an SVG element: palette as CSS variables, ids made unique by `name`, `description` for readers."""
+    buffer = io.StringIO()
+    with house_style():
+        # SVG in the page: PNGs inlined would be twice the size and fixed to one background.
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    # It holds the time and the version of matplotlib: the same run would give other bytes.
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    # All drawings share one document, whose ids must be unique.
+    text = re.sub(r'\bid="', f'id="{name}-', text)
+    text = re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{name}-", text)
+    for colour_name, (light, _) in PALETTE.items():
+        text = text.replace(light, f"var(--{colour_name})")
+    # The page's own fonts; a fixed size would keep the drawing from following the page's width.
+    text = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px; font-family: var(--font)", text)
+    text = re.sub(r'^<svg ([^>]*?)width="[^"]*"', r"<svg \1", text, count=1)
+    text = re.sub(r'^<svg ([^>]*?)height="[^"]*"', r"<svg \1", text, count=1)
+    return text.replace("<svg ", f'<svg role="img" aria-label="{html.escape(description)}" ', 1)
+
+
+def save_png(figure: Figure, path: str | Path) -> None:
+    """The figure as a PNG on white, written atomically."""
+    with house_style(), atomic_write(path, "wb") as file:
+        figure.savefig(file, format="png", dpi=PNG_DOTS_PER_INCH, facecolor="white")
+
+
+def colour_variables(is_dark: bool) -> str:
+    """The palette as CSS declarations."""
+    return " ".join(f"--{name}: {colours[is_dark]};" for name, colours in PALETTE.items())
