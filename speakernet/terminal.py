@@ -202,7 +202,7 @@ def counted(number: float, noun: str) -> str:
 
 def plural(noun: str) -> str:
     """The plural of a regular noun."""
-    return f"{noun}es" if noun.endswith(("s", "ch")) else f"{noun}s"
+    return f"{noun}es" if noun.endswith(("s", "tch")) else f"{noun}s"
 
 
 def _number(number: float) -> str:

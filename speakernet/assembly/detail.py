@@ -78,7 +78,7 @@ def with_detail(
     )
     if not steps:
         return dataclasses.replace(evaluation.results, slices=slices)
-    unkept = embedder.unkept()
+    unkept = dataclasses.replace(embedder, stores=())
 
     def score(degraded: AudioSource) -> np.ndarray:
         return score_trials(unkept, backend, trials, degraded).scores

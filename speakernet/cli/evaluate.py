@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.save_path and any((arguments.save_path / name).exists() for name in (METRICS, LAST, BEST)):
         raise ValueError(f"{arguments.save_path} is the folder of a training run; name another one with --out")
     evaluation = evaluate_scores(arguments)
-    sys.stdout.write("\n".join([*train.result_lines(evaluation, DIGITS), *_details(evaluation.results)]) + "\n")
+    sys.stdout.write("\n".join([*evaluation.lines(DIGITS), *_details(evaluation.results)]) + "\n")
     if arguments.save_path:
         written = [arguments.save_path / name for name in evaluation.write(arguments.save_path)]
         sys.stdout.write(f"{train.written_line(written)}\n")

@@ -26,15 +26,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write the page and print where it lies."""
     # Late: --help needs no matplotlib.
-    from speakernet.evaluation.report import report, side_by_side
+    from speakernet.evaluation.report import write_report, write_side_by_side
 
     if len(arguments.runs) == 1:
         if arguments.output is not None:
             raise ValueError("--output is for several runs; the report of one run lies in its folder, as report.html")
-        path = report.write_report(arguments.runs[0], audio=arguments.audio)
+        path = write_report(arguments.runs[0], audio=arguments.audio)
     elif arguments.audio is not None:
         raise ValueError("--audio is for one run: a page of several lists no single trials")
     else:
-        path = side_by_side.write_side_by_side(arguments.runs, arguments.output or Path("comparison.html"))
+        path = write_side_by_side(arguments.runs, arguments.output or Path("comparison.html"))
     sys.stdout.write(f"{path}\n")
     return 0

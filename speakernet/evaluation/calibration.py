@@ -293,7 +293,7 @@ def fit_scores(
     thresholds, refused = named_thresholds(rates, backend)
     if few := too_few_nontargets(int(rates.num_nontargets)):
         logger.warning(
-            "%s: %s, and a rate of 0 %% means none of so many; %d pairs or more give a threshold at %g %% false accepts",
+            "%s: %s, and a rate of 0 %% means none of so many; %d pairs or more give a threshold at a rate of %g %%",
             *(trials.source, few, FEWEST_NONTARGETS, 100 * FALSE_ACCEPT_RATES[0]),
         )
     numbers = {"num_targets": int(rates.num_targets), "num_nontargets": int(rates.num_nontargets)}

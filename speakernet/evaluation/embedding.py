@@ -27,13 +27,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from speakernet.arrays import read_arrays
 from speakernet.data.audio import AudioError, crop_samples, wrap_to_length
 from speakernet.data.lists import StringTable
 from speakernet.data.lookup import LookupTable
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation.options import EvaluationOptions, Mode
-from speakernet.files import FileError, atomic_write, reading
+from speakernet.files import FileError, atomic_write, read_arrays, reading
 from speakernet.machine.facts import usable_cores
 from speakernet.machine.settings import many_shapes
 from speakernet.machine.threads import Stopped, in_lanes, lanes_of
@@ -294,7 +293,7 @@ def embed_utterances(
     # Set once for all batches: each would put the mode of training back while others run.
     was_training = isinstance(net, nn.Module) and net.training
     mine, is_left = [], False
-    bar = Bar(description, total, "utt", is_shown=bool(description) and distributed.is_main())
+    bar = Bar(description, total, "utterance", is_shown=bool(description) and distributed.is_main())
     with ThreadPoolExecutor(num_threads) as pool, bar as progress:
         if was_training:
             net.eval()  # type: ignore[attr-defined]

@@ -170,7 +170,7 @@ def score_trials(embedder: Embedder, backend: Backend, trials: TrialList, source
 
 
 def calibration_inputs(inputs: tuple[str, ...], scored: Scored, trials: TrialList, source: AudioSource) -> np.ndarray:
-    """The inputs of a calibration, (trials, inputs): the score, and quality measures of the worse side of each trial."""
+    """Inputs of a calibration, (trials, inputs): the score, and quality measures of the worse side of each trial."""
     columns = []
     for name in inputs:
         if name == "score":

@@ -303,7 +303,7 @@ def min_cllr_of(rates: ErrorRates) -> float:
 
 
 def pooled_llrs(rates: ErrorRates) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Shares of targets and of non-targets and the log-likelihood ratio of each pool, an edge of the ROC convex hull."""
+    """Shares of targets and non-targets and the log-likelihood ratio of each pool, an edge of the ROC convex hull."""
     targets = np.diff(rates.misses[rates.hull]) / rates.num_targets
     nontargets = -np.diff(rates.false_accepts[rates.hull]) / rates.num_nontargets
     with np.errstate(divide="ignore"):

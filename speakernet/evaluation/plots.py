@@ -271,7 +271,7 @@ def curve_figure(
 
 @drawn_in_house_style
 def calibration_figure(x: np.ndarray, best_llrs: np.ndarray, x_name: str, *, is_llr: bool) -> Figure:
-    """Log-likelihood ratios of the best monotonic mapping of the list, (points,), against scores or calibrated ratios."""
+    """Log-likelihood ratios of the list's best monotonic mapping, (points,), against scores or calibrated ratios."""
     figure, axes = new_figure()
     axes.plot(x, best_llrs, color=series_colour(0), drawstyle="steps-mid", label="best monotonic mapping of this list")
     axes.axhline(0, color=MUTED, linewidth=0.6)

@@ -51,9 +51,9 @@ from speakernet.evaluation.results import (
 from speakernet.evaluation.run_data import RunData, embedding_map, is_number, keep_arrays, read_run
 from speakernet.evaluation.score_files import LLR_COLUMN, described
 from speakernet.evaluation.speakers import Speakers, speakers_of
-from speakernet.files import atomic_write, human_bytes, read_yaml
+from speakernet.files import atomic_write, human_bytes
 from speakernet.options import default_of
-from speakernet.run_folder import CONFIG, DECISIONS, PLOTS, REPORT, SCORES
+from speakernet.run_folder import DECISIONS, PLOTS, REPORT, SCORES
 from speakernet.terminal import counted, duration
 
 logger = logging.getLogger(__name__)
@@ -157,19 +157,6 @@ class Section:
     warnings: Sequence[str] = ()
 
 
-@dataclass(frozen=True)
-class Drawings:
-    """Turns figures into cards and saves each as a PNG in a folder."""
-
-    folder: Path
-
-    def card(self, name: str, heading: str, figure: Figure, note: str = "", **more: Any) -> Card:
-        """A card with the figure, which is also saved as `name`.png."""
-        plots.save_png(figure, self.folder / f"{name}.png")
-        # Made here from numbers; names in it went through matplotlib, which escapes them.
-        return Card(heading, note, Markup(plots.figure_svg(figure, name, heading)), **more)
-
-
 def write_report(
     folder: str | Path,
     *,
@@ -184,7 +171,7 @@ def write_report(
     """Write `report.html`, and its plots as PNGs under `plots/`, for the files of a run or evaluation folder.
 
     Args:
-        folder: holds `results.json` and, if they exist, `scores.txt`, `metrics.jsonl`, `config.yaml`.
+        folder: of the files.
         trials: of the scores; read from `scores.txt` by default, with labels as they were kept.
         scores: (trials,).
         llrs: calibrated scores, (trials,).
@@ -214,22 +201,22 @@ def write_report(
     if audio is not None:
         if run.labels is None:
             raise ValueError(f"{run.folder}: no labelled scores, so no hardest trials to play; leave out --audio")
-        rate = (_configuration(run).get("data") or {}).get("sample_rate", SAMPLE_RATE)
+        rate = (run.configuration.get("data") or {}).get("sample_rate", SAMPLE_RATE)
         source = open_source(audio, rate)
     # Before drawing: `speakernet report` must find them even if a plot fails.
     keep_arrays(run)
-    drawings = Drawings(run.folder / PLOTS)
+    pictures = run.folder / PLOTS
     # A page of unlabelled pairs is about them; how the model was trained is on its own page.
     trained = [] if run.decisions is not None and not run.was_trained_here else [run]
     sections = [
         _result(run),
-        _trials(run, drawings),
-        _errors([run], drawings),
+        _trials(run, pictures),
+        _errors([run], pictures),
         _data(run),
-        _training(trained, drawings),
-        *_groups([run], drawings),
+        _training(trained, pictures),
+        *_groups([run], pictures),
         _hardest(run, source),
-        _map([run], drawings),
+        _map([run], pictures),
         _facts(run),
     ]
     return _write_page(run.folder / REPORT, run.name, _subtitle(run), _lead(run), sections)
@@ -247,23 +234,31 @@ def write_side_by_side(folders: Sequence[str | Path], path: str | Path) -> Path:
     path = Path(path)
     names = short_names([str(one) for one in resolved])
     runs = [read_run(folder, name) for folder, name in zip(folders, names, strict=True)]
-    drawings = Drawings(path.with_name(f"{path.stem}_plots"))
+    pictures = path.with_name(f"{path.stem}_plots")
     sections = [
         Section("result", "Result", [_figures_side_by_side(runs)]),
         _differences(runs),
-        _errors(runs, drawings),
-        _training(runs, drawings),
-        *_groups(runs, drawings),
-        _map(runs, drawings),
+        _errors(runs, pictures),
+        _training(runs, pictures),
+        *_groups(runs, pictures),
+        _map(runs, pictures),
         _settings(runs),
     ]
     return _write_page(path, " · ".join(names), f"{len(runs)} runs side by side", "", sections)
 
 
+def _drawn(folder: Path, name: str, heading: str, figure: Figure, note: str = "", table: Table | None = None) -> Card:
+    """A card with the figure, which is also saved as `name`.png."""
+    plots.save_png(figure, folder / f"{name}.png")
+    # Made here from numbers; names in it went through matplotlib, which escapes them.
+    return Card(heading, note, Markup(plots.figure_svg(figure, name, heading)), table)
+
+
 def _write_page(path: Path, title: str, subtitle: str, lead: str, sections: Sequence[Section]) -> Path:
     shown = [one for one in sections if one.cards or one.remarks or one.warnings]
     palettes = [
-        " ".join(f"--{name}: {colours[is_dark]};" for name, colours in plots.PALETTE.items()) for is_dark in (False, True)
+        " ".join(f"--{name}: {colours[is_dark]};" for name, colours in plots.PALETTE.items())
+        for is_dark in (False, True)
     ]
     # A name that the template misspells must not become an empty place on the page.
     environment = Environment(loader=PackageLoader(__package__ or ""), autoescape=True, undefined=StrictUndefined)
@@ -283,8 +278,8 @@ def _subtitle(run: RunData) -> str:
         str((results.model or {}).get("name") or ""),
         f"{results.num_parameters / 1e6:.2f} million parameters" if results.num_parameters else "",
         _amount(results.training or {}, ("speakers", "hours")),
-        f"{counted(epochs, 'epoch')} in {duration(_training_seconds(run))}" if epochs else "",
-        f"{'tested on' if run.decisions is None else 'scored:'} {_list_name(run)}" if run.results else "",
+        f"{counted(epochs, 'epoch')} in {duration(run.training_seconds)}" if epochs else "",
+        f"{'tested on' if run.decisions is None else 'scored:'} {run.list_name}" if run.results else "",
         results.date,
     ]
     return " · ".join(part for part in parts if part)
@@ -300,20 +295,6 @@ def _amount(training: Mapping[str, Any], names: Sequence[str]) -> str:
         elif value:
             found.append(counted(int(value), "training speaker" if name == "speakers" else name.removesuffix("s")))
     return ", ".join(found)
-
-
-def _training_seconds(run: RunData) -> float:
-    """Time spent on steps and evaluations, from the records of the run; interruptions do not count."""
-    seconds, before = 0.0, 0
-    for one in run.metrics:
-        if one.get("kind") == "evaluation":
-            seconds += float(one.get("evaluation_seconds", 0.0))
-        elif one.get("kind") == "step":
-            step = int(one.get("step", 0))
-            # `step_seconds` is a mean over the steps since the record before.
-            seconds += max(0, step - before) * float(one.get("step_seconds", 0.0))
-            before = step
-    return seconds
 
 
 def _lead(run: RunData) -> str:
@@ -387,16 +368,11 @@ def _list_sentence(run: RunData) -> str:
         return ""
     found = list_identity(run.trials)
     if not found.sentence:
-        return f"{_list_name(run)}, {counted(len(run.trials), 'trial')}; not a published list that is known here"
+        return f"{run.list_name}, {counted(len(run.trials), 'trial')}; not a published list that is known here"
     return "; ".join(part for part in (found.sentence, found.confused_with) if part)
 
 
-def _list_name(run: RunData) -> str:
-    name = run.results.list_name() if run.results else ""
-    return name or (Path(run.trials.source).name if run.trials is not None else "a list without a name")
-
-
-def _trials(run: RunData, drawings: Drawings) -> Section:
+def _trials(run: RunData, folder: Path) -> Section:
     """Unlabelled trials: a table of the first, and the histogram of all scores if there are enough."""
     section, decisions = Section("trials", "Trials"), run.decisions
     if decisions is None:
@@ -414,11 +390,11 @@ def _trials(run: RunData, drawings: Drawings) -> Section:
     if total >= ENOUGH_FOR_A_HISTOGRAM and np.ptp(decisions.scores) > 0:
         at_eer = [one["threshold"] for one in decisions.thresholds if one["name"] == EER_NAME]
         figure = plots.histogram_figure(decisions.scores, None, at_eer[0] if at_eer else np.nan)
-        cards.append(drawings.card("scores", "Scores", figure))
+        cards.append(_drawn(folder, "scores", "Scores", figure))
     return replace(section, cards=cards)
 
 
-def _errors(runs: Sequence[RunData], drawings: Drawings) -> Section:
+def _errors(runs: Sequence[RunData], folder: Path) -> Section:
     """DET curve, then for each run histograms, error rates by threshold, calibration and operating points."""
     shown = [run for run in runs if run.labels is not None and run.scores is not None]
     section = Section("errors", "Errors")
@@ -434,18 +410,18 @@ def _errors(runs: Sequence[RunData], drawings: Drawings) -> Section:
     bands = {run.name: run.results.det_band for run in shown if run.results is not None and run.results.det_band}
     note = "Lower left is better; the EER is where a curve meets the diagonal."
     note += " Bands: 95 % intervals of the misses, over speakers." if bands else ""
-    cards = [drawings.card("det", "Detection error trade-off", plots.det_figure(rates, points, bands), note)]
+    cards = [_drawn(folder, "det", "Detection error trade-off", plots.det_figure(rates, points, bands), note)]
     tables = []
     for number, run in enumerate(shown):
         suffix, after = (f"_{number + 1}", f": {run.name}") if len(runs) > 1 else ("", "")
         threshold = equal_error_point(rates[run.name]).threshold
         assert run.scores is not None, "runs without scores are not shown"
         figure = plots.histogram_figure(run.scores, run.labels, threshold)
-        cards.append(drawings.card(f"scores{suffix}", f"Scores{after}", figure, HISTOGRAM_NOTE))
+        cards.append(_drawn(folder, f"scores{suffix}", f"Scores{after}", figure, HISTOGRAM_NOTE))
         figure = plots.threshold_figure(rates[run.name], threshold)
         note = "A higher threshold lets fewer impostors pass and refuses more true pairs."
-        cards.append(drawings.card(f"thresholds{suffix}", f"Errors by threshold{after}", figure, note))
-        cards += _calibration(run, rates[run.name], drawings, suffix, after)
+        cards.append(_drawn(folder, f"thresholds{suffix}", f"Errors by threshold{after}", figure, note))
+        cards += _calibration(run, rates[run.name], folder, suffix, after)
         tables.append(_operating_points(run, rates[run.name], after))
     return replace(section, cards=[*cards, *tables])
 
@@ -478,7 +454,7 @@ def _operating_points(run: RunData, rates: ErrorRates, after: str) -> Card:
     return Card(f"Operating points{after}", note, table=table, is_wide=True)
 
 
-def _calibration(run: RunData, rates: ErrorRates, drawings: Drawings, suffix: str, after: str) -> list[Card]:
+def _calibration(run: RunData, rates: ErrorRates, folder: Path, suffix: str, after: str) -> list[Card]:
     """The log-likelihood ratio of the list itself against the calibrated score or, without calibration, the score."""
     assert run.scores is not None and run.labels is not None, "only labelled scores have errors"
     llrs, cards = run.llrs, []
@@ -493,7 +469,7 @@ def _calibration(run: RunData, rates: ErrorRates, drawings: Drawings, suffix: st
         threshold = equal_error_point(rates).threshold
         figure = plots.histogram_figure(llrs, run.labels, threshold, "log-likelihood ratio (natural)")
         text = f"{HISTOGRAM_NOTE} Right of {bayes_threshold(0.01):.1f} accepting pays at a target prior of 0.01."
-        cards.append(drawings.card(f"llrs{suffix}", f"Log-likelihood ratios{after}", figure, text))
+        cards.append(_drawn(folder, f"llrs{suffix}", f"Log-likelihood ratios{after}", figure, text))
     # Edges of the convex hull with a finite ratio: each covers the scores from its first threshold to its last.
     best, rows = pooled_llrs(rates)[2], rates.hull
     x = (rates.thresholds[rows[:-1]] + rates.thresholds[np.maximum(rows[1:] - 1, rows[:-1])]) / 2
@@ -502,12 +478,12 @@ def _calibration(run: RunData, rates: ErrorRates, drawings: Drawings, suffix: st
         text = "The two kinds of trials do not overlap: nothing to calibrate on."
         return [*cards, Card(f"Calibration{after}", lines=[text])]
     figure = plots.calibration_figure(x, best, name, is_llr=llrs is not None)
-    return [*cards, drawings.card(f"calibration{suffix}", f"Calibration{after}", figure, note)]
+    return [*cards, _drawn(folder, f"calibration{suffix}", f"Calibration{after}", figure, note)]
 
 
 def _data(run: RunData) -> Section:
     """Training, validation and test lists by name, with what each was for."""
-    results, configured = run.results or Results(), _configuration(run)
+    results, configured = run.results or Results(), run.configuration
     options, how = configured.get("data") or {}, configured.get("training")
     is_watched = isinstance(how, Mapping) and how.get("final_model") == "last"
     evaluations = [float(one["eer_percent"]) for one in run.evaluations]
@@ -529,7 +505,7 @@ def _data(run: RunData) -> Section:
     return Section("data", "Data", [Card("Lists", table=table, is_wide=True)] if rows else [])
 
 
-def _training(runs: Sequence[RunData], drawings: Drawings) -> Section:
+def _training(runs: Sequence[RunData], folder: Path) -> Section:
     """One small plot for each quantity that was recorded and changed; a remark for those that did not."""
     cards: list[Card] = []
     constants: list[str] = []
@@ -560,13 +536,13 @@ def _training(runs: Sequence[RunData], drawings: Drawings) -> Section:
             figure = plots.curve_figure(
                 series, where, axis, bands, mark_lowest=has_lowest, has_ticks_at_points=is_evaluation
             )
-            cards.append(drawings.card(f"training_{key}", heading, figure, note.strip()))
+            cards.append(_drawn(folder, f"training_{key}", heading, figure, note.strip()))
     remarks = [f"Constant, and not drawn: {', '.join(constants)}."] if constants else []
     remarks += [f"Measured once: {', '.join(single)}."] if single else []
     return Section("training", "Training", cards, remarks=remarks)
 
 
-def _groups(runs: Sequence[RunData], drawings: Drawings) -> list[Section]:
+def _groups(runs: Sequence[RunData], folder: Path) -> list[Section]:
     """Plot and table of each way the results were sliced; EER against the amount of each degradation."""
     cards, undivided = [], []
     kinds: dict[str, dict[str, SweepResult]] = {}
@@ -578,20 +554,25 @@ def _groups(runs: Sequence[RunData], drawings: Drawings) -> list[Section]:
                 continue
             weak = [place for place, group in enumerate(one.rows) if plots.is_weak(group)]
             notes = [one.note, f"Grey: fewer than {FEW_TARGETS} targets, too few to build on." if weak else ""]
-            notes += [f"{group.label}: {group.note}." for group in one.rows if group.note and group.eer_percent is not None]
-            cells = [[group.label, f"{group.num_trials or 0:,}", f"{group.num_targets or 0:,}", _eer(group)] for group in one.rows]
+            notes += [
+                f"{group.label}: {group.note}." for group in one.rows if group.note and group.eer_percent is not None
+            ]
+            cells = [
+                [group.label, f"{group.num_trials or 0:,}", f"{group.num_targets or 0:,}", _eer(group)]
+                for group in one.rows
+            ]
             table = Table(["slice", "trials", "targets", "EER"], cells, numbers=(1, 2, 3), weak=weak)
             name = f"slices_{row + 1}" + (f"_{number + 1}" if len(runs) > 1 else "")
             figure = plots.slices_figure(one.rows)
             note = " ".join(filter(None, notes))
-            cards.append(drawings.card(name, f"By {one.by}{after}", figure, note, table=table))
+            cards.append(_drawn(folder, name, f"By {one.by}{after}", figure, note, table=table))
         for swept in (run.results.sweep if run.results else None) or []:
             kinds.setdefault(swept.kind, {})[run.name] = swept
     sweeps = []
     for kind, by_run in kinds.items():
         first = next(iter(by_run.values()))
         figure = plots.sweep_figure({name: one.rows for name, one in by_run.items()}, first.axis or kind)
-        sweeps.append(drawings.card(f"sweep_{kind}", kind.capitalize(), figure, first.note))
+        sweeps.append(_drawn(folder, f"sweep_{kind}", kind.capitalize(), figure, first.note))
     return [Section("slices", "Slices", cards, remarks=undivided), Section("robustness", "Robustness", sweeps)]
 
 
@@ -646,7 +627,7 @@ def _utterance(run: RunData, row: int, audio: AudioSource | None) -> dict[str, s
     return {"text": name, "note": ", ".join(facts), "audio": sound}
 
 
-def _map(runs: Sequence[RunData], drawings: Drawings) -> Section:
+def _map(runs: Sequence[RunData], folder: Path) -> Section:
     """The embeddings of some speakers in the plane."""
     cards = []
     for run in runs:
@@ -654,18 +635,18 @@ def _map(runs: Sequence[RunData], drawings: Drawings) -> Section:
             figure = plots.embedding_figure(drawn.points, drawn.speakers, drawn.names, drawn.shares)
             note = (
                 f"The {len(drawn.names)} speakers with the most utterances, on the two main axes of their embeddings. "
-                "Principal components are linear: what is apart here is apart in the embeddings; what overlaps here may "
-                "be apart in the other dimensions."
+                "Principal components are linear: what is apart here is apart in the embeddings; what overlaps here "
+                "may be apart in the other dimensions."
             )
             after = f": {run.name}" if len(runs) > 1 else ""
-            cards.append(drawings.card(f"embeddings_{len(cards) + 1}", f"Embeddings{after}", figure, note))
+            cards.append(_drawn(folder, f"embeddings_{len(cards) + 1}", f"Embeddings{after}", figure, note))
     return Section("embeddings", "Embeddings", cards)
 
 
 def _facts(run: RunData) -> Section:
     """Everything that is needed to repeat the figures."""
     results = run.results or Results()
-    checkpoint, machine = results.checkpoint or {}, results.machine or {}
+    checkpoint, machine, costs = results.checkpoint or {}, results.machine or {}, results.dcf_costs
     named = {
         "Model": results.model,
         "Parameters": results.num_parameters,
@@ -680,7 +661,7 @@ def _facts(run: RunData) -> Section:
         "Kept thresholds": [f"{one['threshold']:.4f}: {described(one)}" for one in results.thresholds or []],
         "Rule for speakers": results.speaker_rule,
         "Draws of speakers": results.num_draws,
-        "Costs": results.dcf_costs,
+        "Costs": costs and {"of a miss": costs["c_miss"], "of a false accept": costs["c_fa"]},
         "Repeated trials": results.num_duplicate_trials,
         "Time": _time(results),
         # The machine's facts hold the versions too.
@@ -718,13 +699,6 @@ def _time(results: Results) -> str:
 
 def _with_checksum(name: str | None, checksum: str | None) -> str:
     return f"{name} ({checksum})" if name and checksum else name or ""
-
-
-def _configuration(run: RunData) -> Mapping[str, Any]:
-    """The run's sections, or the section evaluation of an evaluation alone."""
-    section = (run.results.config if run.results else None) or {}
-    found = read_yaml(run.config, str(run.folder / CONFIG)) if run.config else {"evaluation": section}
-    return found if isinstance(found, Mapping) else {}
 
 
 def _in_words(value: Any, name: str = "") -> str:
@@ -780,37 +754,27 @@ def _figures_side_by_side(runs: Sequence[RunData]) -> Card:
 
 
 def _differences(runs: Sequence[RunData]) -> Section:
-    """Paired comparisons with the first run that has labelled scores."""
+    """Paired comparisons with the first run that has labelled scores, of those on the same trials."""
     labelled = [run for run in runs if run.labels is not None]
+    checksums = [run.trials.checksum for run in labelled if run.trials is not None]
+    same = [run for run, checksum in zip(labelled, checksums, strict=True) if checksum == checksums[0]]
     section = Section("difference", "Differences")
-    if len(labelled) < 2:
-        return replace(section, remarks=["No two of these runs have labelled scores to compare."])
-    first = labelled[0]
-    assert first.trials is not None, "runs with labels have trials"
-    same = [run for run in labelled if run is first or _has_same_trials(first.trials, run.trials)]
-    speakers, num_draws = speakers_of(first.trials), default_of(EvaluationOptions, "bootstrap_samples")
-    found = compare_scores(first.trials, [run.scores for run in same], speakers, num_draws=num_draws, seed=DRAW_SEED)
-    names = [run.name for run in same]
-    cards, sentences = [], found.sentences(names)
-    for run in labelled[1:]:
-        heading = f"{first.name} and {run.name}"
-        if run not in same:
-            lines = ["Scored on different trial lists: their error rates must not be compared."]
-            cards.append(Card(heading, lines=lines, is_wide=True))
-            continue
-        count = len(sentences) // (len(same) - 1)
-        place = count * (same.index(run) - 1)
-        note = f"Same draws of speakers for both; speakers: {speakers.rule}."
-        cards.append(Card(heading, note, lines=sentences[place : place + count], is_wide=True))
-    return replace(section, cards=cards)
-
-
-def _has_same_trials(one: TrialList, other: TrialList | None) -> bool:
-    return other is not None and len(one) == len(other) and one.checksum == other.checksum
+    if len(same) < len(labelled):
+        remark = "Some were scored on different trial lists: their error rates must not be compared."
+        section = replace(section, remarks=[remark])
+    if len(same) < 2:
+        return section if section.remarks else replace(section, remarks=["No two runs have labelled scores."])
+    trials, num_draws = same[0].trials, default_of(EvaluationOptions, "bootstrap_samples")
+    assert trials is not None, "runs with labels have trials"
+    speakers, scores = speakers_of(trials), [run.scores for run in same if run.scores is not None]
+    found = compare_scores(trials, scores, speakers, num_draws=num_draws, seed=DRAW_SEED)
+    note = f"Same draws of speakers for all; speakers: {speakers.rule}."
+    lines = found.sentences([run.name for run in same])
+    return replace(section, cards=[Card(f"Against {same[0].name}", note, lines=lines, is_wide=True)])
 
 
 def _settings(runs: Sequence[RunData]) -> Section:
-    tables = [_flat(_configuration(run)) for run in runs]
+    tables = [_flat(run.configuration) for run in runs]
     section = Section("settings", "Settings that differ")
     keys = list(dict.fromkeys(key for one in tables for key in one))
     differing = [key for key in keys if len({one.get(key, MISSING) for one in tables}) > 1]

@@ -16,6 +16,8 @@ import numpy as np
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict
 
+from speakernet.terminal import counted
+
 EMBEDDING, KEPT_EMBEDDINGS = "embedding", "reading_kept_embeddings"
 """Names of timings."""
 FEW_TARGETS = 30
@@ -25,7 +27,7 @@ WRITTEN_ALWAYS = ("eer_percent", "eer_interval_percent", "min_dcf")
 
 
 def _interval(values: Any) -> Any:
-    return None if values is None or list(values) == [None, None] else values
+    return None if values == [None, None] else values
 
 
 def _prior(text: str) -> str:
@@ -56,7 +58,9 @@ class GroupResult:
         """Plain values; an interval only beside an error rate."""
         values = {name: value for name, value in vars(self).items() if value is not None or name == "eer_percent"}
         values.pop("eer_interval_percent", None)
-        return values if self.eer_percent is None else values | {"eer_interval_percent": _pair(self.eer_interval_percent)}
+        return (
+            values if self.eer_percent is None else values | {"eer_interval_percent": _pair(self.eer_interval_percent)}
+        )
 
 
 @dataclass(frozen=True)
@@ -205,8 +209,10 @@ class Results:
         extra = {name: value for name, value in values.items() if name not in names}
         try:
             return _checked().validate_python({**known, "extra": extra})
-        except (ValidationError, TypeError) as error:
-            raise ValueError(f"values of an unknown form: {error}") from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            raise ValueError(f"{place} is {str(first['input'])[:60]!r}: {first['msg']}") from error
 
     def list_name(self, role: str = "trials") -> str:
         """The name of the list that was read in that role; empty if it is unknown."""
@@ -284,7 +290,7 @@ def headline(results: Results, digits: int = 2) -> list[HeadlineFigure]:
 
 def headline_sentence(results: Results, digits: int = 2) -> str:
     """EER with its interval, minDCFs and numbers of trials; or why there is no error rate."""
-    trials = f"{results.num_trials:,} {'trial' if results.num_trials == 1 else 'trials'}"
+    trials = counted(results.num_trials, "trial")
     if results.eer_percent is None:
         return f"{trials} scored; {results.why_no_eer or 'they are unlabelled, so there is no error rate'}"
     eer, *others = headline(results, digits)

@@ -7,7 +7,7 @@ the model.
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from speakernet.evaluation.figures import CHOSEN_ON_REPORTED
 from speakernet.evaluation.metrics import missing_kind, refuse_rows
 from speakernet.evaluation.results import Results
 from speakernet.evaluation.score_files import Decisions, find_scores, read_llrs, read_scores
-from speakernet.files import FileError, atomic_write, open_text, reading
+from speakernet.files import FileError, atomic_write, open_text, read_arrays, read_yaml, reading
 from speakernet.run_folder import CONFIG, DECISIONS, EVALUATIONS, METRICS, RESULTS, SCORES, SECOND_STAGE
 
 logger = logging.getLogger(__name__)
@@ -101,6 +101,33 @@ class RunData:
         """(trials,) if the scores have labels of both kinds."""
         labels = None if self.trials is None or self.scores is None else self.trials.labels
         return None if labels is None or missing_kind(labels) else labels
+
+    @property
+    def list_name(self) -> str:
+        """The name of the list that was scored."""
+        name = self.results.list_name() if self.results else ""
+        return name or (Path(self.trials.source).name if self.trials is not None else "a list without a name")
+
+    @property
+    def configuration(self) -> Mapping[str, Any]:
+        """The run's sections, or the section evaluation of an evaluation alone."""
+        section = (self.results.config if self.results else None) or {}
+        found = read_yaml(self.config, str(self.folder / CONFIG)) if self.config else {"evaluation": section}
+        return found if isinstance(found, Mapping) else {}
+
+    @property
+    def training_seconds(self) -> float:
+        """Time spent on steps and evaluations, from the records of the run; interruptions do not count."""
+        seconds, before = 0.0, 0
+        for one in self.metrics:
+            if one.get("kind") == "evaluation":
+                seconds += float(one.get("evaluation_seconds", 0.0))
+            elif one.get("kind") == "step":
+                step = int(one.get("step", 0))
+                # `step_seconds` is a mean over the steps since the record before.
+                seconds += max(0, step - before) * float(one.get("step_seconds", 0.0))
+                before = step
+        return seconds
 
 
 def read_run(folder: str | Path, name: str = "", given: tuple[TrialList, np.ndarray] | None = None) -> RunData:
@@ -246,9 +273,7 @@ def list_in_common(paths: Sequence[Path]) -> TrialList:
                 return trials
             except ListError as error:
                 refused = error
-    raise refused or ListError(
-        f"{', '.join(map(str, paths))}: no labelled scores; give their list with --trials"
-    )
+    raise refused or ListError(f"{', '.join(map(str, paths))}: no labelled scores; give their list with --trials")
 
 
 def chosen_on_reported(scores: Path) -> str:

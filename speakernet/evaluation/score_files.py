@@ -17,7 +17,7 @@ from speakernet.data.lists import ListError, ListFile, Numbers, StringTable, Tri
 from speakernet.evaluation.calibration import threshold_label
 from speakernet.files import FileError, atomic_write, open_text, reading
 from speakernet.run_folder import EVALUATIONS, SCORES, evaluation_folder
-from speakernet.terminal import MAX_NAMED
+from speakernet.terminal import MAX_NAMED, counted
 
 FORM = "'enrol test score', optionally with a fourth column target|nontarget"
 KINDS = {b"target": 1, b"nontarget": 0}
@@ -221,8 +221,8 @@ class Decisions:
         """How many trials each threshold accepts, and what is missing for decisions."""
         total = len(self.trials)
         found = [
-            f"{int(np.count_nonzero(self.scores >= one['threshold'])):,} of {total:,} {'pair' if total == 1 else 'pairs'} "
-            f"accepted at threshold {one['threshold']:.4f} ({described(one)})"
+            f"{int(np.count_nonzero(self.scores >= one['threshold'])):,} of {counted(total, 'pair')} accepted at "
+            f"threshold {one['threshold']:.4f} ({described(one)})"
             for one in self.thresholds
         ]
         if not self.thresholds:

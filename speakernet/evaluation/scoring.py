@@ -1,4 +1,4 @@
-"""From embeddings to scores: cosine, mean distance, normalisation against a cohort, and the back end that combines them.
+"""From embeddings to scores: cosine, mean distance, normalisation against a cohort, and the back end that joins them.
 
 Trials are sorted by enrolment so that they become matrix products; memory beside embeddings and scores is a few blocks.
 A back end describes itself in plain values, to which thresholds and calibrations belong.
@@ -96,8 +96,7 @@ def cosine_scores(
         return blocked_cosine_scores(embeddings, enrol, test, device)
     table = torch.from_numpy(np.ascontiguousarray(embeddings, dtype=np.float32))
     num_rows = len(table)
-    # Trials are the filled places of a sparse matrix, each once; a product computed at those places alone reads the rows
-    # in place.
+    # Trials are the filled places of a sparse matrix, each once; a product computed at those alone copies no row.
     places = enrol.astype(np.int64) * num_rows + test
     order = np.argsort(places)
     places = places[order]
@@ -124,7 +123,7 @@ def cosine_scores(
 def blocked_cosine_scores(
     embeddings: np.ndarray, enrol: np.ndarray, test: np.ndarray, device: torch.device | str
 ) -> np.ndarray:
-    """The same as `cosine_scores` from rows gathered on a device, in blocks of trials; no matrix product, so no TF32."""
+    """The same as `cosine_scores` from rows gathered on a device, in blocks of trials, without TF32."""
     if len(enrol) and not 0 <= min(enrol.min(), test.min()) <= max(enrol.max(), test.max()) < len(embeddings):
         raise ValueError(f"trials name rows beyond the {len(embeddings)} embeddings")
     table = torch.from_numpy(np.ascontiguousarray(embeddings, dtype=np.float32)).to(device)
@@ -239,7 +238,7 @@ def cohort_statistics(
     mean, deviation = (np.empty(len(embeddings), dtype=np.float32) for _ in range(2))
     block = max(1, BLOCK_SCORES // len(members))
     num_threads = torch.get_num_threads()
-    bar = Bar("scores against the cohort", len(embeddings), "utt", is_shown=len(embeddings) > 2 * block)
+    bar = Bar("scores against the cohort", len(embeddings), "utterance", is_shown=len(embeddings) > 2 * block)
     with ThreadPoolExecutor(num_threads) as pool, bar:
         for start in range(0, len(embeddings), block):
             rows = slice(start, start + block)

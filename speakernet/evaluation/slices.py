@@ -216,7 +216,7 @@ def signal_to_noise_ratios(source: AudioSource, names: StringTable, num_threads:
             raise AudioError(f"{name}: holds no samples, or some that are NaN or infinite")
         return found
 
-    found = parallel_map(ratio, names, num_threads, "signal-to-noise ratios", total=len(names), unit="utt")
+    found = parallel_map(ratio, names, num_threads, "signal-to-noise ratios", total=len(names), unit="utterance")
     return np.fromiter(found, dtype=np.float64, count=len(names))
 
 

@@ -54,7 +54,7 @@ def test_rows_of_another_length_are_named(reader: str, tmp_path: Path) -> None:
     path = tmp_path / "my.csv"
     for row in ("a", "a,b,c"):
         path.write_text(f"path,speaker\na,b\n{row}\n")
-        with pytest.raises(ValueError, match=r"my\.csv, line 3: another number of values than the 2 columns"):
+        with pytest.raises(ValueError, match=r"my\.csv, line 3: "):
             READERS[reader](path)
 
 

@@ -14,7 +14,8 @@ from speakernet.data.audio import write_audio
 from speakernet.data.augment.banks import noise_banks, rir_bank
 from speakernet.data.lists import StringTable
 from speakernet.data.sources import FolderSource
-from speakernet.evaluation import embedding, quality
+from speakernet.evaluation import embedding
+from speakernet.evaluation import slices as quality
 from speakernet.evaluation.embedding import embed_utterances
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.slices import FRAME_SECONDS, signal_to_noise_db, signal_to_noise_ratios

@@ -78,19 +78,6 @@ def test_a_result_comes_back_from_its_file(trials, scores):
     assert set(written["sweep"][0]["rows"][0]) == {"label", "eer_percent", "eer_interval_percent", "note"}
 
 
-def test_files_of_earlier_forms_are_read():
-    old = {"num_trials": 4, "eer_percent": 5.0, "checkpoint": "runs/best.pt", "model": "ResNetSE34L"}
-    found = Results.from_dict(old)
-    assert found.checkpoint == {"path": "runs/best.pt", "sha256": ""} and found.model == {"name": "ResNetSE34L"}
-    assert found.eer_interval_percent is None and found.min_dcf == {} and found.list_name() == ""
-
-
-@pytest.mark.parametrize("values", [[], {"slices": [3]}, {"slices": [{"by": "x"}]}, {"eer_interval_percent": 3}])
-def test_what_is_no_result_is_refused(values):
-    with pytest.raises(ValueError, match=r"expected an object|unknown form"):
-        Results.from_dict(values)
-
-
 def test_the_headline_is_written_in_one_way_everywhere(tmp_path, trials, scores, capsys):
     for name in "ab":
         write_scores(tmp_path / name / "scores.txt", trials, scores)
