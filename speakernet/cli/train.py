@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from speakernet.cli import load_configuration
 from speakernet.config import LoadedConfig
-from speakernet.evaluation.results import headline_sentence
 from speakernet.files import GrowingFile, own_command
 from speakernet.parallel import distributed
 from speakernet.parallel.distributed import find_place
@@ -22,7 +21,6 @@ from speakernet.run_folder import BEST, CONFIG, LOG, METRICS, REPORT, RESULTS, S
 
 if TYPE_CHECKING:
     from speakernet.assembly.runs import TrainingOutcome
-    from speakernet.evaluation.evaluate import Evaluation
 
 TAKES_CONFIG = True
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
@@ -57,7 +55,7 @@ def _run_joined(loaded: LoadedConfig) -> int:
     if loaded.evaluate_only:
         _say_defaults(loaded)
         evaluation, written = score_experiment(loaded)
-        _say([*result_lines(evaluation), written_line(written)])
+        _say([*evaluation.lines(), written_line(written)])
         return 0
     with _log_file(Path(loaded.config.training.save_path) / LOG):
         _say_defaults(loaded)
@@ -109,12 +107,6 @@ def _say_defaults(loaded: LoadedConfig) -> None:
     logger.info("defaults: %s", loaded.defaults)
 
 
-def result_lines(evaluation: "Evaluation", digits: int = 2) -> list[str]:
-    """The headline and, where there is no error rate, what can be said of single trials."""
-    headline = headline_sentence(evaluation.results, digits)
-    return [headline] if evaluation.decisions is None else [headline, *evaluation.decisions.lines()]
-
-
 def written_line(files: Sequence[Path]) -> str:
     """Where the result lies."""
     return f"written: {files[0].parent}/{', '.join(one.name for one in files)}" if files else ""
@@ -141,7 +133,7 @@ def _training_lines(outcome: "TrainingOutcome") -> list[str]:
             "to start anew: --save_path with another folder",
         ]
     return [
-        *result_lines(outcome.evaluation),
+        *outcome.evaluation.lines(),
         *(outcome.evaluation.results.initial_model or {}).get("sentences", ()),
         *filter(None, [summary["performance_sentence"]]),
         best,

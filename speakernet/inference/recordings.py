@@ -30,7 +30,7 @@ from speakernet.data.opening import KaldiSource, is_kaldi, open_source
 from speakernet.data.packed import PackedSource, is_packed
 from speakernet.data.riff import RiffError, RiffInfo, parse_riff
 from speakernet.data.sources import AudioSource, FolderSource
-from speakernet.evaluation.embedding import Piece, Stretch, stretches_of
+from speakernet.evaluation.embedding import Stretch, stretches_of
 from speakernet.evaluation.slices import frame_powers, power_ratio_db
 from speakernet.files import open_text, reading
 
@@ -96,12 +96,11 @@ class Recording:
         assert self.file is not None, "a recording is a file or samples"
         return read_audio(self.file, start, num_samples, self.sample_rate)
 
-    def pieces(self, row: int = 0) -> Iterator[Piece]:
+    def pieces(self, row: int = 0) -> Iterator[tuple[Stretch, np.ndarray]]:
         """The whole, or the windows of a long recording one after the other; `row` is what the pieces belong to."""
         for stretch in stretches_of(np.zeros(1, np.int64), np.array([self.num_samples]), self.sample_rate):
             waveform = self.read(stretch.start, stretch.num_samples)
-            placed = Stretch(row, stretch.start, stretch.num_samples, stretch.num_windows)
-            yield Piece(placed, waveform[None], np.zeros(1, dtype=np.int64))
+            yield Stretch(row, stretch.start, stretch.num_samples, stretch.num_windows), waveform
 
 
 Audio: TypeAlias = str | os.PathLike | Array | Recording

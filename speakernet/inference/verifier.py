@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from speakernet.data.audio import AudioError, audio_of_array
-from speakernet.evaluation.embedding import Piece, Stretch, batches_of, padded, weights_digest
+from speakernet.evaluation.embedding import Stretch, batches_of, padded, weights_digest
 from speakernet.evaluation.scoring import mean_embeddings, mean_of_whole_utterances
 from speakernet.inference.decision import Decision, DecisionRule
 from speakernet.inference.people import PeopleStore
@@ -213,7 +213,7 @@ class SpeakerVerifier:
         # The last window ends with the recording, so that nothing is left out.
         starts = np.unique(np.append(np.arange(0, last + 1, hop), last))
         pieces = (
-            Piece(Stretch(row, int(start), window), recording.read(int(start), window)[None], np.zeros(1, np.int64))
+            (Stretch(row, int(start), window), recording.read(int(start), window))
             for row, start in enumerate(starts)
         )
         embeddings = self._embed_pieces(pieces, len(starts))
@@ -355,15 +355,15 @@ class SpeakerVerifier:
         pieces = (piece for row in order.tolist() for piece in recordings[row].pieces(row))
         return self._embed_pieces(pieces, len(recordings))
 
-    def _embed_pieces(self, pieces: Iterable[Piece], num_rows: int) -> Tensor:
+    def _embed_pieces(self, pieces: Iterable[tuple[Stretch, np.ndarray]], num_rows: int) -> Tensor:
         """The mean embedding of each row's pieces, (rows, dim) on the CPU."""
         values = torch.zeros(num_rows, self.embedding_dim)
         for batch in batches_of(pieces, BATCH_SIZE, self.sample_rate):
-            waveforms, lengths = padded([piece.waveforms[index] for piece, index in batch])
+            waveforms, lengths = padded([waveform for _, waveform in batch])
             given = waveforms.to(self.device), lengths
             embedded = self.embedding_net.embed(*given, sample_rate=self.sample_rate).float().cpu()
-            for (piece, _), embedding in zip(batch, embedded, strict=True):
-                values[piece.stretch.row] += embedding / piece.stretch.num_windows
+            for (stretch, _), embedding in zip(batch, embedded, strict=True):
+                values[stretch.row] += embedding / stretch.num_windows
         if not bool(torch.isfinite(values).all()):
             raise AudioError(f"{self.name} gives an embedding with NaN or infinite values; expected finite ones")
         return values
