@@ -221,13 +221,12 @@ class PeopleStore(contextlib.AbstractContextManager):
         if weighted.shape != (len(found),) or not (np.isfinite(weighted) & (weighted > 0)).all():
             raise StoreError(f"weights {weighted}; expected {len(found)} numbers above 0")
         given = zip(found, weighted, details or [{}] * len(found), strict=True)
-        with self._session(writes=True):
-            self._upgrade()
-            self._insert(name, [StoredRecording(name, one, float(weight), **how) for one, weight, how in given])
-            count = self._count(name)
-        if self._units:
-            self._units |= self._load(name)
-        self._matrix = None
+        with self._lock:
+            with self._session(writes=True):
+                self._upgrade()
+                self._insert(name, [StoredRecording(name, one, float(weight), **how) for one, weight, how in given])
+                count = self._count(name)
+            self._refresh(name)
         return count
 
     def identify(self, embedding: np.ndarray, top: int = TOP) -> list[tuple[str, float]]:
@@ -276,11 +275,12 @@ class PeopleStore(contextlib.AbstractContextManager):
     def remove(self, name: str) -> int:
         """Remove a person; backups keep them (`purge` does not). Returns how many recordings there were."""
         name = normal_name(name)
-        with self._session(writes=True) as connection:
-            count = self._count(name)
-            if not connection.execute("DELETE FROM people WHERE name = ?", [name]).rowcount:
-                raise StoreError(self._nobody(name))
-        self._forget(name)
+        with self._lock:
+            with self._session(writes=True) as connection:
+                count = self._count(name)
+                if not connection.execute("DELETE FROM people WHERE name = ?", [name]).rowcount:
+                    raise StoreError(self._nobody(name))
+            self._refresh(name)
         return count
 
     def purge(self, name: str) -> list[Path]:
@@ -299,7 +299,7 @@ class PeopleStore(contextlib.AbstractContextManager):
                 with contextlib.closing(_connect(path)) as backup, store_errors(path):
                     found += [path] * _wipe(backup, name)
             found += [self.path] * _wipe(connection, name)
-            self._forget(name)
+            self._refresh(name)
         if not found:
             raise StoreError(self._nobody(name))
         return found
@@ -557,8 +557,10 @@ class PeopleStore(contextlib.AbstractContextManager):
         rows = sums / np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), EPSILON)
         return {kept[start].name: row for start, row in zip(starts, rows, strict=True)}
 
-    def _forget(self, name: str) -> None:
+    def _refresh(self, name: str) -> None:
+        """Do in memory what was done to one person in the file."""
         self._units.pop(name, None)
+        self._units |= self._load(name) if self._units else {}
         self._matrix = None
 
     def _back_up(self) -> None:
