@@ -1,6 +1,7 @@
 """From another toolkit's checkpoint to a model file: what `speakernet import-weights` does."""
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ def import_weights(arguments: argparse.Namespace) -> int:
         f"front end {spec['front_end']}",
         *(f"not loaded: {entry}" for entry in not_loaded),
         *assumed,
-        f"next: speakernet info {arguments.out}",
+        f"next: speakernet info {shlex.quote(str(arguments.out))}",
     ]
     sys.stdout.write("\n".join(lines) + "\n")
     return 0

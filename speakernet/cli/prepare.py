@@ -4,86 +4,68 @@
     speakernet prepare voxceleb --save_path data --all
     speakernet prepare musan --save_path data
 
-Everything can be killed and run again: it goes on from there.
+Everything can be killed and run again: it resumes.
 """
 
 import argparse
-import ast
 import importlib
-import importlib.util
 import logging
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+from types import ModuleType
 
 from speakernet.files import own_command
 from speakernet.options import suggestion
 
 logger = logging.getLogger(__name__)
 
-PARTS = {
-    "folder": "own_folder",
-    "voxceleb": "voxceleb",
-    "musan": "musan",
-    "rirs": "rirs",
-    "librispeech": "librispeech",
-    "cnceleb": "cnceleb",
-    "vctk": "vctk",
-    "common_voice": "common_voice",
-    "trials": "trial_lists",
-    "synthetic": "synthetic",
+CORPORA = {
+    "folder": "your own recordings: lists, split, trials, a configuration and the next command",
+    "voxceleb": "VoxCeleb1 and VoxCeleb2, from nothing or from archives already on disk",
+    "musan": "MUSAN: music, speech and noise for augmentation",
+    "rirs": "RIRS_NOISES: simulated and measured room impulse responses",
+    "librispeech": "LibriSpeech, with lists by its own parts",
+    "cnceleb": "CN-Celeb 1 and 2, with the published trials",
+    "vctk": "VCTK 0.92, with a speaker-disjoint split",
+    "common_voice": "Common Voice, one language",
+    "trials": "trial lists: make them from any list, clean them against the files that exist",
+    "synthetic": "synthetic speakers with lists, trials, noises and room responses",
 }
-"""What can be prepared -> its module in `speakernet.corpora`, with `add_arguments(parser)` and `run(arguments)`."""
+"""Name -> what it is; its module in `speakernet.corpora` has `add_arguments(parser)` and `run(arguments)`."""
+MODULES = {"folder": "own_folder", "trials": "trial_lists"}
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the part that the first argument names; its exit status.
-
-    Raises:
-        ValueError: whatever the user can mend.
-    """
-    if not arguments or arguments[0] in ("-h", "--help"):
-        sys.stdout.write(_overview())
-        return 0 if arguments else 2
-    name, rest = arguments[0], arguments[1:]
-    if name not in PARTS:
-        sys.stderr.write(f"speakernet prepare: unknown corpus {name!r}; {suggestion(name, PARTS)}\n")
+    """Prepare what the first argument names; its exit status."""
+    name = arguments[0] if arguments else ""
+    if name and name not in (*CORPORA, "-h", "--help"):
+        sys.stderr.write(f"speakernet prepare: unknown corpus {name!r}; {suggestion(name, CORPORA)}\n")
         return 2
-    # Late: only the part that is asked for is worth its imports.
-    module = importlib.import_module(f"speakernet.corpora.{PARTS[name]}")
-    parser = build_parser(name)
+    if name not in CORPORA:
+        listed = "".join(f"  {corpus:<14}{what}\n" for corpus, what in CORPORA.items())
+        sys.stdout.write(f"usage: speakernet prepare NAME [options]\n\n{__doc__}\n{listed}\n")
+        sys.stdout.write("See `speakernet prepare NAME --help`.\n")
+        return 0 if name else 2
     try:
-        return int(module.run(parser.parse_args(rest)))
+        return int(_module(name).run(build_parser(name).parse_args(arguments[1:])))
     except KeyboardInterrupt:
-        logger.warning("interrupted; run it again to go on from here")
+        logger.warning("interrupted; run it again to resume")
         raise
 
 
 def build_parser(name: str) -> argparse.ArgumentParser:
-    """All options of a part; its help names commands that this user has."""
+    """All options of a corpus; its help names commands that this user has."""
     from speakernet.corpora.listing import HelpFormatter  # late: the overview needs none of it
 
-    module = importlib.import_module(f"speakernet.corpora.{PARTS[name]}")
     command = own_command(f"prepare {name}")
-    description = (module.__doc__ or "").replace(f"speakernet prepare {name}", command)
+    description = (_module(name).__doc__ or "").replace(f"speakernet prepare {name}", command)
     parser = argparse.ArgumentParser(
         prog=command, description=description, allow_abbrev=False, formatter_class=HelpFormatter
     )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    module.add_arguments(parser)
+    _module(name).add_arguments(parser)
     return parser
 
 
-def _overview() -> str:
-    width = max(map(len, PARTS))
-    lines = ["usage: speakernet prepare NAME [options]", "", __doc__ or ""]
-    lines += [f"  {name:<{width}}  {_first_line(module)}" for name, module in PARTS.items()]
-    return "\n".join([*lines, "", "`speakernet prepare NAME --help` tells the rest.", ""])
-
-
-def _first_line(module: str) -> str:
-    # Read, not imported: the parts import what they work with.
-    folder = Path(__file__).parents[1] / "corpora"
-    path = folder / module / "__init__.py" if (folder / module).is_dir() else folder / f"{module}.py"
-    text = path.read_text(encoding="utf-8")
-    return (ast.get_docstring(ast.parse(text)) or "").split("\n", 1)[0]
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"speakernet.corpora.{MODULES.get(name, name)}")

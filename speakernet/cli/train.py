@@ -1,6 +1,6 @@
 """Train a model or, with --eval, score a trial list with one.
 
-The same command again goes on where the run was stopped.
+The same command again resumes a run that was stopped.
 """
 
 import argparse
@@ -29,11 +29,11 @@ logger = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Everything is an option of the configuration but `--eval`, which loading understands too."""
+    """None: everything is an option of the configuration, or `--eval`, which loading knows too."""
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train or score, then say what came of it and what to do next."""
+    """Train or score, then log the results and the next commands."""
     loaded = load_configuration(arguments.config_arguments)
     runtime = loaded.config.runtime
     is_alone = find_place(os.environ, runtime.port) is None
@@ -47,26 +47,25 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run_joined(loaded: LoadedConfig) -> int:
-    """The journey, in each of the processes."""
+    """The run, on each rank."""
     distributed.from_main(lambda: refuse_unusable(loaded.config.training.save_path))
     # Late: a mistyped option should not wait for torch to be imported.
     from speakernet.assembly.runs import score_experiment, train_experiment
 
     if loaded.evaluate_only:
-        _say_defaults(loaded)
+        logger.info("defaults: %s", loaded.defaults)
         evaluation, written = score_experiment(loaded)
-        _say([*evaluation.lines(), written_line(written)])
+        _log_lines([*evaluation.lines(), written_line(written)])
         return 0
     with _log_file(Path(loaded.config.training.save_path) / LOG):
-        _say_defaults(loaded)
-        outcome = train_experiment(loaded)
-        _say(_training_lines(outcome))
+        logger.info("defaults: %s", loaded.defaults)
+        _log_lines(_training_lines(train_experiment(loaded)))
     return 0
 
 
 @contextlib.contextmanager
 def _log_file(path: Path) -> Iterator[None]:
-    """Everything that is logged, details too, also goes to the run folder once there is one."""
+    """Write everything that is logged, details too, to the run folder once it exists."""
     if not distributed.is_main():
         yield
         return
@@ -81,10 +80,7 @@ def _log_file(path: Path) -> Iterator[None]:
 
 
 class _RunLog(logging.Handler):
-    """Log records to a file of the run folder; a full disk drops lines, not the run.
-
-    Lines wait until the run makes its folder: a start that is refused leaves none behind.
-    """
+    """Log records in a file of the run folder, once the run has made it; a full disk drops lines, not the run."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -92,7 +88,6 @@ class _RunLog(logging.Handler):
         self._waiting: list[bytes] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one record and those that waited, or let it wait."""
         self._waiting.append((self.format(record) + "\n").encode("utf-8", "backslashreplace"))
         if self._file.path.parent.is_dir():
             waited, self._waiting = self._waiting, []
@@ -103,17 +98,12 @@ class _RunLog(logging.Handler):
         super().close()
 
 
-def _say_defaults(loaded: LoadedConfig) -> None:
-    logger.info("defaults: %s", loaded.defaults)
-
-
 def written_line(files: Sequence[Path]) -> str:
-    """Where the result lies."""
     return f"written: {files[0].parent}/{', '.join(one.name for one in files)}" if files else ""
 
 
-def _say(lines: list[str]) -> None:
-    """The summary: to the log, and so to the terminal and log.txt."""
+def _log_lines(lines: list[str]) -> None:
+    """The summary: to the terminal and log.txt."""
     if distributed.is_main():
         logger.info("%s", "\n".join(lines))
 
@@ -121,7 +111,7 @@ def _say(lines: list[str]) -> None:
 def _training_lines(outcome: "TrainingOutcome") -> list[str]:
     summary, folder = outcome.summary, outcome.run_folder
     quoted = shlex.quote(str(folder))
-    # The run's own copy: it also holds what came from the command line, which the files that were named do not.
+    # The run's own copy also holds the options of the command line.
     command = f"{own_command('train')} --config {shlex.quote(str(folder / CONFIG))}"
     stage = f" of the {summary['best_stage']}" if summary["best_stage"] else ""
     best = f"best checkpoint: {folder / BEST} (epoch {summary['best_epoch']}{stage})"
@@ -130,7 +120,7 @@ def _training_lines(outcome: "TrainingOutcome") -> list[str]:
         return [
             f"this run is finished: {epochs} epochs, best held-out EER {summary['best_eer_percent']:.2f} %",
             best,
-            "to start anew: --save_path with another folder",
+            "to start another run: --save_path with another folder",
         ]
     return [
         *outcome.evaluation.lines(),
@@ -139,7 +129,7 @@ def _training_lines(outcome: "TrainingOutcome") -> list[str]:
         best,
         f"run folder: {folder} ({REPORT}, {RESULTS}, {SCORES}, {METRICS}, {LOG}, TensorBoard events)",
         "next:",
-        f"  {command} --eval --initial_model {quoted}/{BEST}    score a trial list with it",
+        f"  {command} --eval --initial_model {shlex.quote(str(folder / BEST))}    score a trial list with it",
         f"  {command} --max_epoch {2 * summary['epochs']}    train on",
         f"  speakernet report {quoted}    rebuild the report",
         f"  tensorboard --logdir {quoted}    look at the curves",

@@ -13,6 +13,7 @@ import hashlib
 import json
 import math
 import os
+import shlex
 import threading
 import weakref
 import zlib
@@ -488,7 +489,8 @@ def read_description(root: Path) -> dict[str, Any]:
         if found := parts_in(root):
             missing = missing_parts(list(found), root)
             what = f"the parts {list_parts(missing)} are missing" if missing else "its parts are not joined"
-            advice = "run speakernet pack with --part for those" if missing else f"run speakernet pack {root} --merge"
+            merge = f"run `speakernet pack {shlex.quote(str(root))} --merge`"
+            advice = "run speakernet pack with --part for those" if missing else merge
             raise PackedError(f"{root}: packing was not finished: {what}; {advice}")
         if is_packed(root):
             raise PackedError(f"{root}: {DESCRIPTION} is missing, so the corpus is not whole; {_advice(root)}")

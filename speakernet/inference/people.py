@@ -13,6 +13,7 @@ import difflib
 import glob
 import json
 import os
+import shlex
 import sqlite3
 import threading
 import time
@@ -441,7 +442,7 @@ class PeopleStore(contextlib.AbstractContextManager):
             raise StoreError(
                 f"{self.path} is of another model, {facts['model']} with the fingerprint {facts['fingerprint'][:12]}; "
                 f"{model} has {self._fingerprint[:12]}: use that model, or change to this one by "
-                f"`speakernet people reembed --model {model} --store {self.path}`"
+                f"`speakernet people reembed --model {model} --store {shlex.quote(str(self.path))}`"
             )
         if self._key is not None and not facts["is_encrypted"]:
             raise StoreKeyError(f"{self.path} is not encrypted, but a key was given; leave the key out")

@@ -10,12 +10,12 @@ from preparation_corpora import SCRIPTS, run_data_prep, write_voices
 
 from speakernet import files
 from speakernet.cli import main
-from speakernet.cli.prepare import PARTS, build_parser
+from speakernet.cli.prepare import CORPORA, build_parser
 from speakernet.corpora.steps import StepSummary, finish
 from speakernet.files import LOCK_NAME, exclusive, temporary_beside
 
 
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("name", CORPORA)
 def test_every_option_of_every_script_is_explained(name):
     parser = build_parser(name)
     parsers = [parser]
@@ -37,10 +37,10 @@ def test_scripts_run_as_the_documentation_says(tmp_path):
 
 
 def test_every_script_has_a_part_and_every_part_a_script(capsys):
-    assert {path.stem for path in SCRIPTS.glob("*.py")} == set(PARTS)
+    assert {path.stem for path in SCRIPTS.glob("*.py")} == set(CORPORA)
     assert main(["prepare", "--help"]) == 0
     overview = capsys.readouterr().out
-    assert all(f"  {name} " in overview for name in PARTS)
+    assert all(f"  {name} " in overview for name in CORPORA)
     assert main(["prepare", "musn"]) == 2
     assert "did you mean 'musan'" in capsys.readouterr().err
 

@@ -140,7 +140,7 @@ def test_parts_brought_together_by_hand_are_merged(folder: Path, tmp_path: Path,
     for place in places[1:]:
         for part in place.glob("part-*"):
             shutil.move(part, places[0] / part.name)
-    with pytest.raises(PackedError, match=r"its parts are not joined; run speakernet pack .* --merge"):
+    with pytest.raises(PackedError, match="--merge"):
         open_source(places[0])
     assert main(["pack", str(places[0]), "--merge", "--verify"]) == 0
     assert (places[0] / DESCRIPTION).read_bytes() == (parts / DESCRIPTION).read_bytes()
