@@ -141,7 +141,7 @@ def _where_it_runs(
     if not placement.corpus and isinstance(maker.reader, PackedRows) and not maker.reader.is_mapped:
         logger.info(
             "the packed corpus (%s) is larger than the memory that is free (%s): %d threads read its crops ahead",
-            *(human_bytes(maker.reader.samples.nbytes), human_bytes(usable_memory_bytes()), NUM_THREADS),
+            *(human_bytes(2 * len(maker.reader.samples)), human_bytes(usable_memory_bytes()), NUM_THREADS),
         )
         in_flight = int(options.num_workers) * int(options.prefetch_factor)
         running = ReadAhead(running, maker, in_flight)

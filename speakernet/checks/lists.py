@@ -11,8 +11,15 @@ import numpy as np
 
 from speakernet.checks import Finding, Level, some
 from speakernet.data.audio import AUDIO_SUFFIXES
-from speakernet.data.list_identity import identify_trials
-from speakernet.data.lists import StringTable, TrainingList, TrialList, hash_names, one_word, repeated_trials
+from speakernet.data.lists import (
+    NameIndex,
+    StringTable,
+    TrainingList,
+    TrialList,
+    identify_trials,
+    one_word,
+    repeated_trials,
+)
 from speakernet.data.lookup import LookupTable
 from speakernet.data.sources import AudioSource
 from speakernet.files import own_command
@@ -231,7 +238,7 @@ def overlap_findings(training: TrainingList, trials: TrialList) -> list[Finding]
         )
     else:
         noun = "file"
-        rows = np.flatnonzero(np.isin(hash_names(trials.names), hash_names(training.paths)))
+        rows = np.flatnonzero(NameIndex(training.paths).find(trials.names) >= 0)
         shared = [trials.names[int(row)] for row in rows]
     if shared:
         advice = "the error rate is not that of unknown speakers; make disjoint lists: " + own_command("prepare folder")
@@ -258,6 +265,4 @@ def speaker_depths(training: TrainingList) -> list[int]:
 
 def repeated_rows(names: StringTable) -> np.ndarray:
     """Rows whose name is in an earlier row, int64, ascending."""
-    hashes = hash_names(names)
-    order = np.argsort(hashes, kind="stable")
-    return np.sort(order[1:][hashes[order][1:] == hashes[order][:-1]])
+    return np.flatnonzero(NameIndex(names).find(names) != np.arange(len(names)))

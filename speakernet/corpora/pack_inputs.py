@@ -314,10 +314,10 @@ def read_shard_list(path: Path) -> list[Path]:
 
 def _lines(file: ListFile) -> Iterator[tuple[int, str]]:
     """Number and text of every line that is not blank."""
-    for lines in file.blocks(tabs_only_where_present=False):
-        for place, content in enumerate(lines.content.tobytes().split(b"\n")):
+    for number, lines in file.blocks():
+        for place, content in enumerate(lines):
             if content.strip():
-                yield lines.number(place), content.decode("utf-8").strip()
+                yield number + place, content.decode("utf-8").strip()
 
 
 def open_archive(paths: Sequence[Path]) -> "Archive":

@@ -2,16 +2,17 @@
 
 PCM and float WAV are read by seeking to the samples; FLAC, OGG, MP3, A-law … go through soundfile's seek. Only the crop
 is read. What soundfile cannot read (m4a, aac, webm …) ffmpeg decodes as a whole to 16 kHz, as `prepare folder` does.
-Other rates are resampled, several channels mixed down. All positions and lengths handed in are in samples of the rate
-asked for.
+Other rates are resampled, several channels mixed down. All positions and lengths that are passed in are in samples of
+the rate asked for.
 """
 
 import contextlib
+import dataclasses
 import functools
 import io
 import math
 import os
-import stat
+import struct
 import wave
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,12 +23,11 @@ import numpy as np
 import soundfile
 
 from speakernet.data.ffmpeg import CONVERTIBLE_SUFFIXES, FfmpegError, decode_to_bytes, find_ffmpeg
-from speakernet.data.riff import RiffError, parse_riff
-from speakernet.files import FileError, atomic_write, check_regular, in_place_of_a_file, open_regular, reading
+from speakernet.files import FileError, atomic_write, in_place_of_a_file, open_regular, reading
 
-SAMPLE_RATE = 16_000  # Hz, of everything unless said otherwise
+SAMPLE_RATE = 16_000  # Hz, by default
 SAMPLE_BYTES = {"pcm_u8": 1, "pcm_s16": 2, "pcm_s24": 3, "pcm_s32": 4, "float32": 4, "float64": 8}
-# Rates outside are a broken header: resampling from them would take filters of gigabytes.
+# A header with another rate is broken: resampling from it would take filters of gigabytes.
 LOWEST_RATE, HIGHEST_RATE = 1_000, 192_000
 # 24 dB above full scale, which no recording reaches; samples that were int16 go far beyond.
 LOUDEST_SAMPLE = 16.0
@@ -50,10 +50,23 @@ KEPT_DECODED = 8  # files that ffmpeg decoded: a long recording is read window b
 HOPS_A_SECOND = 100  # frames of 10 ms
 WINDOW_EXTRA_SECONDS = 0.015  # a window of 25 ms reaches 15 ms beyond its hop
 MOST_SAMPLES_PER_BYTE = 8192
-"""Of any coding: FLAC packs 65,535 samples of silence into 14 bytes. What claims more has a broken header."""
+"""Of any coding: FLAC packs 65,535 samples of silence into 14 bytes. A header that claims more is broken."""
 DECODED_AT_ONCE = 1 << 22  # samples; a claim is believed so far and no further
-EXPECTED = "an audio file (WAV, FLAC, OGG, MP3 …); bring it back, convert it again or take it off the list"
+EXPECTED = "an audio file (WAV, FLAC, OGG, MP3 …); restore it, convert it again or take it off the list"
 RESAMPLER_REACH = 10  # scipy's default filter reaches this many samples of the slower rate to each side.
+WAV_CODINGS = {
+    (1, 8): "pcm_u8",
+    (1, 16): "pcm_s16",
+    (1, 24): "pcm_s24",
+    (1, 32): "pcm_s32",
+    (3, 32): "float32",
+    (3, 64): "float64",
+}
+EXTENSIBLE = 0xFFFE  # the code is in a GUID, whose last 14 bytes are these for the plain codings
+GUID_TAIL = bytes.fromhex("000000001000800000aa00389b71")
+RIFF_HEADER_BYTES = 4096  # Read at once; nearly every header fits, so that a file costs one read.
+MOST_CHUNKS = 1024
+MOST_CHANNELS = 1024  # as soundfile has it
 
 
 class AudioError(FileError):
@@ -68,11 +81,11 @@ class AudioInfo:
         num_samples: samples a channel, at the file's own rate.
         sample_rate: Hz.
         num_channels: channels, mixed down when read.
-        format: `pcm_s16`, `float32`, … for WAV read directly; else soundfile's name in lower case (`flac`).
-        data_offset: byte at which the samples start; -1 when soundfile decodes the file.
+        format: `pcm_s16`, `float32`, … for WAV read directly; else soundfile's or ffmpeg's name in lower case (`flac`).
+        data_offset: byte at which the samples start; -1 if they have to be decoded.
         is_truncated: the header promises more than the file holds.
         file_bytes: size of the file when the header was read.
-        modified_ns: its modification time, for noticing a change.
+        modified_ns: its modification time then.
     """
 
     num_samples: int
@@ -108,14 +121,6 @@ def crop_samples(frames: int, sample_rate: int = SAMPLE_RATE) -> int:
     return round(frames * sample_rate / HOPS_A_SECOND) + round(WINDOW_EXTRA_SECONDS * sample_rate)
 
 
-def resample(audio: np.ndarray, up: int, down: int) -> np.ndarray:
-    """`up` / `down` times as many samples along the last axis (scipy's polyphase filter)."""
-    # Imported when it is needed: scipy.signal takes 40 MB in every worker process, and few corpora are resampled.
-    from scipy.signal import resample_poly
-
-    return resample_poly(audio, up, down, axis=-1)
-
-
 def audio_info(path: str | Path) -> AudioInfo:
     """Read a file's header (of what only ffmpeg reads, decode the file).
 
@@ -128,73 +133,53 @@ def audio_info(path: str | Path) -> AudioInfo:
 
 @contextlib.contextmanager
 def open_audio(path: str | Path, known: AudioInfo | None = None) -> Iterator[tuple[BinaryIO, AudioInfo]]:
-    """An open file for `crop_of_file` and its header; what only ffmpeg reads is decoded first.
+    """An open file for `crop_of_file` and its header, which is not read again if it is `known` and the file the same.
 
-    Args:
-        path: the file.
-        known: its header if it was read before; it is read again if the file has changed since.
+    What only ffmpeg reads is decoded first.
     """
     with reading(path, EXPECTED, AudioError), open_regular(path, buffering=0) as file:
         status = os.fstat(file.fileno())
-        if container := _container_of(file):
-            decoded = _decode_kept(str(path), status.st_size, status.st_mtime_ns, container)
-            yield io.BytesIO(decoded), _info_of_decoded(decoded, container, status)
-        elif known and (status.st_size, status.st_mtime_ns) == (known.file_bytes, known.modified_ns):
+        size, modified_ns = status.st_size, status.st_mtime_ns
+        is_known = known is not None and (size, modified_ns) == (known.file_bytes, known.modified_ns)
+        if known is not None and is_known and known.is_direct:
             yield file, known
+        elif container := _container_of(file):
+            decoded = _decode_kept(str(path), size, modified_ns, container)
+            info = _info_of_file(io.BytesIO(decoded), container, len(decoded), 0)
+            # The samples are not in the file itself: there is no offset.
+            yield (
+                io.BytesIO(decoded),
+                dataclasses.replace(info, format=container, data_offset=-1, file_bytes=size, modified_ns=modified_ns),
+            )
         else:
-            yield file, info_of_file(file, path, status)
+            yield file, known if known is not None and is_known else _info_of_file(file, path, size, modified_ns)
 
 
 def readable_bytes(content: bytes, name: str) -> bytes:
     """The content of a file as soundfile reads it: as it is, or as a WAV file that ffmpeg decodes it to.
 
     Raises:
-        AudioError: ffmpeg is missing or cannot decode it, as an m4a file whose index stands at its end.
+        AudioError: ffmpeg is missing or cannot decode it, as an m4a file with its index at the end.
     """
     container = _container_of(io.BytesIO(content))
     return _decode_with_ffmpeg(content, name, container) if container else content
 
 
-def info_of_file(file: Any, name: str | Path, status: Any = None) -> AudioInfo:
-    """`audio_info` for an open binary file (a member of an archive, say); `name` is for messages."""
-    if status is None:
-        status = os.fstat(file.fileno())
-    check_regular(name, status.st_mode)
-    size, modified = status.st_size, status.st_mtime_ns
-    if size == 0:
-        raise AudioError(f"{name}: the file is empty (0 bytes); replace it or take it off the list")
-    try:
-        riff = parse_riff(file, size)
-    except RiffError as error:
-        raise AudioError(f"{name}: broken WAV file: {error}; convert it again from its source") from error
-    if riff is not None:
-        _check_rate(name, riff.sample_rate)
-        return AudioInfo(
-            riff.num_samples,
-            riff.sample_rate,
-            riff.num_channels,
-            riff.format,
-            riff.data_offset,
-            riff.is_truncated,
-            size,
-            modified,
-        )
-    file.seek(0)
-    try:
-        with soundfile.SoundFile(file) as sound:
-            format_name = str(sound.format).lower()
-            frames, rate, channels = sound.frames, sound.samplerate, sound.channels
-    except (soundfile.LibsndfileError, RuntimeError, TypeError) as error:
-        file.seek(0)
-        reason = in_place_of_a_file(file) or _reason(error)
-        raise AudioError(f"{name}: not a readable audio file ({reason})") from error
-    _check_rate(name, rate)
-    if frames * channels > size * MOST_SAMPLES_PER_BYTE:
-        raise AudioError(
-            f"{name}: broken {format_name.upper()} file: claims {frames:,} samples in {size:,} bytes; "
-            "convert it again from its source"
-        )
-    return AudioInfo(frames, rate, channels, format_name, -1, False, size, modified)
+def info_of_bytes(content: bytes, name: str) -> AudioInfo:
+    """`audio_info` for a whole file that is already in memory; `name` is for messages."""
+    with reading(name, EXPECTED, AudioError):
+        content = readable_bytes(content, name)
+        return _info_of_file(io.BytesIO(content), name, len(content), 0)
+
+
+def read_audio_bytes(
+    content: bytes, name: str, start: int = 0, num_samples: int | None = None, sample_rate: int = SAMPLE_RATE
+) -> np.ndarray:
+    """`read_audio` for a whole file that is already in memory; `name` is for messages."""
+    with reading(name, EXPECTED, AudioError):
+        file = io.BytesIO(readable_bytes(content, name))
+        info = _info_of_file(file, name, len(file.getbuffer()), 0)
+        return crop_of_file(file, info, name, start, num_samples, sample_rate)
 
 
 def read_audio(
@@ -217,28 +202,10 @@ def read_audio(
         mixes: several channels are mixed down; else the first is taken alone.
 
     Raises:
-        AudioError: missing, not audio, without samples in the crop, or with NaN or infinite samples.
+        AudioError: missing, not audio, without samples in the crop, or with NaN or far too large samples.
     """
     with open_audio(path) as (file, info):
         return crop_of_file(file, info, path, start, num_samples, sample_rate, mixes=mixes)
-
-
-def info_of_bytes(content: bytes, name: str) -> AudioInfo:
-    """`audio_info` for a whole file that is already in memory; `name` is for messages."""
-    with reading(name, EXPECTED, AudioError):
-        content = readable_bytes(content, name)
-        return info_of_file(io.BytesIO(content), name, _BytesStatus(len(content)))
-
-
-def read_audio_bytes(
-    content: bytes, name: str, start: int = 0, num_samples: int | None = None, sample_rate: int = SAMPLE_RATE
-) -> np.ndarray:
-    """`read_audio` for a whole file that is already in memory; `name` is for messages."""
-    with reading(name, EXPECTED, AudioError):
-        content = readable_bytes(content, name)
-        file = io.BytesIO(content)
-        info = info_of_file(file, name, _BytesStatus(len(content)))
-        return crop_of_file(file, info, name, start, num_samples, sample_rate)
 
 
 def crop_of_file(
@@ -258,20 +225,32 @@ def crop_of_file(
         raise AudioError(f"{name}: the file holds no samples (header only); convert it again from its source")
     if start < 0 or stop <= start:
         raise AudioError(f"{name}: asked for samples {start} to {stop}, but it holds {total} at {sample_rate} Hz")
-    if info.sample_rate == sample_rate:
-        return _read_frames(file, info, name, start, stop - start, mixes)
     # resample_poly keeps sample k * down of the source at sample k * up of the result, so cutting the source at such a
     # multiple, far enough before the crop, gives the samples that resampling the whole file would give.
     common = math.gcd(sample_rate, info.sample_rate)
     up, down = sample_rate // common, info.sample_rate // common
-    reach = RESAMPLER_REACH * max(up, down) // up + 1
-    blocks = max(0, start // up - (reach // down + 1))
-    source_start = blocks * down
-    source_stop = min(info.num_samples, -(-stop * down // up) + reach)
-    source = _read_frames(file, info, name, source_start, source_stop - source_start, mixes)
-    resampled = resample(source, up, down).astype(np.float32, copy=False)
-    offset = start - blocks * up
-    return resampled[offset : offset + stop - start]
+    reach = 0 if up == down else RESAMPLER_REACH * max(up, down) // up + 1
+    blocks = start if up == down else max(0, start // up - (reach // down + 1))
+    first, last = blocks * down, min(info.num_samples, -(-stop * down // up) + reach)
+    if info.is_direct:
+        frame_bytes = SAMPLE_BYTES[info.format] * info.num_channels
+        file.seek(info.data_offset + first * frame_bytes)
+        raw = file.read((last - first) * frame_bytes)
+        if len(raw) < (last - first) * frame_bytes:
+            raise AudioError(f"{name}: the file became shorter while it was being read")
+        frames = decode_pcm(raw, info.format).reshape(last - first, info.num_channels)
+    else:
+        frames = _decode_frames(file, name, first, last - first)
+    mono = finish_frames(frames, name, mixes)
+    return mono if up == down else resample(mono, up, down)[start - blocks * up :][: stop - start]
+
+
+def resample(audio: np.ndarray, up: int, down: int) -> np.ndarray:
+    """`up` / `down` times as many float32 samples (scipy's polyphase filter)."""
+    # Late: scipy.signal takes 40 MB in every worker process, and few corpora are resampled.
+    from scipy.signal import resample_poly
+
+    return resample_poly(audio, up, down).astype(np.float32, copy=False)
 
 
 def audio_of_array(samples: np.ndarray, sample_rate: int, wanted_rate: int = SAMPLE_RATE) -> np.ndarray:
@@ -279,7 +258,7 @@ def audio_of_array(samples: np.ndarray, sample_rate: int, wanted_rate: int = SAM
 
     Args:
         samples: (samples,) or (samples, channels) as soundfile gives them, floating point in -1..1 or int16. One
-            channel may also come as (1, samples), since one sample of many channels is no recording.
+            channel may also come as (1, samples): one sample of many channels is not a recording.
         sample_rate: Hz, of the array.
         wanted_rate: Hz, of the result.
 
@@ -287,7 +266,7 @@ def audio_of_array(samples: np.ndarray, sample_rate: int, wanted_rate: int = SAM
         (samples,) float32.
 
     Raises:
-        AudioError: another shape or type, no samples, samples that are NaN or far beyond -1..1, a rate that none is.
+        AudioError: another shape or type, no samples, samples that are NaN or far beyond -1..1, an impossible rate.
     """
     samples = np.asarray(samples)
     if samples.ndim == 2 and samples.shape[0] == 1:
@@ -302,11 +281,11 @@ def audio_of_array(samples: np.ndarray, sample_rate: int, wanted_rate: int = SAM
         raise AudioError(f"samples of type {samples.dtype}; expected floating point in -1..1 or int16")
     if not LOWEST_RATE <= sample_rate <= HIGHEST_RATE or sample_rate != int(sample_rate):
         raise AudioError(f"sample_rate {sample_rate}; expected {LOWEST_RATE} to {HIGHEST_RATE} Hz, a whole number")
-    is_whole = samples.dtype == np.int16
-    mono = finish_frames(samples.astype(np.float32) * np.float32(1 / 32768 if is_whole else 1.0), "the array")
+    scale = np.float32(1 / 32768 if samples.dtype == np.int16 else 1.0)
+    mono = finish_frames(samples.astype(np.float32) * scale, "the array")
     common = math.gcd(wanted_rate, int(sample_rate))
     up, down = wanted_rate // common, int(sample_rate) // common
-    return mono if up == down else resample(mono, up, down).astype(np.float32, copy=False)
+    return mono if up == down else resample(mono, up, down)
 
 
 def write_audio(path: str | Path, waveform: np.ndarray, sample_rate: int = SAMPLE_RATE) -> None:
@@ -320,20 +299,22 @@ def write_audio(path: str | Path, waveform: np.ndarray, sample_rate: int = SAMPL
     format_name = WRITABLE.get(Path(path).suffix.lower())
     if format_name is None:
         raise AudioError(f"{path}: can write {' and '.join(WRITABLE)}, not {Path(path).suffix!r}")
-    samples = np.asarray(waveform)
-    if samples.dtype != np.int16:
-        samples = to_int16(samples)
-    # Into memory first: where the disk is full soundfile ends in an assertion, which names neither disk nor file.
-    buffer = io.BytesIO()
-    soundfile.write(buffer, samples, sample_rate, subtype="PCM_16", format=format_name)
+    # Into memory first: on a full disk soundfile ends in an assertion, which names neither disk nor file.
+    content = _encoded(waveform, sample_rate, format_name)
     with atomic_write(path, "wb") as file:
-        file.write(buffer.getbuffer())
+        file.write(content)
 
 
 def flac_bytes(waveform: np.ndarray, sample_rate: int) -> bytes:
     """A mono float waveform, (samples,), as 16-bit FLAC: half the size of WAV, and every browser plays it."""
+    return _encoded(waveform, sample_rate, "FLAC")
+
+
+def _encoded(waveform: np.ndarray, sample_rate: int, format_name: str) -> bytes:
+    samples = np.asarray(waveform)
     buffer = io.BytesIO()
-    soundfile.write(buffer, to_int16(waveform), sample_rate, subtype="PCM_16", format="FLAC")
+    samples = samples if samples.dtype == np.int16 else to_int16(samples)
+    soundfile.write(buffer, samples, sample_rate, subtype="PCM_16", format=format_name)
     return buffer.getvalue()
 
 
@@ -353,51 +334,6 @@ def wrap_to_length(waveform: np.ndarray, num_samples: int) -> np.ndarray:
     if len(waveform) == 0:
         raise AudioError("cannot fill up an empty waveform; take the file off the list")
     return np.resize(waveform, num_samples)
-
-
-class _BytesStatus:
-    """What `os.fstat` would say of a file in memory."""
-
-    def __init__(self, size: int) -> None:
-        self.st_size = size
-        self.st_mtime_ns = 0
-        self.st_mode = stat.S_IFREG
-
-
-def _read_frames(
-    file: Any, info: AudioInfo, name: str | Path, start: int, count: int, mixes: bool = True
-) -> np.ndarray:
-    """`count` frames at the file's own rate as mono float32; shape (count,)."""
-    if not info.is_direct:
-        return _decode_frames(file, name, start, count, mixes)
-    frame_bytes = SAMPLE_BYTES[info.format] * info.num_channels
-    file.seek(info.data_offset + start * frame_bytes)
-    raw = file.read(count * frame_bytes)
-    if len(raw) < count * frame_bytes:
-        raise AudioError(f"{name}: the file became shorter while it was being read")
-    return finish_frames(decode_pcm(raw, info.format).reshape(count, info.num_channels), name, mixes)
-
-
-def _decode_frames(file: Any, name: str | Path, start: int, count: int, mixes: bool) -> np.ndarray:
-    """Frames through libsndfile."""
-    file.seek(0)
-    try:
-        with soundfile.SoundFile(file) as sound:
-            if start:
-                sound.seek(start)
-            # A header may promise any length: memory is taken for what was decoded, not for what is promised.
-            blocks = []
-            for first in range(0, count, DECODED_AT_ONCE):
-                wanted = min(DECODED_AT_ONCE, count - first)
-                blocks.append(sound.read(wanted, dtype="float32", always_2d=True))
-                if len(blocks[-1]) < wanted:
-                    break
-            frames = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
-    except (soundfile.LibsndfileError, RuntimeError) as error:
-        raise AudioError(f"{name}: cannot decode samples {start} to {start + count} ({_reason(error)})") from error
-    if len(frames) < count:
-        raise AudioError(f"{name}: decoding stopped after {start + len(frames)} of {start + count} samples")
-    return finish_frames(frames, name, mixes)
 
 
 def decode_pcm(raw: bytes | np.ndarray, format_name: str) -> np.ndarray:
@@ -431,6 +367,122 @@ def finish_frames(frames: np.ndarray, name: str | Path, mixes: bool = True) -> n
     return np.ascontiguousarray(mono)
 
 
+def _info_of_file(file: BinaryIO, name: str | Path, size: int, modified_ns: int) -> AudioInfo:
+    """The header of an open file of `size` bytes."""
+    if size == 0:
+        raise AudioError(f"{name}: the file is empty (0 bytes); replace it or take it off the list")
+    info = parse_riff(file, name, size, modified_ns)
+    if info is None:
+        file.seek(0)
+        try:
+            with soundfile.SoundFile(file) as sound:
+                format_name, total = str(sound.format).lower(), sound.frames * sound.channels
+                info = AudioInfo(
+                    sound.frames, sound.samplerate, sound.channels, format_name, -1, False, size, modified_ns
+                )
+        except (soundfile.LibsndfileError, RuntimeError, TypeError) as error:
+            file.seek(0)
+            reason = in_place_of_a_file(file) or _reason(error)
+            raise AudioError(f"{name}: not a readable audio file ({reason})") from error
+        if total > size * MOST_SAMPLES_PER_BYTE:
+            raise AudioError(
+                f"{name}: broken {format_name.upper()} file: claims {total:,} samples in {size:,} bytes; "
+                "convert it again from its source"
+            )
+    if not LOWEST_RATE <= info.sample_rate <= HIGHEST_RATE:
+        raise AudioError(f"{name}: broken header: {info.sample_rate} Hz; expected {LOWEST_RATE} to {HIGHEST_RATE} Hz")
+    return info
+
+
+def parse_riff(file: BinaryIO, name: str | Path, file_bytes: int, modified_ns: int = 0) -> AudioInfo | None:
+    """Find the samples of an open WAV file of `file_bytes` bytes; None if it is not a WAV of plain samples.
+
+    Takes every layout that plain PCM and float WAV files come in: chunks before and after the samples, the extensible
+    form, RF64 and BW64 with 64-bit sizes, sizes left at 0 or 0xFFFFFFFF by a recorder that wrote to a pipe. Everything
+    else (A-law, ADPCM, big-endian RIFX) is left to soundfile. A data chunk that promises more than the file holds is
+    cut to what is there (`is_truncated`).
+
+    Raises:
+        AudioError: no format or no data chunk, or a format that contradicts itself.
+    """
+    head = file.read(RIFF_HEADER_BYTES)
+    if len(head) < 12 or head[:4] not in (b"RIFF", b"RF64", b"BW64") or head[8:12] != b"WAVE":
+        return None
+    long_size: int | None = None
+    layout: tuple[str, int, int] | None = None
+    position = 12
+    for _ in range(MOST_CHUNKS):
+        chunk = head[position : position + 48]
+        if len(chunk) < 48 and len(head) == RIFF_HEADER_BYTES:
+            file.seek(position)
+            chunk = file.read(48)
+        if len(chunk) < 8:
+            break
+        kind, size, body = chunk[:4], struct.unpack("<I", chunk[4:8])[0], chunk[8:]
+        if kind == b"ds64" and len(body) >= 24:
+            long_size = struct.unpack("<Q", body[8:16])[0]
+        elif kind == b"fmt ":
+            layout = _parse_format(body[: min(size, 40)], name)
+            if layout is None:
+                return None
+        elif kind == b"data":
+            if layout is None:
+                raise _broken(name, "the samples come before the 'fmt ' chunk")
+            coding, channels, rate = layout
+            offset = position + 8
+            available = max(0, file_bytes - offset)
+            size = long_size if size == 0xFFFFFFFF and long_size is not None else size
+            # 0 and 0xFFFFFFFF are what a recorder leaves that never filled the size in: all the rest is samples.
+            is_unfinished = size == 0xFFFFFFFF or (size == 0 and available > 0)
+            num_samples = (available if is_unfinished else min(size, available)) // (SAMPLE_BYTES[coding] * channels)
+            is_cut = not is_unfinished and size > available
+            return AudioInfo(num_samples, rate, channels, coding, offset, is_cut, file_bytes, modified_ns)
+        # Chunks are padded to an even length.
+        position += 8 + size + (size & 1)
+    raise _broken(name, "no 'fmt ' chunk" if layout is None else "no 'data' chunk: the file ends after its header")
+
+
+def _parse_format(body: bytes, name: str | Path) -> tuple[str, int, int] | None:
+    """(coding, channels, rate) of a 'fmt ' chunk; None for codings that soundfile must decode."""
+    if len(body) < 16:
+        raise _broken(name, f"a 'fmt ' chunk of {len(body)} bytes; expected at least 16")
+    code, channels, rate, _, frame_bytes, bits = struct.unpack("<HHIIHH", body[:16])
+    if code == EXTENSIBLE and len(body) == 40 and body[26:] == GUID_TAIL:
+        code = struct.unpack("<H", body[24:26])[0]
+    coding = WAV_CODINGS.get((code, bits))
+    if coding is None:
+        return None
+    if not 0 < channels <= MOST_CHANNELS or rate == 0 or frame_bytes != channels * bits // 8:
+        raise _broken(name, f"{channels} channels of {bits} bits at {rate} Hz in frames of {frame_bytes} bytes")
+    return coding, channels, rate
+
+
+def _broken(name: str | Path, problem: str) -> AudioError:
+    return AudioError(f"{name}: broken WAV file: {problem}; convert it again from its source")
+
+
+def _decode_frames(file: BinaryIO, name: str | Path, start: int, count: int) -> np.ndarray:
+    """Frames through libsndfile, (count, channels)."""
+    file.seek(0)
+    try:
+        with soundfile.SoundFile(file) as sound:
+            if start:
+                sound.seek(start)
+            # A header may promise any length: memory is taken for what was decoded, not for what is promised.
+            blocks = []
+            for first in range(0, count, DECODED_AT_ONCE):
+                wanted = min(DECODED_AT_ONCE, count - first)
+                blocks.append(sound.read(wanted, dtype="float32", always_2d=True))
+                if len(blocks[-1]) < wanted:
+                    break
+            frames = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
+    except (soundfile.LibsndfileError, RuntimeError) as error:
+        raise AudioError(f"{name}: cannot decode samples {start} to {start + count} ({_reason(error)})") from error
+    if len(frames) < count:
+        raise AudioError(f"{name}: decoding stopped after {start + len(frames)} of {start + count} samples")
+    return frames
+
+
 def _container_of(file: BinaryIO) -> str:
     """Format for ffmpeg, by the first bytes of an open file; empty for what soundfile reads."""
     head = file.read(12)
@@ -458,35 +510,14 @@ def _decode_with_ffmpeg(source: Path | bytes, name: str, container: str) -> byte
         if isinstance(source, bytes) and container == "mov":
             advice = "; m4a and mp4 may need a file to seek in: give it as a file, or convert it to WAV or FLAC"
         raise AudioError(f"{name}: {error}{advice}") from error
-    seconds = len(raw) / 2 / SAMPLE_RATE
-    if facts.source_seconds and not facts.is_estimate:
-        tolerance = max(CUT_SHORT_SECONDS, CUT_SHORT_SHARE * facts.source_seconds)
-        if seconds < facts.source_seconds - tolerance:
-            raise AudioError(
-                f"{name}: decodes to {seconds:.2f} of {facts.source_seconds:.2f} seconds; the file is cut short"
-            )
+    seconds, promised_seconds = len(raw) / 2 / SAMPLE_RATE, None if facts.is_estimate else facts.source_seconds
+    if promised_seconds and seconds < promised_seconds - max(CUT_SHORT_SECONDS, CUT_SHORT_SHARE * promised_seconds):
+        raise AudioError(f"{name}: decodes to {seconds:.2f} of {promised_seconds:.2f} seconds; the file is cut short")
     buffer = io.BytesIO()
     with wave.open(buffer, "wb") as file:
         file.setparams((1, 2, SAMPLE_RATE, len(raw) // 2, "NONE", ""))
         file.writeframes(raw)
     return buffer.getvalue()
-
-
-def _info_of_decoded(decoded: bytes, container: str, status: os.stat_result) -> AudioInfo:
-    """Facts of a file that ffmpeg decoded to WAV: its samples are not in the file itself, so there is no offset."""
-    found = info_of_file(io.BytesIO(decoded), container, _BytesStatus(len(decoded)))
-    return AudioInfo(found.num_samples, found.sample_rate, 1, container, -1, False, status.st_size, status.st_mtime_ns)
-
-
-def cannot_open(path: str | Path, error: OSError) -> AudioError:
-    """What to raise for a file that the system does not give."""
-    reason = os.strerror(error.errno) if error.errno else str(error)
-    return AudioError(f"{path}: cannot be read ({reason}); expected {EXPECTED}")
-
-
-def _check_rate(name: str | Path, sample_rate: int) -> None:
-    if not LOWEST_RATE <= sample_rate <= HIGHEST_RATE:
-        raise AudioError(f"{name}: broken header: {sample_rate} Hz; expected {LOWEST_RATE} to {HIGHEST_RATE} Hz")
 
 
 def _reason(error: Exception) -> str:

@@ -1,17 +1,17 @@
 """From rows of the list to a batch of crops: what a worker process does, whole batches at a time.
 
-A `BatchMaker` reads the crops of a request into one array and, when augmentation runs on the CPU, disturbs them. It
-knows no labels but for finding another utterance of the same speaker, no queue and no device. Every random choice is
-keyed by (seed, epoch, row).
+A `BatchMaker` reads the crops of a request into one array and, when augmentation runs on the CPU, disturbs them; a
+`ResidentMaker` cuts them from a corpus on the training device. They know no labels but for finding another utterance of
+the same speaker, no queue and no process. Every random choice is keyed by (seed, epoch, row).
 """
 
 import functools
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,14 +22,41 @@ from speakernet.data.audio import RESAMPLER_REACH, AudioError, to_int16
 from speakernet.data.augment.augmenter import Augmenter
 from speakernet.data.on_device import DeviceAudio, copy_to_device, send, to_float
 from speakernet.data.packed import PackedRows
-from speakernet.data.sharing import SharedArray
+from speakernet.data.sharing import Shareable
 from speakernet.data.sources import RowReader
 from speakernet.random import REPLACEMENT_STREAM, START_STREAM, KeyedRandom
+
+RESAMPLER_MARGIN = 32  # samples read beyond a crop whose speed is changed, so that its end is not the filter's
+KAISER_BETA = 5.0  # of scipy's default window
+LARGEST_DENOMINATOR = 20  # of a factor: with larger ones the resampler's filter grows long
+KEPT_FILTERS = 64
+MAX_REPLACEMENTS = 8  # a speaker without one readable utterance in so many has none
+
+
+@dataclass
+class Batch:
+    """One batch for the trainer.
+
+    Attributes:
+        waveforms: float32 in -1..1 on the training device, (batch, samples).
+        labels: class of each utterance, int64 (batch,), on the device.
+        indices: rows of the training list, int64 (batch,), on the CPU. With K a speaker, place = speaker * K + k.
+        shares: utterances that each rank has of the whole batch, in the order of the ranks.
+        draw_key: of the random draws that the network itself makes in this epoch.
+        warps: index into `sampling.Voices.warps` of each utterance, for the front end, int64 (batch,).
+    """
+
+    waveforms: Tensor
+    labels: Tensor
+    indices: Tensor
+    shares: tuple[int, ...]
+    draw_key: int
+    warps: np.ndarray
 
 
 @dataclass
 class BatchRequest:
-    """What one batch is to hold.
+    """What one batch is to hold: a few hundred bytes that travel to worker processes.
 
     Attributes:
         epoch: counted from 0.
@@ -37,7 +64,7 @@ class BatchRequest:
         speeds: index into the speed factors, (batch,).
         num_samples: length of the crops.
         batch: of the epoch, counted from 0.
-        slot: where the result goes, for the loader's ring.
+        slot: of the loader's ring, for the result.
     """
 
     epoch: int
@@ -50,47 +77,263 @@ class BatchRequest:
 
 @dataclass
 class BatchReport:
-    """What came of a request: the rows that were used in the end, and what went wrong."""
+    """What came of a request: the rows that were read in the end, and what went wrong."""
 
     rows: np.ndarray
     problems: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     # As text: an exception would arrive from a worker with the worker's traceback around it.
     error: str = ""
-    slot: int = 0
     read_seconds: float = 0.0
 
 
-class CropMaker(Protocol):
-    """Makes the crops of batches: in this process, in worker processes, or on the training device."""
+Made = tuple[BatchRequest, Tensor, BatchReport]
 
-    @property
-    def reader(self) -> RowReader:
-        """What the crops are read from."""
 
-    @property
-    def speeds(self) -> Sequence[Fraction]:
-        """The speed factors that `BatchRequest.speeds` points into."""
+class SpeakerIndex(Shareable):
+    """The rows of each speaker, for finding another utterance of the same one."""
 
-    @property
-    def augments(self) -> bool:
-        """Whether the crops come disturbed already."""
+    shared_arrays = ("order", "first", "labels")
 
-    @property
-    def changes_speed(self) -> bool:
-        """Whether the crops come at their speeds; else each row holds the samples that its speed needs."""
+    def __init__(self, labels: np.ndarray, eligible: np.ndarray) -> None:
+        self.order = eligible[np.argsort(labels[eligible], kind="stable")].astype(np.int32)
+        counts = np.bincount(labels[eligible], minlength=int(labels.max(initial=0)) + 1)
+        self.first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        self.labels = labels
 
-    def run(self, requests: list[BatchRequest]) -> Iterator[tuple[BatchRequest, torch.Tensor, BatchReport]]:
+    def another(self, row: int, uniform: float) -> int:
+        """Another row of the speaker of `row`, chosen by a number in [0, 1); `row` itself if it is the only one."""
+        first, last = self.first[self.labels[row] :][:2].tolist()
+        return int(self.order[first + int(uniform * (last - first))]) if last > first else row
+
+
+class CropMaker(ABC):
+    """Makes the crops of batches: in this process, in worker processes, or on the training device.
+
+    Args:
+        reader: fills crops from rows.
+        lengths: samples of each row by its header, (rows,).
+        seed: of the run.
+        speakers: for replacing unreadable utterances; None makes them errors.
+        speeds: the speed factors that `BatchRequest.speeds` points into.
+    """
+
+    augments = False
+    """Whether the crops are augmented already."""
+    changes_speed = True
+    """Whether the crops come at their speeds; else each row holds the samples that its speed needs."""
+
+    def __init__(
+        self,
+        reader: RowReader,
+        lengths: np.ndarray,
+        *,
+        seed: int,
+        speakers: SpeakerIndex | None = None,
+        speeds: Sequence[Fraction] = (Fraction(1),),
+    ) -> None:
+        self.reader = reader
+        self.lengths = lengths
+        self.seed = seed
+        self.speakers = speakers
+        self.speeds = tuple(speeds)
+
+    @abstractmethod
+    def run(self, requests: list[BatchRequest]) -> Iterator[Made]:
         """Each request with its crops (batch, samples), which are valid until the next one, and report, in order."""
 
     def close(self) -> None:
-        """Give back what is held between epochs."""
+        """Release what is held between epochs."""
+        return
+
+    def crop_places(
+        self, request: BatchRequest, lengths: np.ndarray, places: np.ndarray | slice = slice(None)
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Where in its utterance of `lengths` each crop begins, and the samples that are read for it, int64 (crops,).
+
+        Keyed by the row that was asked for, so that a replacement is cut where the original would have been.
+        """
+        uniform = KeyedRandom(self.seed, request.epoch, request.rows[places]).uniform(START_STREAM)[:, 0]
+        counts = np.array([samples_to_read(factor, request.num_samples) for factor in self.speeds])
+        counts = counts[request.speeds[places]]
+        return (uniform * np.maximum(lengths - counts + 1, 1)).astype(np.int64), counts
+
+    def _read(self, request: BatchRequest, rows: np.ndarray, places: np.ndarray, out: np.ndarray) -> dict[int, str]:
+        """Read `rows` into `out[places]`; returns place -> what is wrong."""
+        raise NotImplementedError
+
+    def _read_or_replace(self, request: BatchRequest, report: BatchReport, out: np.ndarray) -> None:
+        """Read a request's rows; one that cannot be read is replaced by another of its speaker, and both are reported.
+
+        Raises:
+            AudioError: it is not to be replaced, or no replacement can be read either.
+        """
+        places = np.arange(len(request.rows))
+        attempt = 0
+        while problems := self._read(request, report.rows[places], places, out):
+            if self.speakers is None or attempt == MAX_REPLACEMENTS:
+                advice = "" if self.speakers else " (data.on_bad_audio: skip replaces such utterances and counts them)"
+                raise AudioError(next(iter(problems.values())) + advice)
+            # Another draw at each attempt, keyed by the row that was asked for: no worker or rank changes it.
+            attempt += 1
+            report.problems.extend(problems.values())
+            places = np.array(sorted(problems))
+            wanted = request.rows[places]
+            uniform = KeyedRandom(self.seed, request.epoch, wanted).uniform(REPLACEMENT_STREAM, attempt)[:, -1]
+            report.rows[places] = [
+                self.speakers.another(row, number)
+                for row, number in zip(wanted.tolist(), uniform.tolist(), strict=True)
+            ]
 
 
-RESAMPLER_MARGIN = 32  # samples read beyond a crop whose speed is changed, so that its end is not the filter's
-KAISER_BETA = 5.0  # of scipy's default window
-LARGEST_DENOMINATOR = 20  # of a factor: with larger ones the resampler's filter grows long
-KEPT_FILTERS = 64
+class BatchMaker(Shareable, CropMaker):
+    """Reads and augments one batch at a time.
+
+    Args:
+        reader: see `CropMaker`.
+        lengths: see `CropMaker`.
+        augmenter: runs here; None hands the crops on as they are.
+        is_int16: whether the crops are handed on as int16 (half the memory traffic; -1..1 is made of them later).
+        changes_speed: whether the speed is changed here; else each row holds the samples that its speed needs.
+        options: see `CropMaker`.
+    """
+
+    shared_arrays = ("lengths",)
+
+    def __init__(
+        self,
+        reader: RowReader,
+        lengths: np.ndarray,
+        *,
+        seed: int,
+        speakers: SpeakerIndex | None = None,
+        speeds: Sequence[Fraction] = (Fraction(1),),
+        augmenter: Augmenter | None = None,
+        is_int16: bool = False,
+        changes_speed: bool = True,
+    ) -> None:
+        assert not (augmenter and (is_int16 or not changes_speed)), "augmentation works on float32 at its final speed"
+        super().__init__(reader, lengths, seed=seed, speakers=speakers, speeds=speeds)
+        self.augmenter = augmenter
+        self.augments = augmenter is not None
+        self.changes_speed = changes_speed
+        self.dtype: type = np.int16 if is_int16 else np.float32
+
+    def width(self, num_samples: int) -> int:
+        """Samples in a row of what is handed on for crops of `num_samples`."""
+        return num_samples if self.changes_speed else most_samples_to_read(self.speeds, num_samples)
+
+    def share(self) -> None:
+        """See `Shareable.share`."""
+        super().share()
+        self.reader.share()
+        if self.speakers is not None:
+            self.speakers.share()
+
+    def run(self, requests: list[BatchRequest]) -> Iterator[Made]:
+        """Make the batches here, one after the other; see `CropMaker.run`."""
+        for request in requests:
+            # New memory for each: float32 crops are handed out without a copy.
+            out: np.ndarray = np.empty((len(request.rows), self.width(request.num_samples)), dtype=self.dtype)
+            yield request, torch.from_numpy(out), self.make(request, out)
+
+    def make(self, request: BatchRequest, out: np.ndarray) -> BatchReport:
+        """Fill `out` (batch, `width`) of `dtype`.
+
+        Raises:
+            AudioError: an utterance cannot be read and is not to be replaced, or no replacement was found.
+        """
+        # The reader counts since it was made, here or in a worker; the report has this batch's part.
+        before = self._counts()
+        report = BatchReport(request.rows.copy())
+        begin = time.perf_counter()
+        self._read_or_replace(request, report, out)
+        report.read_seconds = time.perf_counter() - begin
+        if self.augmenter is not None:
+            made = self.augmenter(torch.from_numpy(out), epoch=request.epoch, rows=request.rows)
+            if made.data_ptr() != out.ctypes.data:
+                torch.from_numpy(out).copy_(made)
+        report.counts = self._counts() - before
+        return report
+
+    def _counts(self) -> Counter[str]:
+        cache = self.reader.cache
+        kept = {"cache_hits": cache.hits, "cache_misses": cache.misses} if cache is not None else {}
+        return Counter({**self.reader.counts, **kept})
+
+    def _read(self, request: BatchRequest, rows: np.ndarray, places: np.ndarray, out: np.ndarray) -> dict[int, str]:
+        starts, counts = self.crop_places(request, self.lengths[rows], places)
+        speeds, num_samples = request.speeds[places], request.num_samples
+        if not speeds.any() and self.speeds[0] == 1 and out.shape == (len(places), num_samples):
+            # The usual batch, at one speed and without replacements, is read in its place.
+            return self.reader.fill(rows, starts, out)
+        problems: dict[int, str] = {}
+        for speed in np.unique(speeds):
+            chosen = np.flatnonzero(speeds == speed)
+            factor = self.speeds[speed]
+            is_changed = factor != 1 and self.changes_speed
+            crops = np.empty((len(chosen), counts[chosen[0]]), dtype=np.float32 if is_changed else out.dtype)
+            for position, problem in self.reader.fill(rows[chosen], starts[chosen], crops).items():
+                problems[int(places[chosen[position]])] = problem
+            if is_changed:
+                crops = change_speed(torch.from_numpy(crops), factor, num_samples).numpy()
+                crops = to_int16(crops) if out.dtype == np.int16 else crops
+            out[places[chosen], : crops.shape[1]] = crops
+        return problems
+
+
+class ResidentMaker(CropMaker):
+    """Cuts the crops on a device, from a packed or in-memory corpus that lies there as one int16 tensor.
+
+    The CPU only draws where crops begin. Crops begin where `BatchMaker` would begin them, by the lengths in the
+    headers. The same code runs on a CPU device, for tests.
+    """
+
+    def __init__(
+        self,
+        reader: PackedRows,
+        lengths: np.ndarray,
+        *,
+        seed: int,
+        device: torch.device,
+        speakers: SpeakerIndex | None = None,
+        speeds: Sequence[Fraction] = (Fraction(1),),
+    ) -> None:
+        super().__init__(reader, lengths, seed=seed, speakers=speakers, speeds=speeds)
+        self._rows = reader
+        self.corpus = DeviceAudio(torch.empty(len(reader.samples), dtype=torch.int16, device=device))
+        copy_to_device(reader.samples, self.corpus.samples)
+
+    def run(self, requests: list[BatchRequest]) -> Iterator[Made]:
+        """See `CropMaker.run`."""
+        for request in requests:
+            yield request, *self.make(request)
+
+    def make(self, request: BatchRequest) -> tuple[Tensor, BatchReport]:
+        """The request's crops, float32 (batch, samples), on the device; short utterances are wrapped around.
+
+        Raises:
+            AudioError: an utterance could not be read and is not to be replaced, or no replacement was found.
+        """
+        report = BatchReport(request.rows.copy())
+        self._read_or_replace(request, report, np.empty(0))
+        starts, _ = self.crop_places(request, self.lengths[report.rows])
+        lengths = self._rows.lengths[report.rows]
+        # An utterance that is shorter than its header said may end before the place that was drawn in it.
+        starts[starts >= lengths] = 0
+        most = most_samples_to_read(self.speeds, request.num_samples)
+        crops = self.corpus.crops(self._rows.starts[report.rows], starts, lengths, most)
+        return change_speeds(to_float(crops), request.speeds, self.speeds, request.num_samples), report
+
+    def _read(self, request: BatchRequest, rows: np.ndarray, places: np.ndarray, out: np.ndarray) -> dict[int, str]:
+        """Nothing is read; rows that the corpus does not hold are problems."""
+        problems = {}
+        for position in np.flatnonzero(self._rows.lengths[rows] <= 0).tolist():
+            try:
+                self._rows.span(int(rows[position]))
+            except AudioError as error:
+                problems[int(places[position])] = str(error)
+        return problems
 
 
 def speed_fractions(factors: list[float]) -> list[Fraction]:
@@ -174,297 +417,3 @@ def _filter_bank(factor: Fraction, device: torch.device) -> tuple[Tensor, int]:
     is_inside = np.abs(distance) <= reach
     bank = np.where(is_inside, taps[np.where(is_inside, distance, 0) + reach], 0.0)
     return torch.from_numpy(bank.astype(np.float32)).to(device), before
-
-
-MAX_REPLACEMENTS = 8  # a speaker without one readable utterance in so many has none
-
-
-class SpeakerIndex:
-    """The rows of each speaker, for finding another utterance of the same one."""
-
-    def __init__(self, labels: np.ndarray, eligible: np.ndarray) -> None:
-        order = eligible[np.argsort(labels[eligible], kind="stable")].astype(np.int32)
-        counts = np.bincount(labels[eligible], minlength=int(labels.max(initial=0)) + 1)
-        self._order = SharedArray(order)
-        self._first = SharedArray(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
-        self._labels = SharedArray(labels)
-
-    def another(self, row: int, uniform: float) -> int:
-        """Another row of the speaker of `row`, chosen by a number in [0, 1); `row` itself when it is the only one."""
-        label = int(self._labels.array[row])
-        first, last = int(self._first.array[label]), int(self._first.array[label + 1])
-        return int(self._order.array[first + int(uniform * (last - first))]) if last > first else row
-
-    def share(self) -> None:
-        """Move into shared memory."""
-        for array in (self._order, self._first, self._labels):
-            array.share()
-
-
-def read_or_replace(
-    request: BatchRequest,
-    report: BatchReport,
-    read: Callable[[np.ndarray, np.ndarray], dict[int, str]],
-    *,
-    seed: int,
-    speakers: SpeakerIndex | None,
-) -> None:
-    """Read a request's rows; one that cannot be read is replaced by another of its speaker, and both are reported.
-
-    Args:
-        request: what to read.
-        report: its `rows` become those that were read, its `problems` grow.
-        read: (rows, their places in the batch) -> place -> what is wrong.
-        seed: of the run.
-        speakers: where other utterances are found; None makes a row that cannot be read an error.
-
-    Raises:
-        AudioError: it is not to be replaced, or no replacement can be read either.
-    """
-    places = np.arange(len(request.rows))
-    attempt = 0
-    while problems := read(report.rows[places], places):
-        if speakers is None or attempt == MAX_REPLACEMENTS:
-            advice = "" if speakers else " (data.on_bad_audio: skip replaces such utterances and counts them)"
-            raise AudioError(next(iter(problems.values())) + advice)
-        # Another draw at each attempt, keyed by the row that was asked for: no worker or rank changes it.
-        attempt += 1
-        report.problems.extend(problems.values())
-        places = np.array(sorted(problems))
-        uniform = KeyedRandom(seed, request.epoch, request.rows[places]).uniform(REPLACEMENT_STREAM, attempt)[:, -1]
-        report.rows[places] = [
-            speakers.another(int(row), float(u)) for row, u in zip(request.rows[places], uniform, strict=True)
-        ]
-
-
-@dataclass
-class Batch:
-    """One batch for the trainer.
-
-    Attributes:
-        waveforms: float32 in -1..1 on the training device, (batch, samples).
-        labels: class of each utterance, int64 (batch,), on the device.
-        indices: rows of the training list, int64 (batch,), on the CPU. With K a speaker, place = speaker * K + k.
-        shares: utterances that each process has of the whole batch, in the order of the processes.
-        draw_key: of the random draws that the network itself makes in this epoch.
-        warps: index into `voices.Voices.warps` of each utterance, which the front end hears it with, int64 (batch,).
-    """
-
-    waveforms: torch.Tensor
-    labels: torch.Tensor
-    indices: torch.Tensor
-    shares: tuple[int, ...]
-    draw_key: int
-    warps: np.ndarray
-
-
-def crop_places(
-    request: BatchRequest,
-    lengths: np.ndarray,
-    speeds: Sequence[Fraction],
-    seed: int,
-    places: np.ndarray | slice = slice(None),
-) -> tuple[np.ndarray, np.ndarray]:
-    """Where in its utterance each crop begins, and the samples that are read for it, both int64 (crops,).
-
-    Keyed by the row that was asked for, so that a replacement is cut where the original would have been.
-
-    Args:
-        request: of the crops.
-        lengths: samples of the utterances that are read, (crops,).
-        speeds: the speed factors that `request.speeds` points into.
-        seed: of the run.
-        places: of the crops in the request; all of them.
-    """
-    uniform = KeyedRandom(seed, request.epoch, request.rows[places]).uniform(START_STREAM)[:, 0]
-    counts = np.array([samples_to_read(factor, request.num_samples) for factor in speeds])[request.speeds[places]]
-    return (uniform * np.maximum(lengths - counts + 1, 1)).astype(np.int64), counts
-
-
-class BatchMaker:
-    """Reads and disturbs one batch at a time.
-
-    Args:
-        reader: fills crops from rows.
-        lengths: samples of each row, (rows,).
-        seed: of the run.
-        speakers: for replacing unreadable utterances; None makes them errors.
-        speeds: the speed factors that `BatchRequest.speeds` points into.
-        augmenter: runs here when not None; else the crops are handed on as they are.
-        is_int16: whether the crops are handed on as int16 (half the memory traffic; -1..1 is made of them later).
-        changes_speed: whether the speed is changed here; else each row holds the samples that its speed needs.
-    """
-
-    def __init__(
-        self,
-        reader: RowReader,
-        lengths: np.ndarray,
-        *,
-        seed: int,
-        speakers: SpeakerIndex | None = None,
-        speeds: Sequence[Fraction] = (Fraction(1),),
-        augmenter: Augmenter | None = None,
-        is_int16: bool = False,
-        changes_speed: bool = True,
-    ) -> None:
-        assert not (augmenter and (is_int16 or not changes_speed)), "augmentation works on float32 at its final speed"
-        self.reader = reader
-        self.seed = seed
-        self.speakers = speakers
-        self.speeds = tuple(speeds)
-        self.augmenter = augmenter
-        self.changes_speed = changes_speed
-        # Half the memory to write, to hand over and to move to a GPU, where nothing disturbs the samples before.
-        self.dtype: type = np.int16 if is_int16 else np.float32
-        self._lengths = SharedArray(lengths)
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """Samples of each row, int64 (rows,)."""
-        return self._lengths.array
-
-    @property
-    def augments(self) -> bool:
-        """See `CropMaker.augments`."""
-        return self.augmenter is not None
-
-    def width(self, num_samples: int) -> int:
-        """Samples in a row of what is handed on for crops of `num_samples`."""
-        return num_samples if self.changes_speed else most_samples_to_read(self.speeds, num_samples)
-
-    def share(self) -> None:
-        """Move the arrays into shared memory, for workers that start from nothing."""
-        self._lengths.share()
-        self.reader.share()
-        if self.speakers is not None:
-            self.speakers.share()
-
-    def run(self, requests: list[BatchRequest]) -> Iterator[tuple[BatchRequest, torch.Tensor, BatchReport]]:
-        """Make the batches here, one after the other; see `CropMaker.run`."""
-        for request in requests:
-            # New memory for each: float32 crops are handed out without a copy.
-            out: np.ndarray = np.empty((len(request.rows), self.width(request.num_samples)), dtype=self.dtype)
-            yield request, torch.from_numpy(out), self.make(request, out)
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-    def make(self, request: BatchRequest, out: np.ndarray) -> BatchReport:
-        """Fill `out` (batch, `width`) of `dtype`.
-
-        Raises:
-            AudioError: an utterance cannot be read and is not to be replaced, or no replacement was found.
-        """
-        # Counts are the reader's since it was made, here or in a worker: the report has those of this batch.
-        before = Counter(self._counts())
-        report = BatchReport(request.rows.copy(), slot=request.slot)
-        begin = time.perf_counter()
-        read_or_replace(
-            request,
-            report,
-            lambda rows, places: self._read(request, rows, places, out),
-            seed=self.seed,
-            speakers=self.speakers,
-        )
-        report.read_seconds = time.perf_counter() - begin
-        if self.augmenter is not None:
-            made = self.augmenter(torch.from_numpy(out), epoch=request.epoch, rows=request.rows)
-            if made.data_ptr() != out.ctypes.data:
-                torch.from_numpy(out).copy_(made)
-        report.counts = Counter(self._counts()) - before
-        return report
-
-    def _counts(self) -> dict[str, int]:
-        cache = getattr(self.reader, "cache", None)
-        return {**self.reader.counts, **(cache.counts() if cache else {})}
-
-    def _read(self, request: BatchRequest, rows: np.ndarray, places: np.ndarray, out: np.ndarray) -> dict[int, str]:
-        """Read `rows` into `out[places]`; returns place -> what is wrong."""
-        starts, counts = crop_places(request, self.lengths[rows], self.speeds, self.seed, places)
-        speeds, num_samples = request.speeds[places], request.num_samples
-        if not speeds.any() and self.speeds[0] == 1 and out.shape == (len(places), num_samples):
-            # The usual batch, at one speed and without replacements, is read where it belongs.
-            return self.reader.fill(rows, starts, out)
-        problems: dict[int, str] = {}
-        for speed in np.unique(speeds):
-            chosen = np.flatnonzero(speeds == speed)
-            factor = self.speeds[speed]
-            is_changed = factor != 1 and self.changes_speed
-            crops = np.empty((len(chosen), counts[chosen[0]]), dtype=np.float32 if is_changed else out.dtype)
-            for position, problem in self.reader.fill(rows[chosen], starts[chosen], crops).items():
-                problems[int(places[chosen[position]])] = problem
-            if is_changed:
-                crops = change_speed(torch.from_numpy(crops), factor, num_samples).numpy()
-                crops = to_int16(crops) if out.dtype == np.int16 else crops
-            out[places[chosen], : crops.shape[1]] = crops
-        return problems
-
-
-class ResidentMaker:
-    """Makes batches of crops on a device from a packed or in-memory corpus.
-
-    Args:
-        reader: rows over one int16 array; what it holds of a row counts, not what the file's header said.
-        lengths: samples of each row by its header, (rows,): crops begin where `BatchMaker` would begin them.
-        seed: of the run.
-        device: where the corpus goes.
-        speakers: for replacing unreadable utterances; None makes them errors.
-        speeds: the speed factors that `BatchRequest.speeds` points into.
-    """
-
-    # A CPU augments where crops are read: not here.
-    augments = False
-    changes_speed = True
-
-    def __init__(
-        self,
-        reader: PackedRows,
-        lengths: np.ndarray,
-        *,
-        seed: int,
-        device: torch.device,
-        speakers: SpeakerIndex | None = None,
-        speeds: Sequence[Fraction] = (Fraction(1),),
-    ) -> None:
-        self.seed = seed
-        self.speakers = speakers
-        self.speeds = tuple(speeds)
-        self.reader = reader
-        self._header_lengths = lengths
-        samples = reader.samples
-        self.corpus = DeviceAudio(torch.empty(len(samples), dtype=torch.int16, device=device))
-        copy_to_device(samples, self.corpus.samples)
-
-    def run(self, requests: list[BatchRequest]) -> Iterator[tuple[BatchRequest, torch.Tensor, BatchReport]]:
-        """See `CropMaker.run`."""
-        for request in requests:
-            yield request, *self.make(request)
-
-    def close(self) -> None:
-        """The corpus stays where it is as long as this object."""
-
-    def make(self, request: BatchRequest) -> tuple[torch.Tensor, BatchReport]:
-        """The request's crops, float32 (batch, samples), on the device; short utterances are wrapped around.
-
-        Raises:
-            AudioError: an utterance could not be read and is not to be replaced, or no replacement was found.
-        """
-        report = BatchReport(request.rows.copy(), slot=request.slot)
-        read_or_replace(request, report, self._problems, seed=self.seed, speakers=self.speakers)
-        starts, _ = crop_places(request, self._header_lengths[report.rows], self.speeds, self.seed)
-        lengths = self.reader.lengths[report.rows]
-        # An utterance that is shorter than its header said may end before the place that was drawn in it.
-        starts[starts >= lengths] = 0
-        most = most_samples_to_read(self.speeds, request.num_samples)
-        crops = self.corpus.crops(self.reader.starts[report.rows], starts, lengths, most)
-        return change_speeds(to_float(crops), request.speeds, self.speeds, request.num_samples), report
-
-    def _problems(self, rows: np.ndarray, places: np.ndarray) -> dict[int, str]:
-        """Place in the batch -> what is wrong, of rows that the corpus does not hold."""
-        problems = {}
-        for position in np.flatnonzero(self.reader.lengths[rows] <= 0).tolist():
-            try:
-                self.reader.span(int(rows[position]))
-            except AudioError as error:
-                problems[int(places[position])] = str(error)
-        return problems

@@ -18,7 +18,7 @@ from pathlib import Path
 FFMPEG_VARIABLE = "SPEAKERNET_FFMPEG"
 #: A damaged file may make a decoder spin; an hour of audio decodes in seconds.
 TIMEOUT_SECONDS = 600
-#: What holds sound that soundfile cannot read.
+#: Names of files with sound that soundfile cannot read.
 CONVERTIBLE_SUFFIXES = frozenset(
     {".m4a", ".aac", ".mp4", ".webm", ".wma", ".3gp", ".amr", ".mka", ".mkv", ".mov", ".caf"}
 )
@@ -37,27 +37,24 @@ class FfmpegError(ValueError):
 
 @dataclass(frozen=True)
 class Decoded:
-    """What ffmpeg says that one source lasts (None where it does not know), and whether that is a guess."""
+    """How long one source is according to ffmpeg (None if it does not know), and whether that is a guess."""
 
     source_seconds: float | None
     is_estimate: bool
 
 
 def find_ffmpeg(given: str | None = None) -> str:
-    """The user's own ffmpeg: the one named, the environment's, the PATH's, and last the one of `imageio-ffmpeg`.
+    """The ffmpeg that is named, else that of the environment variable, of the PATH, of `imageio-ffmpeg`.
 
     Raises:
-        FfmpegError: none is there; the message says how to get it.
+        FfmpegError: there is none; the message says how to get it.
     """
     named = given or os.environ.get(FFMPEG_VARIABLE)
-    if named:
-        found = shutil.which(named)
-        if found is None:
-            raise FfmpegError(f"no ffmpeg at {named}; {ADVICE}")
-        return found
-    found = shutil.which("ffmpeg")
+    found = shutil.which(named or "ffmpeg")
     if found is not None:
         return found
+    if named:
+        raise FfmpegError(f"no ffmpeg at {named}; {ADVICE}")
     if importlib.util.find_spec("imageio_ffmpeg") is not None:
         return str(importlib.import_module("imageio_ffmpeg").get_ffmpeg_exe())
     raise FfmpegError(f"ffmpeg was not found, and it is needed to decode m4a and aac; {ADVICE}")
@@ -65,11 +62,7 @@ def find_ffmpeg(given: str | None = None) -> str:
 
 @functools.cache
 def ffmpeg_version(ffmpeg: str) -> str:
-    """The first line of `ffmpeg -version`.
-
-    Raises:
-        FfmpegError: it does not run.
-    """
+    """The first line of `ffmpeg -version`; FfmpegError if it does not run."""
     try:
         outcome = subprocess.run([ffmpeg, "-version"], capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError) as error:
@@ -85,7 +78,7 @@ def decode_batch(
     Raises:
         FfmpegError: ffmpeg failed on at least one; which targets are whole is then unknown.
     """
-    command = [ffmpeg, "-nostdin", "-hide_banner", "-nostats", "-loglevel", "info", "-y"]
+    command = ["-y"]
     for source in sources:
         # One thread a file: the callers run several batches at once.
         command += ["-threads", "1", "-i", _as_url(source)]
@@ -95,8 +88,8 @@ def decode_batch(
         # No encoder name or date in the output: the same source gives the same bytes.
         command += ["-map_metadata", "-1", "-fflags", "+bitexact", "-flags:a", "+bitexact", "-threads", "1"]
         command.append(_as_url(target))
-    log = _run(command)
-    return _durations(log, len(sources))
+    _, decoded = _run(ffmpeg, command, len(sources))
+    return decoded
 
 
 def decode_to_bytes(ffmpeg: str, source: Path | bytes, sample_rate: int, container: str = "") -> tuple[bytes, Decoded]:
@@ -111,16 +104,15 @@ def decode_to_bytes(ffmpeg: str, source: Path | bytes, sample_rate: int, contain
     Raises:
         FfmpegError: ffmpeg failed.
     """
+    content = source if isinstance(source, bytes) else b""
     # No other protocol: a playlist in place of audio must not make ffmpeg open other files or addresses.
     name, protocol = ("pipe:0", "pipe") if isinstance(source, bytes) else (_as_url(source), "file")
-    command = [ffmpeg, "-hide_banner", "-nostats", "-loglevel", "info", "-protocol_whitelist", protocol]
-    command += [*(("-f", container) if container else ()), "-i", name]
+    command = ["-protocol_whitelist", protocol, *(("-f", container) if container else ()), "-i", name]
     command += ["-map", "0:a:0", "-ac", "1", "-ar", str(sample_rate), "-f", "s16le", "-c:a", "pcm_s16le", "pipe:1"]
-    outcome = _call(command, source if isinstance(source, bytes) else b"")
-    log = outcome.stderr.decode("utf-8", "replace")
-    if outcome.returncode != 0 or not outcome.stdout:
-        raise FfmpegError(_last_line(log))
-    return outcome.stdout, _durations(log, 1)[0]
+    raw, (decoded,) = _run(ffmpeg, command, 1, content)
+    if not raw:
+        raise FfmpegError("ffmpeg decoded no samples")
+    return raw, decoded
 
 
 def _as_url(path: Path) -> str:
@@ -128,25 +120,19 @@ def _as_url(path: Path) -> str:
     return f"file:{path.absolute()}"
 
 
-def _run(command: list[str]) -> str:
-    outcome = _call(command)
-    log = outcome.stderr.decode("utf-8", "replace")
-    if outcome.returncode != 0:
-        raise FfmpegError(_last_line(log))
-    return log
-
-
-def _call(command: list[str], content: bytes = b"") -> "subprocess.CompletedProcess[bytes]":
+def _run(ffmpeg: str, arguments: list[str], num_inputs: int, content: bytes = b"") -> tuple[bytes, list[Decoded]]:
+    """What ffmpeg writes to its output, and each input's duration from its description of it."""
+    command = [ffmpeg, "-hide_banner", "-nostats", "-loglevel", "info", *arguments]
     try:
-        return subprocess.run(command, input=content, capture_output=True, timeout=TIMEOUT_SECONDS, check=False)
+        outcome = subprocess.run(command, input=content, capture_output=True, timeout=TIMEOUT_SECONDS, check=False)
     except subprocess.TimeoutExpired as error:
         raise FfmpegError(f"ffmpeg was stopped after {TIMEOUT_SECONDS} s") from error
     except OSError as error:
-        raise FfmpegError(f"{command[0]} does not run ({error}); {ADVICE}") from error
-
-
-def _durations(log: str, num_inputs: int) -> list[Decoded]:
-    """Each input's duration from ffmpeg's description of it."""
+        raise FfmpegError(f"{ffmpeg} does not run ({error}); {ADVICE}") from error
+    log = outcome.stderr.decode("utf-8", "replace")
+    if outcome.returncode != 0:
+        lines = [line.strip() for line in log.splitlines() if line.strip()]
+        raise FfmpegError(f"ffmpeg: {lines[-1] if lines else f'status {outcome.returncode}'}")
     starts = [match.start() for match in _INPUT.finditer(log)][:num_inputs]
     found = []
     for start, end in zip(starts, [*starts[1:], len(log)], strict=True):
@@ -156,9 +142,4 @@ def _durations(log: str, num_inputs: int) -> list[Decoded]:
             hours, minutes, rest = match.groups()
             seconds = 3600 * int(hours) + 60 * int(minutes) + float(rest)
         found.append(Decoded(seconds, "Estimating duration from bitrate" in log[: start + 1] + log[start:end]))
-    return found + [Decoded(None, True)] * (num_inputs - len(found))
-
-
-def _last_line(log: str) -> str:
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    return f"ffmpeg: {lines[-1]}" if lines else "ffmpeg failed without a word"
+    return outcome.stdout, found + [Decoded(None, True)] * (num_inputs - len(found))

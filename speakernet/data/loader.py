@@ -1,7 +1,7 @@
 """The training loader: plans of epochs go in, batches on the training device come out.
 
 Worker processes (`workers.py`) are sent whole-batch requests and write into a ring of shared memory that is made once:
-what travels between processes is a few hundred bytes. With a GPU the transfer (int16 where possible) and device
+what travels between processes is a few hundred bytes. With a GPU the transfer (int16 if possible) and device
 augmentation run one batch ahead on a stream of their own.
 """
 
@@ -20,7 +20,7 @@ from speakernet.data.audio import AudioError, crop_samples
 from speakernet.data.augment.augmenter import Augmenter
 from speakernet.data.batches import Batch, BatchReport, BatchRequest, CropMaker, change_speeds
 from speakernet.data.lists import TrainingList
-from speakernet.data.on_device import send, to_float
+from speakernet.data.on_device import to_float
 from speakernet.data.options import DataOptions
 from speakernet.data.sampling import EpochPlan, Sampler, rank_share
 from speakernet.parallel import distributed
@@ -37,9 +37,9 @@ class TrainingLoader:
         maker: makes the crops, here, in workers or on the device.
         sampler: plans the epochs.
         training: the list: labels are the sampler's rows.
-        options: of the section `data`, what was `auto` in them decided.
-        device: where the batches go.
-        augmenter: runs on the device, after the transfer; None when it runs with the reading or not at all.
+        options: of the section `data`, with everything that was `auto` decided.
+        device: of the batches.
+        augmenter: runs on the device, after the transfer; None if it runs with the reading or not at all.
         rank: this process among `world_size`.
         world_size: processes that share every batch.
     """
@@ -85,7 +85,7 @@ class TrainingLoader:
         self._problems.clear()
 
     def __len__(self) -> int:
-        return len(self.plan)
+        return len(self.plan.crop_frames)
 
     @property
     def plan(self) -> EpochPlan:
@@ -95,9 +95,9 @@ class TrainingLoader:
         return self._plan
 
     def __iter__(self) -> Iterator[Batch]:
-        requests = [self._request(batch) for batch in range(self._batch, len(self.plan))]
-        for batch, report in _one_ahead(self._batches(requests), self.device):
-            self._check_bad_share(report)
+        requests = [self._request(batch) for batch in range(self._batch, len(self))]
+        made = self._batches(requests)
+        for batch, report in made if self.device.type != "cuda" else _one_ahead(made, self.device):
             self._note(report, batch.waveforms.numel())
             self._batch += 1
             yield batch
@@ -109,9 +109,7 @@ class TrainingLoader:
         return {"training_list": utterances, "speakers": self.training.speakers.checksum}
 
     def state_dict(self) -> dict[str, Any]:
-        """The epoch, the number of batches handed out in it, what could not be read in them, and by what the epoch's
-        batches are known again.
-        """
+        """The epoch, the number of batches handed out in it, what could not be read, and a checksum of the plan."""
         return {
             "epoch": self._epoch,
             "batch": self._batch,
@@ -122,29 +120,29 @@ class TrainingLoader:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on after that many batches of that epoch.
+        """Resume after that many batches of that epoch.
 
         Raises:
             ValueError: the epoch has other batches now (batch size, sampler, seed or list were changed).
         """
         self.set_epoch(int(state["epoch"]))
-        if state.get("checksum", self._checksum()) != self._checksum():
+        if state["checksum"] != self._checksum():
             raise ValueError(
-                f"{state['batch']} of {state['batches']} batches were done, and the {len(self.plan)} of now are "
-                "others; the batch size, the sampler, the seed or the training list was changed"
+                f"{state['batch']} of {state['batches']} batches were done, but the epoch now has {len(self)} others; "
+                "the batch size, the sampler, the seed or the training list was changed"
             )
         self._batch = int(state["batch"])
         if self._rank == 0:
-            # Counted there alone, or each process would count them.
-            self._counts.update(state.get("counts", {}))
-            self._problems += state.get("problems", [])
+            # Counted there alone, or each rank would count them.
+            self._counts.update(state["counts"])
+            self._problems += state["problems"]
 
     def put_back(self, count: int) -> None:
         """Go back by so many of the batches that were handed out; the next iteration begins with them."""
         self._batch -= count
 
     def stand_in(self) -> Batch:
-        """NaN in place of this process's share of the next batch, which could not be made: the step is undone by it."""
+        """NaN in place of this rank's share of the next batch, which could not be made: the step is undone by it."""
         request = self._request(self._batch)
         self._batch += 1
         waveforms = torch.full((len(request.rows), request.num_samples), math.nan, device=self.device)
@@ -158,14 +156,14 @@ class TrainingLoader:
         return [self.training.paths[int(row)] for row in indices]
 
     def read_bytes_a_second(self) -> float:
-        """Speed at which one reader (a worker, or this process) read 16-bit samples in this epoch; 0 when unknown."""
+        """Speed at which one reader (a worker, or this process) read 16-bit samples in this epoch; 0 if unknown."""
         return self._read_bytes / self._read_seconds if self._read_seconds else 0.0
 
     def epoch_report(self) -> dict[str, Any]:
         """Counts of the epoch: utterances replaced, files that changed, cache hits, utterances left out."""
-        everybody = distributed.gather_objects((dict(self._counts), self._problems))
-        counts = sum((Counter(one) for one, _ in everybody), Counter())
-        problems = [problem for _, some in everybody for problem in some]
+        gathered = distributed.gather_objects((dict(self._counts), self._problems))
+        counts = sum((Counter(one) for one, _ in gathered), Counter())
+        problems = [problem for _, some in gathered for problem in some]
         if problems:
             logger.warning(
                 "%d unreadable utterances were replaced by others of the same speakers in epoch %d:\n  %s",
@@ -182,17 +180,15 @@ class TrainingLoader:
     def _request(self, batch: int) -> BatchRequest:
         plan = self.plan
         # Whole batches are asked for, not utterances: what goes to a worker and comes back is then a few hundred bytes.
-        share = self._share(batch, self._rank)
+        share = rank_share(plan, batch, self.sampler.unit, self._rank, self._world_size)
         num_samples = crop_samples(int(plan.crop_frames[batch]), self.options.sample_rate)
         speeds = self.sampler.voices.speeds_of(plan.voices[share])
         return BatchRequest(self._epoch, plan.rows[share], speeds, num_samples, batch)
 
-    def _share(self, batch: int, rank: int) -> slice:
-        """Where in the plan's rows a rank's part of a batch lies."""
-        return rank_share(self.plan, batch, self.sampler.unit, rank, self._world_size)
-
     def _batches(self, requests: list[BatchRequest]) -> Iterator[tuple[Batch, BatchReport]]:
-        for request, crops, report in self._made(requests):
+        """Batches on the training device; a maker's memory is asked for again only when the copy from it is done."""
+        self._wait_for_copies(0)
+        for request, crops, report in self.maker.run(requests):
             if report.error:
                 raise AudioError(report.error)
             waveforms = self._to_device(crops)
@@ -201,41 +197,35 @@ class TrainingLoader:
             if self.augmenter is not None:
                 waveforms = self.augmenter(waveforms, epoch=request.epoch, rows=request.rows)
             yield self._batch_of(request, report.rows, waveforms), report
+            # Of the ring's spare slots one holds the last batch, still being copied; the other is written next.
+            self._wait_for_copies(1)
 
     def _batch_of(self, request: BatchRequest, rows: np.ndarray, waveforms: torch.Tensor) -> Batch:
         """What was asked for, with the rows that were read for it."""
+        plan, sampler, number = self.plan, self.sampler, request.batch
+        ends = [rank_share(plan, number, sampler.unit, rank, self._world_size).stop for rank in range(self._world_size)]
+        shares = tuple(np.diff([int(plan.bounds[number]), *ends]).tolist())
+        stop = ends[self._rank]
+        voices = plan.voices[stop - shares[self._rank] : stop]
         # In another voice a speaker is another class.
-        voices, all_voices = self.plan.voices[self._share(request.batch, self._rank)], self.sampler.voices
-        classes = all_voices.classes_of(self._labels[rows], voices, self.num_speakers)
-        (labels,) = send(self.device, [classes])
-        parts = (self._share(request.batch, rank) for rank in range(self._world_size))
-        shares = tuple(part.stop - part.start for part in parts)
-        key = derive_seed(self.sampler.seed, request.epoch)
-        return Batch(waveforms, labels, torch.from_numpy(rows), shares, key, all_voices.warps_of(voices))
-
-    def _made(self, requests: list[BatchRequest]) -> Iterator[tuple[BatchRequest, torch.Tensor, BatchReport]]:
-        """What the maker makes, asked for only when the copy from the place that it writes to next is done."""
-        self._wait_for_copies(0)
-        made = self.maker.run(requests)
-        while (one := next(made, None)) is not None:
-            yield one
-            # Of the ring's spare places one holds the last batch, still being copied; the other is written anew next.
-            self._wait_for_copies(1)
+        labels = torch.from_numpy(sampler.voices.classes_of(self._labels[rows], voices, self.num_speakers))
+        if self.device.type == "cuda":
+            labels = labels.pin_memory().to(self.device, non_blocking=True)
+        key = derive_seed(sampler.seed, request.epoch)
+        return Batch(waveforms, labels, torch.from_numpy(rows), shares, key, sampler.voices.warps_of(voices))
 
     def _wait_for_copies(self, most_left: int) -> None:
         while len(self._copies) > most_left:
-            copied = self._copies.popleft()
-            if not copied.query():
-                copied.synchronize()
+            self._copies.popleft().synchronize()
 
     def _to_device(self, crops: torch.Tensor) -> torch.Tensor:
+        """Crops on the training device, float32, in memory that nobody writes into."""
         if crops.device.type != "cpu":
-            # Cut there, from a corpus that lies there.
+            # Cut there, from a resident corpus.
             return crops
         if self.device.type == "cpu":
-            # What workers hand over lies in their ring, which they go on writing into.
-            is_own = crops.dtype == torch.float32 and self.options.num_workers == 0
-            return crops if is_own else to_float(crops)
+            # Workers hand over their ring, which they go on writing into.
+            return crops if crops.dtype == torch.float32 and self.options.num_workers == 0 else to_float(crops)
         # Only page-locked memory is copied while the GPU computes.
         staged = crops.pin_memory() if self.options.pin_memory else crops
         moved = staged.to(self.device, non_blocking=bool(self.options.pin_memory))
@@ -246,40 +236,33 @@ class TrainingLoader:
         return to_float(moved) if moved.dtype == torch.int16 else moved
 
     def _note(self, report: BatchReport, num_samples: int) -> None:
+        """Count a batch before it is handed out.
+
+        Raises:
+            AudioError: too much of the epoch cannot be read. A reader that knows how many batches there are asks for
+                no more after the last, so that one is held back.
+        """
+        # Of this rank's share of the epoch.
+        total = max(1, len(self.plan.rows) // self._world_size)
+        bad, allowed = self._counts["bad_utterances"] + len(report.problems), self.options.max_bad_share * total
+        problems = [*self._problems, *report.problems][:MAX_NAMED]
+        # Before hours are lost if it is hopeless, but not because of one file in the first batch.
+        if bad > allowed and (self._batch + 1 == len(self.plan.crop_frames) or bad > max(10, allowed)):
+            raise AudioError(
+                f"{bad} of {total} utterances could not be read, more than data.max_bad_share "
+                f"({self.options.max_bad_share}) allows; the first: {problems[0]}"
+            )
+        if report.problems:
+            self._counts["bad_utterances"], self._problems = bad, problems
         self._counts.update(report.counts)
         self._read_seconds += report.read_seconds
         self._read_bytes += 2 * num_samples
-        if report.problems:
-            self._counts["bad_utterances"] += len(report.problems)
-            self._problems += report.problems[: MAX_NAMED - len(self._problems)]
-
-    def _check_bad_share(self, report: BatchReport) -> None:
-        """Before a batch is handed out or counted: whether what cannot be read has become too much with it.
-
-        Raises:
-            AudioError: it has, over the whole epoch; a reader that knows how many batches there are asks for no more
-                after the last, so that one is held back.
-        """
-        # Of its own part of the epoch, where several processes share it.
-        total = max(1, len(self.plan.rows) // self._world_size)
-        bad = self._counts["bad_utterances"] + len(report.problems)
-        allowed = self.options.max_bad_share * total
-        # Said early when it is hopeless: not after hours, and not because of one file in the first batch.
-        is_time = self._batch + 1 == len(self.plan) or bad > max(10, allowed)
-        if is_time and bad > allowed:
-            raise AudioError(
-                f"{bad} of {total} utterances could not be read, more than data.max_bad_share "
-                f"({self.options.max_bad_share}) allows; the first: {[*self._problems, *report.problems][0]}"
-            )
 
 
 def _one_ahead(
     batches: Iterator[tuple[Batch, BatchReport]], device: torch.device
 ) -> Iterator[tuple[Batch, BatchReport]]:
-    """On a GPU: start the next batch's transfer and augmentation on their own stream before handing out this one."""
-    if device.type != "cuda":
-        yield from batches
-        return
+    """Start the next batch's transfer and augmentation on their own stream before handing out this one."""
     stream = torch.cuda.Stream(device)
 
     def fetch() -> tuple[tuple[Batch, BatchReport] | None, torch.cuda.Event]:

@@ -502,7 +502,7 @@ def store_key(model_digest: str, names: StringTable, lookup: LookupTable, settin
     digest = hashlib.sha256(model_digest.encode())
     digest.update(json.dumps(settings, sort_keys=True).encode())
     # The lookup table holds sizes and times of change: audio that was replaced under its name is embedded again.
-    for array in (names.content, names.offsets, *(column.array for column in lookup.columns.values())):
+    for array in (names.content, names.offsets, *lookup.columns.values()):
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from speakernet.data.lists import ListError, ListFile, Numbers, StringTable, TrialList
+from speakernet.data.lists import ListError, ListFile, Numbers, StringTable, TrialList, split_row
 from speakernet.evaluation.calibration import threshold_label
 from speakernet.files import FileError, atomic_write, open_text, reading
 from speakernet.run_folder import EVALUATIONS, SCORES, evaluation_folder
@@ -79,19 +79,18 @@ def read_scores(path: str | Path) -> ScoreFile:
     pairs: list[int] = []
     scores: list[float] = []
     kinds: list[int] = []
-    for lines in file.blocks(tabs_only_where_present=True):
-        words = lines.words()
-        for line, (first, count) in enumerate(zip(lines.first.tolist(), lines.count.tolist(), strict=True)):
-            if not count:
+    for number, lines in file.blocks():
+        for place, line in enumerate(lines):
+            fields = split_row(line)
+            if not fields:
                 continue
-            fields = words[first : first + count]
             try:
-                if count not in (3, 4) or not all(fields):
-                    raise ValueError(count)
+                if len(fields) not in (3, 4) or not all(fields):
+                    raise ValueError(len(fields))
                 scores.append(float(fields[2]))
                 kinds.extend(KINDS[kind] for kind in fields[3:])
             except (ValueError, KeyError):
-                file.refuse(lines.number(line), f"expected {FORM}, found {lines.text(line)!r}")
+                file.expected(number + place, FORM, line)
             pairs += rows[fields[0]], rows[fields[1]]
     if not pairs:
         raise ListError(f"{path}: no scores; expected lines {FORM}")

@@ -20,15 +20,16 @@ from speakernet.data.audio import (
     SAMPLE_BYTES,
     SAMPLE_RATE,
     AudioError,
+    AudioInfo,
     audio_info,
     audio_of_array,
     decode_pcm,
+    parse_riff,
     read_audio,
 )
 from speakernet.data.lists import ListError, StringTable
 from speakernet.data.opening import KaldiSource, is_kaldi, open_source
 from speakernet.data.packed import PackedSource, is_packed
-from speakernet.data.riff import RiffError, RiffInfo, parse_riff
 from speakernet.data.sources import AudioSource, FolderSource
 from speakernet.evaluation.embedding import Stretch, stretches_of
 from speakernet.evaluation.slices import frame_powers, power_ratio_db
@@ -193,17 +194,14 @@ def _listed(lines: Iterable[str], where: str, folder: Path) -> Iterator[str]:
             yield found[0]
 
 
-def open_piped(file: BinaryIO) -> tuple[RiffInfo, bytes]:
+def open_piped(file: BinaryIO) -> tuple[AudioInfo, bytes]:
     """The layout of a WAV that is still being written, and the samples that were read with its header."""
     head = b""
     # A pipe gives what is there, which may be less than asked for.
     while len(head) < HEADER_BYTES and (block := file.read(HEADER_BYTES - len(head))):
         head += block
     info = None
-    try:
-        info = parse_riff(io.BytesIO(head), UNKNOWN_LENGTH)
-    except RiffError as error:
-        raise AudioError(f"standard input: broken WAV: {error}") from error
+    info = parse_riff(io.BytesIO(head), "standard input", UNKNOWN_LENGTH)
     if info is None or info.data_offset > len(head):
         raise AudioError(
             f"standard input: {'not a WAV of plain samples' if head else 'empty'}; pipe one into it, such as "
@@ -212,7 +210,7 @@ def open_piped(file: BinaryIO) -> tuple[RiffInfo, bytes]:
     return info, head[info.data_offset :]
 
 
-def chunks_of(file: BinaryIO, info: RiffInfo, begun: bytes) -> Iterator[np.ndarray]:
+def chunks_of(file: BinaryIO, info: AudioInfo, begun: bytes) -> Iterator[np.ndarray]:
     """The samples as they come, (samples, channels) float32, until the pipe ends."""
     frame_bytes = SAMPLE_BYTES[info.format] * info.num_channels
     wanted = max(1, round(CHUNK_SECONDS * info.sample_rate)) * frame_bytes

@@ -101,7 +101,8 @@ class Recording:
     speeds, augments, changes_speed = SPEEDS, False, True
 
     def __init__(self, planner: BatchMaker) -> None:
-        self.reader = planner.reader
+        self.reader, self.lengths = planner.reader, planner.lengths
+        self.seed, self.speakers = planner.seed, planner.speakers
 
     def run(self, requests: list[BatchRequest]) -> Iterator[tuple[BatchRequest, torch.Tensor, BatchReport]]:
         for request in requests:

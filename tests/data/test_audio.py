@@ -22,6 +22,7 @@ from speakernet.data.audio import (
     AudioError,
     audio_info,
     info_of_bytes,
+    parse_riff,
     read_audio,
     read_audio_bytes,
     wrap_to_length,
@@ -29,7 +30,6 @@ from speakernet.data.audio import (
 )
 from speakernet.data.ffmpeg import FfmpegError, find_ffmpeg
 from speakernet.data.lists import StringTable
-from speakernet.data.riff import RiffError, parse_riff
 from speakernet.data.sources import FolderSource
 
 SUBTYPES = ["PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ALAW", "ULAW"]
@@ -181,7 +181,7 @@ def test_every_coding_is_read_as_float32(tmp_path: Path, random: np.random.Gener
 
 def test_more_channels_than_any_recording_has_are_refused() -> None:
     header = b"WAVEfmt " + struct.pack("<IHHIIHH", 16, 1, 30000, 16000, 960_000_000, 60000, 16) + b"data\0\0\0\0"
-    with pytest.raises(AudioError, match="30000 channels; expected 1024 at most"):
+    with pytest.raises(AudioError, match="30000 channels"):
         read_audio_bytes(b"RIFF\0\0\0\0" + header + bytes(60000), "a.wav")
 
 
@@ -216,8 +216,8 @@ def test_fuzzed_header_never_crashes(noise: bytes, cut: int, size: int) -> None:
     valid = wav_bytes(np.arange(20), b"LIST" + struct.pack("<I", 4) + b"abcd", data_bytes=size)
     for content in (noise, b"RIFF\0\0\0\0WAVE" + noise, b"RF64\0\0\0\0WAVE" + noise, valid[:cut] + noise + valid[cut:]):
         try:
-            found = parse_riff(io.BytesIO(content), len(content))
-        except RiffError:
+            found = parse_riff(io.BytesIO(content), "a.wav", len(content))
+        except AudioError:
             continue
         if found is not None:
             frame_bytes = {"pcm_u8": 1, "pcm_s16": 2, "pcm_s24": 3}.get(found.format, 4) * found.num_channels
@@ -247,8 +247,8 @@ def test_absurd_rates_are_refused(rate: int) -> None:
 
 def test_many_tiny_chunks_do_not_hang() -> None:
     content = b"RIFF\0\0\0\0WAVE" + (b"junk" + bytes(4)) * 200_000
-    with pytest.raises(RiffError):
-        parse_riff(io.BytesIO(content), len(content))
+    with pytest.raises(AudioError):
+        parse_riff(io.BytesIO(content), "a.wav", len(content))
 
 
 def test_a_worker_does_not_import_the_resampler_before_it_is_needed() -> None:

@@ -9,10 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.signal import resample_poly
 
-from speakernet.data import workers as page_locked
 from speakernet.data.batches import change_speed, change_speeds, most_samples_to_read, samples_to_read
 from speakernet.data.on_device import DeviceAudio, copy_to_device, send
-from speakernet.data.workers import PageLock
 
 CPU = torch.device("cpu")
 
@@ -73,34 +71,3 @@ def test_every_row_at_its_own_speed(random: np.random.Generator) -> None:
         torch.testing.assert_close(made[row], change_speed(alone, factors[speed], 500)[0], atol=1e-6, rtol=1e-5)
     plain = change_speeds(crops, np.zeros(7, dtype=np.int64), factors, 500)
     assert torch.equal(plain, crops[:, :500])
-
-
-class FakeRuntime:
-    """CUDA's calls for page-locked memory, which answer with a status."""
-
-    def __init__(self, status: int) -> None:
-        self.status, self.held = status, []
-
-    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
-        self.held += [(address, size)] if not self.status else []
-        return self.status
-
-    def cudaHostUnregister(self, address: int) -> int:
-        self.held = [one for one in self.held if one[0] != address]
-        return 0
-
-
-@pytest.mark.parametrize("status", [0, 712])
-def test_memory_is_page_locked_and_let_go_of(
-    status: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    runtime = FakeRuntime(status)
-    monkeypatch.setattr(page_locked.torch.cuda, "cudart", lambda: runtime)
-    array = np.zeros((3, 5), dtype=np.int16)
-    lock = PageLock(array)
-    assert lock.is_held is (status == 0) and runtime.held == ([(array.ctypes.data, 30)] if not status else [])
-    assert ("cannot be page-locked (CUDA error 712)" in caplog.text) is bool(status)
-    lock.release()
-    lock.release()
-    assert not lock.is_held and not runtime.held

@@ -11,9 +11,8 @@ import soundfile
 
 from speakernet.cli import main
 from speakernet.corpora.pack_inputs import FolderInput
-from speakernet.data import lists as packed_names
 from speakernet.data.audio import AudioError, write_audio
-from speakernet.data.lists import NameIndex, StringTable, hash_names
+from speakernet.data.lists import NameIndex, StringTable
 from speakernet.data.opening import open_source
 from speakernet.data.packed import PackedError, PackedSource, is_packed, verify
 from speakernet.data.packing import pack
@@ -174,10 +173,10 @@ def _index(root: Path, **columns: np.ndarray) -> None:
             r"corpus\.json: damaged .*expected the description",
         ),
         (lambda root: _edit(root / "corpus.json", version=99), r"format version 99"),
-        (lambda root: _edit(root / "corpus.json", num_utterances=3), r"differ in length"),
-        (lambda root: _edit(root / "corpus.json", format="cake"), r"'cake'"),
-        (lambda root: _edit(root / "corpus.json", version=0), r"format version 0, this speakernet reads 1; copy it"),
-        (lambda root: _edit(root / "corpus.json", sample_rate=0), r"'sample_rate': 0.*expected numbers above 0"),
+        (lambda root: _edit(root / "corpus.json", num_utterances=3), r"does not fit corpus"),
+        (lambda root: _edit(root / "corpus.json", format="cake"), r"not the description"),
+        (lambda root: _edit(root / "corpus.json", version=0), r"not the description"),
+        (lambda root: _edit(root / "corpus.json", sample_rate=0), r"not the description"),
         (lambda root: _edit(root / "corpus.json", num_samples=[1]), r"corpus\.json: damaged .*TypeError"),
         (lambda root: (root / "corpus.json").write_text("[" * 100_000), r"corpus\.json: damaged .*RecursionError"),
         (lambda root: (root / "corpus.json").write_text("[]"), r"corpus\.json: damaged .*TypeError"),
@@ -185,10 +184,10 @@ def _index(root: Path, **columns: np.ndarray) -> None:
             lambda root: _header(root / "samples.npy", b"{'descr': '<i2', ("),
             r"samples\.npy: damaged .*pack it again",
         ),
-        (lambda root: _index(root, sample_offsets=np.array([0, 5, 3, 9, 9, 9])), r"sample_offsets do not rise"),
-        (lambda root: _index(root, name_offsets=np.arange(6) * 10**6), r"name_offsets do not rise from 0 to \d+"),
+        (lambda root: _index(root, sample_offsets=np.array([0, 5, 3, 9, 9, 9])), r"offsets do not rise"),
+        (lambda root: _index(root, name_offsets=np.arange(6) * 10**6), r"offsets do not rise from 0 to \d+"),
         (lambda root: _index(root, checksums=np.array("text")), r"index\.npz: damaged .*ValueError"),
-        (lambda root: _index(root, checksums=np.zeros((5, 2))), r"checksums has 2 dimensions, expected 1"),
+        (lambda root: _index(root, checksums=np.zeros((5, 2))), r"several dimensions"),
         (lambda root: (root / "samples.npy").write_bytes(bytes((root / "samples.npy").stat().st_size)), r"expected"),
     ],
 )
@@ -220,15 +219,8 @@ def test_a_folder_of_audio_is_not_taken_for_a_corpus(folder: Path) -> None:
 def test_names_are_found_among_many(random: np.random.Generator) -> None:
     texts = [f"id{row % 97:05d}/ü{row}/{row:07d}.wav" for row in range(70_000)] + ["", "a", "b\0c"]
     table = StringTable.from_strings(texts)
-    assert len(np.unique(hash_names(table))) == len(texts)
     rows = random.permutation(len(texts))
     index = NameIndex(table)
     assert index.find(table.take(rows)).tolist() == rows.tolist()
     assert index.find(StringTable.from_strings(["id00000/ü0/000000.wav", "", "aa"])).tolist() == [-1, 70_000, -1]
     assert NameIndex(StringTable.from_strings([])).find(table.take(np.arange(3))).tolist() == [-1] * 3
-
-
-def test_names_with_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_names, "hash_names", lambda names: np.full(len(names), 7, dtype=np.uint64))
-    index = NameIndex(StringTable.from_strings(["x", "yy", "zz", "yy"]))
-    assert index.find(StringTable.from_strings(["zz", "x", "yy", "w"])).tolist() == [2, 0, 1, -1]

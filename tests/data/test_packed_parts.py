@@ -204,8 +204,8 @@ def test_damage_is_told(folder: Path, tmp_path: Path) -> None:
     kept = (corpus / DESCRIPTION).read_text()
     for damage, message in (
         (lambda one: one["parts"].__setitem__(0, {**one["parts"][0], "name": "../elsewhere"}), "names the part"),
-        (lambda one: one.__setitem__("num_utterances", 9), "its parts hold 10 utterances"),
-        (lambda one: one["parts"][1].__setitem__("index_sha256", "0"), "is not the part that"),
+        (lambda one: one.__setitem__("num_utterances", 9), "does not fit corpus"),
+        (lambda one: one["parts"][1].__setitem__("index_sha256", "0"), "not the part that"),
         (lambda one: one.__setitem__("version", 3), "format version 3, this speakernet reads 2; update"),
     ):
         description = json.loads(kept)
@@ -224,7 +224,7 @@ def test_what_cannot_be_asked_for(folder: Path, tmp_path: Path, capsys: pytest.C
     for more, message in (
         (["--verify", "--part", "1/2"], "--part goes with --source; --merge"),
         (["--merge", "--source", str(folder)], "--part goes with --source; --merge"),
-        (["--source", str(folder), "--part", "3/2"], "there is no part 3 of 2"),
+        (["--source", str(folder), "--part", "3/2"], "--part 3/2"),
     ):
         assert main(["pack", str(corpus), *more]) == 1
         assert message in capsys.readouterr().err

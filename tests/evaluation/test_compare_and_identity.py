@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from speakernet.cli import main
-from speakernet.data.list_identity import identify_trials, list_identity
+from speakernet.data.lists import identify_trials, list_identity
 from speakernet.data.lists import ListError, StringTable, TrialList, read_trials, write_trials
 from speakernet.evaluation.figures import compare_scores, short_names
 from speakernet.evaluation.metrics import eer

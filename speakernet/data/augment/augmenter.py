@@ -2,12 +2,12 @@
 
 `draw` makes every random choice and touches no audio; `gather` reads clips and spectra; `apply` makes no choice and is
 plain torch, so it runs on a GPU after the transfer. With `reside` the banks lie there too, and nothing is read for an
-utterance. On a CPU `cpu.py` reads and applies in one go, with the same result. Choices are keyed by (seed, epoch, row),
-so they do not depend on workers or ranks.
+utterance. On a CPU the mixer reads and applies in one go, with the same result. Choices are keyed by (seed, epoch,
+row), so they do not depend on workers or ranks.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from speakernet.data.augment.banks import ClipBank, ResidentBanks, RirBank
+from speakernet.data.augment.banks import ClipBank, Crops, ResidentBanks, RirBank
 from speakernet.data.augment.draw import BABBLE, KINDS, MUSIC, NOISE, Drawer, Drawn, Ingredients
 from speakernet.data.augment.options import AugmentOptions
 from speakernet.data.on_device import send
@@ -25,10 +25,18 @@ CLASSIC_POWER_FLOOR = 1e-4  # voxceleb_trainer adds it to every power
 POWER_FLOOR = 1e-10  # -100 dB of full scale: keeps the ratio of silent speech or noise finite
 FEWEST_FFT_ROWS = 2  # transforms of one row take four times as long as each of two
 MOST_LENGTHS = 8  # lengths of transform that scratch memory is kept for
+TELEPHONE_BAND_HZ = (300.0, 3400.0)
+TELEPHONE_ORDER = 8
+CODEC_RATE_HZ = 8000
+MU_LAW = 255.0  # ITU-T G.711
 
 
 class CpuMixer:
-    """Disturbs batches in place; holds scratch memory, so it serves one thread.
+    """Reverberation and noise on a CPU: read and added one utterance at a time, while its samples are in the cache.
+
+    The same function as `Augmenter.apply` (a test compares them). What it saves: noise in memory is cast straight into
+    a scratch row and its scale goes into the weight; weights are Python numbers, so a source is added in one pass;
+    spectra are multiplied in place; scratch memory is kept from batch to batch, so a mixer serves one thread.
 
     Args:
         banks: clips by kind.
@@ -36,21 +44,15 @@ class CpuMixer:
         is_classic: voxceleb_trainer's power floor, and each babble talker at a ratio of its own.
     """
 
-    def __init__(self, banks: Mapping[str, ClipBank], rirs: RirBank | None, *, is_classic: bool) -> None:
+    def __init__(self, banks: Mapping[str, ClipBank], rirs: RirBank | None, is_classic: bool) -> None:
         self._banks, self._rirs, self._is_classic = banks, rirs, is_classic
-        self._forget()
-
-    def _forget(self) -> None:
         self._sources, self._mixture, self._weights = torch.empty(0, 0), torch.empty(0), torch.empty(0)
         self._rows: tuple[Tensor, ...] = ()
         self._padded: dict[tuple[int, int], Tensor] = {}
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"banks": self._banks, "rirs": self._rirs, "is_classic": self._is_classic}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __reduce__(self) -> Any:
         # A worker makes scratch memory of its own.
-        self.__init__(**state)  # type: ignore[misc]
+        return CpuMixer, (self._banks, self._rirs, self._is_classic)
 
     def add_noises(self, waveforms: Tensor, drawn: Drawn) -> None:
         """Add every source of `drawn` to its utterance of `waveforms` (batch, samples).
@@ -62,10 +64,14 @@ class CpuMixer:
             return
         num_samples = waveforms.shape[1]
         utterances, first, counts = np.unique(drawn.source_rows, return_index=True, return_counts=True)
-        self._make_room(int(counts.max()), num_samples)
+        most = int(counts.max())
+        if self._sources.shape[0] < most or self._sources.shape[1] != num_samples:
+            self._sources = torch.empty(most, num_samples)
+            self._rows = self._sources.unbind()
+            self._mixture, self._weights = torch.empty(num_samples), torch.empty(most)
         arrays = [row.numpy() for row in self._rows]
         crops = {
-            code: self._banks[KINDS[code]].crops(drawn.clips, drawn.places, drawn.source_kinds == code, num_samples)
+            code: Crops(self._banks[KINDS[code]], drawn.clips, drawn.places, drawn.source_kinds == code, num_samples)
             for code in np.unique(drawn.source_kinds).tolist()
         }
         ratios = (10 ** (-drawn.snr_db / 10)).tolist()
@@ -82,39 +88,28 @@ class CpuMixer:
                 ]
             self._add(speeches[utterance], scales, powers, ratios[begin : begin + count])
 
-    def _make_room(self, count: int, num_samples: int) -> None:
-        if self._sources.shape[0] < count or self._sources.shape[1] != num_samples:
-            self._sources = torch.empty(count, num_samples)
-            self._rows = self._sources.unbind()
-            self._mixture = torch.empty(num_samples)
-            self._weights = torch.empty(count)
-
     def _add(self, speech: Tensor, scales: list[float], powers: list[float], ratios: list[float]) -> None:
         """Add the first sources of the scratch memory to `speech`; times `scales` they have `powers`."""
-        num_samples = speech.shape[0]
-        power = float(torch.dot(speech, speech)) / num_samples
-        floor = CLASSIC_POWER_FLOOR
-        if len(scales) == 1:
-            ratio = (power + floor) / (powers[0] + floor) if self._is_classic else _ratio(power, powers[0])
-            torch.add(speech, self._rows[0], alpha=math.sqrt(ratio * ratios[0]) * scales[0], out=speech)
-        elif self._is_classic:
-            weights = (
+        power, floor = float(torch.dot(speech, speech)) / speech.shape[0], CLASSIC_POWER_FLOOR
+        count, source, gain = len(scales), self._mixture, 1.0
+        if self._is_classic:
+            weights = [
                 scale * math.sqrt((power + floor) / (each + floor) * ratio)
                 for each, ratio, scale in zip(powers, ratios, scales, strict=True)
-            )
-            speech += self._mix(weights, len(scales))
+            ]
         else:
-            # talkers equally loud; together they are one noise at one ratio
-            weights = (scale / math.sqrt(max(each, POWER_FLOOR)) for each, scale in zip(powers, scales, strict=True))
-            mixture = self._mix(weights, len(scales))
-            mixed = float(torch.dot(mixture, mixture)) / num_samples
-            torch.add(speech, mixture, alpha=math.sqrt(_ratio(power, mixed) * ratios[0]), out=speech)
-
-    def _mix(self, weights: Iterable[float], count: int) -> Tensor:
-        """The weighted sum of the first sources, (samples,)."""
-        self._weights.numpy()[:count] = list(weights)
-        # As one product six sources take 17 us, added one after another 36.
-        return torch.mv(self._sources[:count].t(), self._weights[:count], out=self._mixture)
+            # Talkers equally loud; together they are one noise at one ratio.
+            weights = [scale / math.sqrt(max(each, POWER_FLOOR)) for each, scale in zip(powers, scales, strict=True)]
+        if count > 1:
+            self._weights.numpy()[:count] = weights
+            # As one product six sources take 17 us, added one after another 36.
+            torch.mv(self._sources[:count].t(), self._weights[:count], out=source)
+        if count == 1:
+            source, gain = self._rows[0], weights[0] if self._is_classic else scales[0]
+        if not self._is_classic:
+            mixed = powers[0] if count == 1 else float(torch.dot(source, source)) / speech.shape[0]
+            gain = math.sqrt(max(power, POWER_FLOOR) / max(mixed, POWER_FLOOR) * ratios[0]) * gain
+        torch.add(speech, source, alpha=gain, out=speech)
 
     def reverberate(self, waveforms: Tensor, drawn: Drawn) -> None:
         """Convolve the utterances of `waveforms` (batch, samples) that drew an RIR with that.
@@ -123,49 +118,31 @@ class CpuMixer:
             AudioError: an RIR cannot be read.
         """
         rirs, num_samples = self._rirs, waveforms.shape[1]
-        utterances = np.flatnonzero(drawn.rirs >= 0).tolist()
-        if rirs is None or not utterances:
-            return
         members: dict[int, list[int]] = {}
-        for utterance in utterances:
+        for utterance in np.flatnonzero(drawn.rirs >= 0).tolist() if rirs is not None else ():
             members.setdefault(rirs.fft_samples(int(drawn.rirs[utterance]), num_samples), []).append(utterance)
         for length, group in members.items():
-            padded = self._padded_rows(length, len(group), num_samples)
+            count = max(len(group), FEWEST_FFT_ROWS)
+            padded = self._padded.get((length, num_samples))
+            if padded is None or len(padded) < count:
+                if len(self._padded) > MOST_LENGTHS:
+                    self._padded.clear()
+                # Zero from `num_samples` on.
+                self._padded[length, num_samples] = padded = torch.zeros(count, length)
             for row, utterance in zip(padded.unbind(), group, strict=False):
                 row[:num_samples] = waveforms[utterance]
             # With a fifth of the crops reverberated the two transforms cost 40 us a crop on average; scipy's are no
             # faster from four rows on.
-            product = torch.fft.rfft(padded)
+            product = torch.fft.rfft(padded[:count])
             for row, utterance in zip(product.numpy(), group, strict=False):
                 row *= rirs.spectrum(int(drawn.rirs[utterance]), num_samples, length)
             wet = torch.fft.irfft(product, length)
             for row, utterance in zip(wet.unbind(), group, strict=False):
                 waveforms[utterance] = row[:num_samples]
 
-    def _padded_rows(self, length: int, count: int, num_samples: int) -> Tensor:
-        """Rows for a transform, zero from `num_samples` on; at least `FEWEST_FFT_ROWS`."""
-        count = max(count, FEWEST_FFT_ROWS)
-        kept = self._padded.get((length, num_samples))
-        if kept is None or len(kept) < count:
-            if len(self._padded) > MOST_LENGTHS:
-                self._padded.clear()
-            self._padded[length, num_samples] = kept = torch.zeros(count, length)
-        return kept[:count]
-
-
-def _ratio(power: float, other: float) -> float:
-    """Of two powers, finite where one of them is silence."""
-    return max(power, POWER_FLOOR) / max(other, POWER_FLOOR)
-
-
-TELEPHONE_BAND_HZ = (300.0, 3400.0)
-TELEPHONE_ORDER = 8
-CODEC_RATE_HZ = 8000
-MU_LAW = 255.0  # ITU-T G.711
-
 
 class Augmenter:
-    """Draws, gathers and applies; the categories without files are left out and the others share their part.
+    """Draws, gathers and applies; the categories without files are skipped and the others share their part.
 
     Args:
         banks: clips by kind (noise, music, babble).
@@ -195,18 +172,20 @@ class Augmenter:
         wanted = sorted(options.categories, key=KINDS.index)
         self.available = [kind for kind in wanted if has_files.get(kind, False)]
         self.missing = [kind for kind in dict.fromkeys(wanted) if kind not in self.available]
-        self._drawer = Drawer(
+        drawer = Drawer(
             self.available,
             options,
             num_clips={kind: len(bank) for kind, bank in self.banks.items()},
             num_rirs=len(rirs) if rirs is not None else 0,
             seed=seed,
         )
+        #: Every choice for the utterances `rows` of the training list (batch,) in an epoch.
+        self.draw = drawer.draw
         self.resident: ResidentBanks | None = None
-        self._mixer = CpuMixer(self.banks, rirs, is_classic=self.is_classic)
+        self._mixer = CpuMixer(self.banks, rirs, self.is_classic)
 
     def reside(self, banks: ResidentBanks | None) -> None:
-        """From now on take clips and spectra from the device where batches are disturbed; None: from the host again."""
+        """Take clips and spectra from the device of the batches from now on; None: from the host again."""
         self.resident = banks
 
     def __call__(self, waveforms: Tensor, *, epoch: int, rows: np.ndarray) -> Tensor:
@@ -222,10 +201,6 @@ class Augmenter:
         ingredients = self.gather(drawn, waveforms.shape[1])
         return self.apply(waveforms, drawn, ingredients.to(waveforms.device, non_blocking=True))
 
-    def draw(self, rows: np.ndarray, epoch: int) -> Drawn:
-        """Every choice for the utterances `rows` of the training list (batch,) in an epoch."""
-        return self._drawer.draw(rows, epoch)
-
     def gather(self, drawn: Drawn, num_samples: int) -> Ingredients:
         """Read the crops and spectra that the choices need, for utterances of `num_samples`.
 
@@ -238,24 +213,21 @@ class Augmenter:
             sources = np.flatnonzero(drawn.source_kinds == code)
             if len(sources) == 0:
                 continue
-            # runs of neighbouring sources are written in place; there are few runs, for kinds alternate rarely
+            # Runs of neighbouring sources are written in place; there are few runs, for kinds alternate rarely.
             for run in np.split(sources, np.flatnonzero(np.diff(sources) > 1) + 1):
                 part = slice(int(run[0]), int(run[-1]) + 1)
                 self.banks[KINDS[code]].fill(drawn.clips[part], drawn.places[part], target[part])
-        return Ingredients(noises, self._gather_rirs(drawn.rirs, num_samples))
-
-    def _gather_rirs(self, rirs: np.ndarray, num_samples: int) -> tuple[tuple[Tensor, Tensor, int], ...]:
-        if self.rirs is None:
-            return ()
-        rows = np.flatnonzero(rirs >= 0)
-        lengths = np.array([self.rirs.fft_samples(int(rirs[row]), num_samples) for row in rows], dtype=np.int64)
         groups = []
-        # One transform for all of a length: a row alone costs six times its share of a batch.
-        for length in np.unique(lengths).tolist():
-            members = rows[lengths == length]
-            spectra = np.stack([self.rirs.spectrum(int(rirs[row]), num_samples, length) for row in members])
-            groups.append((torch.from_numpy(members), torch.from_numpy(spectra), length))
-        return tuple(groups)
+        if self.rirs is not None:
+            members = np.flatnonzero(drawn.rirs >= 0)
+            chosen = drawn.rirs[members].tolist()
+            lengths = np.array([self.rirs.fft_samples(rir, num_samples) for rir in chosen], dtype=np.int64)
+            # One transform for all of a length: a row alone costs six times its share of a batch.
+            for length in np.unique(lengths).tolist():
+                some = np.flatnonzero(lengths == length)
+                spectra = np.stack([self.rirs.spectrum(chosen[row], num_samples, length) for row in some.tolist()])
+                groups.append((torch.from_numpy(members[some]), torch.from_numpy(spectra), length))
+        return Ingredients(noises, tuple(groups))
 
     def apply(self, waveforms: Tensor, drawn: Drawn, ingredients: Ingredients) -> Tensor:
         """Disturb a batch in place; no random choice is made here.
@@ -274,7 +246,7 @@ class Augmenter:
         return self._apply_channel(waveforms, drawn)
 
     def _apply_channel(self, waveforms: Tensor, drawn: Drawn) -> Tensor:
-        """What the utterance as a whole goes through: telephone, codec, volume."""
+        """Effects on the utterance as a whole: telephone, codec, volume."""
         # Behind the noise: a line carries what the microphone heard, noise and all.
         telephone, codec, gains = np.flatnonzero(drawn.telephone), np.flatnonzero(drawn.codec), drawn.gains_db
         if not (len(telephone) or len(codec) or gains.any()):

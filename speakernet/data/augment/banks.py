@@ -1,7 +1,8 @@
 """What augmentation takes from disk: clips of noise, music and talkers, and RIRs with their spectra.
 
 An RIR is a room impulse response. Knows folders and files; makes no random choice and mixes nothing (`augmenter.py`
-does).
+does). `ResidentBanks` keep all of it on the device where batches are augmented, so that nothing is read for an
+utterance; their results are those of the banks on the host (a test compares them).
 """
 
 import functools
@@ -19,8 +20,8 @@ from speakernet.data.audio import AUDIO_SUFFIXES, AudioError, read_audio
 from speakernet.data.augment.draw import KINDS, Drawn, Ingredients
 from speakernet.data.lists import StringTable
 from speakernet.data.on_device import DeviceAudio, send, to_float
-from speakernet.data.packed import PackedRows, RamRows, Samples
-from speakernet.data.sharing import SharedArray
+from speakernet.data.packed import PackedRows, RamRows
+from speakernet.data.sharing import Shareable, shared_zeros
 from speakernet.data.sources import INT16_SCALE, AudioCache, FolderSource, RowReader
 from speakernet.files import own_command, parallel_map
 from speakernet.parallel import distributed
@@ -28,40 +29,38 @@ from speakernet.terminal import MAX_NAMED, Bar
 
 logger = logging.getLogger(__name__)
 
-# Folder names of MUSAN -> our names of the kinds of disturbance.
+# Folder names of MUSAN -> our names of the kinds of noise.
 MUSAN_FOLDERS = {"noise": "noise", "music": "music", "speech": "babble"}
-# What in a path of RIRS_NOISES tells a noise: a folder, and recordings beside the RIRs of its isotropic rooms.
+# Paths of noises among RIRS_NOISES: a folder, and recordings beside the RIRs of its isotropic rooms.
 NOISES_AMONG_RIRS = ("/pointsource_noises/", "_noise_")
 # Transform lengths are multiples of it: few different ones, which are faster than many, and many factors of two.
 FFT_BLOCK = 512
 ENERGY_BLOCK = 64  # samples that one kept energy stands for
 BLOCKS_AT_ONCE = 1 << 16
-
-
 SHOWN_BYTES = 64 << 20  # of noise; less is decoded before a bar could be looked at
+READ_AT_ONCE = 64  # clips or RIRs of one task
+RIRS_AT_ONCE = 256  # transformed together
+SHOWN_CLIPS_SAMPLES = 32_000_000
 
 
-class BlockEnergies:
-    """Energies of any crop of int16 samples in memory, exact, without reading the crop.
+class BlockEnergies(Shareable):
+    """Energies of any crop of int16 samples in memory, exact, without reading the crop."""
 
-    Args:
-        samples: in shared memory, int16 (samples,).
-    """
+    shared_arrays = ("sums",)
 
-    def __init__(self, samples: SharedArray) -> None:
-        self._samples = samples
-        num_blocks = len(samples.array) // ENERGY_BLOCK
-        blocks = samples.array[: num_blocks * ENERGY_BLOCK].reshape(-1, ENERGY_BLOCK)
+    def __init__(self, samples: np.ndarray) -> None:
+        num_blocks = len(samples) // ENERGY_BLOCK
+        blocks = samples[: num_blocks * ENERGY_BLOCK].reshape(-1, ENERGY_BLOCK)
         sums = np.zeros(num_blocks + 1, dtype=np.int64)
         for first in range(0, num_blocks, BLOCKS_AT_ONCE):
             some = blocks[first : first + BLOCKS_AT_ONCE].astype(np.int64)
             sums[first + 1 : first + 1 + len(some)] = (some * some).sum(axis=1)
         # A sum that overflows wraps around, and the difference of two is right all the same.
-        self._sums = SharedArray(np.cumsum(sums)).share()
+        self.sums = np.cumsum(sums)
+        self.share()
 
-    def of_crops(self, firsts: np.ndarray, num_samples: int) -> np.ndarray:
+    def of_crops(self, samples: np.ndarray, firsts: np.ndarray, num_samples: int) -> np.ndarray:
         """Sums of squares of `num_samples` (two blocks or more) from each of `firsts` (crops,) on, int64 (crops,)."""
-        samples, sums = self._samples.array, self._sums.array
         begins, ends = -(-firsts // ENERGY_BLOCK), (firsts + num_samples) // ENERGY_BLOCK
         # What lies before the first whole block and after the last one.
         places = np.arange(ENERGY_BLOCK)
@@ -70,18 +69,18 @@ class BlockEnergies:
             [heads < (begins * ENERGY_BLOCK)[:, None], tails < (firsts + num_samples)[:, None]], axis=1
         )
         edges = samples[np.where(is_inside, np.concatenate([heads, tails], axis=1), 0)].astype(np.int64) * is_inside
-        return sums[ends] - sums[begins] + (edges * edges).sum(axis=1)
+        return self.sums[ends] - self.sums[begins] + (edges * edges).sum(axis=1)
 
 
 @dataclass
 class ClipBank:
-    """Clips of one kind of disturbance.
+    """Clips of one kind.
 
     Attributes:
         reader: reads rows, wrapping short ones.
         rows: rows of the reader that belong to this kind, int64 (clips,).
         lengths: samples of each of them, int64 (clips,).
-        energies: of the reader's samples, where they are in memory.
+        energies: of the reader's samples, if they are in memory.
     """
 
     reader: RowReader
@@ -93,7 +92,7 @@ class ClipBank:
         return len(self.rows)
 
     def fill(self, clips: np.ndarray, places: np.ndarray, out: np.ndarray) -> None:
-        """Write crops into `out` (sources, samples); a place in [0, 1) says where in the clip the crop begins.
+        """Write crops into `out` (sources, samples); a place in [0, 1) is the start of the crop in its clip.
 
         Raises:
             AudioError: a clip cannot be read.
@@ -112,40 +111,38 @@ class ClipBank:
         have = self.reader.read_row(int(self.rows[clip]), 0, out)
         out[have:] = np.resize(out[:have], len(out) - have) if have else 0
 
-    def crops(self, clips: np.ndarray, places: np.ndarray, is_wanted: np.ndarray, num_samples: int) -> "Crops":
-        """The crops of many sources, to be written one by one.
-
-        Args:
-            clips: of every source, int64 (sources,).
-            places: as for `fill`, (sources,).
-            is_wanted: which sources are this bank's, bool (sources,); the others are not looked at.
-            num_samples: length of each.
-        """
-        clips = np.where(is_wanted, clips, 0)
-        starts = (places * np.maximum(self.lengths[clips] - num_samples, 0)).astype(np.int64)
-        return Crops(self, self.rows[clips], starts, num_samples)
-
 
 class Crops:
-    """Crops of one bank, written where and when they are needed; those in memory at the price of a cast.
+    """Crops of one bank, written one by one when they are needed; those in memory cost a cast.
+
+    Args:
+        bank: of the clips.
+        clips: of every source, int64 (sources,).
+        places: as for `ClipBank.fill`, (sources,).
+        is_wanted: which sources are of this bank, bool (sources,); the others are not looked at.
+        num_samples: length of each.
 
     Attributes:
-        powers: mean square of each crop, NaN where it is not known before the crop is read.
+        powers: mean square of each crop, NaN if it is not known before the crop is read.
     """
 
-    def __init__(self, bank: ClipBank, rows: np.ndarray, starts: np.ndarray, num_samples: int) -> None:
-        self._reader, self._rows, self._starts = bank.reader, rows, starts
-        self._num_samples = num_samples
-        self._samples: Samples | None = None
-        self._firsts: list[int] = []
-        powers = np.full(len(rows), np.nan)
+    def __init__(
+        self, bank: ClipBank, clips: np.ndarray, places: np.ndarray, is_wanted: np.ndarray, num_samples: int
+    ) -> None:
+        clips = np.where(is_wanted, clips, 0)
+        self._starts = (places * np.maximum(bank.lengths[clips] - num_samples, 0)).astype(np.int64)
+        self._reader, self._rows, self._num_samples = bank.reader, bank.rows[clips], num_samples
+        self._firsts = [-1] * len(clips)
+        powers = np.full(len(clips), np.nan)
         if isinstance(bank.reader, PackedRows):
             self._samples = bank.reader.samples
-            firsts = bank.reader.whole_crops(rows, starts, num_samples)
+            firsts = bank.reader.whole_crops(self._rows, self._starts, num_samples)
             self._firsts = firsts.tolist()
             if bank.energies is not None and num_samples >= 2 * ENERGY_BLOCK:
                 whole = np.flatnonzero(firsts >= 0)
-                powers[whole] = bank.energies.of_crops(firsts[whole], num_samples) * (float(INT16_SCALE) ** 2)
+                assert isinstance(self._samples, np.ndarray)
+                sums = bank.energies.of_crops(self._samples, firsts[whole], num_samples)
+                powers[whole] = sums * (float(INT16_SCALE) ** 2)
         self.powers: list[float] = (powers / num_samples).tolist()
 
     def write(self, source: int, out: np.ndarray) -> float:
@@ -154,14 +151,12 @@ class Crops:
         Raises:
             AudioError: the clip cannot be read.
         """
-        if self._samples is not None and self._firsts[source] >= 0:
-            first = self._firsts[source]
+        first = self._firsts[source]
+        if first >= 0:
             out[:] = self._samples[first : first + self._num_samples]
             return float(INT16_SCALE)
-        some = slice(source, source + 1)
-        problems = self._reader.fill(self._rows[some], self._starts[some], out[None])
-        if problems:
-            raise AudioError(f"augmentation: {next(iter(problems.values()))}; remove the file or mend it")
+        if problem := self._reader.fill_one(int(self._rows[source]), int(self._starts[source]), out):
+            raise AudioError(f"augmentation: {problem}; remove the file or mend it")
         return 1.0
 
 
@@ -180,13 +175,14 @@ def find_audio_files(root: str | Path) -> list[str]:
 
 
 def noise_banks(root: str | Path, sample_rate: int, cache: AudioCache | None) -> dict[str, ClipBank]:
-    """Banks of MUSAN's kinds found below `root`: a folder noise, music or speech somewhere in the path tells the kind.
+    """Banks of MUSAN's kinds found below `root`, by the folders noise, music and speech in the paths.
 
-    Files under none of these folders count as noise, which is said. Empty and unreadable files are left out, and said.
+    Files under none of these folders count as noise, with a warning; empty and unreadable files are skipped with one.
 
     Raises:
         AudioError: no such folder, or no usable audio in it.
     """
+    root = Path(root)
     names = find_audio_files(root)
     source = FolderSource(root, sample_rate, show_progress=distributed.is_main())
     listed = StringTable.from_strings(names)
@@ -197,40 +193,55 @@ def noise_banks(root: str | Path, sample_rate: int, cache: AudioCache | None) ->
         raise AudioError(f"{root}: no readable audio in this noise folder ({len(names)} files); is it MUSAN's layout?")
     if not usable.all():
         bad = [names[row] for row in np.flatnonzero(~usable)[:MAX_NAMED]]
-        logger.warning("%s: %d noise files cannot be read and are left out: %s", root, (~usable).sum(), ", ".join(bad))
+        logger.warning("%s: %d noise files cannot be read and are skipped: %s", root, (~usable).sum(), ", ".join(bad))
     # One reader for all kinds: the cache is keyed by its rows.
     reader = source.rows(listed, table, cache)
-    kinds = np.array([_kind_of(name, Path(root)) for name in names], dtype="U8")
-    unnamed = int((kinds == "").sum())
-    if unnamed:
-        logger.warning("%s: %d files lie under no folder noise, music or speech and count as noise", root, unnamed)
-        kinds[kinds == ""] = "noise"
+    folders = ([*name.split("/")[:-1], root.name] for name in names)
+    kinds = np.array([next((MUSAN_FOLDERS[one] for one in some if one in MUSAN_FOLDERS), "") for some in folders])
+    if unnamed := int((kinds == "").sum()):
+        logger.warning("%s: %d files are in no folder noise, music or speech and count as noise", root, unnamed)
     banks = {}
     for kind in MUSAN_FOLDERS.values():
-        rows = np.flatnonzero((kinds == kind) & usable)
+        rows = np.flatnonzero(((kinds == kind) | ((kinds == "") & (kind == "noise"))) & usable)
         if len(rows):
             banks[kind] = ClipBank(reader, rows, lengths[rows].astype(np.int64))
     return banks
 
 
-def _kind_of(name: str, root: Path) -> str:
-    for part in [*name.split("/")[:-1], root.name]:
-        if part in MUSAN_FOLDERS:
-            return MUSAN_FOLDERS[part]
-    return ""
+def clips_into_ram(banks: Mapping[str, ClipBank], budget_bytes: int) -> bool:
+    """Decode all clips of noise into shared int16 memory if they fit; returns whether they did.
+
+    Noise is read more often than speech: more than once an utterance with babble.
+    """
+    total = 2 * sum(int(bank.lengths.sum()) for bank in banks.values())
+    if total > budget_bytes:
+        return False
+    bar = Bar("decoding noise", sum(len(bank) for bank in banks.values()), "clip", is_shown=total > SHOWN_BYTES)
+    for bank in banks.values():
+        starts = np.cumsum(bank.lengths) - bank.lengths
+        shared = shared_zeros((int(bank.lengths.sum()),), np.int16)
+        samples = shared.numpy()
+        for clip in range(len(bank)):
+            bank.read_whole(clip, samples[starts[clip] : starts[clip] + bank.lengths[clip]])
+            bar.update()
+        bank.reader = RamRows(shared, starts, bank.lengths, {})
+        bank.rows = np.arange(len(bank.lengths))
+        bank.energies = BlockEnergies(samples)
+    bar.close()
+    return True
 
 
 class RirBank:
     """RIRs (room impulse responses), prepared once, with the spectra of the lengths that are asked for.
 
-    Args:
-        source: where the files are.
-        names: the files.
-        is_aligned: drop what comes before the direct path (the largest sample), so that speech stays where it was.
-        cache: keeps RIRs and spectra.
+    Each is divided by the square root of its energy, as is usual. Of one with several channels the first is taken: each
+    is one microphone's, and their mean is not the response of any place in the room.
 
-    Each is divided by the square root of its energy, as is usual. Of one with several channels the first
-    is taken: each is one microphone's, and their mean is the response of no place in the room.
+    Args:
+        source: of the files.
+        names: the files.
+        is_aligned: drop what comes before the direct path (the largest sample), so that speech stays in place.
+        cache: keeps RIRs and spectra.
     """
 
     def __init__(
@@ -252,9 +263,9 @@ class RirBank:
         """
         found = self.cache.get(("prepared", rir))
         if found is None:
-            path = self.source.path_of(self.names[rir])
+            path = Path(self.source.root, self.names[rir])
             found = read_audio(path, sample_rate=self.source.sample_rate, mixes=False)
-            energy = float(np.dot(found, found)) if len(found) else 0.0
+            energy = float(np.dot(found, found))
             if not energy > 0:
                 raise AudioError(f"{path}: the RIR is empty or silent; remove it")
             found = (found / np.float32(np.sqrt(energy))).astype(np.float32)
@@ -264,13 +275,8 @@ class RirBank:
         return found[:most_samples]
 
     def fft_samples(self, rir: int, num_samples: int) -> int:
-        """Length of the transform in which a crop of `num_samples` and this RIR do not wrap around.
-
-        Lengths are rounded up to a few good ones, so that many RIRs share one transform.
-        """
-        reach = len(self.prepared(rir, num_samples))
-        # Few factors of two make a transform a third slower than the next multiple of 256.
-        return FFT_BLOCK * fast_fft_samples(-(-(num_samples + reach - 1) // FFT_BLOCK))
+        """Length of the transform in which a crop of `num_samples` and this RIR do not wrap around."""
+        return _transform_samples(num_samples + len(self.prepared(rir, num_samples)) - 1)
 
     def spectrum(self, rir: int, num_samples: int, fft_samples: int) -> np.ndarray:
         """The RIR's spectrum, complex64 (fft_samples // 2 + 1,)."""
@@ -283,21 +289,27 @@ class RirBank:
 
 
 def rir_bank(root: str | Path, sample_rate: int, cache: AudioCache | None, *, is_aligned: bool) -> RirBank:
-    """All RIRs below `root` (RIRS_NOISES' layout or any other); its noises are left out, and said.
+    """All RIRs below `root` (RIRS_NOISES' layout or any other); its noises are skipped with a warning.
 
     Raises:
         AudioError: no such folder, or no audio in it.
     """
     found = find_audio_files(root)
-    names = [name for name in found if not any(part in f"/{name}" for part in NOISES_AMONG_RIRS)]
+    names = [name for name in found if not any(mark in f"/{name}" for mark in NOISES_AMONG_RIRS)]
     if not names:
         raise AudioError(f"{root}: no audio files in this folder of RIRs")
     if len(names) < len(found):
-        logger.warning("%s: %d files are noises, no RIRs, and are left out", root, len(found) - len(names))
+        logger.warning("%s: %d files are noises, not RIRs, and are skipped", root, len(found) - len(names))
     return RirBank(FolderSource(root, sample_rate), names, is_aligned=is_aligned, cache=cache)
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=1 << 16)
+def _transform_samples(least: int) -> int:
+    """A good length of transform, at least `least`; few different ones, so that many RIRs share one transform."""
+    # Few factors of two make a transform a third slower than the next multiple of 256.
+    return FFT_BLOCK * fast_fft_samples(-(-least // FFT_BLOCK))
+
+
 def fast_fft_samples(least: int) -> int:
     """The smallest even length of at least `least` whose only prime factors are 2, 3 and 5."""
     best = 1 << (least - 1).bit_length()
@@ -315,40 +327,13 @@ def fast_fft_samples(least: int) -> int:
 
 def describe_banks(banks: Mapping[str, ClipBank], rirs: RirBank | None) -> str:
     """What there is to augment with, for the log."""
-    parts = [f"{len(bank):,} clips of {kind}" for kind, bank in banks.items()]
-    parts += [f"{len(rirs):,} RIRs"] if rirs else []
-    return ", ".join(parts) or "nothing"
-
-
-def clips_into_ram(banks: Mapping[str, ClipBank], budget_bytes: int) -> bool:
-    """Decode all clips of noise into shared int16 memory, when they fit; returns whether they did.
-
-    Noise is read more often than speech: more than once an utterance with babble.
-    """
-    total = 2 * sum(int(bank.lengths.sum()) for bank in banks.values())
-    if total > budget_bytes:
-        return False
-    bar = Bar("decoding noise", sum(len(bank) for bank in banks.values()), "clip", is_shown=total > SHOWN_BYTES)
-    for bank in banks.values():
-        starts = np.concatenate([[0], np.cumsum(bank.lengths)[:-1]])
-        samples = SharedArray.allocate((int(bank.lengths.sum()),), np.int16)
-        for clip in range(len(bank)):
-            bank.read_whole(clip, samples.array[starts[clip] : starts[clip] + bank.lengths[clip]])
-            bar.update()
-        bank.reader = RamRows(samples, starts, bank.lengths, {})
-        bank.rows = np.arange(len(bank.lengths))
-        bank.energies = BlockEnergies(samples)
-    bar.close()
-    return True
-
-
-READ_AT_ONCE = 64  # clips or RIRs of one task
-RIRS_AT_ONCE = 256  # transformed together
-SECOND_BYTES = 2 * 16_000
+    found = [f"{len(bank):,} clips of {kind}" for kind, bank in banks.items()]
+    found += [f"{len(rirs):,} RIRs"] if rirs else []
+    return ", ".join(found) or "nothing"
 
 
 def bytes_of_banks(banks: Mapping[str, ClipBank], rirs: RirBank | None, corpus: PackedRows | None) -> int:
-    """Bytes that clips (int16) and RIRs (float32) take on a device; those read from the corpus that lies there none."""
+    """Bytes that clips (int16) and RIRs (float32) take on a device; none for those read from a corpus that is there."""
     clips = sum(2 * int(bank.lengths.sum()) for bank in banks.values() if bank.reader is not corpus)
     if rirs is None:
         return clips
@@ -364,8 +349,8 @@ class ResidentBanks:
         banks: clips by kind; those read from `corpus_rows` are read from `corpus`.
         rirs: room impulse responses; None for no reverberation.
         device: where they go.
-        spectra_bytes: most memory for kept spectra; where they take more they are made anew for each batch.
-        corpus: the training corpus where that lies on the device too (babble may be mixed of its utterances).
+        spectra_bytes: most memory for kept spectra; if they take more they are computed for each batch.
+        corpus: the training corpus if that lies on the device too (babble may be mixed from its utterances).
         corpus_rows: the rows of that corpus.
         num_threads: that read files.
 
@@ -388,12 +373,12 @@ class ResidentBanks:
         own = {kind: bank for kind, bank in banks.items() if corpus is None or bank.reader is not corpus_rows}
         samples = torch.empty(sum(int(bank.lengths.sum()) for bank in own.values()), dtype=torch.int16, device=device)
         clips = DeviceAudio(samples)
-        # Code of the kind -> where its clips lie: the audio, first sample and number of samples of each.
+        # Code of the kind -> the audio that holds its clips, first sample and number of samples of each.
         self._clips: dict[int, tuple[DeviceAudio, np.ndarray, np.ndarray]] = {}
         first = 0
         for kind, bank in banks.items():
             if kind in own:
-                starts = first + np.concatenate([[0], np.cumsum(bank.lengths)[:-1]])
+                starts = first + np.cumsum(bank.lengths) - bank.lengths
                 first += int(bank.lengths.sum())
                 _read_clips(bank, starts, samples, num_threads)
                 self._clips[KINDS.index(kind)] = clips, starts, bank.lengths
@@ -406,41 +391,44 @@ class ResidentBanks:
     def gather(self, drawn: Drawn, num_samples: int) -> Ingredients:
         """What the choices need for utterances of `num_samples`, see `Augmenter.gather`; nothing is waited for."""
         rirs = self._rirs.gather(drawn.rirs, num_samples) if self._rirs is not None else ()
-        return Ingredients(self._noises(drawn, num_samples), rirs)
-
-    def _noises(self, drawn: Drawn, num_samples: int) -> Tensor:
-        """Crops of all sources, float32 (sources, samples): one read for each tensor that they lie in."""
         kinds = drawn.source_kinds
-        firsts, starts, lengths = (np.zeros(len(kinds), dtype=np.int64) for _ in range(3))
-        by_audio: dict[int, tuple[DeviceAudio, list[int]]] = {}
+        firsts, lengths = np.zeros((2, len(kinds)), dtype=np.int64)
+        # One read for each tensor that crops lie in.
+        members: dict[int, tuple[DeviceAudio, list[np.ndarray]]] = {}
         for code in np.unique(kinds).tolist():
             audio, begins, sizes = self._clips[code]
             some = np.flatnonzero(kinds == code)
-            clips = drawn.clips[some]
-            firsts[some], lengths[some] = begins[clips], sizes[clips]
-            by_audio.setdefault(id(audio), (audio, []))[1].append(code)
+            firsts[some], lengths[some] = begins[drawn.clips[some]], sizes[drawn.clips[some]]
+            members.setdefault(id(audio), (audio, []))[1].append(some)
         starts = (drawn.places * np.maximum(lengths - num_samples, 0)).astype(np.int64)
-        if len(by_audio) == 1:
-            audio, _ = next(iter(by_audio.values()))
-            return to_float(audio.crops(firsts, starts, lengths, num_samples))
+        if len(members) == 1:
+            audio, _ = next(iter(members.values()))
+            return Ingredients(to_float(audio.crops(firsts, starts, lengths, num_samples)), rirs)
         noises = torch.empty(len(kinds), num_samples, device=self.device)
-        for audio, codes in by_audio.values():
-            some = np.flatnonzero(np.isin(kinds, codes))
+        for audio, groups in members.values():
+            some = np.concatenate(groups)
             (places,) = send(self.device, [some])
             noises.index_copy_(0, places, to_float(audio.crops(firsts[some], starts[some], lengths[some], num_samples)))
-        return noises
+        return Ingredients(noises, rirs)
 
 
 class _ResidentRirs:
     """Prepared RIRs end to end, and their spectra at the length of transform that a length of crops takes."""
 
     def __init__(self, rirs: RirBank, device: torch.device, spectra_bytes: int, num_threads: int) -> None:
-        self._spectra_bytes, self._kept_bytes = spectra_bytes, 0
+        self._spectra_bytes = spectra_bytes
         # Length of crops -> complex64 (RIRs, bins).
         self._spectra: dict[int, Tensor] = {}
-        found = _prepared(rirs, num_threads)
+
+        def read(first: int) -> list[np.ndarray]:
+            return [rirs.prepared(rir, sys.maxsize) for rir in range(first, min(first + READ_AT_ONCE, len(rirs)))]
+
+        firsts = range(0, len(rirs), READ_AT_ONCE)
+        description = "RIRs to the device" if distributed.is_main() and len(rirs) > 1000 else ""
+        blocks = parallel_map(read, firsts, num_threads, description, total=len(firsts))
+        found = [one for block in blocks for one in block]
         self._lengths = np.array([len(one) for one in found], dtype=np.int64)
-        self._starts = np.concatenate([[0], np.cumsum(self._lengths)[:-1]])
+        self._starts = np.cumsum(self._lengths) - self._lengths
         self._longest = int(self._lengths.max())
         whole = np.concatenate([*found, np.zeros(self._longest, dtype=np.float32)])
         self._samples = torch.from_numpy(whole).to(device)
@@ -451,25 +439,17 @@ class _ResidentRirs:
         if not len(members):
             return ()
         reach = min(self._longest, num_samples)
-        fft_samples = FFT_BLOCK * fast_fft_samples(-(-(num_samples + reach - 1) // FFT_BLOCK))
-        kept = self._kept(num_samples, reach, fft_samples)
-        chosen = rirs[members]
-        if kept is None:
-            (rows,) = send(self._samples.device, [members])
-            return ((rows, self._transformed(chosen, reach, fft_samples), fft_samples),)
-        rows, ids = send(self._samples.device, [members, chosen])
-        return ((rows, kept[ids], fft_samples),)
-
-    def _kept(self, num_samples: int, reach: int, fft_samples: int) -> Tensor | None:
-        """All spectra for crops of that length, made when they are first asked for; None where they do not fit."""
+        fft_samples = _transform_samples(num_samples + reach - 1)
+        # All spectra for crops of that length are made when they are first asked for, if they fit.
         if num_samples not in self._spectra:
             needed = 8 * len(self._lengths) * (fft_samples // 2 + 1)
-            if self._kept_bytes + needed > self._spectra_bytes:
-                return None
+            if sum(8 * one.numel() for one in self._spectra.values()) + needed > self._spectra_bytes:
+                (rows,) = send(self._samples.device, [members])
+                return ((rows, self._transformed(rirs[members], reach, fft_samples), fft_samples),)
             blocks = np.split(np.arange(len(self._lengths)), range(RIRS_AT_ONCE, len(self._lengths), RIRS_AT_ONCE))
             self._spectra[num_samples] = torch.cat([self._transformed(one, reach, fft_samples) for one in blocks])
-            self._kept_bytes += needed
-        return self._spectra[num_samples]
+        rows, ids = send(self._samples.device, [members, rirs[members]])
+        return ((rows, self._spectra[num_samples][ids], fft_samples),)
 
     def _transformed(self, rirs: np.ndarray, reach: int, fft_samples: int) -> Tensor:
         """Spectra of some RIRs, cut to `reach` samples, complex64 (rirs, bins)."""
@@ -479,32 +459,17 @@ class _ResidentRirs:
         return torch.fft.rfft(windows, fft_samples)
 
 
-def _prepared(rirs: RirBank, num_threads: int) -> list[np.ndarray]:
-    """Every RIR, prepared, whole."""
-
-    def read(first: int) -> list[np.ndarray]:
-        return [rirs.prepared(rir, sys.maxsize) for rir in range(first, min(first + READ_AT_ONCE, len(rirs)))]
-
-    firsts = range(0, len(rirs), READ_AT_ONCE)
-    description = "RIRs to the device" if distributed.is_main() and len(rirs) > 1000 else ""
-    return [one for some in parallel_map(read, firsts, num_threads, description, total=len(firsts)) for one in some]
-
-
 def _read_clips(bank: ClipBank, starts: np.ndarray, out: Tensor, num_threads: int) -> None:
     """Copy every clip of a bank to its place in `out`."""
 
-    # Several threads share the reader: int16 goes where it belongs, without the reader's own scratch memory.
     def read(first: int) -> tuple[int, np.ndarray]:
-        last = min(first + READ_AT_ONCE, len(bank))
-        clips = np.empty(int(bank.lengths[first:last].sum()), dtype=np.int16)
-        at = 0
-        for clip in range(first, last):
-            bank.read_whole(clip, clips[at : at + int(bank.lengths[clip])])
-            at += int(bank.lengths[clip])
-        return first, clips
+        lengths = bank.lengths[first : first + READ_AT_ONCE]
+        clips = np.empty(int(lengths.sum()), dtype=np.int16)
+        for clip, place in enumerate(np.split(clips, np.cumsum(lengths)[:-1]), start=first):
+            bank.read_whole(clip, place)
+        return int(starts[first]), clips
 
     firsts = range(0, len(bank), READ_AT_ONCE)
-    description = "noise to the device" if distributed.is_main() and len(out) > SECOND_BYTES * 1000 else ""
-    for first, clips in parallel_map(read, firsts, num_threads, description, total=len(firsts)):
-        begin = int(starts[first])
+    description = "noise to the device" if distributed.is_main() and len(out) > SHOWN_CLIPS_SAMPLES else ""
+    for begin, clips in parallel_map(read, firsts, num_threads, description, total=len(firsts)):
         out[begin : begin + len(clips)] = torch.from_numpy(clips).to(out.device)

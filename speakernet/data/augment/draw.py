@@ -4,7 +4,7 @@ Choices are keyed by (seed, epoch, row), so they do not depend on batches, worke
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,28 +12,6 @@ from torch import Tensor
 
 from speakernet.data.augment.options import AugmentOptions
 from speakernet.random import KeyedRandom
-
-
-@dataclass(frozen=True)
-class Ingredients:
-    """The audio that the choices need; moves to a device with the batch.
-
-    Attributes:
-        noises: crops of the sources, float32 (sources, samples).
-        reverberation: by length of transform: utterances int64 (rows,), spectra complex64 (rows, bins), length.
-    """
-
-    noises: Tensor
-    reverberation: tuple[tuple[Tensor, Tensor, int], ...] = ()
-
-    def to(self, device: torch.device, non_blocking: bool = False) -> "Ingredients":
-        """The same on another device."""
-        rirs = tuple(
-            (rows.to(device, non_blocking=non_blocking), spectra.to(device, non_blocking=non_blocking), length)
-            for rows, spectra, length in self.reverberation
-        )
-        return replace(self, noises=self.noises.to(device, non_blocking=non_blocking), reverberation=rirs)
-
 
 CLEAN, REVERB, MUSIC, BABBLE, NOISE = range(5)
 KINDS = ("clean", "reverb", "music", "babble", "noise")
@@ -52,7 +30,7 @@ class Drawn:
         source_rows: utterance that a source is added to, ascending, int64 (sources,).
         source_kinds: index into KINDS, int8 (sources,).
         clips: clip of the kind's bank, int64 (sources,).
-        places: where in the clip the crop begins, in [0, 1), float64 (sources,).
+        places: start of the crop in its clip, in [0, 1), float64 (sources,).
         snr_db: signal-to-noise ratio, float64 (sources,).
         gains_db: of the whole utterance, float64 (batch,).
         telephone: whether the utterance is band-limited, bool (batch,).
@@ -71,12 +49,33 @@ class Drawn:
     codec: np.ndarray
 
 
+@dataclass(frozen=True)
+class Ingredients:
+    """The audio that the choices need, on the host or on the device where it is mixed.
+
+    Attributes:
+        noises: crops of the sources, float32 (sources, samples).
+        reverberation: by length of transform: utterances int64 (rows,), spectra complex64 (rows, bins), length.
+    """
+
+    noises: Tensor
+    reverberation: tuple[tuple[Tensor, Tensor, int], ...] = ()
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> "Ingredients":
+        """The same on another device."""
+        rirs = tuple(
+            (rows.to(device, non_blocking=non_blocking), spectra.to(device, non_blocking=non_blocking), length)
+            for rows, spectra, length in self.reverberation
+        )
+        return Ingredients(self.noises.to(device, non_blocking=non_blocking), rirs)
+
+
 class Drawer:
     """Draws the choices of batches.
 
     Args:
         available: the kinds, of KINDS, that there are files for.
-        options: what is drawn from where; the classic style has one SNR for each babble talker, not one for all.
+        options: what is drawn with which probability; the classic style has one SNR for each babble talker.
         num_clips: clips of each kind.
         num_rirs: RIRs that there are.
         seed: of the run.
@@ -100,62 +99,52 @@ class Drawer:
     def draw(self, rows: np.ndarray, epoch: int) -> Drawn:
         """Every choice for the utterances `rows` of the training list (batch,) in an epoch."""
         # Keyed numbers, not generators: a generator for each utterance costs 15 us, a tenth of a crop's whole budget.
-        random = KeyedRandom(self._seed, epoch, rows)
-        options = self.options
+        random, options, codes = KeyedRandom(self._seed, epoch, rows), self.options, self._codes
         streams = (KIND_STREAM, RIR_STREAM, TALKERS_STREAM, VOLUME_STREAM, TELEPHONE_STREAM, CODEC_STREAM)
         kind, rir, talkers, volume, telephone, codec = random.uniforms(streams)[:, :, 0]
-        kinds = self._kinds(kind)
-        low, high = options.volume_db
-        return Drawn(
-            kinds=kinds,
-            rirs=np.where(kinds == REVERB, (rir * self._num_rirs).astype(np.int64), -1),
-            **self._sources(random, kinds, talkers),
-            gains_db=low + (high - low) * volume,
-            telephone=telephone < options.telephone_probability,
-            codec=codec < options.codec_probability,
-        )
-
-    def _kinds(self, number: np.ndarray) -> np.ndarray:
-        codes = self._codes
-        if not len(codes):
-            return np.zeros(len(number), dtype=np.int8)
-        # one number decides both: below `probability` it is divided evenly among the categories
-        number = number / max(self.options.probability, 1e-12)
-        chosen = codes[np.minimum((number * len(codes)).astype(np.int64), len(codes) - 1)]
-        return np.where(number < 1, chosen, CLEAN).astype(np.int8)
-
-    def _sources(self, random: KeyedRandom, kinds: np.ndarray, talkers: np.ndarray) -> dict[str, np.ndarray]:
-        fewest, most = self.options.babble_speakers
-        talkers = fewest + (talkers * (most - fewest + 1)).astype(np.int64)
-        counts = np.where(kinds == BABBLE, talkers, ((kinds == MUSIC) | (kinds == NOISE)).astype(np.int64))
+        kinds = np.zeros(len(rows), dtype=np.int8)
+        if len(codes):
+            # One number decides both: below `probability` it is divided evenly among the categories.
+            kind = kind / max(options.probability, 1e-12)
+            chosen = codes[np.minimum((kind * len(codes)).astype(np.int64), len(codes) - 1)]
+            kinds = np.where(kind < 1, chosen, CLEAN).astype(np.int8)
+        fewest, most = options.babble_speakers
+        counts = np.where(kinds == BABBLE, fewest + (talkers * (most - fewest + 1)).astype(np.int64), 0)
+        counts[(kinds == MUSIC) | (kinds == NOISE)] = 1
         width = max(int(counts.max(initial=0)), 1)
         is_used = np.arange(width) < counts[:, None]
         source_rows = np.nonzero(is_used)[0]
         clip, place, snr_db = random.uniforms((CLIP_STREAM, PLACE_STREAM, SNR_STREAM), width)
         clips = np.zeros((len(kinds), width), dtype=np.int64)
-        if self.options.style != "classic":
+        if options.style != "classic":
             # The talkers of babble are one noise, at one ratio; the classic pipeline draws one for each.
             snr_db[:] = snr_db[:, :1]
         for code in (MUSIC, BABBLE, NOISE):
-            rows = np.flatnonzero(kinds == code)
-            if len(rows):
+            some = np.flatnonzero(kinds == code)
+            if len(some):
                 most_used = width if code == BABBLE else 1
-                clips[rows, :most_used] = distinct_choices(clip[rows, :most_used], self._num_clips[KINDS[code]])
+                clips[some, :most_used] = distinct_choices(clip[some, :most_used], self._num_clips[KINDS[code]])
                 low, high = self.snr_db[KINDS[code]]
-                snr_db[rows] = low + (high - low) * snr_db[rows]
-        return {
-            "source_rows": source_rows,
-            "source_kinds": kinds[source_rows],
-            "clips": clips[is_used],
-            "places": place[is_used],
-            "snr_db": snr_db[is_used],
-        }
+                snr_db[some] = low + (high - low) * snr_db[some]
+        low, high = options.volume_db
+        return Drawn(
+            kinds=kinds,
+            rirs=np.where(kinds == REVERB, (rir * self._num_rirs).astype(np.int64), -1),
+            source_rows=source_rows,
+            source_kinds=kinds[source_rows],
+            clips=clips[is_used],
+            places=place[is_used],
+            snr_db=snr_db[is_used],
+            gains_db=low + (high - low) * volume,
+            telephone=telephone < options.telephone_probability,
+            codec=codec < options.codec_probability,
+        )
 
 
 def distinct_choices(numbers: np.ndarray, num_choices: int) -> np.ndarray:
     """For each row, different members of 0 … num_choices - 1 from uniform numbers (rows, count), int64 (rows, count).
 
-    The k-th number chooses among those that are left. Where there are fewer members than numbers they repeat.
+    The k-th number chooses among those that are left. If there are fewer members than numbers they repeat.
 
     >>> distinct_choices(np.array([[0.0, 0.0, 0.99]]), 4).tolist()
     [[0, 1, 3]]
