@@ -20,8 +20,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from speakernet.data.audio import SAMPLE_RATE, flac_bytes
-from speakernet.data.lists import list_identity
-from speakernet.data.lists import TrialList
+from speakernet.data.lists import TrialList, list_identity
 from speakernet.data.opening import open_source
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation import plots
