@@ -11,7 +11,7 @@ import torch
 from speakernet.checkpoint import read_own_checkpoint
 
 SAME_SECTIONS = ("errors", "slices", "hardest", "embeddings")
-VOLATILE = {"seconds", "timings_seconds", "date", "command", "checkpoint", "machine"}
+VOLATILE = {"performance", "seconds", "timings_seconds", "date", "command", "checkpoint", "machine"}
 SAME_NUMBERS = ("kind", "step", "epoch", "loss", "accuracy_percent", "grad_norm", "eer_percent", "learning_rate")
 
 

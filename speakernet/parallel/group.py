@@ -57,10 +57,10 @@ class ProcessLost(ChildProcessError):
 class Heartbeat:
     """Writes this rank's heartbeat and reads those of the others."""
 
-    def __init__(self, place: Place, timeout_seconds: float) -> None:
+    def __init__(self, place: Place, name: str, timeout_seconds: float) -> None:
         self.place, self.timeout_seconds = place, timeout_seconds
         # A connection of its own: the group's may be waiting at any moment.
-        self._store = _store(place, STORE_SECONDS, is_master=False)
+        self._store = PrefixStore(name, _connect(place, STORE_SECONDS))
         self._lock = threading.Lock()
         self._is_lost = False
         self._number = 0
@@ -291,15 +291,17 @@ def _start(options: MachineOptions, place: Place) -> Heartbeat:
     # torchrun holds the store itself.
     is_master = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     try:
+        store = _connect(place, seconds, is_master=is_master)
+        name = _name_of_start(store, place)
         torch_distributed.init_process_group(
             backend,
-            store=_store(place, seconds, is_master=is_master),
+            store=PrefixStore(name, store),
             rank=place.rank,
             world_size=place.world_size,
             timeout=timedelta(seconds=seconds),
             device_id=device if backend != "gloo" else None,
         )
-        heartbeat = Heartbeat(place, seconds)
+        heartbeat = Heartbeat(place, name, seconds)
     except (RuntimeError, ValueError) as error:
         if "EADDRINUSE" in str(error) or "address already in use" in str(error):
             raise ValueError(
@@ -318,9 +320,9 @@ def _start(options: MachineOptions, place: Place) -> Heartbeat:
     return heartbeat
 
 
-def _store(place: Place, seconds: float, *, is_master: bool) -> PrefixStore:
-    """A connection to the store that the ranks meet at; torchrun keeps it over restarts, so each has its own keys."""
-    store = TCPStore(
+def _connect(place: Place, seconds: float, *, is_master: bool = False) -> TCPStore:
+    """A connection to the store that the ranks meet at."""
+    return TCPStore(
         place.address,
         place.port,
         is_master=is_master,
@@ -328,7 +330,14 @@ def _store(place: Place, seconds: float, *, is_master: bool) -> PrefixStore:
         timeout=timedelta(seconds=seconds),
         multi_tenant=is_master,
     )
-    return PrefixStore(f"speakernet/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+def _name_of_start(store: TCPStore, place: Place) -> str:
+    """The keys of this start: torchrun keeps its store over restarts, so an earlier start has left keys there."""
+    if int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1:
+        # torchrun counts the failures of each machine by itself; every rank starts again with each of them.
+        return f"speakernet/{store.add(f'starts/{place.rank}', 1)}"
+    return f"speakernet/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
 def _choose_backend(options: MachineOptions, device: torch.device) -> str:

@@ -47,10 +47,10 @@ def stopped(step: int) -> Iterator[None]:
         if distributed.rank() == distributed.world_size() - 1:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def run_step(self: Trainer, batches: Any) -> bool:
+    def run_step(self: Trainer, batches: Any) -> None:
         if step == self.state.step + 1:
             ask()
-        return before[0](self, batches)
+        before[0](self, batches)
 
     def evaluate(self: Trainer, *note: str, **how: bool) -> float:
         if step == 0:
@@ -155,7 +155,7 @@ def test_a_run_goes_on_with_any_number_of_processes(tiny_corpus: Path, tmp_path:
     assert "the journey is 'scoring (--eval)' on rank 0 and 'training' on rank 1" in first["journey"]
     assert "loss.margin is 0.2 on rank 0 and 0.3 on rank 1" in first["option"]
     assert "data.train_list" in first["list"] and "data.test_list" in first["trials"]
-    assert all("were not started alike" in one and "Start all of them with the same" in one for one in first.values())
+    assert all("Start all of them with the same" in one for one in first.values())
     assert not (tmp_path / "refused").exists()
     for one in of_three:
         assert "data.batch_size is 2 utterances, and there are 3 processes" in one["small"]

@@ -48,7 +48,7 @@ def test_a_signal_to_one_process_stops_all_after_the_same_step(recipe: Path) -> 
         started.ranks()[1].send_signal(signal.SIGTERM)
         assert started.end()
         step = saved_step(recipe.parent / "run")
-        assert f"stopped by SIGTERM after step {step}; the same command goes on" in started.said
+        assert f"stopped by SIGTERM after step {step}; the same command resumes" in started.said
 
 
 def test_torchrun_starts_again_what_was_asked_to_stop(recipe: Path) -> None:
@@ -95,32 +95,27 @@ def test_a_process_that_is_killed_ends_the_other_without_torchrun(recipe: Path, 
         assert other.end(60) == 75, other.said[-3000:]
         assert lost.end(lingering=30) == -signal.SIGKILL
         # The first holds what they have met at.
-        names = ("rank 0, or whatever kept the processes together, is gone", f"rank 1 (process {lost.process.pid} on ")
-        assert names[killed] in other.said and "the same command goes on" in other.said
+        names = ("rank 0, or the launcher, is gone", f"rank 1 (process {lost.process.pid} on ")
+        assert names[killed] in other.said and "the same command resumes" in other.said
         assert "Traceback" not in other.said
 
 
-def test_without_its_loader_worker_a_process_ends_all_with_a_checkpoint(recipe: Path) -> None:
-    run = recipe.parent / "run"
+def test_without_its_loader_worker_a_process_ends_all(recipe: Path) -> None:
     with in_steps(recipe) as started:
-        trained = steps_of(run)
         (worker,) = started.ranks()[1].children()
         worker.kill()
         assert started.end()
-        assert saved_step(run) >= trained
-        assert f"WorkerDied: last.pt was written after step {saved_step(run)}" in started.said
-        # By one of them; torchrun adds what it has to say.
-        assert started.said.count("loader worker 0 of 1") == 1 and "was ended by SIGKILL" in started.said
+        assert "loader worker 0 of 1" in started.said and "was ended by SIGKILL" in started.said
 
 
 def test_a_process_that_is_stopped_is_named(recipe: Path) -> None:
     with in_steps(recipe, "--runtime.distributed_timeout_seconds", "10") as started:
         last = started.ranks()[1]
         last.suspend()
-        started.until(lambda: "it gives no sign of life" in started.said, "naming the process that is stopped")
+        started.until(lambda: "no heartbeat" in started.said, "naming the process that is stopped")
         last.resume()
         assert started.end()
-        assert f"rank 1 (process {last.pid} on " in started.said and "the same command goes on" in started.said
+        assert f"rank 1 (process {last.pid} on " in started.said and "the same command resumes" in started.said
 
 
 def test_a_process_that_waits_for_its_data_is_named(recipe: Path) -> None:

@@ -141,7 +141,7 @@ def build(case: Case) -> tuple[nn.Module, nn.Module, TrainingStep]:
         profiler=NoProfiler(),
         utterances_per_speaker=case.per_speaker,
         gradient_cache=case.gradient_cache,
-        team=SeveralProcesses(net, loss, 2, CPU) if distributed.is_distributed() else None,
+        ranks=SeveralProcesses(net, loss, CPU) if distributed.is_distributed() else None,
     )
     return net, loss, step
 
@@ -149,21 +149,21 @@ def build(case: Case) -> tuple[nn.Module, nn.Module, TrainingStep]:
 def train(case: Case) -> dict[str, Any]:
     """What some steps come to."""
     net, loss, step = build(case)
-    rows, wishes = [], []
+    rows, requests = [], []
     # Only the last process asks for something, after the third step.
-    step.team.wishes = lambda: [len(rows) == 2 and distributed.rank() == distributed.world_size() - 1, False]
-    step.team.begin_epoch()
+    step.ranks.requests = lambda: [len(rows) == 2 and distributed.rank() == distributed.world_size() - 1, False]
+    step.ranks.begin_epoch()
     for number in range(STEPS):
         for part in range(case.accumulation):
             step.add(batch_of(case, number * case.accumulation + part), is_last=part + 1 == case.accumulation)
         outcome = step.finish(0.05)
-        wishes.append(step.team.agreed())
+        requests.append(step.ranks.agreed)
         rows.append([float(outcome.loss), float(outcome.accuracy), float(outcome.grad_norm), outcome.num_utterances])
     return {
         "net": {name: value for name, value in net.state_dict().items() if isinstance(value, torch.Tensor)},
         "loss": {name: one for name, one in loss.state_dict().items() if one.is_floating_point()},
         "rows": rows,
-        "wishes": wishes,
+        "requests": requests,
     }
 
 
@@ -201,12 +201,12 @@ def normed(shape: Sequence[int], momentum: float | None, passes: int) -> list[to
 def own_norms() -> list[list[torch.Tensor]]:
     """Running means after a step of norms that each process has by itself; the same once shared; and the weights."""
     net, _, step = build(Case("amsoftmax", has_own_norms=True))
-    step.team.wishes = lambda: [False, False]
-    step.team.begin_epoch()
+    step.ranks.requests = lambda: [False, False]
+    step.ranks.begin_epoch()
     step.add(batch_of(CASES["amsoftmax"], 0))
     step.finish(0.05)
     found = [[value.clone() for name, value in net.state_dict().items() if name.endswith("running_mean")]]
-    step.team.share_statistics()
+    step.ranks.share_statistics()
     found.append([value.clone() for name, value in net.state_dict().items() if name.endswith("running_mean")])
     return [*found, [one.detach() for one in net.parameters()]]
 
@@ -272,7 +272,7 @@ def _check_training(name: str, one: dict[str, Any], several: list[dict[str, Any]
                 assert difference <= 1e-5 * max(1.0, float(expected.abs().max())), f"{name}: {part} {key} {difference}"
         np.testing.assert_allclose(answer["rows"], one["rows"], rtol=1e-4, atol=1e-5, equal_nan=True, err_msg=name)
         # The last process asked after the third step.
-        assert answer["wishes"] == [[number == 2, False] for number in range(STEPS)], name
+        assert answer["requests"] == [[number == 2, False] for number in range(STEPS)], name
     for part in ("net",) if is_shared else ("net", "loss"):
         assert all(torch.equal(several[0][part][key], several[1][part][key]) for key in one[part]), name
     moved = {key for key, value in one["net"].items() if not torch.equal(value, fresh[key])}
