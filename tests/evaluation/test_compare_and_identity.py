@@ -9,8 +9,15 @@ import numpy as np
 import pytest
 
 from speakernet.cli import main
-from speakernet.data.lists import identify_trials, list_identity
-from speakernet.data.lists import ListError, StringTable, TrialList, read_trials, write_trials
+from speakernet.data.lists import (
+    ListError,
+    StringTable,
+    TrialList,
+    identify_trials,
+    list_identity,
+    read_trials,
+    write_trials,
+)
 from speakernet.evaluation.figures import compare_scores, short_names
 from speakernet.evaluation.metrics import eer
 from speakernet.evaluation.score_files import read_scores, scores_for, write_scores
