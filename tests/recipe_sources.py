@@ -9,6 +9,8 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+import yaml
+
 Moment = tuple[float, float, float | None]
 """Epochs finished, learning rate, margin (None where the loss has none)."""
 
@@ -118,175 +120,74 @@ SECOND_STAGE_VALUES: dict[str, dict[str, Any]] = {
     },
 }
 
-_SIMULATED_ROOMS = "data/RIRS_NOISES/simulated_rirs"
-_SGD = {
-    "optimizer.name": "sgd",
-    "optimizer.momentum": 0.9,
-    "optimizer.nesterov": True,
-    "optimizer.weight_decay": 1e-4,
-    "optimizer.decay_norms_and_biases": True,
-    "training.max_grad_norm": 0,
-    "training.accumulation_steps": 1,
-    "evaluation.score": "cosine",
-    "evaluation.eval_frames": 0,
-    "data.sampler": "shuffled",
-    "augment.speed_factors": [0.9, 1.0, 1.1],
-    "augment.noise_snr_db": [0, 15],
-    "frontend.spec_augment": False,
-}
-_AAM = {"loss.name": "aamsoftmax", "loss.scale": 32, "loss.easy_margin": False, "loss.sub_centers": 1}
-_WESPEAKER = {
-    **_SGD,
-    **_AAM,
-    "data.batch_size": 256,
-    "data.crop_frames": 200,
-    "data.min_seconds": 1.0,
-    "augment.probability": 0.6,
-    "augment.rir_path": _SIMULATED_ROOMS,
-    "augment.music_snr_db": [5, 15],
-    "augment.babble_snr_db": [10, 30],
-    "augment.babble_speakers": [1, 1],
-    "frontend.name": "fbank",
-    "frontend.num_mels": 80,
-    "frontend.dither": 1.0,
-    "frontend.window": "hamming",
-    "frontend.normalize": "mean",
-    "frontend.scale": 32768,
-    "training.average_checkpoints": 10,
-    "evaluation.subtract_mean": True,
-    "evaluation.score_norm": "as",
-    "evaluation.cohort_size": 300,
-    "evaluation.cohort_utterances": 0,
-}
-_TFMEL = {
-    "frontend.name": "tf_mel",
-    "frontend.num_mels": 72,
-    "frontend.preemphasis": 0.97,
-    "frontend.low_hz": 20,
-    "frontend.high_hz": 7600,
-    "frontend.normalize_waveform": True,
-    "frontend.normalize": "mean",
-}
-_SPHEREFACE2 = {
-    "loss.name": "sphereface2",
-    "loss.scale": 32,
-    "loss.margin_type": "C",
-    "loss.positive_weight": 0.7,
-    "loss.exponent": 3,
-}
-_TRAINER = {
-    "optimizer.name": "adam",
-    "optimizer.learning_rate": 1e-3,
-    "training.max_epochs": 500,
-    "training.test_interval": 10,
-    "training.max_grad_norm": 0,
-    "data.max_utterances_per_speaker": 500,
-    "data.sampler": "balanced",
-    "evaluation.eval_frames": 400,
-    "evaluation.num_crops": 10,
-    "evaluation.score": "mean_distance",
-}
-_PAIRS = {
-    **_TRAINER,
-    "frontend.log_input": True,
-    "data.batch_size": 200,
-    "data.utterances_per_speaker": 2,
-    "data.crop_frames": 200,
-    "optimizer.weight_decay": 0.0,
-    "model.embedding_dim": 512,
-}
-
-
-def _without(values: dict[str, Any], *sections: str) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if not key.startswith(sections)}
-
-
-def _model(name: str, pooling: str, embedding_dim: int) -> dict[str, Any]:
-    return {"model.name": name, "model.pooling": pooling, "model.embedding_dim": embedding_dim}
-
-
+# Options of each recipe, beside the schedules; null takes one away.
+_VALUES = yaml.safe_load("""
+sgd: &sgd
+  {optimizer.name: sgd, optimizer.momentum: 0.9, optimizer.nesterov: true, optimizer.weight_decay: 0.0001,
+  optimizer.decay_norms_and_biases: true, training.max_grad_norm: 0, training.accumulation_steps: 1,
+  evaluation.score: cosine, evaluation.eval_frames: 0, data.sampler: shuffled, augment.speed_factors: [0.9, 1.0,
+  1.1], augment.noise_snr_db: [0, 15], frontend.spec_augment: false}
+aam: &aam
+  {loss.name: aamsoftmax, loss.scale: 32, loss.easy_margin: false, loss.sub_centers: 1}
+wespeaker: &wespeaker
+  {<<: [*sgd, *aam], data.batch_size: 256, data.crop_frames: 200, data.min_seconds: 1.0, augment.probability: 0.6,
+  augment.rir_path: data/RIRS_NOISES/simulated_rirs, augment.music_snr_db: [5, 15], augment.babble_snr_db: [10, 30],
+  augment.babble_speakers: [1, 1], frontend.name: fbank, frontend.num_mels: 80, frontend.dither: 1.0,
+  frontend.window: hamming, frontend.normalize: mean, frontend.scale: 32768, training.average_checkpoints: 10,
+  evaluation.subtract_mean: true, evaluation.score_norm: as, evaluation.cohort_size: 300,
+  evaluation.cohort_utterances: 0}
+trainer: &trainer
+  {optimizer.name: adam, optimizer.learning_rate: 0.001, training.max_epochs: 500, training.test_interval: 10,
+  training.max_grad_norm: 0, data.max_utterances_per_speaker: 500, data.sampler: balanced,
+  evaluation.eval_frames: 400, evaluation.num_crops: 10, evaluation.score: mean_distance}
+pairs: &pairs
+  {<<: [*trainer], frontend.log_input: true, data.batch_size: 200, data.utterances_per_speaker: 2,
+  data.crop_frames: 200, optimizer.weight_decay: 0.0, model.embedding_dim: 512}
+voxceleb/resnet34.yaml:
+  {<<: [*wespeaker], model.name: ResNet34, model.pooling: TSTP, model.embedding_dim: 256}
+voxceleb/ecapa1024_aam.yaml:
+  {<<: [*wespeaker], model.name: ECAPA_TDNN_1024, model.pooling: GlobalASTP, model.embedding_dim: 192}
+voxceleb/campplus_aam.yaml:
+  {<<: [*wespeaker], model.name: CAMPPlus, model.pooling: TSTP, model.embedding_dim: 512}
+voxceleb/simam_resnet34.yaml:
+  {<<: [*wespeaker], model.name: SimAM_ResNet34, model.pooling: ASP, model.embedding_dim: 256}
+voxceleb/redimnet_b2.yaml:
+  {<<: [*wespeaker], optimizer.weight_decay: 2.0e-05, data.batch_size: 512, frontend.num_mels: 72,
+  evaluation.score_norm: none, model.name: ReDimNetB2, model.pooling: GlobalASTP, model.embedding_dim: 192,
+  model.options: {embedding_norm: false, pooled_norm: false}, evaluation.cohort_size: null,
+  evaluation.cohort_utterances: null}
+voxceleb/redimnet2_b0.yaml:
+  {<<: [*wespeaker], optimizer.weight_decay: 2.0e-05, data.batch_size: 1024, data.min_seconds: 0.0,
+  evaluation.score_norm: none, frontend.name: tf_mel, frontend.num_mels: 72, frontend.preemphasis: 0.97,
+  frontend.low_hz: 20, frontend.high_hz: 7600, frontend.normalize_waveform: true, loss.name: sphereface2,
+  loss.margin_type: C, loss.positive_weight: 0.7, loss.exponent: 3, model.name: ReDimNet2B0,
+  model.pooling: GlobalASTP, model.embedding_dim: 192, loss.easy_margin: null, loss.sub_centers: null,
+  frontend.dither: null, frontend.window: null, frontend.scale: null, evaluation.cohort_size: null,
+  evaluation.cohort_utterances: null}
+voxceleb/eres2netv2_aam.yaml:
+  {<<: [*sgd, *aam], model.name: ERes2NetV2, model.pooling: TSTP, model.embedding_dim: 192,
+  model.options: {base_width: 26, channels: 64, expansion: 2, scale: 2},
+  model.pooling_options: {variance_floor: 1.0e-08}, data.batch_size: 168, data.crop_frames: 300,
+  data.min_seconds: 0.0, augment.probability: 0.8, augment.categories: [reverb, noise],
+  augment.rir_path: data/RIRS_NOISES/real_rirs_isotropic_noises, frontend.name: fbank, frontend.num_mels: 80,
+  frontend.scale: 1, frontend.window: povey, frontend.dither: 0.0, frontend.normalize: mean,
+  training.average_checkpoints: 0, evaluation.subtract_mean: false, evaluation.score_norm: none}
+voxceleb/rawnet3_aam.yaml:
+  {<<: [*trainer], data.batch_size: 32, data.utterances_per_speaker: 1, data.crop_frames: 300, augment.enabled: true,
+  augment.style: classic, augment.rir_path: data/RIRS_NOISES/simulated_rirs, model.pooling: ECA,
+  model.embedding_dim: 256, model.options: {sinc_stride: 10}, loss.name: aamsoftmax, loss.margin: 0.1,
+  loss.scale: 30, optimizer.weight_decay: 5.0e-05, optimizer.decay_norms_and_biases: true}
+voxceleb/resnet_se34l_ap.yaml:
+  {<<: [*pairs], augment.enabled: false, frontend.num_mels: 40, model.pooling: SAP, loss.name: angleproto}
+voxceleb/resnet_se34v2_ap.yaml:
+  {<<: [*pairs], augment.enabled: true, augment.style: classic, augment.rir_path: data/RIRS_NOISES/simulated_rirs,
+  frontend.num_mels: 64, model.pooling: ASP, loss.name: softmaxproto}
+""")
 VALUES: dict[str, dict[str, Any]] = {
-    "voxceleb/resnet34.yaml": {**_WESPEAKER, **_model("ResNet34", "TSTP", 256)},
-    "voxceleb/ecapa1024_aam.yaml": {**_WESPEAKER, **_model("ECAPA_TDNN_1024", "GlobalASTP", 192)},
-    "voxceleb/campplus_aam.yaml": {**_WESPEAKER, **_model("CAMPPlus", "TSTP", 512)},
-    "voxceleb/simam_resnet34.yaml": {**_WESPEAKER, **_model("SimAM_ResNet34", "ASP", 256)},
-    "voxceleb/redimnet_b2.yaml": {
-        **_without(_WESPEAKER, "evaluation.cohort"),
-        **_model("ReDimNetB2", "GlobalASTP", 192),
-        "model.options": {"pooled_norm": False, "embedding_norm": False},
-        "data.batch_size": 512,
-        "frontend.num_mels": 72,
-        "optimizer.weight_decay": 2e-5,
-        "evaluation.score_norm": "none",
-    },
-    "voxceleb/redimnet2_b0.yaml": {
-        **_without(_WESPEAKER, "frontend.", "loss.", "evaluation.cohort"),
-        **_TFMEL,
-        **_SPHEREFACE2,
-        **_model("ReDimNet2B0", "GlobalASTP", 192),
-        "data.batch_size": 1024,
-        "data.min_seconds": 0.0,
-        "optimizer.weight_decay": 2e-5,
-        "frontend.spec_augment": False,
-        "evaluation.score_norm": "none",
-    },
-    "voxceleb/eres2netv2_aam.yaml": {
-        **_SGD,
-        **_AAM,
-        **_model("ERes2NetV2", "TSTP", 192),
-        "model.options": {"channels": 64, "base_width": 26, "scale": 2, "expansion": 2},
-        "model.pooling_options": {"variance_floor": 1e-8},
-        "data.batch_size": 168,
-        "data.crop_frames": 300,
-        "data.min_seconds": 0.0,
-        "augment.probability": 0.8,
-        "augment.categories": ["reverb", "noise"],
-        "augment.rir_path": "data/RIRS_NOISES/real_rirs_isotropic_noises",
-        "frontend.name": "fbank",
-        "frontend.num_mels": 80,
-        "frontend.scale": 1,
-        "frontend.window": "povey",
-        "frontend.dither": 0.0,
-        "frontend.normalize": "mean",
-        "training.average_checkpoints": 0,
-        "evaluation.subtract_mean": False,
-        "evaluation.score_norm": "none",
-    },
-    "voxceleb/rawnet3_aam.yaml": {
-        **_TRAINER,
-        "data.batch_size": 32,
-        "data.utterances_per_speaker": 1,
-        "data.crop_frames": 300,
-        "augment.enabled": True,
-        "augment.style": "classic",
-        "augment.rir_path": _SIMULATED_ROOMS,
-        "model.pooling": "ECA",
-        "model.embedding_dim": 256,
-        "model.options": {"sinc_stride": 10},
-        "loss.name": "aamsoftmax",
-        "loss.margin": 0.1,
-        "loss.scale": 30,
-        "optimizer.weight_decay": 5e-5,
-        "optimizer.decay_norms_and_biases": True,
-    },
-    "voxceleb/resnet_se34l_ap.yaml": {
-        **_PAIRS,
-        "augment.enabled": False,
-        "frontend.num_mels": 40,
-        "model.pooling": "SAP",
-        "loss.name": "angleproto",
-    },
-    "voxceleb/resnet_se34v2_ap.yaml": {
-        **_PAIRS,
-        "augment.enabled": True,
-        "augment.style": "classic",
-        "augment.rir_path": _SIMULATED_ROOMS,
-        "frontend.num_mels": 64,
-        "model.pooling": "ASP",
-        "loss.name": "softmaxproto",
-    },
+    recipe: {key: value for key, value in values.items() if value is not None}
+    for recipe, values in _VALUES.items()
+    if recipe.startswith("voxceleb/")
 }
-"""Recipe -> option -> value, beside the schedules."""
 
 PARAMETERS = {
     "voxceleb/resnet34.yaml": 6.63,
