@@ -9,10 +9,9 @@ from typing import Any
 from speakernet.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
 from speakernet.losses.options import LOSSES
 from speakernet.models.importers import PUBLISHED, TOOLKITS, import_network, unknown_file, voxceleb_trainer
-from speakernet.models.importers.weights import check_finite, check_fits
 from speakernet.models.model_file import is_model_file, model_file_contents
 from speakernet.models.options import MODELS
-from speakernet.models.speaker_net import SpeakerNet
+from speakernet.models.speaker_net import SpeakerNet, check_finite, check_fits
 from speakernet.options import lookup
 
 # Options by their default that checkpoints of other toolkits make needless.

@@ -16,7 +16,6 @@ from speakernet.evaluation.evaluate import Evaluation
 from speakernet.evaluation.figures import Comparison, compare_scores
 from speakernet.evaluation.results import headline
 from speakernet.files import sha256_of
-from speakernet.models.importers import translate
 from speakernet.models.model_file import is_model_file, load_initial_weights
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.parallel import distributed
@@ -74,7 +73,10 @@ def refuse_other_network(config: Config, net: SpeakerNet) -> None:
         raise ConfigError(f"training.initial_model: there is no file {path}; give a model file such as best.pt")
     contents = read_checkpoint(path)
     if not is_model_file(contents):
-        # Before the lists are read; what comes of it is asked for again when the weights are loaded.
+        # Late: only files of other toolkits need their importers.
+        from speakernet.models.importers import translate
+
+        # For its refusals, before the lists are read.
         translate(contents, net, path)
         return
     found, ours = _settings(contents), _settings(net.spec())

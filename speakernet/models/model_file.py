@@ -20,9 +20,14 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from speakernet.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
 from speakernet.files import place, reading
-from speakernet.models.importers import translate
-from speakernet.models.importers.weights import check_finite, check_fits, strip_wrappers
-from speakernet.models.speaker_net import SPEC_AUGMENT_PREFIX, SpeakerNet, folded
+from speakernet.models.speaker_net import (
+    SPEC_AUGMENT_PREFIX,
+    SpeakerNet,
+    check_finite,
+    check_fits,
+    folded,
+    strip_wrappers,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -192,6 +197,9 @@ def load_initial_weights(
             weights, head = network_weights(contents), _saved_head(contents, speakers)
             report = LoadReport("speakernet", 0)
         else:
+            # Late: only files of other toolkits need their importers.
+            from speakernet.models.importers import translate
+
             translated = translate(contents, net, path)
             weights, head = translated.weights, translated.head_weights
             report = LoadReport(translated.source, 0, not_loaded=list(translated.not_loaded))

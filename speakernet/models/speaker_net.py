@@ -5,12 +5,14 @@ file builds it again (`from_spec`). Networks that are only used can have their b
 """
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from speakernet.checkpoint import CheckpointError
 from speakernet.frontend.options import FEATURES, FrontendOptions, SpecAugmentOptions
 from speakernet.frontend.perturbation import SpecAugment
 from speakernet.models.layers import (
@@ -27,6 +29,9 @@ from speakernet.random import derive_seed
 Net = TypeVar("Net", bound=nn.Module)
 Layer = nn.Conv1d | nn.Conv2d | nn.Linear
 SPEC_AUGMENT_PREFIX = "spec_augment."
+WRAPPER_PREFIXES = ("_orig_mod.", "module.")
+"""Of parameter names, by torch.compile and DistributedDataParallel."""
+MOST_NAMES_SHOWN = 10
 # Keys of the random streams of the network's own components, next to the run's seed.
 SPEC_AUGMENT_STREAM = 101
 DITHER_STREAM = 102
@@ -327,3 +332,44 @@ def _rescale(layer: Layer, scale: Tensor, shift: Tensor) -> None:
     weight = layer.weight.double() * scale.view(-1, *(1 for _ in layer.weight.shape[1:]))
     layer.weight = nn.Parameter(weight.float(), requires_grad=False)
     layer.bias = nn.Parameter(shift.float(), requires_grad=False)
+
+
+def strip_wrappers(name: str) -> str:
+    """A parameter's name without what compilation and data parallelism put before it.
+
+    >>> strip_wrappers("module._orig_mod.trunk.conv1.weight")
+    'trunk.conv1.weight'
+    """
+    for prefix in WRAPPER_PREFIXES:
+        name = name.replace(prefix, "")
+    return name
+
+
+def check_finite(weights: Mapping[str, Any], path: str | Path) -> None:
+    """Refuse weights with NaN or infinity."""
+    tensors = [(name, value) for name, value in weights.items() if isinstance(value, Tensor)]
+    broken = [name for name, value in tensors if value.is_floating_point() and not bool(torch.isfinite(value).all())]
+    if broken:
+        raise CheckpointError(
+            f"{path} has NaN or infinite values in {len(broken)} of {len(weights)} tensors: {_some(broken)}; "
+            "its training had diverged, take an earlier checkpoint"
+        )
+
+
+def check_fits(found: Mapping[str, Tensor], expected: Mapping[str, Any], path: str | Path) -> None:
+    """Refuse weights that are not exactly those of the network; the message lists names and shapes."""
+    expected = {name: value for name, value in expected.items() if not name.startswith(SPEC_AUGMENT_PREFIX)}
+    problems = [f"missing {name}" for name in expected if name not in found]
+    problems += [f"unknown {name}" for name in found if name not in expected]
+    problems += [
+        f"{name} is {tuple(found[name].shape)} in the file, {tuple(value.shape)} in the network"
+        for name, value in expected.items()
+        if name in found and found[name].shape != value.shape
+    ]
+    if problems:
+        raise CheckpointError(f"{path} does not fit the network: {_some(problems)}")
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - MOST_NAMES_SHOWN
+    return "; ".join(names[:MOST_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

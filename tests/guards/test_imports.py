@@ -56,7 +56,7 @@ ONE_DOOR = {
 }
 """Library -> the packages or files that may import it."""
 
-MOST_LATE_IMPORTS = 40
+MOST_LATE_IMPORTS = 45
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

@@ -17,12 +17,10 @@ from speakernet.models.importers.weights import (
     Translated,
     Weights,
     bare,
-    check_finite,
-    check_fits,
     rename_all,
 )
 from speakernet.models.options import MODELS
-from speakernet.models.speaker_net import SpeakerNet
+from speakernet.models.speaker_net import SpeakerNet, check_finite, check_fits
 from speakernet.options import UnknownNameError, suggestion
 
 

@@ -6,18 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from speakernet.checkpoint import CheckpointError
-from speakernet.models.speaker_net import SPEC_AUGMENT_PREFIX
+from speakernet.models.speaker_net import strip_wrappers
 
 # Pattern of a foreign name and its replacement; tried in order.
 Rule = tuple[str, str]
 Weights = Mapping[str, Tensor]
-# What torch.compile and DistributedDataParallel put before parameter names.
-WRAPPER_PREFIXES = ("_orig_mod.", "module.")
-MOST_NAMES_SHOWN = 10
 
 
 @dataclass
@@ -108,44 +104,3 @@ def bare(contents: Mapping[str, Any], path: str | Path) -> dict[str, Tensor]:
     if not found:
         raise CheckpointError(f"{path} holds no tensors by name; give a state dictionary")
     return found
-
-
-def strip_wrappers(name: str) -> str:
-    """A parameter's name without what compilation and data parallelism put before it.
-
-    >>> strip_wrappers("module._orig_mod.trunk.conv1.weight")
-    'trunk.conv1.weight'
-    """
-    for prefix in WRAPPER_PREFIXES:
-        name = name.replace(prefix, "")
-    return name
-
-
-def check_finite(weights: Mapping[str, Any], path: str | Path) -> None:
-    """Refuse weights with NaN or infinity."""
-    tensors = [(name, value) for name, value in weights.items() if isinstance(value, Tensor)]
-    broken = [name for name, value in tensors if value.is_floating_point() and not bool(torch.isfinite(value).all())]
-    if broken:
-        raise CheckpointError(
-            f"{path} has NaN or infinite values in {len(broken)} of {len(weights)} tensors: {_some(broken)}; "
-            "its training had diverged, take an earlier checkpoint"
-        )
-
-
-def check_fits(found: Mapping[str, Tensor], expected: Mapping[str, Any], path: str | Path) -> None:
-    """Refuse weights that are not exactly those of the network; the message lists names and shapes."""
-    expected = {name: value for name, value in expected.items() if not name.startswith(SPEC_AUGMENT_PREFIX)}
-    problems = [f"missing {name}" for name in expected if name not in found]
-    problems += [f"unknown {name}" for name in found if name not in expected]
-    problems += [
-        f"{name} is {tuple(found[name].shape)} in the file, {tuple(value.shape)} in the network"
-        for name, value in expected.items()
-        if name in found and found[name].shape != value.shape
-    ]
-    if problems:
-        raise CheckpointError(f"{path} does not fit the network: {_some(problems)}")
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - MOST_NAMES_SHOWN
-    return "; ".join(names[:MOST_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
