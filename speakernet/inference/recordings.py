@@ -263,8 +263,7 @@ def inspect_recording(
     powers, peaks = [], []
     size = 1 << max(6, math.ceil(math.log2(rate / 40)))
     spectrum = np.zeros(size // 2 + 1)
-    for piece in recording.pieces():
-        waveform = piece.waveforms[0]
+    for _, waveform in recording.pieces():
         digest.update(waveform.astype("<f4").tobytes())
         powers.append(frame_powers(waveform, rate))
         magnitudes = np.abs(waveform)

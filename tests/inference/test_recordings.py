@@ -106,7 +106,7 @@ def test_long_recordings_are_read_in_pieces(tmp_path):
             return plain(self, start, num_samples)
 
     hour = Watched(**vars(recordings.open_recording(tmp_path / "hour.wav", None, RATE)))
-    assert hour.seconds == 3600 and sum(len(piece.waveforms[0]) for piece in hour.pieces()) == hour.num_samples
+    assert hour.seconds == 3600 and sum(len(waveform) for _, waveform in hour.pieces()) == hour.num_samples
     assert max(longest) <= 60 * RATE and len(longest) == 60
     long, one = np.tile(speech(), 60), inspect_recording(speech(), sample_rate=RATE)
     found = inspect_recording(long, sample_rate=RATE)

@@ -88,17 +88,12 @@ def test_features(verifier, model_path):
     assert verifier.embed_features(torch.from_numpy(features)).shape == (2, 8)
 
 
-def test_properties(verifier):
+def test_properties(verifier, model_path):
     assert (verifier.embedding_dim, verifier.sample_rate, verifier.num_features) == (8, 16000, MELS)
     assert repr(verifier) == "SpeakerVerifier(ResNet, 8 numbers, 16000 Hz, cpu)"
     assert isinstance(verifier, speakernet.SpeakerVerifier) and "load" in dir(speakernet)
-
-
-def test_auto_device(model_path):
     kind = "cuda" if torch.cuda.is_available() else "cpu"
-    found = speakernet.load(str(model_path))
-    assert found.device.type == kind
-    assert found.embed(voice(), sample_rate=16000).shape == (1, 8)
+    assert speakernet.load(str(model_path)).device.type == kind
 
 
 @pytest.mark.parametrize(
@@ -126,12 +121,6 @@ def test_auto_device(model_path):
 def test_bad_input(verifier, call, found):
     with pytest.raises(ValueError, match=found):
         call(verifier)
-
-
-def test_a_file_at_another_rate_than_given(verifier, tmp_path):
-    write_audio(tmp_path / "a.wav", voice(), 16000)
-    with pytest.raises(ValueError, match=r"a.wav .*16000.*8000"):
-        verifier.embed(tmp_path / "a.wav", sample_rate=8000)
 
 
 def test_features_too_short():
