@@ -1,16 +1,17 @@
-"""Measure loader and training step of a configuration, and with --compare ours against the classic pipeline.
+"""Measure loader and training step of a configuration, and with --compare ours against the original pipeline.
 
     python benchmark_performance.py --config exp01.yaml --num_batches 100
-    python benchmark_performance.py --config exp01.yaml --num_batches 30 --compare --json figures.json
+    python benchmark_performance.py --config exp01.yaml --compare --rounds 3 --json figures.json
+    python benchmark_performance.py --config exp01.yaml --loading --num_batches 20 --rounds 4
     python benchmark_performance.py --scoring [--scoring_trials veri_test.txt] [--recordings FOLDER]
     python benchmark_performance.py --steps ResNetSE34L VGGVox [--variants all | NAME …] [--memory]
     python benchmark_performance.py --models [NAME …] [--step_batch 16] [--rounds 5] [--compiled]
     python benchmark_performance.py --runtimes CAMPPlus ECAPA_TDNN
     python benchmark_performance.py --serving exps/exp01/best.pt [--clients 200] [--rounds 5]
-    python benchmark_performance.py --epoch --config speechocean.yaml --augment True [--rounds 3]
 
---compare runs both pipelines in turn (A B A B …) on the same recordings, taken from the configuration's corpus, in this
-very process, and prints medians and their ratio. The first line is `speakernet benchmark`, which needs no checkout.
+All run in turn (A B A B …) and print medians. --compare trains and evaluates whole epochs of the configuration, a
+process each; --loading reads the configuration's recordings in every form, in this process. The first line is
+`speakernet benchmark`, which needs no checkout.
 """
 
 import argparse
@@ -24,13 +25,20 @@ TAKES_CONFIG = True
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """How much to measure, and where to write it."""
     benchmark.add_arguments(parser)
-    parser.add_argument("--compare", action="store_true", help="the classic pipeline against ours, instead")
+    parser.add_argument(
+        "--compare",
+        action="store_true",
+        help="an epoch of the configuration by the original pipeline and by ours, and each measure alone, instead",
+    )
+    parser.add_argument(
+        "--loading", action="store_true", help="loading and embedding, the original pipeline's against ours, instead"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="with all but the first: rounds (default %(default)s)")
     parser.add_argument(
         "--num_utterances",
         type=int,
         default=200,
-        help="with --compare, --recordings: recordings to take (default %(default)s)",
+        help="with --loading, --recordings: recordings to take (default %(default)s)",
     )
     parser.add_argument(
         "--scoring",
@@ -64,9 +72,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--memory", nargs="*", metavar="NAME", help="with --steps: the peak memory of these variants, instead of time"
-    )
-    parser.add_argument(
-        "--epoch", action="store_true", help="a whole epoch (loading, steps, evaluation), classic and ours, instead"
     )
     parser.add_argument(
         "--runtimes",
@@ -103,9 +108,9 @@ def run(arguments: argparse.Namespace) -> int:
         figures = suites.runtimes(arguments)
     elif arguments.serving is not None:
         figures = suites.serving(arguments)
-    elif arguments.epoch:
-        figures = suites.epochs(arguments)
     elif arguments.compare:
+        figures = suites.epochs(arguments)
+    elif arguments.loading:
         figures = suites.pipelines(arguments)
     else:
         return benchmark.run(arguments)

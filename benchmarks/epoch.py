@@ -1,23 +1,27 @@
-"""The suite `--epoch`: loading with augmentation, training steps, evaluation; ours against the classic pipeline.
+"""The suite `--compare`: a whole epoch of a configuration by the original pipeline and by ours, measure by measure.
 
-Both have the configuration's lists, crops, batch size, trials and evaluation crops, and a process each. The classic one
-reads whole files, augments them one by one, trains the plain network in float32, embeds the recordings and scores the
-trials one by one; ours is what `speakernet train` does between two evaluations.
+Both have the configuration's lists, crops, batch size, network, trials and evaluation crops, and a process each. The
+original one is voxceleb_trainer's: it reads whole files, augments them one by one, trains in float32 with a plain loop,
+embeds the recordings and scores the trials one by one. Ours is what `speakernet train` does between two evaluations.
 """
 
+import contextlib
 import random
+import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import psutil
 import torch
 
 from benchmarks import classic
 from benchmarks.data import write_noise
-from benchmarks.plain_models import PlainAMSoftmax, plain_model
-from benchmarks.served import own_command, own_environment, serve, time_processes
+from benchmarks.plain_models import PLAIN_MODELS, PlainAMSoftmax, plain_model
+from benchmarks.served import ServedProcess, own_command, own_environment, serve
 from benchmarks.steps import margin_and_scale
-from benchmarks.timing import Timing
 from speakernet.assembly.checks import refuse_impossible
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.evaluation import build_validation
@@ -25,40 +29,140 @@ from speakernet.assembly.inputs import Inputs, with_default_paths
 from speakernet.assembly.model import build_loss, build_model
 from speakernet.assembly.training import build_trainer, prepare_machine
 from speakernet.config.schema import Config, replaced
-from speakernet.data.lists import read_training_list, read_trials
+from speakernet.data.lists import read_training_list, read_trials, write_training_list
 from speakernet.evaluation import metrics
-from speakernet.machine.device import choose_device, find_device
+from speakernet.files import human_bytes
+from speakernet.machine.device import choose_device, find_device, synchronize, utilisation_monitor
 from speakernet.machine.facts import usable_cores
+from speakernet.machine.memory import Monitor
 
-CLASSIC, OURS = "classic", "ours"
+ORIGINAL, OURS = "original", "optimised"
+WITHOUT: dict[str, dict[str, Any]] = {
+    "prefetching": {"data": {"prefetch_factor": 1}},
+    "persistent workers": {"data": {"persistent_workers": False}},
+    "caching": {"data": {"cache_megabytes": 0, "ram_corpus": "off"}},
+    "inference mode": {},
+    "bf16": {"runtime": {"precision": "no"}},
+}
+"""Measure -> what switches it off in the optimised configuration; inference mode is exchanged for `no_grad`."""
+ACCUMULATED = "accumulation in 2 pieces"
+MEMORY_SAMPLE_SECONDS = 0.25
 
 
-def measure_epochs(arguments: Sequence[str], rounds: int) -> list[Timing]:
-    """Time a classic epoch and one of ours in turn.
+def compare_epochs(arguments: Sequence[str], num_batches: int, rounds: int) -> dict[str, dict[str, float]]:
+    """Medians of every pipeline's figures; one process each, run in turn.
 
     Args:
         arguments: the configuration's, as on the command line.
-        rounds: epochs of each, after one that does not count.
-
-    Raises:
-        ValueError: either failed, with what it said.
+        num_batches: most batches of an epoch; of a longer list a part is taken, and its epoch worked out.
+        rounds: epochs of each that count, after one that does not.
     """
-    commands = {
-        name: (own_command(*arguments, "--epoch_of", name), own_environment(huge_pages=name == OURS))
-        for name in (CLASSIC, OURS)
+    names = [ORIGINAL, OURS, *(f"without {name}" for name in WITHOUT), f"with {ACCUMULATED}"]
+    with contextlib.ExitStack() as stack:
+        processes = {}
+        for name in names:
+            command = own_command(*arguments, "--num_batches", str(num_batches), "--epoch_of", name)
+            process = ServedProcess(name, command, own_environment(huge_pages=name != ORIGINAL))
+            processes[name] = stack.enter_context(contextlib.closing(process))
+        for _ in range(rounds + 1):
+            for process in processes.values():
+                process.run()
+    figures = {name: process.figures[1:] for name, process in processes.items()}
+    return {
+        name: {key: statistics.median(one[key] for one in found) for key in found[0]} for name, found in figures.items()
     }
-    return time_processes(commands, rounds=rounds)
 
 
-def serve_epochs(config: Config, name: str) -> None:
+def epoch_tables(figures: Mapping[str, Mapping[str, float]]) -> str:
+    """The figures of `compare_epochs` as two Markdown tables."""
+    original, ours = figures[ORIGINAL], figures[OURS]
+    rows = ["| pipeline | epoch | utterances/s | batch | evaluation | peak memory | GPU | speed-up |", "|---" * 8 + "|"]
+    for name in (ORIGINAL, OURS):
+        one = figures[name]
+        gpu = f"{one['gpu_percent']:.0f} %" if "gpu_percent" in one else "none"
+        rows.append(
+            f"| {name} | {one['epoch_seconds']:.2f} s | {one['utterances_per_second']:,.0f} "
+            f"| {1000 * one['batch_seconds']:.1f} ms | {one['evaluation_seconds']:.2f} s "
+            f"| {human_bytes(one['peak_bytes'])} | {gpu} | {original['epoch_seconds'] / one['epoch_seconds']:.2f} |"
+        )
+    rows += ["", "| measure alone, without / with | batch | evaluation | peak memory |", "|---|---|---|---|"]
+    for name, one in figures.items():
+        if name not in (ORIGINAL, OURS):
+            # "without X" over ours, but ours over "with X": above 1 the measure helps either way round.
+            without, with_it = (ours, one) if name.startswith("with ") else (one, ours)
+            ratios = (
+                f"{without[key] / with_it[key]:.2f}" for key in ("batch_seconds", "evaluation_seconds", "peak_bytes")
+            )
+            rows.append(f"| {name.partition(' ')[2]} | {' | '.join(ratios)} |")
+    rows += ["", f"overall speed-up: {original['epoch_seconds'] / ours['epoch_seconds']:.2f}"]
+    return "\n".join(rows)
+
+
+def serve_epochs(config: Config, name: str, num_batches: int) -> None:
     """In a process of its own: an epoch of that pipeline for every line that comes in."""
     config = with_default_paths(config)
     with tempfile.TemporaryDirectory() as folder:
-        serve((our_epoch if name == OURS else classic_epoch)(config, Path(folder)))
+        config, share = _shortened(config, Path(folder), num_batches)
+        train, evaluate = (original_epoch if name == ORIGINAL else our_epoch)(_variant(config, name), Path(folder))
+        if name == "without inference mode":
+            torch.inference_mode = torch.no_grad  # type: ignore[misc,assignment]
+        serve(lambda: _measured(config, train, evaluate, share))
 
 
-def our_epoch(config: Config, folder: Path) -> Callable[[], None]:
-    """The trainer's next epoch and its evaluation."""
+def _variant(config: Config, name: str) -> Config:
+    if name == f"with {ACCUMULATED}":
+        batch_size = max(1, config.data.batch_size // 2)
+        pieces = 2 * config.training.accumulation_steps
+        return replaced(config, data={"batch_size": batch_size}, training={"accumulation_steps": pieces})
+    return replaced(config, **WITHOUT.get(name.removeprefix("without "), {}))
+
+
+def _shortened(config: Config, folder: Path, num_batches: int) -> tuple[Config, float]:
+    """The configuration with at most so many batches of its list, and the share of the list that they are."""
+    training = read_training_list(config.data.train_list)
+    most = num_batches * config.data.batch_size * config.data.utterances_per_speaker
+    if len(training) <= most:
+        return config, 1.0
+    rows = torch.randperm(len(training), generator=torch.Generator().manual_seed(0))[:most].tolist()
+    names = [training.speakers[int(training.labels[row])] for row in rows]
+    write_training_list(folder / "part.txt", zip(names, (training.paths[row] for row in rows), strict=True))
+    return replaced(config, data={"train_list": str(folder / "part.txt")}), most / len(training)
+
+
+def _measured(config: Config, train: Callable[[], int], evaluate: Callable[[], None], share: float) -> dict[str, float]:
+    """Figures of one epoch; `train` returns how many utterances it took."""
+    device = find_device(config.runtime)
+    memory = Monitor(_memory_of_all_processes, "memory", sample_seconds=MEMORY_SAMPLE_SECONDS)
+    with memory, utilisation_monitor(device) as gpu:
+        start = time.perf_counter()
+        utterances = train()
+        synchronize(device)
+        middle = time.perf_counter()
+        evaluate()
+        synchronize(device)
+        end = time.perf_counter()
+    figures = {
+        "epoch_seconds": (middle - start) / share + end - middle,
+        "utterances_per_second": utterances / (middle - start),
+        "batch_seconds": (middle - start) / utterances * config.data.batch_size * config.data.utterances_per_speaker,
+        "evaluation_seconds": end - middle,
+        "peak_bytes": memory.peak,
+    }
+    return figures if gpu.mean is None else {**figures, "gpu_percent": gpu.mean}
+
+
+def _memory_of_all_processes() -> float:
+    """Memory of this process and of those that it started, what they share counted once where the system tells."""
+    total = 0
+    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+        with contextlib.suppress(psutil.Error):
+            taken = process.memory_full_info()
+            total += getattr(taken, "pss", taken.rss)
+    return total
+
+
+def our_epoch(config: Config, folder: Path) -> tuple[Callable[[], int], Callable[[], None]]:
+    """The trainer's next epoch, and its evaluation."""
     prepare_machine(config)
     # Without end: schedules do not run out, and no epoch is the last.
     config = replaced(config, training={"max_epochs": 1 << 20})
@@ -69,20 +173,28 @@ def our_epoch(config: Config, folder: Path) -> Callable[[], None]:
     loss = build_loss(config, loader.num_classes)
     validate = build_validation(config, inputs, net)
     trainer = build_trainer(config, net, loss, loader, validate, folder, inputs.device)
+    utterances = len(read_training_list(config.data.train_list))
+    in_batch = config.data.batch_size * config.data.utterances_per_speaker
 
-    def run() -> None:
+    def train() -> int:
         trainer.train_epoch()
+        return min(utterances, len(loader) * in_batch)
+
+    def evaluate() -> None:
         trainer.evaluate()
 
-    return run
+    return train, evaluate
 
 
-def classic_epoch(config: Config, folder: Path) -> Callable[[], None]:
-    """The same work by the classic pipeline: as many utterances, the same recordings to embed, the same trials."""
+def original_epoch(config: Config, folder: Path) -> tuple[Callable[[], int], Callable[[], None]]:
+    """The same work by the original pipeline: as many utterances, the same recordings to embed, the same trials.
+
+    Networks without a plain definition are ours, in float32 and without channels_last.
+    """
     data, section = config.data, config.evaluation
     generator = random.Random(config.runtime.seed)
     augmentation = None
-    if config.augment.enabled:
+    if config.augment.enabled and config.augment.noise_path and config.augment.rir_path:
         write_noise(config, folder)
         noise, rooms = str(folder / "musan"), str(folder / "rirs")
         augmentation = classic.ClassicAugmentation(noise, rooms, data.crop_frames, generator)
@@ -91,21 +203,23 @@ def classic_epoch(config: Config, folder: Path) -> Callable[[], None]:
     labels = [int(label) for label in training.labels]
     dataset = classic.ClassicTrainingSet(paths, labels, data.crop_frames, generator, augmentation)
     trials = read_trials(data.validation_list)
-    names = list(trials.names)
-    recordings = [str(Path(data.validation_path) / name) for name in names]
+    recordings = [str(Path(data.validation_path) / name) for name in trials.names]
     pairs = [(recordings[one], recordings[other]) for one, other in zip(trials.enrol, trials.test, strict=True)]
     if trials.labels is None:
-        raise ValueError(f"{data.validation_list} is unlabelled; the benchmark computes the EER of its trials")
+        raise ValueError(f"{data.validation_list} has no labels; the benchmark computes the EER of its trials")
     trial_labels = trials.labels
     torch.manual_seed(config.runtime.seed)
     dim = config.model.embedding_dim
-    front_end = build_model(config).front_end
     device = find_device(config.runtime)
-    net = plain_model(config.model.name, front_end, dim, front_end.num_features).to(device)
+    net: torch.nn.Module = build_model(replaced(config, runtime={"channels_last": "off"}))
+    if config.model.name in PLAIN_MODELS:
+        front_end = build_model(config).front_end
+        net = plain_model(config.model.name, front_end, dim, front_end.num_features)
+    net = net.to(device)
     loss = PlainAMSoftmax(dim, max(labels) + 1, *margin_and_scale(config.loss)).to(device)
     optimizer = torch.optim.Adam([*net.parameters(), *loss.parameters()], lr=config.optimizer.learning_rate)
 
-    def run() -> None:
+    def train() -> int:
         net.train()
         # Utterances one by one in any order, as the shuffled sampler has them: as many steps as ours.
         rows = [[row] for row in torch.randperm(len(paths)).tolist()]
@@ -116,6 +230,9 @@ def classic_epoch(config: Config, folder: Path) -> Callable[[], None]:
             optimizer.step()
             # The original shows the loss of every step, and so waits for the device.
             value.item()
+        return len(paths)
+
+    def evaluate() -> None:
         net.eval()
         embeddings = classic.embed_one_by_one(
             lambda crops: net(crops.to(device)),
@@ -126,4 +243,4 @@ def classic_epoch(config: Config, folder: Path) -> Callable[[], None]:
         )
         metrics.eer(torch.tensor(classic.score_one_by_one(embeddings, pairs)).numpy(), trial_labels)
 
-    return run
+    return train, evaluate

@@ -1,9 +1,10 @@
-"""A callable in a process of its own that runs when it is told to, so that settings of a process can be compared.
+"""A callable in a process of its own that runs on request, so that settings of a process can be compared.
 
-The two ends talk in lines: every line that comes in means "once more", and is answered when it is done.
+The two ends exchange lines: every line that comes in asks for one run, which is answered by its figures as JSON.
 """
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -15,7 +16,6 @@ from pathlib import Path
 from benchmarks.timing import Timing, Way, finish_device, run_in_turn, timings
 from speakernet.machine.memory import HUGE_PAGES
 
-DONE = "done\n"
 SCRIPT = Path(__file__).resolve().parents[1] / "benchmark_performance.py"
 
 
@@ -29,12 +29,12 @@ def own_environment(*, huge_pages: bool) -> dict[str, str]:
     return {**os.environ, HUGE_PAGES: "1" if huge_pages else "0"}
 
 
-def serve(run: Callable[[], None]) -> None:
+def serve(run: Callable[[], Mapping[str, float] | None]) -> None:
     """In the process: call `run` for every line that comes in, until no more come."""
     for _ in sys.stdin:
-        run()
+        figures = run()
         finish_device()
-        sys.stdout.write(DONE)
+        sys.stdout.write(json.dumps(figures or {}) + "\n")
         sys.stdout.flush()
 
 
@@ -45,10 +45,13 @@ class ServedProcess:
         name: of what it does, for messages.
         command: what to start.
         environment: of the process; None takes this one's.
+
+    Attributes:
+        figures: what each run answered.
     """
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-        self.name = name
+        self.name, self.figures = name, list[dict[str, float]]()
         # A file, not a pipe: nobody reads it while the process runs, and a full pipe would block it.
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
@@ -70,14 +73,16 @@ class ServedProcess:
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write("\n")
             self._process.stdin.flush()
-        if self._process.stdout.readline() != DONE:
+        try:
+            self.figures.append(json.loads(self._process.stdout.readline()))
+        except ValueError:
             status = self._process.wait()
             self._errors.seek(0)
             said = self._errors.read().strip()[-500:]
             # Windows has no such signal, and no negative status.
             if status < 0 and status == -getattr(signal, "SIGKILL", 0):
-                said += "\nThe system killed the process: out of memory? Compare fewer at once, or smaller batches."
-            raise ValueError(f"{self.name!r} failed (status {status}): {said}")
+                said += "\nThe system killed the process: out of memory? Compare smaller batches."
+            raise ValueError(f"{self.name!r} failed (status {status}): {said}") from None
         return 1
 
     def close(self) -> None:

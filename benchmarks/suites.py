@@ -4,7 +4,6 @@ import argparse
 import dataclasses
 import json
 import logging
-import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ import torch
 
 from benchmarks.data import prepare_data
 from benchmarks.embedding import compare_embedding, serve_embedding
-from benchmarks.epoch import measure_epochs, serve_epochs
+from benchmarks.epoch import compare_epochs, epoch_tables, serve_epochs
 from benchmarks.families import SMALLEST, load_now, measure_compiled, measure_models
 from benchmarks.loader import compare_evaluation, compare_loading, measure_worker_memory
 from benchmarks.plain_models import PLAIN_MODELS
@@ -43,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 COMPARED_BATCH_SIZE = 64
 MOST_EMBEDDED = 12
-"""Recordings that `--compare` embeds: a second or so each, one by one."""
+"""Recordings that `--loading` embeds: a second or so each, one by one."""
 DEFAULT_MODEL = "ResNetSE34L"
 DEFAULT_VARIANTS = (PLAIN_BF16, BY_HAND, "default")
 DEFAULT_MEMORY_VARIANTS = ("default", "default + checkpointing")
@@ -57,8 +56,6 @@ def pipelines(arguments: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(1)
     done = []
     with tempfile.TemporaryDirectory(prefix="speakernet-benchmark-") as folder:
-        # Lookup tables of recordings that are gone in a minute are not worth keeping.
-        os.environ["SPEAKERNET_CACHE"] = str(Path(folder) / "cache")
         data = prepare_data(config, Path(folder), arguments.num_utterances)
         for one in compare_loading(config, data, arguments.num_batches, arguments.rounds):
             done.append(one)
@@ -188,11 +185,10 @@ def memory(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def epochs(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Seconds of a whole epoch with its evaluation, classic and ours."""
-    timings = measure_epochs(arguments.config_arguments, arguments.rounds)
-    sys.stdout.write("\n")
-    _timing_table("epoch with evaluation", "of the classic one", timings)
-    return {"epochs": [dataclasses.asdict(one) for one in timings]}
+    """A whole epoch of the configuration, original and optimised, and what each measure brings alone."""
+    figures = compare_epochs(arguments.config_arguments, arguments.num_batches, arguments.rounds)
+    sys.stdout.write("\n" + epoch_tables(figures) + "\n")
+    return {"epochs": figures}
 
 
 def runtimes(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -240,7 +236,7 @@ def be_measured(arguments: argparse.Namespace) -> None:
         serve_embedding(config, recordings, arguments.num_utterances, threads, arguments.embedding_of)
         return
     if arguments.epoch_of:
-        serve_epochs(make_synthetic_corpus(config), arguments.epoch_of)
+        serve_epochs(make_synthetic_corpus(config), arguments.epoch_of, arguments.num_batches)
         return
     config = classic_config(config, arguments.steps[0])
     if arguments.step_of:

@@ -62,14 +62,14 @@ def test_the_recordings_are_the_same_in_every_form(options: list[str], tmp_path:
 
 
 @pytest.mark.slow
-def test_compare_measures_everything(
+def test_loading_measures_everything(
     options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loader, "WARM_BATCHES", 1)
     monkeypatch.setattr(loader.measure_worker_memory, "__defaults__", (2000,))
     monkeypatch.setattr("benchmarks.suites.COMPARED_BATCH_SIZE", 4)
     file = tmp_path / "figures.json"
-    sizes = ["--num_batches", "2", "--rounds", "1", "--num_utterances", "4", "--compare", "--json", str(file)]
+    sizes = ["--num_batches", "2", "--rounds", "1", "--num_utterances", "4", "--loading", "--json", str(file)]
     assert benchmark([*options, *sizes]) == 0
     figures = json.loads(file.read_text())
     measures = [one["measure"] for one in figures["comparisons"]]
@@ -94,7 +94,7 @@ def test_without_a_suite_loader_and_step_are_measured(
 def test_wrong_numbers_are_said(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert benchmark([*options, "--num_batches", "0"]) == 1
     assert "--num_batches" in capsys.readouterr().err
-    assert benchmark(["--compare"]) == 1
+    assert benchmark(["--loading"]) == 1
     assert "data.train_list" in capsys.readouterr().err
 
 
@@ -147,16 +147,18 @@ def test_memory_of_variants(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_whole_epochs_of_both_pipelines(
+def test_compare_measures_both_pipelines_and_each_measure(
     options: list[str], tiny_corpus: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "figures.json"
     trials = ["--data.test_list", str(tiny_corpus / "trials.txt"), "--augment.enabled", "true"]
-    network = ["--model.name", "ResNetSE34L", "--frontend.num_mels", "40", "--data.crop_frames", "100"]
-    assert benchmark(["--epoch", "--rounds", "1", *options, *network, *trials, "--json", str(file)]) == 0
-    timings = json.loads(file.read_text())["epochs"]
-    assert [one["name"] for one in timings] == ["classic", "ours"] and timings[0]["ratio"] == 1
-    assert "| ours | " in capsys.readouterr().out
+    sizes = ["--rounds", "1", "--num_batches", "3", "--json", str(file)]
+    assert benchmark(["--compare", *options, *trials, *sizes]) == 0
+    epochs = json.loads(file.read_text())["epochs"]
+    assert list(epochs)[:2] == ["original", "optimised"] and {"without bf16", "without caching"} < set(epochs)
+    assert all(value > 0 for one in epochs.values() for value in one.values())
+    output = capsys.readouterr().out
+    assert "| optimised | " in output and "| bf16 | " in output and "overall speed-up: " in output
 
 
 def test_sizes_below_one_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
