@@ -37,9 +37,7 @@ from speakernet.evaluation.metrics import (
 )
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.results import (
-    EMBEDDING,
     FEW_TARGETS,
-    KEPT_EMBEDDINGS,
     GroupResult,
     HeadlineFigure,
     Results,
@@ -78,24 +76,11 @@ MORE_FIGURES = (
     ("Cllr lost by calibration", "calibration_loss", "{:.3f} bits"),
     ("area under the ROC", "area_under_roc", "{:.4f}"),
 )
-LABELS = {
-    "platform": "System",
-    "cpu": "Processor",
-    "cpu_cores": "Processor cores",
-    "gpus": "GPUs",
-    "cuda": "CUDA",
-    "eval_frames": "frames of 10 ms a crop",
-    "num_crops": "crops an utterance",
-    "subtract_mean": "mean subtracted",
-    "score_norm": "score normalisation",
-    "is_normalised": "unit length",
-    "cohort_size": "nearest of the cohort",
-    "num_mels": "mel bands",
-    "low_hz": "lowest frequency in Hz",
-    "high_hz": "highest frequency in Hz",
-    "embedding_dim": "dimensions",
-}
-"""Names of results that are unclear without their underscores."""
+FACTS = (
+    *("model", "num_parameters", "front_end", "checkpoint", "precision", "backend", "calibration", "speaker_rule"),
+    *("num_draws", "dcf_costs", "num_duplicate_trials", "timings_seconds", "seconds"),
+)
+"""Results that the page shows as they are."""
 HISTOGRAM_NOTE = "Each kind has an area of one."
 NUM_HARDEST = 12
 MAX_PLAYED_SECONDS = 20
@@ -645,97 +630,53 @@ def _map(runs: Sequence[RunData], folder: Path) -> Section:
 def _facts(run: RunData) -> Section:
     """Everything that is needed to repeat the figures."""
     results = run.results or Results()
-    checkpoint, machine, costs = results.checkpoint or {}, results.machine or {}, results.dcf_costs
-    named = {
-        "Model": results.model,
-        "Parameters": results.num_parameters,
-        "Front end": results.front_end,
-        "Checkpoint": _with_checksum(checkpoint.get("path"), checkpoint.get("sha256")),
-        "Lists": [
-            f"{one.get('role')}: {_with_checksum(one.get('name'), one.get('sha256'))}" for one in results.lists or []
-        ],
-        "Against the initial model": (results.initial_model or {}).get("sentences"),
-        "Scoring": results.backend,
-        "Calibration": results.calibration,
-        "Kept thresholds": [f"{one['threshold']:.4f}: {described(one)}" for one in results.thresholds or []],
-        "Rule for speakers": results.speaker_rule,
-        "Draws of speakers": results.num_draws,
-        "Costs": costs and {"of a miss": costs["c_miss"], "of a false accept": costs["c_fa"]},
-        "Repeated trials": results.num_duplicate_trials,
-        "Time": _time(results),
-        # The machine's facts hold the versions too.
-        "Versions": None if machine.get("versions") else results.versions,
-        **results.extra,
-    }
-    entries = [(_label(name), _in_words(value)) for name, value in named.items() if value not in (None, "", {}, [])]
+    values = {name: getattr(results, name) for name in FACTS if getattr(results, name)}
+    values["lists"] = [f"{one.get('role')}: {one.get('name')} ({one.get('sha256')})" for one in results.lists or []]
+    values["kept_thresholds"] = [f"{one['threshold']:.4f}: {described(one)}" for one in results.thresholds or []]
+    values["against_the_initial_model"] = (results.initial_model or {}).get("sentences")
     settings = yaml.safe_dump(results.config, sort_keys=False) if results.config else ""
     cards = [
         Card("Command", code=results.command, is_wide=True),
-        Card("Evaluation", facts=entries, is_wide=True),
-        Card("Machine", facts=[(_label(key), _in_words(value, key)) for key, value in machine.items()], is_wide=True),
+        Card("Evaluation", facts=_named(values | results.extra), is_wide=True),
+        Card("Training", facts=_named(results.performance or {}), is_wide=True),
+        Card("Machine", facts=_named(results.machine or {"versions": results.versions}), is_wide=True),
         Card("Configuration", code=run.config, is_folded=True, is_wide=True),
         Card("Settings of the evaluation", code=settings, is_folded=True, is_wide=True),
     ]
     return Section("facts", "How it was made", [one for one in cards if one.code or one.facts])
 
 
-def _time(results: Results) -> str:
-    """How long the evaluation took; embeddings that were only read show no speed of the network."""
-    times = results.timings_seconds or {}
-    parts = []
-    for name, seconds in times.items():
-        if name == KEPT_EMBEDDINGS:
-            parts.append("embeddings read from disk")
-            continue
-        # Less than a second would be a rate of the start, not of the work.
-        has_rate = name == EMBEDDING and seconds >= 1 and KEPT_EMBEDDINGS not in times
-        rate = f" ({(results.num_utterances or 0) / seconds:.3g} utterances/s)" if has_rate else ""
-        parts.append(f"{_label(name).lower()} {seconds:.3g} s{rate}")
-    if results.seconds is not None and KEPT_EMBEDDINGS not in times:
-        parts.append(f"in all {results.seconds:.3g} s")
-    return ", ".join(parts)
+def _named(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Nested values as rows of a table with names for people; empty ones are omitted."""
+    flat = ((key.replace("_", " ").replace(".", ", "), text) for key, text in _flat(values).items() if text)
+    return [(name[:1].upper() + name[1:], text) for name, text in flat]
 
 
-def _with_checksum(name: str | None, checksum: str | None) -> str:
-    return f"{name} ({checksum})" if name and checksum else name or ""
+def _flat(values: Mapping[Any, Any], prefix: str = "") -> dict[str, str]:
+    """Nested values as `section.field` -> text; checksums are shortened.
 
-
-def _in_words(value: Any, name: str = "") -> str:
-    """A value of results as a person would write it; checksums are shortened.
-
-    >>> _in_words({"name": "ResNet", "options": {"num_mels": 64, "log_input": True}})
-    'ResNet (mel bands 64, log input yes)'
-    >>> _in_words([{"name": "a GPU", "memory_bytes": 2**33}])
-    'name a GPU, memory 8.0 GiB'
+    >>> _flat({"cpu_cores": 16, "gpus": [{"memory_bytes": 2**33}], "amp": False})
+    {'cpu_cores': '16', 'gpus.1.memory': '8.0 GiB', 'amp': 'no'}
     """
+    flat: dict[str, str] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, list | tuple) and any(isinstance(one, Mapping) for one in value):
+            value = dict(enumerate(value, start=1))
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{name}.")
+        elif name.endswith("_bytes") and is_number(value):
+            flat[name.removesuffix("_bytes")] = human_bytes(value)
+        else:
+            items = value if isinstance(value, list | tuple) else [value]
+            flat[name] = re.sub(r"\b([0-9a-f]{12})[0-9a-f]{52}\b", r"\1…", "; ".join(map(_text, items)))
+    return flat
+
+
+def _text(value: Any) -> str:
     if isinstance(value, bool) or value is None:
-        return {True: "yes", False: "no", None: "none"}[value]
-    if name.endswith("_bytes") and isinstance(value, int | float):
-        return human_bytes(value)
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    if isinstance(value, Mapping):
-        if {"name", "options"} == set(value):
-            return f"{value['name']} ({_in_words(value['options'])})" if value["options"] else str(value["name"])
-        named = ((_label(str(key)), _in_words(one, str(key))) for key, one in value.items())
-        # Within a line labels are not headings.
-        inner = (f"{key if key[:2].isupper() else key[:1].lower() + key[1:]} {one}" for key, one in named)
-        return ", ".join(inner) or "none"
-    if isinstance(value, list | tuple):
-        return "; ".join(_in_words(one) for one in value) or "none"
-    return re.sub(r"\b([0-9a-f]{12})[0-9a-f]{52}\b", r"\1…", str(value))
-
-
-def _label(key: str) -> str:
-    """A name of `results.json` as a heading for people.
-
-    >>> _label("cpu_cores"), _label("Kept thresholds"), _label("memory_bytes")
-    ('Processor cores', 'Kept thresholds', 'Memory')
-    """
-    words = key.removesuffix("_bytes").replace("_", " ")
-    return LABELS.get(key, words[:1].upper() + words[1:])
+        return {True: "yes", False: "no", None: ""}[value]
+    return f"{value:,}" if isinstance(value, int) else f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _figures_side_by_side(runs: Sequence[RunData]) -> Card:
@@ -782,11 +723,3 @@ def _settings(runs: Sequence[RunData]) -> Section:
     rows = [[key, *(one.get(key, MISSING) for one in tables)] for key in differing]
     table = Table(["option", *(run.name for run in runs)], rows)
     return replace(section, cards=[Card("Configuration", table=table, is_wide=True)])
-
-
-def _flat(values: Mapping[str, object], prefix: str = "") -> dict[str, str]:
-    """Nested sections as `section.field` -> text."""
-    flat: dict[str, str] = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": _in_words(value)}
-    return flat

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, TypeAdapter, ValidationError, with_config
+from pydantic import AfterValidator, BeforeValidator, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from speakernet.terminal import counted
@@ -35,10 +35,25 @@ def _prior(text: str) -> str:
     return text
 
 
+def _needs(*names: str) -> AfterValidator:
+    """A check that a mapping has these keys; a later version may write more."""
+
+    def check(values: dict[str, Any]) -> dict[str, Any]:
+        if missing := [name for name in names if name not in values]:
+            raise ValueError(f"no {missing[0]}")
+        return values
+
+    return AfterValidator(check)
+
+
 Interval = Annotated[tuple[float, float] | None, BeforeValidator(_interval)]
 """Lowest and highest value of a 95 % interval."""
 CostsByPrior = dict[Annotated[str, AfterValidator(_prior)], float]
 """Target prior, as text -> normalised detection cost."""
+Costs = Annotated[dict[str, float], _needs("c_miss", "c_fa")]
+Band = Annotated[dict[str, list[float]], _needs("false_accept_percent", "miss_low_percent", "miss_high_percent")]
+KeptThreshold = Annotated[dict[str, Any], _needs("name", "threshold")]
+"""A threshold with a name; its other keys are the scoring and the list it belongs to."""
 
 
 @dataclass(frozen=True)
@@ -82,23 +97,6 @@ class SweepResult:
     rows: list[GroupResult]
 
 
-@with_config(ConfigDict(extra="allow"))
-class KeptThreshold(TypedDict):
-    """A threshold with a name; its other keys are the scoring and the list it belongs to."""
-
-    name: str
-    threshold: float
-
-
-@with_config(ConfigDict(extra="allow"))
-class Costs(TypedDict):
-    """Of one error of each kind."""
-
-    c_miss: float
-    c_fa: float
-
-
-@with_config(ConfigDict(extra="allow"))
 class AffineFit(TypedDict):
     """An affine calibration in plain values."""
 
@@ -106,15 +104,6 @@ class AffineFit(TypedDict):
     offset: float
     inputs: list[str]
     prior: float
-
-
-@with_config(ConfigDict(extra="allow"))
-class Band(TypedDict):
-    """A 95 % interval of the DET curve."""
-
-    false_accept_percent: list[float]
-    miss_low_percent: list[float]
-    miss_high_percent: list[float]
 
 
 @dataclass(frozen=True)
