@@ -10,14 +10,12 @@ from speakernet.data.augment.augmenter import Augmenter
 from speakernet.data.augment.banks import ClipBank, RirBank, clips_into_ram, describe_banks, noise_banks, rir_bank
 from speakernet.data.lookup import LookupTable
 from speakernet.data.sources import AudioCache, RowReader
-from speakernet.machine.device import DeviceClock
 from speakernet.parallel.distributed import refuse_differences
 
 logger = logging.getLogger(__name__)
 
 MEASURED_ROUNDS = 3
 # Of a batch, whose cost on a core grows with it: enough to tell.
-MEASURED_UTTERANCES = 32
 
 
 def build_augmenter(config: Config, reader: RowReader, table: LookupTable, eligible: np.ndarray) -> Augmenter | None:
@@ -74,27 +72,6 @@ def noise_into_ram(config: Config, augmenter: Augmenter, reader: RowReader) -> N
         in_memory = clips_into_ram(banks, config.data.cache_megabytes << 20)
         where = "in memory" if in_memory else "read from disk (data.cache_megabytes)"
         logger.log(logging.DEBUG if in_memory else logging.INFO, "noise clips are %s", where)
-
-
-def measured_seconds(augmenter: Augmenter, rows: np.ndarray, num_samples: int, device: torch.device) -> float:
-    """Seconds that it takes a device to augment a batch of utterances `rows`, drawn as in the first epoch.
-
-    Every choice is keyed, so that nothing of it is felt later on; a CPU is measured with one thread, as workers have.
-    """
-    # Of a generator of its own: training's draws stay what they are.
-    noise = 0.1 * torch.randn(len(rows), num_samples, generator=torch.Generator().manual_seed(0))
-    waveforms, clock = noise.to(device), DeviceClock(device)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        # What is read, transformed or compiled once comes with the first.
-        for _ in range(MEASURED_ROUNDS + 1):
-            clock.mark()
-            augmenter(waveforms.clone(), epoch=0, rows=rows)
-        clock.mark()
-    finally:
-        torch.set_num_threads(threads)
-    return min(clock.take()[1:])
 
 
 def augments_on_device(config: Config, device: torch.device, *, is_resident: bool, are_banks_there: bool) -> bool:

@@ -4,26 +4,25 @@ Every automatic choice made here is logged with its reason; those that change no
 """
 
 import logging
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
+from torch import nn
 
 from speakernet.assembly.augment import augments_on_device, build_augmenter, noise_into_ram
 from speakernet.assembly.inputs import Inputs, TrainingInput, voices_of
-from speakernet.assembly.placement import (
-    GIGABYTE,
-    Placement,
-    decide_placement,
-    move_banks,
-    say_choice,
-)
 from speakernet.config.schema import Config
 from speakernet.data.audio import AudioError, crop_samples
 from speakernet.data.augment.augmenter import Augmenter
+from speakernet.data.augment.banks import ResidentBanks, bytes_of_banks
 from speakernet.data.batches import BatchMaker, CropMaker, ResidentMaker, SpeakerIndex
 from speakernet.data.choices import (
     MEMORY_SHARE,
+    Choice,
+    choose_device_banks,
+    choose_device_resident,
     choose_num_workers,
     choose_prefetch,
     choose_ram_corpus,
@@ -39,11 +38,26 @@ from speakernet.data.workers import NUM_THREADS, ReadAhead, Workers, starts_from
 from speakernet.files import human_bytes
 from speakernet.machine.facts import usable_cores, usable_memory_bytes
 from speakernet.parallel import distributed
+from speakernet.training.compiling import training_bytes
+from speakernet.training.precision import DTYPES, choose_precision
 from speakernet.training.progress import LoadingFacts
 
 logger = logging.getLogger(__name__)
 
+GIGABYTE = 1 << 30
+SPECTRA_SHARE = 0.25  # of what corpus and banks leave of their bound
 SHARED_MEMORY_SHARE = 0.8  # of what is free there, for the corpus; the workers' ring lies there too
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What is in the memory of the training device."""
+
+    corpus: bool
+    banks: bool
+    """Noise and RIRs."""
+    left_bytes: int
+    """Of the bound, for spectra."""
 
 
 def build_training_loader(
@@ -68,7 +82,7 @@ def build_training_loader(
     sampler = _sampler(config, given.rows.labels, eligible, voices)
     reader = _reader(data, given)
     augmenter = build_augmenter(config, reader, given.table, eligible)
-    placement = decide_placement(config, reader, inputs, augmenter, eligible, reserved_bytes)
+    placement = choose_placement(config, reader, inputs, augmenter, reserved_bytes)
     with_reading = _augmenter_of_reading(config, reader, augmenter, placement, device)
     # A GPU changes the speed of a whole batch at once; before crops are disturbed they have to be at their speed.
     changes_speed = device.type == "cpu" or with_reading is not None
@@ -334,3 +348,73 @@ def _decided(
         ).value
     pin_memory = device.type == "cuda" if data.pin_memory == "auto" else data.pin_memory
     return data.model_copy(update={"num_workers": num_workers, "prefetch_factor": prefetch, "pin_memory": pin_memory})
+
+
+def choose_placement(
+    config: Config, reader: RowReader, inputs: Inputs, augmenter: Augmenter | None, reserved_bytes: int = 0
+) -> Placement:
+    """Decide what goes to the device; each choice is logged with its reason.
+
+    Noise and RIRs go first: they are small, and without them every batch waits for the host. What training itself
+    takes (`reserved_bytes`) is left free.
+    """
+    data, device = config.data, inputs.device
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else usable_memory_bytes()
+    bound = int(data.device_gigabytes * GIGABYTE) or int(max(0, free - reserved_bytes) * MEMORY_SHARE)
+    is_possible = augmenter is not None and data.device_resident != "off" and config.augment.device != "cpu"
+    is_considered = is_possible and (device.type == "cuda" or data.device_resident == "on")
+    rows = reader if isinstance(reader, PackedRows) else None
+    bank_bytes = bytes_of_banks(augmenter.banks, augmenter.rirs, rows) if is_considered and augmenter else 0
+    fits = is_considered and bank_bytes <= bound
+    corpus_bytes = 2 * int(inputs.training.table.num_samples.sum())
+    corpus = choose_device_resident(
+        switch=data.device_resident,
+        device_type=device.type,
+        corpus_bytes=corpus_bytes,
+        is_flat=rows is not None,
+        augments_elsewhere=augmenter is not None and config.augment.device == "cpu" and device.type != "cpu",
+        budget_bytes=bound - (bank_bytes if fits else 0),
+    )
+    say_choice("corpus on the device", corpus, could_help=device.type == "cuda")
+    if not is_considered or augmenter is None:
+        return Placement(corpus.value, banks=False, left_bytes=0)
+    reads_corpus = any(bank.reader is reader for bank in augmenter.banks.values())
+    banks = choose_device_banks(
+        bank_bytes=bank_bytes, budget_bytes=bound, needs_corpus=reads_corpus, is_corpus_there=corpus.value
+    )
+    say_choice("noise and RIRs on the device", banks, could_help=device.type == "cuda")
+    return Placement(corpus.value, banks.value, max(0, bound - bank_bytes - (corpus_bytes if corpus.value else 0)))
+
+
+def reserved_for_training(config: Config, net: nn.Module, device: torch.device) -> int:
+    """About the bytes of a GPU that steps of this configuration take, crops at their longest; 0 without a GPU."""
+    if device.type != "cuda":
+        return 0
+    data = config.data
+    frames = max(data.crop_frames, data.crop_frames_max)
+    # Longer crops come in smaller batches, with as much audio in all.
+    batch_size = max(1, data.batch_size * data.utterances_per_speaker * data.crop_frames // frames)
+    dtype = DTYPES[choose_precision(config.runtime.precision, device).name]
+    needed = training_bytes(net, crop_samples(frames, data.sample_rate), batch_size, dtype)
+    logger.debug("training takes about %s of the GPU", human_bytes(needed))
+    return needed
+
+
+def move_banks(augmenter: Augmenter, placement: Placement, maker: CropMaker | None, device: torch.device) -> None:
+    """Move noise and RIRs to the device; babble of a corpus that is there is `maker`'s."""
+    there = maker if isinstance(maker, ResidentMaker) else None
+    banks = ResidentBanks(
+        augmenter.banks,
+        augmenter.rirs,
+        device,
+        spectra_bytes=int(placement.left_bytes * SPECTRA_SHARE),
+        corpus=there.corpus if there else None,
+        corpus_rows=there.reader if there else None,
+        num_threads=usable_cores(),
+    )
+    augmenter.reside(banks)
+
+
+def say_choice(what: str, choice: Choice[bool], *, could_help: bool) -> None:
+    """Log a choice: as a detail if it changes nothing and could not help."""
+    logger.log(logging.INFO if choice.value or could_help else logging.DEBUG, "%s: %s", what, choice)

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from speakernet.assembly.data import build_training_loader
+from speakernet.assembly.data import build_training_loader, reserved_for_training
 from speakernet.assembly.inputs import Inputs
 from speakernet.assembly.model import build_loss
-from speakernet.assembly.placement import reserved_for_training
 from speakernet.assembly.training import Validate, build_schedules, build_trainer
 from speakernet.checkpoint import read_own_checkpoint
 from speakernet.config.schema import Config, replaced

@@ -14,7 +14,7 @@ from torch import nn
 
 import speakernet
 from speakernet.assembly.checks import check_inputs, refuse_impossible
-from speakernet.assembly.data import build_training_loader, loading_facts
+from speakernet.assembly.data import build_training_loader, loading_facts, reserved_for_training
 from speakernet.assembly.evaluation import build_validation, run_evaluation
 from speakernet.assembly.initial_model import (
     begin_with_initial_model,
@@ -30,7 +30,6 @@ from speakernet.assembly.inputs import (
 )
 from speakernet.assembly.large_margin import train_large_margin_stage
 from speakernet.assembly.model import build_loss, build_model
-from speakernet.assembly.placement import reserved_for_training
 from speakernet.assembly.training import (
     Validate,
     build_trainer,

@@ -174,19 +174,3 @@ def choose_device_banks(
     if needs_corpus and not is_corpus_there:
         return Choice(False, "babble is mixed from training utterances, which are not there (add a folder 'speech')")
     return Choice(True, f"{size} within {allowed}")
-
-
-def choose_augment_device(*, device_seconds: float, host_seconds: float, num_workers: int) -> Choice[bool]:
-    """Whether batches are augmented on the training device, by what a batch was measured to take.
-
-    Args:
-        device_seconds: of the device, which trains no batch meanwhile.
-        host_seconds: of one core.
-        num_workers: processes that do it side by side.
-    """
-    together = host_seconds / max(1, num_workers)
-    figures = (
-        f"a batch takes the device {1e3 * device_seconds:.1f} ms, and one core {1e3 * host_seconds:.1f} ms: "
-        f"{1e3 * together:.1f} ms with {max(1, num_workers)} side by side"
-    )
-    return Choice(device_seconds <= together, figures)

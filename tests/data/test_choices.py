@@ -3,7 +3,6 @@
 import pytest
 
 from speakernet.data.choices import (
-    choose_augment_device,
     choose_device_banks,
     choose_device_resident,
     choose_num_workers,
@@ -85,10 +84,3 @@ def test_noise_and_rirs_on_the_device() -> None:
     for change, reason in (({"bank_bytes": 300}, "they take 300 B, 200 B are"), ({"needs_corpus": True}, "a folder")):
         choice = choose_device_banks(**{**facts, **change})
         assert not choice.value and reason in choice.reason
-
-
-def test_augmentation_goes_where_it_was_measured_to_be_faster() -> None:
-    for seconds, workers, is_device in ((0.005, 1, True), (0.005, 4, True), (0.005, 5, False), (0.021, 0, False)):
-        choice = choose_augment_device(device_seconds=seconds, host_seconds=0.020, num_workers=workers)
-        assert choice.value is is_device, (seconds, workers)
-    assert choice.reason == "a batch takes the device 21.0 ms, and one core 20.0 ms: 20.0 ms with 1 side by side"

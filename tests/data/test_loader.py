@@ -9,15 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from speakernet.assembly import placement
-from speakernet.assembly.augment import measured_seconds
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs
-from speakernet.assembly.placement import Placement
 from speakernet.config import Config
 from speakernet.config.schema import replaced
 from speakernet.data.audio import AudioError, read_audio, write_audio
-from speakernet.data.augment.augmenter import Augmenter
 from speakernet.data.batches import Batch, BatchMaker, BatchRequest, ResidentMaker
 from speakernet.data.loader import TrainingLoader
 from speakernet.data.packed import RamRows
@@ -188,56 +184,6 @@ def test_a_resident_corpus_changes_speed_as_the_host_does(
         for one, other in zip(epoch(host, number), epoch(resident, number), strict=True):
             torch.testing.assert_close(one.waveforms, other.waveforms, atol=1e-5, rtol=1e-4)
             assert torch.equal(one.labels, other.labels) and torch.equal(one.indices, other.indices)
-
-
-@pytest.mark.parametrize(
-    ("options", "device_seconds", "is_there"),
-    [
-        ({}, 0.010, True),
-        ({}, 0.013, False),
-        # Asked for; and the clock may not decide what has to be the same every time.
-        ({"runtime__deterministic": True}, 9.0, True),
-    ],
-)
-def test_where_augmentation_runs_is_measured_and_changes_nothing(
-    tiny_corpus: Path,
-    disturbances: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    options: dict[str, object],
-    device_seconds: float,
-    is_there: bool,
-) -> None:
-    """As on a GPU with room for noise and RIRs and none for the corpus; both ways run, what they take is made up."""
-    caplog.set_level("INFO")
-    expected = epoch(loader(tiny_corpus, disturbances))
-    monkeypatch.setattr(placement, "choose_placement", lambda *given: Placement(False, True, 1 << 20))
-    monkeypatch.setattr(placement, "usable_cores", lambda: 3)
-    measured: list[tuple[int, bool]] = []
-
-    def made_up(augmenter: Augmenter, rows: np.ndarray, num_samples: int, device: torch.device) -> float:
-        measured_seconds(augmenter, rows, num_samples, device)
-        measured.append((len(rows), augmenter.resident is not None))
-        return device_seconds if augmenter.resident is not None else 0.012
-
-    monkeypatch.setattr(placement, "measured_seconds", made_up)
-    monkeypatch.setattr(placement, "MEASURED_UTTERANCES", 4)
-    state = torch.get_rng_state()
-    made = loader(tiny_corpus, disturbances, data__num_workers="auto", **options)
-    assert torch.equal(state, torch.get_rng_state())
-    assert (made.augmenter is not None and made.augmenter.resident is not None) is is_there
-    assert made.maker.augments is not is_there
-    if options:
-        assert not measured and "augmentation on the device" not in caplog.text
-    else:
-        assert measured == [(8, True), (4, False)]
-        # Eight utterances are twice the four that were measured; two workers share them.
-        figures = f"a batch takes the device {1e3 * device_seconds:.1f} ms, and one core 24.0 ms: 12.0 ms with 2 side"
-        assert f"augmentation on the device: {'yes' if is_there else 'no'} ({figures}" in caplog.text
-    for one, other in zip(expected, epoch(made), strict=True):
-        torch.testing.assert_close(one.waveforms, other.waveforms, atol=1e-5, rtol=1e-4)
-        assert torch.equal(one.labels, other.labels) and torch.equal(one.indices, other.indices)
-    made.close()
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

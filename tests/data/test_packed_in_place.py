@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from speakernet.assembly.augment import build_augmenter
-from speakernet.assembly.data import build_training_loader
+from speakernet.assembly.data import build_training_loader, choose_placement, reserved_for_training
 from speakernet.assembly.inputs import Inputs
 from speakernet.assembly.large_margin import large_margin_config
 from speakernet.assembly.model import build_model
-from speakernet.assembly.placement import choose_placement, reserved_for_training
 from speakernet.config import load_config
 from speakernet.config.schema import Config, replaced
 from speakernet.corpora.pack_inputs import FolderInput
