@@ -3,6 +3,8 @@
 A batch of utterances of different lengths pools to the vectors of the utterances alone.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -14,7 +16,9 @@ from speakernet.models.options.poolings import MultiQueryPoolingOptions, Statist
 class Pooling(nn.Module):
     """The abstract pooling; `dim` is the length of its vectors."""
 
-    dim: int
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.dim = channels
 
     def forward(self, frames: Tensor, lengths: Tensor | None = None) -> Tensor:
         """(batch, channels, frames), and (batch,) valid frames or None, to (batch, dim)."""
@@ -28,10 +32,6 @@ class MeanPooling(Pooling):
     tensor([[3.]])
     """
 
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.dim = channels
-
     def forward(self, frames: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Means, (batch, channels)."""
         return mean_over_frames(mask_frames(frames, lengths), lengths)
@@ -43,10 +43,6 @@ class MaxPooling(Pooling):
     >>> MaxPooling(1)(torch.tensor([[[1.0, 2.0, 6.0]]]), torch.tensor([2]))
     tensor([[2.]])
     """
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.dim = channels
 
     def forward(self, frames: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Maxima, (batch, channels)."""
@@ -65,8 +61,7 @@ class StatisticsPooling(Pooling):
     """
 
     def __init__(self, options: StatisticsPoolingOptions, channels: int) -> None:
-        super().__init__()
-        self.dim = 2 * channels
+        super().__init__(2 * channels)
         self.variance_floor = options.variance_floor
 
     def forward(self, frames: Tensor, lengths: Tensor | None = None) -> Tensor:
@@ -86,8 +81,7 @@ class SelfAttentivePooling(Pooling):
     """
 
     def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.dim = channels
+        super().__init__(channels)
         self.hidden = nn.Linear(channels, channels)
         self.attention = nn.Parameter(torch.empty(channels, 1))
         nn.init.xavier_normal_(self.attention)
@@ -134,8 +128,6 @@ class ChannelAttentivePooling(Pooling):
 
     # The same in voxceleb_trainer, wespeaker and SpeechBrain.
     BOTTLENECK = 128
-    # The others divide the context's variance by n - 1 and subtract squares.
-    has_speechbrain_variances = False
 
     def __init__(
         self,
@@ -147,13 +139,15 @@ class ChannelAttentivePooling(Pooling):
         tanh: bool = False,
         floor: float = 1e-5,
         ceiling: float | None = None,
+        speechbrain_variances: bool = False,
     ) -> None:
-        super().__init__()
-        self.dim = 2 * channels if with_deviation else channels
+        super().__init__(2 * channels if with_deviation else channels)
         self.with_deviation = with_deviation
         self.with_context = with_context
         self.floor = floor
         self.ceiling = ceiling
+        # The others divide the context's variance by n - 1 and subtract squares.
+        self.speechbrain_variances = speechbrain_variances
         self.squeeze = nn.Conv1d(3 * channels if with_context else channels, self.BOTTLENECK, 1)
         self.norm = nn.BatchNorm1d(self.BOTTLENECK) if relu_norm else None
         self.tanh = tanh
@@ -169,85 +163,32 @@ class ChannelAttentivePooling(Pooling):
         weights = softmax_over_frames(self.expand(hidden), lengths)
         if not self.with_deviation:
             return (frames * weights).sum(dim=2)
-        return weighted_statistics(frames, weights, self.floor, self.ceiling, self.has_speechbrain_variances)
+        return weighted_statistics(frames, weights, self.floor, self.ceiling, self.speechbrain_variances)
 
     def _attended(self, frames: Tensor, lengths: Tensor | None) -> Tensor:
         """Input of the attention, (batch, channels or 3 channels, frames)."""
         if not self.with_context:
             return frames
-        mean, variance = mean_and_variance(frames, lengths, not self.has_speechbrain_variances)
+        mean, variance = mean_and_variance(frames, lengths, not self.speechbrain_variances)
         deviation = variance.clamp(self.floor, self.ceiling).sqrt()
         context = torch.cat((mean, deviation), dim=1).unsqueeze(2)  # (batch, 2 channels, 1)
         return torch.cat((frames, context.expand(-1, -1, frames.shape[2])), dim=1)
 
 
-class ChannelSelfAttentivePooling(ChannelAttentivePooling):
-    """SAP as ResNetSE34V2 has it: a weight for every channel and frame, means only.
-
-    >>> ChannelSelfAttentivePooling(4)(torch.ones(2, 4, 7)).shape
-    torch.Size([2, 4])
-    """
-
-    def __init__(self, channels: int) -> None:
-        super().__init__(channels, with_deviation=False)
-
-
-class ContextAttentivePooling(ChannelAttentivePooling):
-    """ECA as RawNet3 has it: a weight for every channel and frame, with context of the whole utterance.
-
-    >>> ContextAttentivePooling(4)(torch.rand(2, 4, 7)).shape
-    torch.Size([2, 8])
-    """
-
-    def __init__(self, channels: int) -> None:
-        # The bounds of the original's `clamp(min=1e-4, max=1e4)`, for the context's variance and the output's.
-        super().__init__(channels, with_context=True, floor=1e-4, ceiling=1e4)
-
-
-class ContextFramePooling(ChannelAttentivePooling):
-    """ASP as RawNet3 has it: one weight a frame, with context of the whole utterance.
-
-    >>> ContextFramePooling(4)(torch.rand(2, 4, 7)).shape
-    torch.Size([2, 8])
-    """
-
-    def __init__(self, channels: int) -> None:
-        super().__init__(channels, with_context=True, one_weight=True, floor=1e-4, ceiling=1e4)
-
-
-class TanhAttentivePooling(ChannelAttentivePooling):
-    """ASTP in wespeaker: a weight for every channel and frame, through a tanh.
-
-    >>> TanhAttentivePooling(4)(torch.rand(2, 4, 7)).shape
-    torch.Size([2, 8])
-    """
-
-    def __init__(self, channels: int, with_context: bool = False) -> None:
-        super().__init__(channels, with_context=with_context, relu_norm=False, tanh=True, floor=1e-7)
-
-
-class GlobalAttentivePooling(TanhAttentivePooling):
-    """ASTP in wespeaker with global context: as ASTP, with the utterance's mean and deviation.
-
-    >>> GlobalAttentivePooling(4)(torch.rand(2, 4, 7)).shape
-    torch.Size([2, 8])
-    """
-
-    def __init__(self, channels: int) -> None:
-        super().__init__(channels, with_context=True)
-
-
-class NormedAttentivePooling(ChannelAttentivePooling):
-    """The pooling of SpeechBrain's ECAPA-TDNN: context, ReLU and batch norm before the tanh.
-
-    >>> NormedAttentivePooling(4)(torch.rand(2, 4, 7)).shape
-    torch.Size([2, 8])
-    """
-
-    has_speechbrain_variances = True
-
-    def __init__(self, channels: int) -> None:
-        super().__init__(channels, with_context=True, tanh=True, floor=1e-12)
+# SAP of ResNetSE34V2: means only.
+ChannelSelfAttentivePooling = partial(ChannelAttentivePooling, with_deviation=False)
+# ECA of RawNet3, with the bounds of its `clamp(min=1e-4, max=1e4)`.
+ContextAttentivePooling = partial(ChannelAttentivePooling, with_context=True, floor=1e-4, ceiling=1e4)
+# ASP of RawNet3: one weight a frame.
+ContextFramePooling = partial(ContextAttentivePooling, one_weight=True)
+# ASTP of wespeaker: through a tanh.
+TanhAttentivePooling = partial(ChannelAttentivePooling, relu_norm=False, tanh=True, floor=1e-7)
+# ASTP of wespeaker with global context.
+GlobalAttentivePooling = partial(TanhAttentivePooling, with_context=True)
+# The pooling of SpeechBrain's ECAPA-TDNN: ReLU and batch norm before the tanh.
+NormedAttentivePooling = partial(
+    ChannelAttentivePooling, with_context=True, tanh=True, floor=1e-12, speechbrain_variances=True
+)
 
 
 class MultiQueryPooling(Pooling):
@@ -261,11 +202,10 @@ class MultiQueryPooling(Pooling):
     """
 
     def __init__(self, options: MultiQueryPoolingOptions, channels: int) -> None:
-        super().__init__()
         queries, heads, bottleneck = options.queries, options.heads, options.bottleneck
         if channels % heads:
             raise ValueError(f"MQMHASTP with {heads} heads of {channels} channels; use a multiple of {heads}")
-        self.dim = 2 * channels * queries
+        super().__init__(2 * channels * queries)
         self.heads = heads
         self.queries = nn.ModuleList(
             nn.ModuleList(_HeadAttention(channels // heads, bottleneck) for _ in range(heads)) for _ in range(queries)

@@ -193,20 +193,23 @@ class SpeakerNet(nn.Module):
                 f"(data.sample_rate: {self.sample_rate})"
             )
         shape = tuple(waveforms.shape)
-        if waveforms.ndim != 2:
-            raise ValueError(f"waveforms of shape {shape}; expected (batch, samples), one channel each")
-        if not waveforms.is_floating_point():
-            raise ValueError(f"waveforms of {waveforms.dtype}; expected floating point in -1..1")
-        if lengths is None:
-            if shape[0] != 1:
-                raise ValueError(
-                    f"waveforms of {shape[0]} rows and no lengths: if these are the channels of one recording, mix "
-                    "them down (waveforms.mean(0, keepdim=True)); if they are utterances, give lengths, one each"
-                )
-        elif tuple(lengths.shape) != shape[:1]:
-            raise ValueError(f"lengths of shape {tuple(lengths.shape)}; expected {shape[:1]}, one for each waveform")
-        elif len(lengths) and not (int(lengths.min()) >= 1 and int(lengths.max()) <= shape[1]):
-            raise ValueError(f"lengths from {int(lengths.min())} to {int(lengths.max())}; expected 1 to {shape[1]}")
+        if waveforms.ndim != 2 or not waveforms.is_floating_point():
+            raise ValueError(
+                f"waveforms of {waveforms.dtype} and shape {shape}; expected floating point in -1..1, (batch, samples)"
+            )
+        if lengths is None and shape[0] != 1:
+            raise ValueError(
+                f"waveforms of {shape[0]} rows and no lengths: mix the channels of a recording down "
+                "(waveforms.mean(0, keepdim=True)), or give a length for each utterance"
+            )
+        if lengths is None or not len(lengths):
+            return
+        shortest, longest = int(lengths.min()), int(lengths.max())
+        if tuple(lengths.shape) != shape[:1] or shortest < 1 or longest > shape[1]:
+            raise ValueError(
+                f"lengths of shape {tuple(lengths.shape)} from {shortest} to {longest}; expected {shape[:1]} from 1 to "
+                f"{shape[1]}"
+            )
 
     def spec(self) -> dict[str, Any]:
         """The network in plain values: `model` and `front_end` (name, options), `sample_rate`."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from speakernet.models.importers.weights import Rule, Translated, first_shape, rename
+from speakernet.models.importers.weights import Rule, Translated, first_shape, rename, strip_wrappers
 from speakernet.models.rawnet3 import PREEMPHASIS
 from speakernet.models.speaker_net import SpeakerNet
 
@@ -124,26 +124,17 @@ def is_ours_to_read(contents: Any) -> bool:
 
 def recognize(network: Mapping[str, Any]) -> str | None:
     """The architecture of voxceleb_trainer that a state dictionary belongs to, or None."""
-    for model, tensor in _MARKS.items():
-        if tensor in network:
-            return model
-    return None
+    return next((model for model, tensor in _MARKS.items() if tensor in network), None)
 
 
 def split_parts(contents: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor], list[str]]:
     """Network and loss state dictionaries without their prefixes, and the other entries of the file."""
-    others: list[str] = []
-    state = contents
-    if isinstance(contents.get("model_state_dict"), Mapping):
-        state = contents["model_state_dict"]
-        others = [f"{key} (only weights are taken)" for key in contents if key != "model_state_dict"]
-    elif "model" in contents and isinstance(contents["model"], Mapping):
-        state = contents["model"]
-        others = [f"{key} (only weights are taken)" for key in contents if key != "model"]
+    key = next((key for key in ("model_state_dict", "model") if isinstance(contents.get(key), Mapping)), None)
+    others = [] if key is None else [f"{name} (only weights are taken)" for name in contents if name != key]
     network: dict[str, Tensor] = {}
     head: dict[str, Tensor] = {}
-    for name, value in state.items():
-        plain = str(name).replace("module.", "").replace("_orig_mod.", "")
+    for name, value in (contents if key is None else contents[key]).items():
+        plain = strip_wrappers(str(name))
         if not isinstance(value, Tensor):
             others.append(f"{name} (no tensor)")
         elif plain.startswith("__L__."):
@@ -190,26 +181,16 @@ def translate(contents: Mapping[str, Any], net: SpeakerNet, path: str | Path) ->
             others.append(f"{name} {tuple(value.shape)} (no such parameter in {found})")
         else:
             weights[renamed] = value
-    return Translated(SOURCE, weights, translate_head(head), others)
-
-
-def translate_head(head: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The loss's weights in our names; AM-softmax has its head as (dim, classes) there."""
-    translated = {HEAD_NAMES.get(name, name): value for name, value in head.items()}
-    if "W" in head:
-        translated["weight"] = head["W"].T.contiguous()
-    return translated
+    # AM-softmax has its head as (dim, classes) there.
+    renamed_head = {
+        HEAD_NAMES.get(name, name): value.T.contiguous() if name == "W" else value for name, value in head.items()
+    }
+    return Translated(SOURCE, weights, renamed_head, others)
 
 
 def _check_constant(name: str, found: Tensor, ours: Tensor, path: str | Path) -> None:
-    if found.shape != ours.shape:
+    if found.shape != ours.shape or float((found.float() - ours.cpu().float()).abs().max()) > CONSTANT_TOLERANCE:
         raise ValueError(
-            f"{path}: the constant {name} has shape {tuple(found.shape)}, this front end's {tuple(ours.shape)}; "
-            "set frontend.num_mels (n_mels) and the sample rate to those it was trained with"
-        )
-    difference = float((found.float() - ours.cpu().float()).abs().max())
-    if difference > CONSTANT_TOLERANCE:
-        raise ValueError(
-            f"{path}: the constant {name} differs from this front end's by up to {difference:.3g}; "
-            "the checkpoint was trained with another front end (window, mel scale or pre-emphasis)"
+            f"{path}: the constant {name} of shape {tuple(found.shape)} differs from this front end's, of shape "
+            f"{tuple(ours.shape)}: set n_mels, window, pre-emphasis and sample rate as in its training"
         )
