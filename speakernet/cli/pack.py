@@ -7,24 +7,23 @@
     speakernet pack CORPUS --source … --part 2/4                  one of four parts; the last to be done joins them
     speakernet pack CORPUS --verify                               read it all and compare every checksum
 
-Name the corpus in place of the folder afterwards (`--data.train_path CORPUS`). A run that was killed is finished by
-starting it again.
+Name the corpus in place of the folder afterwards (`--data.train_path CORPUS`). The same command again resumes.
 """
 
 import argparse
 import logging
-from typing import Any
 
 from speakernet.corpora.pack_inputs import open_inputs
 from speakernet.data.lists import NameIndex, StringTable, read_training_list, read_trials, write_training_list
 from speakernet.data.packed import read_index, verify
-from speakernet.data.packing import SKIPPED, PackInput, PackSummary, join_parts, pack, pack_part
+from speakernet.data.packing import SKIPPED, join_parts, pack, pack_part
 from speakernet.files import add_part_argument, human_bytes, list_parts, parse_part, refuse_overwriting
 from speakernet.machine.facts import usable_cores
+from speakernet.terminal import counted
 
 logger = logging.getLogger(__name__)
 
-# A disk that fails damages thousands; the first few show where.
+# A failing disk damages thousands; the first few show where.
 PROBLEMS_SHOWN = 10
 
 
@@ -51,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-threads", type=int, help="files decoded at a time (default: one for each core)")
     parser.add_argument("--skip-bad", action="store_true", help="leave out files that cannot be read, and name them")
     add_part_argument(parser, "give all the same sources and lists; the last to be done joins the parts")
-    parser.add_argument("--merge", action="store_true", help="join the parts that lie in CORPUS, brought there by hand")
+    parser.add_argument("--merge", action="store_true", help="join the parts in CORPUS that other machines made")
     parser.add_argument("--verify", action="store_true", help="compare every utterance with its checksum")
 
 
@@ -82,44 +81,34 @@ def _pack(arguments: argparse.Namespace, num_threads: int) -> None:
             f"--write-list: {source.description} does not say who speaks; it is for raw.list, shards and Kaldi folders "
             "with utt2spk. Of folders speakernet prepare folder makes lists"
         )
+    part = parse_part(arguments.part) if arguments.part else None
     options = {
         "sample_rate": arguments.sample_rate,
         "num_threads": num_threads,
         "skip_bad": arguments.skip_bad,
         "show_progress": True,
     }
-    if arguments.part:
-        _pack_part(source, arguments, options)
-        return
-    summary = pack(source, arguments.corpus, **options)
-    _say(summary, arguments, arguments.corpus)
-    if arguments.write_list and source.speakers is not None:
-        _write_list(arguments.write_list, source.names, source.speakers, arguments.corpus)
-
-
-def _pack_part(source: PackInput, arguments: argparse.Namespace, options: dict[str, Any]) -> None:
-    part = parse_part(arguments.part)
-    summary, missing = pack_part(source, arguments.corpus, part, **options)
-    _say(summary, arguments, f"{arguments.corpus}, part {part}")
-    if missing:
-        logger.info("%s: the parts %s are still missing", arguments.corpus, list_parts(missing))
-    elif arguments.write_list and source.speakers is not None:
-        _write_list(arguments.write_list, source.names, source.speakers, arguments.corpus)
-
-
-def _say(summary: PackSummary, arguments: argparse.Namespace, name: str) -> None:
-    hours = summary.num_samples / arguments.sample_rate / 3600
+    if part is None:
+        summary, missing = pack(source, arguments.corpus, **options), []
+    else:
+        summary, missing = pack_part(source, arguments.corpus, part, **options)
     logger.info(
-        "%s: %d utterances, %.1f hours, %s; %d of them from an earlier run",
-        name,
-        summary.num_utterances,
-        hours,
+        "%s%s: %s, %.1f hours, %s; %d of them from an earlier run",
+        arguments.corpus,
+        f", part {part}" if part else "",
+        counted(summary.num_utterances, "utterance"),
+        summary.num_samples / arguments.sample_rate / 3600,
         human_bytes(2 * summary.num_samples),
         summary.num_resumed,
     )
     if summary.num_skipped:
-        where = f"{arguments.corpus}/{parse_part(arguments.part).name}" if arguments.part else arguments.corpus
-        logger.warning("%d files could not be read; %s/%s names them", summary.num_skipped, where, SKIPPED)
+        folder = f"{arguments.corpus}/{part.name}" if part else arguments.corpus
+        unreadable = counted(summary.num_skipped, "file")
+        logger.warning("%s could not be read; %s/%s names them", unreadable, folder, SKIPPED)
+    if missing:
+        logger.info("%s: the parts %s are still missing", arguments.corpus, list_parts(missing))
+    elif arguments.write_list and source.speakers is not None:
+        _write_list(arguments.write_list, source.names, source.speakers, arguments.corpus)
 
 
 def _write_list(path: str, names: StringTable, speakers: StringTable, corpus: str) -> None:
@@ -129,7 +118,7 @@ def _write_list(path: str, names: StringTable, speakers: StringTable, corpus: st
     write_training_list(path, ((speakers[row], names[row]) for row in rows))
     logger.info("%s: %d utterances", path, len(rows))
     if len(rows) < sum(is_packed):
-        logger.warning("%d utterances are packed without a speaker and left out of it", sum(is_packed) - len(rows))
+        logger.warning("%s without a speaker left out of %s", counted(sum(is_packed) - len(rows), "utterance"), path)
 
 
 def _wanted(arguments: argparse.Namespace) -> StringTable | None:
