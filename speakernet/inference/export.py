@@ -326,17 +326,14 @@ def _dynamic_shapes(min_samples: int) -> tuple[dict[int, Any]]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without the exporters' advice to their own developers."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
-    levels = [one.level for one in loggers]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            for one in loggers:
-                one.setLevel(logging.ERROR)
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             yield
-        finally:
-            for one, level in zip(loggers, levels, strict=True):
-                one.setLevel(level)
+    finally:
+        logging.disable(before)
 
 
 def _tensor_bytes(model: ModelFile) -> bytes:

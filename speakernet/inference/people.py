@@ -319,16 +319,15 @@ class PeopleStore(contextlib.AbstractContextManager):
         recordings, facts = self.recordings(name), self.facts
         if name is not None and not recordings:
             raise StoreError(self._nobody(name))
+        rows = [dataclasses.asdict(one) for one in recordings]
         if path.suffix == ".json":
-            rows = [{**dataclasses.asdict(one), "embedding": one.embedding.tolist()} for one in recordings]
             with atomic_write(path) as file:
-                json.dump({**facts, "recordings": rows}, file, ensure_ascii=False, indent=1)
+                json.dump({**facts, "recordings": rows}, file, default=np.ndarray.tolist, ensure_ascii=False, indent=1)
         else:
-            names = [field.name for field in dataclasses.fields(StoredRecording) if field.name != "embedding"]
-            columns: dict[str, Any] = {name: np.array([getattr(one, name) for one in recordings]) for name in names}
-            embeddings = np.array([one.embedding for one in recordings], dtype=np.float32)
+            columns = {field.name: [row[field.name] for row in rows] for field in dataclasses.fields(StoredRecording)}
+            columns["embeddings"] = columns.pop("embedding")
             with atomic_write(path, "wb") as file:
-                np.savez(file, **columns, embeddings=embeddings, fingerprint=np.array(str(facts["fingerprint"])))
+                np.savez(file, fingerprint=np.array(str(facts["fingerprint"])), **columns)  # type: ignore[arg-type]
         path.chmod(PRIVATE)
         return len(recordings)
 

@@ -213,8 +213,7 @@ class SpeakerVerifier:
         # The last window ends with the recording, so that nothing is left out.
         starts = np.unique(np.append(np.arange(0, last + 1, hop), last))
         pieces = (
-            (Stretch(row, int(start), window), recording.read(int(start), window))
-            for row, start in enumerate(starts)
+            (Stretch(row, int(start), window), recording.read(int(start), window)) for row, start in enumerate(starts)
         )
         embeddings = self._embed_pieces(pieces, len(starts))
         return Track(starts / self.sample_rate, (starts + window) / self.sample_rate, embeddings.numpy())

@@ -50,8 +50,8 @@ def speech():
 
 
 @pytest.fixture(scope="module")
-def heard(speech, repository):
-    """The same, silence, and where it is there real speech."""
+def recordings(speech, repository):
+    """The same, silence, and real speech if there is some."""
     real = sorted((repository.parent / "shared" / "data" / "speechocean_mini" / "dev").glob("*/*.flac"))[:60:30]
     return [*speech, np.zeros(2 * RATE, np.float32), *(read_audio(path) for path in real)]
 
@@ -142,8 +142,8 @@ def test_eight_bits(model_path, tmp_path, speech, capsys):
     out = tmp_path / "model.int8.onnx"
     options = ["--int8", "--trials", str(tmp_path / "trials.txt"), "--audio", str(tmp_path)]
     assert main(["export", str(model_path), "--out", str(out), *options]) == 0
-    said = capsys.readouterr().out
-    assert "after int8: least cosine 0." in said and "EER of 4 trials" in said and "in int8 (" in said
+    out_text = capsys.readouterr().out
+    assert "after int8: least cosine 0." in out_text and "EER of 4 trials" in out_text and "in int8 (" in out_text
     kinds = [node.op_type for node in onnx.load(out).graph.node]
     assert "ConvInteger" in kinds and "DynamicQuantizeLinear" in kinds
     # The spectra stay in float32.
@@ -245,10 +245,10 @@ def test_every_family(speech, name, request):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("front_end", ["log_mel", "fbank", "mfcc", "speechbrain", "tf_mel"])
-def test_every_front_end(heard, front_end):
+def test_every_front_end(recordings, front_end):
     model = ModelFile(made("ResNet", front_end), {})
     graph = open_onnx(onnx_bytes(model))
-    assert_parity(model, graph, heard)
+    assert_parity(model, graph, recordings)
     assert_parity_of_the_shortest(model, graph)
 
 
