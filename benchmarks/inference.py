@@ -23,7 +23,7 @@ import onnxruntime
 import torch
 
 from benchmarks.timing import Way, run_in_turn, timings
-from speakernet.assembly.exporting import synthetic_speech
+from speakernet.assembly.exchange import synthetic_speech
 from speakernet.inference.export import INPUT, onnx_bytes
 from speakernet.inference.serve.guard import Limits
 from speakernet.inference.serve.server import Address, make_server

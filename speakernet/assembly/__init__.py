@@ -1,5 +1,1 @@
-"""The only room that knows both the configuration and the parts: section -> keyword arguments -> object.
-
-One file a section (`data`, `model`, `training`, `evaluation`), and `experiment.py`, which strings them together into
-the two journeys of `trainSpeakerNet.py`.
-"""
+"""The only package that knows both the configuration and the parts: it builds them, and strings them into runs."""

@@ -1,7 +1,11 @@
-"""Loader and training step of one's own configuration, measured on its own data."""
+"""Loader and training step of a configuration, measured on its own data (`speakernet benchmark`), and the batch size
+that trains fastest within the available memory (`speakernet find-batch-size`).
+"""
 
 import dataclasses
 import itertools
+import logging
+import math
 import statistics
 import tempfile
 import time
@@ -12,19 +16,40 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from speakernet.assembly.checks import refuse_impossible
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs, make_synthetic_corpus
 from speakernet.assembly.model import build_loss, build_model
-from speakernet.assembly.training import build_trainer, prepare_machine
+from speakernet.assembly.training import apply_memory_options, build_precision, build_trainer, prepare_machine
 from speakernet.config.schema import Config, replaced
+from speakernet.data.audio import crop_samples
+from speakernet.data.lists import read_training_list
 from speakernet.data.loader import Batch, TrainingLoader
 from speakernet.files import human_bytes
 from speakernet.machine.device import choose_device, synchronize, utilisation_monitor
+from speakernet.machine.facts import usable_memory_bytes
+from speakernet.machine.memory import Monitor, is_out_of_memory, process_memory_bytes, release_freed_memory
+from speakernet.training.optimizers import create_optimizer
+from speakernet.training.profiler import NoProfiler
+from speakernet.training.step import TrainingStep
+
+logger = logging.getLogger(__name__)
 
 WARM_STEPS = {"cpu": 3, "cuda": 20}
 """Not counted: the first batches find empty queues, the first steps allocate memory and choose kernels."""
+DEFAULT_CLASSES = 1000
+"""Classes of the head if the configuration does not say; the head is a small part of a step."""
+TIMED_STEPS = 3
+EQUAL_SHARE = 0.03
+"""Of sizes that are equally fast within this share the smallest wins: it leaves memory and gives more updates."""
+DEFAULT_MEMORY_SHARE = 0.8
+WORTHWHILE_GAIN = 0.15
+"""Smaller gains in speed are within what timings differ by, and are not worth tuning a recipe again."""
+FEWEST_STEPS = 10_000
+"""Runs of fewer steps lack updates, not speed. A guess between exp01 (720 steps; with 360 it learned next to nothing in
+half of its epochs) and the recipes for VoxCeleb (100,000 and more)."""
 
 
 @dataclass(frozen=True)
@@ -160,3 +185,226 @@ def _endless(loader: TrainingLoader) -> Iterator[Batch]:
     for epoch in itertools.count():
         loader.set_epoch(epoch)
         yield from loader
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """One batch size that was tried: seconds of a step (infinite if it does not fit), and the memory that it added."""
+
+    batch_size: int
+    seconds: float
+    memory_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether there was memory for it."""
+        return self.seconds < math.inf
+
+    @property
+    def throughput(self) -> float:
+        """Items a second."""
+        return self.batch_size / self.seconds
+
+
+class BatchSizeFinder:
+    """Tries batch sizes with real training steps; knows nothing of speech.
+
+    `sample` makes a batch of a size, `step` runs on it; weights and buffers of `net` are as before at the end. A step
+    may add `limit_bytes` on a CPU (default: 80 % of what is free); a GPU raises when its memory is used up.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        sample: Callable[[int], Any],
+        step: Callable[[Any], None],
+        limit_bytes: int | None = None,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        read_memory: Callable[[], int] = process_memory_bytes,
+    ) -> None:
+        self.net, self._sample, self._step = net, sample, step
+        self._clock, self._read_memory = clock, read_memory
+        self.device = next((parameter.device for parameter in net.parameters()), torch.device("cpu"))
+        self.limit_bytes = limit_bytes or int(usable_memory_bytes() * DEFAULT_MEMORY_SHARE)
+        self.tried: dict[int, Measurement] = {}
+
+    @property
+    def largest(self) -> int:
+        """The largest size that fitted; 0 before anything was tried."""
+        return max((one.batch_size for one in self.tried.values() if one.fits), default=0)
+
+    def find(self, smallest: int, most: int) -> int:
+        """The batch size of best throughput; of equally fast ones (within 3 %) the smallest.
+
+        Raises:
+            ValueError: not even the smallest size fits.
+        """
+        size = smallest
+        while self.measure(size).fits and size < most:
+            size = min(2 * size, most)
+        if not self.largest:
+            limit = f" (limit {human_bytes(self.limit_bytes)})" if self.device.type == "cpu" else ""
+            raise ValueError(
+                f"not even a batch of {smallest} fits into memory{limit}; use a smaller network, shorter crops or "
+                "gradient checkpointing"
+            )
+        fitting, too_large = self.largest, size if not self.tried[size].fits else 0
+        # Finer than an eighth is not worth the steps.
+        while too_large - fitting > max(1, fitting // 8):
+            middle = (fitting + too_large) // 2
+            if self.measure(middle).fits:
+                fitting = middle
+            else:
+                too_large = middle
+        fitted = [one for one in self.tried.values() if one.fits]
+        best = max(one.throughput for one in fitted)
+        return min(one.batch_size for one in fitted if one.throughput >= best * (1 - EQUAL_SHARE))
+
+    def measure(self, size: int) -> Measurement:
+        """A size, tried unless it was already."""
+        if size not in self.tried:
+            # Steps update batch-norm statistics.
+            buffers = [(buffer, buffer.detach().clone()) for buffer in self.net.buffers()]
+            try:
+                found = self._run(size)
+            finally:
+                for buffer, before in buffers:
+                    buffer.data.copy_(before)
+            self.tried[size] = found
+            outcome = f"{found.throughput:.1f} items/s" if found.fits else "does not fit"
+            logger.info("batch %d: %s, %s", size, outcome, human_bytes(found.memory_bytes))
+        return self.tried[size]
+
+    def _run(self, size: int) -> Measurement:
+        fitted = self.tried.get(self.largest)
+        expected = fitted.memory_bytes * size // fitted.batch_size if fitted else 0
+        if self.device.type == "cpu" and expected > self.limit_bytes:
+            # Not run: the operating system would kill the process instead of raising an error.
+            return Measurement(size, math.inf, expected)
+        # Memory left by earlier work would hide what this size takes.
+        release_freed_memory()
+        seconds = math.inf
+        try:
+            with Monitor(self._read_memory) as monitor:
+                if self.device.type == "cuda":
+                    torch.cuda.reset_peak_memory_stats(self.device)
+                sample = self._sample(size)
+                # Not timed: the first step allocates memory and chooses kernels.
+                self._step(sample)
+                monitor.sample()
+                if self.device.type == "cuda" or monitor.peak - monitor.start <= self.limit_bytes:
+                    seconds = sorted(self._timed_step(sample) for _ in range(TIMED_STEPS))[TIMED_STEPS // 2]
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            return Measurement(size, math.inf, self.limit_bytes)
+        finally:
+            self.net.zero_grad(set_to_none=True)
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+        added = int(monitor.peak - monitor.start)
+        if self.device.type == "cuda":
+            added = torch.cuda.max_memory_allocated(self.device)
+        elif added > self.limit_bytes:
+            seconds = math.inf
+        return Measurement(size, seconds, added)
+
+    def _timed_step(self, sample: Any) -> float:
+        start = self._clock()
+        self._step(sample)
+        synchronize(self.device)
+        return self._clock() - start
+
+
+@dataclasses.dataclass
+class _Sample:
+    """A batch of noise, with what a step asks of a batch."""
+
+    waveforms: torch.Tensor
+    labels: torch.Tensor
+    indices: torch.Tensor
+    shares: tuple[int, ...]
+    warps: np.ndarray
+    draw_key: int = 0
+
+
+def find_batch_size(
+    config: Config, min_batch_size: int, max_batch_size: int, memory_limit_bytes: int | None = None
+) -> tuple[BatchSizeFinder, int]:
+    """Try batch sizes (utterances in a batch) with whole training steps of a configuration, its own size too.
+
+    Returns:
+        The finder with everything it measured, and the best size.
+
+    Raises:
+        ValueError: not even the smallest size fits, or sizes without sense.
+    """
+    if not 1 <= min_batch_size <= max_batch_size:
+        raise ValueError(f"batch sizes {min_batch_size} to {max_batch_size}; expected 1 <= smallest <= largest")
+    prepare_machine(config)
+    device = choose_device(config.runtime)
+    precision = build_precision(config, device)
+    num_classes = config.data.num_classes or DEFAULT_CLASSES
+    net, loss = build_model(config).to(device).train(), build_loss(config, num_classes).to(device).train()
+    apply_memory_options(config, net, device, precision)
+    per_speaker = config.data.utterances_per_speaker
+    step = TrainingStep(
+        net,
+        loss,
+        create_optimizer(config.optimizer, [net, loss], device, is_float32=precision.name == "no"),
+        precision,
+        config.training,
+        profiler=NoProfiler(),
+        utterances_per_speaker=per_speaker,
+        # Each size is tried as a whole batch.
+        gradient_cache=False,
+    )
+    num_samples = crop_samples(config.data.crop_frames, config.data.sample_rate)
+    generator = torch.Generator().manual_seed(config.runtime.seed)
+
+    def sample(size: int) -> _Sample:
+        noise = 0.1 * torch.randn(size, num_samples, generator=generator)
+        labels = (torch.arange(size) // per_speaker) % num_classes
+        return _Sample(noise.to(device), labels.to(device), labels, (size,), np.zeros(size, dtype=np.int64))
+
+    def run(batch: _Sample) -> None:
+        step.add(batch)
+        # Learning rate 0: the update costs what it costs, and the weights stay.
+        step.finish(learning_rate=0.0)
+
+    # Loads the kernels' code, tens of megabytes that would count for the first size.
+    run(sample(2 * per_speaker))
+    finder = BatchSizeFinder(net, sample, run, memory_limit_bytes)
+    smallest, most = (max(1, size // per_speaker) * per_speaker for size in (min_batch_size, max_batch_size))
+    best = finder.find(smallest, most)
+    # Speed is judged against that of the configuration.
+    finder.measure(configured_batch_size(config))
+    return finder, best
+
+
+def configured_batch_size(config: Config) -> int:
+    """Utterances in a batch of the configuration."""
+    return config.data.batch_size * config.data.utterances_per_speaker
+
+
+def recommendation(config: Config, configured: Measurement, best: Measurement) -> str:
+    """Whether to take the fastest size, in one sentence; the training list is counted if it exists."""
+    data, training = config.data, config.training
+    # data.batch_size counts speakers.
+    keep, take = (f"--batch_size {max(one.batch_size // data.utterances_per_speaker, 1)}" for one in (configured, best))
+    if configured.batch_size == best.batch_size:
+        return f"keep {keep}, the fastest"
+    if not configured.fits:
+        several = -(-configured.batch_size // best.batch_size) * training.accumulation_steps
+        accumulate = "" if config.loss.is_metric else f" --training.accumulation_steps {several}"
+        return f"take {take}{accumulate}: {configured.batch_size} do not fit into memory"
+    gain = best.throughput / configured.throughput - 1
+    if gain < WORTHWHILE_GAIN:
+        return f"keep {keep}: {best.batch_size} run only {100 * gain:.0f} % faster"
+    exists = bool(data.train_list) and Path(data.train_list).is_file()
+    utterances = len(read_training_list(data.train_list)) if exists else 0
+    steps = utterances // (best.batch_size * training.accumulation_steps) * training.max_epochs
+    if exists and best.batch_size > configured.batch_size and steps < FEWEST_STEPS:
+        return f"keep {keep}: {best.batch_size} run {100 * gain:.0f} % faster, but leave only {steps:,} steps"
+    return f"take {take} ({100 * gain:.0f} % faster) and tune the learning rate for it"

@@ -9,7 +9,7 @@ import dataclasses
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,12 +17,13 @@ import numpy as np
 import torch
 
 import speakernet
-from speakernet.assembly.detail import build_sweep, check_slices, with_detail
 from speakernet.assembly.inputs import Inputs, chosen_by_validation, validates_on_test_list
 from speakernet.assembly.model import load_for_scoring
 from speakernet.config import Config
 from speakernet.config.schema import config_to_dict
+from speakernet.data.augment.banks import noise_banks, rir_bank
 from speakernet.data.lists import TrialList
+from speakernet.data.sources import AudioCache, AudioSource
 from speakernet.evaluation.calibration import (
     FITTED_ON_REPORTED,
     SCORE_ONLY,
@@ -30,13 +31,15 @@ from speakernet.evaluation.calibration import (
     fit_scores,
     plain_backend,
 )
-from speakernet.evaluation.embedding import Embedder, EmbeddingNet, weights_digest
+from speakernet.evaluation.embedding import Embedder, EmbeddingNet, reader_threads, weights_digest
 from speakernet.evaluation.evaluate import Evaluation, calibration_inputs, evaluate, fit_for_verifying, score_trials
 from speakernet.evaluation.figures import CHOSEN_ON_REPORTED, cautions, why_no_error_rate
 from speakernet.evaluation.options import Mode
 from speakernet.evaluation.results import Results
 from speakernet.evaluation.scoring import Backend, Cohort, mean_embeddings, speaker_means, verifying_backend
+from speakernet.evaluation.slices import all_slices, read_metadata
 from speakernet.evaluation.speakers import Speakers, read_speaker_table, speakers_of
+from speakernet.evaluation.sweep import Step, run_sweep, sweep_steps
 from speakernet.files import sha256_of
 from speakernet.machine.facts import system_info
 from speakernet.models.model_file import ModelFile, update_model_file
@@ -51,6 +54,8 @@ logger = logging.getLogger(__name__)
 VALIDATION_DRAWS, VALIDATION_WORK = 100, 20_000_000
 """Draws of speakers for the interval of each validation; above this product of trials and draws there is none (2 s)."""
 SUBSET_STREAM, MEAN_STREAM, COHORT_STREAM = 6201, 6202, 6203
+MAX_DRAWS = 200
+"""Draws of speakers for the interval of each slice and step: there are many of them."""
 
 
 def build_validation(
@@ -339,3 +344,67 @@ def _with_training_data(results: Results, config: Config, inputs: Inputs) -> Res
     lists = [{"role": role, "name": Path(rows.source).name, "sha256": rows.sha256} for role, rows in named]
     facts = {"speakers": len(training.speakers), "utterances": len(training), "hours": round(hours, 2)}
     return dataclasses.replace(results, lists=[*(results.lists or []), *lists], training=facts)
+
+
+def build_sweep(config: Config) -> dict[str, list[Step]]:
+    """The steps that evaluation.sweep names, built before anything slow starts.
+
+    Raises:
+        ValueError: a kind whose noise or RIRs are not there.
+    """
+    kinds, augment = config.evaluation.sweep, config.augment
+    if not kinds:
+        return {}
+    rate = config.data.sample_rate
+    cache = AudioCache(config.data.cache_megabytes << 20)
+    banks = noise_banks(augment.noise_path, rate, cache) if "noise" in kinds and augment.noise_path else {}
+    wants_rirs = "reverb" in kinds and augment.rir_path
+    # Aligned whatever the style of training: a shift of the speech would not be reverberation.
+    rirs = rir_bank(augment.rir_path, rate, cache, is_aligned=True) if wants_rirs else None
+    return sweep_steps(kinds, banks, rirs, sample_rate=rate, seed=config.runtime.seed)
+
+
+def check_slices(config: Config) -> None:
+    """Refuse a metadata file that cannot be read, before anything slow starts.
+
+    Raises:
+        ValueError: no such file, or no column `path`.
+    """
+    metadata = config.evaluation.metadata
+    if not metadata:
+        return
+    if not Path(metadata).is_file():
+        raise ValueError(f"evaluation.metadata: no such file {metadata}; give a CSV with a column 'path'")
+    read_metadata(metadata, ())
+
+
+def with_detail(
+    evaluation: Evaluation,
+    config: Config,
+    source: AudioSource,
+    embedder: Embedder,
+    backend: Backend,
+    steps: Mapping[str, Sequence[Step]],
+) -> Results:
+    """The results of a labelled list with slices and sweep; every process takes part, for embedding is shared.
+
+    Raises:
+        ValueError: slices by something that the list or its metadata does not have.
+    """
+    trials, scores, section, speakers = evaluation.trials, evaluation.scores, config.evaluation, evaluation.speakers
+    if evaluation.results.why_no_eer or speakers is None:
+        return evaluation.results
+    num_draws, seed = min(MAX_DRAWS, section.bootstrap_samples), config.runtime.seed
+    num_threads = reader_threads(section)
+    slices = all_slices(
+        trials, scores, speakers, source, section, num_threads=num_threads, num_draws=num_draws, seed=seed
+    )
+    if not steps:
+        return dataclasses.replace(evaluation.results, slices=slices)
+    unkept = dataclasses.replace(embedder, stores=())
+
+    def score(degraded: AudioSource) -> np.ndarray:
+        return score_trials(unkept, backend, trials, degraded).scores
+
+    sweep = run_sweep(steps, source, score, trials, scores, speakers, num_draws=num_draws, seed=seed)
+    return dataclasses.replace(evaluation.results, slices=slices, sweep=sweep)

@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Write, compare, print how close it is."""
     try:
         # Late: --help and a mistyped option need no torch; and only who exports needs the libraries of the extra.
-        from speakernet.assembly.exporting import export
+        from speakernet.assembly.exchange import export
     except ModuleNotFoundError as error:
         raise missing_extra("exporting", "export", error) from error
     return export(arguments)

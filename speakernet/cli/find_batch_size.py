@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--memory_limit_gib: {gib:g}; expected a number of GiB above 0")
     limit = None if gib is None else int(gib * 2**30)
     # Late: torch takes two seconds, and a mistyped option should not wait for it.
-    from speakernet.assembly.batch_size import configured_batch_size, find_batch_size, recommendation
+    from speakernet.assembly.benchmark import configured_batch_size, find_batch_size, recommendation
 
     finder, best = find_batch_size(config, arguments.min_batch_size, arguments.max_batch_size, limit)
     for size, one in sorted(finder.tried.items()):

@@ -37,6 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Read, recognise, translate, check, write."""
     # Late: --help and a mistyped option need no torch.
-    from speakernet.assembly.importing import import_weights
+    from speakernet.assembly.exchange import import_weights
 
     return import_weights(arguments)

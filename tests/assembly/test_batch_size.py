@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from speakernet.assembly.batch_size import BatchSizeFinder, Measurement, find_batch_size, recommendation
+from speakernet.assembly.benchmark import BatchSizeFinder, Measurement, find_batch_size, recommendation
 from speakernet.cli import main
 from speakernet.config import load_config
 

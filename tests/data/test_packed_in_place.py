@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from speakernet.assembly.augment import build_augmenter
-from speakernet.assembly.data import build_training_loader, choose_placement, reserved_for_training
+from speakernet.assembly.data import build_augmenter, build_training_loader, choose_placement, reserved_for_training
 from speakernet.assembly.inputs import Inputs
 from speakernet.assembly.large_margin import large_margin_config
 from speakernet.assembly.model import build_model

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import speakernet
-from speakernet.assembly.exporting import synthetic_speech
+from speakernet.assembly.exchange import synthetic_speech
 from speakernet.checkpoint import write_checkpoint
 from speakernet.cli import main
 from speakernet.data.audio import read_audio, write_audio

@@ -11,7 +11,7 @@ import pytest
 import torch
 from packaging.specifiers import SpecifierSet
 
-from speakernet.assembly.batch_size import DEFAULT_MEMORY_SHARE, BatchSizeFinder
+from speakernet.assembly.benchmark import DEFAULT_MEMORY_SHARE, BatchSizeFinder
 from speakernet.checks.doctor import machine_findings
 from speakernet.data.sharing import free_shared_memory
 from speakernet.machine import facts
