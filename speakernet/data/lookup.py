@@ -6,11 +6,10 @@ rate; sizes and times of the files are asked for at every start, and headers of 
 """
 
 import hashlib
-import json
 import logging
 import os
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -131,40 +130,6 @@ class LookupTable(Shareable):
         """One row as the header's facts."""
         samples, rate, channels, code, offset, size, modified = (int(column[row]) for column in self.columns.values())
         return AudioInfo(samples, rate, channels, FORMATS[code], offset, False, size, modified)
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """All of it as plain arrays, for a file."""
-        return {**self.columns, "problems": pack_texts(self.problems)}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray], sample_rate: int) -> "LookupTable":
-        """The way back; damaged arrays raise an error that `files.reading` turns into one of the file."""
-        return cls(sample_rate, arrays, unpack_texts(arrays["problems"]))
-
-    def take(self, rows: np.ndarray) -> "LookupTable":
-        """Only these rows, in this order."""
-        problems = {place: self.problems[row] for place, row in enumerate(rows.tolist()) if row in self.problems}
-        return LookupTable(self.sample_rate, {name: array[rows] for name, array in self.columns.items()}, problems)
-
-    @classmethod
-    def joined(cls, tables: Sequence["LookupTable"]) -> "LookupTable":
-        """The rows of several tables of one rate, one table's after another's."""
-        columns = {name: np.concatenate([getattr(table, name) for table in tables]) for name in COLUMNS}
-        problems, begin = {}, 0
-        for table in tables:
-            problems.update({row + begin: text for row, text in table.problems.items()})
-            begin += len(table)
-        return cls(tables[0].sample_rate, columns, problems)
-
-
-def pack_texts(texts: Mapping[int, str]) -> np.ndarray:
-    """Sentences about rows as bytes, uint8; file names in them need not be text."""
-    return np.frombuffer(json.dumps(list(texts.items())).encode(), dtype=np.uint8)
-
-
-def unpack_texts(content: np.ndarray) -> dict[int, str]:
-    """The way back from `pack_texts`."""
-    return {int(row): str(text) for row, text in json.loads(content.tobytes())}
 
 
 def build_lookup_table(

@@ -1,7 +1,9 @@
 """Write a packed corpus: decode in threads, append in order, keep a journal, take the final name only when whole.
 
 While it is written, a corpus lies beside its name as `<name>.partial`. The journal says which utterances are safely in
-the array; a run that was killed at any moment is finished by starting the same command again.
+the array; a run that was killed at any moment is finished by starting the same command again. Several machines pack a
+shard each: a packed corpus below the corpus's folder. Joining writes one description that names the shards, the same
+whoever does it, so it may be done twice or at the same moment; nothing is copied.
 """
 
 import hashlib
@@ -14,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -60,10 +62,11 @@ logger = logging.getLogger(__name__)
 PLAN, JOURNAL, SKIPPED = "plan.json", "journal.bin", "skipped.txt"
 # A record per utterance, in order: its length (-1: left out) and the CRC-32 of its bytes.
 RECORD = np.dtype([("num_samples", "<i8"), ("checksum", "<u4")])
-HEADER_BYTES = len(describe_samples(0))
 # How much work a kill can cost at most.
 FLUSH_BYTES = 64 << 20
 FLUSH_SECONDS = 20.0
+ORIGIN = "part_of"
+"""In the description of a shard: the digest of the whole's names, rate and number of shards."""
 
 
 class PackInput(ABC):
@@ -72,7 +75,7 @@ class PackInput(ABC):
     Args:
         names: of the utterances.
         description: of the source, for messages.
-        speakers: of the utterances, empty where it is not said; None where the source says none.
+        speakers: of the utterances, empty if unknown; None if the source has none.
     """
 
     def __init__(self, names: StringTable, description: str, speakers: StringTable | None = None) -> None:
@@ -81,7 +84,7 @@ class PackInput(ABC):
         self.speakers = speakers
 
     def items(self, rows: Iterable[int]) -> Iterator[tuple[int, bytes | None]]:
-        """(row, content) for `decode`, rows ascending; the content is None where `decode` fetches it itself."""
+        """(row, content) for `decode`, rows ascending; the content is None if `decode` fetches it itself."""
         for row in rows:
             yield row, None
 
@@ -94,9 +97,30 @@ class PackInput(ABC):
         """
 
 
+class _Shard(PackInput):
+    """A shard's share of the utterances of another input."""
+
+    def __init__(self, whole: PackInput, shard: WorkPart) -> None:
+        rows = share(range(len(whole.names)), shard.number, shard.count)
+        if not rows:
+            raise PackedError(
+                f"--part {shard}: {whole.description} has {len(whole.names)} utterances, too few for {shard.count} "
+                "parts; take fewer"
+            )
+        super().__init__(whole.names.take(np.asarray(rows)), f"part {shard} of {whole.description}")
+        self._whole, self._first = whole, rows.start
+
+    def items(self, rows: Iterable[int]) -> Iterator[tuple[int, bytes | None]]:
+        for row, content in self._whole.items([row + self._first for row in rows]):
+            yield row - self._first, content
+
+    def decode(self, row: int, content: bytes | None, sample_rate: int) -> np.ndarray:
+        return self._whole.decode(row + self._first, content, sample_rate)
+
+
 @dataclass(frozen=True)
 class PackSummary:
-    """What a run of `pack` left behind.
+    """The result of `pack`.
 
     Attributes:
         num_utterances: in the corpus.
@@ -140,28 +164,62 @@ def pack(
     if not len(source.names):
         raise PackedError(f"{source.description}: there is nothing to pack; expected at least one audio file")
     if corpus.exists():
-        return already_there(source, corpus, sample_rate)
+        return _already_there(source, corpus, sample_rate)
     partial = partial_of(corpus)
     # Under its final name a folder is always a whole corpus; a killed run is found under this one.
     with naming(partial), exclusive(partial):
-        with _Writer(partial, source.names, sample_rate) as writer:
-            num_resumed = writer.num_done
-            if num_resumed:
-                logger.info("%s: %d of %d utterances are there already", partial, num_resumed, len(source.names))
+        plan = {"version": FORMAT_VERSION, "sample_rate": sample_rate, "names_sha256": _digest_of(source.names)}
+        if differing := _differences(partial / PLAN, plan):
+            raise PackedError(
+                f"{partial}: was begun with another {', '.join(differing)}; remove it, or give the list, source and "
+                "--sample-rate that began it"
+            )
+        writer = _Writer(partial)
+        num_resumed = writer.num_done
+        if num_resumed:
+            logger.info("%s: %d of %d utterances are there already", partial, num_resumed, len(source.names))
+        try:
             _append_all(source, writer, num_threads, skip_bad, sample_rate, show_progress)
+        except OSError:
+            # A full disk would fail again.
+            raise
+        except BaseException:
+            # What was decoded before it need not be decoded again.
+            writer.flush()
+            raise
+        else:
+            writer.flush()
+        finally:
+            writer.close()
         summary = _finish(partial, source.names, sample_rate, num_resumed, facts)
     (partial / LOCK_NAME).unlink(missing_ok=True)
-    # The one moment at which the corpus comes to be.
+    # The one moment at which the corpus appears.
     partial.rename(corpus)
-    _sync_folder(corpus.parent)
+    if os.name == "posix":
+        # The rename outlives a power cut.
+        descriptor = os.open(corpus.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
     return summary
+
+
+def _differences(path: Path, plan: Mapping[str, Any]) -> list[str]:
+    """The entries in which a plan, written by whoever began, differs from this one; a new one is written."""
+    if not path.exists():
+        with atomic_write(path) as file:
+            json.dump(plan, file)
+    # Read in any case: two that began at the same moment have both written theirs.
+    with reading(path, f"a plan of packing; remove {path.parent} and pack again", PackedError):
+        with open_text(path) as file:
+            begun = json.load(file)
+        return [name for name in plan if begun[name] != plan[name]]
 
 
 def _append_all(
     source: PackInput, writer: "_Writer", num_threads: int, skip_bad: bool, sample_rate: int, show_progress: bool
 ) -> None:
-    num_rows = len(source.names)
-
     def decode(item: tuple[int, bytes | None]) -> tuple[np.ndarray, int] | AudioError:
         try:
             samples = source.decode(*item, sample_rate)
@@ -170,7 +228,7 @@ def _append_all(
         # The checksum here and not by the writer: it runs in the threads.
         return samples, zlib.crc32(samples.data)
 
-    remaining = range(writer.num_done, num_rows)
+    remaining = range(writer.num_done, len(source.names))
     description = "pack" if show_progress else ""
     results = parallel_map(decode, source.items(remaining), num_threads, description, total=len(remaining))
     for row, result in zip(remaining, results, strict=True):
@@ -188,29 +246,31 @@ def _append_all(
 class _Writer:
     """The growing array and its journal; what the journal names is in the array, whatever happens."""
 
-    def __init__(self, folder: Path, names: StringTable, sample_rate: int) -> None:
-        self._check_plan(folder, names, sample_rate)
-        self._samples = (folder / SAMPLES).open("ab")
-        self._journal = (folder / JOURNAL).open("ab")
+    def __init__(self, folder: Path) -> None:
+        self._samples, self._journal = (folder / SAMPLES).open("ab"), (folder / JOURNAL).open("ab")
         self._skipped = (folder / SKIPPED).open("a", encoding="utf-8", newline="\n")
         self._records: list[tuple[int, int]] = []
-        self._unflushed_bytes = 0
-        self._last_flush = time.monotonic()
-        self.num_done = self._cut_to_journal(folder)
+        self._unflushed_bytes, self._last_flush = 0, time.monotonic()
+        # What a killed run wrote after its last journal entry is cut away; half a record is what a kill leaves.
+        records = _read_journal(folder)
+        self.num_done = len(records)
+        os.truncate(folder / JOURNAL, len(records) * RECORD.itemsize)
+        num_skipped = int((records["num_samples"] < 0).sum())
+        lines = (folder / SKIPPED).read_bytes().splitlines(keepends=True)[:num_skipped]
+        os.truncate(folder / SKIPPED, sum(map(len, lines)))
+        wanted = len(describe_samples(0)) + 2 * int(np.maximum(records["num_samples"], 0).sum())
+        found = (folder / SAMPLES).stat().st_size
+        if found == 0:
+            self._samples.write(describe_samples(0))
+            self._samples.flush()
+        elif found < wanted:
+            raise PackedError(f"{folder}: {found} bytes of samples, the journal names {wanted}; remove it, pack again")
+        else:
+            os.truncate(folder / SAMPLES, wanted)
 
-    def __enter__(self) -> "_Writer":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        try:
-            # After an error too: what was decoded before it need not be decoded again. A full disk fails here again.
-            if not isinstance(error, OSError):
-                self.flush()
-        finally:
-            for file in (self._samples, self._journal, self._skipped):
-                file.close()
+    def close(self) -> None:
+        for file in (self._samples, self._journal, self._skipped):
+            file.close()
 
     def append(self, samples: np.ndarray, checksum: int) -> None:
         """Add the next utterance, int16 (samples,)."""
@@ -231,8 +291,7 @@ class _Writer:
         self._journal.flush()
         os.fsync(self._journal.fileno())
         self._records = []
-        self._unflushed_bytes = 0
-        self._last_flush = time.monotonic()
+        self._unflushed_bytes, self._last_flush = 0, time.monotonic()
 
     def _record(self, num_samples: int, checksum: int, num_bytes: int) -> None:
         self._records.append((num_samples, checksum))
@@ -241,49 +300,8 @@ class _Writer:
         if self._unflushed_bytes >= FLUSH_BYTES or time.monotonic() - self._last_flush > FLUSH_SECONDS:
             self.flush()
 
-    def _cut_to_journal(self, folder: Path) -> int:
-        """Cut away what a killed run wrote after its last journal entry; returns the utterances that are done."""
-        records = _read_journal(folder)
-        # Half a record is what a kill in the middle of a write leaves.
-        os.truncate(folder / JOURNAL, len(records) * RECORD.itemsize)
-        num_skipped = int((records["num_samples"] < 0).sum())
-        lines = (folder / SKIPPED).read_bytes().splitlines(keepends=True)[:num_skipped]
-        os.truncate(folder / SKIPPED, sum(map(len, lines)))
-        wanted = HEADER_BYTES + 2 * int(np.maximum(records["num_samples"], 0).sum())
-        found = os.fstat(self._samples.fileno()).st_size
-        if found == 0:
-            self._samples.write(describe_samples(0))
-            self._samples.flush()
-        elif found < wanted:
-            raise PackedError(
-                f"{folder}: holds {found} bytes of samples where its journal names {wanted}; remove it and pack again"
-            )
-        else:
-            os.truncate(folder / SAMPLES, wanted)
-        return len(records)
 
-    @staticmethod
-    def _check_plan(folder: Path, names: StringTable, sample_rate: int) -> None:
-        """Refuse to go on with what another list or rate began."""
-        plan = {"version": FORMAT_VERSION, "sample_rate": sample_rate, "names_sha256": digest_of(names)}
-        path = folder / PLAN
-        if path.exists():
-            try:
-                begun = json.loads(path.read_text(encoding="utf-8"))
-            except ValueError as error:
-                raise PackedError(f"{path}: damaged ({error}); remove {folder} and pack again") from error
-            if begun != plan:
-                raise PackedError(
-                    f"{folder}: was begun with other names or another rate; "
-                    "remove it, or give the list, source and --sample-rate that began it"
-                )
-        else:
-            with atomic_write(path) as file:
-                json.dump(plan, file)
-
-
-def digest_of(names: StringTable) -> str:
-    """SHA-256 of names in their order, as lower-case hex."""
+def _digest_of(names: StringTable) -> str:
     digest = hashlib.sha256(names.offsets.tobytes())
     digest.update(names.content.tobytes())
     return digest.hexdigest()
@@ -300,11 +318,11 @@ def _finish(
     """Write header, index and description, and clear the journal away."""
     records = _read_journal(partial)
     kept = np.flatnonzero(records["num_samples"] >= 0)
+    num_skipped = len(names) - len(kept)
     if not len(kept):
         raise PackedError(f"{partial}: not one of {len(names)} utterances could be read; see {SKIPPED} there")
-    offsets = np.zeros(len(kept) + 1, dtype=np.int64)
-    np.cumsum(records["num_samples"][kept], out=offsets[1:])
-    kept_names = names if len(kept) == len(names) else names.take(kept)
+    offsets = np.concatenate([[0], np.cumsum(records["num_samples"][kept])]).astype(np.int64)
+    kept_names = names.take(kept) if num_skipped else names
     with (partial / SAMPLES).open("r+b") as file:
         file.write(describe_samples(int(offsets[-1])))
         file.flush()
@@ -319,31 +337,28 @@ def _finish(
             checksums=records["checksum"][kept],
         )
     description = {
-        "format": FORMAT_NAME,
         "version": FORMAT_VERSION,
         "sample_rate": sample_rate,
         "num_utterances": len(kept),
         "num_samples": int(offsets[-1]),
-        "num_skipped": len(names) - len(kept),
+        "num_skipped": num_skipped,
         "index_sha256": sha256_of(partial / INDEX),
-        "written_by": f"speakernet {speakernet.__version__}",
         **facts,
     }
-    with atomic_write(partial / DESCRIPTION) as file:
-        json.dump(description, file, indent=1)
-    for name in (PLAN, JOURNAL):
+    _describe(partial, description)
+    for name in (PLAN, JOURNAL, *([] if num_skipped else [SKIPPED])):
         (partial / name).unlink()
-    if len(kept) == len(names):
-        (partial / SKIPPED).unlink()
-    return PackSummary(len(kept), int(offsets[-1]), num_resumed, len(names) - len(kept))
+    return PackSummary(len(kept), int(offsets[-1]), num_resumed, num_skipped)
 
 
-def already_there(source: PackInput, corpus: Path, sample_rate: int) -> PackSummary:
-    """The summary of a corpus that already holds just these names.
+def _describe(corpus: Path, description: Mapping[str, Any]) -> None:
+    with atomic_write(corpus / DESCRIPTION) as file:
+        written_by = f"speakernet {speakernet.__version__}"
+        json.dump({"format": FORMAT_NAME, **description, "written_by": written_by}, file, indent=1)
 
-    Raises:
-        PackedError: something else is at its place, or it is not finished.
-    """
+
+def _already_there(source: PackInput, corpus: Path, sample_rate: int) -> PackSummary:
+    """The summary of a corpus that already holds just these names; PackedError if something else is at its place."""
     if not is_packed(corpus):
         raise PackedError(f"{corpus}: exists and is not a packed corpus; give a name that is not taken")
     index = read_index(corpus)
@@ -360,92 +375,39 @@ def already_there(source: PackInput, corpus: Path, sample_rate: int) -> PackSumm
     return PackSummary(len(found), index.num_samples, len(found), num_skipped)
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make a rename outlive a power cut, where the system can."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-ORIGIN = "part_of"
-"""In the description of a part: the digest of the whole's names, rate and number of parts."""
-
-
-class PartInput(PackInput):
-    """A part's share of the utterances of another input."""
-
-    def __init__(self, whole: PackInput, part: WorkPart) -> None:
-        """Take the share.
-
-        Raises:
-            PackedError: there are fewer utterances than parts.
-        """
-        rows = share(range(len(whole.names)), part.number, part.count)
-        if not rows:
-            raise PackedError(
-                f"--part {part}: {whole.description} has {len(whole.names)} utterances, too few for {part.count} "
-                "parts; take fewer"
-            )
-        super().__init__(whole.names.take(np.asarray(rows)), f"part {part} of {whole.description}")
-        self._whole, self._first = whole, rows.start
-
-    def items(self, rows: Iterable[int]) -> Iterator[tuple[int, bytes | None]]:
-        """See `PackInput.items`."""
-        for row, content in self._whole.items([row + self._first for row in rows]):
-            yield row - self._first, content
-
-    def decode(self, row: int, content: bytes | None, sample_rate: int) -> np.ndarray:
-        """See `PackInput.decode`."""
-        return self._whole.decode(row + self._first, content, sample_rate)
-
-
 def pack_part(
-    source: PackInput,
-    corpus: str | Path,
-    part: WorkPart,
-    *,
-    sample_rate: int = SAMPLE_RATE,
-    num_threads: int = 2,
-    skip_bad: bool = False,
-    show_progress: bool = False,
+    source: PackInput, corpus: str | Path, part: WorkPart, *, sample_rate: int = SAMPLE_RATE, **options: Any
 ) -> tuple[PackSummary, list[WorkPart]]:
-    """Write (or finish) one part, and join all of them where it was the last.
+    """Write (or finish) one shard, and join all of them after the last.
 
     Args:
-        source: names and decoded audio of the whole; its order decides what each part gets.
-        corpus: the folder of all parts.
+        source: names and decoded audio of the whole; its order decides which shard has which utterance.
+        corpus: the folder of all shards.
         part: which one.
         sample_rate: see `pack`.
-        num_threads: see `pack`.
-        skip_bad: see `pack`; each part may say it or not.
-        show_progress: see `pack`.
+        options: see `pack`.
 
     Returns:
-        What the part holds, and the parts that are still missing.
+        The summary of the shard, and the shards that are still missing.
 
     Raises:
         AudioError: see `pack`.
-        PackedError: likewise; or the other parts are of other names, another rate or another number of parts.
+        PackedError: see `pack`; or the other shards have other names, another rate or are another number.
     """
     corpus = Path(corpus)
     if (corpus / DESCRIPTION).exists():
-        return already_there(source, corpus, sample_rate), []
+        return _already_there(source, corpus, sample_rate), []
     if corpus.exists() and not is_packed(corpus) and any(corpus.iterdir()):
         raise PackedError(f"{corpus}: exists and is not a packed corpus; give a name that is not taken")
-    own = PartInput(source, part)
-    origin = _agree_on_plan(source, corpus, part, sample_rate)
-    summary = pack(
-        own,
-        corpus / part.name,
-        sample_rate=sample_rate,
-        num_threads=num_threads,
-        skip_bad=skip_bad,
-        show_progress=show_progress,
-        facts={ORIGIN: origin},
-    )
+    own = _Shard(source, part)
+    plan = {"names_sha256": _digest_of(source.names), "sample_rate": sample_rate, "parts": part.count}
+    if differing := _differences(corpus / PLAN_OF_PARTS, plan):
+        raise PackedError(
+            f"{corpus}: was begun with another {', '.join(differing)}; give every part the same list, source and "
+            "options, or remove it and start again"
+        )
+    origin = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
+    summary = pack(own, corpus / part.name, sample_rate=sample_rate, facts={ORIGIN: origin}, **options)
     missing = missing_parts(list(parts_in(corpus)), corpus)
     if not missing:
         join_parts(corpus)
@@ -453,10 +415,10 @@ def pack_part(
 
 
 def join_parts(corpus: str | Path) -> PackSummary:
-    """Let the parts below a folder be one corpus.
+    """Make the shards below a folder one corpus.
 
     Raises:
-        PackedError: some are missing (they are named), damaged, or not parts of the same whole.
+        PackedError: some are missing (they are named), damaged, or not shards of the same whole.
     """
     corpus = Path(corpus)
     found = parts_in(corpus)
@@ -464,63 +426,29 @@ def join_parts(corpus: str | Path) -> PackSummary:
         raise PackedError(f"{corpus}: holds no parts to join; make them with speakernet pack … --part 1/N")
     if missing := missing_parts(list(found), corpus):
         raise PackedError(f"{corpus}: the parts {list_parts(missing)} are missing; run speakernet pack with them first")
-    parts = {part: {**read_description(path), **_told_by(path)} for part, path in found.items()}
+    shards: dict[WorkPart, dict[str, Any]] = {}
+    for shard, path in found.items():
+        shards[shard] = read_description(path)
+        with reading(path / DESCRIPTION, "the description of a part", PackedError):
+            with open_text(path / DESCRIPTION) as file:
+                description = json.load(file)
+            shards[shard] |= {
+                "origin": str(description.get(ORIGIN, "")),
+                "num_skipped": int(description["num_skipped"]),
+            }
     first = next(iter(found))
-    if strange := [part for part, one in parts.items() if one["origin"] != parts[first]["origin"]]:
+    if strange := [shard for shard, one in shards.items() if one["origin"] != shards[first]["origin"]]:
         raise PackedError(
             f"{corpus}: the parts {list_parts(strange)} are of another list, source, rate or number of parts than "
             f"{first}; pack them again with the command of the others"
         )
-    counted = ("num_utterances", "num_samples", "num_skipped")
-    totals = {name: sum(one[name] for one in parts.values()) for name in counted}
-    named = [{"name": part.name, "index_sha256": one["index_sha256"]} for part, one in parts.items()]
-    description = {
-        "format": FORMAT_NAME,
-        "version": PARTS_VERSION,
-        "sample_rate": parts[first]["sample_rate"],
-        **totals,
-        # Of the digests in their order: by it two copies are known for the same.
-        "index_sha256": hashlib.sha256("".join(one["index_sha256"] for one in named).encode()).hexdigest(),
-        "parts": named,
-        "written_by": f"speakernet {speakernet.__version__}",
+    totals = {
+        name: sum(one[name] for one in shards.values()) for name in ("num_utterances", "num_samples", "num_skipped")
     }
-    with atomic_write(corpus / DESCRIPTION) as file:
-        json.dump(description, file, indent=1)
+    named = [{"name": shard.name, "index_sha256": one["index_sha256"]} for shard, one in shards.items()]
+    # Of the digests in their order: two copies with the same one are the same.
+    digest = hashlib.sha256("".join(one["index_sha256"] for one in named).encode()).hexdigest()
+    description = {"version": PARTS_VERSION, "sample_rate": shards[first]["sample_rate"], **totals}
+    _describe(corpus, {**description, "index_sha256": digest, "parts": named})
     logger.info("%s: %d parts are one corpus", corpus, len(found))
     return PackSummary(totals["num_utterances"], totals["num_samples"], 0, totals["num_skipped"])
-
-
-def _agree_on_plan(source: PackInput, corpus: Path, part: WorkPart, sample_rate: int) -> str:
-    """The digest of what these are parts of, which the first part writes down for the others.
-
-    Raises:
-        PackedError: the others are parts of something else.
-    """
-    plan = {"names_sha256": digest_of(source.names), "sample_rate": sample_rate, "parts": part.count}
-    path = corpus / PLAN_OF_PARTS
-    if not path.exists():
-        with atomic_write(path) as file:
-            json.dump(plan, file)
-    # Read in any case: two that began at the same moment have both written theirs.
-    with reading(path, f"the plan of a corpus in parts; remove {corpus} and pack it again", PackedError):
-        with open_text(path) as file:
-            begun = json.load(file)
-        differing = [name for name in plan if begun[name] != plan[name]]
-    words = {
-        "names_sha256": "other utterances (another list or source, or files that came or went)",
-        "sample_rate": f"{begun['sample_rate']} Hz, not {sample_rate}",
-        "parts": f"{begun['parts']} parts, not {part.count}",
-    }
-    if differing:
-        raise PackedError(
-            f"{corpus}: was begun with {', '.join(words[name] for name in differing)}; give every part the same list, "
-            "source and options, or remove it to begin anew"
-        )
-    return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
-
-
-def _told_by(path: Path) -> dict[str, Any]:
-    """The rest of a part's description."""
-    with reading(path / DESCRIPTION, "the description of a part", PackedError), open_text(path / DESCRIPTION) as file:
-        description = json.load(file)
-        return {"origin": str(description.get(ORIGIN, "")), "num_skipped": int(description["num_skipped"])}
