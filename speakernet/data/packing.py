@@ -65,6 +65,12 @@ RECORD = np.dtype([("num_samples", "<i8"), ("checksum", "<u4")])
 # How much work a kill can cost at most.
 FLUSH_BYTES = 64 << 20
 FLUSH_SECONDS = 20.0
+PLAN_WORDS = {
+    "version": "another format",
+    "names_sha256": "other utterances",
+    "sample_rate": "another rate",
+    "parts": "another number of parts",
+}
 ORIGIN = "part_of"
 """In the description of a shard: the digest of the whole's names, rate and number of shards."""
 
@@ -171,7 +177,7 @@ def pack(
         plan = {"version": FORMAT_VERSION, "sample_rate": sample_rate, "names_sha256": _digest_of(source.names)}
         if differing := _differences(partial / PLAN, plan):
             raise PackedError(
-                f"{partial}: was begun with another {', '.join(differing)}; remove it, or give the list, source and "
+                f"{partial}: was begun with {' and '.join(differing)}; remove it, or give the list, source and "
                 "--sample-rate that began it"
             )
         writer = _Writer(partial)
@@ -214,7 +220,7 @@ def _differences(path: Path, plan: Mapping[str, Any]) -> list[str]:
     with reading(path, f"a plan of packing; remove {path.parent} and pack again", PackedError):
         with open_text(path) as file:
             begun = json.load(file)
-        return [name for name in plan if begun[name] != plan[name]]
+        return [PLAN_WORDS[name] for name in plan if begun[name] != plan[name]]
 
 
 def _append_all(
@@ -403,7 +409,7 @@ def pack_part(
     plan = {"names_sha256": _digest_of(source.names), "sample_rate": sample_rate, "parts": part.count}
     if differing := _differences(corpus / PLAN_OF_PARTS, plan):
         raise PackedError(
-            f"{corpus}: was begun with another {', '.join(differing)}; give every part the same list, source and "
+            f"{corpus}: was begun with {' and '.join(differing)}; give every part the same list, source and "
             "options, or remove it and start again"
         )
     origin = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()

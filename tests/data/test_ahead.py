@@ -22,7 +22,7 @@ from speakernet.data.batches import BatchMaker, BatchReport, BatchRequest
 from speakernet.data.lists import StringTable
 from speakernet.data.packed import SAMPLES, FileSamples, PackedRows, PackedSource
 from speakernet.data.packing import pack, pack_part
-from speakernet.data.workers import BATCHES_AHEAD, ReadAhead, Workers
+from speakernet.data.workers import BATCHES_AHEAD, ReadAhead
 from speakernet.files import WorkPart
 
 NAMES = [f"id{speaker}/{utterance}.wav" for speaker in range(4) for utterance in range(3)]
@@ -132,14 +132,6 @@ def test_the_samples_of_a_batch_are_read_before_it_is_made(corpora: Path, no_mem
     assert {first for first, _ in watched.asked} == {first for one in needs[1 + num_asked :] for first, _ in one}
 
 
-def test_a_reader_that_stops_early_leaves_no_thread(corpora: Path, no_memory: None) -> None:
-    planner = planner_of(corpora / "whole")
-    batches = ReadAhead(planner, planner).run(requests_of(9))
-    next(batches)
-    batches.close()
-    assert not [one for one in threading.enumerate() if one.name.startswith("read-ahead")]
-
-
 def test_what_the_disk_does_not_give_is_the_makers_to_tell(corpora: Path, no_memory: None, tmp_path: Path) -> None:
     corpus = tmp_path / "corpus"
     shutil.copytree(corpora / "whole", corpus)
@@ -169,21 +161,3 @@ def test_training_chooses_it_by_itself(
     assert loading_facts(ahead).is_on_disk and not loading_facts(fits).is_on_disk
     for left, right in zip(fits, ahead, strict=True):
         assert torch.equal(left.waveforms, right.waveforms) and torch.equal(left.labels, right.labels)
-
-
-@pytest.mark.slow
-def test_workers_read_what_was_read_ahead(corpora: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lists = ["--data.train_list", str(corpora / "train.txt"), "--data.train_path", str(corpora / "whole")]
-    more = ["--data.batch_size", "3", "--data.crop_frames", "10", "--data.num_workers", "1"]
-    config = load_config([*lists, *more]).config
-    fits = build_training_loader(config, Inputs(config, torch.device("cpu")))
-    monkeypatch.setattr(packed, "usable_memory_bytes", lambda: 1000)
-    ahead = build_training_loader(config, Inputs(config, torch.device("cpu")))
-    assert isinstance(ahead.maker, ReadAhead) and isinstance(ahead.maker.maker, Workers)
-    try:
-        for _ in range(2):
-            for left, right in zip(fits, ahead, strict=True):
-                assert torch.equal(left.waveforms, right.waveforms)
-    finally:
-        fits.maker.close()
-        ahead.maker.close()

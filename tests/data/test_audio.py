@@ -25,7 +25,6 @@ from speakernet.data.audio import (
     parse_riff,
     read_audio,
     read_audio_bytes,
-    wrap_to_length,
     write_audio,
 )
 from speakernet.data.ffmpeg import FfmpegError, find_ffmpeg
@@ -163,13 +162,6 @@ def resident_memory_limited(num_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def test_a_pipe_is_no_recording(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "fifo.wav")
-    for read in (audio_info, read_audio):
-        with pytest.raises(AudioError, match=r"fifo\.wav: not a regular file but a pipe"):
-            read(tmp_path / "fifo.wav")
-
-
 @pytest.mark.parametrize("subtype", SUBTYPES)
 def test_every_coding_is_read_as_float32(tmp_path: Path, random: np.random.Generator, subtype: str) -> None:
     path = tmp_path / "a.wav"
@@ -200,13 +192,6 @@ def test_written_audio_reads_back(tmp_path: Path, suffix: str) -> None:
     np.testing.assert_allclose(read_audio(tmp_path / f"a{suffix}"), np.clip(waveform, -1, 32767 / 32768), atol=1e-6)
     with pytest.raises(AudioError, match="can write"):
         write_audio(tmp_path / "a.mp3", waveform)
-
-
-def test_wrap_by_hand() -> None:
-    assert wrap_to_length(np.array([1, 2, 3]), 7).tolist() == [1, 2, 3, 1, 2, 3, 1]
-    assert wrap_to_length(np.array([1, 2, 3]), 2).tolist() == [1, 2]
-    with pytest.raises(AudioError):
-        wrap_to_length(np.zeros(0), 5)
 
 
 @settings(max_examples=300, deadline=1000)

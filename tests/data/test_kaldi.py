@@ -13,7 +13,6 @@ from speakernet.data.lists import (
     StringTable,
     audio_folder_of,
     read_training_list,
-    read_wav_scp,
 )
 from speakernet.data.opening import KaldiSource, open_source
 from speakernet.files import sha256_of
@@ -98,22 +97,6 @@ def test_other_things_are_refused(kaldi: Path, tmp_path: Path) -> None:
         read_training_list(tmp_path / "audio")
     with pytest.raises(ListError, match=r"utt2spk: a file of a Kaldi folder; name the folder, .*train"):
         read_training_list(kaldi / "utt2spk")
-
-
-def test_recordings_by_line(kaldi: Path) -> None:
-    found = read_wav_scp(kaldi / "wav.scp")
-    assert list(found.names) == IDS
-    assert found.files[0] == "audio/0.wav" and found.files[4].endswith("audio/two words.wav")
-
-
-def test_the_doctor_looks_at_it(kaldi: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["doctor", "--list", str(kaldi), "--root", str(kaldi), "--fast", "--min_seconds", "0"]
-    assert main(command) in (0, 1)
-    assert "9 utterances of 3 speakers" in capsys.readouterr().out
-    (tmp_path / "audio" / "3.wav").unlink()
-    assert main(command) == 1
-    out = capsys.readouterr().out
-    assert "1 of 9 are missing" in out and IDS[3] in out
 
 
 def test_training_and_scoring_by_utterance_id(tiny_corpus: Path, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Lists: every form, what is refused and how it is said, and that blocks do not change the result."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from speakernet.data.lists import (
     write_training_list,
     write_trials,
 )
-from speakernet.files import sha256_of
 
 
 def write(folder: Path, content: str | bytes) -> Path:
@@ -80,11 +78,6 @@ def test_malformed_rows_are_noted_and_left_out_where_somebody_takes_notes(tmp_pa
     ]
 
 
-def test_a_list_knows_the_checksum_of_its_file(tmp_path: Path) -> None:
-    path = write(tmp_path, "\ufeff1 a b\n0 a c")
-    assert read_trials(path).sha256 == sha256_of(path)
-
-
 def test_missing_list(tmp_path: Path) -> None:
     with pytest.raises(ListError, match=r"absent\.txt: cannot be read \(No such file"):
         read_training_list(tmp_path / "absent.txt")
@@ -142,13 +135,6 @@ def test_a_line_that_is_none_is_refused_before_it_takes_memory(
         path = write(tmp_path, "a b\na " + "x" * 70_000 + tail)
         with pytest.raises(ListError, match="line 2: longer than 65,536 bytes; expected a list with a line for each"):
             read(path, MalformedRows())
-
-
-@pytest.mark.parametrize("read", [read_training_list, read_trials])
-def test_a_pipe_is_no_list(tmp_path: Path, read: Callable) -> None:
-    os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(ListError, match="fifo: not a regular file but a pipe"):
-        read(tmp_path / "fifo")
 
 
 def test_malformed_trials_are_left_out_wherever_they_stand(tmp_path: Path) -> None:

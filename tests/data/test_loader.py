@@ -202,22 +202,6 @@ def test_speeds_changed_after_the_transfer_are_the_same(tiny_corpus: Path, num_w
     there.close()
 
 
-@pytest.mark.parametrize(
-    ("resident", "where"),
-    [
-        ("off", "augmentation runs on the CPU, with the loading (no GPU)"),
-        ("on", "augmentation runs on the CPU, on batches of the resident corpus (noise and RIRs lie there)"),
-    ],
-)
-def test_the_log_says_where_augmentation_runs(
-    tiny_corpus: Path, disturbances: Path, resident: str, where: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.DEBUG)
-    made = loader(tiny_corpus, disturbances, data__ram_corpus="on", data__device_resident=resident)
-    assert [line for line in caplog.messages if line.startswith("augmentation runs")] == [where]
-    assert made.maker.augments is (resident == "off") and (made.augmenter is not None) is (resident == "on")
-
-
 def test_augmentation_on_the_cpu_and_a_corpus_on_the_gpu_exclude_each_other(
     tiny_corpus: Path, disturbances: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -264,24 +248,6 @@ def test_speed_makes_new_speakers(tiny_corpus: Path) -> None:
     rows = torch.cat([batch.indices for batch in batches])
     speakers = [int(name[3:5]) for name in made.file_names(rows)]
     assert (labels % 8).tolist() == speakers
-
-
-def test_many_speakers_have_new_ones_too(tiny_corpus: Path) -> None:
-    """More than a byte counts, as indices of speeds do."""
-    made = loader(tiny_corpus, data__num_workers=0, data__num_classes=200, augment__enabled=True,
-                  augment__speed_factors=[0.9, 1.0, 1.1], augment__volume_db=[-1.0, 1.0])  # fmt: skip
-    labels = torch.cat([batch.labels for batch in epoch(made)])
-    assert labels.max() >= 200 and (labels % 200).max() < 8
-
-
-@pytest.mark.parametrize(("factors", "num_workers"), [([1.0], 0), ([0.9, 1.0, 1.1], 1)])
-def test_speed_factors_are_worth_workers_even_from_memory(
-    tiny_corpus: Path, monkeypatch: pytest.MonkeyPatch, factors: list[float], num_workers: int
-) -> None:
-    monkeypatch.setattr("speakernet.assembly.data.usable_cores", lambda: 4)
-    made = loader(tiny_corpus, data__num_workers="auto", data__ram_corpus="on", data__batch_size=2,
-                  augment__enabled=True, augment__speed_factors=factors)  # fmt: skip
-    assert made.options.num_workers == num_workers
 
 
 def test_a_place_is_written_anew_only_when_its_copy_is_done(tiny_corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,13 +332,6 @@ def test_what_is_wrong_at_the_start_is_said(
     assert made.plan.num_left_out + len(made.plan.rows) == 31
 
 
-def test_length_filters_count(tiny_corpus: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    made = loader(tiny_corpus, data__min_seconds=1.1, data__max_seconds=1.4)
-    assert len(made.sampler.eligible) == 16
-    assert "8 utterances shorter than 1.1 s" in caplog.text and "8 utterances longer than 1.4 s" in caplog.text
-
-
 @pytest.fixture
 def trusted_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files rot after their headers were read: no loader that is made later asks them again."""
@@ -438,19 +397,6 @@ def test_a_resident_corpus_replaces_what_cannot_be_read(tiny_corpus: Path, tmp_p
     assert isinstance(made[1].maker, ResidentMaker)
     assert_same(*(epoch(one) for one in made))
     assert [one.epoch_report()["bad_utterances"] for one in made] == [2, 2]
-
-
-@pytest.mark.usefixtures("trusted_lookup")
-def test_a_resident_corpus_wraps_files_that_became_shorter(tiny_corpus: Path, tmp_path: Path) -> None:
-    made = []
-    for number, resident in enumerate(("off", "on")):
-        root = broken_corpus(tiny_corpus, tmp_path / str(number))
-        loader(root)
-        for path in sorted(root.glob("spk*/utt*.wav")):
-            write_audio(path, read_audio(path)[:5000])
-        made.append(epoch(loader(root, data__ram_corpus="on", data__device_resident=resident)))
-    assert_same(*made)
-    assert all((batch.waveforms == 0).float().mean() < 0.1 for batch in made[1])
 
 
 def test_a_resident_row_shorter_than_its_header_is_cut_as_from_memory() -> None:

@@ -14,7 +14,7 @@ from speakernet.corpora.pack_inputs import FolderInput
 from speakernet.data.audio import AudioError, write_audio
 from speakernet.data.lists import NameIndex, StringTable
 from speakernet.data.opening import open_source
-from speakernet.data.packed import PackedError, PackedSource, is_packed, verify
+from speakernet.data.packed import PackedError, PackedSource, verify
 from speakernet.data.packing import pack
 from speakernet.data.sources import FolderSource, RowReader
 from speakernet.files import sha256_of
@@ -109,14 +109,6 @@ def test_a_spawned_worker_reads_the_same_and_is_not_sent_the_corpus(corpus: Path
     worker.join(30)
 
 
-def test_samples_are_numpys_own_format(corpus: Path) -> None:
-    samples = np.load(corpus / "samples.npy", mmap_mode="r")
-    assert samples.dtype == np.int16 and samples.shape == (8000 + 9000 + 8000 + 700 + 8000,)
-    with np.load(corpus / "index.npz") as index:
-        assert set(index) == {"name_content", "name_offsets", "sample_offsets", "checksums"}
-    assert sorted(path.name for path in corpus.iterdir()) == ["corpus.json", "index.npz", "samples.npy"]
-
-
 def test_verify_finds_one_flipped_bit_and_names_the_utterance(corpus: Path) -> None:
     assert verify(corpus) == []
     index = PackedSource(corpus).index
@@ -202,18 +194,6 @@ def test_a_half_written_corpus_is_refused(corpus: Path) -> None:
     for root in (corpus, half):
         with pytest.raises(PackedError, match=r"run the same `speakernet pack` again"):
             open_source(root)
-
-
-def test_another_rate_is_refused_and_says_what_to_do(corpus: Path) -> None:
-    with pytest.raises(PackedError, match=r"--sample-rate 8000"):
-        open_source(corpus, 8000)
-
-
-def test_a_folder_of_audio_is_not_taken_for_a_corpus(folder: Path) -> None:
-    assert not is_packed(folder)
-    assert isinstance(open_source(folder, keep_lookup=False), FolderSource)
-    with pytest.raises(PackedError, match="not a packed corpus"):
-        PackedSource(folder)
 
 
 def test_names_are_found_among_many(random: np.random.Generator) -> None:

@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import tarfile
 from pathlib import Path
 
@@ -104,44 +103,6 @@ def test_a_list_chooses_among_them(kind: str, audio: dict[str, Path], tmp_path: 
         pack(absent, tmp_path / "absent")
 
 
-def test_shards_are_named_one_by_one_too(audio: dict[str, Path], tmp_path: Path) -> None:
-    listed = shards(tmp_path / "shards", audio)
-    pack(open_inputs(listed.read_text().split()), tmp_path / "corpus")
-    assert list(PackedSource(tmp_path / "corpus").index.names) == KEYS
-
-
-def test_many_shards_leave_no_file_open(audio: dict[str, Path], tmp_path: Path) -> None:
-    resource = pytest.importorskip("resource")
-    content = next(iter(audio.values())).read_bytes()
-    paths = []
-    for number in range(300):
-        paths.append(tmp_path / f"shards_{number:09d}.tar")
-        with tarfile.open(paths[-1], "w") as archive:
-            add(archive, f"{number}.spk", b"someone")
-            add(archive, f"{number}.wav", content)
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (200, before[1]))
-    try:
-        assert pack(open_inputs(paths), tmp_path / "corpus").num_utterances == 300
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-def test_a_list_is_only_written_where_speakers_are_known(audio: dict[str, Path], tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
-    command = ["pack", str(tmp_path / "corpus"), "--source", str(tmp_path / "wav"), "--write-list", "train.txt"]
-    assert main(command) == 1
-    assert "--write-list: " in capsys.readouterr().err
-    assert not (tmp_path / "corpus").exists() and not (tmp_path / "train.txt").exists()
-
-
-def test_bad_files_are_not_in_the_written_list(audio: dict[str, Path], tmp_path: Path) -> None:
-    source = raw_list(tmp_path / "raw.list", audio)
-    audio[KEYS[2]].write_bytes(b"nonsense")
-    command = ["pack", "corpus", "--source", str(source), "--skip-bad", "--write-list", "train.txt"]
-    assert main(command) == 0
-    assert list(read_training_list("train.txt").paths) == [key for key in KEYS if key != KEYS[2]]
-
-
 GOOD = '{"key": "a", "wav": "a.wav", "spk": "s"}'
 
 
@@ -203,13 +164,6 @@ def test_what_a_shard_may_not_hold(tmp_path: Path, members: dict[str, bytes], me
     with pytest.raises(ArchiveError, match=message):
         open_inputs([tmp_path / "shard.tar"])
     assert not (tmp_path.parent / "a.wav").exists()
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here")
-def test_a_pipe_is_no_source(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(AudioError, match="neither a file nor a folder"):
-        open_inputs([tmp_path / "pipe"])
 
 
 def test_links_in_shards_are_refused(tmp_path: Path) -> None:

@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speakernet.data import sampling
-from speakernet.data.batches import speed_fractions
 from speakernet.data.options import DataOptions
-from speakernet.data.sampling import BalancedSampler, ShuffledSampler, Voices, rank_share, smallest_batch
+from speakernet.data.sampling import BalancedSampler, ShuffledSampler, rank_share, smallest_batch
 from speakernet.random import KeyedRandom
 
 
@@ -33,15 +32,6 @@ def test_shuffled_takes_so_many_of_a_speaker_and_others_the_next_time() -> None:
     assert set(plans[0].rows.tolist()) != set(plans[1].rows.tolist())
     with pytest.raises(ValueError, match="10 usable utterances an epoch"):
         ShuffledSampler(labels, DataOptions(batch_size=11, max_utterances_per_speaker=4), seed=1)
-
-
-def test_a_bound_that_binds_nobody_changes_no_batch() -> None:
-    labels = np.repeat(np.arange(3), [2, 10, 5]).astype(np.int32)
-    free, bound = (
-        ShuffledSampler(labels, DataOptions(batch_size=2, max_utterances_per_speaker=most), seed=1).epoch(0)
-        for most in ("auto", 10)
-    )
-    np.testing.assert_array_equal(free.rows, bound.rows)
 
 
 @settings(max_examples=60, deadline=None)
@@ -126,13 +116,6 @@ def test_no_share_is_ever_empty_and_none_changes_the_number_of_steps(data: st.Da
         sizes = [share.stop - share.start for share in shares]
         assert min(sizes) >= unit and max(sizes) - min(sizes) <= unit and {one % unit for one in sizes} == {0}
         assert sum(sizes) == plan.bounds[batch + 1] - plan.bounds[batch]
-
-
-def test_speeds() -> None:
-    voices = Voices(speeds=tuple(speed_fractions([0.9, 1.0, 1.1])))
-    plan = ShuffledSampler(np.zeros(600, np.int32), DataOptions(batch_size=10), seed=1, voices=voices).epoch(0)
-    assert np.bincount(plan.voices).min() > 150
-    assert [str(one) for one in speed_fractions([1.0])] == ["1"]
 
 
 def test_keyed_numbers_depend_on_the_row_and_not_on_the_batch() -> None:

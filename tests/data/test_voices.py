@@ -28,13 +28,6 @@ def test_every_voice_of_every_speaker_has_a_class_of_its_own() -> None:
     assert Voices(speeds=NINE["speeds"]).classes_of(np.array([7]), np.array([2]), 150).tolist() == [307]
 
 
-def test_each_voice_is_as_likely_as_every_other() -> None:
-    plan = shuffled(Voices(**NINE)).epoch(0)
-    counts = np.bincount(plan.voices, minlength=9)
-    assert counts.min() > 70 and plan.voices.dtype == np.int64
-    assert not np.array_equal(plan.voices, shuffled(Voices(**NINE)).epoch(1).voices)
-
-
 def test_a_voice_is_that_of_its_row_whatever_the_batch() -> None:
     plans = [shuffled(Voices(**NINE), batch_size=size).epoch(3) for size in (8, 32)]
     by_row = [plan.voices[np.argsort(plan.rows)] for plan in plans]

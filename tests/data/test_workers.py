@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 import torch
@@ -17,10 +16,9 @@ from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs
 from speakernet.config import Config
 from speakernet.config.schema import replaced
-from speakernet.data.audio import crop_samples
 from speakernet.data.batches import Batch
 from speakernet.data.loader import TrainingLoader
-from speakernet.data.sharing import SharedMemoryError, shared_zeros
+from speakernet.data.sharing import SharedMemoryError
 from speakernet.data.workers import WorkerDied, WorkerHung, Workers
 
 OWNER = """
@@ -141,37 +139,6 @@ def test_an_epoch_draws_nothing_from_the_global_generators(tiny_corpus: Path, nu
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_shared_memory_that_another_process_took_is_said_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(tensor: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)")
-
-    monkeypatch.setattr(torch.Tensor, "share_memory_", full)
-    message = r"^3\.8 MiB of shared memory needed"
-    with pytest.raises(SharedMemoryError, match=message):
-        shared_zeros((1000, 1000), np.float32)
-
-
-def test_workers_of_one_epoch_are_gone_when_their_reader_stops_early(tiny_corpus: Path) -> None:
-    made = helped(tiny_corpus, persistent_workers=False)
-    batches, workers = begun(made)
-    for _ in range(len(made) - 1):
-        next(batches)
-    del batches
-    assert len(workers) == 2 and not any(worker.is_running() for worker in workers)
-    made.set_epoch(1)
-    assert len(list(made)) == len(made)
-
-
-def test_a_slow_worker_is_waited_for(tiny_corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("speakernet.data.workers.WAIT_SECONDS", 0.1)
-    made = helped(tiny_corpus, num_workers=1, prefetch_factor=1, worker_timeout_seconds=0.0)
-    batches, (worker,) = begun(made)
-    worker.suspend()
-    threading.Timer(0.5, worker.resume).start()
-    assert len(list(batches)) == len(made) - 1
-    made.close()
-
-
 def test_shared_memory_that_is_too_small_is_said_in_numbers(tiny_corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = helped(tiny_corpus, prefetch_factor=4)
     monkeypatch.setattr("speakernet.data.sharing.free_shared_memory", lambda: 1 << 10)
@@ -182,19 +149,6 @@ def test_shared_memory_that_is_too_small_is_said_in_numbers(tiny_corpus: Path, m
         list(made)
     monkeypatch.undo()
     assert len(list(made)) == len(made)
-    made.close()
-
-
-@pytest.mark.parametrize("free", [0, 1 << 10, 200 << 10, 1 << 20, 1 << 40])
-def test_the_automatic_choice_fits(tiny_corpus: Path, monkeypatch: pytest.MonkeyPatch, free: int) -> None:
-    """What was chosen for so much shared memory can be allocated in it."""
-    monkeypatch.setattr("speakernet.assembly.data.free_shared_memory", lambda: free)
-    monkeypatch.setattr("speakernet.data.sharing.free_shared_memory", lambda: free)
-    monkeypatch.setattr("speakernet.assembly.data.usable_cores", lambda: 16)
-    made = helped(tiny_corpus, num_workers="auto", batch_size=2)
-    assert isinstance(made.maker, Workers) == (free > 100 << 10)
-    if isinstance(made.maker, Workers):
-        made.maker._prepare(2 * crop_samples(50))
     made.close()
 
 

@@ -69,7 +69,7 @@ class AugmentOptions(VoiceOptions):
     codec_probability: Share = 0.0
     """Share of utterances passed through mu-law quantisation at half the sample rate."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where augmentation runs: cpu in the loader, cuda after the transfer; auto: whichever is measured to be faster."""
+    """Where augmentation runs: cpu in the loader, cuda after the transfer; auto: where noise and RIRs are."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Pairs of a lowest and a highest value."""
