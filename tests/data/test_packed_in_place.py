@@ -6,22 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from speakernet.assembly.data import build_augmenter, build_training_loader, choose_placement, reserved_for_training
+from speakernet.assembly.data import build_augmenter, build_training_loader, choose_placement
 from speakernet.assembly.inputs import Inputs
-from speakernet.assembly.large_margin import large_margin_config
-from speakernet.assembly.model import build_model
 from speakernet.config import load_config
 from speakernet.config.schema import Config, replaced
 from speakernet.corpora.pack_inputs import FolderInput
 from speakernet.data.audio import write_audio
 from speakernet.data.augment.banks import bytes_of_banks
-from speakernet.data.lists import StringTable, read_trials
-from speakernet.data.opening import open_source
-from speakernet.data.packed import PackedSource, load_into_ram
+from speakernet.data.packed import load_into_ram
 from speakernet.data.packing import pack
-from speakernet.data.workers import ReadAhead
-from speakernet.evaluation.embedding import embed_utterances
-from speakernet.evaluation.options import EvaluationOptions
 
 
 @pytest.fixture(scope="module")
@@ -60,30 +53,6 @@ def test_training_batches(corpus: Path, tiny_corpus: Path, num_workers: int) -> 
     for (waveforms, labels), (packed_waveforms, packed_labels) in zip(*epochs, strict=True):
         assert torch.equal(waveforms, packed_waveforms) and torch.equal(labels, packed_labels)
         assert waveforms.dtype == torch.float32
-
-
-def test_embeddings(corpus: Path, tiny_corpus: Path) -> None:
-    config = config_of(corpus, tiny_corpus, 0)
-    net = build_model(config)
-    names: StringTable = read_trials(tiny_corpus / "trials.txt").names
-    source = open_source(corpus)
-    assert isinstance(source, PackedSource)
-    options = EvaluationOptions(eval_frames=80, num_crops=2)
-    found = embed_utterances(net, source, names, options)
-    expected = embed_utterances(net, open_source(tiny_corpus), names, options)
-    assert found.shape == (len(names), 2, 8) and (found == expected).all()
-
-
-@pytest.mark.parametrize("memory_bytes", [1 << 40, 1 << 10])
-def test_a_crop_needs_no_worker_from_memory_or_read_ahead(
-    corpus: Path, tiny_corpus: Path, memory_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """From memory it is one copy; from a disk the training process would wait for each, but threads have read it."""
-    monkeypatch.setattr("speakernet.assembly.data.usable_cores", lambda: 4)
-    monkeypatch.setattr("speakernet.data.packed.usable_memory_bytes", lambda: memory_bytes)
-    config = replaced(config_of(corpus, tiny_corpus, 0), data={"num_workers": "auto", "batch_size": 2})
-    loader = build_training_loader(config, Inputs(config, torch.device("cpu")))
-    assert loader.options.num_workers == 0 and isinstance(loader.maker, ReadAhead) == (memory_bytes == 1 << 10)
 
 
 @pytest.mark.parametrize(("reserved", "is_there"), [(0, True), (1 << 30, False)])
@@ -126,17 +95,3 @@ def test_noise_and_rooms_are_counted_before_the_corpus(
         asked = replaced(config, data={"device_gigabytes": allowed / (1 << 30)})
         found = choose_placement(asked, reader, inputs, augmenter)
         assert (found.banks, found.corpus) == (True, is_there)
-
-
-def test_what_training_takes_grows_with_the_crops_of_the_second_stage() -> None:
-    config = replaced(Config(), model={"name": "ResNet", "embedding_dim": 8}, data={"crop_frames": 50, "batch_size": 4},
-                      loss={"name": "aamsoftmax"}, runtime={"precision": "no"},
-                      training={"large_margin_epochs": 1, "large_margin_crop_frames": 150})  # fmt: skip
-    net, gpu = build_model(config), torch.device("cuda")
-    weights = 16 * sum(one.numel() for one in net.parameters())
-    first, second = (reserved_for_training(one, net, gpu) - weights for one in (config, large_margin_config(config)))
-    assert first > 4 * 4 * 50 * 160 and 2.7 < second / first < 3.2
-    varying = replaced(config, data={"crop_frames_max": 150})
-    # Longer crops come in smaller batches there.
-    assert reserved_for_training(varying, net, gpu) - weights < 1.3 * first
-    assert reserved_for_training(config, net, torch.device("cpu")) == 0
