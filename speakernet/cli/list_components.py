@@ -38,11 +38,12 @@ def run(arguments: argparse.Namespace) -> int:
     for kind in [arguments.kind] if arguments.kind else KINDS:
         sys.stdout.write(f"{kind}\n")
         if kind == "recipes":
-            lines = _recipes()
+            lines = list(_recipes())
+        elif not arguments.kind:
+            lines = _components(HOLDERS[kind])
         else:
-            is_detailed = bool(arguments.kind)
-            lines = _models() if kind == "models" and is_detailed else _components(HOLDERS[kind])
-            lines = [*lines, *(_options(HOLDERS[kind]) if is_detailed else ())]
+            lines = list(_models()) if kind == "models" else _components(HOLDERS[kind])
+            lines += _options(HOLDERS[kind])
         sys.stdout.write("".join(f"{line}\n" for line in lines))
     return 0
 

@@ -17,7 +17,7 @@ from speakernet.corpora.pack_inputs import open_inputs
 from speakernet.data.lists import NameIndex, StringTable, read_training_list, read_trials, write_training_list
 from speakernet.data.packed import read_index, verify
 from speakernet.data.packing import SKIPPED, join_parts, pack, pack_part
-from speakernet.files import add_part_argument, human_bytes, list_parts, parse_part, refuse_overwriting
+from speakernet.files import WorkPart, add_part_argument, human_bytes, list_parts, parse_part, refuse_overwriting
 from speakernet.machine.facts import usable_cores
 from speakernet.terminal import counted
 
@@ -88,8 +88,9 @@ def _pack(arguments: argparse.Namespace, num_threads: int) -> None:
         "skip_bad": arguments.skip_bad,
         "show_progress": True,
     }
+    missing: list[WorkPart] = []
     if part is None:
-        summary, missing = pack(source, arguments.corpus, **options), []
+        summary = pack(source, arguments.corpus, **options)
     else:
         summary, missing = pack_part(source, arguments.corpus, part, **options)
     logger.info(

@@ -15,10 +15,7 @@ from speakernet.parallel.sharding import join_state, parameters_of, take_state
 from speakernet.training.options import (
     OPTIMIZERS,
     AdamOptions,
-    AdamWOptions,
-    NAdamOptions,
     OptimizerOptions,
-    RAdamOptions,
     SgdOptions,
     TrainingOptions,
 )
@@ -49,17 +46,17 @@ def adam(options: AdamOptions, groups: Groups, epsilon: float, fused: bool) -> t
     return torch.optim.Adam(groups, **_of_adam(options, epsilon), fused=fused)
 
 
-def adamw(options: AdamWOptions, groups: Groups, epsilon: float, fused: bool) -> torch.optim.Optimizer:
+def adamw(options: AdamOptions, groups: Groups, epsilon: float, fused: bool) -> torch.optim.Optimizer:
     """Adam with decoupled weight decay."""
     return torch.optim.AdamW(groups, **_of_adam(options, epsilon), fused=fused)
 
 
-def radam(options: RAdamOptions, groups: Groups, epsilon: float) -> torch.optim.Optimizer:
+def radam(options: AdamOptions, groups: Groups, epsilon: float) -> torch.optim.Optimizer:
     """Rectified Adam: its own warm-up of the variance estimate."""
     return torch.optim.RAdam(groups, **_of_adam(options, epsilon))
 
 
-def nadam(options: NAdamOptions, groups: Groups, epsilon: float) -> torch.optim.Optimizer:
+def nadam(options: AdamOptions, groups: Groups, epsilon: float) -> torch.optim.Optimizer:
     """Adam with Nesterov's look-ahead."""
     return torch.optim.NAdam(groups, **_of_adam(options, epsilon))
 

@@ -152,7 +152,7 @@ class FakeLoader:
 
 def optimizer_options(name: str, **options: Any) -> OptimizerOptions:
     """The options of the optimizer of that name."""
-    return OPTIMIZERS[name].options(**options)
+    return OPTIMIZERS[name].options(name=name, **options)
 
 
 def make_trainer(

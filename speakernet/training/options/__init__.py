@@ -72,30 +72,14 @@ class AdamOptions(OptimizerOptions):
     """Added to the denominator; auto: 1e-8 in float32, 1e-7 under bf16 or fp16."""
 
 
-class AdamWOptions(AdamOptions):
-    """Adam with decoupled weight decay."""
-
-    name: str = "adamw"
-
-
-class RAdamOptions(AdamOptions):
-    """Rectified Adam: its own warm-up of the variance estimate."""
-
-    name: str = "radam"
-
-
-class NAdamOptions(AdamOptions):
-    """Adam with Nesterov's look-ahead."""
-
-    name: str = "nadam"
-
-
 OPTIMIZERS: dict[str, Component] = {
     "sgd": Component(SgdOptions, "speakernet.training.optimizers:sgd"),
     "adam": Component(AdamOptions, "speakernet.training.optimizers:adam"),
-    "adamw": Component(AdamWOptions, "speakernet.training.optimizers:adamw"),
-    "radam": Component(RAdamOptions, "speakernet.training.optimizers:radam"),
-    "nadam": Component(NAdamOptions, "speakernet.training.optimizers:nadam"),
+    "adamw": Component(AdamOptions, "speakernet.training.optimizers:adamw", "Adam with decoupled weight decay."),
+    "radam": Component(
+        AdamOptions, "speakernet.training.optimizers:radam", "Rectified Adam: its own warm-up of the variance estimate."
+    ),
+    "nadam": Component(AdamOptions, "speakernet.training.optimizers:nadam", "Adam with Nesterov's look-ahead."),
 }
 
 
