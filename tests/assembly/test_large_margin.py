@@ -1,19 +1,21 @@
 """The second stage through the whole journey: what it frees, begins with, draws, and how it resumes."""
 
+import dataclasses
 import shutil
-import types
 import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from speakernet.remote import LocalFolder
+import yaml
+from fsspec.implementations.local import LocalFileSystem
 
 from speakernet.assembly import large_margin, runs
 from speakernet.assembly.runs import train_experiment
 from speakernet.config import LoadedConfig, load_config
 from speakernet.data.batches import ResidentMaker
+from speakernet.evaluation.results import Results
 from speakernet.training.trainer import Trainer
 
 SPEAKERS = 8
@@ -34,6 +36,15 @@ def loaded(corpus: Path, run: Path, *options: str) -> LoadedConfig:
     return load_config([*lists, *sizes, *model, *more, *scoring, *machine, *speeds, *options])
 
 
+@dataclasses.dataclass
+class Evaluated:
+    """An evaluation that takes no time."""
+
+    results: Results = dataclasses.field(default_factory=Results)
+    speakers: Any = None
+    write: Any = str
+
+
 @pytest.fixture(autouse=True)
 def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes after training takes longer than these runs."""
@@ -41,7 +52,7 @@ def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def leave_out_the_report(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(runs, "run_evaluation", lambda *arguments, **options: types.SimpleNamespace(write=str))
+    patch.setattr(runs, "run_evaluation", lambda *arguments, **options: Evaluated())
     patch.setattr(runs, "_add_to_events", lambda *arguments: None)
 
 
@@ -58,7 +69,7 @@ def straight(tiny_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 @pytest.fixture
 def stages(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What each stage is built with, and what is still `alive` of the first when the second begins."""
-    seen: dict[str, Any] = {"plans": [], "starts": [], "classes": [], "parts": [], "alive": None}
+    seen: dict[str, Any] = {"plans": [], "starts": [], "classes": [], "parts": [], "alive": None, "inter_top_k": []}
     build_loader = runs.build_training_loader
 
     def watch_loader(*arguments: Any, **options: Any) -> Any:
@@ -81,6 +92,7 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             trainer = build(*arguments, **options)
             copies = [{k: v.clone() for k, v in one.state_dict().items()} for one in (trainer.net, trainer.loss)]
             seen["starts"].append(copies)
+            seen["inter_top_k"].append(getattr(trainer.loss, "inter_top_k", None))
             for name in ("optimizer", "average", "step"):
                 seen["parts"].append((name, weakref.ref(getattr(trainer, name))))
             return trainer
@@ -110,6 +122,25 @@ def test_the_second_stage_begins_with_the_average_alone_and_with_draws_of_its_ow
     assert not any(plan.voices.any() for plan in second)
 
 
+def test_the_second_stage_begins_with_the_moving_average_that_was_evaluated(
+    tiny_corpus: Path, tmp_path: Path, stages: dict[str, Any]
+) -> None:
+    run = tmp_path / "run"
+    more = ["--training.ema_decay", "0.9", "--training.average_checkpoints", "0", "--loss.inter_top_k", "2"]
+    train_experiment(loaded(tiny_corpus, run, *more))
+    saved = torch.load(run / "last.pt", weights_only=True)
+    names = [name for name in stages["starts"][1][0] if name in saved["weights"]]
+    # The raw weights, and beside them the average in the order of the network's tensors.
+    kept = [one for one in saved["training"]["average"]["kept"] if one.ndim > 1]
+    begun = [stages["starts"][1][0][name] for name in names if saved["weights"][name].ndim > 1]
+    assert any(not torch.equal(saved["weights"][name], stages["starts"][1][0][name]) for name in names)
+    assert all(any(torch.equal(one, other) for other in kept if other.shape == one.shape) for one in begun)
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    second = torch.load(run / "large_margin" / "last.pt", weights_only=True)["training"]["config"]
+    assert (config["loss"]["inter_top_k"], second["loss"]["inter_top_k"]) == (2, 0)
+    assert stages["inter_top_k"] == [2, 0]
+
+
 def test_speeds_without_normal_speech_have_no_second_stage(tiny_corpus: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with pytest.raises(ValueError, match=r"add 1\.0 to the factors, or set large_margin_epochs: 0"):
@@ -119,10 +150,10 @@ def test_speeds_without_normal_speech_have_no_second_stage(tiny_corpus: Path, tm
 
 def train_until_killed(config: LoadedConfig, monkeypatch: pytest.MonkeyPatch, killed_at: int) -> None:
     """Train until so many steps of the second stage are done."""
-    after_step, train = Trainer._after_step, Trainer.train
+    run_step, train = Trainer.run_step, Trainer.train
 
-    def stop_after(trainer: Trainer, num_batches: int) -> None:
-        after_step(trainer, num_batches)
+    def stop_after(trainer: Trainer, batches: Any) -> None:
+        run_step(trainer, batches)
         if trainer.stage.name and trainer.state.step == killed_at:
             trainer.store.wait()
             raise InterruptedError
@@ -133,7 +164,7 @@ def train_until_killed(config: LoadedConfig, monkeypatch: pytest.MonkeyPatch, ki
         return train(trainer)
 
     with monkeypatch.context() as patch, pytest.raises(InterruptedError):
-        patch.setattr(Trainer, "_after_step", stop_after)
+        patch.setattr(Trainer, "run_step", stop_after)
         patch.setattr(Trainer, "train", stop_before)
         train_experiment(config)
 
@@ -172,8 +203,6 @@ def test_a_fresh_machine_goes_on_from_the_mirror(
     kind: str,
 ) -> None:
     """The same command on a machine without the run folder, after the first was lost in the second stage."""
-    if kind == "memory":
-        pytest.importorskip("fsspec", reason="the extra [remote] is not installed")
     address = str(tmp_path / "there") if kind == "folder" else f"memory://{tmp_path.name}/run"
     mirror = ["--training.mirror", address]
     train_until_killed(loaded(tiny_corpus, tmp_path / "first", *mirror), monkeypatch, 5)
@@ -183,7 +212,7 @@ def test_a_fresh_machine_goes_on_from_the_mirror(
     caplog.set_level("INFO", "speakernet")
     train_experiment(loaded(tiny_corpus, second, *mirror))
     assert_same_end(second, straight)
-    assert f"were fetched from {address}" in caplog.text and "resumed from" in caplog.text
+    assert f"fetched from {address}" in caplog.text and "resumed from" in caplog.text
 
 
 @pytest.mark.slow
@@ -194,11 +223,11 @@ def test_a_mirror_that_fails_changes_nothing_of_a_run(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def fail(folder: LocalFolder, name: str) -> None:
+    def fail(*arguments: Any, **options: Any) -> None:
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr(LocalFolder, "writing", fail)
+    monkeypatch.setattr(LocalFileSystem, "makedirs", fail)
     run = tmp_path / "run"
     train_experiment(loaded(tiny_corpus, run, "--training.mirror", str(tmp_path / "there")))
     assert_same_end(run, straight)
-    assert caplog.text.count("cannot be written (OSError: the disk is gone)") == 1
+    assert caplog.text.count("OSError: the disk is gone") == 1
