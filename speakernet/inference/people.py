@@ -176,6 +176,8 @@ class PeopleStore(contextlib.AbstractContextManager):
         self._matrix: tuple[list[str], np.ndarray] | None = None
         self._version = -1
         self._cipher: Cipher | None = None
+        # Until the file is open.
+        self._connection, self._file = sqlite3.connect(":memory:"), (0, 0)
         self._open(is_made=fingerprint is not None and not must_exist)
 
     def __exit__(self, *_: object) -> None:
@@ -297,7 +299,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         with self._session() as connection:
             remove_half_backups(self.path)
             for path in backups_of(self.path):
-                with contextlib.closing(_connect(path)) as backup, store_errors(path):
+                with contextlib.closing(_connect(path)[0]) as backup, store_errors(path):
                     found += [path] * _wipe(backup, name)
             found += [self.path] * _wipe(connection, name)
             self._refresh(name)
@@ -378,12 +380,11 @@ class PeopleStore(contextlib.AbstractContextManager):
                     raise StoreError(f"{self.path}: another process has changed it in the meantime; try again")
                 self._upgrade()
                 connection.execute("DELETE FROM recordings")
-                self._dim = embedding_dim
                 self._write_facts({"fingerprint": fingerprint, "embedding_dim": embedding_dim, "model": model})
                 for name, recordings in made.items():
                     self._insert(name, recordings)
                 connection.execute("DELETE FROM people WHERE id NOT IN (SELECT person FROM recordings)")
-            self._fingerprint, self._mean, self._units = fingerprint, mean, {}
+            self._fingerprint, self._dim, self._mean, self._units = fingerprint, embedding_dim, mean, {}
         return problems
 
     @contextlib.contextmanager
@@ -392,7 +393,6 @@ class PeopleStore(contextlib.AbstractContextManager):
         with self._lock, store_errors(self.path):
             if not self._connection.in_transaction and _identity(self.path) != self._file:
                 # Another file has this name now: the open one may hold people who were purged.
-                self._connection.close()
                 self._open()
             if not writes:
                 yield self._connection
@@ -405,14 +405,18 @@ class PeopleStore(contextlib.AbstractContextManager):
 
     def _open(self, *, is_made: bool = False) -> None:
         """Open the file that has the path now, and compare it with what is expected of it."""
-        self._connection = _connect(self.path, is_made=is_made)
-        self._file, self._units, self._matrix = _identity(self.path), {}, None
+        before = self._connection, self._file
+        self._connection, self._file = _connect(self.path, is_made=is_made)
+        self._units, self._matrix = {}, None
         try:
             with store_errors(self.path):
                 self._begin()
         except BaseException:
             self._connection.close()
+            # The next call tries again.
+            self._connection, self._file = before
             raise
+        before[0].close()
 
     def _begin(self) -> None:
         """Write the facts of a new store, or compare those of an old one."""
@@ -495,8 +499,9 @@ class PeopleStore(contextlib.AbstractContextManager):
         for one in recordings:
             row = (person, one.source, one.seconds, one.speech_seconds, one.weight, one.warnings, one.added or now)
             self._connection.execute(
-                "INSERT OR IGNORE INTO recordings (person, source, seconds, speech_seconds, weight, warnings, added, "
-                "digest, embedding, checksum) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO recordings (person, source, seconds, speech_seconds, weight, warnings, added, "
+                "digest, embedding, checksum) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+                "ON CONFLICT (person, digest) WHERE digest != '' DO NOTHING",
                 (*row, one.digest, *self._sealed(person, one)),
             )
 
@@ -523,10 +528,9 @@ class PeopleStore(contextlib.AbstractContextManager):
             is_old = self._schema_version() < SCHEMA_VERSION
             rows = connection.execute(
                 "SELECT embedding, checksum, person, recordings.id, people.name, weight, source, seconds, "
-                f"speech_seconds, warnings, added, {repr('') if is_old else 'digest'} "
-                "FROM recordings JOIN people ON person = people.id WHERE ? IN ('', people.name) "
-                "ORDER BY person, recordings.id",
-                ["" if name is None else normal_name(name)],
+                f"speech_seconds, warnings, added, {repr('') if is_old else 'digest'} FROM recordings JOIN people ON "
+                f"person = people.id {'' if name is None else 'WHERE people.name = ?'} ORDER BY person, recordings.id",
+                [] if name is None else [normal_name(name)],
             ).fetchall()
         return [(row[3], self._opened(is_old, *row)) for row in rows]
 
@@ -675,14 +679,17 @@ def remove_half_backups(path: Path) -> None:
         one.unlink(missing_ok=True)
 
 
-def _connect(path: Path, *, is_made: bool = False) -> sqlite3.Connection:
-    """A connection to a checked store, for all threads, one at a time; `is_made` makes a missing or empty file one."""
+def _connect(path: Path, *, is_made: bool = False) -> tuple[sqlite3.Connection, tuple[int, int]]:
+    """A connection to a checked store, for all threads, one at a time, and which file it is.
+
+    With `is_made` a missing or empty file becomes a store.
+    """
     with reading(path, EXPECTED, StoreError):
         if is_made and not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             os.close(os.open(path, os.O_CREAT | os.O_WRONLY, PRIVATE))
         with open_regular(path) as file:
-            start = file.read(len(SQLITE_MARK))
+            start, status = file.read(len(SQLITE_MARK)), os.fstat(file.fileno())
     # An empty file is what a process leaves that was killed while it made the store.
     if start != SQLITE_MARK and (start or not is_made):
         raise StoreError(f"{path}: {'a file of another kind' if start else 'an empty file'}; expected {EXPECTED}")
@@ -709,7 +716,7 @@ def _connect(path: Path, *, is_made: bool = False) -> sqlite3.Connection:
         except BaseException:
             connection.close()
             raise
-    return connection
+    return connection, (status.st_dev, status.st_ino)
 
 
 def _make(connection: sqlite3.Connection) -> None:

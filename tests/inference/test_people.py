@@ -290,9 +290,18 @@ def test_a_replaced_file_is_read_again(tmp_path):
         (tmp_path / "new.db").replace(path)
         assert [name for name, _ in store.identify(voice(0))] == ["Bo"]
         store.enroll("Cy", voice(2))
+        # A file that cannot be used is refused every time, and a good one is used again.
+        for make in (path.unlink, lambda: path.write_text("no store"), lambda: opened(tmp_path / "x.db", key="key")):
+            make()
+            if (tmp_path / "x.db").exists():
+                (tmp_path / "x.db").replace(path)
+            for _ in range(2):
+                with pytest.raises(ValueError, match=r"p.db"):
+                    store.identify(voice(0))
         path.unlink()
-        with pytest.raises(StoreError, match=r"p.db"):
-            store.identify(voice(0))
+        with opened(path) as new:
+            new.enroll("Di", voice(3))
+        assert store.identify(voice(0))[0][0] == "Di"
 
 
 def test_keys(tmp_path):
