@@ -458,8 +458,8 @@ def yaml_nodes(text: str, name: str, *, has_lines: bool = False) -> yaml.Node | 
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             aliases += isinstance(event, yaml.AliasEvent)
-            is_number = isinstance(event, yaml.ScalarEvent) and not set(event.value) - set("+-0123456789_:.")
-            is_long = is_number and len(event.value) > MOST_DIGITS
+            number = event.value if isinstance(event, yaml.ScalarEvent) else ""
+            is_long = len(number) > MOST_DIGITS and not set(number) - set("+-0123456789_:.")
             if depth > MOST_YAML_LEVELS or aliases > MOST_YAML_ALIASES or is_long:
                 limits = f"{MOST_YAML_LEVELS} levels, {MOST_YAML_ALIASES} aliases, {MOST_DIGITS} digits in a number"
                 raise FileError(f"{place(event.start_mark)}: nested too deep or too long; at most {limits}")
