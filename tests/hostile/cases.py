@@ -1,51 +1,31 @@
-"""Cases of the readers in child processes: started, watched, counted, and begun again where one died or hung."""
+"""Cases of the readers: each batch in a process with a memory limit, continued behind a case that died or hung."""
 
-import json
+import logging
 import math
-import os
+import multiprocessing
 import random
-import selectors
-import signal
-import subprocess
-import sys
+import resource
+import shutil
 import tempfile
-import time
+import warnings
+import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from targets import TARGETS
+from targets import TARGETS, Target
 
 CASE_SECONDS = 20.0
 """A case that takes longer hangs; a machine may be busy with other things."""
 START_SECONDS = 120.0
-MOST_SEEDS = 2000
-"""Of one child."""
-HERE = Path(__file__).parent
+SPARE_BYTES = 512 << 20
+"""Address space that the cases may take above what the process holds when they begin."""
+READ, REFUSED, FAILED = "read", "refused", "failed"
 
-Record = dict[str, Any]
-
-
-@dataclass
-class Tally:
-    """What cases came to.
-
-    Attributes:
-        outcomes: how often each.
-        failures: target, seed and what happened, in words.
-    """
-
-    outcomes: Counter[str] = field(default_factory=Counter)
-    failures: list[str] = field(default_factory=list)
-
-    def add(self, record: Record) -> None:
-        """Count one case."""
-        self.outcomes[record["outcome"]] += 1
-        if record["outcome"] not in ("read", "refused"):
-            where = f"{record['target']}, seed {record['seed']}, {record.get('file', 'the file')}"
-            self.failures.append(f"{where}: {record.get('said', '')}")
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["targets"])
 
 
 def shares(num_cases: int) -> dict[str, int]:
@@ -54,105 +34,80 @@ def shares(num_cases: int) -> dict[str, int]:
     return {name: math.ceil(num_cases * target.weight / total) for name, target in TARGETS.items()}
 
 
-def seeds_of(seed: int, num_cases: int) -> dict[str, list[int]]:
-    """Seeds of about so many cases over all targets, drawn from a number."""
-    draw = random.Random(seed)
-    return {name: [draw.randrange(1 << 31) for _ in range(count)] for name, count in shares(num_cases).items()}
+def run(name: str, seeds: Sequence[int], target: Target | None = None) -> tuple[Counter[str], list[str]]:
+    """Run cases of a target; how often each outcome came, and what failed, in words."""
+    outcomes: Counter[str] = Counter()
+    failures: list[str] = []
+    left = list(seeds)
+    while left:
+        with tempfile.TemporaryDirectory(prefix="hostile-") as folder:
+            records = list(_run_some(name, target, folder, left))
+        for seed, (outcome, words) in zip(left, records, strict=False):
+            outcomes[outcome] += 1
+            failures += [f"{name}, seed {seed}: {words}"] if outcome == FAILED else []
+        left = left[len(records) :]
+    return outcomes, failures
 
 
-class Reader:
-    """A warm process that runs cases in copies of itself; see `child.py`."""
-
-    def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="hostile-")
-        self._errors = Path(self._folder.name) / "errors.txt"
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "SPEAKERNET_CACHE": str(Path(self._folder.name) / "cache")}
-        environment["HOSTILE_DRAWINGS"] = str(Path(self._folder.name) / "drawings")
-        with self._errors.open("wb") as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, str(HERE / "child.py")],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env=environment,
-            )
-        self._answers = self._lines()
-        self._waits = START_SECONDS
-        assert next(self._answers) == {"ready": True}, self._errors.read_text()
-
-    def __enter__(self) -> "Reader":
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.kill()
-        self._process.wait()
-        self._process.stdout.close()
-        self._folder.cleanup()
-
-    def run(self, target: str, seeds: Iterable[int], tell: Callable[[Record], object]) -> None:
-        """Run cases of a target, each told as it ends; all are run, whatever the ones before did to their process."""
-        left = list(seeds)
-        while left:
-            with tempfile.TemporaryDirectory(dir=self._folder.name) as folder:
-                records = self._run_some(target, folder, left[:MOST_SEEDS])
-            for record in records:
-                tell({"target": target, **record})
-            left = left[len(records) :]
-
-    def _run_some(self, target: str, folder: str, seeds: list[int]) -> list[Record]:
-        """The records of cases until the copy ended, died or hung; of the last two kinds one is made up."""
-        assert self._process.stdin is not None
-        order = {"target": target, "folder": str(Path(folder) / "files"), "seeds": seeds}
-        self._process.stdin.write(json.dumps(order).encode() + b"\n")
-        self._process.stdin.flush()
-        done: list[Record] = []
-        process, begun, how = 0, None, ""
-        self._waits = START_SECONDS
-        for answer in self._answers:
-            self._waits = CASE_SECONDS
-            if answer is None:
-                how = f"no answer in {CASE_SECONDS:g} s"
-                os.kill(process, signal.SIGKILL)
-            elif "process" in answer:
-                process = answer["process"]
-            elif "outcome" in answer:
-                done.append(answer)
-                begun = None
-            elif "seed" in answer:
-                begun = answer["seed"]
-            else:
-                how = how or f"the process ended with {answer['status']}"
-                break
-        if begun is not None:
-            done.append({"seed": begun, "outcome": "failed", "said": how})
-        elif not done:
-            raise RuntimeError(f"{target}: {how} before its first case:\n{self._errors.read_text()[-3000:]}")
-        return done
-
-    def _lines(self) -> Iterator[Record | None]:
-        """Answers as they come; None where none came in time."""
-        assert self._process.stdout is not None
-        rest = b""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
-            while True:
-                if not selector.select(self._waits):
-                    yield None
-                    continue
-                block = os.read(self._process.stdout.fileno(), 1 << 16)
-                if not block:
+def _run_some(name: str, target: Target | None, folder: str, seeds: Sequence[int]) -> Iterator[tuple[str, str]]:
+    """Outcomes until the process ended, died or hung; the last two are an outcome too."""
+    answers, other_end = CONTEXT.Pipe(duplex=False)
+    process = CONTEXT.Process(target=run_cases, args=(other_end, name, target, folder, seeds))
+    process.start()
+    other_end.close()
+    try:
+        assert answers.poll(START_SECONDS) and answers.recv() == "ready", f"{name}: the whole files cannot be read"
+        for _ in seeds:
+            try:
+                if not answers.poll(CASE_SECONDS):
+                    yield FAILED, f"no answer in {CASE_SECONDS:g} s"
                     return
-                *whole, rest = (rest + block).split(b"\n")
-                yield from map(json.loads, whole)
+                yield answers.recv()
+            except EOFError:
+                process.join()
+                yield FAILED, f"the process ended with {process.exitcode}"
+                return
+    finally:
+        process.kill()
+        process.join()
+        answers.close()
 
 
-def run_sample(seed: int, num_cases: int, seconds: float) -> Tally:
-    """A sample of cases over all targets; targets after the time is over are left out."""
-    end, tally = time.monotonic() + seconds, Tally()
-    with Reader() as reader:
-        for name, seeds in seeds_of(seed, num_cases).items():
-            if time.monotonic() < end:
-                reader.run(name, seeds, tally.add)
-    return tally
+def run_cases(answers: Connection, name: str, target: Target | None, folder: str, seeds: Sequence[int]) -> None:
+    """In the process: the cases, one after the other."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    target = target or TARGETS[name]
+    original, case = Path(folder) / "original", Path(folder) / "case"
+    original.mkdir()
+    target.make(original)
+    # Once undamaged: imports that come late, and what a checked answer is compared with.
+    shutil.copytree(original, case)
+    right = target.read(case)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + SPARE_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    answers.send("ready")
+    for seed in seeds:
+        # Another draw for every target, from the one seed.
+        answers.send(run_case(target, original, case, random.Random(zlib.crc32(name.encode()) ^ seed), right))
+
+
+def run_case(target: Target, original: Path, case: Path, draw: random.Random, right: Any) -> tuple[str, str]:
+    """Damage a copy of the files and read it; the outcome, and words if it is a failure."""
+    shutil.rmtree(case)
+    shutil.copytree(original, case)
+    damaged = target.damage(case, draw)
+    try:
+        found = target.read(case)
+    except BaseException as error:
+        said = f"{damaged}: {type(error).__name__}: {error}"[:300]
+        names = {path.name for path in case.rglob("*")} | {case.name, Path(damaged).name}
+        # UnicodeDecodeError and its like are ValueErrors too, which no reader should let through.
+        is_ours = isinstance(error, ValueError) and (type(error) is ValueError or type(error).__module__ != "builtins")
+        if not is_ours:
+            return FAILED, said
+        return (REFUSED, "") if any(one in str(error) for one in names) else (FAILED, f"names no file: {said}")
+    if target.is_checked and found != right:
+        return FAILED, f"{damaged}: damage was not noticed"
+    return READ, ""

@@ -3,11 +3,8 @@
 import copy
 import io
 import json
-import os
 import random
-import signal
 import tarfile
-import time
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -509,34 +506,3 @@ TARGETS: dict[str, Target] = {
     "kept embeddings": Target(_make_embeddings, _embeddings, ("e.npz",)),
     "kept lookup table": Target(_make_lookup, _kept_lookup, ("kept.npz",)),
 }
-
-
-def _misbehave(how: str) -> Callable[[Path], Any]:
-    """A reader that does once what no reader may, for the tests of the harness."""
-
-    def read(folder: Path) -> Any:
-        content = (folder / "file").read_bytes()
-        if content == b"whole":
-            return content
-        if how == "dies":
-            os.kill(os.getpid(), signal.SIGSEGV)
-        if how == "hangs":
-            time.sleep(1000)
-        if how == "eats":
-            return bytearray(2 << 30)
-        if how == "is silent":
-            raise ValueError("something is wrong")
-        return content
-
-    return read
-
-
-if os.environ.get("HOSTILE_MISBEHAVIOUR"):
-    for misbehaviour in ("dies", "hangs", "eats", "misses", "is silent"):
-        TARGETS[misbehaviour] = Target(
-            lambda folder: (folder / "file").write_bytes(b"whole"),  # type: ignore[arg-type,return-value]
-            _misbehave(misbehaviour),
-            ("file",),
-            lambda path, draw: path.write_bytes(b"broken"),  # type: ignore[arg-type,return-value]
-            is_checked=True,
-        )

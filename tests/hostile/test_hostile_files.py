@@ -1,53 +1,81 @@
-"""A seeded sample of `make hostile`: damaged files against every reader, in processes with limits."""
+"""Damaged files against every reader, in processes with limits; HOSTILE_CASES sets how many (`make hostile`)."""
 
+import os
 import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
 
+import cases
 import pytest
-from cases import Reader, Tally, run_sample, shares
 from mutation import mutated, mutated_tree
-from targets import TARGETS
+from targets import TARGETS, Target
 
 SEED = 20260101
-NUM_CASES = 3000
-MOST_SECONDS = 300
+NUM_CASES = int(os.environ.get("HOSTILE_CASES", "3000"))
 
-pytestmark = pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="copies of a process need fork")
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes under limits need fork")
 
 
-def test_a_seed_gives_one_case_and_others_other_cases() -> None:
+def test_a_seed_gives_one_case() -> None:
     content = b"some content of a file, 12" * 20
-    cases = [mutated(content, random.Random(seed)) for seed in range(300)]
-    assert cases == [mutated(content, random.Random(seed)) for seed in range(300)] and len(set(cases)) > 250
+    found = [mutated(content, random.Random(seed)) for seed in range(300)]
+    assert found == [mutated(content, random.Random(seed)) for seed in range(300)] and len(set(found)) > 250
     trees = [repr(mutated_tree({"a": [1, {"b": 2}], "c": "d"}, random.Random(seed))) for seed in range(300)]
     assert len(set(trees)) > 100
 
 
-def test_every_target_has_its_share() -> None:
-    counts = shares(100_000)
-    assert set(counts) == set(TARGETS) and 100_000 <= sum(counts.values()) <= 100_000 + len(TARGETS)
-    assert min(counts.values()) >= 100
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TARGETS)
+def test_damage_is_a_clear_error_or_changes_nothing(name: str) -> None:
+    draw = random.Random(SEED)
+    outcomes, failures = cases.run(name, [draw.randrange(1 << 31) for _ in range(cases.shares(NUM_CASES)[name])])
+    assert not failures, "\n".join(failures[:10])
+    assert outcomes["read"] + outcomes["refused"]
+
+
+def misbehave(folder: Path) -> Any:
+    """A reader that does once what no reader may."""
+    content = (folder / "file").read_bytes()
+    if content == b"dies":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if content == b"hangs":
+        time.sleep(1000)
+    if content == b"eats":
+        return bytearray(2 << 30)
+    if content == b"names nothing":
+        raise ValueError("something is wrong")
+    return content
+
+
+def make_whole(folder: Path) -> None:
+    (folder / "file").write_bytes(b"whole")
+
+
+class Write:
+    """A change to a file: other content."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+
+    def __call__(self, path: Path, draw: random.Random) -> None:
+        path.write_bytes(self.content)
 
 
 @pytest.mark.slow
-def test_damage_is_a_clear_error_or_changes_nothing() -> None:
-    tally = run_sample(SEED, NUM_CASES, MOST_SECONDS)
-    assert not tally.failures, "\n".join(tally.failures[:10])
-    assert tally.outcomes["read"] > 100 and tally.outcomes["refused"] > 100
-
-
-@pytest.mark.slow
-def test_what_dies_hangs_or_takes_memory_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The harness itself: readers that misbehave, put in by name."""
-    monkeypatch.setattr("cases.CASE_SECONDS", 2.0)
-    monkeypatch.setenv("HOSTILE_MISBEHAVIOUR", "1")
-    with Reader() as reader:
-        for name, words in (
-            ("dies", "the process ended with -11"),
-            ("hangs", "no answer in 2 s"),
-            ("eats", "MemoryError"),
-            ("misses", "damage was not noticed"),
-            ("is silent", "names no file"),
-        ):
-            tally = Tally()
-            reader.run(name, [1, 2], tally.add)
-            assert len(tally.failures) == 2 and all(words in one for one in tally.failures), (name, tally.failures)
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("dies", "ended with -11"),
+        ("hangs", "no answer"),
+        ("eats", "MemoryError"),
+        ("changes", "not noticed"),
+        ("names nothing", "names no file"),
+    ],
+)
+def test_misbehaviour_is_found(monkeypatch: pytest.MonkeyPatch, how: str, words: str) -> None:
+    monkeypatch.setattr(cases, "CASE_SECONDS", 2.0)
+    target = Target(make_whole, misbehave, ("file",), Write(how.encode()), is_checked=True)
+    _, failures = cases.run(how, [1, 2], target)
+    assert len(failures) == 2 and all(words in one for one in failures), failures
