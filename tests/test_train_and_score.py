@@ -1,0 +1,294 @@
+"""The main job through the command line on a tiny corpus: train, resume, score, and the mistakes users make."""
+
+import json
+import logging
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from speakernet import terminal
+from speakernet.assembly import runs
+from speakernet.cli import main
+from speakernet.evaluation import bootstrap, scoring
+from speakernet.training import trainer
+from speakernet.training.progress import LoadingFacts
+from tests.tiny_recipe import write_recipe
+
+RECIPE = {
+    "data": {"batch_size": 8, "crop_frames": 60},
+    "model": {"embedding_dim": 32, "options": {"channels": 8, "blocks": [1, 1], "stem_stride": 2}},
+    "training": {"max_epochs": 2, "test_interval": 1, "log_interval": 2},
+    "evaluation": {"eval_frames": 60, "num_crops": 2, "bootstrap_samples": 50},
+}
+
+
+@pytest.fixture()
+def run_folder(tmp_path: Path) -> Path:
+    return tmp_path / "exps" / "tiny"
+
+
+@pytest.fixture()
+def recipe(tiny_corpus: Path, tmp_path: Path, run_folder: Path) -> Path:
+    return write_recipe(tmp_path / "tiny.yaml", tiny_corpus, run_folder, RECIPE)
+
+
+def train(recipe: Path, *options: str | Path) -> int:
+    return main(["train", "--config", str(recipe), *map(str, options)])
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A finished run of two epochs, and its recipe."""
+    folder = tmp_path_factory.mktemp("finished")
+    path = write_recipe(folder / "tiny.yaml", tiny_corpus, folder / "run", RECIPE)
+    assert train(path) == 0
+    return folder / "run", path
+
+
+@pytest.fixture()
+def copy(finished: tuple[Path, Path], tmp_path: Path) -> Path:
+    """A copy of the finished run, which a test may change."""
+    return Path(shutil.copytree(finished[0], tmp_path / "copy"))
+
+
+def results_of(folder: Path) -> dict:
+    return json.loads((folder / "results.json").read_text())
+
+
+def scores_of(folder: Path) -> list[float]:
+    return [float(line.split()[2]) for line in (folder / "scores.txt").read_text().splitlines()]
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    return torch.load(folder / "last.pt", weights_only=True)["weights"]
+
+
+def test_the_run_folder(finished: tuple[Path, Path], tiny_corpus: Path) -> None:
+    run, _ = finished
+    names = {
+        "config.yaml",
+        "log.txt",
+        "metrics.jsonl",
+        "last.pt",
+        "best.pt",
+        "results.json",
+        "scores.txt",
+        "report.html",
+    }
+    assert names <= {path.name for path in run.iterdir()}
+    results = results_of(run)
+    assert 0 <= results["eer_percent"] <= 100 and len(results["eer_interval_percent"]) == 2
+    assert set(results["min_dcf"]) >= {"0.01", "0.05"}
+    assert (results["num_trials"], results["num_targets"]) == (153, 18)
+    trials = [line.split()[1:] for line in (tiny_corpus / "trials.txt").read_text().splitlines()]
+    assert [line.split()[:2] for line in (run / "scores.txt").read_text().splitlines()] == trials
+    assert all(score == score for score in scores_of(run))
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert {one["kind"] for one in records} >= {"step", "epoch", "evaluation"}
+    # Six speakers: enough for a rough interval at every validation.
+    assert all(len(one["eer_interval_percent"]) == 2 for one in records if one["kind"] == "evaluation")
+    assert any("chosen on" in warning for warning in results["warnings"])
+    messages = [line.split(" ", 4)[-1] for line in (run / "log.txt").read_text().splitlines() if " INFO " in line]
+    assert all(message.strip() for message in messages), "no line of the log is empty"
+
+
+def test_tensorboard(finished: tuple[Path, Path]) -> None:
+    events = EventAccumulator(str(finished[0]))
+    events.Reload()
+    tags = events.Tags()
+    wanted = {"evaluation/min_dcf/0.01", "evaluation/eer_interval_percent/low", "test/eer_percent", "step/loss"}
+    assert not wanted - set(tags["scalars"])
+    assert {"test/det", "test/scores", "test/llrs"} <= set(tags["images"])
+
+
+def test_the_model_file(finished: tuple[Path, Path]) -> None:
+    contents = torch.load(finished[0] / "best.pt", weights_only=True)
+    names = {"model", "front_end", "sample_rate", "weights", "embedding_mean", "calibration", "thresholds"}
+    assert set(contents) >= {*names, "training_summary"} and contents["model"]["name"] == "ResNet"
+    assert not any("_orig_mod." in key or "module." in key for key in contents["weights"])
+    assert set(torch.load(finished[0] / "last.pt", weights_only=True)) >= set(contents) - {"calibration"}
+
+
+def test_few_lines_before_the_first_step(recipe: Path, run_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    assert train(recipe, "--max_epoch", "1", "--runtime.memory_fraction", "0.5") == 0
+    # The terminal's handler leaves the details out.
+    lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.INFO]
+    first = next(number for number, line in enumerate(lines) if line.startswith("epoch 1: loss"))
+    assert first <= 12, lines[:first]
+    assert sum("device" in line for line in lines[:first]) == 1
+    assert sum("memory_fraction = no effect" in line for line in lines[:first]) == 1
+    log = (run_folder / "log.txt").read_text()
+    for detail in (
+        "torch setting: threads",
+        "python 3",
+        "RAM corpus: no (",
+        "optimizer ",
+        "audio: files: all 32 exist",
+    ):
+        assert detail in log and not any(detail in line for line in lines), detail
+    assert all(line in log for line in lines if "\n" not in line)
+
+
+@pytest.mark.parametrize(("options", "is_disk"), [((), True), (("--augment.speed_factors", "[1.0, 0.9]"), False)])
+def test_advice_knows_the_speed_of_the_disk(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], is_disk: bool
+) -> None:
+    """Nothing was read before the first step; and with changed speeds it is not the disk that is timed."""
+    given: list[LoadingFacts] = []
+    monkeypatch.setattr(trainer, "SECONDS_TO_JUDGE", 0.0)
+    monkeypatch.setattr(runs, "data_wait_advice", lambda share, facts: given.append(facts) or "")
+    on = ("--augment.enabled", "true", *options) if options else ()
+    assert train(recipe, "--max_epoch", "1", "--loss.name", "softmax", *on) == 0
+    assert [facts.read_bytes_a_second > 0 for facts in given] == [is_disk]
+
+
+def test_a_finished_run_continues_with_more_epochs(
+    finished: tuple[Path, Path], copy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    before = (copy / "last.pt").read_bytes()
+    assert train(finished[1], "--save_path", copy, "--initial_model", "other.pt") == 0
+    assert "initial model other.pt: not read" in caplog.text and (copy / "last.pt").read_bytes() == before
+    assert train(finished[1], "--save_path", copy, "--max_epoch", "3") == 0
+    epochs = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
+    assert max(line["epoch"] for line in epochs if line["kind"] == "epoch") == 3
+    # What the command line gave is in the run's copy only, so the next commands have to name that.
+    assert f"trainSpeakerNet.py --config {copy}/config.yaml --eval" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["report.html", "best.pt", "scores.txt", "results.json", ""])
+def test_a_finished_run_makes_its_report_again(finished: tuple[Path, Path], copy: Path, name: str) -> None:
+    """If a file is missing or damaged, or older than the last checkpoint, as after a kill during the report."""
+    if name == "results.json":
+        (copy / name).write_text((copy / name).read_text()[:300])
+    elif name:
+        (copy / name).unlink()
+    last, made = weights_of(copy), (copy / "report.html").stat().st_mtime_ns if not name else 0
+    leftover = copy / "plots" / ".scores.png.1-ab.tmp"
+    if not name:
+        os.utime(copy / "last.pt", ns=(made + 1, made + 1))
+        leftover.write_bytes(b"half")
+    assert train(finished[1], "--save_path", copy) == 0
+    assert results_of(copy)["num_trials"] == 153
+    assert all(torch.equal(last[name], value) for name, value in weights_of(copy).items())
+    assert scores_of(copy) == scores_of(finished[0]) and (copy / "best.pt").is_file()
+    assert (copy / "report.html").stat().st_mtime_ns > made and not leftover.exists()
+
+
+def test_a_damaged_run_is_not_replaced(
+    finished: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "last.pt").write_bytes(b"cut off")
+    options = ["--save_path", tmp_path / "run", "--initial_model", finished[0] / "best.pt"]
+    assert train(finished[1], *options, "--max_epoch", "1") == 1
+    assert "last.pt" in capsys.readouterr().err and (tmp_path / "run" / "last.pt").read_bytes() == b"cut off"
+
+
+def test_scoring_needs_no_training_data_and_leaves_the_run_alone(finished: tuple[Path, Path], copy: Path) -> None:
+    before = {path.name: path.read_bytes() for path in copy.iterdir() if path.is_file()}
+    missing = [
+        one for name in ("train_list", "train_path", "musan_path", "rir_path") for one in (f"--{name}", "nowhere")
+    ]
+    assert train(finished[1], "--eval", "--initial_model", copy / "best.pt", "--save_path", copy, *missing) == 0
+    folder = copy / "eval" / "trials"
+    assert {path.name for path in folder.iterdir()} >= {"results.json", "scores.txt", "report.html"}
+    assert {path.name: path.read_bytes() for path in copy.iterdir() if path.is_file()} == before
+    assert scores_of(folder) == pytest.approx(scores_of(copy), abs=1e-4)
+    # The model file knows the list that chose it.
+    assert any("chosen on" in warning for warning in results_of(folder)["warnings"])
+
+
+def test_every_phase_of_scoring_shows_its_progress(
+    finished: tuple[Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(terminal, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(scoring, "BLOCK_SCORES", 8)
+    monkeypatch.setattr(bootstrap, "SHOWN_WORK", 0)
+    # Without the embeddings that are kept there, which would be taken.
+    shutil.copytree(finished[0], tmp_path / "run", ignore=shutil.ignore_patterns("embeddings"))
+    options = ["--eval", "--save_path", tmp_path / "run", "--evaluation.subtract_mean", "true"]
+    options += ["--evaluation.score_norm", "as", "--evaluation.slices", "[snr]"]
+    assert train(finished[1], *options) == 0
+    phases = {line.partition(":")[0] for line in caplog.messages if "%, " in line}
+    assert phases >= {
+        *("embedding trials", "embedding training mean", "embedding cohort train list"),
+        *("scores against the cohort", "intervals", "signal-to-noise ratios"),
+    }
+
+
+@pytest.mark.parametrize("kind", ["unlabelled", "targets"])
+def test_lists_without_an_error_rate(
+    finished: tuple[Path, Path], tiny_corpus: Path, tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    lines = (tiny_corpus / "trials.txt").read_text().splitlines()
+    kept = [line.split(maxsplit=1)[1] for line in lines]
+    if kind == "targets":
+        kept = [line for line in lines if line.startswith("1 ")]
+    (tmp_path / "pairs.txt").write_text("\n".join(kept))
+    options = ["--eval", "--test_list", tmp_path / "pairs.txt", "--test_path", tiny_corpus]
+    options += ["--initial_model", finished[0] / "best.pt", "--save_path", tmp_path / "out", "--eval_frames", "0"]
+    assert train(finished[1], *options) == 0
+    folder = tmp_path / "out" / "eval" / "pairs"
+    assert len(scores_of(folder)) == len(kept) and results_of(folder).get("eer_percent") is None
+    assert f"{len(kept)} trials scored" in caplog.text and ("unlabelled" in caplog.text) == (kind == "unlabelled")
+
+
+@pytest.mark.slow  # tests/assembly/test_training.py does the same with fewer steps
+def test_resuming_gives_the_same_weights(recipe: Path, tmp_path: Path) -> None:
+    # The schedule spans the whole run: one that was planned shorter is another run. A constant rate compares them.
+    options = ("--runtime.deterministic", "true", "--schedule.name", "constant", "--save_path")
+    assert train(recipe, *options, tmp_path / "a") == 0
+    assert train(recipe, *options, tmp_path / "b", "--max_epoch", "1") == 0
+    assert train(recipe, *options, tmp_path / "b") == 0
+    straight, resumed = (weights_of(tmp_path / name) for name in "ab")
+    assert all(torch.equal(straight[key], resumed[key]) for key in straight)
+
+
+MISTAKES = {
+    "missing list": (["--train_list", "nowhere.txt"], "nowhere.txt"),
+    "missing trials": (["--test_list", "nowhere.txt"], "nowhere.txt"),
+    "malformed line": (["--train_list", "broken.txt"], "broken.txt, line 2"),
+    "trials of missing files": (["--test_list", "trials.txt"], "none0.wav"),
+    "too few classes": (["--nClasses", "3"], "8"),
+    "unknown model": (["--model", "ResNetSE43L"], "ResNetSE34L"),
+    "unknown loss": (["--trainfunc", "amsoftmaxx"], "amsoftmax"),
+    "metric loss with one utterance": (["--trainfunc", "angleproto", "--nPerSpeaker", "1"], "utterances_per_speaker"),
+    "absent GPU": (["--runtime.device", "cuda"], "GPU"),
+    "missing initial model": (["--initial_model", "nowhere.pt"], "nowhere.pt"),
+    "eval without a model": (["--eval", "--save_path", "nowhere"], "initial_model"),
+    "damaged model": (["--eval", "--initial_model", "half.pt"], "half.pt"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes(
+    mistake: str,
+    recipe: Path,
+    run_folder: Path,
+    finished: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Refused before the first step, without a traceback, and no run folder is left."""
+    if mistake == "absent GPU" and torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.txt").write_text("a a/1.wav\njustonecolumn\n")
+    (tmp_path / "trials.txt").write_text("".join(f"{n % 2} spk08/utt0.wav spk08/none{n}.wav\n" for n in range(14)))
+    if mistake == "damaged model":
+        contents = torch.load(finished[0] / "best.pt", weights_only=True)
+        contents["weights"].pop(next(iter(contents["weights"])))
+        torch.save(contents, tmp_path / "half.pt")
+    options, expected = MISTAKES[mistake]
+    assert train(recipe, *options) != 0
+    message = capsys.readouterr().err
+    assert expected in message and "Traceback" not in message and not run_folder.exists()
