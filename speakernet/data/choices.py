@@ -1,6 +1,6 @@
 """Automatic choices about loading, each with its reason: workers, prefetching, RAM corpus, corpus on the device.
 
-Pure functions of facts about machine and corpus; the caller hands them in and logs the reasons.
+Pure functions of facts about machine and corpus; the caller passes them in and logs the reasons.
 """
 
 import math
@@ -103,12 +103,8 @@ def choose_prefetch(*, num_workers: int, batch_bytes: int, free_shared_bytes: in
 def choose_ram_corpus(
     *, switch: str, corpus_bytes: int, is_compressed: bool, is_packed: bool, budget_bytes: int
 ) -> Choice[bool]:
-    """Whether to decode the corpus once into shared memory.
-
-    Raises:
-        ValueError: asked for and too large.
-    """
-    size = human_bytes(corpus_bytes)
+    """Whether to decode the corpus once into shared memory; ValueError if it is asked for and too large."""
+    sizes = f"the corpus takes {human_bytes(corpus_bytes)}, {human_bytes(budget_bytes)} are allowed"
     if switch == "off":
         return Choice(False, "switched off")
     if is_packed:
@@ -116,15 +112,14 @@ def choose_ram_corpus(
     if corpus_bytes > budget_bytes:
         if switch == "on":
             raise ValueError(
-                f"data.ram_corpus: on, but the corpus takes {size} and {human_bytes(budget_bytes)} are allowed; "
-                "raise data.ram_corpus_gigabytes or pack it (speakernet pack)"
+                f"data.ram_corpus: on, but {sizes}; raise data.ram_corpus_gigabytes or pack it (speakernet pack)"
             )
-        return Choice(False, f"the corpus takes {size}, {human_bytes(budget_bytes)} are allowed")
+        return Choice(False, sizes)
     if switch == "on":
-        return Choice(True, f"switched on; {size}")
+        return Choice(True, f"switched on; {sizes}")
     if not is_compressed:
         return Choice(False, "the files are plain PCM: reading a crop costs no decoding")
-    return Choice(True, f"compressed files, {size} decoded, within {human_bytes(budget_bytes)}")
+    return Choice(True, f"compressed files; {sizes}")
 
 
 def choose_device_resident(
@@ -136,29 +131,25 @@ def choose_device_resident(
     budget_bytes: int,
     augments_elsewhere: bool = False,
 ) -> Choice[bool]:
-    """Whether to keep the corpus on the training device.
+    """Whether to keep the corpus on the training device; ValueError if it is asked for and impossible.
 
     `augments_elsewhere`: augmentation was asked for on another device than that one.
-
-    Raises:
-        ValueError: asked for and impossible.
     """
-    reason = ""
+    sizes = f"the corpus takes {human_bytes(corpus_bytes)}, {human_bytes(budget_bytes)} are allowed"
+    obstacle = ""
     if not is_flat:
-        reason = "the corpus is neither packed (speakernet pack) nor in memory"
+        obstacle = "the corpus is neither packed (speakernet pack) nor in memory"
     elif augments_elsewhere:
-        reason = "augment.device is cpu, and crops that lie on the GPU are augmented there; set augment.device: auto"
+        obstacle = (
+            "augment.device is cpu, and crops of a corpus on the GPU are augmented there; set augment.device: auto"
+        )
     elif corpus_bytes > budget_bytes:
-        reason = f"the corpus takes {human_bytes(corpus_bytes)}, {human_bytes(budget_bytes)} are allowed"
-    if switch == "on":
-        if reason:
-            raise ValueError(f"data.device_resident: on, but {reason}")
-        return Choice(True, f"switched on; {human_bytes(corpus_bytes)}")
-    if switch == "off":
-        return Choice(False, "switched off")
-    if device_type != "cuda":
-        return Choice(False, "no GPU")
-    return Choice(not reason, reason or f"{human_bytes(corpus_bytes)} within {human_bytes(budget_bytes)}")
+        obstacle = sizes
+    if switch == "on" and obstacle:
+        raise ValueError(f"data.device_resident: on, but {obstacle}")
+    if switch == "off" or (switch == "auto" and device_type != "cuda"):
+        return Choice(False, "switched off" if switch == "off" else "no GPU")
+    return Choice(not obstacle, obstacle or sizes)
 
 
 def choose_device_banks(
@@ -168,9 +159,7 @@ def choose_device_banks(
 
     `needs_corpus`: babble is mixed from training utterances, so the corpus has to be there too.
     """
-    size, allowed = human_bytes(bank_bytes), human_bytes(budget_bytes)
-    if bank_bytes > budget_bytes:
-        return Choice(False, f"they take {size}, {allowed} are allowed")
-    if needs_corpus and not is_corpus_there:
+    sizes = f"they take {human_bytes(bank_bytes)}, {human_bytes(budget_bytes)} are allowed"
+    if bank_bytes <= budget_bytes and needs_corpus and not is_corpus_there:
         return Choice(False, "babble is mixed from training utterances, which are not there (add a folder 'speech')")
-    return Choice(True, f"{size} within {allowed}")
+    return Choice(bank_bytes <= budget_bytes, sizes)

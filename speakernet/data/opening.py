@@ -1,4 +1,4 @@
-"""What lies at a path: a packed corpus, a Kaldi folder or a folder of audio files. The door to every kind of source."""
+"""The source at a path: a packed corpus, a Kaldi folder or a folder of audio files."""
 
 from pathlib import Path
 

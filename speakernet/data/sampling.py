@@ -11,22 +11,30 @@ import zlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
 from speakernet.data.options import DataOptions
 from speakernet.random import REAL_STREAM, VOICE_STREAM, KeyedRandom, numpy_generator
 
+logger = logging.getLogger(__name__)
+
+_ORDER, _LENGTH = range(2)  # Keys of the samplers' own random streams.
+EXACT_WORK = 4_000_000  # batches x speakers up to which the balanced sampler deals exactly
+MAX_ROUNDS = 30
+
 
 @dataclass(frozen=True)
 class Voices:
-    """Every speed with every warp, and how often each is heard. Voice 0 is the recorded one where there is one.
+    """The voices of every speaker: every speed with every vocal-tract length. Each but the recorded one, which is voice
+    0 if it is among them, makes new speakers: here the classes of a head are counted, numbered and drawn.
 
     Attributes:
-        speeds: played so many times as fast, 1 first where it is among them (`speeds.speed_fractions`).
-        warps: frequencies raised so many times (`frontend.perturbation`), 1 first where it is among them.
-        real_share: share of every batch that is heard as recorded; None: each voice is as likely as every other.
-        real_from: the first epoch, from 0, that is heard as recorded altogether; None: there is none.
+        speeds: played so many times as fast, 1 first if it is among them (`batches.speed_fractions`).
+        warps: frequencies raised so many times (`frontend.perturbation`), 1 first if it is among them.
+        real_share: share of every batch that stays as recorded; None: all voices are equally likely.
+        real_from: the first epoch, from 0, that is wholly as recorded; None: there is none.
 
     >>> voices = Voices(speeds=(Fraction(1), Fraction(9, 10)), warps=(1.0, 0.9, 1.1))
     >>> len(voices), voices.num_classes(150)
@@ -105,13 +113,6 @@ class Voices:
         return np.where(places < wanted[batches], 0, others)
 
 
-logger = logging.getLogger(__name__)
-
-_ORDER, _LENGTH = range(2)  # Keys of the samplers' own random streams.
-EXACT_WORK = 4_000_000  # batches x speakers up to which the balanced sampler deals exactly
-MAX_ROUNDS = 30
-
-
 @dataclass
 class EpochPlan:
     """The batches of one epoch.
@@ -120,7 +121,7 @@ class EpochPlan:
         rows: rows of the training list, batch after batch, int64.
         bounds: batch b is `rows[bounds[b]:bounds[b + 1]]`, int64 (batches + 1,).
         crop_frames: length of the crops of each batch, int64 (batches,).
-        voices: in which voice (`voices.Voices`) each of `rows` is heard, int64.
+        voices: the voice (`Voices`) of each of `rows`, int64.
         num_left_out: utterances that are in the list and in no batch of this epoch.
     """
 
@@ -172,10 +173,8 @@ class Sampler(ABC):
     auto_max_utterances = sys.maxsize
     """What `max_utterances_per_speaker: auto` means for this sampler."""
 
-    @property
-    def unit(self) -> int:
-        """Utterances of one speaker that stay together."""
-        return 1
+    unit = 1
+    """Utterances of one speaker that stay together."""
 
     @property
     def max_utterances(self) -> int:
@@ -196,7 +195,7 @@ class Sampler(ABC):
 
     @abstractmethod
     def _check(self) -> None:
-        """Raise where the utterances cannot fill one batch."""
+        """Raise if the utterances cannot fill one batch."""
 
     @abstractmethod
     def _units(self, epoch: int) -> np.ndarray:
@@ -248,10 +247,9 @@ class BalancedSampler(Sampler):
 
     auto_max_utterances = 500  # voxceleb_trainer's, whose sampler this is
 
-    @property
-    def unit(self) -> int:
-        """K utterances of one speaker."""
-        return self.options.utterances_per_speaker
+    def __init__(self, labels: np.ndarray, options: DataOptions, **more: Any) -> None:
+        self.unit = options.utterances_per_speaker
+        super().__init__(labels, options, **more)
 
     def _check(self) -> None:
         counts = np.bincount(self.labels[self.eligible])
