@@ -127,7 +127,7 @@ def _warnings(results: Results, files: Sequence[Path], *, is_fitted_here: bool) 
         found.append("weights were fitted on the list that is reported: error rates and costs are optimistic")
     for odd in found:
         if odd != results.interval_note:
-            # That one stands beside the figures.
+            # That one is printed beside the figures.
             logger.warning("%s", odd)
     return found
 

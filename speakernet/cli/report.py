@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The run folders and where a page of several goes."""
+    """The run folders, and the file of a page of several."""
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs or of evaluations")
     parser.add_argument(
         "--audio",
@@ -24,13 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the page and print where it lies."""
+    """Write the page and print its path."""
     # Late: --help needs no matplotlib.
     from speakernet.evaluation.report import write_report, write_side_by_side
 
     if len(arguments.runs) == 1:
         if arguments.output is not None:
-            raise ValueError("--output is for several runs; the report of one run lies in its folder, as report.html")
+            raise ValueError("--output is for several runs; the report of one run is report.html in its folder")
         path = write_report(arguments.runs[0], audio=arguments.audio)
     elif arguments.audio is not None:
         raise ValueError("--audio is for one run: a page of several lists no single trials")

@@ -120,10 +120,12 @@ class SpeakerBootstrap:
         plain, num_costs = self.figures(), len(self._points)
         assert plain is not None, "there are trials of both kinds"
         eers, *others = _drawn([self], wanted, seed)[0].T
-        intervals = [_spread_of(values) for values in others[:num_costs]]
+        # What never failed never fails in a draw: equal draws make no interval.
+        spreads = [interval_of(values) if len(values) and np.ptp(values) > 0 else None for values in (eers, *others)]
+        eer_interval, intervals = spreads[0], spreads[1 : 1 + num_costs]
         misses = [interval_of(values) for values in others[num_costs:] if len(values) > 0]
         band = np.array([self.false_accepts, *np.array(misses).T]) if misses else None
-        note, eer_interval = speakers_note(self.num_speakers), _spread_of(eers)
+        note = speakers_note(self.num_speakers)
         if len(eers) and eer_interval is None:
             note = same_in_all_draws_note(plain[0], self.num_target_speakers)
         costs = plain[1 : 1 + num_costs].tolist()
@@ -157,11 +159,6 @@ def draw_speakers(num_speakers: int, num_draws: int, seed: int) -> np.ndarray:
     return counts
 
 
-def num_draws_for(num_trials: int, wanted: int) -> int:
-    """The number of draws that is affordable on so many trials."""
-    return min(wanted, max(MIN_DRAWS, MAX_WORK // max(num_trials, 1)))
-
-
 def _drawn(systems: Sequence[SpeakerBootstrap], wanted: int, seed: int) -> np.ndarray:
     """Figures of systems under the same draws, (systems, draws, figures).
 
@@ -170,7 +167,7 @@ def _drawn(systems: Sequence[SpeakerBootstrap], wanted: int, seed: int) -> np.nd
     plain, num_speakers = systems[0].figures(), systems[0].num_speakers
     assert plain is not None, "there are trials of both kinds"
     num_trials = len(systems) * systems[0].num_trials
-    num_draws = num_draws_for(num_trials, wanted) if num_speakers >= MIN_SPEAKERS else 0
+    num_draws = min(wanted, max(MIN_DRAWS, MAX_WORK // num_trials)) if num_speakers >= MIN_SPEAKERS else 0
     rows = []
     with Bar("intervals", num_draws, "draw", is_shown=num_draws * num_trials > SHOWN_WORK) as bar:
         for counts in bar.over(draw_speakers(num_speakers, num_draws, seed)):
@@ -210,11 +207,6 @@ def interval_of(values: np.ndarray) -> Interval:
     tail = (100 - LEVEL_PERCENT) / 2
     low, high = np.percentile(values, [tail, 100 - tail])
     return float(low), float(high)
-
-
-def _spread_of(values: np.ndarray) -> Interval:
-    """`interval_of` for one system; None too if all draws are equal: what never failed never fails in a draw."""
-    return interval_of(values) if len(values) and np.ptp(values) > 0 else None
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from speakernet.evaluation.metrics import (
     error_rates,
     point_at_false_accept_rate,
 )
+from speakernet.evaluation.results import AffineFit
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ EER_NAME, RATE_PREFIX = "eer", "far_"
 """Names of thresholds: at the EER, and at a false-accept rate that follows in percent."""
 FALSE_ACCEPT_RATES = (0.05, 0.01, 0.001, 0.0001)
 MIN_EXPECTED_ERRORS = 10
-"""A false-accept rate is only named where the list expects at least so many false accepts at it."""
+"""A false-accept rate is only named if the list expects at least so many false accepts at it."""
 FEWEST_NONTARGETS = round(MIN_EXPECTED_ERRORS / FALSE_ACCEPT_RATES[0])
 REGULARIZATION = 1e-6
 """Keeps the weights finite if a list is separated perfectly."""
@@ -59,7 +60,7 @@ class AffineCalibration:
         columns = _columns(inputs, self.inputs)
         return columns @ self.weights + self.offset
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> AffineFit:
         """Plain values, as they go into a model file."""
         return {
             "inputs": list(self.inputs),
@@ -70,7 +71,7 @@ class AffineCalibration:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "AffineCalibration":
-        """What `to_dict` gave."""
+        """What `to_dict` returned."""
         weights = np.array(values["weights"], dtype=np.float64)
         return cls(weights, float(values["offset"]), tuple(values["inputs"]), float(values["prior"]))
 

@@ -585,7 +585,7 @@ def _hardest(run: RunData, audio: AudioSource | None) -> Section:
         # Ten million trials are not sorted for twelve of them.
         nearest = np.argpartition(keys, few - 1)[:few]
         rows = rows[nearest[np.lexsort((rows[nearest], keys[nearest]))]]
-        cells = []
+        cells: list[list[str | Mapping[str, str]]] = []
         for row in rows:
             sides = [_utterance(run, int(side[row]), audio) for side in (run.trials.enrol, run.trials.test)]
             cells.append([*sides, f"{run.scores[row]:.4f}"])
@@ -613,7 +613,7 @@ def _utterance(run: RunData, row: int, audio: AudioSource | None) -> dict[str, s
 
 def _map(runs: Sequence[RunData], folder: Path) -> Section:
     """The embeddings of some speakers in the plane."""
-    cards = []
+    cards: list[Card] = []
     for run in runs:
         if (drawn := run.embedding_map) is not None:
             figure = plots.embedding_figure(drawn.points, drawn.speakers, drawn.names, drawn.shares)

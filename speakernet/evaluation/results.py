@@ -22,6 +22,7 @@ EMBEDDING, KEPT_EMBEDDINGS = "embedding", "reading_kept_embeddings"
 """Names of timings."""
 FEW_TARGETS = 30
 """Below this, one target more or less moves an error rate by more than three percent."""
+NO_INTERVAL = [None, None]
 WRITTEN_ALWAYS = ("eer_percent", "eer_interval_percent", "min_dcf")
 """Keys that the file has even if they are empty."""
 
@@ -74,7 +75,9 @@ class GroupResult:
         values = {name: value for name, value in vars(self).items() if value is not None or name == "eer_percent"}
         values.pop("eer_interval_percent", None)
         return (
-            values if self.eer_percent is None else values | {"eer_interval_percent": _pair(self.eer_interval_percent)}
+            values
+            if self.eer_percent is None
+            else values | {"eer_interval_percent": list(self.eer_interval_percent or NO_INTERVAL)}
         )
 
 
@@ -162,7 +165,7 @@ class Results:
     command: str = ""
     date: str = ""
     """Of the evaluation, with hours and minutes of this machine's clock."""
-    training: dict[str, float | None] | None = None
+    training: dict[str, float] | None = None
     """What the model was trained on: `speakers`, `utterances`, `hours`."""
     performance: dict[str, Any] | None = None
     """Of the training: `utterances_per_second`, `data_wait_share`, `process_peak_bytes`, `gpu_utilisation_percent` …"""
@@ -179,10 +182,10 @@ class Results:
             for name, value in vars(self).items()
             if name != "extra" and (value not in (None, "") or name in WRITTEN_ALWAYS)
         }
-        # JSON has no tuples, and readers index [0] and [1] without asking whether there is an interval.
-        values["eer_interval_percent"] = _pair(self.eer_interval_percent)
+        # Readers index [0] and [1] without asking whether there is an interval.
+        values["eer_interval_percent"] = list(self.eer_interval_percent or NO_INTERVAL)
         if self.min_dcf_interval is not None:
-            values["min_dcf_interval"] = {name: _pair(one) for name, one in self.min_dcf_interval.items()}
+            values["min_dcf_interval"] = {name: list(one or NO_INTERVAL) for name, one in self.min_dcf_interval.items()}
         for name in ("slices", "sweep"):
             if name in values:
                 values[name] = [{**vars(one), "rows": [row.to_dict() for row in one.rows]} for one in values[name]]
@@ -211,10 +214,6 @@ class Results:
 @functools.cache
 def _checked() -> TypeAdapter[Results]:
     return TypeAdapter(Results)
-
-
-def _pair(interval: Interval) -> list[float | None]:
-    return [None, None] if interval is None else list(interval)
 
 
 @dataclass(frozen=True)

@@ -193,7 +193,7 @@ def keep_arrays(run: RunData) -> None:
         return
     # Half the size for what is only drawn.
     llrs = None if run.llrs is None else run.llrs.astype(np.float32)
-    arrays = {"labels": run.trials.labels.astype(np.int8), "llrs": llrs}
+    arrays: dict[str, Any] = {"labels": run.trials.labels.astype(np.int8), "llrs": llrs}
     if run.embedding_map is not None:
         arrays |= {
             "map_points": run.embedding_map.points,

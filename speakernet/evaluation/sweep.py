@@ -185,11 +185,12 @@ def run_sweep(
     Returns:
         One for each kind; its rows begin with the original audio.
     """
-    assert trials.labels is not None, "only labelled trials are swept"
+    labels = trials.labels
+    assert labels is not None, "only labelled trials are swept"
     sides = speakers.ids[trials.enrol], speakers.ids[trials.test]
 
     def row(label: str, found: np.ndarray) -> GroupResult:
-        return group_result(label, SpeakerBootstrap(found, trials.labels, *sides, []), [], None, num_draws, seed)
+        return group_result(label, SpeakerBootstrap(found, labels, *sides, []), [], None, num_draws, seed)
 
     unchanged = row("none", scores)
     results = []

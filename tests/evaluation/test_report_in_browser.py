@@ -15,10 +15,8 @@ import threading
 from html import unescape
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from speakernet.data.audio import write_audio
 from speakernet.evaluation.evaluate import Evaluation
 from speakernet.evaluation.report import write_report, write_side_by_side
 from speakernet.evaluation.results import Results
@@ -123,7 +121,7 @@ def browse(pages, page: str, width: int, profile: Path, *, is_dark: bool) -> tup
 @pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("page", ["first/report.html", "both.html"])
-def test_a_page_is_quiet_and_nothing_overlaps(pages, tmp_path, page, width, is_dark):
+def test_page(pages, tmp_path, page, width, is_dark):
     found, complaints = browse(pages, page, width, tmp_path / "profile", is_dark=is_dark)
     _, server = pages
     assert complaints == []
@@ -140,7 +138,7 @@ def test_a_page_is_quiet_and_nothing_overlaps(pages, tmp_path, page, width, is_d
     assert (letters > 400) if is_dark else (letters < 400)
 
 
-def test_a_page_of_pairs_with_decisions_fits_a_phone(pages, tmp_path):
+def test_page_of_pairs_on_a_phone(pages, tmp_path):
     root, _ = pages
     given = make_run(root / "pairs", make_trials(tmp_path / "trials.txt"))
     given["trials"].labels = None
@@ -154,21 +152,7 @@ def test_a_page_of_pairs_with_decisions_fits_a_phone(pages, tmp_path):
     assert found["blocks"] == [] and found["inner"] == [] and found["plots"] == [] and found["outside"] == 0
 
 
-def test_the_hardest_trials_with_sound_fit_a_phone(pages, tmp_path):
-    root, _ = pages
-    trials = make_trials(tmp_path / "trials.txt")
-    given = make_run(root / "sound", trials)
-    for name in trials.names:
-        write_audio(root / "corpus" / name, np.zeros(800, dtype=np.float32))
-    write_report(root / "sound", **given, audio=root / "corpus")
-    found, complaints = browse(pages, "sound/report.html", 390, tmp_path / "profile", is_dark=False)
-    assert complaints == [] and found["scroll"] <= found["width"] == 390
-    # Whatever is asked for lies in the page itself.
-    assert all(address.startswith("data:audio/flac") for address in found["resources"])
-    assert found["blocks"] == [] and found["inner"] == [] and found["outside"] == 0
-
-
-def test_the_measure_sees_an_overlap(pages, tmp_path):
+def test_measure_sees_an_overlap(pages, tmp_path):
     root, _ = pages
     text = (root / "first" / "report.html").read_text()
     (root / "broken.html").write_text(text.replace(".tile {", ".tile { margin-right: -60px;", 1))
