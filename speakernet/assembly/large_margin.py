@@ -116,7 +116,7 @@ def train_large_margin_stage(
     usual, loss.margin = loss.margin, margin  # type: ignore[assignment]
     for module in loss.modules():
         if hasattr(module, "inter_top_k"):
-            module.inter_top_k = 0
+            module.inter_top_k = 0  # type: ignore[assignment]
     logger.info(
         "%s: %d epochs, margin %g, crops of %d frames, learning rate %g",
         *(STAGE, config.training.max_epochs, margin),

@@ -1,6 +1,5 @@
 """From the sections optimizer, schedule, training and runtime to a trainer; refusals come before the first step."""
 
-import functools
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -192,6 +191,11 @@ def build_trainer(
     adapts = runtime.threads == "auto" and not runtime.deterministic
     values = config_to_dict(config)
 
+    def on_start() -> None:
+        # A later stage is part of the run whose configuration this is.
+        if not stage.name:
+            save_config(config, folder / CONFIG)
+
     def model_contents(summary: dict[str, Any]) -> dict[str, Any]:
         whole = summary if stage.chosen_by is None else {**summary, "chosen_by": dict(stage.chosen_by)}
         return model_file_contents(net, loss_normalizes=config.loss.normalize_embeddings, training_summary=whole)
@@ -218,8 +222,7 @@ def build_trainer(
         },
         stage=stage,
         stop=stop,
-        # A later stage is part of the run whose configuration it is.
-        on_start=functools.partial(save_config, config, folder / CONFIG) if not stage.name else dict,
+        on_start=on_start,
         advise=advise,
     )
 

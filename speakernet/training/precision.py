@@ -7,7 +7,6 @@ the device for a number. What must stay float32 (front end, statistics, heads) s
 import contextlib
 import logging
 import platform
-from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -39,19 +38,11 @@ def choose_precision(
     flags: frozenset[str] | None = None,
     capability: tuple[int, int] | None = None,
 ) -> PrecisionChoice:
-    """The precision to train in. `auto` takes bf16 where it is native, else fp16 on a GPU, else float32.
+    """The precision to train in. `auto` takes bf16 if it is native, else fp16 on a GPU, else float32.
 
-    Args:
-        requested: auto, no, bf16 or fp16.
-        device: where the trunk runs.
-        flags: the CPU's flags; read from this machine when None.
-        capability: CUDA compute capability; asked of the device when None.
-
-    Raises:
-        ValueError: the device cannot train in what was asked for, with the reason.
+    `flags` are the CPU's, `capability` CUDA's; read from this machine when None. ValueError with the reason if the
+    device cannot train in what was requested.
     """
-    if requested not in ("auto", *PRECISIONS):
-        raise ValueError(f"precision {requested!r}; expected auto, no, bf16 or fp16")
     if requested == "no":
         return PrecisionChoice("no", "float32 was asked for")
     if device.type == "cpu":
@@ -122,7 +113,7 @@ class Precision:
         self._good_steps = torch.zeros((), dtype=torch.int64, device=device)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """The context to run the forward pass in (does nothing in float32)."""
+        """The context of the forward pass (does nothing in float32)."""
         return torch.autocast(self.device.type, dtype=self.dtype, enabled=self.name != "no")
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
@@ -139,7 +130,6 @@ class Precision:
         factor = torch.where(is_bad, self.BACKOFF, torch.where(grown, self.GROWTH, 1.0))
         # As GradScaler: a scale that would overflow itself stays where it is.
         candidate = self.scale * factor
-        # In place: a recorded step knows these tensors by their memory.
         self.scale.copy_(torch.where(torch.isfinite(candidate), candidate, self.scale))
         self._good_steps.copy_(torch.where(grown, torch.zeros_like(good), good))
 
@@ -148,7 +138,7 @@ class Precision:
         return {"scale": self.scale.clone(), "good_steps": self._good_steps.clone()}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Take up where `state_dict` was taken; a state of another precision is left aside."""
+        """Take what `state_dict` gave; a state of another precision is ignored."""
         # Other precisions keep a constant 1 and count no steps: with that scale fp16 gradients would vanish.
         is_of_fp16 = float(state["scale"]) != 1.0 or int(state["good_steps"]) > 0
         if self.scales and is_of_fp16:
@@ -156,44 +146,27 @@ class Precision:
             self._good_steps.copy_(state["good_steps"])
 
 
-def observe_activation_dtype(net: nn.Module, run: Callable[[], Any]) -> torch.dtype | None:
-    """The dtype that the network's convolutions or linear layers give while `run()` runs; shows that autocast acts.
-
-    Returns:
-        The dtype of most outputs; None when the network has no such layer.
-    """
+def report_activations(net: nn.Module, precision: Precision, waveforms: torch.Tensor) -> torch.dtype | None:
+    """Log, and return, the dtype that the trunk really computes in, from two utterances; leaves no trace in it."""
     counts: dict[torch.dtype, int] = {}
 
     def count(_module: nn.Module, _inputs: Any, output: Any) -> None:
         if isinstance(output, torch.Tensor):
             counts[output.dtype] = counts.get(output.dtype, 0) + 1
 
-    watched = [m for m in net.modules() if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Linear)]
-    handles = [module.register_forward_hook(count) for module in watched]
-    try:
-        run()
-    finally:
-        for handle in handles:
-            handle.remove()
-    # The first layer may be kept in float32 on purpose (the front end): most of them tell.
-    return max(counts, key=lambda dtype: counts[dtype]) if counts else None
-
-
-def report_activations(net: nn.Module, precision: Precision, waveforms: torch.Tensor) -> torch.dtype | None:
-    """Log the dtype that the trunk really computes in, from two utterances; leaves no trace in the network.
-
-    Args:
-        net: the network.
-        precision: what was chosen.
-        waveforms: (batch, samples) of any training batch.
-    """
     random_state = capture_random_state()
     # A full copy: a forward pass in training mode moves statistics and counters of draws.
     kept = {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in net.state_dict().items()}
+    watched = [m for m in net.modules() if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Linear)]
+    handles = [module.register_forward_hook(count) for module in watched]
     with torch.no_grad(), precision.autocast():
-        dtype = observe_activation_dtype(net, lambda: net(waveforms[:2]))
+        net(waveforms[:2])
+    for handle in handles:
+        handle.remove()
     net.load_state_dict(kept)
     restore_random_state(random_state)
+    # The first layer may be kept in float32 on purpose (the front end): most of them decide.
+    dtype = max(counts, key=lambda one: counts[one]) if counts else None
     logger.info("precision %s (%s): activations are %s", precision.name, precision.reason, dtype)
     if dtype == torch.float32 and precision.name != "no":
         logger.warning("autocast to %s was set up, but the activations are float32", precision.dtype)

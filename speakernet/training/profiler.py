@@ -1,4 +1,4 @@
-"""Profile some training steps: traces for TensorBoard and Perfetto, the dearest operations, the share of each phase.
+"""Profile some training steps: traces for Perfetto, the most expensive operations, the share of each phase.
 
 The trainer marks its phases with `phase(name)` and calls `step()` once an optimizer step; without profiling both do
 nothing, so the trainer has one code path.
@@ -25,7 +25,7 @@ NUM_OPERATIONS = 10
 
 
 class NoProfiler:
-    """Stands in for a profiler when nothing is profiled."""
+    """Used when nothing is profiled."""
 
     def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Nothing to mark."""
@@ -47,7 +47,7 @@ class StepProfiler:
 
     Args:
         options: how many steps are recorded.
-        folder: where the traces go; TensorBoard's profile plugin and ui.perfetto.dev read them.
+        folder: where the traces go; ui.perfetto.dev reads them.
         device: the device of the training; its kernels are recorded too when it is a GPU.
     """
 
@@ -123,12 +123,10 @@ class StepProfiler:
         averages = profiler.key_averages()
         order = "self_device_time_total" if self.is_on_gpu else "self_cpu_time_total"
         self.shares = phase_shares({event.key: event.cpu_time_total for event in averages})
-        operations = [event for event in averages if not event.key.startswith((PHASE_PREFIX, "ProfilerStep"))]
-        operations.sort(key=lambda event: getattr(event, order), reverse=True)
-        self.table = operation_table(operations[:NUM_OPERATIONS], order, recorded)
-        logger.info("trace of %d steps in %s (open it in TensorBoard or ui.perfetto.dev)", recorded, trace)
+        self.table = averages.table(sort_by=order, row_limit=NUM_OPERATIONS, max_name_column_width=56)
+        logger.info("trace of %d steps in %s (open it at ui.perfetto.dev)", recorded, trace)
         logger.info("time by phase: %s", ", ".join(f"{name} {share:.0%}" for name, share in self.shares.items()))
-        logger.info("dearest operations:\n%s", self.table)
+        logger.info("most expensive operations:\n%s", self.table)
 
 
 def peak_tensor_bytes(run: Callable[[], None]) -> int:
@@ -158,16 +156,3 @@ def phase_shares(totals: dict[str, float]) -> dict[str, float]:
     times = {name: totals.get(PHASE_PREFIX + name, 0.0) for name in PHASES}
     whole = sum(times.values())
     return {name: value / whole if whole else 0.0 for name, value in times.items()}
-
-
-def operation_table(operations: list[Any], order: str, num_steps: int) -> str:
-    """The operations as text: name, milliseconds and calls a step, and their share of the listed time."""
-    whole = sum(getattr(event, order) for event in operations) or 1.0
-    lines = [f"{'operation':<56} {'ms/step':>9} {'calls/step':>10} {'share':>6}"]
-    for event in operations:
-        microseconds = getattr(event, order)
-        lines.append(
-            f"{event.key[:56]:<56} {microseconds / 1000 / num_steps:9.2f} {event.count / num_steps:10.1f} "
-            f"{microseconds / whole:6.0%}"
-        )
-    return "\n".join(lines)

@@ -160,12 +160,13 @@ class SeveralProcesses(OneProcess):
         # torch 2.14 renames the argument and warns of the old name.
         names = inspect.signature(DistributedDataParallel).parameters
         broadcast = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
+        # Rank 0's statistics hold if each rank normalises by its own share of the batch.
+        options: dict[str, Any] = {broadcast: bool(self._own_norms())}
         self._parallel = DistributedDataParallel(
             self._all,
             device_ids=[self._device.index] if self._device.type == "cuda" else None,
             gradient_as_bucket_view=True,
-            # Rank 0's statistics hold if each rank normalises by its own share of the batch.
-            **{broadcast: bool(self._own_norms())},
+            **options,
         )
 
     def micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
@@ -256,6 +257,14 @@ class TrainingStep:
         ranks: how the gradients come together; None: of this process alone.
         compiler: when the network is compiled; None: never.
     """
+
+    # Of the step under way.
+    _indices: list[Tensor]
+    _held: list[BatchLike]
+    _weight_unit: float | None
+    _num_utterances: int
+    _numbers: Tensor | None
+    """Weight, and loss and accuracy times that, summed over the micro-batches."""
 
     def __init__(
         self,
@@ -382,12 +391,8 @@ class TrainingStep:
         self.compiler.close()
 
     def _reset(self) -> None:
-        self._indices: list[Tensor] = []
-        self._held: list[BatchLike] = []
-        self._weight_unit: float | None = None
-        self._num_utterances = 0
-        # Weight, and loss and accuracy times that, summed over the micro-batches.
-        self._numbers: Tensor | None = None
+        self._indices, self._held = [], []
+        self._weight_unit, self._num_utterances, self._numbers = None, 0, None
 
     def _add_first_compiled(self, batch: BatchLike, *, is_last: bool) -> None:
         """The first micro-batch of compiled code; if compiling fails, it is undone and repeated without."""

@@ -1,7 +1,7 @@
-"""Notices that other work keeps the cores busy, and goes down to the number of threads that is faster there.
+"""Detects that other work keeps the cores busy, and lowers the number of threads to what is faster then.
 
-Threads of one operation wait for each other: where one of them has to wait for a core, all do. Measured on two busy
-cores: 4 to 35 utterances/s with two threads, 34 to 83 with one, which alone is slower. The sign is that the training
+Threads of one operation wait for each other: if one of them has to wait for a core, all do. Measured on two busy
+cores: 4 to 35 utterances/s with two threads, 34 to 83 with one, which alone is slower. The symptom is that the training
 thread ran for a small part of a step's time; the proof is a trial.
 """
 
@@ -29,7 +29,7 @@ REST_WINDOWS = 4
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """What some steps with one number of threads came to."""
+    """Some steps with one number of threads."""
 
     threads: int
     share: float
@@ -39,12 +39,7 @@ class Window:
 
 
 def decide(now: Window, most: int, before: Window | None) -> int:
-    """The number of threads to go on with.
-
-    Args:
-        now: the last window.
-        most: threads at the start of the run, never exceeded.
-        before: the window that a trial is compared with; None where no trial is going on.
+    """The number of threads to continue with, at most `most`; `before` is the window that a trial is compared with.
 
     >>> decide(Window(2, 0.2, 17.0), 2, None)  # a trial begins
     1
@@ -63,13 +58,7 @@ def decide(now: Window, most: int, before: Window | None) -> int:
 
 
 class ThreadWatch:
-    """Looks at the steps of a run, window by window.
-
-    Args:
-        threads: threads inside an operation, as torch is set; with one there is nothing to watch.
-        adapts: whether their number may change; else it is only said.
-        set_threads: sets torch; replaceable for tests.
-    """
+    """Watches the steps of a run, window by window; unless it `adapts` the number of threads, it only warns."""
 
     def __init__(
         self, threads: int, *, adapts: bool = False, set_threads: Callable[[int], None] = torch.set_num_threads
@@ -84,13 +73,9 @@ class ThreadWatch:
         self._begin_window(SKIPPED_STEPS)
 
     def step(self, seconds: float, processor_seconds: float, num_utterances: int, *, is_compiled: bool) -> None:
-        """Count one optimizer step.
+        """Count one optimizer step: its `seconds` by the clock, and those that the training thread ran meanwhile.
 
-        Args:
-            seconds: of forward, backward and update, by the clock.
-            processor_seconds: that the training thread ran meanwhile.
-            num_utterances: in the step.
-            is_compiled: compiled code is made for one number of threads, which then stays.
+        Compiled code is made for one number of threads, which then stays.
         """
         if self.most == 1:
             return
@@ -107,7 +92,7 @@ class ThreadWatch:
             self._end_window(Window(self.threads, share, self._utterances / self._seconds), is_compiled)
 
     def close(self) -> None:
-        """Leave torch as it was found."""
+        """Restore torch's number of threads."""
         self._go_on_with(self.most)
 
     def _begin_window(self, skip: int) -> None:
@@ -148,12 +133,12 @@ class ThreadWatch:
             return
         figures = f"threads {now.threads}: {now.rate:.0f} utterances/s, threads {before.threads}: {before.rate:.0f}"
         if now.threads > before.threads or self._has_spoken:
-            logger.info("threads: going on with %d (%s)", chosen, figures)
+            logger.info("threads: continuing with %d (%s)", chosen, figures)
             return
         self._has_spoken = True
         logger.warning(
-            "other work keeps the cores busy (training ran %.0f %% of the time). %s; going on with %d "
-            "(runtime.threads: auto). Ending that work trains faster still",
+            "other work keeps the cores busy (training ran %.0f %% of the time). %s; continuing with %d "
+            "(runtime.threads: auto). Training is faster still without that work",
             100 * before.share,
             figures,
             chosen,

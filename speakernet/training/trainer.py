@@ -562,7 +562,7 @@ class Trainer:
             self.recent.fetch_into(self.state, self.precision)
         if is_recorded:
             window = self.tracker.take_window()
-            values = {**window, **self.recent.take(), "learning_rate": self.learning_rate(position)}
+            values: dict[str, Any] = {**window, **self.recent.take(), "learning_rate": self.learning_rate(position)}
             values["run_time_left"] = self._time_left(num_batches, window)
             if self.margin is not None:
                 values["margin"] = self.margin(position)
