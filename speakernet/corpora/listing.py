@@ -228,8 +228,8 @@ def fetch(
         with StepSummary(f"extract_{name}", root) as summary:
             for one in corpus.joined.values():
                 join_pieces([root / piece for piece in one.pieces], root / one.name, one.md5, summary)
-            for one in archives:
-                unpack(root / one, corpus.md5(one), root, summary, arguments.num_jobs)
+            for archive in archives:
+                unpack(root / archive, corpus.md5(archive), root, summary, arguments.num_jobs)
         summaries.append(summary)
     return summaries
 

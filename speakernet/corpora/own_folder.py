@@ -132,7 +132,8 @@ def prepare_folder(options: FolderOptions) -> tuple[list[Path], Path, list[StepS
     summaries = []
     with StepSummary("scan", options.save_path, made="usable") as scan:
         rows, split_of = _rows(options, scan)
-        found, foreign = [], []
+        found: list[Row] = []
+        foreign: list[Row] = []
         for row in rows:
             (foreign if Path(row.name).suffix.lower() in CONVERTIBLE_SUFFIXES else found).append(row)
         if foreign:

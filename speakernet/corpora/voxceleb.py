@@ -20,7 +20,7 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +28,7 @@ import numpy as np
 
 from speakernet.corpora import musan, rirs
 from speakernet.corpora.archives import join_pieces
-from speakernet.corpora.download import DownloadOptions, download_all, has_md5, load_corpus
+from speakernet.corpora.download import DownloadOptions, RemoteFile, download_all, has_md5, load_corpus
 from speakernet.corpora.listing import (
     add_common_arguments,
     add_download_arguments,
@@ -432,7 +432,7 @@ class VoxCelebJob:
         return " ".join(words)
 
 
-def _copy_lists(source: Path, folder: Folder, lists: dict, summary: StepSummary) -> None:
+def _copy_lists(source: Path, folder: Folder, lists: Mapping[str, RemoteFile], summary: StepSummary) -> None:
     """Take the published lists that are in `source`, verified; others are not missed."""
     for name, file in lists.items():
         found = source / name
