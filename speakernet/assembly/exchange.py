@@ -3,6 +3,7 @@
 import argparse
 import shlex
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ from speakernet.evaluation.metrics import eer
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.scoring import cosine_scores, mean_embeddings, mean_of_whole_utterances
 from speakernet.files import human_bytes
-from speakernet.inference.export import ExportError, Run, check_target, export_model, open_onnx
 from speakernet.losses.options import LOSSES
 from speakernet.models.importers import PUBLISHED, TOOLKITS, import_network, unknown_file, voxceleb_trainer
 from speakernet.models.model_file import ModelFile, is_model_file, load_model_file, model_file_contents
@@ -113,9 +113,12 @@ def _import_classic(arguments: argparse.Namespace, contents: dict[str, Any]) -> 
 
 def export(arguments: argparse.Namespace) -> int:
     """Write the file and print what was compared."""
+    # Importing weights does not need the libraries of the extra that exporting needs.
+    from speakernet.inference.export import check_target, export_model, open_onnx
+
     check_target(arguments.out, arguments.int8)
     if (arguments.trials is None) != (arguments.audio is None) or (arguments.trials and not arguments.int8):
-        raise ExportError("--trials LIST and --audio FOLDER go together, with --int8: they measure its error rate")
+        raise ValueError("--trials LIST and --audio FOLDER go together, with --int8: they measure its error rate")
     model = load_model_file(arguments.model)
     trials = _labelled_trials(arguments.trials) if arguments.trials else None
     rate = model.net.sample_rate
@@ -158,7 +161,7 @@ def synthetic_speech(count: int, sample_rate: int) -> list[np.ndarray]:
 class ExportedEmbedder:
     """An exported graph as evaluation's network: utterances go in one by one."""
 
-    run: Run
+    run: Callable[[np.ndarray], list[np.ndarray]]
     sample_rate: int
     min_samples: int
 
@@ -173,7 +176,7 @@ class ExportedEmbedder:
 def _labelled_trials(path: Path) -> TrialList:
     trials = read_trials(path)
     if trials.labels is None or len(np.unique(trials.labels)) < 2:
-        raise ExportError(f"{path}: an error rate needs labelled trials of both kinds (1 same, 0 different)")
+        raise ValueError(f"{path}: an error rate needs labelled trials of both kinds (1 same, 0 different)")
     return trials
 
 

@@ -31,9 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write, compare, print how close it is."""
+    # Late: --help and a mistyped option need no torch.
+    from speakernet.assembly.exchange import export
+
     try:
-        # Late: --help and a mistyped option need no torch; and only who exports needs the libraries of the extra.
-        from speakernet.assembly.exchange import export
+        return export(arguments)
     except ModuleNotFoundError as error:
         raise missing_extra("exporting", "export", error) from error
-    return export(arguments)

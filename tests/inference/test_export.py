@@ -254,7 +254,9 @@ def test_every_front_end(recordings, front_end):
 
 @pytest.mark.parametrize(("command", "library"), [("export", "onnxruntime"), ("serve", "uvicorn")])
 def test_a_missing_library(model_path, tmp_path, monkeypatch, capsys, command, library):
-    for name in [name for name in sys.modules if name.startswith(("speakernet.inference.", "speakernet.assembly.exp"))]:
+    for name in [
+        name for name in sys.modules if name.startswith(("speakernet.inference.", "speakernet.assembly.exchange"))
+    ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, library, None)
     options = {"export": [str(model_path), "--out", str(tmp_path / "x.onnx")], "serve": ["--model", str(model_path)]}
