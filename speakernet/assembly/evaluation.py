@@ -93,18 +93,7 @@ def build_validation(
 def run_evaluation(
     config: Config, inputs: Inputs, model_path: str | Path, *, after_training: bool = False
 ) -> Evaluation:
-    """Score the test list with a model file; training data is needed only for what the file lacks.
-
-    Args:
-        config: what to score and how.
-        inputs: of the run; lists that it holds are not read again.
-        model_path: a model file, or a foreign checkpoint of the config's architecture.
-        after_training: fit calibration and thresholds on the validation list if no calibration_list is named, and
-            write them, and a measured mean, into the model file. Otherwise the file is only read.
-
-    Raises:
-        ValueError: a list, audio or option that the user can correct.
-    """
+    """Score the test list with a model file; training data is needed only for what the file lacks."""
     check_slices(config)
     sweep = build_sweep(config)
     scoring = _Scoring(config, inputs, Path(model_path), after_training=after_training)
@@ -347,11 +336,7 @@ def _with_training_data(results: Results, config: Config, inputs: Inputs) -> Res
 
 
 def build_sweep(config: Config) -> dict[str, list[Step]]:
-    """The steps that evaluation.sweep names, built before anything slow starts.
-
-    Raises:
-        ValueError: a kind whose noise or RIRs are not there.
-    """
+    """The steps that evaluation.sweep names, built before anything slow starts."""
     kinds, augment = config.evaluation.sweep, config.augment
     if not kinds:
         return {}
@@ -365,11 +350,7 @@ def build_sweep(config: Config) -> dict[str, list[Step]]:
 
 
 def check_slices(config: Config) -> None:
-    """Refuse a metadata file that cannot be read, before anything slow starts.
-
-    Raises:
-        ValueError: no such file, or no column `path`.
-    """
+    """Refuse a metadata file that cannot be read, before anything slow starts."""
     metadata = config.evaluation.metadata
     if not metadata:
         return
@@ -386,11 +367,7 @@ def with_detail(
     backend: Backend,
     steps: Mapping[str, Sequence[Step]],
 ) -> Results:
-    """The results of a labelled list with slices and sweep; every process takes part, for embedding is shared.
-
-    Raises:
-        ValueError: slices by something that the list or its metadata does not have.
-    """
+    """The results of a labelled list with slices and sweep; every process takes part, for embedding is shared."""
     trials, scores, section, speakers = evaluation.trials, evaluation.scores, config.evaluation, evaluation.speakers
     if evaluation.results.why_no_eer or speakers is None:
         return evaluation.results

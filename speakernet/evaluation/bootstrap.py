@@ -54,16 +54,7 @@ class Measured:
 
 
 class SpeakerBootstrap:
-    """One score file prepared for drawing: sorted once, each draw evaluated by `figures`.
-
-    Args:
-        scores: (trials,).
-        labels: (trials,), 1 for targets.
-        enrol_speakers: (trials,) number of the enrolment speaker; numbers may be missing in between.
-        test_speakers: (trials,).
-        operating_points: (target prior, c_miss, c_fa) of each minDCF.
-        false_accepts: rates at which the misses are measured too, (points,).
-    """
+    """One score file prepared for drawing: sorted once, each draw evaluated by `figures`."""
 
     def __init__(
         self,

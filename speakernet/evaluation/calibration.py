@@ -132,10 +132,6 @@ def too_few_nontargets(number: int) -> str:
 def named_thresholds(rates: ErrorRates, backend: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
     """Thresholds at the EER and at the named false-accept rates that the list supports.
 
-    Args:
-        rates: of raw scores, on the list they are fitted on.
-        backend: the scoring that the thresholds belong to, plain values.
-
     Returns:
         The thresholds as plain dictionaries, and a sentence for each rate that the list is too small for.
     """
@@ -267,19 +263,7 @@ def fit_scores(
     columns: np.ndarray | None = None,
     names: tuple[str, ...] = SCORE_ONLY,
 ) -> Fit:
-    """Calibration and thresholds from scores of labelled trials.
-
-    Args:
-        trials: the list.
-        scores: (trials,).
-        prior: target prior that the calibration is tuned for.
-        backend: the way of embedding and scoring, plain values.
-        columns: (trials, inputs) of the calibration; the scores alone by default.
-        names: of these inputs.
-
-    Raises:
-        ValueError: the list has no error rate (no labels, or of one kind), or NaN scores.
-    """
+    """Calibration and thresholds from scores of labelled trials."""
     reason = why_no_error_rate(trials)
     if reason or trials.labels is None:
         raise ValueError(f"cannot calibrate: {reason or 'the trials have no labels'}")

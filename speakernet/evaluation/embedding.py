@@ -114,17 +114,7 @@ def plan_of(
     *,
     has_few_shapes: bool = False,
 ) -> Plan:
-    """At most batch_size waveforms in a batch, and a bounded amount of padded audio.
-
-    Args:
-        stretches: in the order in which they are read.
-        length: samples of the crops; 0 if stretches are embedded whole.
-        num_crops: of each stretch.
-        shortest: samples to which whole ones are wrapped around.
-        batch_size: waveforms, at most.
-        sample_rate: Hz.
-        has_few_shapes: pad batches of whole stretches to one of few shapes: an accelerator prepares for each shape.
-    """
+    """At most batch_size waveforms in a batch, and a bounded amount of padded audio."""
     samples = np.array([stretch.num_samples for stretch in stretches], dtype=np.int64)
     if length:
         # Short recordings give equal crops (28 of 40 in speechocean_mini, at 4 s): each is embedded once.

@@ -201,18 +201,8 @@ def fit_for_verifying(
 ) -> tuple[Fit, np.ndarray]:
     """Fit calibration and thresholds on a list that is embedded as recordings are verified: whole and in float32.
 
-    Args:
-        embedder: the network and how it is run.
-        contents: of its model file.
-        trials: labelled.
-        source: of their audio.
-        prior: target prior that the calibration is tuned for.
-
     Returns:
         The fit, and the scores (trials,).
-
-    Raises:
-        ValueError: no labels, or audio that is missing or broken.
     """
     whole = dataclasses.replace(
         embedder, options=embedder.options.in_mode("whole"), autocast=contextlib.nullcontext, precision="no"

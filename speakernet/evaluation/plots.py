@@ -229,16 +229,7 @@ def curve_figure(
     mark_lowest: bool = False,
     has_ticks_at_points: bool = False,
 ) -> Figure:
-    """A quantity over training.
-
-    Args:
-        series: name -> (where, value); names are shown if there are several.
-        x_name: label of the horizontal axis.
-        y_name: label of the vertical axis, with its unit.
-        bands: name -> where, lowest and highest value of an interval, (3, points).
-        mark_lowest: draw a ring round the lowest value of each series and name it.
-        has_ticks_at_points: put the ticks at the measurements, instead of at round numbers.
-    """
+    """A quantity over training."""
     figure, axes = new_figure(2.5)
     for number, (name, (x, y)) in enumerate(series.items()):
         colour = series_colour(number)

@@ -131,16 +131,7 @@ class RunData:
 
 
 def read_run(folder: str | Path, name: str = "", given: tuple[TrialList, np.ndarray] | None = None) -> RunData:
-    """Read a run folder, or the folder of an evaluation.
-
-    Args:
-        folder: to read.
-        name: of the run; by default that of its folder.
-        given: trials and scores, instead of those of `scores.txt`.
-
-    Raises:
-        ValueError: it holds neither results nor metrics, or one of the files is broken.
-    """
+    """Read a run folder, or the folder of an evaluation."""
     folder = Path(folder)
     results = read_results(folder / RESULTS)
     run_folder = folder
@@ -212,11 +203,6 @@ def embedding_map(embeddings: np.ndarray, speakers: np.ndarray, names: list[str]
 
     Principal components, not t-SNE or UMAP: they are linear and have no settings, so a gap in the picture is a gap in
     the embeddings, and the same embeddings give the same picture. The speakers with the most utterances are shown.
-
-    Args:
-        embeddings: (utterances, dim), of length 1.
-        speakers: number of each utterance's speaker, (utterances,).
-        names: of the utterances.
     """
     # Speakers with one utterance would be single points among groups.
     counts = np.bincount(speakers)
@@ -249,11 +235,7 @@ def embedding_map(embeddings: np.ndarray, speakers: np.ndarray, names: list[str]
 
 
 def list_in_common(paths: Sequence[Path]) -> TrialList:
-    """The labelled list whose scores all these files and folders hold, from the labels kept in one of them.
-
-    Raises:
-        ListError: no labels are kept, or there is no such list.
-    """
+    """The labelled list whose scores all these files and folders hold, from the labels kept in one of them."""
     refused: ListError | None = None
     for path in paths:
         for candidate in (path, *sorted((path / EVALUATIONS).glob("*/"))):

@@ -112,12 +112,7 @@ def write_scores(path: str | Path, trials: TrialList, scores: np.ndarray) -> Non
 
 
 def scores_for(trials: TrialList, found: ScoreFile) -> np.ndarray:
-    """The score of each of these trials, (trials,) float64; the file may have them in any order.
-
-    Raises:
-        ListError: trials without a score, scores of no trial, or labels that contradict the list (the first of each).
-        ValueError: scores that are not finite, or too large (the first ten lines are named).
-    """
+    """The score of each of these trials, (trials,) float64; the file may have them in any order."""
     rows = _rows_of(trials, found.trials)
     scores, source = found.scores[rows], found.trials.source
     # Not `>`: NaN compares as false.

@@ -64,21 +64,7 @@ def all_slices(
     num_draws: int,
     seed: int,
 ) -> list[SliceResult]:
-    """Results of a labelled list by everything that the options ask for.
-
-    Args:
-        trials: labelled.
-        scores: (trials,).
-        speakers: of the list's utterances.
-        source: the audio, for durations (from headers) and signal-to-noise ratios (every file is read).
-        options: what to slice by.
-        num_threads: that read audio.
-        num_draws: draws of speakers for the intervals.
-        seed: of the draws.
-
-    Raises:
-        ValueError: a name that is not a column, a column that cannot be sliced by, utterances that the CSV lacks.
-    """
+    """Results of a labelled list by everything that the options ask for."""
     columns = read_metadata(options.metadata, list(trials.names)) if options.metadata else {}
     names = options.slices or ["duration", *usable_columns(columns)]
     slicings: list[Slicing] = []

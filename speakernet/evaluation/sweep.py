@@ -115,18 +115,7 @@ class DegradedSource(AudioSource):
 def sweep_steps(
     kinds: Sequence[str], banks: Mapping[str, ClipBank], rooms: RirBank | None, *, sample_rate: int, seed: int = 0
 ) -> dict[str, list[Step]]:
-    """The steps of each kind, from the least to the most.
-
-    Args:
-        kinds: of KINDS.
-        banks: clips by kind of disturbance; the noise sweep needs `noise`.
-        rooms: impulse responses, for the reverb sweep; aligned, so that the direct path stays in place.
-        sample_rate: Hz, of the audio that the transforms get.
-        seed: of the choice of clips and rooms.
-
-    Raises:
-        ValueError: an unknown kind, or one whose files are missing.
-    """
+    """The steps of each kind, from the least to the most."""
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown:
         raise ValueError(f"sweep {unknown[0]!r}: expected {', '.join(KINDS)}")
@@ -171,16 +160,6 @@ def run_sweep(
     seed: int,
 ) -> list[SweepResult]:
     """Score the list at every step.
-
-    Args:
-        steps: of `sweep_steps`.
-        source: of the original audio.
-        score: source -> scores of the list, (trials,).
-        trials: labelled.
-        scores: of the original audio, (trials,).
-        speakers: of the list's utterances.
-        num_draws: draws of speakers for the intervals.
-        seed: of the draws.
 
     Returns:
         One for each kind; its rows begin with the original audio.
