@@ -418,7 +418,7 @@ def move_banks(augmenter: Augmenter, placement: Placement, maker: CropMaker | No
         device,
         spectra_bytes=int(placement.left_bytes * SPECTRA_SHARE),
         corpus=there.corpus if there else None,
-        corpus_rows=there.reader if there else None,
+        corpus_rows=there.rows if there else None,
         num_threads=usable_cores(),
     )
     augmenter.reside(banks)

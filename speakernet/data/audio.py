@@ -17,7 +17,7 @@ import wave
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 import soundfile
@@ -132,7 +132,7 @@ def audio_info(path: str | Path) -> AudioInfo:
 
 
 @contextlib.contextmanager
-def open_audio(path: str | Path, known: AudioInfo | None = None) -> Iterator[tuple[BinaryIO, AudioInfo]]:
+def open_audio(path: str | Path, known: AudioInfo | None = None) -> Iterator[tuple[IO[bytes], AudioInfo]]:
     """An open file for `crop_of_file` and its header, which is not read again if it is `known` and the file the same.
 
     What only ffmpeg reads is decoded first.
@@ -232,7 +232,7 @@ def crop_of_file(
     reach = 0 if up == down else RESAMPLER_REACH * max(up, down) // up + 1
     blocks = start if up == down else max(0, start // up - (reach // down + 1))
     first, last = blocks * down, min(info.num_samples, -(-stop * down // up) + reach)
-    if info.is_direct:
+    if info.data_offset >= 0:
         frame_bytes = SAMPLE_BYTES[info.format] * info.num_channels
         file.seek(info.data_offset + first * frame_bytes)
         raw = file.read((last - first) * frame_bytes)
@@ -367,7 +367,7 @@ def finish_frames(frames: np.ndarray, name: str | Path, mixes: bool = True) -> n
     return np.ascontiguousarray(mono)
 
 
-def _info_of_file(file: BinaryIO, name: str | Path, size: int, modified_ns: int) -> AudioInfo:
+def _info_of_file(file: IO[bytes], name: str | Path, size: int, modified_ns: int) -> AudioInfo:
     """The header of an open file of `size` bytes."""
     if size == 0:
         raise AudioError(f"{name}: the file is empty (0 bytes); replace it or take it off the list")
@@ -394,7 +394,7 @@ def _info_of_file(file: BinaryIO, name: str | Path, size: int, modified_ns: int)
     return info
 
 
-def parse_riff(file: BinaryIO, name: str | Path, file_bytes: int, modified_ns: int = 0) -> AudioInfo | None:
+def parse_riff(file: IO[bytes], name: str | Path, file_bytes: int, modified_ns: int = 0) -> AudioInfo | None:
     """Find the samples of an open WAV file of `file_bytes` bytes; None if it is not a WAV of plain samples.
 
     Takes every layout that plain PCM and float WAV files come in: chunks before and after the samples, the extensible
@@ -461,7 +461,7 @@ def _broken(name: str | Path, problem: str) -> AudioError:
     return AudioError(f"{name}: broken WAV file: {problem}; convert it again from its source")
 
 
-def _decode_frames(file: BinaryIO, name: str | Path, start: int, count: int) -> np.ndarray:
+def _decode_frames(file: IO[bytes], name: str | Path, start: int, count: int) -> np.ndarray:
     """Frames through libsndfile, (count, channels)."""
     file.seek(0)
     try:
@@ -483,7 +483,7 @@ def _decode_frames(file: BinaryIO, name: str | Path, start: int, count: int) -> 
     return frames
 
 
-def _container_of(file: BinaryIO) -> str:
+def _container_of(file: IO[bytes]) -> str:
     """Format for ffmpeg, by the first bytes of an open file; empty for what soundfile reads."""
     head = file.read(12)
     file.seek(0)

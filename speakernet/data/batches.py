@@ -300,7 +300,7 @@ class ResidentMaker(CropMaker):
         speeds: Sequence[Fraction] = (Fraction(1),),
     ) -> None:
         super().__init__(reader, lengths, seed=seed, speakers=speakers, speeds=speeds)
-        self._rows = reader
+        self.rows = reader
         self.corpus = DeviceAudio(torch.empty(len(reader.samples), dtype=torch.int16, device=device))
         copy_to_device(reader.samples, self.corpus.samples)
 
@@ -318,19 +318,19 @@ class ResidentMaker(CropMaker):
         report = BatchReport(request.rows.copy())
         self._read_or_replace(request, report, np.empty(0))
         starts, _ = self.crop_places(request, self.lengths[report.rows])
-        lengths = self._rows.lengths[report.rows]
+        lengths = self.rows.lengths[report.rows]
         # An utterance that is shorter than its header said may end before the place that was drawn in it.
         starts[starts >= lengths] = 0
         most = most_samples_to_read(self.speeds, request.num_samples)
-        crops = self.corpus.crops(self._rows.starts[report.rows], starts, lengths, most)
+        crops = self.corpus.crops(self.rows.starts[report.rows], starts, lengths, most)
         return change_speeds(to_float(crops), request.speeds, self.speeds, request.num_samples), report
 
     def _read(self, request: BatchRequest, rows: np.ndarray, places: np.ndarray, out: np.ndarray) -> dict[int, str]:
         """Nothing is read; rows that the corpus does not hold are problems."""
         problems = {}
-        for position in np.flatnonzero(self._rows.lengths[rows] <= 0).tolist():
+        for position in np.flatnonzero(self.rows.lengths[rows] <= 0).tolist():
             try:
-                self._rows.span(int(rows[position]))
+                self.rows.span(int(rows[position]))
             except AudioError as error:
                 problems[int(places[position])] = str(error)
         return problems

@@ -80,7 +80,8 @@ class ListFile:
             f"{own_command('prepare voxceleb')} of VoxCeleb"
         )
         with reading(self.path, expected, ListError), open_regular(self.path) as file:
-            rest, number = b"", 1
+            rest: bytes | None = b""
+            number = 1
             is_old_mac: bool | None = None
             while rest is not None:
                 data = file.read(BLOCK_BYTES)

@@ -198,7 +198,8 @@ class TrainingLoader:
                 waveforms = self.augmenter(waveforms, epoch=request.epoch, rows=request.rows)
             yield self._batch_of(request, report.rows, waveforms), report
             # Of the ring's spare slots one holds the last batch, still being copied; the other is written next.
-            self._wait_for_copies(1)
+            if self._copies:
+                self._wait_for_copies(1)
 
     def _batch_of(self, request: BatchRequest, rows: np.ndarray, waveforms: torch.Tensor) -> Batch:
         """What was asked for, with the rows that were read for it."""

@@ -121,8 +121,8 @@ class LookupTable(Shareable):
     def put(self, row: int, info: AudioInfo) -> None:
         """Fill one row from a header."""
         code = FORMATS.index(info.format) if info.is_direct else 0
-        facts = (info.num_samples, info.sample_rate, info.num_channels, code)
-        facts += (info.data_offset, info.file_bytes, info.modified_ns)
+        facts = [info.num_samples, info.sample_rate, info.num_channels, code]
+        facts += [info.data_offset, info.file_bytes, info.modified_ns]
         for column, value in zip(self.columns.values(), facts, strict=True):
             column[row] = value
 

@@ -118,8 +118,10 @@ class CpuMixer:
             AudioError: an RIR cannot be read.
         """
         rirs, num_samples = self._rirs, waveforms.shape[1]
+        if rirs is None:
+            return
         members: dict[int, list[int]] = {}
-        for utterance in np.flatnonzero(drawn.rirs >= 0).tolist() if rirs is not None else ():
+        for utterance in np.flatnonzero(drawn.rirs >= 0).tolist():
             members.setdefault(rirs.fft_samples(int(drawn.rirs[utterance]), num_samples), []).append(utterance)
         for length, group in members.items():
             count = max(len(group), FEWEST_FFT_ROWS)
