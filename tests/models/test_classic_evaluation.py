@@ -8,22 +8,11 @@ import torch
 
 from speakernet.cli import main
 from speakernet.data.audio import read_audio
-from speakernet.models.importers import voxceleb_trainer
 from speakernet.models.speaker_net import SpeakerNet
+from tests.models.test_commands import as_theirs
 
 FRAMES = 60
 SAMPLES = FRAMES * 160 + 240
-
-
-def their_names(net):
-    """Our names to theirs, for the light network."""
-    parts = ["conv1", "bn1", "sap_linear", "fc"]
-    inner = ("conv1", "conv2", "bn1", "bn2", "se.fc.0", "se.fc.2", "downsample.0", "downsample.1")
-    parts += [f"layer{layer}.{block}.{name}" for layer in (1, 2, 3, 4) for block in range(6) for name in inner]
-    endings = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-    names = [f"{part}.{ending}" for part in parts for ending in endings] + ["attention"]
-    rules = voxceleb_trainer.RULES["ResNetSE34L"]
-    return {voxceleb_trainer.rename(name, rules): name for name in names}
 
 
 def distance_by_loop(net, first, second, normalize):
@@ -47,8 +36,7 @@ def test_evaluation_by_flags_with_their_checkpoint(loss, normalize, tiny_corpus,
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(3)
     net = SpeakerNet.named("ResNetSE34L", "SAP", 16, front_end_options={"num_mels": 40, "log_input": True})
-    names = their_names(net)
-    state = {f"__S__.{names[name]}": value for name, value in net.state_dict().items()}
+    state = as_theirs(net)
     torch.save({"model_state_dict": state, "optimizer_state_dict": {}, "epoch": 1}, "their.model")
     trials = (tiny_corpus / "trials.txt").read_text().splitlines()[:8]
     Path("list.txt").write_text("\n".join(trials) + "\n")

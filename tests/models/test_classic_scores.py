@@ -19,6 +19,7 @@ from speakernet.evaluation.scoring import mean_distance_scores
 from speakernet.models.importers import translate
 from speakernet.models.importers.voxceleb_trainer import RULES
 from speakernet.models.speaker_net import SpeakerNet
+from tests.models.test_importers import foreign_state, network_for
 
 HERE = Path(__file__).parent
 GOLDEN = json.loads((HERE / "golden_classic_scores.json").read_text())
@@ -26,21 +27,10 @@ CASES = json.loads((HERE / "golden_voxceleb_trainer.json").read_text())
 TOLERANCE = 1e-4
 
 
-@pytest.fixture(scope="session")
-def importer_tests():
-    """The neighbouring test file, which knows how the golden weights are drawn."""
-    import importlib.util
-
-    specification = importlib.util.spec_from_file_location("golden_weights", HERE / "test_importers.py")
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
-
-
-def scores_of(case, importer_tests, shared_data, normalize=True):
-    net: SpeakerNet = importer_tests.network_for(case)
+def scores_of(case, shared_data, normalize=True):
+    net: SpeakerNet = network_for(case)
     assert case["model"] in RULES
-    net.load_state_dict(translate(importer_tests.foreign_state(case), net, "drawn").weights)
+    net.load_state_dict(translate(foreign_state(case), net, "drawn").weights)
     source = open_source(shared_data / "speechocean_mini")
     options = EvaluationOptions(eval_frames=GOLDEN["eval_frames"], num_crops=GOLDEN["num_crops"], num_workers=1)
     embeddings = embed_utterances(net, source, GOLDEN["names"], options)
@@ -49,8 +39,8 @@ def scores_of(case, importer_tests, shared_data, normalize=True):
 
 
 @pytest.mark.parametrize("normalize", [True, False])
-def test_light_network(importer_tests, shared_data, normalize):
-    found = scores_of(CASES[0], importer_tests, shared_data, normalize)
+def test_light_network(shared_data, normalize):
+    found = scores_of(CASES[0], shared_data, normalize)
     expected = np.array(GOLDEN["scores"]["ResNetSE34L-SAP" + ("" if normalize else "-raw")])
     # Raw embeddings are about two hundred times as long as normalised ones.
     assert np.abs(found - expected).max() < TOLERANCE * (1 if normalize else np.abs(expected).max())
@@ -58,9 +48,9 @@ def test_light_network(importer_tests, shared_data, normalize):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES[1:], ids=lambda case: f"{case['model']}-{case['pooling']}")
-def test_every_model_and_pooling(case, importer_tests, shared_data):
+def test_every_model_and_pooling(case, shared_data):
     torch.set_num_threads(2)
-    found = scores_of(case, importer_tests, shared_data)
+    found = scores_of(case, shared_data)
     expected = GOLDEN["scores"][f"{case['model']}-{case['pooling']}"]
     torch.set_num_threads(1)
     assert np.abs(found - np.array(expected)).max() < TOLERANCE

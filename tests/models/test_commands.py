@@ -9,6 +9,7 @@ from speakernet.cli import main
 from speakernet.models.importers import voxceleb_trainer
 from speakernet.models.model_file import load_model_file
 from speakernet.models.speaker_net import SpeakerNet
+from tests.models.test_importers import foreign_names
 
 CASES = [
     ("ResNetSE34L", "ASP", {"num_mels": 40}, {}),
@@ -19,31 +20,12 @@ CASES = [
 
 
 def as_theirs(net: SpeakerNet) -> dict[str, torch.Tensor]:
-    """The network's weights under voxceleb_trainer's names, found by asking the importer about every such name."""
-    state = net.state_dict()
-    theirs = {}
-    for name in _their_names(net.model_name):
-        ours = voxceleb_trainer.rename(name, voxceleb_trainer.RULES[net.model_name])
-        if ours in state:
-            theirs["__S__." + name] = state[ours]
+    """The network's weights under voxceleb_trainer's names."""
+    state, model = net.state_dict(), net.model_name
+    names = foreign_names(model, net.spec()["model"]["options"]["pooling"])
+    theirs = {"__S__." + name: state[voxceleb_trainer.rename(name, voxceleb_trainer.RULES[model])] for name in names}
     assert len(theirs) == len(state)
     return theirs
-
-
-def _their_names(model):
-    endings = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-    parts = [f"netcnn.{place}" for place in range(20)] + ["sap_linear", "fc", "fc6", "conv1", "preprocess.1", "layer4"]
-    parts += [f"attention.{place}" for place in (0, 2, 3)] + [f"bn{number}" for number in (1, 5, 6)]
-    for layer in (1, 2, 3, 4):
-        inner = ["conv1", "conv3", "bn1", "bn3", "afms.fc", "residual.0"]
-        inner += [f"{kind}.{group}" for kind in ("convs", "bns") for group in range(7)]
-        for block in range(6):
-            names = ("conv1", "conv2", "bn1", "bn2", "se.fc.0", "se.fc.2", "downsample.0", "downsample.1")
-            inner += [f"{block}.{name}" for name in names]
-        parts += [f"layer{layer}.{name}" for name in inner]
-    names = [f"{part}.{ending}" for part in parts for ending in endings]
-    names += ["attention", "conv1.filterbank.low_hz_", "conv1.filterbank.band_hz_"]
-    return names + [f"layer{layer}.afms.alpha" for layer in (1, 2, 3)]
 
 
 def checkpoint(path, net, head=None, with_filterbank=True):
@@ -58,7 +40,7 @@ def checkpoint(path, net, head=None, with_filterbank=True):
 
 
 @pytest.mark.parametrize(("model", "pooling", "front_end", "options"), CASES)
-def test_import_weights_makes_a_model_file(model, pooling, front_end, options, tmp_path, capsys):
+def test_import_weights(model, pooling, front_end, options, tmp_path, capsys):
     torch.manual_seed(zlib.crc32(model.encode()))
     net = SpeakerNet.named(model, pooling, 24, options, front_end_options=front_end)
     source = checkpoint(tmp_path / "their.model", net, {"weight": torch.rand(5994, 24)})
@@ -78,7 +60,7 @@ def test_import_weights_makes_a_model_file(model, pooling, front_end, options, t
     assert f"{count:,}" in facts and model in facts and f"pooling={pooling}" in facts
 
 
-def test_what_a_checkpoint_does_not_show_has_options(tmp_path, capsys):
+def test_options(tmp_path, capsys):
     net = SpeakerNet.named("ResNetSE34L", "SAP", 24, front_end_options={"num_mels": 40, "log_input": False})
     source = checkpoint(tmp_path / "their.model", net, with_filterbank=False)
     out = tmp_path / "model.pt"
@@ -91,7 +73,7 @@ def test_what_a_checkpoint_does_not_show_has_options(tmp_path, capsys):
     assert loaded.contents["loss_normalizes"] is False
 
 
-def test_pooling_without_weights_must_be_said(tmp_path, capsys):
+def test_pooling_without_weights(tmp_path, capsys):
     net = SpeakerNet.named("VGGVox", "MAX", 24)
     base = [
         "import-weights",
@@ -113,7 +95,7 @@ def test_pooling_without_weights_must_be_said(tmp_path, capsys):
         ("ResNetSE34", "'ResNetSE34'"),
     ],
 )
-def test_the_wrong_name_is_refused(model, message, tmp_path, capsys):
+def test_wrong_name(model, message, tmp_path, capsys):
     source = checkpoint(tmp_path / "a.model", SpeakerNet.named("ResNetSE34L", "SAP", 24))
     assert main(["import-weights", source, "--model", model, "--out", str(tmp_path / "m.pt")]) == 1
     assert message in capsys.readouterr().err

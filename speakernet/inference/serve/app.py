@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Annotated, Any
 
-from fastapi import FastAPI, File, Form, Request, UploadFile
+from fastapi import Body, FastAPI, File, Form, Request, UploadFile
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
@@ -71,14 +71,6 @@ class Embedding:
 
     embedding: list[float]
     clips: list[Heard]
-
-
-@dataclass
-class Embeddings:
-    """Two embeddings to compare, as /embed gives them."""
-
-    first: list[float]
-    second: list[float]
 
 
 @dataclass
@@ -219,9 +211,9 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         return await service.run(service.embed, await _upload(audio))
 
     @app.post("/compare", response_model=Answer)
-    async def compare(given: Embeddings) -> Any:
-        """What two embeddings of /embed say."""
-        return await service.run(service.compare, given.first, given.second)
+    async def compare(first: Annotated[list[float], Body()], second: Annotated[list[float], Body()]) -> Any:
+        """The answer about two embeddings of /embed."""
+        return await service.run(service.compare, first, second)
 
 
 def _add_people(app: FastAPI, service: Service) -> None:
