@@ -84,7 +84,7 @@ def build_training_loader(
         ValueError: lists, audio or numbers that make no epoch; see each part.
     """
     data, given, device = config.data, inputs.training, inputs.device
-    # All that can be told from list and headers comes before anything is decoded or moved.
+    # Everything that list and headers show comes before anything is decoded or moved.
     eligible = _checked_rows(config, given)
     voices = voices_of(config)
     # The voice is the sampler's to draw: it sets the label, and how many samples are read.
@@ -93,9 +93,9 @@ def build_training_loader(
     augmenter = build_augmenter(config, reader, given.table, eligible)
     placement = choose_placement(config, reader, inputs, augmenter, reserved_bytes)
     with_reading = _augmenter_of_reading(config, reader, augmenter, placement, device)
-    # A GPU changes the speed of a whole batch at once; before crops are disturbed they have to be at their speed.
+    # A GPU changes the speed of a whole batch at once; crops have to be at their speed before they are augmented.
     changes_speed = device.type == "cpu" or with_reading is not None
-    # Disturbed crops are no 16-bit samples any more; others travel as such, at half the size.
+    # Augmented crops are not 16-bit samples any more; others travel as such, at half the size.
     is_int16 = with_reading is None and (isinstance(reader, PackedRows) or given.table.all_plain)
     options = _decided(
         data,
@@ -134,7 +134,7 @@ def build_training_loader(
 def _augmenter_of_reading(
     config: Config, reader: RowReader, augmenter: Augmenter | None, placement: Placement, device: torch.device
 ) -> Augmenter | None:
-    """What disturbs crops where they are read, its noise in memory; None where whole batches are disturbed later."""
+    """The augmenter of the readers, its noise in memory; None if whole batches are augmented later."""
     if augmenter is None:
         return None
     if not placement.banks:
@@ -177,7 +177,7 @@ def loading_facts(loader: TrainingLoader) -> LoadingFacts:
     """What advice about waiting for data needs to know of a loader (`speakernet.training.progress`)."""
     reader = loader.maker.reader
     is_compressed = isinstance(reader, FolderRows) and reader.needs_decoding
-    # Decoding, or changing speed there, is timed with the reading: then it says nothing of the disk.
+    # Decoding, or changing speed there, is timed with the reading: then it does not measure the disk.
     changes_speed = loader.maker.changes_speed and any(speed != 1 for speed in loader.maker.speeds)
     is_disk_timed = not is_compressed and not changes_speed
     return LoadingFacts(
@@ -200,7 +200,7 @@ def _checked_rows(config: Config, given: TrainingInput) -> np.ndarray:
 
 
 def _check_num_classes(config: Config, num_speakers: int) -> None:
-    """Refuse fewer classes than speakers; more classes are said."""
+    """Refuse fewer classes than speakers; warn of more classes."""
     wanted = config.data.num_classes
     if wanted and wanted < num_speakers:
         raise ValueError(
@@ -237,7 +237,7 @@ def _refuse_bad_files(config: Config, given: TrainingInput) -> None:
 
 
 def _eligible(config: Config, table: LookupTable) -> np.ndarray:
-    """Rows within the length limits; what is left out is said."""
+    """Rows within the length limits; what is left out is logged."""
     data = config.data
     seconds = table.seconds
     readable = table.native_samples > 0
@@ -314,7 +314,7 @@ def _reader(data: DataOptions, given: TrainingInput) -> RowReader:
         return load_into_ram(
             source, given.rows.paths, table, num_threads=usable_cores(), show_progress=distributed.is_main()
         )
-    # Plain files are in the system's page cache already; a second copy would only take its room.
+    # Plain files are in the system's page cache already; a second copy would only take memory.
     keeps = bool(data.cache_megabytes) and not table.all_plain
     return source.rows(given.rows.paths, table, AudioCache(data.cache_megabytes << 20) if keeps else None)
 
@@ -434,7 +434,7 @@ MEASURED_ROUNDS = 3
 
 
 def build_augmenter(config: Config, reader: RowReader, table: LookupTable, eligible: np.ndarray) -> Augmenter | None:
-    """What disturbs batches, None where it is switched off or has nothing to work with.
+    """The augmenter, None if it is switched off or has nothing to work with.
 
     Raises:
         ValueError: several processes have different noise or room responses.

@@ -319,7 +319,7 @@ class ResidentMaker(CropMaker):
         self._read_or_replace(request, report, np.empty(0))
         starts, _ = self.crop_places(request, self.lengths[report.rows])
         lengths = self.rows.lengths[report.rows]
-        # An utterance that is shorter than its header said may end before the place that was drawn in it.
+        # An utterance that is shorter than its header promised may end before the place that was drawn in it.
         starts[starts >= lengths] = 0
         most = most_samples_to_read(self.speeds, request.num_samples)
         crops = self.corpus.crops(self.rows.starts[report.rows], starts, lengths, most)
@@ -337,7 +337,7 @@ class ResidentMaker(CropMaker):
 
 
 def speed_fractions(factors: list[float]) -> list[Fraction]:
-    """The speed factors as fractions, 1 first where it is among them, so that its speakers keep their labels.
+    """The speed factors as fractions, 1 first if it is among them, so that its speakers keep their labels.
 
     >>> speed_fractions([0.9, 1.0, 1.1])
     [Fraction(1, 1), Fraction(9, 10), Fraction(11, 10)]

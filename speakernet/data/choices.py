@@ -55,7 +55,7 @@ def choose_num_workers(
         augments_in_workers: augmentation runs on the CPU.
         trains_on_cpu: the network needs the cores too.
         batch_bytes: size of a batch as workers hand it over.
-        free_shared_bytes: room for batches in shared memory.
+        free_shared_bytes: shared memory that is free for batches.
         processes_on_machine: training processes that share the cores.
         is_spawned: workers start from nothing.
         changed_share: share of the crops whose speed is changed, which is done where they are read.
@@ -79,7 +79,7 @@ def choose_num_workers(
         wanted, reason = MAX_WORKERS, f"{reason}; more than {MAX_WORKERS} workers gain nothing"
     if is_spawned and wanted > MAX_SPAWNED_WORKERS:
         wanted, reason = MAX_SPAWNED_WORKERS, f"{reason}; each worker starts from nothing on this platform"
-    # Half of what is free, at two batches a worker: `choose_prefetch` then finds room for two each.
+    # Half of what is free, at two batches a worker: `choose_prefetch` then finds memory for two each.
     fitting = free_shared_bytes // 2 // max(1, 2 * batch_bytes)
     if wanted > fitting:
         return Choice(

@@ -398,7 +398,7 @@ def not_a_file(text: str) -> str:
 
 
 class TrialForm(NamedTuple):
-    """One of the forms that a line of a trial list may have: in words, fields, labels and which field they are."""
+    """One of the forms of a trial list's lines: a description, fields, labels and which field the label is."""
 
     words: str
     num_fields: int
@@ -545,7 +545,7 @@ class ListIdentity:
 def list_identity(trials: TrialList) -> ListIdentity:
     """Say which published list a trial list is, so that a figure is compared with its own kind.
 
-    Original and cleaned VoxCeleb1 lists differ by a sixth of the error rate; nobody sees it from the file's name. A
+    Original and cleaned VoxCeleb1 lists differ by a sixth of the error rate; the file's name does not show it. A
     list is recognised by the MD5 of the published file, else by its content, else by its counts and names.
     """
     published = next((one for one in PUBLISHED if one.num_trials == len(trials)), None)

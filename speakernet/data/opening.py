@@ -72,7 +72,7 @@ class KaldiSource(AudioSource):
         return self._folder.rows(self._files_of(names), table, cache)
 
     def _files_of(self, names: StringTable) -> StringTable:
-        """The file of each, empty where it is not here: there is never such a file."""
+        """The file of each, empty if it is not here, which no file is called."""
         return self.files.take(self._index.find(names))
 
     def _lacks(self, name: str) -> str:
@@ -91,7 +91,7 @@ def open_source(root: str | Path, sample_rate: int = SAMPLE_RATE, **options: boo
         AudioError: there is nothing at `root`.
         ListError: a `wav.scp` that cannot be used.
     """
-    # A corpus that is half written is none of files either: it says so itself.
+    # Neither is a half-written corpus a folder of files: opening it raises the error.
     if is_packed(root) or (not Path(root).exists() and partial_of(root).exists()):
         return PackedSource(root, sample_rate)
     if not Path(root).exists():

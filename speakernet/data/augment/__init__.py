@@ -1,1 +1,1 @@
-"""What disturbs training audio: every choice is drawn first, then applied to the whole batch."""
+"""Augmentation of training audio: every choice is drawn first, then applied to the whole batch."""

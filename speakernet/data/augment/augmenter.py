@@ -191,7 +191,7 @@ class Augmenter:
         self.resident = banks
 
     def __call__(self, waveforms: Tensor, *, epoch: int, rows: np.ndarray) -> Tensor:
-        """Disturb a batch in place: (batch, samples) float32, every choice keyed by (epoch, row)."""
+        """Augment a batch in place: (batch, samples) float32, every choice keyed by (epoch, row)."""
         drawn = self.draw(rows, epoch)
         if self.resident is not None:
             return self.apply(waveforms, drawn, self.resident.gather(drawn, waveforms.shape[1]))
@@ -232,7 +232,7 @@ class Augmenter:
         return Ingredients(noises, tuple(groups))
 
     def apply(self, waveforms: Tensor, drawn: Drawn, ingredients: Ingredients) -> Tensor:
-        """Disturb a batch in place; no random choice is made here.
+        """Augment a batch in place; no random choice is made here.
 
         Args:
             waveforms: (batch, samples) float32 in -1..1, on the device of the ingredients.
