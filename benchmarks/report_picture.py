@@ -15,8 +15,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from speakernet.evaluation.report import REPORT_NAME
 from speakernet.files import atomic_write
+from speakernet.run_folder import REPORT
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 PICTURE = Path("docs/pictures/report.png")
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=Path, help="folder of a finished run")
     parser.add_argument("--out", type=Path, default=PICTURE, help="the picture")
     given = parser.parse_args(arguments)
-    data = draw(given.run / REPORT_NAME)
+    data = draw(given.run / REPORT)
     with atomic_write(given.out, "wb") as file:
         file.write(data)
     sys.stdout.write(f"{given.out}: {len(data):,} bytes\n")
