@@ -1,4 +1,4 @@
-"""The model that a training run starts from: its network becomes the run's, and what came of it is said at the end."""
+"""The model that a training run starts from: its network becomes the run's, and both are compared at the end."""
 
 import dataclasses
 import logging
@@ -24,18 +24,14 @@ from speakernet.training.checkpoints import find_checkpoint
 
 logger = logging.getLogger(__name__)
 
-# What is kept of a model file's own history: whoever uses what is made of it must know these.
+# The facts of a model file that hold for what is made of it.
 KEPT_FACTS = ("imported_from", "licence", "trained_on", "initial_model")
 # Noise of training alone: features that are scored have none.
 TRAINING_ONLY = frozenset({"frontend.dither"})
 
 
 def settings_of_file(path: Path) -> dict[str, Any]:
-    """What a model file says of its network, as dotted keys of the configuration; empty where it is none of ours.
-
-    Raises:
-        CheckpointError: damaged or unsafe.
-    """
+    """The network of a model file as dotted keys of the configuration; empty for a file of another program."""
     contents = read_checkpoint(path)
     return _settings(contents) if is_model_file(contents) else {}
 
@@ -45,32 +41,24 @@ def _settings(spec: Mapping[str, Any]) -> dict[str, Any]:
     options = dict(spec["model"]["options"])
     sizes = {name: options.pop(name) for name in ("pooling", "embedding_dim")}
     pooling_options = options.pop("pooling_options", {})
-    # Files of before 0.2 also hold the seed of the dither, which describes no feature.
-    features = {name: value for name, value in spec["front_end"]["options"].items() if name != "seed"}
-    parts = {
+    sections = {
         "model": {"name": spec["model"]["name"], **sizes},
         "model.options": options,
         "model.pooling_options": pooling_options,
-        "frontend": {"name": spec["front_end"]["name"], **features},
+        "frontend": {"name": spec["front_end"]["name"], **spec["front_end"]["options"]},
         "data": {"sample_rate": spec["sample_rate"]},
     }
-    return {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
+    return {f"{section}.{name}": value for section, values in sections.items() for name, value in values.items()}
 
 
 def refuse_other_network(config: Config, net: SpeakerNet) -> None:
-    """Refuse an initial model that is not there, or of which the configuration says that it is another network.
-
-    Raises:
-        ConfigError: naming the options that contradict the file, and both values.
-        CheckpointError: neither a model file nor a checkpoint that is known here.
-    """
+    """Refuse an initial model that is missing, or whose network contradicts the configuration."""
     path = Path(config.training.initial_model)
-    # A run that goes on has weights of its own.
-    # All processes ask, whether each of them was given a model or not.
-    if _goes_on(config) or not config.training.initial_model:
+    # A resumed run has weights of its own. Every rank asks, whether it was given a model or not.
+    if _is_resumed(config) or not config.training.initial_model:
         return
     if not path.is_file():
-        raise ConfigError(f"training.initial_model: there is no file {path}; give a model file such as best.pt")
+        raise ConfigError(f"training.initial_model: no such file {path}; give a model file such as best.pt")
     contents = read_checkpoint(path)
     if not is_model_file(contents):
         # Late: only files of other toolkits need their importers.
@@ -93,20 +81,20 @@ def refuse_other_network(config: Config, net: SpeakerNet) -> None:
     ]
     if others:
         raise ConfigError(
-            f"training.initial_model: {path} was made otherwise than the configuration says: {'; '.join(others)}. "
+            f"training.initial_model: {path} differs from the configuration: {'; '.join(others)}. "
             "Leave these options out: the file brings its own"
         )
 
 
 def initial_model_checksum(config: Config) -> dict[str, str]:
     """Of the weights that a run begins with, by their option; several processes must have the same."""
-    if _goes_on(config) or not config.training.initial_model:
+    if _is_resumed(config) or not config.training.initial_model:
         return {}
     return {"training.initial_model (SHA-256)": sha256_of(Path(config.training.initial_model))}
 
 
-def _goes_on(config: Config) -> bool:
-    # Rank 0 is asked: it writes the run folder, and others may lie on machines that do not see it.
+def _is_resumed(config: Config) -> bool:
+    # Rank 0 writes the run folder; other machines may not see it.
     return distributed.from_main((Path(config.training.save_path) / LAST).exists)
 
 
@@ -118,27 +106,16 @@ def _own_checkpoint(config: Config) -> tuple[Path | None, dict[str, Any] | None]
 
 
 def begin_with_initial_model(config: Config, net: SpeakerNet, loss: nn.Module, speakers: int) -> dict[str, Any] | None:
-    """Load the weights that the run is given, unless it goes on from its own.
+    """Load the initial model into the network (and the loss, if `speakers`, their checksum, are the same).
 
-    Args:
-        config: names the model.
-        net: the run's network.
-        loss: the run's loss, which takes a head of the same speakers.
-        speakers: their checksum.
-
-    Returns:
-        What is known of them, in plain values, for the model files of the run; None where it is given none.
-
-    Raises:
-        CheckpointError: the file is damaged, or its weights are not those of this network.
+    Returns facts about it, for the model files of the run; None without one. A resumed run has its own.
     """
     initial_model = config.training.initial_model
     if not initial_model:
         return None
-    # A run that goes on has weights of its own; the same command again would otherwise begin anew.
     own, facts_of_own = distributed.from_main(lambda: _own_checkpoint(config))
     if own:
-        logger.info("initial model %s: not read, the run goes on from %s", initial_model, own)
+        logger.info("initial model %s: not read, the run resumes from %s", initial_model, own)
         return facts_of_own
     load_initial_weights(net, loss, initial_model, speakers=speakers)
     contents = read_checkpoint(initial_model)
@@ -150,15 +127,9 @@ def begin_with_initial_model(config: Config, net: SpeakerNet, loss: nn.Module, s
 def compared_with_initial_model(
     config: Config, inputs: Inputs, summary: Mapping[str, Any], evaluation: Evaluation
 ) -> Evaluation:
-    """The evaluation of a run's best model, with what training has changed for the better or the worse.
+    """The evaluation of best.pt on the test list, with its difference to the initial model.
 
-    Both models are scored on the test list in the same way and compared under the same draws of speakers.
-
-    Args:
-        config: of the run.
-        inputs: its lists and audio.
-        summary: of the training.
-        evaluation: of best.pt on the test list.
+    Both are scored in the same way and compared under the same draws of speakers.
     """
     path = Path(config.training.initial_model)
     if not config.training.initial_model or evaluation.results.eer_percent is None or evaluation.speakers is None:
@@ -179,13 +150,13 @@ def compared_with_initial_model(
             seed=config.runtime.seed,
             priors=config.evaluation.dcf_target_priors,
         )
-        said = paired.sentences(["the initial model", "best.pt"])
+        compared = paired.sentences(["the initial model", "best.pt"])
         values |= {"sha256": sha256_of(path), **_figures(paired)}
-        sentences += said
+        sentences += compared
         # EER and costs are errors: what has grown is worse.
-        added += [one for one, of in zip(said, paired.differences[0], strict=True) if of.value > 0]
+        added += [one for one, of in zip(compared, paired.differences[0], strict=True) if of.value > 0]
     else:
-        added.append(f"the initial model {path} is gone: best.pt was not compared with it")
+        added.append(f"the initial model {path} no longer exists: best.pt was not compared with it")
     for one in added:
         logger.warning("%s", one)
     results = dataclasses.replace(
@@ -199,7 +170,7 @@ def _stayed_best(summary: Mapping[str, Any]) -> bool:
 
 
 def _held_out(summary: Mapping[str, Any]) -> str:
-    """What the validation said of the given weights, and of the best ones."""
+    """The held-out EER of the initial model and of best.pt, in a sentence."""
     before, best = summary["initial_eer_percent"], summary["best_eer_percent"]
     if _stayed_best(summary):
         return (
@@ -214,7 +185,7 @@ def _held_out(summary: Mapping[str, Any]) -> str:
 
 
 def _figures(paired: Comparison) -> dict[str, Any]:
-    """Figures of the initial model, and how far best.pt is from it, with intervals."""
+    """Figures of the initial model, and the difference of best.pt to it, with intervals."""
     names = [one.name for one in headline(paired.systems[0])]
     return {
         "eer_percent": paired.systems[0].eer_percent,

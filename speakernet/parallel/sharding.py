@@ -1,7 +1,7 @@
 """Parameters of which each rank keeps a share of the rows: which share it is, how it is cut out and joined again.
 
-What is marked here is left alone by whoever adds gradients over the ranks, is joined where it is saved, and counts once
-over all ranks in the norm of the gradient. In one process nothing is marked.
+A sharded parameter is left out of the sum of gradients over the ranks, is joined when it is saved, and counts once over
+all ranks in the norm of the gradient. In one process nothing is sharded. And gathering, with gradients.
 """
 
 import itertools
@@ -75,7 +75,7 @@ def keep_share(parameter: nn.Parameter, own: RowShare) -> None:
 
 
 def share_of(parameter: Tensor) -> RowShare | None:
-    """Which share of a parameter this rank keeps; None where it keeps all of it."""
+    """Which share of a parameter this rank keeps; None if it keeps all of it."""
     return getattr(parameter, MARK, None)
 
 
@@ -126,7 +126,7 @@ def _with_moments(state: dict, parameters: Iterable[nn.Parameter], change, *, is
             continue
         rows = own.num_rows if is_whole else len(own.rows)
         changed[number] = {
-            # A count of steps is no moment: it has no rows.
+            # A count of steps is not a moment: it has no rows.
             name: change(own, value) if isinstance(value, Tensor) and value.ndim and len(value) == rows else value
             for name, value in state[number].items()
         }
@@ -149,7 +149,7 @@ def gather_rows(rows: Tensor, shares: Sequence[int]) -> Tensor:
         shares: rows of each rank.
 
     Returns:
-        (all rows, …); where there is one process `rows` itself.
+        (all rows, …); in one process `rows` itself.
     """
     if not distributed.is_distributed():
         return rows

@@ -72,7 +72,7 @@ FUSED_OPTIMIZERS = frozenset({"sgd", "adam", "adamw"})
 def _fill_in_momentum(optimizer: torch.optim.Optimizer) -> None:
     """Give sgd the momentum that it lacks, as zeros: its first step is then torch's own, to the bit.
 
-    torch's fused SGD makes it in its first step from raw memory, and leaves it raw where that step is skipped.
+    torch's fused SGD makes it in its first step from raw memory, and leaves it raw if that step is skipped.
     """
     for group in optimizer.param_groups:
         if not group.get("momentum"):
@@ -169,7 +169,7 @@ class OptimizerState:
             if set(one) != set(other):
                 differing = ", ".join(sorted(set(one) ^ set(other)))
                 raise ValueError(f"the optimizer's options differ: {differing}")
-        # torch takes up what the state dictionary says, so ours says the options of now.
+        # torch takes the options from the state dictionary, so ours holds the present ones.
         groups = [{**one, "params": other["params"]} for one, other in zip(own, saved, strict=True)]
         own_state = take_state(state["state"], parameters_of(self.optimizer))
         self.optimizer.load_state_dict({"state": own_state, "param_groups": groups})
@@ -181,7 +181,7 @@ class Freezing:
 
     A frozen network gets no gradient, so that the optimizer touches neither its weights nor their moments (not even by
     weight decay), and its batch norm normalises by its running statistics without moving them. All of it follows from
-    the epoch alone: a run that goes on finds it as it was.
+    the epoch alone, so a resumed run finds it unchanged.
 
     Args:
         net: the network, as the optimizer was made for it.
@@ -214,7 +214,7 @@ class WeightAverage:
     """Exponential moving average of a network's weights, kept beside it.
 
     Early on the average follows more closely, `min(decay, (1 + steps) / (10 + steps))`, so that the random start is
-    soon forgotten. Buffers (batch-norm statistics) are averaged too where they are floating point, else copied.
+    soon forgotten. Buffers (batch-norm statistics) are averaged too if they are floating point, else copied.
     With decay 0 it keeps nothing and does nothing. (torch's `AveragedModel` begins with a copy of the first weights and
     has no such early stretch, copies the whole module with what was compiled into it, and cannot change places.)
 
@@ -235,7 +235,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Move the average towards the weights of now."""
+        """Move the average towards the present weights."""
         if not self._live:
             return
         # The first update is the start itself: (1 + 0) / (10 + 0) of the old would be a share of nothing learned.
@@ -261,7 +261,7 @@ class WeightAverage:
         return {"steps": self._steps, "kept": list(self._kept)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up where `state_dict` was taken; from the network's weights of now where no average was kept then."""
+        """Take what `state_dict` gave; if that kept no average, begin with the network's present weights."""
         if not self._live:
             return
         self._steps = int(state["steps"])

@@ -1,6 +1,6 @@
 """The precision of the trunk, as one object, so that the trainer has one code path.
 
-Chooses bf16, fp16 or float32 and says why; gives the autocast context; scales the loss (fp16 only) without ever asking
+Chooses bf16, fp16 or float32 with a reason; gives the autocast context; scales the loss (fp16 only) without ever asking
 the device for a number. What must stay float32 (front end, statistics, heads) sees to that itself.
 """
 
@@ -128,7 +128,7 @@ class Precision:
         good = torch.where(is_bad, torch.zeros_like(self._good_steps), self._good_steps + 1)
         grown = good >= self.growth_interval
         factor = torch.where(is_bad, self.BACKOFF, torch.where(grown, self.GROWTH, 1.0))
-        # As GradScaler: a scale that would overflow itself stays where it is.
+        # As GradScaler: a scale that would itself overflow stays as it is.
         candidate = self.scale * factor
         self.scale.copy_(torch.where(torch.isfinite(candidate), candidate, self.scale))
         self._good_steps.copy_(torch.where(grown, torch.zeros_like(good), good))

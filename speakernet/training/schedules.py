@@ -98,7 +98,7 @@ class LearningRateSchedule:
 
     Args:
         options: of the shape, and the warm-up. With `warmup_overlaps` the shape's clock starts with the run and the
-            warm-up is a factor on it; else it starts at 0 where the warm-up ends.
+            warm-up is a factor on it; else it starts at 0 when the warm-up ends.
         top: learning rate at the top.
         steps_per_epoch: optimizer steps in one epoch.
         num_epochs: epochs of the whole run.
@@ -120,7 +120,7 @@ class LearningRateSchedule:
         """Learning rate of the step that comes after `step_number` finished ones of `steps_per_epoch`."""
         epoch = step_number / self.steps_per_epoch
         warmup = self.options.warmup_epochs
-        # Epochs, not steps: after a resume with another batch size the rate goes on where it was.
+        # Epochs, not steps: after a resume with another batch size the rate continues where it was.
         warmth = max(_WARMUP_FLOOR, epoch / warmup) if epoch < warmup else 1.0
         if epoch < self._shape_begins:
             return self.top * warmth
@@ -133,7 +133,7 @@ class LearningRateSchedule:
         return max(rate * self.options.decay**drops, _floor(self.options, self.top)) if drops else rate
 
     def observe(self, eer_percent: float) -> None:
-        """Tell the schedule an evaluation's result; only plateau listens."""
+        """Note an evaluation's result; only plateau uses it."""
         self._observed_eers.append(float(eer_percent))
 
     def state_dict(self) -> dict[str, Any]:
@@ -141,7 +141,7 @@ class LearningRateSchedule:
         return {"observed_eers": list(self._observed_eers)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up where `state_dict` was taken."""
+        """Take what `state_dict` gave."""
         self._observed_eers = list(state["observed_eers"])
 
 

@@ -108,7 +108,7 @@ def scalars(kind: str, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]
 
 
 def hyperparameters(configuration: Mapping[str, Any], prefix: str = "") -> dict[str, bool | float | str]:
-    """Dotted option -> value, without paths and whatever else only says where a run was made."""
+    """Dotted option -> value, without paths and other facts about the place of a run."""
     found: dict[str, bool | float | str] = {}
     for name, value in configuration.items():
         if isinstance(value, Mapping):

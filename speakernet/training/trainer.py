@@ -485,7 +485,7 @@ class Trainer:
     def _model(self) -> dict[str, Any]:
         """The contents of a model file of the weights as they are."""
         state = self.state
-        # A model file says how good it is, so that another stage, or another run, can compare itself with it.
+        # With its EER, so that another stage, or another run, can be compared with it.
         summary: dict[str, Any] = {
             "epoch": state.epoch,
             "step": state.step,
@@ -544,7 +544,7 @@ class Trainer:
         logger.warning("%s: gradients overflowed under the loss scale of fp16, which has been lowered", what)
 
     def _with_report(self, batches: Iterator[BatchLike]) -> Iterator[BatchLike]:
-        """The batches; before the first step of a run the log says what the network really computes in."""
+        """The batches; before the first step of a run the log names the dtype that the network computes in."""
         if self.state.step == 0:
             batch = next(batches)
             with self.compiler.paused():
