@@ -83,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pattern", help="regular expression over relative paths with a group named speaker")
     help_text = (
         "speakers: the top folders are speakers; parts: they are train, dev and test, kept apart; pooled: they are, "
-        "but their speakers are split anew; auto: by their names"
+        "but their speakers are split again; auto: by their names"
     )
     parser.add_argument("--layout", choices=LAYOUTS, default=FolderOptions.layout, help=help_text)
     parser.add_argument("--speaker_depth", type=int, help="folders above the speakers' folders (default: found out)")
@@ -220,7 +220,7 @@ def _rows(options: FolderOptions, scan: StepSummary) -> tuple[Iterator[Row], Cal
     else:
         layout = Layout(options.speaker_depth)
     if layout.depth and options.speaker_depth is None:
-        kept = "are kept apart as they are" if layout.split_depth is not None else "are split anew"
+        kept = "are kept apart as they are" if layout.split_depth is not None else "are split again"
         logger.info("the speakers are taken from %d folders below %s and %s", layout.depth, options.root, kept)
     _name_empty_folders(options.root, names, layout.depth)
     # A generator: what a list cannot hold is counted while it is walked, once.

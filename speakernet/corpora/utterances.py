@@ -277,7 +277,7 @@ def split_as_published(utterances: Utterances, split_of: Callable[[str], str]) -
     of_row = np.array([SPLITS.index(split_of(name)) for name in utterances.names])
     rows = [np.flatnonzero(of_row == number) for number in range(len(SPLITS))]
     if not len(rows[0]) or not (len(rows[1]) or len(rows[2])):
-        logger.warning("only one of the corpus's splits is here: the speakers are split anew")
+        logger.warning("only one of the corpus's splits is here: the speakers are split again")
         return None
     if not len(rows[1]):
         # Without a split to choose the best checkpoint by, the test split serves, and the report says so.
@@ -288,7 +288,7 @@ def split_as_published(utterances: Utterances, split_of: Callable[[str], str]) -
         raise ValueError(
             f"{len(shared)} speakers are in the training split and in another one (first: {names}): error rates over "
             "them say nothing about new speakers. Is the corpus whole? For folders of your own, --layout pooled splits "
-            "the speakers anew"
+            "the speakers again"
         )
     return Split(*rows)
 

@@ -163,7 +163,7 @@ def test_pooled_splits(tmp_path, parted, caplog):
     assert prepare(parted / "train", tmp_path / "one") == 0
     (parted / "dev").rename(tmp_path / "dev")
     assert prepare(parted, tmp_path / "single") == 0
-    assert "the speakers are split anew" in caplog.text
+    assert "split again" in caplog.text
     assert set(parts_of(tmp_path / "single")) == {"train", "validation"}
 
 

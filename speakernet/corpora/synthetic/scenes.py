@@ -61,7 +61,7 @@ def room_response(
     # 0.161 s/m is 24 ln(10) / c.
     reflection = np.exp(-0.5 * 0.161 * volume / (surface * decay_seconds))  # amplitude; Eyring solved for the walls
 
-    # Along one axis an image lies at 2 n L + s or 2 n L - s, after |2n| or |2n - 1| reflections.
+    # Along one axis an image is at 2 n L + s or 2 n L - s, after |2n| or |2n - 1| reflections.
     order = np.arange(-IMAGE_ORDER, IMAGE_ORDER + 1)
     offsets = [
         np.concatenate([2 * order * side + source, 2 * order * side - source]) - ear
@@ -93,7 +93,7 @@ _GRID_HZ = np.linspace(0.0, 8000.0, MICROPHONE_TAPS // 2 + 1)
 _KNOTS_HZ = np.array([60.0, 150.0, 400.0, 1000.0, 2200.0, 4500.0, 8000.0])
 PEAK = 0.95
 
-# How far sessions lie apart; the counterpart of the spreads of voices in `speech`.
+# How much sessions differ; the counterpart of the spreads of voices in `speech`.
 COLOUR_SD_DB = 2.5
 SNR_DB = (15.0, 35.0)
 PITCH_SHIFT_SD_OCTAVES = 0.08
