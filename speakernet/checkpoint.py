@@ -47,7 +47,7 @@ class DamagedError(CheckpointError):
 
 
 def read_checkpoint(path: str | Path) -> Any:
-    """The content of a checkpoint, whoever wrote it, with its tensors on the CPU.
+    """The content of a checkpoint of any program, with its tensors on the CPU.
 
     Raises:
         DamagedError: truncated, a flipped byte, not a checkpoint at all, or a pickle that would run code.

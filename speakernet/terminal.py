@@ -55,7 +55,7 @@ class _Line(tqdm):
 
     def close(self) -> None:
         """Take the line away; the one that it hid comes back."""
-        # Not `in` and `remove`: bars of tqdm are equal where they stand in the same row.
+        # Not `in` and `remove`: bars of tqdm in the same row are equal.
         others = [one for one in self._shown if one is not self]
         if len(others) == len(self._shown):
             return

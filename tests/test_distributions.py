@@ -1,4 +1,4 @@
-"""The two distributions: what lies in them, and the wheel alone, away from any checkout, training and verifying."""
+"""The two distributions: their files, and the wheel alone, away from any checkout, training and verifying."""
 
 import os
 import shlex

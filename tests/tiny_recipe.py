@@ -27,7 +27,7 @@ EVERY_STAGE: dict[str, Any] = {
 
 
 def write_recipe(path: Path, corpus: Path, run: Path, *changes: dict[str, Any]) -> Path:
-    """Write the recipe of a run in the folder `run` over a corpus with its lists, and return where it lies.
+    """Write the recipe of a run in the folder `run` over a corpus with its lists, and return its path.
 
     Args:
         path: of the recipe.

@@ -72,7 +72,6 @@ class Inputs:
     @functools.cached_property
     def validation(self) -> TrialInput:
         """The trials that choose the best checkpoint: of held-out speakers, or of data.validation_list."""
-        self._require_trials()
         if self._held_out is not None:
             return TrialInput(self._held_out.trials, self._whole_training.source)
         return self.trial_input(self._data.validation_list, self._data.validation_path)
@@ -80,7 +79,6 @@ class Inputs:
     @functools.cached_property
     def test(self) -> TrialInput:
         """The trials that are reported."""
-        self._require_trials()
         return self.trial_input(self._data.test_list, self._data.test_path)
 
     def checksums(self) -> dict[str, str]:
@@ -104,16 +102,18 @@ class Inputs:
 
     def training_input(self, path: str | Path, root: str | Path = "") -> TrainingInput:
         """Any training list, with its audio below `root` (default: `lists.audio_folder_of`)."""
+        if not path:
+            raise ConfigError("no training list: set data.train_list (--train_list FILE)")
         return TrainingInput(_once(self._training_lists, path, read_training_list), self._source(path, root))
 
     def trial_input(self, path: str | Path, root: str | Path = "") -> TrialInput:
         """Any trial list, with its audio below `root` (default: `lists.audio_folder_of`)."""
+        if not path:
+            raise ConfigError("no trial list: set data.test_list (--test_list FILE), or data.validation_list")
         return TrialInput(_once(self._trial_lists, path, read_trials), self._source(path, root))
 
     @functools.cached_property
     def _whole_training(self) -> TrainingInput:
-        if not self._data.train_list:
-            raise ConfigError("no training list: set data.train_list (--train_list FILE)")
         return self.training_input(self._data.train_list, self._data.train_path)
 
     @functools.cached_property
@@ -125,15 +125,11 @@ class Inputs:
         logger.info("%s: %d trials choose the best checkpoint", found.trials.source, len(found.trials))
         return found
 
-    def _require_trials(self) -> None:
-        if not self._data.test_list:
-            raise ConfigError("no trial list: set data.test_list (--test_list FILE), or data.validation_list")
-
     def _source(self, path: str | Path, root: str | Path) -> AudioSource:
-        return _once(self._sources, root or audio_folder_of(path), self._open)
-
-    def _open(self, root: str | Path) -> AudioSource:
-        return open_source(root, self._data.sample_rate, show_progress=distributed.is_main())
+        open_root = functools.partial(
+            open_source, sample_rate=self._data.sample_rate, show_progress=distributed.is_main()
+        )
+        return _once(self._sources, root or audio_folder_of(path), open_root)
 
 
 def _once(kept: dict[Path, Read], path: str | Path, read: Callable[[str | Path], Read]) -> Read:

@@ -130,7 +130,7 @@ def _train_and_report(loaded: LoadedConfig) -> TrainingOutcome:
             stop=stop,
             chosen_by=chooser_of(config, inputs),
         )
-    # Only the main process writes best.pt, and every process scores with it.
+    # Only rank 0 writes best.pt, and every rank scores with it.
     best = distributed.from_main(lambda: read_own_checkpoint(summary["best_path"])["training_summary"])
     summary |= best_of_run(best)
     if not summary["performance"]["steps"] and distributed.from_main(lambda: _is_reported(run_folder)):

@@ -1,6 +1,6 @@
 """How torch is set on this machine: each switch applied once, with the reason for its value.
 
-Settings are process-wide, so they are applied by whoever starts the run.
+Settings are process-wide, so the code that starts a run applies them.
 """
 
 import contextlib
