@@ -7,7 +7,6 @@ augmentation run one batch ahead on a stream of their own.
 
 import functools
 import logging
-import math
 import zlib
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -136,17 +135,6 @@ class TrainingLoader:
             # Counted there alone, or each rank would count them.
             self._counts.update(state["counts"])
             self._problems += state["problems"]
-
-    def put_back(self, count: int) -> None:
-        """Go back by so many of the batches that were handed out; the next iteration begins with them."""
-        self._batch -= count
-
-    def stand_in(self) -> Batch:
-        """NaN in place of this rank's share of the next batch, which could not be made: the step is undone by it."""
-        request = self._request(self._batch)
-        self._batch += 1
-        waveforms = torch.full((len(request.rows), request.num_samples), math.nan, device=self.device)
-        return self._batch_of(request, request.rows, waveforms)
 
     def _checksum(self) -> int:
         return self.plan.checksum ^ self.identity["training_list"]

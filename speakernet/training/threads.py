@@ -77,8 +77,6 @@ class ThreadWatch:
 
         Compiled code is made for one number of threads, which then stays.
         """
-        if self.most == 1:
-            return
         if self._skip:
             self._skip -= 1
             return

@@ -236,12 +236,13 @@ class Trainer:
         self.recent.outcomes.append((state.step, outcome))
         self.tracker.update(seconds, outcome.num_utterances, outcome.seconds)
         self.progress.advance(count)
-        self.threads.step(
-            seconds - outcome.seconds["data"],
-            outcome.seconds["processor"],
-            outcome.num_utterances,
-            is_compiled=self.compiler.is_compiled,
-        )
+        if self.threads.most > 1:
+            self.threads.step(
+                seconds - outcome.seconds["data"],
+                outcome.seconds["processor"],
+                outcome.num_utterances,
+                is_compiled=self.compiler.is_compiled,
+            )
         self.profiler.step()
         self._report_steps(position, num_batches)
         if self.compiler.is_observing:

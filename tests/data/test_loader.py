@@ -96,20 +96,6 @@ def test_same_seed_same_batches_other_epoch_others(tiny_corpus: Path, disturbanc
     assert_same(batches, epoch(first, 0))
 
 
-def test_what_stands_in_for_a_batch_is_nan_of_its_shape_and_batches_can_be_put_back(tiny_corpus: Path) -> None:
-    made = loader(tiny_corpus)
-    whole = epoch(made)
-    made.set_epoch(0)
-    assert_same([next(iter(made))], whole[:1])
-    stand_in = made.stand_in()
-    assert stand_in.waveforms.shape == whole[1].waveforms.shape and bool(stand_in.waveforms.isnan().all())
-    assert torch.equal(stand_in.labels, whole[1].labels) and torch.equal(stand_in.indices, whole[1].indices)
-    assert (stand_in.shares, stand_in.draw_key) == (whole[1].shares, whole[1].draw_key)
-    assert made.state_dict()["batch"] == 2
-    made.put_back(1)
-    assert_same(list(made), whole[1:])
-
-
 @pytest.mark.parametrize("augmented", [False, True])
 def test_workers_give_the_same_batches(tiny_corpus: Path, disturbances: Path, augmented: bool) -> None:
     noise = disturbances if augmented else None
