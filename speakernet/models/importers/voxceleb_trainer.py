@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from speakernet.checkpoint import CheckpointError
 from speakernet.models.importers.weights import Rule, Translated, first_shape, rename, strip_wrappers
 from speakernet.models.rawnet3 import PREEMPHASIS
 from speakernet.models.speaker_net import SpeakerNet
@@ -167,7 +168,7 @@ def translate(contents: Mapping[str, Any], net: SpeakerNet, path: str | Path) ->
     network, head, others = split_parts(contents)
     found = recognize(network)
     if found != net.model_name:
-        raise ValueError(
+        raise CheckpointError(
             f"{path} is a {found} of {SOURCE}, the configuration has {net.model_name}; set model.name: {found}"
         )
     weights: dict[str, Tensor] = {}
