@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from speakernet.assembly.large_margin import large_margin_config
+from speakernet.assembly.model import build_loss
 from speakernet.config import ConfigError, config_from_dict, config_to_dict, load_config
 from speakernet.config.loading import save_config
 from speakernet.config.schema import CHOICES, MODELS, POOLINGS, SECTIONS, replaced
@@ -288,6 +290,11 @@ def test_losses_within_combined(tmp_path: Path, caplog: pytest.LogCaptureFixture
     assert replaced(load_config([]).config, loss={"name": "combined"}).loss == CombinedOptions()
     changed = replaced(config, loss={"metric": {"name": "angleproto"}})
     assert changed.loss.metric == AngularPrototypicalOptions() and changed.loss.metric_weight == 0.5
+    # The second stage enlarges the margin of the classification loss.
+    staged = load_config(["--config", file, "--training.large_margin_epochs", "1"]).config
+    assert large_margin_config(staged).loss == MEANT.with_margin(staged.training.large_margin)
+    loss = build_loss(config, 5)
+    assert loss.margin == 0.3 and loss.classification.weight.shape[0] == 5 and loss.metric.margin == 0.1
     with pytest.raises(OptionError):
         CombinedOptions(metric=AMSoftmaxOptions())
     with pytest.raises(ValueError, match="metirc"):
