@@ -17,7 +17,7 @@ from speakernet import checkpoint, files
 from speakernet.checkpoint import CheckpointError, read_own_checkpoint, write_checkpoint
 from speakernet.training import checkpoints
 from speakernet.training.checkpoints import CheckpointStore, average_weights, changed_options, to_cpu
-from speakernet.training.options import CheckpointOptions
+from speakernet.training.options import TrainingOptions
 from speakernet.training.progress import NonFiniteError
 
 
@@ -56,7 +56,7 @@ def trained(folder: Path, epochs: int, **options: Any) -> Any:
 
 def test_saved_values_are_those_of_the_moment(tmp_path: Path):
     """The weights move on while the thread writes."""
-    store, live = CheckpointStore(tmp_path, CheckpointOptions()), contents(1.0)
+    store, live = CheckpointStore(tmp_path, TrainingOptions()), contents(1.0)
     store.save(store.last_path, live)
     live["weights"]["a"].fill_(2.0)
     store.close()
@@ -72,7 +72,7 @@ def test_copies_are_cut_loose():
 
 @pytest.mark.parametrize("compress", [False, True])
 def test_the_one_before_is_kept(tmp_path: Path, compress: bool):
-    store = CheckpointStore(tmp_path, CheckpointOptions(compress_checkpoints=compress))
+    store = CheckpointStore(tmp_path, TrainingOptions(compress_checkpoints=compress))
     for value in (1.0, 2.0, 3.0):
         store.save(store.last_path, contents(value))
         store.close()
@@ -83,7 +83,7 @@ def test_the_one_before_is_kept(tmp_path: Path, compress: bool):
 
 
 def test_only_the_newest_models_are_kept(tmp_path: Path):
-    store = CheckpointStore(tmp_path, CheckpointOptions(keep_checkpoints=2))
+    store = CheckpointStore(tmp_path, TrainingOptions(keep_checkpoints=2))
     for epoch in (1, 2, 3, 10):
         store.save_epoch(epoch, contents(epoch))
     store.close()
@@ -91,7 +91,7 @@ def test_only_the_newest_models_are_kept(tmp_path: Path):
 
 
 def test_full_disk_keeps_the_old_file(tmp_path: Path, monkeypatch, caplog: pytest.LogCaptureFixture):
-    store = CheckpointStore(tmp_path, CheckpointOptions())
+    store = CheckpointStore(tmp_path, TrainingOptions())
     store.save(store.last_path, contents(1.0))
     store.wait()
     monkeypatch.setattr(files.os, "fsync", full)
@@ -148,7 +148,7 @@ def test_kill_at_any_moment_leaves_a_whole_last(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(checkpoints.threading, "Thread", AtOnce)
     moments = 0
     while True:
-        store = CheckpointStore(tmp_path / str(moments), CheckpointOptions())
+        store = CheckpointStore(tmp_path / str(moments), TrainingOptions())
         for value in (1.0, 2.0):
             store.save(store.last_path, contents(value))
         left = [moments]

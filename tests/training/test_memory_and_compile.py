@@ -15,7 +15,7 @@ from speakernet.training.compiling import (
     repeated_blocks,
     training_bytes,
 )
-from speakernet.training.options import CompileOptions
+from speakernet.training.options import RuntimeOptions
 
 
 class Block(nn.Module):
@@ -120,7 +120,7 @@ class Recorder(nn.Module):
 
 
 def compiler_of(net: nn.Module, when: str = "auto", scope: str = "whole", clock: object = None) -> Compiler:
-    return Compiler(net, CompileOptions(compile=when, compile_scope=scope), clock=clock)  # type: ignore[arg-type]
+    return Compiler(net, RuntimeOptions(compile=when, compile_scope=scope), clock=clock)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("extra", [1, -2])
@@ -179,7 +179,7 @@ def test_failed_compilation_goes_on_eagerly_with_the_same_numbers(
     # It runs the network eagerly, which the fake compiler does not know.
     monkeypatch.setattr("speakernet.training.trainer.report_activations", lambda *arguments: None)
     monkeypatch.setattr(FakeNet, "compile", lambda net, **_options: setattr(net, "_compiled_call_impl", broken))
-    compiles = CompileOptions(compile="on", compile_scope="whole")
+    compiles = RuntimeOptions(compile="on", compile_scope="whole")
     trainer = make_trainer(tmp_path / "run", max_epochs=1, compiles=compiles)
     trainer.train()
     assert "no C++ compiler was found" in caplog.text
