@@ -38,7 +38,7 @@ def compare_embedding(folder: Path, num_utterances: int, rounds: int, threads: i
         threads: of torch, the same for both.
 
     Raises:
-        ValueError: the folder holds no recordings, or a pipeline failed, with what it said.
+        ValueError: the folder holds no recordings, or a pipeline failed; with its errors.
     """
     count = len(_chosen(folder, num_utterances))
     given = ("--recordings", str(folder), "--num_utterances", str(num_utterances), "--threads", str(threads))

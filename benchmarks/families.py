@@ -39,7 +39,7 @@ class ModelCosts:
         step_seconds: median of a training step.
         step_spread_seconds: between its quartiles.
         embedding_seconds: median for one utterance of a batch.
-        embedding_spread_seconds: likewise.
+        embedding_spread_seconds: the same for an embedding.
     """
 
     name: str

@@ -67,7 +67,7 @@ class ServedProcess:
         """Once more; the run that was done counts as one item.
 
         Raises:
-            ValueError: the process ended, with the last that it said.
+            ValueError: the process ended; with the end of its errors.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
@@ -78,11 +78,11 @@ class ServedProcess:
         except ValueError:
             status = self._process.wait()
             self._errors.seek(0)
-            said = self._errors.read().strip()[-500:]
+            errors = self._errors.read().strip()[-500:]
             # Windows has no such signal, and no negative status.
             if status < 0 and status == -getattr(signal, "SIGKILL", 0):
-                said += "\nThe system killed the process: out of memory? Compare smaller batches."
-            raise ValueError(f"{self.name!r} failed (status {status}): {said}") from None
+                errors += "\nThe system killed the process: out of memory? Compare smaller batches."
+            raise ValueError(f"{self.name!r} failed (status {status}): {errors}") from None
         return 1
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ def time_processes(
         settle: runs before each one that counts.
 
     Raises:
-        ValueError: a process failed, with the last that it said.
+        ValueError: a process failed; with the end of its errors.
     """
     with contextlib.ExitStack() as stack:
         ways = {}

@@ -11,7 +11,7 @@ training list, drawn by `protocol_seed`, are trained on by nobody and judge the 
 not trained: the reference's models are scored.
 
 Each run is a process of its own with one thread, two at a time, unless `--threads` and `--processes` say otherwise.
-Results are appended to S/results.jsonl as they come: the same command goes on where it was, half-trained runs included.
+Results are appended to S/results.jsonl as they come: the same command resumes, half-trained runs included.
 Training is timed without its evaluations. `python -m benchmarks.study_curve S` draws error against time.
 """
 

@@ -65,7 +65,7 @@ def left_out(name: str, reason: str) -> Row:
 
 
 class Record:
-    """The parts that are done, in a file that is written anew after each.
+    """The parts that are done, in a file that is rewritten after each.
 
     Args:
         path: JSON; what it holds of the same device, versions and size is not measured again.

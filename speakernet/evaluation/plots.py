@@ -122,7 +122,7 @@ def det_figure(
                 _draw_band(axes, bands[name], series_colour(number), "" if label else "95 % interval")
     for number, (name, point) in enumerate(points.items()):
         colour, marker = series_colour(number + len(curves)), MARKERS[number % len(MARKERS)]
-        # Without misses or false accepts a point lies infinitely far out.
+        # Without misses or false accepts a point is infinitely far out.
         is_inside = 0 < point.miss < 1 and 0 < point.false_accept < 1
         position = ([ndtri(point.false_accept)], [ndtri(point.miss)]) if is_inside else ([], [])
         label = name if is_inside else f"{name}: off the plot"
@@ -139,7 +139,7 @@ def det_figure(
 
 
 def _draw_band(axes: Axes, band: Mapping[str, Sequence[float]], colour: str, label: str) -> None:
-    # Percentages to rates; a rate of nothing or all lies infinitely far out, beyond whatever the axes show.
+    # Percentages to rates; a rate of nothing or all is infinitely far out, beyond whatever the axes show.
     places, low, high = (
         ndtri(np.clip(np.array(band[name]) / 100, 1e-9, 1 - 1e-9))
         for name in ("false_accept_percent", "miss_low_percent", "miss_high_percent")

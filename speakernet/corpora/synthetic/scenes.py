@@ -80,7 +80,7 @@ def room_response(
     response = np.zeros(num_early + round(decay_seconds * SAMPLE_RATE), dtype=np.float32)
     response[: num_early + 1] = np.bincount(np.maximum(delay, 0), height, num_early + 1)[: num_early + 1]
 
-    # The tail goes on at the level of the last fifth of the early part and falls 60 dB in `decay_seconds`.
+    # The tail continues at the level of the last fifth of the early part and falls 60 dB in `decay_seconds`.
     level = float(np.sqrt(np.mean(response[num_early * 4 // 5 : num_early] ** 2)))
     tail = generator.standard_normal(len(response) - num_early)
     tail *= level * 10.0 ** (-3.0 * np.arange(len(tail)) / (decay_seconds * SAMPLE_RATE))
