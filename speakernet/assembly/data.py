@@ -151,7 +151,7 @@ def _where_it_runs(
     placement: Placement,
     augmenter: Augmenter | None,
 ) -> CropMaker:
-    """Crops are made on the device, in worker processes, or here; what lies on the device goes there."""
+    """Crops are made on the device, in worker processes, or here; what the device holds stays there."""
     running: CropMaker = maker
     if placement.corpus:
         assert isinstance(maker.reader, PackedRows)
@@ -412,13 +412,15 @@ def reserved_for_training(config: Config, net: nn.Module, device: torch.device) 
 def move_banks(augmenter: Augmenter, placement: Placement, maker: CropMaker | None, device: torch.device) -> None:
     """Move noise and RIRs to the device; babble of a corpus that is there is `maker`'s."""
     there = maker if isinstance(maker, ResidentMaker) else None
+    rows = there.rows if there else None
+    assert rows is None or isinstance(rows, PackedRows), "only a packed corpus is on the device"
     banks = ResidentBanks(
         augmenter.banks,
         augmenter.rirs,
         device,
         spectra_bytes=int(placement.left_bytes * SPECTRA_SHARE),
         corpus=there.corpus if there else None,
-        corpus_rows=there.rows if there else None,
+        corpus_rows=rows,
         num_threads=usable_cores(),
     )
     augmenter.reside(banks)
