@@ -47,12 +47,7 @@ class DamagedError(CheckpointError):
 
 
 def read_checkpoint(path: str | Path) -> Any:
-    """The content of a checkpoint of any program, with its tensors on the CPU.
-
-    Raises:
-        DamagedError: truncated, a flipped byte, not a checkpoint at all, or a pickle that would run code.
-        CheckpointError: missing, not a regular file, or it cannot be opened now.
-    """
+    """The content of a checkpoint of any program, with its tensors on the CPU."""
     path = Path(path)
     if path.is_dir():
         raise CheckpointError(f"{path} is a folder; give the path of a model file, such as {path / 'best.pt'}")

@@ -232,11 +232,7 @@ def remove_leftovers(root: Path) -> int:
 
 @contextlib.contextmanager
 def hold_lock(path: str | Path, refusal: str, *, waits: bool = False) -> Iterator[None]:
-    """Hold the lock file `path` while the block runs; the system releases it when the process dies.
-
-    Raises:
-        ValueError: `refusal`, if another process holds it and `waits` is false.
-    """
+    """Hold the lock file `path` while the block runs; the system releases it when the process dies."""
     try:
         lock = FileLock(path, timeout=-1 if waits else 0).acquire()
     except Timeout as error:
@@ -594,11 +590,7 @@ def parts_in(folder: str | Path, suffix: str = "") -> dict[WorkPart, Path]:
 
 
 def missing_parts(found: Sequence[WorkPart], folder: str | Path) -> list[WorkPart]:
-    """The parts that are not done yet, given at least one that is.
-
-    Raises:
-        PartError: they are parts of different numbers of parts.
-    """
+    """The parts that are not done yet, given at least one that is."""
     counts = sorted({part.count for part in found})
     if len(counts) > 1:
         raise PartError(

@@ -80,11 +80,7 @@ def refuse_unusable(folder: str | Path) -> None:
 
 @contextlib.contextmanager
 def held(folder: str | Path) -> Iterator[None]:
-    """Hold a run folder for this process; the operating system releases it when the process dies.
-
-    Raises:
-        ValueError: another process trains into this folder, or nothing can be written there.
-    """
+    """Hold a run folder for this process; the operating system releases it when the process dies."""
     path = Path(folder) / LOCK
     with writing(path.parent, "choose another --save_path"):
         path.parent.mkdir(parents=True, exist_ok=True)

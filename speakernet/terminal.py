@@ -86,15 +86,6 @@ class Bar:
     ...         bar.update()
     >>> bar.done
     3
-
-    Args:
-        what: is being done, in two or three words.
-        total: units in all; None if unknown.
-        unit: what is counted, as a singular noun; "B" for bytes.
-        done: units that were done before, and take no time now.
-        note: text shown instead of counts, speed and time left; called whenever something is shown.
-        is_shown: False on other ranks, and for work of less than a second.
-        clock: seconds; replaceable for tests.
     """
 
     def __init__(

@@ -64,11 +64,7 @@ class BatchTimes:
 
 
 def measure(config: Config, num_batches: int) -> dict[str, Any]:
-    """Fetch batches as fast as they come, then train on as many; plain values under `loader` and `training`.
-
-    Raises:
-        ValueError: the configuration makes no loader or no trainer.
-    """
+    """Fetch batches as fast as they come, then train on as many; plain values under `loader` and `training`."""
     config = make_synthetic_corpus(config)
     prepare_machine(config)
     loader = build_training_loader(config, Inputs(config, choose_device(config.runtime)))
@@ -106,16 +102,7 @@ def table(figures: Mapping[str, Any]) -> str:
 
 
 def time_batches(batches: Iterator[Any], num_batches: int, size_of: Callable[[Any], int]) -> BatchTimes:
-    """Fetch batches as fast as they come.
-
-    Args:
-        batches: gives them; may end early.
-        num_batches: fetched at most.
-        size_of: utterances in a batch.
-
-    Raises:
-        ValueError: there was not one batch.
-    """
+    """Fetch batches as fast as they come."""
     seconds, utterances = [], 0
     last = time.perf_counter()
     for _, batch in zip(range(num_batches), batches, strict=False):
@@ -235,11 +222,7 @@ class BatchSizeFinder:
         return max((one.batch_size for one in self.tried.values() if one.fits), default=0)
 
     def find(self, smallest: int, most: int) -> int:
-        """The batch size of best throughput; of equally fast ones (within 3 %) the smallest.
-
-        Raises:
-            ValueError: not even the smallest size fits.
-        """
+        """The batch size of best throughput; of equally fast ones (within 3 %) the smallest."""
         size = smallest
         while self.measure(size).fits and size < most:
             size = min(2 * size, most)
@@ -336,9 +319,6 @@ def find_batch_size(
 
     Returns:
         The finder with everything it measured, and the best size.
-
-    Raises:
-        ValueError: not even the smallest size fits, or sizes without sense.
     """
     if not 1 <= min_batch_size <= max_batch_size:
         raise ValueError(f"batch sizes {min_batch_size} to {max_batch_size}; expected 1 <= smallest <= largest")

@@ -65,11 +65,7 @@ def _space_findings(config: Config, net: SpeakerNet) -> list[Finding]:
 
 
 def check_inputs(config: Config, inputs: Inputs, net: SpeakerNet) -> None:
-    """Check the lists of a run against options, each other and their files, and the disk; log what was found.
-
-    Raises:
-        ValueError: something that would stop or spoil the run; all findings are in one message.
-    """
+    """Check the lists of a run against options, each other and their files, and the disk; log what was found."""
     data, needed = config.data, config.loss.min_utterances
     if not data.train_list:
         missing = " and ".join(f"data.{name}" for name in ("train_list", "test_list") if not getattr(data, name))
@@ -116,11 +112,7 @@ def check_inputs(config: Config, inputs: Inputs, net: SpeakerNet) -> None:
 
 
 def refuse_impossible(config: Config, net: nn.Module, device: torch.device) -> None:
-    """Refuse what cannot be trained.
-
-    Raises:
-        ValueError: a precision that the device lacks, or options that cannot work together, each with the remedy.
-    """
+    """Refuse what cannot be trained."""
     runtime = config.runtime
     # Both are called for their refusals alone.
     choose_precision(runtime.precision, device)

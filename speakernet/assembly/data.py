@@ -72,17 +72,7 @@ class Placement:
 def build_training_loader(
     config: Config, inputs: Inputs, start_method: str | None = None, *, reserved_bytes: int = 0
 ) -> TrainingLoader:
-    """The loader that the sections data and augment describe.
-
-    Args:
-        config: of the run, or of one of its stages; list, audio and device are those of `inputs`.
-        inputs: of the run.
-        start_method: of worker processes (`fork`, `spawn`, `forkserver`); None is the platform's own.
-        reserved_bytes: of a GPU's memory, which training itself takes.
-
-    Raises:
-        ValueError: lists, audio or numbers that make no epoch; see each part.
-    """
+    """The loader that the sections data and augment describe."""
     data, given, device = config.data, inputs.training, inputs.device
     # Everything that list and headers show comes before anything is decoded or moved.
     eligible = _checked_rows(config, given)
@@ -278,11 +268,7 @@ def _sampler(config: Config, labels: np.ndarray, eligible: np.ndarray, voices: V
 
 
 def _share_out(sampler: Sampler) -> None:
-    """Refuse more processes than the smallest batch has utterances (or speakers); say where shares are uneven.
-
-    Raises:
-        ValueError: naming the option to change.
-    """
+    """Refuse more processes than the smallest batch has utterances (or speakers); say where shares are uneven."""
     world_size, smallest, usual = distributed.world_size(), smallest_batch(sampler), sampler.batch_size
     what = "speakers" if sampler.unit > 1 else "utterances"
     if smallest < world_size:
@@ -436,11 +422,7 @@ MEASURED_ROUNDS = 3
 
 
 def build_augmenter(config: Config, reader: RowReader, table: LookupTable, eligible: np.ndarray) -> Augmenter | None:
-    """The augmenter, None if it is switched off or has nothing to work with.
-
-    Raises:
-        ValueError: several processes have different noise or room responses.
-    """
+    """The augmenter, None if it is switched off or has nothing to work with."""
     section, sample_rate = config.augment, config.data.sample_rate
     if not section.enabled:
         return None
@@ -492,11 +474,7 @@ def noise_into_ram(config: Config, augmenter: Augmenter, reader: RowReader) -> N
 
 
 def augments_on_device(config: Config, device: torch.device, *, is_resident: bool, are_banks_there: bool) -> bool:
-    """Whether whole batches are augmented on the training device, not crops with the loading; logged with the reason.
-
-    Raises:
-        ValueError: a GPU is asked for and training runs elsewhere.
-    """
+    """Whether whole batches are augmented on the training device, not crops with the loading; logs the reason."""
     wanted = config.augment.device
     if wanted == "cuda" and device.type != "cuda":
         raise ValueError(f"augment.device is cuda, but training runs on {device.type}; use auto")

@@ -79,11 +79,7 @@ class TrainingOutcome:
 
 
 def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
-    """Train (or resume), evaluate the best checkpoint on the test list, write the report; copy all to the mirror.
-
-    Raises:
-        ValueError: a mistake in lists, audio, configuration or checkpoint, before the first step.
-    """
+    """Train (or resume), evaluate the best checkpoint on the test list, write the report; copy all to the mirror."""
     # First: ranks that train and ranks that score would wait for each other.
     refuse_differences({"the command": "training"})
     training = loaded.config.training
@@ -202,11 +198,7 @@ def _is_reported(run_folder: Path) -> bool:
 
 
 def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, list[Path]]:
-    """Score the test list with `training.initial_model` (or the run's best.pt); returns the result and its files.
-
-    Raises:
-        ValueError: no model to score with, or lists and audio that do not fit.
-    """
+    """Score the test list with `training.initial_model` (or the run's best.pt); returns the result and its files."""
     refuse_differences({"the command": "scoring (--eval)"})
     config = loaded.config
     run_folder = Path(config.training.save_path)

@@ -40,14 +40,6 @@ def quick_check(
 ) -> list[Finding]:
     """Check lists against each other and against their files.
 
-    Args:
-        train_list: the training list; None checks trials alone.
-        train_source: its audio; None leaves the files unchecked.
-        trials: (trial list, its audio) pairs.
-        min_utterances: utterances per speaker that the loss needs (2 for metric losses).
-        max_bad_share: share of missing training files up to which they are a warning only.
-        min_seconds: shorter files are named.
-
     Returns:
         Findings, the good ones too, in the order of the checks. Nothing is raised for what a list holds.
     """

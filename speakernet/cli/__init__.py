@@ -120,11 +120,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_command(module_name: str, program: str, arguments: Sequence[str]) -> int:
     """Run the command that a module holds, as `main` does; scripts of the checkout beside the package use it.
 
-    Args:
-        module_name: as `import` takes it.
-        program: what the command is called, for its help and its messages.
-        arguments: what follows that name on the command line.
-
     Returns:
         The exit status: one of `EXIT_STATUSES`.
     """
@@ -193,12 +188,7 @@ def _discard_output() -> None:
 
 
 def build_parser(module: ModuleType, program: str) -> argparse.ArgumentParser:
-    """The parser of a command's own options; those of the configuration are what it leaves over.
-
-    Args:
-        module: as `COMMANDS` says.
-        program: what the command is called.
-    """
+    """The parser of a command's own options; those of the configuration are what it leaves over."""
     parser = argparse.ArgumentParser(
         prog=program,
         description=module.__doc__,

@@ -44,11 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def refuse_below_one(name: str, value: int) -> None:
-    """Refuse a count that measures nothing.
-
-    Raises:
-        ValueError: it is below 1.
-    """
+    """Refuse a count that measures nothing."""
     if value < 1:
         raise ValueError(f"--{name}: {value}; expected at least 1")
 

@@ -81,11 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def evaluate_scores(arguments: argparse.Namespace) -> "Evaluation":
-    """Figures of one score file, or of several fused.
-
-    Raises:
-        ValueError: scores that do not match the list, NaN, or files that are missing for the fit.
-    """
+    """Figures of one score file, or of several fused."""
     # Late: --help needs neither torch, which embeds, nor matplotlib, which draws.
     from speakernet.evaluation.evaluate import Evaluation
 

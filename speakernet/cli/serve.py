@@ -24,11 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until SIGTERM or Ctrl-C.
-
-    Raises:
-        ValueError: a missing library, no model file, a store of another model, or an address that cannot be had.
-    """
+    """Serve until SIGTERM or Ctrl-C."""
     try:
         # Late: --help needs no torch; and only who serves needs these libraries.
         from speakernet.inference.serve.server import start

@@ -97,19 +97,7 @@ def load_config(
     is_classic_checkpoint: Callable[[Path], bool] = lambda path: False,
     settings_of_model: Callable[[Path], Mapping[str, Any]] = lambda path: {},
 ) -> LoadedConfig:
-    """Read `--config FILE` (repeatable, later wins), `--defaults NAME` and every other option of the command line.
-
-    Args:
-        arguments: the command line.
-        is_classic_checkpoint: whether a file is a checkpoint of voxceleb_trainer; asked only about the model that is
-            scored without a configuration file.
-        settings_of_model: what a model file says about its network, as dotted keys and values; asked only about the
-            model that training starts from.
-
-    Raises:
-        ConfigError: unknown key, wrong type, value out of bounds, an option that nothing chosen takes, unreadable file;
-            the message names file and line.
-    """
+    """Read `--config FILE` (repeatable, later wins), `--defaults NAME` and every other option of the command line."""
     config_names, asked, options = _split_command_line(arguments)
     files = tuple(find_config(name) for name in config_names)
     layers = [_read_file(file) for file in files]

@@ -128,12 +128,7 @@ def config_to_dict(config: Config) -> dict[str, dict[str, Any]]:
 
 
 def config_from_dict(values: Mapping[str, Mapping[str, Any]]) -> Config:
-    """The configuration that `config_to_dict` wrote; what is missing keeps its default.
-
-    Raises:
-        OptionError: a field that does not exist or a value that it does not take; `field` is its dotted key.
-        ValueError: an unknown section.
-    """
+    """The configuration that `config_to_dict` wrote; what is missing keeps its default."""
     if unknown := set(values) - set(SECTIONS):
         raise ValueError(f"unknown configuration section {min(unknown)!r}; known: {', '.join(SECTIONS)}")
     names = names_in(values)

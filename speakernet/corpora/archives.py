@@ -147,10 +147,6 @@ def extract(archive: Path, folder: str | Path, summary: StepSummary, num_jobs: i
     """Unpack a zip or tar archive into `folder`; members that are already there with the right size are skipped.
 
     A zip is unpacked by `num_jobs` threads; a compressed tar is one stream.
-
-    Raises:
-        ArchiveError: an unsafe name, a link, an archive that is too large unpacked, or not an archive.
-        DiskFullError: the disk cannot hold the content.
     """
     target = Folder(folder)
     with reading(archive, "a whole zip or tar archive; remove it and fetch it again", ArchiveError):

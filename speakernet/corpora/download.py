@@ -134,9 +134,6 @@ def load_corpus(
     """The files of one corpus with their addresses filled in: `{name}` the file, `{key}` the access key.
 
     `base_url` is a mirror in place of the table's addresses, `catalogue_path` another table than the shipped one.
-
-    Raises:
-        ValueError: the table has no such corpus, or is of another form.
     """
     entry = lookup(load_catalogue(catalogue_path), name, "corpus")
     with reading(catalogue_path or "catalogue.yaml", EXPECTED):
@@ -204,11 +201,7 @@ def _read_note(path: Path) -> dict[str, Any]:
 def download_all(
     files: Iterable[RemoteFile], folder: str | Path, num_jobs: int, options: DownloadOptions, summary: StepSummary
 ) -> None:
-    """Fetch what is missing, several at once; a file that is there with the right sum is left alone.
-
-    Raises:
-        DiskFullError: the disk cannot hold the files; what was fetched stays for the next run.
-    """
+    """Fetch what is missing, several at once; a file that is there with the right sum is left alone."""
     root = Folder(folder)
     listed = list(files)
     is_there = parallel_map(lambda file: has_md5(root.path(file.name), file.md5), listed, num_jobs)
@@ -242,12 +235,7 @@ def download_all(
 def download_file(
     file: RemoteFile, root: Folder, options: DownloadOptions, on_bytes: Callable[[int], object] = lambda count: None
 ) -> Path:
-    """Fetch one file, verified, under its name in `root`; addresses are tried in order.
-
-    Raises:
-        DownloadError: no address gave the file; the message names each one's reason.
-        DiskFullError: the disk is full.
-    """
+    """Fetch one file, verified, under its name in `root`; addresses are tried in order."""
     target, part = root.path(file.name), _part_of(root, file.name)
     if file.needs_key and any(url.endswith("key=") for url in file.urls):
         raise DownloadError(f"{file.name}: an access key is needed and none was given. {file.access}")

@@ -204,11 +204,7 @@ def fetch(
     steps: Sequence[str] = ("download", "extract"),
     files: Sequence[str] | None = None,
 ) -> list[StepSummary]:
-    """Download a corpus's files into the target folder, join those published in pieces, and unpack them there.
-
-    Raises:
-        ValueError: none of the files could be fetched.
-    """
+    """Download a corpus's files into the target folder, join those published in pieces, and unpack them there."""
     root = arguments.save_path
     corpus = corpus_of(name, arguments)
     pieces = {piece: whole for whole in corpus.joined.values() for piece in whole.pieces}
@@ -345,11 +341,7 @@ def can_join_sessions(utterances: Utterances, split: Split) -> bool:
 
 
 def listable_rows(rows: Iterable[Row | None], names: Iterable[str], summary: StepSummary) -> Iterator[Row]:
-    """Rows that a list can hold, speakers as one word; the others are counted as broken with the reason.
-
-    Raises:
-        ValueError: two speakers would become one, as 'Anna Maria' and 'Anna_Maria'.
-    """
+    """Rows that a list can hold, speakers as one word; the others are counted as broken with the reason."""
     originals: dict[str, str] = {}
     for name, row in zip(names, rows, strict=True):
         speaker = one_word(row.speaker) if row else ""

@@ -125,9 +125,6 @@ def prepare_folder(options: FolderOptions) -> tuple[list[Path], Path, list[StepS
 
     Returns:
         The configurations that train from scratch, the one for fine-tuning, and what each step found.
-
-    Raises:
-        ValueError: too few speakers or utterances, splits that share speakers, or a table that cannot be read.
     """
     summaries = []
     with StepSummary("scan", options.save_path, made="usable") as scan:
@@ -159,11 +156,7 @@ def prepare_folder(options: FolderOptions) -> tuple[list[Path], Path, list[StepS
 
 
 def find_layout(root: Path, wanted: str = "auto") -> Layout:
-    """Where the speakers' folders are below `root`, from the names of the folders.
-
-    Raises:
-        ValueError: folders named as splits beside others, or no splits although they are wanted.
-    """
+    """Where the speakers' folders are below `root`, from the names of the folders."""
     if wanted == "speakers":
         return Layout(0)
     depth, folder = _below_containers(root, 0)

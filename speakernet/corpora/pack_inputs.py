@@ -90,13 +90,7 @@ class FolderInput(FileInput):
 
 
 class ArchiveInput(PackInput):
-    """Members of one or several archives, and the names of a list that none of them holds.
-
-    Args:
-        archives: opened archives.
-        wanted: names of a list; None takes every audio file.
-        strip: leading folders of the members' names to drop; None finds the number that suits the list (0 without).
-    """
+    """Members of one or several archives, and the names of a list that none of them holds."""
 
     def __init__(self, archives: Sequence["Archive"], wanted: StringTable | None, strip: int | None) -> None:
         names: list[str] = []
@@ -162,18 +156,7 @@ class ArchiveInput(PackInput):
 def open_inputs(
     sources: Sequence[str | Path], wanted: StringTable | None = None, strip: int | None = None
 ) -> PackInput:
-    """The input that `sources` are: one folder, one list, or archives (the pieces of one archive count as one).
-
-    Args:
-        sources: a folder, a Kaldi folder, a `raw.list`, or zip and tar archives, which a `shard.list` may name.
-        wanted: names to pack; None packs every audio file.
-        strip: see `ArchiveInput`.
-
-    Raises:
-        AudioError: nothing there, or not a folder or archive.
-        ListError: a list or a Kaldi folder that cannot be used.
-        ArchiveError: a damaged archive, a name that leads outside, a link.
-    """
+    """The input that `sources` are: one folder, one list, or archives (the pieces of one archive count as one)."""
     kinds = [(path, _kind(path)) for path in map(Path, sources)]
     if len(kinds) == 1:
         path, kind = kinds[0]
@@ -260,11 +243,7 @@ def _of_kaldi_folder(path: Path) -> Recordings:
 
 
 def read_raw_list(path: Path) -> Recordings:
-    """Names, files and speakers of a `raw.list`; files are absolute or from the working directory.
-
-    Raises:
-        ListError: empty, not UTF-8, a malformed line (named with its number), a key twice.
-    """
+    """Names, files and speakers of a `raw.list`; files are absolute or from the working directory."""
     file = ListFile(path, None)
     rows: list[tuple[str, ...]] = []
     for line, text in _lines(file):
@@ -321,11 +300,7 @@ def _lines(file: ListFile) -> Iterator[tuple[int, str]]:
 
 
 def open_archive(paths: Sequence[Path]) -> "Archive":
-    """The archive that the pieces `paths` make.
-
-    Raises:
-        ArchiveError: damaged, a name that leads outside, a link, a shard with missing speakers.
-    """
+    """The archive that the pieces `paths` make."""
     try:
         with JoinedFile(paths) as file:
             is_zip = zipfile.is_zipfile(file)
@@ -340,13 +315,7 @@ def open_archive(paths: Sequence[Path]) -> "Archive":
 
 
 class Archive(ABC):
-    """The audio files in an archive, in the order in which they are stored.
-
-    Args:
-        name: of the archive.
-        files: its audio files.
-        speakers: by the key that a file has in a shard, which is its name without the suffix; empty for no shard.
-    """
+    """The audio files in an archive, in the order in which they are stored."""
 
     def __init__(self, name: str, files: Sequence[str], speakers: Mapping[str, str] | None = None) -> None:
         self.name = name

@@ -182,9 +182,6 @@ def walk_files(root: str | Path, suffixes: Iterable[str]) -> Iterator[str]:
     """Relative names (forward slashes) of the files below `root` with these suffixes, sorted folder by folder.
 
     Hidden files and folders (also half-written ones) are left out; links to folders are followed once.
-
-    Raises:
-        ValueError: there is no such folder.
     """
     root = Path(root)
     if not root.is_dir():
@@ -229,9 +226,6 @@ def convert_all(
     """Convert what is not there yet to mono WAV or FLAC; a target appears under its final name when it is whole.
 
     Takes an iterator and keeps a few batches in flight, so a million files need no more memory than a hundred.
-
-    Raises:
-        DiskFullError: the disk cannot hold more; what was made stays for the next run.
     """
     ffmpeg = find_ffmpeg()
     iterator = iter(conversions)

@@ -65,15 +65,7 @@ class Row(NamedTuple):
 
 @dataclass
 class Utterances:
-    """Utterances in a fixed order.
-
-    Attributes:
-        names: path of each utterance.
-        labels: row of `speakers` of each utterance, int32 (utterances,).
-        speakers: names of the speakers, sorted.
-        sessions: number of each utterance's session, unique over speakers, -1 if unknown, int32 (utterances,).
-        genders: number of each speaker's gender, -1 if unknown, int32 (speakers,).
-    """
+    """Utterances in a fixed order."""
 
     names: StringTable
     labels: np.ndarray
@@ -148,11 +140,7 @@ class Utterances:
 
 
 def read_table(path: str | Path) -> Iterator[Row]:
-    """Rows of a CSV or TSV table with headings `path,speaker[,session,gender]` (in any order, more are fine).
-
-    Raises:
-        ListError: no such headings, or a row without path or speaker (named with its line).
-    """
+    """Rows of a CSV or TSV table with headings `path,speaker[,session,gender]` (in any order, more are fine)."""
     path = Path(path)
     with reading(path, f"a table in UTF-8 with {EXPECTED_HEADINGS}", ListError), open_text(path) as file:
         first = file.readline()
@@ -232,9 +220,6 @@ def split_speakers(
     Speakers with a single utterance can make no target trial and stay in training. With fewer than eight speakers there
     is no test split; with fewer than four the validation split is made of held-out utterances of the training speakers.
     `min_held_out` is the least number of speakers in a held-out split: trials within a gender need two of each.
-
-    Raises:
-        ValueError: fewer than two speakers, or shares that leave none for training.
     """
     num_speakers = len(utterances.speakers)
     if num_speakers < 2:
@@ -269,11 +254,7 @@ def split_speakers(
 
 
 def split_as_published(utterances: Utterances, split_of: Callable[[str], str]) -> Split | None:
-    """The corpus's own splits; None (so that a split is drawn) if only one of them is on disk.
-
-    Raises:
-        ValueError: a speaker is in the training split and in another one.
-    """
+    """The corpus's own splits; None (so that a split is drawn) if only one of them is on disk."""
     of_row = np.array([SPLITS.index(split_of(name)) for name in utterances.names])
     rows = [np.flatnonzero(of_row == number) for number in range(len(SPLITS))]
     if not len(rows[0]) or not (len(rows[1]) or len(rows[2])):
@@ -335,12 +316,7 @@ def _split_utterances(utterances: Utterances, seed: int) -> Split:
 
 @dataclass(frozen=True)
 class PairRules:
-    """Which pairs are allowed.
-
-    Attributes:
-        other_session: target pairs from one known session are left out (the room would give the answer away).
-        same_gender: non-target pairs of speakers of different known gender are left out (too easy).
-    """
+    """Which pairs are allowed."""
 
     other_session: bool = True
     same_gender: bool = False
@@ -525,9 +501,6 @@ def hold_out(
     Every held-out speaker gives up to 50 target trials, and for each of these some with an utterance of another one.
     The same list, number and seed give the same speakers and trials. Sessions are not known here: a list whose speakers
     have several is better split by `prepare folder`.
-
-    Raises:
-        ListError: fewer than two speakers would be left on either side.
     """
     utterances = Utterances.from_list(training)
     counts = utterances.counts()

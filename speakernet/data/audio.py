@@ -75,18 +75,7 @@ class AudioError(FileError):
 
 @dataclass(frozen=True)
 class AudioInfo:
-    """What a header says.
-
-    Attributes:
-        num_samples: samples a channel, at the file's own rate.
-        sample_rate: Hz.
-        num_channels: channels, mixed down when read.
-        format: `pcm_s16`, `float32`, … for WAV read directly; else soundfile's or ffmpeg's name in lower case (`flac`).
-        data_offset: byte at which the samples start; -1 if they have to be decoded.
-        is_truncated: the header promises more than the file holds.
-        file_bytes: size of the file when the header was read.
-        modified_ns: its modification time then.
-    """
+    """What a header says."""
 
     num_samples: int
     sample_rate: int
@@ -122,11 +111,7 @@ def crop_samples(frames: int, sample_rate: int = SAMPLE_RATE) -> int:
 
 
 def audio_info(path: str | Path) -> AudioInfo:
-    """Read a file's header (of what only ffmpeg reads, decode the file).
-
-    Raises:
-        AudioError: missing, unreadable, or not audio.
-    """
+    """Read a file's header (of what only ffmpeg reads, decode the file)."""
     with open_audio(path) as (_, info):
         return info
 
@@ -156,11 +141,7 @@ def open_audio(path: str | Path, known: AudioInfo | None = None) -> Iterator[tup
 
 
 def readable_bytes(content: bytes, name: str) -> bytes:
-    """The content of a file as soundfile reads it: as it is, or as a WAV file that ffmpeg decodes it to.
-
-    Raises:
-        AudioError: ffmpeg is missing or cannot decode it, as an m4a file with its index at the end.
-    """
+    """The content of a file as soundfile reads it: as it is, or as a WAV file that ffmpeg decodes it to."""
     container = _container_of(io.BytesIO(content))
     return _decode_with_ffmpeg(content, name, container) if container else content
 
@@ -193,16 +174,6 @@ def read_audio(
     """Read a crop as float32 in -1..1, mono, at `sample_rate`; shape (samples,).
 
     The crop is cut at the file's end: fewer samples than asked for may come back, `wrap_to_length` fills them up.
-
-    Args:
-        path: the file.
-        start: first sample of the crop, counted at `sample_rate`.
-        num_samples: length of the crop; None reads to the end.
-        sample_rate: Hz wanted.
-        mixes: several channels are mixed down; else the first is taken alone.
-
-    Raises:
-        AudioError: missing, not audio, without samples in the crop, or with NaN or far too large samples.
     """
     with open_audio(path) as (file, info):
         return crop_of_file(file, info, path, start, num_samples, sample_rate, mixes=mixes)
@@ -256,17 +227,8 @@ def resample(audio: np.ndarray, up: int, down: int) -> np.ndarray:
 def audio_of_array(samples: np.ndarray, sample_rate: int, wanted_rate: int = SAMPLE_RATE) -> np.ndarray:
     """Samples in memory as `read_audio` would give them from a file: float32 in -1..1, mono, at `wanted_rate`.
 
-    Args:
-        samples: (samples,) or (samples, channels) as soundfile gives them, floating point in -1..1 or int16. One
-            channel may also come as (1, samples): one sample of many channels is not a recording.
-        sample_rate: Hz, of the array.
-        wanted_rate: Hz, of the result.
-
     Returns:
         (samples,) float32.
-
-    Raises:
-        AudioError: another shape or type, no samples, samples that are NaN or far beyond -1..1, an impossible rate.
     """
     samples = np.asarray(samples)
     if samples.ndim == 2 and samples.shape[0] == 1:
@@ -289,13 +251,7 @@ def audio_of_array(samples: np.ndarray, sample_rate: int, wanted_rate: int = SAM
 
 
 def write_audio(path: str | Path, waveform: np.ndarray, sample_rate: int = SAMPLE_RATE) -> None:
-    """Write mono 16-bit WAV or FLAC, by the suffix, atomically; samples beyond -1..1 are clipped.
-
-    Args:
-        path: ends in .wav or .flac.
-        waveform: float in -1..1 or int16, shape (samples,) or (samples, channels).
-        sample_rate: Hz.
-    """
+    """Write mono 16-bit WAV or FLAC, by the suffix, atomically; samples beyond -1..1 are clipped."""
     format_name = WRITABLE.get(Path(path).suffix.lower())
     if format_name is None:
         raise AudioError(f"{path}: can write {' and '.join(WRITABLE)}, not {Path(path).suffix!r}")
@@ -401,9 +357,6 @@ def parse_riff(file: IO[bytes], name: str | Path, file_bytes: int, modified_ns: 
     form, RF64 and BW64 with 64-bit sizes, sizes left at 0 or 0xFFFFFFFF by a recorder that wrote to a pipe. Everything
     else (A-law, ADPCM, big-endian RIFX) is left to soundfile. A data chunk that promises more than the file holds is
     cut to what is there (`is_truncated`).
-
-    Raises:
-        AudioError: no format or no data chunk, or a format that contradicts itself.
     """
     head = file.read(RIFF_HEADER_BYTES)
     if len(head) < 12 or head[:4] not in (b"RIFF", b"RF64", b"BW64") or head[8:12] != b"WAVE":
@@ -498,11 +451,7 @@ def _decode_kept(path: str, _size: int, _modified_ns: int, container: str) -> by
 
 
 def _decode_with_ffmpeg(source: Path | bytes, name: str, container: str) -> bytes:
-    """A WAV file of what ffmpeg decodes.
-
-    Raises:
-        AudioError: ffmpeg is missing, cannot decode it, or finds less than the container promises.
-    """
+    """A WAV file of what ffmpeg decodes."""
     try:
         raw, facts = decode_to_bytes(find_ffmpeg(), source, SAMPLE_RATE, container)
     except FfmpegError as error:

@@ -35,16 +35,7 @@ MAX_REPLACEMENTS = 8  # a speaker without one readable utterance in so many has 
 
 @dataclass
 class Batch:
-    """One batch for the trainer.
-
-    Attributes:
-        waveforms: float32 in -1..1 on the training device, (batch, samples).
-        labels: class of each utterance, int64 (batch,), on the device.
-        indices: rows of the training list, int64 (batch,), on the CPU. With K a speaker, place = speaker * K + k.
-        shares: utterances that each rank has of the whole batch, in the order of the ranks.
-        draw_key: of the random draws that the network itself makes in this epoch.
-        warps: index into `sampling.Voices.warps` of each utterance, for the front end, int64 (batch,).
-    """
+    """One batch for the trainer."""
 
     waveforms: Tensor
     labels: Tensor
@@ -56,16 +47,7 @@ class Batch:
 
 @dataclass
 class BatchRequest:
-    """What one batch is to hold: a few hundred bytes that travel to worker processes.
-
-    Attributes:
-        epoch: counted from 0.
-        rows: rows of the training list, (batch,).
-        speeds: index into the speed factors, (batch,).
-        num_samples: length of the crops.
-        batch: of the epoch, counted from 0.
-        slot: of the loader's ring, for the result.
-    """
+    """What one batch is to hold: a few hundred bytes that travel to worker processes."""
 
     epoch: int
     rows: np.ndarray
@@ -108,15 +90,7 @@ class SpeakerIndex(Shareable):
 
 
 class CropMaker(ABC):
-    """Makes the crops of batches: in this process, in worker processes, or on the training device.
-
-    Args:
-        reader: fills crops from rows.
-        lengths: samples of each row by its header, (rows,).
-        seed: of the run.
-        speakers: for replacing unreadable utterances; None makes them errors.
-        speeds: the speed factors that `BatchRequest.speeds` points into.
-    """
+    """Makes the crops of batches: in this process, in worker processes, or on the training device."""
 
     augments = False
     """Whether the crops are augmented already."""
@@ -163,11 +137,7 @@ class CropMaker(ABC):
         raise NotImplementedError
 
     def _read_or_replace(self, request: BatchRequest, report: BatchReport, out: np.ndarray) -> None:
-        """Read a request's rows; one that cannot be read is replaced by another of its speaker, and both are reported.
-
-        Raises:
-            AudioError: it is not to be replaced, or no replacement can be read either.
-        """
+        """Read the rows of a request; one that cannot be read is replaced by another of its speaker and reported."""
         places = np.arange(len(request.rows))
         attempt = 0
         while problems := self._read(request, report.rows[places], places, out):
@@ -187,16 +157,7 @@ class CropMaker(ABC):
 
 
 class BatchMaker(Shareable, CropMaker):
-    """Reads and augments one batch at a time.
-
-    Args:
-        reader: see `CropMaker`.
-        lengths: see `CropMaker`.
-        augmenter: runs here; None hands the crops on as they are.
-        is_int16: whether the crops are handed on as int16 (half the memory traffic; -1..1 is made of them later).
-        changes_speed: whether the speed is changed here; else each row holds the samples that its speed needs.
-        options: see `CropMaker`.
-    """
+    """Reads and augments one batch at a time."""
 
     shared_arrays = ("lengths",)
 
@@ -238,11 +199,7 @@ class BatchMaker(Shareable, CropMaker):
             yield request, torch.from_numpy(out), self.make(request, out)
 
     def make(self, request: BatchRequest, out: np.ndarray) -> BatchReport:
-        """Fill `out` (batch, `width`) of `dtype`.
-
-        Raises:
-            AudioError: an utterance cannot be read and is not to be replaced, or no replacement was found.
-        """
+        """Fill `out` (batch, `width`) of `dtype`."""
         # The reader counts since it was made, here or in a worker; the report has this batch's part.
         before = self._counts()
         report = BatchReport(request.rows.copy())
@@ -310,11 +267,7 @@ class ResidentMaker(CropMaker):
             yield request, *self.make(request)
 
     def make(self, request: BatchRequest) -> tuple[Tensor, BatchReport]:
-        """The request's crops, float32 (batch, samples), on the device; short utterances are wrapped around.
-
-        Raises:
-            AudioError: an utterance could not be read and is not to be replaced, or no replacement was found.
-        """
+        """The request's crops, float32 (batch, samples), on the device; short utterances are wrapped around."""
         report = BatchReport(request.rows.copy())
         self._read_or_replace(request, report, np.empty(0))
         starts, _ = self.crop_places(request, self.lengths[report.rows])
@@ -381,12 +334,6 @@ def change_speed(crops: Tensor, factor: Fraction, num_samples: int) -> Tensor:
 
 def change_speeds(crops: Tensor, speeds: np.ndarray, factors: Sequence[Fraction], num_samples: int) -> Tensor:
     """Play every row of a batch at its own speed.
-
-    Args:
-        crops: float32 (batch, `most_samples_to_read`); a row is read as far as its speed needs.
-        speeds: index of each row into `factors`, (batch,).
-        factors: the speeds.
-        num_samples: length of the result.
 
     Returns:
         Float32 (batch, num_samples).

@@ -46,20 +46,7 @@ def choose_num_workers(
     is_spawned: bool = False,
     changed_share: float = 0.0,
 ) -> Choice[int]:
-    """How many loader processes.
-
-    Args:
-        cores: cores that this run may use.
-        num_batches: batches in an epoch.
-        is_reading_free: the corpus is packed or in memory: a crop is one copy.
-        augments_in_workers: augmentation runs on the CPU.
-        trains_on_cpu: the network needs the cores too.
-        batch_bytes: size of a batch as workers hand it over.
-        free_shared_bytes: shared memory that is free for batches.
-        processes_on_machine: training processes that share the cores.
-        is_spawned: workers start from nothing.
-        changed_share: share of the crops whose speed is changed, which is done where they are read.
-    """
+    """How many loader processes."""
     share = max(1, cores // max(1, processes_on_machine))
     if share == 1:
         return Choice(0, "one core for this process: a worker would only take turns with training")

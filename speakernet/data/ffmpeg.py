@@ -44,11 +44,7 @@ class Decoded:
 
 
 def find_ffmpeg(given: str | None = None) -> str:
-    """The ffmpeg that is named, else that of the environment variable, of the PATH, of `imageio-ffmpeg`.
-
-    Raises:
-        FfmpegError: there is none; the message says how to get it.
-    """
+    """The ffmpeg that is named, else that of the environment variable, of the PATH, of `imageio-ffmpeg`."""
     named = given or os.environ.get(FFMPEG_VARIABLE)
     found = shutil.which(named or "ffmpeg")
     if found is not None:
@@ -73,11 +69,7 @@ def ffmpeg_version(ffmpeg: str) -> str:
 def decode_batch(
     ffmpeg: str, sources: Sequence[Path], targets: Sequence[Path], file_format: str, sample_rate: int
 ) -> list[Decoded]:
-    """Decode each source into its target: mono, 16 bit, `sample_rate`. One process for all of them.
-
-    Raises:
-        FfmpegError: ffmpeg failed on at least one; which targets are whole is then unknown.
-    """
+    """Decode each source into its target: mono, 16 bit, `sample_rate`. One process for all of them."""
     command = ["-y"]
     for source in sources:
         # One thread a file: the callers run several batches at once.
@@ -93,17 +85,7 @@ def decode_batch(
 
 
 def decode_to_bytes(ffmpeg: str, source: Path | bytes, sample_rate: int, container: str = "") -> tuple[bytes, Decoded]:
-    """Decode one file, or the content of one, to raw 16-bit mono samples (little-endian) in memory.
-
-    Args:
-        ffmpeg: the program.
-        source: the file or its content, which ffmpeg then cannot seek in.
-        sample_rate: Hz of the result.
-        container: ffmpeg's name of the format; empty lets ffmpeg find out.
-
-    Raises:
-        FfmpegError: ffmpeg failed.
-    """
+    """Decode one file, or the content of one, to raw 16-bit mono samples (little-endian) in memory."""
     content = source if isinstance(source, bytes) else b""
     # No other protocol: a playlist in place of audio must not make ffmpeg open other files or addresses.
     name, protocol = ("pipe:0", "pipe") if isinstance(source, bytes) else (_as_url(source), "file")

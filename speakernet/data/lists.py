@@ -240,15 +240,7 @@ class NameIndex:
 
 @dataclass
 class TrainingList:
-    """A training list: path and speaker of every utterance.
-
-    Attributes:
-        paths: path of each utterance, as written.
-        labels: index into `speakers` for each utterance, int32 (utterances,).
-        speakers: the speakers' names, sorted, so that a label means the same on every machine.
-        source: the file it came from, for messages.
-        sha256: of that file; empty for a list that came from none.
-    """
+    """A training list: path and speaker of every utterance."""
 
     paths: StringTable
     labels: np.ndarray
@@ -262,16 +254,7 @@ class TrainingList:
 
 @dataclass
 class TrialList:
-    """A trial list: pairs of rows of `names`.
-
-    Attributes:
-        names: every utterance once, in order of first mention.
-        enrol: row of the enrolment utterance of each trial, int32 (trials,).
-        test: row of the test utterance of each trial, int32 (trials,).
-        labels: 1 target, 0 non-target, int8 (trials,); None for unlabelled pairs.
-        source: the file it came from, for messages.
-        sha256: of that file, or of what was drawn from one; empty for a list that came from none.
-    """
+    """A trial list: pairs of rows of `names`."""
 
     names: StringTable
     enrol: np.ndarray
@@ -307,15 +290,7 @@ def audio_folder_of(path: str | Path) -> Path:
 
 
 def read_training_list(path: str | Path, malformed: MalformedRows | None = None) -> TrainingList:
-    """Read `speaker path` lines; the path is all after the first white space. Blank lines are skipped.
-
-    Args:
-        path: of the list, or of a Kaldi folder, whose `utt2spk` is read (`utterance speaker` lines).
-        malformed: collects malformed rows, which are left out; without it the first one is an error.
-
-    Raises:
-        ListError: missing, empty, not UTF-8, or a malformed line (named with its number).
-    """
+    """Read `speaker path` lines; the path is all after the first white space. Blank lines are skipped."""
     if Path(path).name in (UTT2SPK, WAV_SCP):
         # Its columns are the other way round: every utterance would be a speaker.
         raise ListError(f"{path}: a file of a Kaldi folder; name the folder, {Path(path).parent}")
@@ -367,12 +342,7 @@ def _pairs_of(
 
 
 def read_wav_scp(path: str | Path) -> Recordings:
-    """Read the `utterance file` lines of Kaldi's `wav.scp`; the file is all after the first white space.
-
-    Raises:
-        ListError: missing, empty, not UTF-8, a malformed line, a command or a place in an archive in place of a file
-            (named with its number).
-    """
+    """Read the `utterance file` lines of Kaldi's `wav.scp`; the file is all after the first white space."""
     blocks = zip(*_pairs_of(ListFile(path, None), "'utterance file'", _no_file), strict=True)
     return Recordings(*map(StringTable.from_bytes, blocks))
 
@@ -425,13 +395,6 @@ def read_trials(path: str | Path, malformed: MalformedRows | None = None) -> Tri
     """Read trials: label first (`1 enrol test`), Kaldi's (`enrol test target`) or unlabelled pairs; one form a file.
 
     A line with tabs is split at tabs only, so that names may hold spaces.
-
-    Args:
-        path: of the list.
-        malformed: collects malformed rows, which are left out; without it the first one is an error.
-
-    Raises:
-        ListError: missing, empty, not UTF-8, or a malformed line (named with its number).
     """
     file = ListFile(path, malformed)
     numbers = Numbers()
@@ -476,11 +439,7 @@ def repeated_trials(trials: TrialList) -> tuple[int, np.ndarray]:
 
 
 def write_training_list(path: str | Path, pairs: Iterable[tuple[str, str]]) -> None:
-    """Write (speaker, path) pairs, atomically.
-
-    Raises:
-        ListError: a speaker that is empty or holds white space, or a path with a line break.
-    """
+    """Write (speaker, path) pairs, atomically."""
     with atomic_write(path) as file:
         for speaker, name in pairs:
             if not speaker or speaker.split() != [speaker] or not name.strip() or len(name.splitlines()) != 1:

@@ -30,18 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class TrainingLoader:
-    """Iterate to get `Batch`es of the epoch that `set_epoch` chose, from the position that `load_state_dict` gave.
-
-    Args:
-        maker: makes the crops, here, in workers or on the device.
-        sampler: plans the epochs.
-        training: the list: labels are the sampler's rows.
-        options: of the section `data`, with everything that was `auto` decided.
-        device: of the batches.
-        augmenter: runs on the device, after the transfer; None if it runs with the reading or not at all.
-        rank: this process among `world_size`.
-        world_size: processes that share every batch.
-    """
+    """Iterate to get `Batch`es of the epoch that `set_epoch` chose, from the position that `load_state_dict` gave."""
 
     def __init__(
         self,
@@ -119,11 +108,7 @@ class TrainingLoader:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume after that many batches of that epoch.
-
-        Raises:
-            ValueError: the epoch has other batches now (batch size, sampler, seed or list were changed).
-        """
+        """Resume after that many batches of that epoch."""
         self.set_epoch(int(state["epoch"]))
         if state["checksum"] != self._checksum():
             raise ValueError(
@@ -225,12 +210,7 @@ class TrainingLoader:
         return to_float(moved) if moved.dtype == torch.int16 else moved
 
     def _note(self, report: BatchReport, num_samples: int) -> None:
-        """Count a batch before it is handed out.
-
-        Raises:
-            AudioError: too much of the epoch cannot be read. A reader that knows how many batches there are asks for
-                no more after the last, so that one is held back.
-        """
+        """Count a batch before it is handed out."""
         # Of this rank's share of the epoch.
         total = max(1, len(self.plan.rows) // self._world_size)
         bad, allowed = self._counts["bad_utterances"] + len(report.problems), self.options.max_bad_share * total

@@ -39,19 +39,7 @@ COLUMNS = {
 
 
 class LookupTable(Shareable):
-    """Facts about every row of a list, as arrays (rows,).
-
-    Attributes:
-        sample_rate: the rate that `num_samples` is counted at, Hz.
-        native_samples: lengths at the files' own rates.
-        sample_rates: these rates, Hz.
-        num_channels: channels.
-        formats: index into `FORMATS`.
-        data_offsets: byte of the first sample, -1 if the file has to be decoded.
-        file_bytes: sizes of the files.
-        modified_ns: their times of change (in a packed corpus, checksums of the samples).
-        problems: row -> what is wrong with its file; such rows have 0 samples.
-    """
+    """Facts about every row of a list, as arrays (rows,)."""
 
     shared_arrays = tuple(COLUMNS)
     native_samples: np.ndarray
@@ -145,15 +133,6 @@ def build_lookup_table(
     """Read the header of every `root`/name by `num_threads` threads, or take the table kept from the last time.
 
     Rows that could not be read the last time are read again, and those whose file has another size or time since.
-
-    Args:
-        root: folder that the names are relative to.
-        names: the files.
-        sample_rate: Hz that lengths are counted at.
-        num_threads: header reads in flight; more helps on slow and remote disks.
-        cache_folder: where tables are kept; None keeps none.
-        show_progress: show a progress bar.
-        read_info: reads one header; raises AudioError.
     """
     path = cache_folder / f"lookup-{lookup_key(root, names, sample_rate)}.npz" if cache_folder else None
     table = _load(path, len(names), sample_rate) if path is not None and path.exists() else None

@@ -40,11 +40,7 @@ def copy_to_device(samples: Samples, out: Tensor) -> None:
 
 
 class DeviceAudio:
-    """Recordings end to end in one int16 tensor.
-
-    Args:
-        samples: int16 (samples,), on any device.
-    """
+    """Recordings end to end in one int16 tensor."""
 
     def __init__(self, samples: Tensor) -> None:
         self.samples = samples
@@ -56,12 +52,6 @@ class DeviceAudio:
 
     def crops(self, firsts: np.ndarray, starts: np.ndarray, lengths: np.ndarray, num_samples: int) -> Tensor:
         """Crops of `num_samples`; a recording that ends before is wrapped around from its own start.
-
-        Args:
-            firsts: where in `samples` each recording begins, int64 (crops,).
-            starts: where in its recording each crop begins, (crops,).
-            lengths: samples of each recording, (crops,).
-            num_samples: of each crop.
 
         Returns:
             Int16 (crops, num_samples), on the device.

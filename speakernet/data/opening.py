@@ -23,16 +23,7 @@ class KaldiSource(AudioSource):
     """
 
     def __init__(self, root: str | Path, sample_rate: int = SAMPLE_RATE, **options: bool) -> None:
-        """Read the folder's `wav.scp`; no audio is opened.
-
-        Args:
-            root: the folder.
-            sample_rate: Hz of everything read.
-            options: `show_progress`, `keep_lookup` of `FolderSource`.
-
-        Raises:
-            ListError: see `lists.read_wav_scp`; an utterance twice; a folder of pieces (`segments`).
-        """
+        """Read the folder's `wav.scp`; no audio is opened."""
         super().__init__(root, sample_rate)
         if (Path(root) / SEGMENTS).exists():
             raise ListError(
@@ -80,17 +71,7 @@ class KaldiSource(AudioSource):
 
 
 def open_source(root: str | Path, sample_rate: int = SAMPLE_RATE, **options: bool) -> AudioSource:
-    """The source at `root`: a packed corpus, a folder whose `wav.scp` names utterances, else a folder of files.
-
-    Args:
-        root: folder, packed corpus or Kaldi folder.
-        sample_rate: Hz of everything read.
-        options: `show_progress`, `keep_lookup` of `FolderSource`.
-
-    Raises:
-        AudioError: there is nothing at `root`.
-        ListError: a `wav.scp` that cannot be used.
-    """
+    """The source at `root`: a packed corpus, a folder whose `wav.scp` names utterances, else a folder of files."""
     # Neither is a half-written corpus a folder of files: opening it raises the error.
     if is_packed(root) or (not Path(root).exists() and partial_of(root).exists()):
         return PackedSource(root, sample_rate)

@@ -68,15 +68,7 @@ class PackedError(AudioError):
 
 @dataclass(frozen=True)
 class PackedIndex:
-    """What lies where in a packed corpus.
-
-    Attributes:
-        sample_rate: Hz.
-        names: every utterance, in the order of its samples.
-        sample_offsets: first sample of each utterance and the end of the last, int64 (utterances + 1,).
-        checksums: CRC-32 of each utterance's bytes, uint32 (utterances,).
-        digest: SHA-256 of the file that all this is in.
-    """
+    """What lies where in a packed corpus."""
 
     sample_rate: int
     names: StringTable
@@ -193,11 +185,7 @@ def _damaged(path: Path, problem: str) -> PackedError:
 
 
 def read_description(root: Path) -> dict[str, Any]:
-    """The content of `corpus.json`: numbers, `index_sha256`, and the digests of shards by name.
-
-    Raises:
-        PackedError: it is missing, damaged or of a newer version, or the files that it describes are not there.
-    """
+    """The content of `corpus.json`: numbers, `index_sha256`, and the digests of shards by name."""
     path = root / DESCRIPTION
     half = root if root.name.endswith(PARTIAL_SUFFIX) else partial_of(root)
     if half == root or (not root.exists() and half.exists()):
@@ -242,11 +230,7 @@ def read_description(root: Path) -> dict[str, Any]:
 
 
 def read_index(root: str | Path) -> PackedIndex:
-    """Open a corpus's index and check that the files fit it and one another.
-
-    Raises:
-        PackedError: not a packed corpus, half written, damaged, or of a newer version.
-    """
+    """Open a corpus's index and check that the files fit it and one another."""
     root = Path(root)
     description = read_description(root)
     path, rate, digest = root / INDEX, description["sample_rate"], description["index_sha256"]
@@ -282,16 +266,7 @@ def read_index(root: str | Path) -> PackedIndex:
 
 
 def open_samples(root: str | Path, num_samples: int, *, is_mapped: bool = True) -> Samples:
-    """The corpus's samples as a read-only memory map, int16 (samples,); of several shards one that acts like it.
-
-    Args:
-        root: the corpus.
-        num_samples: by its index.
-        is_mapped: else they are read from the file (`FileSamples`).
-
-    Raises:
-        PackedError: not the array that the index describes.
-    """
+    """The corpus's samples as a read-only memory map, int16 (samples,); of several shards one that acts like it."""
     shards = read_description(Path(root))["parts"]
     if shards:
         counts = [read_description(Path(root, name))["num_samples"] for name in shards]
@@ -314,9 +289,6 @@ def verify(root: str | Path, num_threads: int = 2, show_progress: bool = False) 
 
     Returns:
         One sentence for each damaged utterance; empty if the corpus is as it was written.
-
-    Raises:
-        PackedError: the corpus cannot even be opened.
     """
     index = read_index(root)
     samples = open_samples(root, index.num_samples)
@@ -341,11 +313,7 @@ class PackedSource(AudioSource):
     """The utterances of a packed corpus, by name: the same interface as a folder of files."""
 
     def __init__(self, root: str | Path, sample_rate: int = SAMPLE_RATE) -> None:
-        """Open and check a corpus.
-
-        Raises:
-            PackedError: damaged, half written, or packed at another rate.
-        """
+        """Open and check a corpus."""
         super().__init__(root, sample_rate)
         self.index = read_index(root)
         if self.index.sample_rate != sample_rate:
@@ -413,15 +381,7 @@ class PackedSource(AudioSource):
 
 
 class PackedRows(RowReader):
-    """Rows of a list read from a packed corpus: one copy a crop.
-
-    Args:
-        root: the corpus, for messages and for opening it again in another process.
-        samples: int16 (samples,).
-        starts: first sample of each row in `samples`, int64 (rows,).
-        lengths: samples of each row, 0 if the corpus does not hold it; int64 (rows,).
-        is_mapped: whether `samples` are memory; else every slice of them is read from a disk.
-    """
+    """Rows of a list read from a packed corpus: one copy a crop."""
 
     shared_arrays = ("starts", "lengths")
 
@@ -487,14 +447,7 @@ class PackedRows(RowReader):
 
 
 class RamRows(PackedRows):
-    """Rows of a list that were decoded once to int16 in shared memory; FLAC then costs no more than a packed corpus.
-
-    Args:
-        samples: int16 (samples,), in shared memory.
-        starts: see `PackedRows`.
-        lengths: see `PackedRows`.
-        problems: row -> why it could not be decoded.
-    """
+    """Rows of a list that were decoded once to int16 in shared memory; FLAC then costs no more than a packed corpus."""
 
     def __init__(
         self, samples: "torch.Tensor", starts: np.ndarray, lengths: np.ndarray, problems: dict[int, str]

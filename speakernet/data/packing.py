@@ -76,13 +76,7 @@ ORIGIN = "part_of"
 
 
 class PackInput(ABC):
-    """Utterances in a fixed order, to be decoded one by one in threads.
-
-    Args:
-        names: of the utterances.
-        description: of the source, for messages.
-        speakers: of the utterances, empty if unknown; None if the source has none.
-    """
+    """Utterances in a fixed order, to be decoded one by one in threads."""
 
     def __init__(self, names: StringTable, description: str, speakers: StringTable | None = None) -> None:
         self.names = names
@@ -96,11 +90,7 @@ class PackInput(ABC):
 
     @abstractmethod
     def decode(self, row: int, content: bytes | None, sample_rate: int) -> np.ndarray:
-        """One utterance as mono int16 (samples,); called from several threads.
-
-        Raises:
-            AudioError: it is not there or cannot be read.
-        """
+        """One utterance as mono int16 (samples,); called from several threads."""
 
 
 class _Shard(PackInput):
@@ -126,14 +116,7 @@ class _Shard(PackInput):
 
 @dataclass(frozen=True)
 class PackSummary:
-    """The result of `pack`.
-
-    Attributes:
-        num_utterances: in the corpus.
-        num_samples: of all of them together.
-        num_resumed: utterances that an earlier run had written already.
-        num_skipped: utterances that could not be read and were left out; `skipped.txt` in the corpus names them.
-    """
+    """The result of `pack`."""
 
     num_utterances: int
     num_samples: int
@@ -151,21 +134,7 @@ def pack(
     show_progress: bool = False,
     facts: Mapping[str, str] = MappingProxyType({}),
 ) -> PackSummary:
-    """Write (or finish) the packed corpus of `source`.
-
-    Args:
-        source: names and decoded audio.
-        corpus: the folder to make.
-        sample_rate: Hz of the corpus.
-        num_threads: files decoded at a time.
-        skip_bad: leave out what cannot be read (counted and named) instead of stopping.
-        show_progress: show a progress bar.
-        facts: more for its description.
-
-    Raises:
-        AudioError: an utterance cannot be read; what was packed so far is kept for the next run.
-        PackedError: `corpus` exists and holds something else, or was begun with other names.
-    """
+    """Write (or finish) the packed corpus of `source`."""
     corpus = Path(corpus)
     if not len(source.names):
         raise PackedError(f"{source.description}: there is nothing to pack; expected at least one audio file")
@@ -386,19 +355,8 @@ def pack_part(
 ) -> tuple[PackSummary, list[WorkPart]]:
     """Write (or finish) one shard, and join all of them after the last.
 
-    Args:
-        source: names and decoded audio of the whole; its order decides which shard has which utterance.
-        corpus: the folder of all shards.
-        part: which one.
-        sample_rate: see `pack`.
-        options: see `pack`.
-
     Returns:
         The summary of the shard, and the shards that are still missing.
-
-    Raises:
-        AudioError: see `pack`.
-        PackedError: see `pack`; or the other shards have other names, another rate or are another number.
     """
     corpus = Path(corpus)
     if (corpus / DESCRIPTION).exists():
@@ -421,11 +379,7 @@ def pack_part(
 
 
 def join_parts(corpus: str | Path) -> PackSummary:
-    """Make the shards below a folder one corpus.
-
-    Raises:
-        PackedError: some are missing (they are named), damaged, or not shards of the same whole.
-    """
+    """Make the shards below a folder one corpus."""
     corpus = Path(corpus)
     found = parts_in(corpus)
     if not found:

@@ -30,12 +30,6 @@ class Voices:
     """The voices of every speaker: every speed with every vocal-tract length. Each but the recorded one, which is voice
     0 if it is among them, makes new speakers: here the classes of a head are counted, numbered and drawn.
 
-    Attributes:
-        speeds: played so many times as fast, 1 first if it is among them (`batches.speed_fractions`).
-        warps: frequencies raised so many times (`frontend.perturbation`), 1 first if it is among them.
-        real_share: share of every batch that stays as recorded; None: all voices are equally likely.
-        real_from: the first epoch, from 0, that is wholly as recorded; None: there is none.
-
     >>> voices = Voices(speeds=(Fraction(1), Fraction(9, 10)), warps=(1.0, 0.9, 1.1))
     >>> len(voices), voices.num_classes(150)
     (6, 900)
@@ -92,12 +86,6 @@ class Voices:
 
         What is drawn for a row depends on seed, epoch and row alone; with `real_share` it depends on the batch too, in
         which those with the lowest numbers are left as recorded.
-
-        Args:
-            seed: of the run.
-            epoch: counted from 0.
-            rows: of the training list, batch after batch, (utterances,).
-            bounds: batch b is `rows[bounds[b]:bounds[b + 1]]`, (batches + 1,).
         """
         if len(self) == 1 or (self.real_from is not None and epoch >= self.real_from):
             return np.zeros(len(rows), dtype=np.int64)
@@ -115,15 +103,7 @@ class Voices:
 
 @dataclass
 class EpochPlan:
-    """The batches of one epoch.
-
-    Attributes:
-        rows: rows of the training list, batch after batch, int64.
-        bounds: batch b is `rows[bounds[b]:bounds[b + 1]]`, int64 (batches + 1,).
-        crop_frames: length of the crops of each batch, int64 (batches,).
-        voices: the voice (`Voices`) of each of `rows`, int64.
-        num_left_out: utterances that are in the list and in no batch of this epoch.
-    """
+    """The batches of one epoch."""
 
     rows: np.ndarray
     bounds: np.ndarray
@@ -141,15 +121,7 @@ class EpochPlan:
 
 
 class Sampler(ABC):
-    """Plans epochs; subclasses say in which order the utterances come.
-
-    Args:
-        labels: speaker of every row of the training list, (rows,).
-        options: sizes of batches over all ranks (in units: one utterance, or K of one speaker), lengths to draw from.
-        seed: of the run.
-        eligible: rows that may be used, (utterances,); None means all.
-        voices: that every speaker is heard in.
-    """
+    """Plans epochs; subclasses say in which order the utterances come."""
 
     def __init__(
         self,
@@ -213,11 +185,7 @@ class Sampler(ABC):
 
 
 class ShuffledSampler(Sampler):
-    """All utterances in random order, of each speaker at most `max_utterances_per_speaker` where that is a number.
-
-    Raises:
-        ValueError: fewer utterances than one batch takes.
-    """
+    """All utterances in random order, of each speaker at most `max_utterances_per_speaker` where that is a number."""
 
     def _check(self) -> None:
         counts = np.bincount(self.labels[self.eligible], minlength=1)
@@ -240,9 +208,6 @@ class BalancedSampler(Sampler):
     """P speakers x K utterances with no speaker twice in a batch; row = speaker * K + utterance.
 
     Each speaker's utterances are shuffled and cut into groups of K (at most `max_utterances_per_speaker` an epoch).
-
-    Raises:
-        ValueError: fewer speakers with K utterances than a batch takes.
     """
 
     auto_max_utterances = 500  # voxceleb_trainer's, whose sampler this is

@@ -27,11 +27,7 @@ def free_shared_memory() -> int:
 
 
 def shared_zeros(shape: tuple[int, ...], dtype: Any) -> "torch.Tensor":
-    """Zeros in shared memory.
-
-    Raises:
-        SharedMemoryError: they do not fit.
-    """
+    """Zeros in shared memory."""
     # Late: commands that only read lists (compare, prepare) do not wait for torch.
     import torch
 

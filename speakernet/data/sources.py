@@ -102,11 +102,7 @@ class AudioSource(ABC):
 
     @abstractmethod
     def read(self, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
-        """A crop as float32 in -1..1, shape (samples,); shorter at the utterance's end, never wrapped.
-
-        Raises:
-            AudioError: no such utterance, or it cannot be read.
-        """
+        """A crop as float32 in -1..1, shape (samples,); shorter at the utterance's end, never wrapped."""
 
     def blocks(self, name: str, num_samples: int) -> Iterator[np.ndarray]:
         """A whole utterance, at most `num_samples` at a time, so that its length does not matter to memory."""
@@ -155,11 +151,7 @@ class RowReader(Shareable, ABC):
 
     @abstractmethod
     def read_row(self, row: int, start: int, out: np.ndarray) -> int:
-        """Write samples from `start` on into `out` (samples,), float32 in -1..1 or int16; returns how many there are.
-
-        Raises:
-            AudioError: the utterance cannot be read.
-        """
+        """Write samples from `start` on into `out` (samples,), float32 in -1..1 or int16; returns their number."""
 
     def fill(self, rows: np.ndarray, starts: np.ndarray, out: np.ndarray) -> dict[int, str]:
         """Fill `out` (batch, samples) with crops; an utterance that ends early is wrapped around from its own start.
@@ -195,15 +187,7 @@ class RowReader(Shareable, ABC):
 
 
 class FolderSource(AudioSource):
-    """Files under a folder, as they are.
-
-    Args:
-        root: the folder; names are relative to it or absolute.
-        sample_rate: Hz of everything read.
-        lookup_cache: where lookup tables are kept; None means the user's cache folder.
-        keep_lookup: whether lookup tables are kept on disk at all.
-        show_progress: progress bars for header scans.
-    """
+    """Files under a folder, as they are."""
 
     def __init__(
         self,

@@ -73,15 +73,7 @@ class WorkerHung(WorkerDied):
 
 
 class Workers(CropMaker):
-    """Worker processes and the ring they write into; both live as long as the loader.
-
-    Args:
-        maker: makes the batches, in the workers.
-        options: number of processes and of batches ahead, both decided; whether processes are kept between epochs; how
-            long to wait for a batch.
-        start_method: `fork`, `spawn` or `forkserver`; None is the platform's own.
-        pins: page-lock the ring, so that a GPU copies batches from where the workers wrote them.
-    """
+    """Worker processes and the ring they write into; both live as long as the loader."""
 
     def __init__(
         self, maker: BatchMaker, options: DataOptions, start_method: str | None = None, *, pins: bool = False
@@ -107,12 +99,7 @@ class Workers(CropMaker):
             maker.share()
 
     def run(self, requests: list[BatchRequest]) -> Iterator[Made]:
-        """Each request with its crops (memory that is valid until the next one) and report, in their order.
-
-        Raises:
-            WorkerDied: naming the worker, the batch, what ended it and the likely reason.
-            WorkerHung: a worker lives and gives nothing.
-        """
+        """Each request with its crops (memory that is valid until the next one) and report, in their order."""
         if not requests:
             return
         size = max(len(request.rows) * self.maker.width(request.num_samples) for request in requests)
@@ -349,11 +336,6 @@ class ReadAhead(CropMaker):
     A crop that is not in memory is waited for, one after another, while the network waits too. Threads read the crops
     of the next batches, several at once, and throw them away: they then are in the system's page cache when their batch
     is made, here or in worker processes.
-
-    Args:
-        maker: makes the batches.
-        planner: knows which crops a request needs; it reads a packed corpus.
-        num_asked: requests that `maker` works on before it hands over the first: those of worker processes.
     """
 
     def __init__(self, maker: CropMaker, planner: CropMaker, num_asked: int = 0) -> None:

@@ -234,24 +234,8 @@ def embed_utterances(
 ) -> np.ndarray:
     """Embeddings of all named utterances, in one way: crops or whole utterances.
 
-    Args:
-        net: the network; `embed` puts it into evaluation mode and inference mode itself.
-        source: of the audio.
-        names: utterances, each once.
-        options: what is embedded, and how much at once.
-        device: of the network.
-        autocast: gives the context that the network runs in.
-        description: of the progress bar; empty shows none.
-        wrapped_seconds: whole utterances that are shorter are repeated from their start up to this length.
-        is_stopped: whether to stop; asked after every batch.
-        has_few_shapes: pad batches of whole utterances to one of few shapes; None: except on a CPU.
-
     Returns:
         (utterances, crops, dim) float32, in the order of the names, on every rank; a whole utterance is one crop.
-
-    Raises:
-        ValueError: utterances that cannot be read or embedded, by name; a rate or a crop that the network cannot take.
-        Stopped: `is_stopped` is true on any rank.
     """
     table = names if isinstance(names, StringTable) else StringTable.from_strings(names)
     is_on_cpu, num_threads = torch.device(device).type == "cpu", reader_threads(options)

@@ -112,21 +112,7 @@ def evaluate(
     seed: int,
     calibration: AffineCalibration | None = None,
 ) -> Evaluation:
-    """Embed, score and measure one list.
-
-    Args:
-        embedder: the network and how it is run.
-        backend: of scoring.
-        trials: labelled or not.
-        source: of their audio.
-        speakers: of the list's utterances.
-        options: of measuring.
-        seed: of the draws of speakers.
-        calibration: turns scores into log-likelihood ratios for the actual costs.
-
-    Raises:
-        ValueError: audio that is missing or broken, or options that exclude each other.
-    """
+    """Embed, score and measure one list."""
     begin = time.perf_counter()
     scored = score_trials(embedder, backend, trials, source)
     llrs = None

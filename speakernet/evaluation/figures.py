@@ -30,19 +30,7 @@ def figures(
     seed: int,
     llrs: np.ndarray | None = None,
 ) -> Results:
-    """Every figure that these scores support; `why_no_eer` if there can be no error rate.
-
-    Args:
-        trials: with labels, or without (then only the counts are returned).
-        scores: (trials,), higher means more alike.
-        speakers: of the list's utterances.
-        options: operating points and draws; 0.01 and 0.05 are always among the priors.
-        seed: of the draws.
-        llrs: (trials,) calibrated scores; adds the actual costs.
-
-    Raises:
-        ValueError: scores that are NaN or infinite.
-    """
+    """Every figure that these scores support; `why_no_eer` if there can be no error rate."""
     metrics.refuse_rows(~np.isfinite(scores), "NaN or infinite")
     found = Results(num_trials=len(trials), num_utterances=len(trials.names), why_no_eer=why_no_error_rate(trials))
     if trials.labels is not None:
@@ -184,17 +172,6 @@ def compare_scores(
     """Compare systems by their scores of the same labelled trials, each with the first.
 
     All are measured on the same draws of speakers: what is common to them cancels in the differences.
-
-    Args:
-        trials: labelled.
-        systems: scores of each system, (trials,).
-        speakers: of the list's utterances.
-        num_draws: draws of speakers.
-        seed: of the draws.
-        priors: target priors of the minDCFs, at costs 1 and 1.
-
-    Raises:
-        ValueError: unlabelled trials, NaN scores, only targets or only non-targets.
     """
     if trials.labels is None:
         raise ValueError(f"{trials.source}: unlabelled trials have no error rates to compare; give a list with labels")

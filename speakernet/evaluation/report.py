@@ -154,21 +154,8 @@ def write_report(
 ) -> Path:
     """Write `report.html`, and its plots as PNGs under `plots/`, for the files of a run or evaluation folder.
 
-    Args:
-        folder: of the files.
-        trials: of the scores; read from `scores.txt` by default, with labels as they were kept.
-        scores: (trials,).
-        llrs: calibrated scores, (trials,).
-        embeddings: (utterances, dim) of length 1, one for each name of the trials: for the map of speakers.
-        speakers: of the utterances, for the same and for the hardest trials.
-        durations: seconds of each utterance, (utterances,).
-        audio: folder or packed corpus of the utterances; puts the hardest trials into the page, to be played.
-
     Returns:
         The path of the page.
-
-    Raises:
-        ValueError: nothing to report in the folder, a broken file, or missing audio.
     """
     given = None if trials is None or scores is None else (trials, np.asarray(scores, dtype=np.float64))
     run = read_run(folder, given=given)
@@ -207,11 +194,7 @@ def write_report(
 
 
 def write_side_by_side(folders: Sequence[str | Path], path: str | Path) -> Path:
-    """Write one page for several folders of runs or evaluations, with its plots as PNGs in a folder beside it.
-
-    Raises:
-        ValueError: a folder named twice or with nothing to report.
-    """
+    """Write one page for several folders of runs or evaluations, with its plots as PNGs in a folder beside it."""
     resolved = [Path(folder).resolve() for folder in folders]
     if len(set(resolved)) < len(resolved):
         raise ValueError(f"the same folder twice among {', '.join(map(str, folders))}; name each run once")

@@ -254,10 +254,6 @@ class HeadlineFigure:
 def headline(results: Results, digits: int = 2) -> list[HeadlineFigure]:
     """EER, the minDCFs, and of calibrated scores the actual costs and Cllr; empty without error rates.
 
-    Args:
-        results: of one list.
-        digits: of the EER in percent; costs have one more.
-
     >>> [one.text for one in headline(Results(eer_percent=5.21, min_dcf={"0.01": 0.4}, min_cllr=0.2))]
     ['5.21 %', '0.400', '0.200 bits']
     """

@@ -39,16 +39,7 @@ class ScoreFile:
 
 
 def find_scores(path: Path, trials: TrialList) -> tuple[Path, np.ndarray]:
-    """The score file of a list in the folder of a run or an evaluation (or the file itself), and its scores.
-
-    Args:
-        path: a score file or a folder; a run keeps the scores of its test list itself, others under `eval/`.
-        trials: the list that the scores are of: its name selects among the evaluations of a run.
-
-    Raises:
-        ListError: no scores in the folder, or those of other lists.
-        ValueError: scores that are not finite.
-    """
+    """The score file of a list in the folder of a run or an evaluation (or the file itself), and its scores."""
     if not path.is_dir():
         return path, scores_for(trials, read_scores(path))
     found = sorted((path / EVALUATIONS).glob(f"*/{SCORES}"))
@@ -70,11 +61,7 @@ def find_scores(path: Path, trials: TrialList) -> tuple[Path, np.ndarray]:
 
 
 def read_scores(path: str | Path) -> ScoreFile:
-    """Read `enrol test score` lines, split as a trial list is; blank lines are skipped.
-
-    Raises:
-        ListError: missing, empty, not UTF-8, or a malformed line (named with its number).
-    """
+    """Read `enrol test score` lines, split as a trial list is; blank lines are skipped."""
     file, rows = ListFile(path, None), Numbers()
     pairs: list[int] = []
     scores: list[float] = []

@@ -54,15 +54,7 @@ def read_speaker_table(path: str | Path) -> dict[str, str]:
 
 
 def speakers_of(trials: TrialList, table: Mapping[str, str] | None = None) -> Speakers:
-    """The speaker of every utterance of a trial list, and the rule that found it.
-
-    Args:
-        trials: with or without labels.
-        table: path -> speaker; then it is the only source.
-
-    Raises:
-        ValueError: the table lacks utterances of the list (the first ten are named).
-    """
+    """The speaker of every utterance of a trial list, and the rule that found it."""
     names = list(trials.names)
     if table is not None:
         unknown = [name for name in names if name not in table]

@@ -36,14 +36,7 @@ SWAPPED_EER_PERCENT = 75.0
 
 @dataclass(frozen=True)
 class Calibrated:
-    """What was fitted on a list, and its figures.
-
-    Attributes:
-        fit: calibration and thresholds.
-        results: figures of the list, with intervals over speakers.
-        backup: the old model file, if it was kept.
-        path: the model file that holds the fit now.
-    """
+    """What was fitted on a list, and its figures."""
 
     fit: Fit
     results: Results
@@ -54,18 +47,7 @@ class Calibrated:
 def calibrate_on_trials(
     verifier: SpeakerVerifier, trials_path: Path, audio: Path | None, prior: float, out: Path | None = None
 ) -> Calibrated:
-    """Fit on a labelled list and write into the model file.
-
-    Args:
-        verifier: of the model file.
-        trials_path: the list.
-        audio: folder or packed corpus of its audio; None: the folder of the list.
-        prior: target prior that the calibration is tuned for.
-        out: a model file to write instead.
-
-    Raises:
-        ValueError: no labels, audio that is missing or broken, or a file that cannot be written.
-    """
+    """Fit on a labelled list and write into the model file."""
     check_writable(out or verifier.name)
     trials = read_trials(trials_path)
     source = open_source(audio or audio_folder_of(trials_path), verifier.sample_rate, show_progress=True)
@@ -77,18 +59,7 @@ def calibrate_on_trials(
 def calibrate_on_people(
     verifier: SpeakerVerifier, store: PeopleStore, cohort: AudioInputs | None, prior: float, out: Path | None = None
 ) -> Calibrated:
-    """Fit on the people of a store, against each other and a cohort of strangers, and write into the model file.
-
-    Args:
-        verifier: of the model file, which is the store's.
-        store: open; somebody in it needs two recordings.
-        cohort: recordings of other people, each counted as a speaker of its own.
-        prior: target prior that the calibration is tuned for.
-        out: a model file to write instead.
-
-    Raises:
-        ValueError: too few people or recordings, audio that is broken, or a file that cannot be written.
-    """
+    """Fit on the people of a store, against each other and a cohort of strangers, and write into the model file."""
     check_writable(out or verifier.name)
     strangers = np.empty((0, 1, verifier.embedding_dim), dtype=np.float32)
     if cohort is not None:

@@ -25,14 +25,7 @@ WAY = {"embedding": "whole", "wrapped": False}
 
 @dataclass(frozen=True)
 class Embedded:
-    """What came of it.
-
-    Attributes:
-        num_embedded: recordings in the file.
-        num_kept: of these, how many an earlier run had embedded.
-        problems: what was left out, a sentence each.
-        missing: parts that are not done, so that there is no file yet.
-    """
+    """What came of it."""
 
     num_embedded: int
     num_kept: int
@@ -43,18 +36,7 @@ class Embedded:
 def embed_files(
     verifier: SpeakerVerifier, inputs: AudioInputs, out: Path, *, skips_broken: bool = False, part: WorkPart = WHOLE
 ) -> Embedded:
-    """Write `names`, `embeddings` (recordings, dim) and `fingerprint` as a `.npz` of plain arrays.
-
-    Args:
-        verifier: the model.
-        inputs: the recordings.
-        out: the file, which appears when it is whole; until then its blocks are in a folder beside it.
-        skips_broken: leave out recordings that cannot be embedded, instead of an error.
-        part: which of the blocks are embedded now; the file is written once all are there.
-
-    Raises:
-        ValueError: recordings that cannot be embedded (the first ten are named), or a bad output path.
-    """
+    """Write `names`, `embeddings` (recordings, dim) and `fingerprint` as a `.npz` of plain arrays."""
     if out.suffix != ".npz" or out.is_dir():
         raise ValueError(f"--out {out}: expected a file that ends in .npz")
     check_writable(out)

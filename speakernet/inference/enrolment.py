@@ -25,15 +25,7 @@ SAME_COSINE = 0.99999
 
 @dataclass(frozen=True)
 class Enrolment:
-    """What came of an enrolment.
-
-    Attributes:
-        name: as it is kept.
-        added: recordings that were added.
-        total: recordings that the person has now.
-        qualities: of each recording that was given.
-        warnings: everything that is wrong, a sentence each, with the recording's name.
-    """
+    """What came of an enrolment."""
 
     name: str
     added: int
@@ -44,16 +36,7 @@ class Enrolment:
 
 @dataclass(frozen=True)
 class Identification:
-    """Who a recording is.
-
-    Attributes:
-        name: of the person; None for a stranger.
-        decision: about the nearest person; None for an empty store.
-        candidates: the nearest people with their scores, best first.
-        num_people: in the store.
-        stranger_rate: up to this share of strangers is taken for somebody, on the list that the threshold was fitted
-            on; None for a threshold that was given as a number.
-    """
+    """Who a recording is."""
 
     name: str | None
     decision: Decision | None
@@ -71,19 +54,7 @@ def enroll(
     sample_rate: int | None = None,
     is_strict: bool = False,
 ) -> Enrolment:
-    """Add recordings of a person to a store; all of them, or none.
-
-    Args:
-        verifier: the store's model.
-        store: open.
-        name: of the person, new or known.
-        recordings: files or arrays; one that the person has already, by its samples, is left out.
-        sample_rate: Hz, of arrays.
-        is_strict: refuse what is only warned about otherwise.
-
-    Raises:
-        ValueError: audio that cannot be read or is silent, a bad name; with `is_strict` whatever is wrong.
-    """
+    """Add recordings of a person to a store; all of them, or none."""
     name = checked_name(name)
     if not len(recordings):
         raise AudioError(f"no recording of {name!r} was given; expected one or more")
@@ -152,19 +123,6 @@ def identify(
     comparisons at most its N-th part may be wrong. The lowest threshold of the model file that keeps this is used; if
     none does, the strictest one, and `stranger_rate` is what it keeps. Odds below 1 never name anybody, unless
     `threshold` is given.
-
-    Args:
-        verifier: the store's model.
-        store: open.
-        audio: a file or an array.
-        sample_rate: Hz, of an array.
-        top: candidates, at most.
-        false_accept_rate: share of strangers that may be taken for somebody; 0.01 by default.
-        threshold: decide at this score instead, or at a named threshold.
-
-    Raises:
-        ValueError: audio that cannot be read, is silent or shorter than a syllable; `NotCalibratedError` if the model
-            file has no threshold.
     """
     num_people, needs_odds = len(store), threshold is None
     if threshold is None:

@@ -63,14 +63,7 @@ class Format:
 
 @dataclass(frozen=True)
 class Parity:
-    """How far the embeddings of an exported network are from ours.
-
-    Attributes:
-        cosine: the least, over recordings, outputs, and one by one as well as in a batch.
-        difference: the largest absolute one of any number of an embedding.
-        scale: the largest absolute number of our embeddings, to compare the difference with.
-        num_recordings: compared.
-    """
+    """How far the embeddings of an exported network are from ours."""
 
     cosine: float
     difference: float
@@ -114,18 +107,7 @@ def check_target(out: str | Path, int8: bool) -> Path:
 def export_model(
     model_path: str | Path, out: str | Path, *, speech: Sequence[np.ndarray], int8: bool = False
 ) -> ExportReport:
-    """Write a model file in another format, chosen by the ending of `out`: .onnx, .pt2 or .safetensors.
-
-    Args:
-        model_path: the model file.
-        out: the file to write; an old one is replaced.
-        speech: recordings to compare the export on, (samples,) float32 each at the model's rate.
-        int8: round an ONNX graph's weights and activations to eight bits; the caller measures what that costs.
-
-    Raises:
-        ValueError: not a model file, an unknown ending, a missing library, no recording that is long enough, or an
-            export whose embeddings are not the model's; nothing is written then.
-    """
+    """Write a model file in another format, chosen by the ending of `out`: .onnx, .pt2 or .safetensors."""
     path = check_target(out, int8)
     model = load_model_file(model_path)
     usable = [one for one in speech if len(one) >= model.net.min_samples]
@@ -149,13 +131,7 @@ def export_model(
 
 
 def compare(model: ModelFile, run: Run, speech: Sequence[np.ndarray]) -> Parity:
-    """Embed recordings with the network and with its export, one by one and all together as a batch of one length.
-
-    Args:
-        model: the network.
-        run: its export.
-        speech: recordings at the network's rate, (samples,) float32 each, long enough for it.
-    """
+    """Embed recordings with the network and with its export, one by one and all together as a batch of one length."""
     shortest = min(len(one) for one in speech)
     mean = mean_of_whole_utterances(model.contents)
     centre = 0.0 if mean is None else mean

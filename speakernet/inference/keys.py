@@ -10,11 +10,7 @@ LONGEST_SECRET = 4096  # bytes
 
 
 def read_secret(file: Path | None, variable: str) -> bytes | None:
-    """The key or token in a file, without the line end; else that in an environment variable; None without either.
-
-    Raises:
-        FileError: not a regular file, empty, or too long.
-    """
+    """The key or token in a file, without the line end; else that in an environment variable; None without either."""
     if file is None:
         found = os.environ.get(variable)
         return None if found is None else os.fsencode(found)

@@ -67,16 +67,7 @@ BAND_LIMITED_DB = -60.0
 
 @dataclass(frozen=True)
 class Recording:
-    """A file or samples in memory, mono at one rate.
-
-    Attributes:
-        name: of the file; `the array` for samples.
-        sample_rate: Hz of everything read.
-        num_samples: at that rate.
-        file: the path; None for samples in memory.
-        samples: (samples,) float32; None for a file.
-        is_cut_off: the file's header promises more than it holds.
-    """
+    """A file or samples in memory, mono at one rate."""
 
     name: str
     sample_rate: int
@@ -108,17 +99,7 @@ Audio: TypeAlias = str | os.PathLike | Array | Recording
 
 
 def open_recording(audio: Audio, sample_rate: int | None, wanted_rate: int) -> Recording:
-    """A recording as it will be read at `wanted_rate`; of a file only the header is read.
-
-    Args:
-        audio: a file, or an array `(samples,)` or `(samples, channels)`, floating point in -1..1 or int16, or a
-            recording that was opened.
-        sample_rate: Hz, of the array.
-        wanted_rate: Hz of everything read.
-
-    Raises:
-        AudioError: missing, broken, of another shape or type, without samples, or two rates that contradict each other.
-    """
+    """A recording as it will be read at `wanted_rate`; of a file only the header is read."""
     if isinstance(audio, Recording):
         return audio
     if isinstance(audio, str | os.PathLike):
@@ -225,17 +206,7 @@ def chunks_of(file: BinaryIO, info: AudioInfo, begun: bytes) -> Iterator[np.ndar
 
 @dataclass(frozen=True)
 class Quality:
-    """What a recording is worth for recognising a voice.
-
-    Attributes:
-        name: of the file, or `the array`.
-        seconds: duration.
-        speech_seconds: of speech in it.
-        signal_to_noise_db: loud against quiet frames, rough.
-        warnings: what is wrong, a sentence each; empty for a good recording.
-        is_silent: nothing can be recognised by it.
-        digest: SHA-256 of the samples, float32.
-    """
+    """What a recording is worth for recognising a voice."""
 
     name: str
     seconds: float

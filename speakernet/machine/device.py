@@ -20,11 +20,7 @@ UTILISATION_SECONDS = 0.25
 
 
 def choose_device(options: MachineOptions) -> torch.device:
-    """The device that the options ask for, made torch's current one and logged with the reason.
-
-    Raises:
-        ValueError: a GPU was asked for and there is none, or none of that number.
-    """
+    """The device that the options ask for, made torch's current one and logged with the reason."""
     device = find_device(options)
     if device.type == "cpu":
         reason = "asked for" if options.device == "cpu" else "no GPU that torch can use"
@@ -41,15 +37,7 @@ def choose_device(options: MachineOptions) -> torch.device:
 
 
 def find_device(options: MachineOptions, local_rank: int | None = None) -> torch.device:
-    """The device that the options ask for, without logging or effect.
-
-    Args:
-        options: which device.
-        local_rank: of this process on its machine; None: that of the running process group.
-
-    Raises:
-        ValueError: as `choose_device`.
-    """
+    """The device that the options ask for, without logging or effect."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if options.device == "cpu" or (options.device == "auto" and count == 0):
         return torch.device("cpu")

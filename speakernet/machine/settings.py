@@ -47,17 +47,8 @@ def optimize_torch_settings(
 ) -> list[AppliedSetting]:
     """Set torch for speed, or for the same bits every time.
 
-    Args:
-        options: what is asked for.
-        device: of the run, whose memory may be limited; None: torch's current GPU.
-        save_memory: give every large tensor back when it is freed, whatever `keep_memory` says.
-        varies_lengths: whether the batches of a run have many shapes: then no convolution is worth timing.
-
     Returns:
         Every setting that was applied, or asked for and without effect here, each with its reason.
-
-    Raises:
-        ValueError: far more threads than cores.
     """
     deterministic = options.deterministic
     if deterministic:

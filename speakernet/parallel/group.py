@@ -177,12 +177,7 @@ _heartbeat: Heartbeat | None = None
 
 @contextlib.contextmanager
 def joined(options: MachineOptions) -> Iterator[None]:
-    """Be one of the ranks that torchrun, SLURM or `--distributed` started; alone this does nothing.
-
-    Raises:
-        ValueError: variables or options that contradict each other, or a port that cannot be used.
-        ProcessLost: another rank was lost inside the block; the message names it.
-    """
+    """Be one of the ranks that torchrun, SLURM or `--distributed` started; alone this does nothing."""
     global _heartbeat
     place = find_place(os.environ, options.port)
     if place is None:

@@ -48,11 +48,7 @@ class RowShare:
         return whole[self.rows.start : self.rows.stop].clone()
 
     def join(self, own: Tensor) -> Tensor:
-        """The whole tensor in host memory on rank 0, and on the others what they have; every rank calls it.
-
-        Args:
-            own: (rows of this rank, …).
-        """
+        """The whole tensor in host memory on rank 0, and on the others what they have; every rank calls it."""
         counts = [len(self._rows_of(rank)) for rank in range(self.world_size)]
         # Of equal length, which every backend can gather.
         padded = own.new_zeros((max(counts), *own.shape[1:]))
@@ -104,12 +100,7 @@ def total_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
 
 
 def join_state(state: dict, parameters: Iterable[nn.Parameter]) -> dict:
-    """An optimizer's state with the moments of shares joined, whole on rank 0; every rank calls it.
-
-    Args:
-        state: number of the parameter -> its moments by name.
-        parameters: in the order of the numbers.
-    """
+    """An optimizer's state with the moments of shares joined, whole on rank 0; every rank calls it."""
     return _with_moments(state, parameters, lambda own, moment: own.join(moment), is_whole=False)
 
 
@@ -143,10 +134,6 @@ def gather_rows(rows: Tensor, shares: Sequence[int]) -> Tensor:
 
     Every rank is to compute the same loss from them. In the backward pass each takes the gradient of its own rows times
     the number of ranks, so that the mean over the ranks, which DistributedDataParallel takes, is the gradient.
-
-    Args:
-        rows: (own rows, …).
-        shares: rows of each rank.
 
     Returns:
         (all rows, …); in one process `rows` itself.

@@ -76,14 +76,7 @@ class BufferGuard:
 
 
 class Compiler:
-    """Compiles `net` in place when its time has come; with no options it does nothing.
-
-    Args:
-        net: the network; its parameters' names stay as they are.
-        options: when and how; the scope is whole or regional, what `auto` means is the caller's to decide.
-        prepare: called before the network is compiled.
-        clock: of the device; None: that of a CPU.
-    """
+    """Compiles `net` in place when its time has come; with no options it does nothing."""
 
     def __init__(
         self,

@@ -182,10 +182,6 @@ class Freezing:
     A frozen network gets no gradient, so that the optimizer touches neither its weights nor their moments (not even by
     weight decay), and its batch norm normalises by its running statistics without moving them. All of it follows from
     the epoch alone, so a resumed run finds it unchanged.
-
-    Args:
-        net: the network, as the optimizer was made for it.
-        options: for how long, and whether statistics stay even then.
     """
 
     def __init__(self, net: nn.Module, options: TrainingOptions) -> None:

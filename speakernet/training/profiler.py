@@ -43,13 +43,7 @@ class NoProfiler:
 
 
 class StepProfiler:
-    """Records some optimizer steps after as many of warm-up.
-
-    Args:
-        options: how many steps are recorded.
-        folder: where the traces go; ui.perfetto.dev reads them.
-        device: the device of the training; its kernels are recorded too when it is a GPU.
-    """
+    """Records some optimizer steps after as many of warm-up."""
 
     def __init__(self, options: RuntimeOptions, folder: str | Path, device: torch.device) -> None:
         self.folder = Path(folder)

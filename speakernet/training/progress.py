@@ -218,14 +218,7 @@ def performance_sentence(performance: Mapping[str, Any]) -> str:
 
 
 class Progress:
-    """Writes the numbers of one run, and shows the last of them.
-
-    Args:
-        folder: the run folder; None shows and writes nothing (other ranks, tests).
-        show_bar: whether to show how far the run is: drawn in a terminal, lines of the log elsewhere.
-        tensorboard: whether to write event files.
-        configuration: section -> option -> plain value, for TensorBoard.
-    """
+    """Writes the numbers of one run, and shows the last of them."""
 
     def __init__(
         self,

@@ -241,22 +241,7 @@ class _Everything(nn.Module):
 
 
 class TrainingStep:
-    """Runs optimizer steps over a network, a loss and an optimizer.
-
-    Args:
-        net: waveforms (batch, samples) -> embeddings (batch, dim).
-        loss: (embeddings, labels) -> (loss, accuracy); embeddings (speakers, utterances, dim) when `is_metric`.
-        optimizer: over the parameters of both.
-        precision: autocast and loss scale.
-        options: the norm that gradients are clipped to.
-        profiler: records the phases of the step.
-        utterances_per_speaker: rows of a batch that belong to one speaker, in row order.
-        gradient_cache: hold the micro-batches back and compute the loss over all their embeddings at once, in two
-            passes (metric losses keep all their negatives under accumulation). Source: Gao et al. 2021, "Scaling deep
-            contrastive learning batch size under memory limited setup", section 3.
-        ranks: how the gradients come together; None: of this process alone.
-        compiler: when the network is compiled; None: never.
-    """
+    """Runs optimizer steps over a network, a loss and an optimizer."""
 
     # Of the step under way.
     _indices: list[Tensor]

@@ -81,25 +81,7 @@ class Loader(Protocol):
 
 
 class Trainer:
-    """Trains a network; everything it writes is in the store's folder.
-
-    Args:
-        step: network, loss, optimizer, their precision, and how a step is computed.
-        loader: the batches.
-        validate: evaluates the network as it is then; `eer_percent` of what it returns chooses the best model.
-        learning_rate: of each step.
-        margin: of each step; None for a loss without a margin.
-        options: epochs, evaluations, saving, freezing, averaging.
-        store: the run's checkpoints.
-        progress: what is shown and recorded.
-        threads: fewer threads if other work keeps the cores busy.
-        model_contents: from a summary of the training to the contents of a model file.
-        origin: where a checkpoint comes from (options, versions, lists): kept in it, and compared on resuming.
-        stage: which stage of a larger run this is.
-        stop: requests to stop.
-        on_start: called on the main process once the folder is held, the checkpoint loaded, and something left to do.
-        advise: from the share of time spent waiting for data to what would help; empty if nothing is wrong.
-    """
+    """Trains a network; everything it writes is in the store's folder."""
 
     def __init__(
         self,
@@ -150,13 +132,7 @@ class Trainer:
         self._is_advised = self._has_explained_margin = False
 
     def train(self) -> dict[str, Any]:
-        """Train to the end, or from where the run was stopped; returns the summary.
-
-        Raises:
-            Interrupted: after Ctrl-C, SIGTERM, SIGHUP or SIGUSR1, once last.pt is written.
-            NonFiniteError: too many steps in a row, or all of an epoch, had to be undone.
-            ValueError: the run folder is in use, or its checkpoint is of another model.
-        """
+        """Train to the end, or from where the run was stopped; returns the summary."""
         with self._folder_held():
             self._resume()
             if self.state.is_finished(self.options):

@@ -37,11 +37,6 @@ class CpuMixer:
     The same function as `Augmenter.apply` (a test compares them). What it saves: noise in memory is cast straight into
     a scratch row and its scale goes into the weight; weights are Python numbers, so a source is added in one pass;
     spectra are multiplied in place; scratch memory is kept from batch to batch, so a mixer serves one thread.
-
-    Args:
-        banks: clips by kind.
-        rirs: room impulse responses; None for no reverberation.
-        is_classic: voxceleb_trainer's power floor, and each babble talker at a ratio of its own.
     """
 
     def __init__(self, banks: Mapping[str, ClipBank], rirs: RirBank | None, is_classic: bool) -> None:
@@ -55,11 +50,7 @@ class CpuMixer:
         return CpuMixer, (self._banks, self._rirs, self._is_classic)
 
     def add_noises(self, waveforms: Tensor, drawn: Drawn) -> None:
-        """Add every source of `drawn` to its utterance of `waveforms` (batch, samples).
-
-        Raises:
-            AudioError: a clip cannot be read.
-        """
+        """Add every source of `drawn` to its utterance of `waveforms` (batch, samples)."""
         if len(drawn.clips) == 0:
             return
         num_samples = waveforms.shape[1]
@@ -112,11 +103,7 @@ class CpuMixer:
         torch.add(speech, source, alpha=gain, out=speech)
 
     def reverberate(self, waveforms: Tensor, drawn: Drawn) -> None:
-        """Convolve the utterances of `waveforms` (batch, samples) that drew an RIR with that.
-
-        Raises:
-            AudioError: an RIR cannot be read.
-        """
+        """Convolve the utterances of `waveforms` (batch, samples) that drew an RIR with that."""
         rirs, num_samples = self._rirs, waveforms.shape[1]
         if rirs is None:
             return
@@ -144,16 +131,7 @@ class CpuMixer:
 
 
 class Augmenter:
-    """Draws, gathers and applies; the categories without files are skipped and the others share their part.
-
-    Args:
-        banks: clips by kind (noise, music, babble).
-        rirs: room impulse responses; None for no reverberation.
-        options: what is drawn from where; `style: classic` is voxceleb_trainer to the letter (power floor, one SNR for
-            each babble talker).
-        sample_rate: Hz.
-        seed: of the run.
-    """
+    """Draws, gathers and applies; the categories without files are skipped and the others share their part."""
 
     def __init__(
         self,
@@ -204,11 +182,7 @@ class Augmenter:
         return self.apply(waveforms, drawn, ingredients.to(waveforms.device, non_blocking=True))
 
     def gather(self, drawn: Drawn, num_samples: int) -> Ingredients:
-        """Read the crops and spectra that the choices need, for utterances of `num_samples`.
-
-        Raises:
-            AudioError: a clip or an RIR cannot be read.
-        """
+        """Read the crops and spectra that the choices need, for utterances of `num_samples`."""
         noises = torch.empty(len(drawn.clips), num_samples)
         target = noises.numpy()
         for code in (MUSIC, BABBLE, NOISE):
@@ -233,11 +207,6 @@ class Augmenter:
 
     def apply(self, waveforms: Tensor, drawn: Drawn, ingredients: Ingredients) -> Tensor:
         """Augment a batch in place; no random choice is made here.
-
-        Args:
-            waveforms: (batch, samples) float32 in -1..1, on the device of the ingredients.
-            drawn: the choices.
-            ingredients: what `gather` read for them.
 
         Returns:
             The same tensor.
@@ -295,12 +264,6 @@ class Augmenter:
 
 def sums_of_runs(rows: Tensor, places: Tensor, begins: Tensor, weights: Tensor) -> Tensor:
     """Weighted sums of runs of neighbouring rows, in one launch and always in the same order.
-
-    Args:
-        rows: float32 (rows, samples).
-        places: 0 … rows - 1, int64 (rows,).
-        begins: first row of each run, int64 (runs,); an empty run begins where the next one does.
-        weights: (rows,).
 
     Returns:
         Float32 (runs, samples).

@@ -74,14 +74,7 @@ class BlockEnergies(Shareable):
 
 @dataclass
 class ClipBank:
-    """Clips of one kind.
-
-    Attributes:
-        reader: reads rows, wrapping short ones.
-        rows: rows of the reader that belong to this kind, int64 (clips,).
-        lengths: samples of each of them, int64 (clips,).
-        energies: of the reader's samples, if they are in memory.
-    """
+    """Clips of one kind."""
 
     reader: RowReader
     rows: np.ndarray
@@ -92,39 +85,20 @@ class ClipBank:
         return len(self.rows)
 
     def fill(self, clips: np.ndarray, places: np.ndarray, out: np.ndarray) -> None:
-        """Write crops into `out` (sources, samples); a place in [0, 1) is the start of the crop in its clip.
-
-        Raises:
-            AudioError: a clip cannot be read.
-        """
+        """Write crops into `out` (sources, samples); a place in [0, 1) is the start of the crop in its clip."""
         slack = np.maximum(self.lengths[clips] - out.shape[1], 0)
         problems = self.reader.fill(self.rows[clips], (places * slack).astype(np.int64), out)
         if problems:
             raise AudioError(f"augmentation: {next(iter(problems.values()))}; remove the file or mend it")
 
     def read_whole(self, clip: int, out: np.ndarray) -> None:
-        """Read a clip into `out` (its length,), int16; one that became shorter since its header was read repeats.
-
-        Raises:
-            AudioError: the clip cannot be read.
-        """
+        """Read a clip into `out` (its length,), int16; one that became shorter since its header was read repeats."""
         have = self.reader.read_row(int(self.rows[clip]), 0, out)
         out[have:] = np.resize(out[:have], len(out) - have) if have else 0
 
 
 class Crops:
-    """Crops of one bank, written one by one when they are needed; those in memory cost a cast.
-
-    Args:
-        bank: of the clips.
-        clips: of every source, int64 (sources,).
-        places: as for `ClipBank.fill`, (sources,).
-        is_wanted: which sources are of this bank, bool (sources,); the others are not looked at.
-        num_samples: length of each.
-
-    Attributes:
-        powers: mean square of each crop, NaN if it is not known before the crop is read.
-    """
+    """Crops of one bank, written one by one when they are needed; those in memory cost a cast."""
 
     def __init__(
         self, bank: ClipBank, clips: np.ndarray, places: np.ndarray, is_wanted: np.ndarray, num_samples: int
@@ -146,11 +120,7 @@ class Crops:
         self.powers: list[float] = (powers / num_samples).tolist()
 
     def write(self, source: int, out: np.ndarray) -> float:
-        """Write a crop to `out` (samples,) float32; returns the factor that brings it to -1..1.
-
-        Raises:
-            AudioError: the clip cannot be read.
-        """
+        """Write a crop to `out` (samples,) float32; returns the factor that brings it to -1..1."""
         first = self._firsts[source]
         if first >= 0:
             out[:] = self._samples[first : first + self._num_samples]
@@ -161,11 +131,7 @@ class Crops:
 
 
 def find_audio_files(root: str | Path) -> list[str]:
-    """Names of all audio files below `root`, relative to it, sorted.
-
-    Raises:
-        AudioError: no such folder.
-    """
+    """Names of all audio files below `root`, relative to it, sorted."""
     root = Path(root)
     if not root.is_dir():
         scripts = f"{own_command('prepare musan')}, {own_command('prepare rirs')}"
@@ -178,9 +144,6 @@ def noise_banks(root: str | Path, sample_rate: int, cache: AudioCache | None) ->
     """Banks of MUSAN's kinds found below `root`, by the folders noise, music and speech in the paths.
 
     Files under none of these folders count as noise, with a warning; empty and unreadable files are skipped with one.
-
-    Raises:
-        AudioError: no such folder, or no usable audio in it.
     """
     root = Path(root)
     names = find_audio_files(root)
@@ -236,12 +199,6 @@ class RirBank:
 
     Each is divided by the square root of its energy, as is usual. Of one with several channels the first is taken: each
     is one microphone's, and their mean is not the response of any place in the room.
-
-    Args:
-        source: of the files.
-        names: the files.
-        is_aligned: drop what comes before the direct path (the largest sample), so that speech stays in place.
-        cache: keeps RIRs and spectra.
     """
 
     def __init__(
@@ -256,11 +213,7 @@ class RirBank:
         return len(self.names)
 
     def prepared(self, rir: int, most_samples: int) -> np.ndarray:
-        """The prepared RIR, float32 (at most `most_samples`,): later samples cannot reach the crop.
-
-        Raises:
-            AudioError: unreadable, empty or silent.
-        """
+        """The prepared RIR, float32 (at most `most_samples`,): later samples cannot reach the crop."""
         found = self.cache.get(("prepared", rir))
         if found is None:
             path = Path(self.source.root, self.names[rir])
@@ -289,11 +242,7 @@ class RirBank:
 
 
 def rir_bank(root: str | Path, sample_rate: int, cache: AudioCache | None, *, is_aligned: bool) -> RirBank:
-    """All RIRs below `root` (RIRS_NOISES' layout or any other); its noises are skipped with a warning.
-
-    Raises:
-        AudioError: no such folder, or no audio in it.
-    """
+    """All RIRs below `root` (RIRS_NOISES' layout or any other); its noises are skipped with a warning."""
     found = find_audio_files(root)
     names = [name for name in found if not any(mark in f"/{name}" for mark in NOISES_AMONG_RIRS)]
     if not names:
@@ -343,20 +292,7 @@ def bytes_of_banks(banks: Mapping[str, ClipBank], rirs: RirBank | None, corpus: 
 
 
 class ResidentBanks:
-    """Clips of noise and RIRs on one device.
-
-    Args:
-        banks: clips by kind; those read from `corpus_rows` are read from `corpus`.
-        rirs: room impulse responses; None for no reverberation.
-        device: where they go.
-        spectra_bytes: most memory for kept spectra; if they take more they are computed for each batch.
-        corpus: the training corpus if that lies on the device too (babble may be mixed from its utterances).
-        corpus_rows: the rows of that corpus.
-        num_threads: that read files.
-
-    Raises:
-        AudioError: a clip or an RIR cannot be read.
-    """
+    """Clips of noise and RIRs on one device."""
 
     def __init__(
         self,

@@ -22,20 +22,7 @@ VOLUME_STREAM, TELEPHONE_STREAM, CODEC_STREAM = range(106, 109)
 
 @dataclass(frozen=True)
 class Drawn:
-    """Every choice for one batch. Sources are the clips that are added, in the order of their utterances.
-
-    Attributes:
-        kinds: index into KINDS, int8 (batch,).
-        rirs: RIR of each utterance, -1 for none, int64 (batch,).
-        source_rows: utterance that a source is added to, ascending, int64 (sources,).
-        source_kinds: index into KINDS, int8 (sources,).
-        clips: clip of the kind's bank, int64 (sources,).
-        places: start of the crop in its clip, in [0, 1), float64 (sources,).
-        snr_db: signal-to-noise ratio, float64 (sources,).
-        gains_db: of the whole utterance, float64 (batch,).
-        telephone: whether the utterance is band-limited, bool (batch,).
-        codec: whether it passes the codec, bool (batch,).
-    """
+    """Every choice for one batch. Sources are the clips that are added, in the order of their utterances."""
 
     kinds: np.ndarray
     rirs: np.ndarray
@@ -51,12 +38,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Ingredients:
-    """The audio that the choices need, on the host or on the device where it is mixed.
-
-    Attributes:
-        noises: crops of the sources, float32 (sources, samples).
-        reverberation: by length of transform: utterances int64 (rows,), spectra complex64 (rows, bins), length.
-    """
+    """The audio that the choices need, on the host or on the device where it is mixed."""
 
     noises: Tensor
     reverberation: tuple[tuple[Tensor, Tensor, int], ...] = ()
@@ -71,15 +53,7 @@ class Ingredients:
 
 
 class Drawer:
-    """Draws the choices of batches.
-
-    Args:
-        available: the kinds, of KINDS, that there are files for.
-        options: what is drawn with which probability; the classic style has one SNR for each babble talker.
-        num_clips: clips of each kind.
-        num_rirs: RIRs that there are.
-        seed: of the run.
-    """
+    """Draws the choices of batches."""
 
     def __init__(
         self,
