@@ -26,9 +26,9 @@ from speakernet.evaluation.results import Results
 from speakernet.evaluation.run_data import chosen_on_reported
 from speakernet.evaluation.score_files import find_scores
 from speakernet.evaluation.speakers import read_speaker_table, speakers_of
-from speakernet.files import sha256_of
+from speakernet.files import refuse_overwriting, sha256_of
 from speakernet.options import DEFAULT_SEED, default_of
-from speakernet.run_folder import BEST, LAST, METRICS
+from speakernet.run_folder import BEST, EVALUATION_FILES, LAST, METRICS
 
 if TYPE_CHECKING:
     from speakernet.evaluation.evaluate import Evaluation
@@ -88,6 +88,9 @@ def evaluate_scores(arguments: argparse.Namespace) -> "Evaluation":
     options = EvaluationOptions(dcf_target_priors=arguments.priors, bootstrap_samples=arguments.draws)
     trials = read_trials(arguments.trials)
     files, columns = zip(*(find_scores(path, trials) for path in arguments.scores), strict=True)
+    if arguments.save_path and len(files) > 1:
+        # Fused scores are others; those of one system are written again as they were.
+        refuse_overwriting([arguments.save_path / name for name in EVALUATION_FILES], files)
     fit = _fit(arguments, len(columns))
     scores, llrs = columns[0], None
     if fit is not None:

@@ -171,6 +171,15 @@ def test_results_of_a_training_run_are_not_overwritten(tmp_path, trials, random,
     assert (tmp_path / "run" / "results.json").read_text() == "kept"
 
 
+def test_fused_scores_do_not_replace_those_of_a_system(tmp_path, trials, random, capsys):
+    write_pair(tmp_path, trials, random)
+    files, before = [str(tmp_path / one) for one in "ab"], (tmp_path / "a" / "scores.txt").read_bytes()
+    command = ["evaluate", "--scores", *files, "--trials", trials.source, "--draws", "20", "--fusion_scores", *files]
+    assert main([*command, "--fusion_trials", trials.source, "--save_path", str(tmp_path / "a")]) == 1
+    assert str(tmp_path / "a" / "scores.txt") in capsys.readouterr().err
+    assert (tmp_path / "a" / "scores.txt").read_bytes() == before
+
+
 def test_both_systems_meet_the_same_draws(trials, random):
     scores = random.standard_normal(len(trials)) + 2.0 * trials.labels
     result = compare_scores(trials, [scores, 3 * scores + 1], speakers_of(trials), num_draws=50, seed=0)
