@@ -67,7 +67,7 @@ class AugmentOptions(VoiceOptions):
     telephone_probability: Share = 0.0
     """Share of utterances limited to the telephone band (300 to 3400 Hz)."""
     codec_probability: Share = 0.0
-    """Share of utterances passed through mu-law quantisation at half the sample rate."""
+    """Share of utterances passed through mu-law quantisation at 8 kHz."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where augmentation runs: cpu in the loader, cuda after the transfer; auto: where noise and RIRs are."""
 
