@@ -272,7 +272,9 @@ class SpeakerVerifier:
 
     def compare(self, first: Array, second: Array) -> float:
         """The score of two embeddings, (dim,) or (1, dim) each: their cosine, less the model file's mean."""
-        rows = [np.asarray(one, dtype=np.float32).reshape(-1) for one in (first, second)]
+        # Not narrowed to float32, which holds no 1e300; nor left as float16, whose squares overflow.
+        rows = [np.asarray(one).reshape(-1) for one in (first, second)]
+        rows = [row.astype(np.result_type(row, np.float32)) for row in rows]
         for row in rows:
             if len(row) != self.embedding_dim:
                 raise ValueError(f"an embedding of {len(row)} numbers; those of this model have {self.embedding_dim}")

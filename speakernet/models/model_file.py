@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
 
 from speakernet.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
 from speakernet.files import place, reading
@@ -272,10 +273,19 @@ def laid_out(weights: Mapping[str, Tensor], path: str | Path) -> Iterator[None]:
 
     hook = register_module_parameter_registration_hook(count)
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), _NoNumbers():
             yield
     finally:
         hook.remove()
+
+
+class _NoNumbers(TorchFunctionMode):
+    """Draws no random weights: on the meta device torch loads its compiler to draw them, which takes two seconds."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in ("uniform_", "normal_"):
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
 
 
 def check_entries(contents: Mapping[str, Any], path: str | Path) -> None:

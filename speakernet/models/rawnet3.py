@@ -112,8 +112,13 @@ class SincFilterbank(nn.Module):
         self.sample_rate = sample_rate
         self.min_low_hz = min_low_hz
         self.min_band_hz = min_band_hz
+        # On the meta device this arithmetic would load torch's compiler.
+        with torch.device("cpu"):
+            self._make_buffers(kernel_samples, num_filters, sample_rate)
+
+    def _make_buffers(self, kernel_samples: int, num_filters: int, sample_rate: int) -> None:
         # The initial edges of asteroid's ParamSincFB, from which the original builds its filterbank.
-        edges = _mel_spaced(30.0, sample_rate / 2 - (min_low_hz + min_band_hz), num_filters // 2 + 1)
+        edges = _mel_spaced(30.0, sample_rate / 2 - (self.min_low_hz + self.min_band_hz), num_filters // 2 + 1)
         self.low_hz = nn.Parameter(edges[:-1].unsqueeze(1).float())
         self.band_hz = nn.Parameter(edges.diff().unsqueeze(1).float())
         half = kernel_samples // 2

@@ -69,12 +69,14 @@ class SpeakerNet(nn.Module):
         self._frontend = frontend
         self.sample_rate = sample_rate
         self.embedding_dim = model.embedding_dim
-        self.front_end = create(
-            lookup(FEATURES, name, "front end"),
-            frontend,
-            sample_rate=sample_rate,
-            seed=derive_seed(seed, DITHER_STREAM),
-        )
+        # Never on the meta device, whose arithmetic loads torch's compiler: two seconds.
+        with torch.device("cpu"):
+            self.front_end = create(
+                lookup(FEATURES, name, "front end"),
+                frontend,
+                sample_rate=sample_rate,
+                seed=derive_seed(seed, DITHER_STREAM),
+            )
         self.spec_augment: SpecAugment | None = None
         if isinstance(frontend, SpecAugmentOptions) and frontend.spec_augment:
             self.spec_augment = SpecAugment(frontend, derive_seed(seed, SPEC_AUGMENT_STREAM))

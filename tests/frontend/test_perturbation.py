@@ -24,13 +24,14 @@ from speakernet.random import KeyedRandom
 WITH_BANDS = [name for name in FEATURES if name != "raw"]
 FACTORS = (1.0, 0.9, 1.1)
 VERIFY = """
-import sys, numpy as np
+import sys, numpy as np, torch
 from speakernet.inference.verifier import SpeakerVerifier
-from speakernet.models.model_file import ModelFile
+from speakernet.models.model_file import model_file_contents, model_of
 from speakernet.models.speaker_net import SpeakerNet
-net = SpeakerNet.named("ResNet", embedding_dim=8, front_end_options={"spec_augment": True}).eval()
+net = SpeakerNet.named("CAMPPlus", front_end="fbank", front_end_options={"spec_augment": True}).eval()
+file = model_of(model_file_contents(net, loss_normalizes=True), "file")
 clip = np.sin(np.arange(16000) / 20).astype(np.float32)
-assert SpeakerVerifier(ModelFile(net, {})).verify(clip, clip, sample_rate=16000, threshold=0.5).same_speaker
+assert SpeakerVerifier(file).verify(clip, clip, sample_rate=16000, threshold=0.5).same_speaker
 print("torch._dynamo" in sys.modules)
 """
 
