@@ -114,20 +114,18 @@ class SincFilterbank(nn.Module):
         self.min_band_hz = min_band_hz
         # On the meta device this arithmetic would load torch's compiler.
         with torch.device("cpu"):
-            self._make_buffers(kernel_samples, num_filters, sample_rate)
-
-    def _make_buffers(self, kernel_samples: int, num_filters: int, sample_rate: int) -> None:
-        # The initial edges of asteroid's ParamSincFB, from which the original builds its filterbank.
-        edges = _mel_spaced(30.0, sample_rate / 2 - (self.min_low_hz + self.min_band_hz), num_filters // 2 + 1)
-        self.low_hz = nn.Parameter(edges[:-1].unsqueeze(1).float())
-        self.band_hz = nn.Parameter(edges.diff().unsqueeze(1).float())
-        half = kernel_samples // 2
-        # The left half of a symmetric Hamming window, and the times left of the centre in radians a hertz.
-        window = torch.hamming_window(kernel_samples, periodic=False, dtype=torch.float64)[:half]
-        # Divided before multiplied: at phases of 400 radians the last bit of the axis shows.
-        axis = 2 * math.pi * (torch.arange(-half, 0, dtype=torch.float32).unsqueeze(0) / sample_rate)
-        self.register_buffer("window", window.float(), persistent=False)
-        self.register_buffer("axis", axis, persistent=False)
+            # The initial edges of asteroid's ParamSincFB, from which the original builds its filterbank.
+            edges = _mel_spaced(30.0, sample_rate / 2 - (min_low_hz + min_band_hz), num_filters // 2 + 1)
+            half = kernel_samples // 2
+            # The left half of a symmetric Hamming window, and the times left of the centre in radians a hertz.
+            window = torch.hamming_window(kernel_samples, periodic=False, dtype=torch.float64)[:half]
+            # Divided before multiplied: at phases of 400 radians the last bit of the axis shows.
+            axis = 2 * math.pi * (torch.arange(-half, 0, dtype=torch.float32).unsqueeze(0) / sample_rate)
+        device = torch.get_default_device()
+        self.low_hz = nn.Parameter(edges[:-1].unsqueeze(1).float().to(device))
+        self.band_hz = nn.Parameter(edges.diff().unsqueeze(1).float().to(device))
+        self.register_buffer("window", window.float().to(device), persistent=False)
+        self.register_buffer("axis", axis.to(device), persistent=False)
 
     def forward(self, waveforms: Tensor) -> Tensor:
         """(batch, 1, samples) to (batch, filters, frames), without padding."""
