@@ -401,7 +401,7 @@ class GrowingFile:
                 # First of all: the log may be this very file.
                 self._has_failed = True
                 reason = error.strerror or str(error)
-                logger.warning("%s cannot be written (%s): its lines are dropped, the run continues", self.path, reason)
+                logger.warning("%s cannot be written (%s): its lines are dropped; the run continues", self.path, reason)
             return False
         return True
 
@@ -448,7 +448,7 @@ def yaml_nodes(text: str, name: str, *, has_lines: bool = False) -> yaml.Node | 
         return f"{name}:{mark.line + 1 if mark else 1}" if has_lines else name
 
     if len(text) > MOST_YAML:
-        raise FileError(f"{name} has more than {MOST_YAML:,} letters, the most that is read")
+        raise FileError(f"{name} has more than {MOST_YAML:,} characters, the most that is read")
     depth = aliases = 0
     try:
         for event in yaml.parse(text, Loader=yaml.SafeLoader):

@@ -192,7 +192,9 @@ def counted(number: float, noun: str) -> str:
 
 
 def plural(noun: str) -> str:
-    """The plural of a regular noun."""
+    """The plural of a regular noun, or of a person."""
+    if noun == "person":
+        return "people"
     return f"{noun}es" if noun.endswith(("s", "tch")) else f"{noun}s"
 
 

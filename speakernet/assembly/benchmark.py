@@ -378,13 +378,15 @@ def recommendation(config: Config, configured: Measurement, best: Measurement) -
     if not configured.fits:
         several = -(-configured.batch_size // best.batch_size) * training.accumulation_steps
         accumulate = "" if config.loss.is_metric else f" --training.accumulation_steps {several}"
-        return f"take {take}{accumulate}: {configured.batch_size} do not fit into memory"
+        return f"take {take}{accumulate}: a batch of {configured.batch_size} does not fit into memory"
     gain = best.throughput / configured.throughput - 1
     if gain < WORTHWHILE_GAIN:
-        return f"keep {keep}: {best.batch_size} run only {100 * gain:.0f} % faster"
+        return f"keep {keep}: a batch of {best.batch_size} runs only {100 * gain:.0f} % faster"
     exists = bool(data.train_list) and Path(data.train_list).is_file()
     utterances = len(read_training_list(data.train_list)) if exists else 0
     steps = utterances // (best.batch_size * training.accumulation_steps) * training.max_epochs
     if exists and best.batch_size > configured.batch_size and steps < FEWEST_STEPS:
-        return f"keep {keep}: {best.batch_size} run {100 * gain:.0f} % faster, but leave only {steps:,} steps"
+        return (
+            f"keep {keep}: a batch of {best.batch_size} runs {100 * gain:.0f} % faster, but leaves only {steps:,} steps"
+        )
     return f"take {take} ({100 * gain:.0f} % faster) and tune the learning rate for it"

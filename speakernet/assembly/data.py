@@ -47,6 +47,7 @@ from speakernet.files import human_bytes
 from speakernet.machine.facts import usable_cores, usable_memory_bytes
 from speakernet.parallel import distributed
 from speakernet.parallel.distributed import refuse_differences
+from speakernet.terminal import counted
 from speakernet.training.compiling import training_bytes
 from speakernet.training.precision import DTYPES, choose_precision
 from speakernet.training.progress import LoadingFacts
@@ -212,7 +213,7 @@ def _refuse_bad_files(config: Config, given: TrainingInput) -> None:
         message = f"{len(rows)} of {len(given.rows)} training files cannot be read: {first}"
         if data.on_bad_audio == "error":
             raise AudioError(
-                f"{message} (files: {list_names(given.rows.paths, rows)}). Mend the list or the files, or set "
+                f"{message} (files: {list_names(given.rows.paths, rows)}). Fix the list or the files, or set "
                 "data.on_bad_audio: skip"
             )
         if share > data.max_bad_share:
@@ -220,10 +221,10 @@ def _refuse_bad_files(config: Config, given: TrainingInput) -> None:
         logger.warning("%s; they are left out (data.on_bad_audio: skip)", message)
     other_rate = int(((table.sample_rates != data.sample_rate) & (table.native_samples > 0)).sum())
     if other_rate:
-        logger.warning("%d training files are not at %d Hz and are resampled", other_rate, data.sample_rate)
+        logger.warning("%s not at %d Hz, resampled", counted(other_rate, "training file"), data.sample_rate)
     several = int((table.num_channels > 1).sum())
     if several:
-        logger.warning("%d training files have several channels and are mixed down", several)
+        logger.warning("%s with several channels, mixed down", counted(several, "training file"))
 
 
 def _eligible(config: Config, table: LookupTable) -> np.ndarray:
@@ -234,9 +235,9 @@ def _eligible(config: Config, table: LookupTable) -> np.ndarray:
     too_short = readable & (seconds < data.min_seconds)
     too_long = readable & (seconds > data.max_seconds) if data.max_seconds else np.zeros(len(seconds), dtype=bool)
     if too_short.any():
-        logger.info("%d utterances shorter than %g s are left out", too_short.sum(), data.min_seconds)
+        logger.info("%s shorter than %g s left out", counted(too_short.sum(), "utterance"), data.min_seconds)
     if too_long.any():
-        logger.info("%d utterances longer than %g s are left out", too_long.sum(), data.max_seconds)
+        logger.info("%s longer than %g s left out", counted(too_long.sum(), "utterance"), data.max_seconds)
     kept = np.flatnonzero(readable & ~too_short & ~too_long)
     if not len(kept):
         raise ValueError(
@@ -279,7 +280,10 @@ def _share_out(sampler: Sampler) -> None:
         )
     if usual % world_size:
         least, most = usual // world_size, -(-usual // world_size)
-        logger.info("a batch of %d %s over %d processes: %d or %d each", usual, what, world_size, least, most)
+        logger.info(
+            "a batch of %d %s does not divide evenly among %d processes: %d or %d each",
+            *(usual, what, world_size, least, most),
+        )
 
 
 def _reader(data: DataOptions, given: TrainingInput) -> RowReader:
@@ -448,14 +452,14 @@ def build_augmenter(config: Config, reader: RowReader, table: LookupTable, eligi
     augmenter = Augmenter(banks, rirs, section, sample_rate=sample_rate, seed=config.runtime.seed)
     if augmenter.missing and (section.noise_path or section.rir_path):
         logger.warning(
-            "augmentation: nothing found for %s; their part goes to %s",
+            "augmentation: no files found for %s; their share goes to %s",
             ", ".join(augmenter.missing),
             ", ".join(dict.fromkeys(augmenter.available)) or "clean speech",
         )
     does_more = any(section.volume_db) or section.telephone_probability or section.codec_probability
     if not augmenter.available and not does_more:
         logger.warning(
-            "augmentation is on, but neither augment.noise_path nor augment.rir_path is set: nothing is mixed in; "
+            "augmentation is on, but augment.noise_path and augment.rir_path give nothing to mix in: it is skipped; "
             "`speakernet prepare musan` and `speakernet prepare rirs` fetch noise and room responses"
         )
         return None

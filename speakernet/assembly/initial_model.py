@@ -115,7 +115,7 @@ def begin_with_initial_model(config: Config, net: SpeakerNet, loss: nn.Module, s
         return None
     own, facts_of_own = distributed.from_main(lambda: _own_checkpoint(config))
     if own:
-        logger.info("initial model %s: not read, the run resumes from %s", initial_model, own)
+        logger.info("initial model %s: not read; the run resumes from %s", initial_model, own)
         return facts_of_own
     load_initial_weights(net, loss, initial_model, speakers=speakers)
     contents = read_checkpoint(initial_model)

@@ -25,6 +25,7 @@ from speakernet.models.speaker_net import SpeakerNet
 from speakernet.parallel import distributed
 from speakernet.random import derive_seed
 from speakernet.run_folder import AVERAGE, BEST, CHECKPOINTS, LAST, SECOND_STAGE, move_aside
+from speakernet.terminal import counted
 from speakernet.training.checkpoints import find_checkpoint
 from speakernet.training.optimizers import WeightAverage
 from speakernet.training.options import LARGEST_SEED
@@ -118,8 +119,8 @@ def train_large_margin_stage(
         if hasattr(module, "inter_top_k"):
             module.inter_top_k = 0  # type: ignore[assignment]
     logger.info(
-        "%s: %d epochs, margin %g, crops of %d frames, learning rate %g",
-        *(STAGE, config.training.max_epochs, margin),
+        "%s: %s, margin %g, crops of %d frames, learning rate %g",
+        *(STAGE, counted(config.training.max_epochs, "epoch"), margin),
         *(config.data.crop_frames, config.optimizer.learning_rate),
     )
     if isinstance(usual, float) and margin < usual:

@@ -41,7 +41,7 @@ COMMANDS = {
     "pack": "pack a corpus into one memory-mapped file, or into shards for streaming",
     "doctor": "check lists, audio and machine before a run",
     "list": "list what a configuration can name: models, losses, recipes, …",
-    "show-config": "print the configuration that a command line means, with every default",
+    "show-config": "print the fully resolved configuration, with every default",
     "find-batch-size": "find the fastest batch size that fits into memory",
     "benchmark": "measure the loader and the training step of a configuration",
     "import-weights": "convert another toolkit's checkpoint into a model file",
@@ -52,7 +52,7 @@ COMMANDS = {
     "verify": "decide whether two recordings are of the same speaker",
     "embed": "embed recordings into one file",
     "enroll": "add recordings of a person to a store of people",
-    "identify": "name the person in a store whom a recording is of, or none",
+    "identify": "say which person in a store is speaking, or none of them",
     "people": "list, remove, purge, re-embed and export the people of a store",
 }
 """Command -> what it does; its module has the same name with underscores (`list` is `list_components`)."""
@@ -63,12 +63,12 @@ EXIT_STATUSES = {
     0: "done",
     1: "failed; the message says what to do",
     2: "wrong usage",
-    75: "a loader worker or another rank was lost; last.pt is written, the same command resumes",
-    129: "ended by SIGHUP (the terminal was closed); training has written last.pt, the same command resumes",
-    INTERRUPTED: "interrupted by Ctrl-C (SIGINT); training has written last.pt, the same command resumes",
+    75: "a loader worker or another rank was lost; last.pt was written, and the same command resumes the run",
+    129: "ended by SIGHUP (the terminal was closed); training wrote last.pt, and the same command resumes the run",
+    INTERRUPTED: "interrupted by Ctrl-C (SIGINT); training wrote last.pt, and the same command resumes the run",
     BROKEN_PIPE: "the reader of the output closed it (`speakernet list | head`)",
-    138: "ended by SIGUSR1, by which a cluster takes its machine back; as SIGTERM",
-    143: "ended by SIGTERM; training has written last.pt, the same command resumes",
+    138: "ended by SIGUSR1 (the cluster is reclaiming the machine); otherwise the same as SIGTERM",
+    143: "ended by SIGTERM; training wrote last.pt, and the same command resumes the run",
 }
 
 SYSTEM_ADVICE = {
@@ -83,7 +83,7 @@ SYSTEM_ADVICE = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; errors that the user can mend are printed without a traceback.
+    """Run one command; errors that the user can fix are printed without a traceback.
 
     Returns:
         The exit status: one of `EXIT_STATUSES`.
@@ -217,7 +217,7 @@ def _parse(module: ModuleType, program: str, rest: Sequence[str]) -> argparse.Na
     parsed, config_arguments = parser.parse_known_args(rest)
     if config_arguments and not takes_config:
         first = config_arguments[0]
-        what = "unknown option" if first.startswith("-") else "one word too many:"
+        what = "unknown option" if first.startswith("-") else "unexpected argument:"
         parser.error(f"{what} {first!r}; see `{program} --help`")
     parsed.config_arguments = config_arguments
     return parsed
@@ -236,7 +236,7 @@ def _message(error: Exception) -> str:
         return str(error) or type(error).__name__
     # The second name is that of a rename's target.
     where = error.filename2 or error.filename
-    advice = SYSTEM_ADVICE.get(error.errno or 0, "mend that, then run the same command again")
+    advice = SYSTEM_ADVICE.get(error.errno or 0, "fix that, then run the same command again")
     return f"{where}: {error.strerror}; {advice}" if where else f"{error.strerror}; {advice}"
 
 
@@ -301,7 +301,9 @@ def missing_extra(doing: str, extra: str, error: ModuleNotFoundError) -> ValueEr
 def add_model(parser: argparse.ArgumentParser) -> None:
     """`--model` and `--device`."""
     parser.add_argument("--model", required=True, help="a model file, such as exps/exp01/best.pt, or an imported one")
-    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1; auto (the default) takes a GPU if any")
+    parser.add_argument(
+        "--device", default="auto", help="cpu, cuda, cuda:1; auto (the default) uses a GPU if there is one"
+    )
 
 
 def add_store(parser: argparse.ArgumentParser, *, is_needed: bool = True) -> None:
@@ -322,7 +324,7 @@ def add_decision(parser: argparse.ArgumentParser, rate_help: str) -> None:
         "--threshold",
         type=_threshold,
         metavar="SCORE",
-        help="decide at this score, or at a named one of the model file (eer, far_1%%); default: 0.4",
+        help="a score (0.4), or the name of a threshold in the model file (eer, far_1%%); `default` means 0.4",
     )
 
 

@@ -29,10 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--list", type=Path, help="training list")
     parser.add_argument("--root", type=Path, help="folder or packed corpus that the lists' paths start from")
     parser.add_argument("--trials", type=Path, action="append", default=[], help="trial list (may be given again)")
-    parser.add_argument("--trial_root", type=Path, help="root of the trial lists, if another")
+    parser.add_argument("--trial_root", type=Path, help="root of the trial lists, if it differs from --root")
     parser.add_argument("--fast", action="store_true", help="read headers only, no samples")
     shortest = CheckRequest.min_seconds
-    parser.add_argument("--min_seconds", type=float, default=shortest, help="name files shorter than this")
+    parser.add_argument("--min_seconds", type=float, default=shortest, help="report files shorter than this (seconds)")
     parser.add_argument("--png", type=Path, help="also draw the histograms of durations into this file")
     parser.add_argument("--json", action="store_true", help="print one object: versions, machine and all findings")
     parser.add_argument("--jobs", type=int, default=usable_cores(), help="files read at once")

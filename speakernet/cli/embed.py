@@ -27,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("audio", nargs="+", help="files, folders, lists (.txt), a packed corpus, - for names on stdin")
     add_model(parser)
     parser.add_argument("--out", type=Path, required=True, help="the file to write, such as e.npz")
-    add_part_argument(parser, "give all the same recordings, model and --out; the last one done writes the file")
+    add_part_argument(
+        parser, "give all the same recordings, model and --out; whichever part finishes last writes the file"
+    )
     parser.add_argument("--skip-broken", action="store_true", help="leave out recordings that cannot be embedded")
 
 

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Who, which recordings, which store."""
-    parser.add_argument("name", help="of the person, new or known")
+    parser.add_argument("name", help="the person's name; new, or already in the store")
     parser.add_argument("audio", nargs="+", help="recordings, lists and folders, which are walked")
     add_model(parser)
     add_store(parser)

@@ -29,6 +29,7 @@ from speakernet.evaluation.speakers import read_speaker_table, speakers_of
 from speakernet.files import refuse_overwriting, sha256_of
 from speakernet.options import DEFAULT_SEED, default_of
 from speakernet.run_folder import BEST, EVALUATION_FILES, LAST, METRICS
+from speakernet.terminal import counted
 
 if TYPE_CHECKING:
     from speakernet.evaluation.evaluate import Evaluation
@@ -65,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.config_arguments = [*arguments.config_arguments, "--eval"]
         return train.run(arguments)
     if arguments.config_arguments:
-        raise ValueError(f"{arguments.config_arguments[0]} has no meaning with --scores: nothing is embedded or scored")
+        raise ValueError(f"{arguments.config_arguments[0]} cannot be used with --scores: nothing is embedded or scored")
     if not arguments.trials:
         raise ValueError("--scores needs --trials, the list that the scores are of")
     if not 0 < arguments.prior < 1:
@@ -164,5 +165,5 @@ def _details(results: Results) -> list[str]:
     if results.cllr is not None and results.act_dcf is not None:
         costs = ", ".join(f"actual DCF({prior}) {cost:.4f}" for prior, cost in results.act_dcf.items())
         lines.append(f"Cllr {results.cllr:.4f} bits (loss {results.calibration_loss:.4f}), {costs}")
-    lines.append(f"{results.num_speakers} speakers by {results.speaker_rule}")
+    lines.append(f"{counted(results.num_speakers or 0, 'speaker')} by {results.speaker_rule}")
     return [*lines, *([results.interval_note] if results.interval_note else [])]

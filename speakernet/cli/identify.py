@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("audio", help="a recording: any format, rate and number of channels")
     add_model(parser)
     add_store(parser)
-    parser.add_argument("--top", type=int, default=DEFAULT_TOP, help="nearest people that are shown (%(default)s)")
+    parser.add_argument("--top", type=int, default=DEFAULT_TOP, help="number of nearest people to show (%(default)s)")
     add_decision(parser, "share of strangers that may be taken for somebody, over all people together (0.01)")
     parser.add_argument("--json", action="store_true", help="print one object instead of lines")
     parser.add_argument("--verbose", action="store_true", help="log before the answer too")

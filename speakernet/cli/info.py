@@ -69,4 +69,4 @@ def _mean(mean: Any, measured_on: Mapping[str, Any] | None) -> str:
         return "none"
     way = f" ({_options(measured_on)})" if measured_on else ""
     length = math.sqrt(float(mean.square().sum()))
-    return f"of length {length:.3f}{way}, subtracted before scoring if the way of scoring says so"
+    return f"of length {length:.3f}{way}, subtracted before scoring if the scoring method asks for it"

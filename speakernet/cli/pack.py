@@ -48,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--sample-rate", type=int, default=16000, help="Hz of the corpus (default %(default)s)")
     parser.add_argument("--num-threads", type=int, help="files decoded at a time (default: one for each core)")
-    parser.add_argument("--skip-bad", action="store_true", help="leave out files that cannot be read, and name them")
-    add_part_argument(parser, "give all the same sources and lists; the last to be done joins the parts")
+    parser.add_argument("--skip-bad", action="store_true", help="leave out files that cannot be read, and report them")
+    add_part_argument(parser, "give all the same sources and lists; whichever part finishes last joins them all")
     parser.add_argument("--merge", action="store_true", help="join the parts in CORPUS that other machines made")
     parser.add_argument("--verify", action="store_true", help="compare every utterance with its checksum")
 
@@ -79,7 +79,7 @@ def _pack(arguments: argparse.Namespace, num_threads: int) -> None:
     if arguments.write_list and source.speakers is None:
         raise ValueError(
             f"--write-list: {source.description} does not say who speaks; it is for raw.list, shards and Kaldi folders "
-            "with utt2spk. Of folders speakernet prepare folder makes lists"
+            "with utt2spk. For plain folders, use `speakernet prepare folder` to make lists"
         )
     part = parse_part(arguments.part) if arguments.part else None
     options = {
@@ -117,7 +117,7 @@ def _write_list(path: str, names: StringTable, speakers: StringTable, corpus: st
     is_packed = (NameIndex(read_index(corpus).names).find(names) >= 0).tolist()
     rows = [row for row, speaker in enumerate(speakers) if speaker and is_packed[row]]
     write_training_list(path, ((speakers[row], names[row]) for row in rows))
-    logger.info("%s: %d utterances", path, len(rows))
+    logger.info("%s: %s", path, counted(len(rows), "utterance"))
     if len(rows) < sum(is_packed):
         logger.warning("%s without a speaker left out of %s", counted(sum(is_packed) - len(rows), "utterance"), path)
 
@@ -137,7 +137,7 @@ def _verify(corpus: str, num_threads: int) -> int:
     for problem in problems[:PROBLEMS_SHOWN]:
         logger.error("%s", problem)
     if problems:
-        logger.error("%s: %d utterances are damaged; copy or pack the corpus again", corpus, len(problems))
+        logger.error("%s: %s damaged; copy or pack the corpus again", corpus, counted(len(problems), "utterance"))
         return 1
     logger.info("%s: every checksum is right", corpus)
     return 0

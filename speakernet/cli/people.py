@@ -38,13 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         # Left out of the result if it was given before the action.
         action.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         if name in ("remove", "purge"):
-            action.add_argument("name", help="of the person")
+            action.add_argument("name", help="the person's name")
         if name == "reembed":
             add_model(action)
             action.add_argument("--drop-missing", action="store_true", help="leave out recordings whose files are gone")
         if name == "export":
             action.add_argument("--out", type=Path, required=True, help="the file to write: .json or .npz")
-            action.add_argument("--name", help="of one person (default: everybody)")
+            action.add_argument("--name", help="name of one person (default: everybody)")
         add_store(action)
 
 
@@ -77,7 +77,8 @@ def run(arguments: argparse.Namespace) -> int:
             )
             for problem in problems:
                 logger.warning("left out: %s", problem)
-            text = f"{store.path}: {len(store)} people now have embeddings of {verifier.name}; a backup is beside it"
+            people = counted(len(store), "person")
+            text = f"{store.path}: {people} embedded again with {verifier.name}; a backup is beside it"
             status = 1 if problems else 0
     sys.stdout.write(f"{text}\n")
     return status
@@ -91,4 +92,4 @@ def _listed(store: "PeopleStore") -> str:
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     encrypted = ", encrypted" if facts["is_encrypted"] else ""
     model = f"model {facts['model']} (fingerprint {facts['fingerprint'][:12]}, {facts['embedding_dim']} numbers)"
-    return "\n".join([*lines, f"{len(people)} people, {model}{encrypted}"])
+    return "\n".join([*lines, f"{counted(len(people), 'person')}, {model}{encrypted}"])

@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise ValueError("--output is for several runs; the report of one run is report.html in its folder")
         path = write_report(arguments.runs[0], audio=arguments.audio)
     elif arguments.audio is not None:
-        raise ValueError("--audio is for one run: a page of several lists no single trials")
+        raise ValueError("--audio works with one run only: a page of several runs does not list single trials")
     else:
         path = write_side_by_side(arguments.runs, arguments.output or Path("comparison.html"))
     sys.stdout.write(f"{path}\n")

@@ -18,6 +18,7 @@ from speakernet.files import GrowingFile, own_command
 from speakernet.parallel import distributed
 from speakernet.parallel.distributed import find_place
 from speakernet.run_folder import BEST, CONFIG, LOG, METRICS, REPORT, RESULTS, SCORES, refuse_unusable
+from speakernet.terminal import counted
 
 if TYPE_CHECKING:
     from speakernet.assembly.runs import TrainingOutcome
@@ -118,7 +119,7 @@ def _training_lines(outcome: "TrainingOutcome") -> list[str]:
     if outcome.evaluation is None:
         epochs = summary["epochs"]
         return [
-            f"this run is finished: {epochs} epochs, best held-out EER {summary['best_eer_percent']:.2f} %",
+            f"this run is finished: {counted(epochs, 'epoch')}, best held-out EER {summary['best_eer_percent']:.2f} %",
             best,
             "to start another run: --save_path with another folder",
         ]
@@ -130,7 +131,7 @@ def _training_lines(outcome: "TrainingOutcome") -> list[str]:
         f"run folder: {folder} ({REPORT}, {RESULTS}, {SCORES}, {METRICS}, {LOG}, TensorBoard events)",
         "next:",
         f"  {command} --eval --initial_model {shlex.quote(str(folder / BEST))}    score a trial list with it",
-        f"  {command} --max_epoch {2 * summary['epochs']}    train on",
+        f"  {command} --max_epoch {2 * summary['epochs']}    continue training",
         f"  speakernet report {quoted}    rebuild the report",
         f"  tensorboard --logdir {quoted}    look at the curves",
     ]

@@ -53,7 +53,7 @@ OURS, CLASSIC = "speakernet", "voxceleb_trainer"
 
 
 class ConfigError(ValueError):
-    """A configuration that the user can mend; the message says where, what was found and what is expected."""
+    """A configuration that the user can fix; the message says where, what was found and what is expected."""
 
 
 class Setting(NamedTuple):
@@ -220,7 +220,7 @@ def compose(settings: Sequence[Setting], defaults: Mapping[str, Any]) -> Config:
             raise ConfigError(f"{setting.where}: {_why_idle(setting, names)}")
     if dropped:
         listed = ", ".join(f"{one.key} ({one.where})" for one in dropped)
-        logger.warning("options of components that a later file or option has replaced are left out: %s", listed)
+        logger.warning("ignored, because a later file or option chose another component: %s", listed)
     nowhere = Setting("", None, "default")
     try:
         config = config_from_dict(values)
@@ -318,7 +318,7 @@ def _read_file(path: Path) -> list[Setting]:
         if root is None:
             return []
         if not isinstance(root, yaml.MappingNode):
-            raise ConfigError(f"{path}:1: found something else, expected `key: value` lines")
+            raise ConfigError(f"{path}:1: expected `key: value` lines")
         settings = []
         for key, node, where in _pairs(root, path):
             children = _pairs(node, path) if isinstance(node, yaml.MappingNode) else []
@@ -400,7 +400,7 @@ def _without_folders_of_other_lists(settings: Sequence[Setting], is_copy: Sequen
             # The same list under its own name keeps its folder; a copy saves absolute paths.
             own = [one.value for one in settings if (one.key, one.layer) == (named.key, setting.layer)]
             if str(Path(str(named.value)).absolute()) not in own:
-                logger.info("%s: %s of another list is ignored", named.where, setting.key)
+                logger.info("%s: this names another list, so the saved %s is ignored", named.where, setting.key)
                 continue
         kept.append(setting)
     return kept

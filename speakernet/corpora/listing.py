@@ -140,11 +140,11 @@ def add_jobs_argument(parser: argparse.ArgumentParser) -> None:
 def add_list_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of lists, split and trials; their names are those of `ListOptions`."""
     for name, kind, help_text in (
-        ("validation_share", float, "of the speakers, if a split is drawn"),
-        ("test_share", float, "of the speakers, if a split is drawn"),
+        ("validation_share", float, "share of the speakers, if a split is drawn"),
+        ("test_share", float, "share of the speakers, if a split is drawn"),
         ("targets_per_speaker", positive_int, "most target trials a speaker"),
         ("min_seconds", float, "shorter utterances are left out"),
-        ("seed", int, "of the split and the trials"),
+        ("seed", int, "seed of the split and the trials"),
     ):
         parser.add_argument(f"--{name}", type=kind, default=getattr(ListOptions, name), help=help_text)
     parser.add_argument("--same_gender", action="store_true", help="leave out the easy trials across genders")
@@ -170,7 +170,7 @@ def add_download_arguments(parser: argparse.ArgumentParser) -> None:
     retries, seconds = DownloadOptions.num_retries, DownloadOptions.timeout_seconds
     help_text = "attempts in a row without a single byte before giving up"
     group.add_argument("--retries", type=int, default=retries, dest="num_retries", help=help_text)
-    help_text = "seconds of silence before asking again"
+    help_text = "seconds without data before retrying"
     group.add_argument("--timeout", type=float, default=seconds, dest="timeout_seconds", help=help_text)
 
 
@@ -409,8 +409,8 @@ def _write_trials(
     logger.info("%s: %d trials over %d speakers, %d of them targets", path, len(pairs), num_speakers, num_targets)
     if num_speakers < FEWEST_FOR_AN_INTERVAL:
         logger.warning(
-            "%d speakers are too few for a reliable error rate (its interval takes %d, a narrow one 20 or more): bring "
-            "more people, or take more of them with --%s_share",
+            "too few speakers (%d) for a reliable error rate (an interval needs at least %d, a narrow one 20 or more): "
+            "record more people, or use more of them with --%s_share",
             *(num_speakers, FEWEST_FOR_AN_INTERVAL, name),
         )
     return path

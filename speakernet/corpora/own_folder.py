@@ -40,6 +40,7 @@ from speakernet.corpora.utterances import NUM_EXAMPLES, Row, pattern_rule, read_
 from speakernet.data.audio import AUDIO_SUFFIXES, SAMPLE_RATE
 from speakernet.data.ffmpeg import CONVERTIBLE_SUFFIXES, FFMPEG_VARIABLE
 from speakernet.files import exclusive, own_command
+from speakernet.terminal import counted
 
 logger = logging.getLogger(__name__)
 
@@ -82,11 +83,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--csv", type=Path, dest="table", help=help_text)
     parser.add_argument("--pattern", help="regular expression over relative paths with a group named speaker")
     help_text = (
-        "speakers: the top folders are speakers; parts: they are train, dev and test, kept apart; pooled: they are, "
-        "but their speakers are split again; auto: by their names"
+        "speakers: the top folders are speakers; parts: they are train, dev and test, kept apart; pooled: as parts, "
+        "but the speakers are split again; auto: by their names"
     )
     parser.add_argument("--layout", choices=LAYOUTS, default=FolderOptions.layout, help=help_text)
-    parser.add_argument("--speaker_depth", type=int, help="folders above the speakers' folders (default: found out)")
+    parser.add_argument("--speaker_depth", type=int, help="folders above the speakers' folders (default: detected)")
     add_list_arguments(parser)
     parser.add_argument("--same_session", action="store_true", help="also make target trials within one session")
     parser.add_argument("--noise_path", type=Path, help="noise folder (MUSAN's layout) for augmentation")
@@ -149,8 +150,8 @@ def prepare_folder(options: FolderOptions) -> tuple[list[Path], Path, list[StepS
     (write_little_data_lists if is_little else write_recipe)(config, options.root, lists, **sets)
     write_fine_tuning_lists(fine_tuning, options.root, lists, **sets)
     logger.info(
-        "%d utterances of %d speakers for training, %.1f hours in all",
-        *(lists.num_train, lists.num_speakers, lists.hours),
+        "%s of %s for training, %.1f hours in all",
+        *(counted(lists.num_train, "utterance"), counted(lists.num_speakers, "speaker"), lists.hours),
     )
     return [Path(LITTLE_DATA), config] if is_little else [config], fine_tuning, [*summaries, scan]
 
@@ -176,7 +177,7 @@ def find_layout(root: Path, wanted: str = "auto") -> Layout:
     # train/wav/anna beside dev/bert: one depth for both would take `wav` for a speaker.
     depths = {_below_containers(folder / name, depth + 1)[0] for name in splits}
     if len(depths) > 1:
-        raise ValueError(f"the speakers are at another depth in each of {', '.join(splits)}; give --speaker_depth")
+        raise ValueError(f"the speakers' folders are at different depths in {', '.join(splits)}; give --speaker_depth")
     return Layout(depths.pop(), None if wanted == "pooled" else depth)
 
 

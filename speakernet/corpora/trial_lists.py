@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     make.add_argument("--training", type=Path, help="training list that the trials must not share speakers with")
     make.add_argument("--allow_overlap", action="store_true", help="make the trials even if speakers are shared")
     make.add_argument("--form", choices=FORMS, default="label_first", help="how to write them (default: label_first)")
-    make.add_argument("--seed", type=int, default=ListOptions.seed, help="of every draw (default: 10)")
+    make.add_argument("--seed", type=int, default=ListOptions.seed, help="seed of every draw (default: 10)")
     clean = actions.add_parser("clean", help="drop the rows whose files do not exist")
     clean.add_argument("list", type=Path, help="trial or training list")
     clean.add_argument("--root", type=Path, required=True, help="folder or packed corpus of the files")
@@ -96,9 +96,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     hold.add_argument("--speakers", type=positive_int, required=True, help="how many are held out")
     help_text = f"non-targets for each target (default: {nontargets})"
     hold.add_argument("--nontargets_per_target", type=positive_int, default=nontargets, help=help_text)
-    hold.add_argument("--seed", type=int, default=ListOptions.seed, help="of every draw (default: 10)")
+    hold.add_argument("--seed", type=int, default=ListOptions.seed, help="seed of every draw (default: 10)")
     for one in (clean, change):
-        one.add_argument("--kind", choices=("trials", "training"), help="what the list is (default: found out)")
+        one.add_argument("--kind", choices=("trials", "training"), help="what the list is (default: detected)")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -241,7 +241,7 @@ def split_speakers(
     num_validation = held_out(validation_share, len(order))
     num_test = held_out(test_share, len(order) - num_validation) if wants_test else 0
     if not wants_test and test_share > 0:
-        logger.warning("%d speakers are too few for a test split; the validation trials are used instead", num_speakers)
+        logger.warning("too few speakers (%d) for a test split; the validation trials are used instead", num_speakers)
     split = np.zeros(num_speakers, dtype=np.int8)
     split[order[:num_validation]] = 1
     split[order[num_validation : num_validation + num_test]] = 2
@@ -289,7 +289,7 @@ def _interleaved(speakers: np.ndarray, genders: np.ndarray, seed: int) -> np.nda
 def _split_utterances(utterances: Utterances, seed: int) -> Split:
     """A third of each speaker's utterances, two at least, for validation; whole sessions first if they are known."""
     logger.warning(
-        "%d speakers are too few for a speaker-disjoint validation: utterances of the training speakers are held out, "
+        "too few speakers (%d) for a speaker-disjoint validation: utterances of the training speakers are held out, "
         "so the error rate is optimistic for new speakers",
         len(utterances.speakers),
     )

@@ -139,7 +139,7 @@ class TrainingLoader:
         problems = [problem for _, some in gathered for problem in some]
         if problems:
             logger.warning(
-                "%d unreadable utterances were replaced by others of the same speakers in epoch %d:\n  %s",
+                "%d unreadable utterances were replaced with others of the same speakers in epoch %d:\n  %s",
                 counts["bad_utterances"],
                 self._epoch + 1,
                 "\n  ".join(problems[:MAX_NAMED]),

@@ -30,7 +30,7 @@ class DataOptions(Options):
     """Folder that the paths in train_list are relative to, or a packed corpus, or a Kaldi folder with a wav.scp; empty:
     the folder of the list."""
     validation_list: InputPath = ""
-    """Trials that choose the best checkpoint during training; empty: test_list, which the report mentions."""
+    """Trials that choose the best checkpoint during training; empty: test_list is used, and the report says so."""
     validation_path: InputPath = ""
     """As train_path, of validation_list."""
     validation_speakers: Annotated[int, Ge(0), Le(100_000)] = 0
@@ -50,7 +50,7 @@ class DataOptions(Options):
     max_seconds: Seconds = 0.0
     """Leave out longer training utterances (counted in the log); 0: no limit."""
     on_bad_audio: Literal["error", "skip"] = "error"
-    """skip: replace an unreadable utterance by another of the same speaker, and count it."""
+    """skip: replace an unreadable utterance with another of the same speaker, and count it."""
     crop_frames: Frames = 200
     """Length of a training crop in frames of 10 ms (200 frames are 2 seconds)."""
     crop_frames_max: FramesOrZero = 0

@@ -218,7 +218,7 @@ def read_description(root: Path) -> dict[str, Any]:
     # Names are data from outside: none may lead elsewhere.
     for name in shards:
         if not PART_NAME.fullmatch(name):
-            raise _damaged(path, f"names the part {name!r}, expected such as part-0001-of-0004")
+            raise _damaged(path, f"names the part {name!r}; expected a name such as part-0001-of-0004")
     absent = [name for name in shards or (SAMPLES, INDEX) if not (root / name).exists()]
     if absent:
         raise _damaged(root, f"{', '.join(absent)} is missing, so the corpus is not whole")

@@ -152,7 +152,7 @@ def pack(
         writer = _Writer(partial)
         num_resumed = writer.num_done
         if num_resumed:
-            logger.info("%s: %d of %d utterances are there already", partial, num_resumed, len(source.names))
+            logger.info("%s: %d of %d utterances already there", partial, num_resumed, len(source.names))
         try:
             _append_all(source, writer, num_threads, skip_bad, sample_rate, show_progress)
         except OSError:
@@ -213,7 +213,7 @@ def _append_all(
             writer.skip(f"{source.names[row]}\t{result}")
         else:
             raise AudioError(
-                f"{result}; what was packed so far is kept: mend the file and run the same command again, "
+                f"{result}; what was packed so far is kept: fix the file and run the same command again, "
                 "or add --skip-bad to leave such files out"
             ) from result
 
@@ -344,9 +344,9 @@ def _already_there(source: PackInput, corpus: Path, sample_rate: int) -> PackSum
         raise PackedError(
             f"{corpus}: exists with other utterances or another rate "
             f"({len(found)} utterances at {index.sample_rate} Hz; asked for {len(source.names)} at {sample_rate} Hz); "
-            "remove it or give another name"
+            "remove it or give a different name"
         )
-    logger.info("%s: is packed already", corpus)
+    logger.info("%s: already packed", corpus)
     return PackSummary(len(found), index.num_samples, len(found), num_skipped)
 
 

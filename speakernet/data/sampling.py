@@ -17,6 +17,7 @@ import numpy as np
 
 from speakernet.data.options import DataOptions
 from speakernet.random import REAL_STREAM, VOICE_STREAM, KeyedRandom, numpy_generator
+from speakernet.terminal import counted
 
 logger = logging.getLogger(__name__)
 
@@ -221,7 +222,7 @@ class BalancedSampler(Sampler):
         usable = int((counts >= self.unit).sum())
         short = int((counts > 0).sum()) - usable
         if short:
-            logger.warning("%d speakers have fewer than %d utterances and are left out", short, self.unit)
+            logger.warning("%s with fewer than %d utterances left out", counted(short, "speaker"), self.unit)
         if self.max_utterances < self.unit:
             raise ValueError(
                 f"max_utterances_per_speaker is {self.max_utterances}, less than the {self.unit} of a batch"

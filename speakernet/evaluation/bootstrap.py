@@ -171,7 +171,7 @@ def _drawn(systems: Sequence[SpeakerBootstrap], wanted: int, seed: int) -> np.nd
 def speakers_note(num_speakers: int) -> str:
     """A note on an interval over so few speakers; empty if there are enough."""
     if num_speakers < MIN_SPEAKERS:
-        return f"no interval: {num_speakers} speakers are too few (at least {MIN_SPEAKERS})"
+        return f"no interval: too few speakers ({num_speakers}, at least {MIN_SPEAKERS} are needed)"
     return f"rough interval: only {num_speakers} speakers" if num_speakers < ROUGH_SPEAKERS else ""
 
 
@@ -181,14 +181,15 @@ def same_in_all_draws_note(eer_percent: float, num_target_speakers: int) -> str:
     Source: Hanley and Lippman-Hand, If nothing goes wrong, is everything all right?, 1983 (rule of three).
 
     >>> same_in_all_draws_note(0.0, 40)
-    'no interval: no draw of speakers has an error; of 40 others 3 may still have one'
+    'no interval: no draw has an error; by the rule of three, up to 3 in the next 40 speakers may still have one'
     """
     if eer_percent > 0:
         return "no interval: every draw of speakers gives the same error rate"
     # A speaker without a target trial cannot be missed.
     if num_target_speakers < MIN_SPEAKERS:
-        return f"no interval: {num_target_speakers} speakers with targets are too few (at least {MIN_SPEAKERS})"
-    return f"no interval: no draw of speakers has an error; of {num_target_speakers} others 3 may still have one"
+        return f"no interval: too few speakers with targets ({num_target_speakers}, at least {MIN_SPEAKERS} are needed)"
+    others = f"up to 3 in the next {num_target_speakers} speakers may still have one"
+    return f"no interval: no draw has an error; by the rule of three, {others}"
 
 
 def interval_of(values: np.ndarray) -> Interval:

@@ -214,7 +214,7 @@ def threshold_figure(rates: ErrorRates, chosen: float) -> Figure:
         )
     axes.set_ylim(0, 102)
     axes.set_xlabel("threshold on the score")
-    axes.set_ylabel("% of their trials")
+    axes.set_ylabel("% of trials of each kind")
     legend_above(figure, axes)
     return figure
 

@@ -287,7 +287,7 @@ def _result(run: RunData) -> Section:
         return replace(section, remarks=["Not evaluated yet: the curves below are those of the training so far."])
     counts = (
         ("Trials", results.num_trials),
-        ("of them targets", results.num_targets),
+        ("Targets", results.num_targets),
         ("Utterances", results.num_utterances),
         ("Speakers", results.num_speakers),
     )
@@ -415,7 +415,7 @@ def _operating_points(run: RunData, rates: ErrorRates, after: str) -> Card:
         threshold = f"{point.threshold:.4f}" if np.isfinite(point.threshold) else "refuse all"
         rows.append([name, threshold, f"{100 * point.miss:.2f} %", f"{100 * point.false_accept:.2f} %", cost_text])
     header = ["threshold chosen for", "threshold", "true pairs refused", "impostors accepted", "minDCF"]
-    note = "Measured on this very list: on other speakers a threshold gives other rates."
+    note = "Measured on this same list: with other speakers, the same threshold gives different rates."
     note += f" {_as_sentence(refused[0])}" if refused else ""
     table = Table(header, rows, numbers=(1, 2, 3, 4))
     return Card(f"Operating points{after}", note, table=table, is_wide=True)
@@ -435,7 +435,8 @@ def _calibration(run: RunData, rates: ErrorRates, folder: Path, suffix: str, aft
         note = "On the dashed line a log-likelihood ratio is right."
         threshold = equal_error_point(rates).threshold
         figure = plots.histogram_figure(llrs, run.labels, threshold, "log-likelihood ratio (natural)")
-        text = f"{HISTOGRAM_NOTE} Right of {bayes_threshold(0.01):.1f} accepting pays at a target prior of 0.01."
+        cheaper = f"To the right of {bayes_threshold(0.01):.1f}, accepting is the cheaper decision"
+        text = f"{HISTOGRAM_NOTE} {cheaper} at a target prior of 0.01."
         cards.append(_drawn(folder, f"llrs{suffix}", f"Log-likelihood ratios{after}", figure, text))
     # Edges of the convex hull with a finite ratio: each covers the scores from its first threshold to its last.
     best, rows = pooled_llrs(rates)[2], rates.hull
@@ -468,7 +469,7 @@ def _data(run: RunData) -> Section:
         numbers = counted(results.num_trials, "trial")
         numbers += f", {counted(results.num_speakers, 'speaker')}" if results.num_speakers else ""
         rows.append(["Test", results.list_name(), "what this page reports", numbers])
-    table = Table(["", "list", "what for", "what it holds"], rows)
+    table = Table(["", "list", "purpose", "contents"], rows)
     return Section("data", "Data", [Card("Lists", table=table, is_wide=True)] if rows else [])
 
 
@@ -686,7 +687,7 @@ def _differences(runs: Sequence[RunData]) -> Section:
         remark = "Some were scored on different trial lists: their error rates must not be compared."
         section = replace(section, remarks=[remark])
     if len(same) < 2:
-        return section if section.remarks else replace(section, remarks=["No two runs have labelled scores."])
+        return section if section.remarks else replace(section, remarks=["Fewer than two runs have labelled scores."])
     trials, num_draws = same[0].trials, default_of(EvaluationOptions, "bootstrap_samples")
     assert trials is not None, "runs with labels have trials"
     speakers, scores = speakers_of(trials), [run.scores for run in same if run.scores is not None]

@@ -207,9 +207,9 @@ class Decisions:
             for one in self.thresholds
         ]
         if not self.thresholds:
-            found.append("no decisions: there is no threshold for this way of scoring")
+            found.append("no decisions: there is no threshold for this scoring method")
         if self.llrs is None:
-            found.append("no log-likelihood ratios: there is no calibration for this way of scoring")
+            found.append("no log-likelihood ratios: there is no calibration for this scoring method")
         if not self.thresholds or self.llrs is None:
             found.append(
                 "to fit them on labelled trials: --evaluation.calibration_list LIST with --eval, or `speakernet "

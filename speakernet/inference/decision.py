@@ -109,7 +109,7 @@ class DecisionRule:
         fitted = [one for one in fits if plain_backend(one["backend"]) == way and list(one["inputs"]) == ["score"]]
         thresholds = [one for one in contents.get("thresholds") or () if plain_backend(one["backend"]) == way]
         calibration = AffineCalibration.from_dict(fitted[-1]) if fitted else None
-        mean = ", less the mean embedding that it has" if subtracts_mean else ""
+        mean = " with its mean embedding subtracted" if subtracts_mean else ""
         advice = f"{name} has no calibration for {WHOLE_COSINE}{mean}: " + ADVICE.format(name)
         # Older files do not say how many pairs they rest on.
         num_nontargets = fitted[-1].get("num_nontargets") if fitted else None
@@ -184,7 +184,8 @@ class DecisionRule:
             raise NotCalibratedError(self.advice)
         raise NotCalibratedError(
             f"the model file has no threshold {name!r}, only {', '.join(str(one['name']) for one in self.thresholds)}; "
-            "a longer list for `speakernet calibrate` gives more: ten false accepts have to be expected at a rate"
+            "a longer list for `speakernet calibrate` gives more: a rate gets a threshold only if the list is long "
+            "enough to expect ten false accepts at it"
         )
 
 

@@ -371,7 +371,7 @@ class PeopleStore(contextlib.AbstractContextManager):
                     problems.append(f"{one.name}: {error}")
             if problems and not drops_missing:
                 raise StoreError(
-                    f"{self.path}: {len(problems)} of {len(kept)} recordings cannot be embedded again, nothing was "
+                    f"{self.path}: {len(problems)} of {len(kept)} recordings cannot be embedded again; nothing was "
                     f"changed: {'; '.join(problems[:MAX_NAMED])}{' …' if len(problems) > MAX_NAMED else ''}"
                 )
             self._back_up()
@@ -632,8 +632,8 @@ def store_errors(path: Path) -> Iterator[None]:
         advice = f"damaged ({reason}); it was left as it is: use a copy or a backup ({path.name}.{BACKUP_WORD}-…)"
         if any(word in reason for word in ("locked", "busy", "readonly", "unable to open", "full")):
             advice = (
-                f"cannot be written ({reason}), nothing was changed; end the other process that writes it, free some "
-                "space, or change the permissions"
+                f"cannot be written ({reason}) and nothing was changed; end the other process that writes it, free "
+                "some space, or change the permissions"
             )
         raise StoreError(f"{path}: {advice}") from error
 
@@ -655,10 +655,11 @@ def checked_name(name: str) -> str:
     found = normal_name(name)
     if not found or len(found) > LONGEST_NAME or found in (".", ".."):
         raise StoreError(
-            f"the name {found[:20]!r} of {len(found)} letters; expected 1 to {LONGEST_NAME}, not only dots"
+            f"the name {found[:20]!r} of {len(found)} characters; expected 1 to {LONGEST_NAME}, "
+            "at least one of them not a dot"
         )
     if any(ord(one) in INVISIBLE_LETTERS or unicodedata.category(one) in INVISIBLE_CATEGORIES for one in found):
-        raise StoreError(f"the name {found!a} has letters that cannot be seen; expected one visible line")
+        raise StoreError(f"the name {found!a} has characters that cannot be seen; expected one visible line")
     letters = unicodedata.normalize("NFKD", found).casefold().translate(LOOKALIKES)
     if "".join(one for one in letters if not unicodedata.combining(one)) == UNKNOWN:
         raise StoreError(f"nobody can be called {found!a}: {UNKNOWN!r} is what `identify` answers for a stranger")

@@ -289,7 +289,7 @@ def unusable_gpu() -> tuple[str, str]:
             f"there is an NVIDIA driver ({driver}), but {name} is built without CUDA",
             f"install a build with CUDA; for drivers from {LEAST_DRIVERS[OLDER_CUDA]} on: {FOR_OLDER_CUDA}",
         )
-    found = f"there is an NVIDIA driver ({driver}), but {name}, built for CUDA {built_for}, can use no GPU"
+    found = f"there is an NVIDIA driver ({driver}), but {name}, built for CUDA {built_for}, cannot use the GPU"
     least, number = LEAST_DRIVERS.get(int(built_for.split(".")[0]), 0), int(driver.split(".")[0])
     if number >= least:
         advice = "the driver is new enough: start a container with --gpus all, and check that nvidia-smi lists a GPU"

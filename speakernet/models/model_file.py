@@ -210,10 +210,11 @@ def load_initial_weights(
         report.num_loaded = len(weights)
         _load_head(loss, head, report)
     logger.info(
-        "%s: loaded %d tensors of a %s file; optimizer and schedule start fresh", path, report.num_loaded, report.source
+        "%s: loaded %d tensors of a %s file; optimizer and schedule start from scratch",
+        *(path, report.num_loaded, report.source),
     )
     if report.head == "new":
-        logger.info("%s: the head of the loss starts new", path)
+        logger.info("%s: the head of the loss starts from scratch", path)
     for entry in report.not_loaded:
         logger.info("%s: not loaded: %s", path, entry)
     return report

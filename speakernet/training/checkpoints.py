@@ -148,7 +148,7 @@ class CheckpointStore:
             # A full disk must not end a run of days: what is on disk is whole, and there is a next save.
             if path.name not in self._failures:
                 logger.error(
-                    "could not write %s: %s. Free some space: training continues, and the file that was there is whole",
+                    "could not write %s: %s. Free some space: training continues, and the previous file is intact",
                     *(path, error.strerror or error),
                 )
             self._failures[path.name] = error

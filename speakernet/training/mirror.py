@@ -91,7 +91,7 @@ class Mirror:
                 self._has_failed, delay = True, RETRY_SECONDS
                 continue
             if self._has_failed:
-                logger.info("training.mirror: %s is written again", self.address)
+                logger.info("training.mirror: %s can be written to again", self.address)
             self._has_failed, delay = False, LOOK_SECONDS
 
     def _copy_all(self, is_end: bool) -> None:

@@ -124,7 +124,7 @@ def should_fuse(options: OptimizerOptions, device: torch.device) -> tuple[bool, 
     if options.fused == "on" and not has_fused:
         raise ValueError(
             f"optimizer.fused: on, but torch has no fused {name} on {device.type}; "
-            f"fused exist: {', '.join(sorted(FUSED_OPTIMIZERS))}; set optimizer.fused: auto"
+            f"available fused: {', '.join(sorted(FUSED_OPTIMIZERS))}; set optimizer.fused: auto"
         )
     if options.fused == "off":
         return False, "switched off"

@@ -250,7 +250,9 @@ class Progress:
             try:
                 self.num_lines = _drop_after(path, step, num_lines)
             except OSError as error:
-                logger.warning("%s keeps its lines after step %d, which come a second time: %s", path, step, error)
+                logger.warning(
+                    "could not remove the lines of %s after step %d; they will appear twice: %s", path, step, error
+                )
         self._file = GrowingFile(path)
         if self._tensorboard:
             # Imported here: it takes a second that other commands should not pay.

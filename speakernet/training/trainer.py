@@ -22,7 +22,7 @@ from speakernet.machine.threads import Stopped
 from speakernet.parallel import distributed
 from speakernet.random import capture_random_state, restore_random_state
 from speakernet.run_folder import held
-from speakernet.terminal import Bar, duration
+from speakernet.terminal import Bar, counted, duration
 from speakernet.training.checkpoints import (
     TENSOR_SECTIONS,
     CheckpointStore,
@@ -575,7 +575,7 @@ class Trainer:
         if self._has_explained_margin or margin is None or margin(self.state.epoch * margin.steps_per_epoch) <= 0:
             return ""
         self._has_explained_margin = True
-        return " (the margin makes every utterance harder: loss and accuracy look worse than the EER)"
+        return " (the margin makes every utterance harder: loss and accuracy now look worse than the model is)"
 
     def _log_evaluation(self, metrics: Mapping[str, Any], seconds: float, note: str) -> None:
         state, times = self.state, self._evaluation_times
@@ -599,11 +599,10 @@ class Trainer:
         state, stage = self.state, self.stage
         more = f"{stage.epochs_option} {max(state.epoch, self.options.max_epochs) + 10}"
         logger.info(
-            "this %s %s (%d epochs, best EER %.2f %%): nothing to train. To continue: %s. To score: --eval "
-            "--initial_model %s",
+            "this %s %s (%s, best EER %.2f %%): nothing to train. To continue: %s. To score: --eval --initial_model %s",
             stage.name or "run",
             "was stopped early" if state.stopped_early else "is finished",
-            state.epoch,
+            counted(state.epoch, "epoch"),
             state.best_eer_percent,
             "a larger --patience" if state.stopped_early else more,
             self.store.best_path,

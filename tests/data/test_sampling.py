@@ -68,7 +68,7 @@ def test_balanced_bounds_utterances_and_counts_short_speakers(caplog: pytest.Log
     sampler = BalancedSampler(
         labels, DataOptions(utterances_per_speaker=2, batch_size=3, max_utterances_per_speaker=5), seed=1
     )
-    assert "1 speakers have fewer than 2" in caplog.text
+    assert "1 speaker with fewer than 2" in caplog.text
     assert np.bincount(labels[sampler.epoch(0).rows]).tolist() == [0, 4, 4, 4]
     with pytest.raises(ValueError, match="max_utterances_per_speaker"):
         BalancedSampler(

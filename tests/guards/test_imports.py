@@ -9,7 +9,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parents[2] / "speakernet"
 
 BASE = {
-    *("options", "terminal", "files", "arrays", "random", "machine"),
+    *("options", "terminal", "files", "random", "machine"),
     *("parallel", "checkpoint"),
     "run_folder",
 }
@@ -20,7 +20,7 @@ ALLOWED = {
     "files": {"terminal"},
     "random": set(),
     "machine": {"options", "files", "parallel"},
-    "parallel": {"files", "machine", "parts"},
+    "parallel": {"files", "machine"},
     "checkpoint": {"files"},
     "run_folder": {"files", "checkpoint"},
     # Composes the option modules of the packages (`test_config_imports_option_modules_only`).

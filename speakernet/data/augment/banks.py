@@ -25,7 +25,7 @@ from speakernet.data.sharing import Shareable, shared_zeros
 from speakernet.data.sources import INT16_SCALE, AudioCache, FolderSource, RowReader
 from speakernet.files import own_command, parallel_map
 from speakernet.parallel import distributed
-from speakernet.terminal import MAX_NAMED, Bar
+from speakernet.terminal import MAX_NAMED, Bar, counted
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class ClipBank:
         slack = np.maximum(self.lengths[clips] - out.shape[1], 0)
         problems = self.reader.fill(self.rows[clips], (places * slack).astype(np.int64), out)
         if problems:
-            raise AudioError(f"augmentation: {next(iter(problems.values()))}; remove the file or mend it")
+            raise AudioError(f"augmentation: {next(iter(problems.values()))}; remove the file or fix it")
 
     def read_whole(self, clip: int, out: np.ndarray) -> None:
         """Read a clip into `out` (its length,), int16; one that became shorter since its header was read repeats."""
@@ -126,7 +126,7 @@ class Crops:
             out[:] = self._samples[first : first + self._num_samples]
             return float(INT16_SCALE)
         if problem := self._reader.fill_one(int(self._rows[source]), int(self._starts[source]), out):
-            raise AudioError(f"augmentation: {problem}; remove the file or mend it")
+            raise AudioError(f"augmentation: {problem}; remove the file or fix it")
         return 1.0
 
 
@@ -162,7 +162,7 @@ def noise_banks(root: str | Path, sample_rate: int, cache: AudioCache | None) ->
     folders = ([*name.split("/")[:-1], root.name] for name in names)
     kinds = np.array([next((MUSAN_FOLDERS[one] for one in some if one in MUSAN_FOLDERS), "") for some in folders])
     if unnamed := int((kinds == "").sum()):
-        logger.warning("%s: %d files are in no folder noise, music or speech and count as noise", root, unnamed)
+        logger.warning("%s: files in no folder noise, music or speech count as noise: %d", root, unnamed)
     banks = {}
     for kind in MUSAN_FOLDERS.values():
         rows = np.flatnonzero(((kinds == kind) | ((kinds == "") & (kind == "noise"))) & usable)
@@ -248,7 +248,7 @@ def rir_bank(root: str | Path, sample_rate: int, cache: AudioCache | None, *, is
     if not names:
         raise AudioError(f"{root}: no audio files in this folder of RIRs")
     if len(names) < len(found):
-        logger.warning("%s: %d files are noises, not RIRs, and are skipped", root, len(found) - len(names))
+        logger.warning("%s: %s skipped: noises, not RIRs", root, counted(len(found) - len(names), "file"))
     return RirBank(FolderSource(root, sample_rate), names, is_aligned=is_aligned, cache=cache)
 
 

@@ -171,7 +171,7 @@ async def _refuse_values(_: Request, error: Exception) -> Response:
 
 async def _fail(request: Request, error: Exception) -> Response:
     logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return ApiError(500, "failed", "an error of the server; its log has more").response()
+    return ApiError(500, "failed", "internal server error; see the server's log").response()
 
 
 async def _upload(file: UploadFile) -> Upload:

@@ -95,15 +95,15 @@ class TrainingOptions(Options):
     max_epochs: Count = 40
     """Epochs in all; raising it continues a finished run."""
     test_interval: Count = 5
-    """Evaluate on the validation trials every so many epochs (and after the last)."""
+    """Epochs between two evaluations on the validation trials (the last epoch is always evaluated)."""
     accumulation_steps: Annotated[int, Ge(1), Le(1_000_000)] = 1
     """Micro-batches per optimizer step; the effective batch is this times data.batch_size."""
     log_interval: Count = 20
     """Optimizer steps between two records in metrics.jsonl and TensorBoard."""
     patience: CountOrZero = 0
-    """Stop after so many evaluations in a row without a better EER; 0 never stops early."""
+    """Stop after this many evaluations in a row without a better EER; 0 never stops early."""
     save_steps: CountOrZero = 0
-    """Write last.pt every so many optimizer steps, besides the end of each epoch; 0: only there."""
+    """Optimizer steps between two writes of last.pt, besides the end of each epoch; 0: only there."""
     save_minutes: Annotated[float, Ge(0.0), Le(1e6)] = 10.0
     """Write last.pt at least this often; 0 turns it off."""
     max_bad_steps: Count = 10

@@ -111,7 +111,7 @@ def test_two_clips_are_compared_somebody_is_enrolled_and_recognised(browser, mod
         browser.wait(f"document.querySelector('#identify-answer .verdict')?.textContent === {name!r}")
         drop(browser, "unknown", other)
         browser.run("document.querySelector('#identify').click()")
-        browser.wait("document.querySelector('#identify-answer .verdict').textContent === 'Nobody who is enrolled'")
+        browser.wait("document.querySelector('#identify-answer .verdict').textContent === 'Not an enrolled person'")
         check_layout(browser, width, tmp_path / f"full-{width}.png")
         browser.run("document.querySelector('#people button').click()")
         browser.run("document.querySelector('#people button').click()")

@@ -197,7 +197,7 @@ function times(ratio) {
 }
 
 function odds(ratio) {
-  return ratio === null ? "" : ` (${ratio >= 0 ? "the same person" : "somebody else"} is ${times(ratio)} likelier)`;
+  return ratio === null ? "" : ` (${ratio >= 0 ? "the same person" : "somebody else"} is ${times(ratio)} as likely)`;
 }
 
 function scale(ratio) {
@@ -238,7 +238,7 @@ function showDecision(box, found, heard = "") {
   // The threshold and the odds may disagree.
   const agrees = ratio >= 0 === found.same_speaker;
   const sure = agrees ? `${words}, ${percent(certainty(ratio))} sure` : `${words}, but not sure`;
-  show(box, agrees ? kind : "unsure", sure, scale(ratio), `${heard}${who} ${times(ratio)} likelier; ${limit}`);
+  show(box, agrees ? kind : "unsure", sure, scale(ratio), `${heard}${who} ${times(ratio)} as likely; ${limit}`);
 }
 
 // Sends what is being recorded, and shows the server's answer so far.
@@ -294,7 +294,7 @@ function action(button, box, clips, work, isReady = () => true) {
     try {
       await work();
     } catch (error) {
-      show(box, "unsure", "That did not work", error.message);
+      show(box, "unsure", "Something went wrong", error.message);
     } finally {
       button.textContent = word;
       button.dataset.busy = "false";
@@ -347,7 +347,7 @@ var identifyAction = action(find("identify"), identifyBox, [unknown], async () =
   const limit = found.threshold === null ? "" : `; threshold ${found.threshold.toFixed(3)}`;
   const beside = others ? `scores: ${others}${limit}` : "Nobody is enrolled.";
   if (found.name !== null) show(identifyBox, "same", found.name, beside);
-  else if (found.is_calibrated || !found.candidates.length) show(identifyBox, "other", "Nobody who is enrolled", beside);
+  else if (found.is_calibrated || !found.candidates.length) show(identifyBox, "other", "Not an enrolled person", beside);
   else show(identifyBox, "unsure", "No answer: not calibrated", beside, found.advice);
   unknown.warn(found.clips[0]);
 });
@@ -355,7 +355,7 @@ find("identify").onclick = identifyAction.run;
 
 var enrolAction = action(find("enrol"), enrolBox, [sample], async () => {
   const found = await ask("POST", "people", form([["name", find("name").value], ["audio", sample]]));
-  show(enrolBox, "same", `${found.name} is enrolled`, `${found.recordings} recording${found.recordings === 1 ? "" : "s"}; a recording of another day makes it more reliable.`);
+  show(enrolBox, "same", `${found.name} is enrolled`, `${found.recordings} recording${found.recordings === 1 ? "" : "s"}; a recording from another day makes it more reliable.`);
   sample.clear();
   sample.warn(found);
   await listPeople();
@@ -386,7 +386,7 @@ async function listPeople() {
         await ask("DELETE", `people/${encodeURIComponent(person.name)}`);
         await listPeople();
       } catch (error) {
-        show(enrolBox, "unsure", "That did not work", error.message);
+        show(enrolBox, "unsure", "Something went wrong", error.message);
       }
     };
     row.append(who, remove);
