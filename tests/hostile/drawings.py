@@ -23,7 +23,8 @@ def keep_drawings(folder: Path) -> None:
     """From now on pictures are taken from `folder` where an equal one lies there, and put into it where not."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, draw in list(vars(plots).items()):
-        if name.endswith("_figure") and getattr(draw, "__module__", "") == plots.__name__:
+        is_drawing = name.endswith("_figure") and name != "new_figure"
+        if is_drawing and getattr(draw, "__module__", "") == plots.__name__:
             setattr(plots, name, functools.partial(Kept, draw, folder))
 
 
