@@ -6,6 +6,7 @@ Importing this file imports TensorBoard, which takes a second: whoever needs it 
 import logging
 import math
 import struct
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ class EventFiles:
 
     def open(self, step: int) -> None:
         """Begin or continue after `step`: events of later steps, which a killed run left, are not shown."""
+        threading.excepthook = _without_its_traceback
         # torch writes the step at which earlier files end only if it is above 0.
         self._writer = SummaryWriter(str(self._folder), purge_step=step + 1, flush_secs=FLUSH_SECONDS)
         if self._configuration:
@@ -74,6 +76,13 @@ class EventFiles:
                 writer.close()
             except OSError as error:
                 logger.warning("TensorBoard's curves are incomplete: %s", error_line(error))
+
+
+def _without_its_traceback(arguments: threading.ExceptHookArgs) -> None:
+    """A disk that fails ends TensorBoard's thread; the next record raises the same error, which is warned about."""
+    is_its_own = type(arguments.thread).__module__.startswith("tensorboard.")
+    if not (is_its_own and issubclass(arguments.exc_type, OSError)):
+        threading.__excepthook__(arguments)
 
 
 def add_test_results(folder: Path, step: int, results: Mapping[str, Any], plots: Sequence[Path]) -> None:
