@@ -170,24 +170,3 @@ def test_the_demo_of_the_readme(tmp_path: Path) -> None:
     )  # fmt: skip
     assert scored.returncode == 0, scored.stderr[-3000:]
     assert list((run / "eval").glob("*/scores.txt"))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_the_first_command_of_the_page_on_data(tmp_path: Path) -> None:
-    """As written, from a folder without data; only shorter, and in a run folder of its own."""
-    page = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
-    command = next(line for line in page.splitlines() if line.startswith("    python ")).split()
-    assert command[:2] == ["python", "trainSpeakerNet.py"]
-    command = [
-        sys.executable,
-        str(ROOT / command[1]),
-        *command[2:],
-        "--max_epoch",
-        "1",
-        "--evaluation.max_trials",
-        "200",
-    ]
-    finished = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)
-    assert finished.returncode == 0, finished.stderr[-3000:]
-    assert (tmp_path / command[command.index("--save_path") + 1] / "report.html").is_file()

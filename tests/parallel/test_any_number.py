@@ -73,7 +73,7 @@ def train(folder: Path, name: str, step: int, *options: str) -> None:
 
 
 def refused(call: Any, *own: str, common: tuple[str, ...] = ()) -> str:
-    """Why the journey is refused where the second process has options of its own."""
+    """Why the command is refused if the second process has options of its own."""
     options = (*common, *own) if distributed.rank() == 1 else common
     given = ["--config", "run.yaml", "--save_path", "refused", "--initial_model", "whole2/last.pt", *options]
     with pytest.raises(ValueError) as caught:
@@ -99,7 +99,7 @@ def two() -> dict[str, str]:
         "trials": refused(score_experiment, "--test_list", "other_trials.txt"),
         "model": refused(train_experiment, "--initial_model", "half2/last.pt"),
         "scored": refused(score_experiment, "--initial_model", "half2/last.pt"),
-        "journey": refused(score_experiment if distributed.is_main() else train_experiment),
+        "command": refused(score_experiment if distributed.is_main() else train_experiment),
         "noise": refused(train_experiment, "--augment.noise_path", "other_noise", common=noise),
     }
 
@@ -152,7 +152,7 @@ def test_a_run_goes_on_with_any_number_of_processes(tiny_corpus: Path, tmp_path:
     assert first.pop("left") == "0" and first.pop("again") == "True"
     assert "training.initial_model (SHA-256)" in first["model"] and "augment.noise_path" in first["noise"]
     assert "half2/last.pt (SHA-256)" in first["scored"]
-    assert "the journey is 'scoring (--eval)' on rank 0 and 'training' on rank 1" in first["journey"]
+    assert "the command is 'scoring (--eval)' on rank 0 and 'training' on rank 1" in first["command"]
     assert "loss.margin is 0.2 on rank 0 and 0.3 on rank 1" in first["option"]
     assert "data.train_list" in first["list"] and "data.test_list" in first["trials"]
     assert all("Start all of them with the same" in one for one in first.values())

@@ -20,12 +20,10 @@ from training_fakes import (
 )
 
 from speakernet.checkpoint import read_own_checkpoint
-from speakernet.training.compiling import Compiler
 from speakernet.training.optimizers import Freezing, create_optimizer, set_learning_rate
 from speakernet.training.options import OPTIMIZERS, RuntimeOptions, TrainingOptions
 from speakernet.training.precision import Precision
 from speakernet.training.state import Interrupted, Stage
-from speakernet.training.step import TrainingStep
 
 GIVEN = Stage(given={"file": "theirs.pt"})
 
@@ -176,16 +174,13 @@ def test_the_gradient_cache_trains_the_head_of_a_frozen_network() -> None:
 def test_a_compiled_network_freezes_and_thaws_as_an_eager_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
 
-    def compiled(net: nn.Module, step: TrainingStep) -> Compiler:
-        options = RuntimeOptions(compile="on", compile_scope="whole")
-        return Compiler(net, options, recover=step.forget, prepare=lambda net: None)
-
     # Adam would make whole steps of the rounding in the gradient of a bias before batch norm, which is zero.
     options = {"dropout": 0.0, "freeze_epochs": 1, "stage": GIVEN, "optimizer": "sgd"}
     eager = make_trainer(tmp_path / "eager", **options)
     eager.train()
-    trainer = make_trainer(tmp_path / "compiled", make_compiler=compiled, **options)
+    compiles = RuntimeOptions(compile="on", compile_scope="whole")
+    trainer = make_trainer(tmp_path / "compiled", compiles=compiles, **options)
     trainer.train()
-    assert "compiled (whole, default)" in caplog.text and "going on without it" not in caplog.text
+    assert "compiled (whole, default)" in caplog.text and "without it" not in caplog.text
     for one, other in zip(eager.net.state_dict().values(), trainer.net.state_dict().values(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
