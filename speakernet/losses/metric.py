@@ -96,6 +96,7 @@ class GE2E(LearnedScale):
 
     Source: Wan et al. 2018, "Generalized end-to-end loss for speaker verification", equations 5, 6, 8 and 9.
 
+    >>> from speakernet.losses.options import GE2EOptions
     >>> same = torch.ones(2, 3, 4)
     >>> round(GE2E(GE2EOptions())(same, torch.arange(2))[0].item(), 4)  # log 2: all cosines alike
     0.6931
