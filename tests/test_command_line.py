@@ -2,15 +2,18 @@
 
 import errno
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from speakernet.assembly.inputs import make_synthetic_corpus
 from speakernet.cli import BROKEN_PIPE, main
+from speakernet.cli.train import _training_lines
 from speakernet.config import load_config
 
 SPEAKERNET = f"{sys.executable} -m speakernet"
@@ -101,3 +104,15 @@ def test_published_checkpoint_names_the_command_that_imports_it(
     assert main(["train", *options, *lists, *folders, "--initial_model", str(path)]) == 1
     message = capsys.readouterr().err
     assert str(path) in message and "speakernet import-weights" in message and "damaged" not in message
+
+
+def test_printed_commands_can_be_pasted(tmp_path: Path) -> None:
+    """In a folder whose name has a space, the shell sees one word; the results are stand-ins."""
+    folder = tmp_path / "my run"
+    summary = {"best_stage": "", "best_epoch": 1, "epochs": 2, "performance_sentence": ""}
+    evaluation = SimpleNamespace(lines=list, results=SimpleNamespace(initial_model=None))
+    lines = _training_lines(SimpleNamespace(summary=summary, run_folder=folder, evaluation=evaluation))
+    commands = [shlex.split(line.rpartition("    ")[0]) for line in lines[lines.index("next:") + 1 :]]
+    assert [words[0] for words in commands] == ["python", "python", "speakernet", "tensorboard"]
+    assert commands[0][2:4] == ["--config", str(folder / "config.yaml")] and str(folder / "best.pt") in commands[0]
+    assert all(str(folder) in " ".join(words) for words in commands[2:]) and commands[2][2] == str(folder)
