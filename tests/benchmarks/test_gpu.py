@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks import gpu
-from benchmarks.on_gpu.record import Record, Setup, left_out, row
+from benchmarks.on_gpu.record import Setup, left_out, row
 from benchmarks.on_gpu.roofline import Operation, OperationCounter, least_seconds
 
 CPU = torch.device("cpu")
@@ -46,8 +46,8 @@ def test_correctness_compares_and_says_what_needs_cuda(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_steps_launches_and_the_roofline(folder: Path) -> None:
-    for part in ("steps", "launches", "roofline"):
+def test_every_other_part_runs(folder: Path) -> None:
+    for part in ("steps", "launches", "roofline", "pipeline", "evaluation"):
         figures = run(folder, part)
     assert figures["peak_flops"]["float32"] > 1e8 and figures["bandwidth_bytes_per_second"] > 1e7
     assert all(0 < share < 2 for share in figures["roofline_share"].values()) and figures["roofline_share"]
@@ -55,14 +55,7 @@ def test_steps_launches_and_the_roofline(folder: Path) -> None:
     steps = {one["name"]: one for one in figures["parts"]["steps"]["rows"]}
     assert steps["ResNet, eager"]["peak_bytes"] > 0 and steps["ResNet, bf16"]["step_seconds"] > 0
     assert steps["ResNet, all"]["reason"] == "needs a CUDA device"
-
-
-@pytest.mark.slow
-def test_the_pipeline_and_evaluation(folder: Path) -> None:
-    for part in ("pipeline", "evaluation"):
-        figures = run(folder, part)
     assert set(figures["utterances_per_second"]) == set(figures["data_wait_share"])
-    assert len(figures["data_wait_share"]) == 3
     assert all(0 <= share < 1 for share in figures["data_wait_share"].values())
 
 
@@ -110,11 +103,3 @@ def test_the_roofline_is_the_larger_of_arithmetic_and_traffic() -> None:
     some = [Operation("a", 100.0, 10, torch.bfloat16), Operation("b", 0.0, 50, torch.float32)]
     least = least_seconds(some, {torch.float32: 10.0, torch.bfloat16: 50.0}, 10.0)
     assert Fraction(least) == Fraction(2 + 5)
-
-
-def test_named_figures_come_from_the_rows(tmp_path: Path) -> None:
-    record = Record(tmp_path / "figures.json", Setup(CPU, True, tmp_path))
-    record.put("pipeline", [row("packed", utterances_per_second=3.0, data_wait_share=0.25), left_out("c", "x")], 1.0)
-    figures = record.figures()
-    assert figures["utterances_per_second"] == {"packed": 3.0} and figures["data_wait_share"] == {"packed": 0.25}
-    assert figures["bandwidth_bytes_per_second"] is None and figures["correctness"] == []

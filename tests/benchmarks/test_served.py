@@ -1,7 +1,6 @@
 """Processes that run something when told to: answers, failures, the end."""
 
 import os
-import signal
 import sys
 
 import pytest
@@ -30,22 +29,6 @@ def test_it_runs_once_for_every_call_and_says_why_it_ended() -> None:
             process.run()
     finally:
         process.close()
-
-
-def test_closing_ends_the_process() -> None:
-    process = ServedProcess("counter", [sys.executable, "-c", SCRIPT])
-    process.run()
-    process.close()
-    assert process._process.returncode == 0
-
-
-def test_a_killed_process_is_said_to_be_killed() -> None:
-    process = ServedProcess("counter", [sys.executable, "-c", SCRIPT])
-    process.run()
-    process._process.send_signal(signal.SIGKILL)
-    with pytest.raises(ValueError, match="out of memory"):
-        process.run()
-    process.close()
 
 
 def test_processes_are_timed_and_ended() -> None:

@@ -11,7 +11,6 @@ import pytest
 import yaml
 
 from benchmarks import study, study_curve
-from benchmarks.study_table import over_seeds
 from speakernet.checkpoint import write_checkpoint
 from speakernet.cli import run_command
 from speakernet.data.lists import read_training_list, read_trials
@@ -114,7 +113,9 @@ def test_every_variant_is_run_with_every_seed_on_held_out_speakers(
     assert half[4].startswith("-") and cells["whole and crops"][-1] == " |"
 
 
-def test_a_study_goes_on_where_it_was(tiny_corpus: Path, tmp_path: Path, runs: Runs) -> None:
+def test_a_study_resumes_and_refuses_a_changed_variant(
+    tiny_corpus: Path, tmp_path: Path, runs: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
     runs.failing = {"half, as recorded"}
     assert carry_out(tiny_corpus, tmp_path, "--processes", "1") == 1
     assert len(records(tmp_path)) == 4
@@ -124,28 +125,9 @@ def test_a_study_goes_on_where_it_was(tiny_corpus: Path, tmp_path: Path, runs: R
     assert {one["variant"] for one in runs.commands[before:]} == {"half, as recorded"}
     assert carry_out(tiny_corpus, tmp_path, "--table") == 0
     assert len(runs.commands) == before + 2 and len(records(tmp_path)) == 6
-    # More seeds of some variants, with the reference.
-    assert carry_out(tiny_corpus, tmp_path, "--only", "half, as recorded", "--seeds", "1", "2") == 0
-    assert len(runs.commands) == before + 2
-
-
-def test_a_variant_may_have_a_recipe_of_its_own(
-    tiny_corpus: Path, tmp_path: Path, runs: Runs, capsys: pytest.CaptureFixture[str]
-) -> None:
-    variants = {"base": {"recipe": "speechocean_fast.yaml"}, "half, as recorded": {"augment": {"real_share": 0.5}}}
-    assert carry_out(tiny_corpus, tmp_path, "--threads", "3", variants=variants) == 0
-    command = {one["variant"]: one["--config"] for one in runs.commands}
-    assert all(one["OMP_NUM_THREADS"] == one["MKL_NUM_THREADS"] == "3" for one in runs.environments)
-    # The last `--config` of a command is the variant's file; the recipe is in the record.
-    assert command["base"].endswith("base.yaml")
-    assert {(one["variant"], one["recipe"], one["threads"]) for one in records(tmp_path)} == {
-        ("base", "speechocean_fast.yaml", 3),
-        ("half, as recorded", "small_data.yaml", 3),
-    }
-    assert "recipe" not in yaml.safe_load((tmp_path / "study/variants/base.yaml").read_text())
-    changed = {**variants, "base": {"recipe": "speechocean.yaml"}}
-    assert carry_out(tiny_corpus, tmp_path, variants=changed) == 1
-    assert "'base' was run with other settings" in capsys.readouterr().err
+    variants = {**PLAN["variants"], "half, as recorded": {"augment": {"real_share": 0.7}}}
+    assert carry_out(tiny_corpus, tmp_path, variants=variants) == 1
+    assert "'half, as recorded' was run with other settings" in capsys.readouterr().err
 
 
 def test_a_curve_is_drawn_over_the_minutes_of_training(
@@ -159,16 +141,10 @@ def test_a_curve_is_drawn_over_the_minutes_of_training(
     minutes, eers = found["base"]
     assert minutes.tolist() == [0.5, 2.0] and sorted(eers.tolist()) == [[16.0, 8.0], [20.0, 10.0]]
     words = [str(tmp_path / "study"), "--out", str(tmp_path / "curve.png"), "--only"]
-    capsys.readouterr()
     assert run_command("benchmarks.study_curve", "curve", [*words, "base"]) == 0
-    assert capsys.readouterr().out == "base: 2 seeds, 2 evaluations in 2.0 min\n"
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert run_command("benchmarks.study_curve", "curve", [*words, "bases"]) == 1
-    assert "the study has trained" in capsys.readouterr().err
-    metrics = tmp_path / "study/runs/base/seed_2/metrics.jsonl"
-    metrics.write_text(metrics.read_text() + json.dumps({"kind": "evaluation", "step": 30, "eer_percent": 1.0}) + "\n")
-    assert run_command("benchmarks.study_curve", "curve", [*words, "base"]) == 1
-    assert "base: its seeds evaluated" in capsys.readouterr().err
+    assert "bases" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -176,10 +152,7 @@ def test_a_curve_is_drawn_over_the_minutes_of_training(
     [
         (["--only", "bases"], {}, "the plan has base, half, as recorded"),
         ([], {"reference": "nobody"}, "reference: nobody; expected one of base"),
-        ([], {"seed": 3}, "expected the keys recipe, seeds, reference, variants"),
         ([], {"variants": {"base": {"training": {"epochs": 3}}}}, "training.epochs"),
-        ([], {"variants": {"base": {}, "a b": {}, "a_b": {}}}, "must differ in letters or digits"),
-        ([], {"held_out_speakers": 0}, "give --test_list"),
         ([], {"held_out_speakers": 7}, "expected 2 to 6"),
     ],
 )
@@ -196,44 +169,13 @@ def test_what_cannot_be_run_is_said_before_anything_is(
     assert said in capsys.readouterr().err and not runs.commands
 
 
-def test_a_variant_that_was_changed_needs_another_name(
-    tiny_corpus: Path, tmp_path: Path, runs: Runs, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert carry_out(tiny_corpus, tmp_path) == 0
-    variants = {**PLAN["variants"], "half, as recorded": {"augment": {"real_share": 0.7}}}
-    assert carry_out(tiny_corpus, tmp_path, variants=variants) == 1
-    assert "'half, as recorded' was run with other settings" in capsys.readouterr().err
-
-
-def test_one_seed_has_no_interval() -> None:
-    assert over_seeds([-1.5]) == (-1.5, None)
-
-
-def test_the_plan_of_the_repository_can_be_run(repository: Path, tiny_corpus: Path, tmp_path: Path, runs: Runs) -> None:
-    """Every variant is a configuration; the reference is the recipe at some third of its length."""
-    plan = study.read_plan(repository / "benchmarks" / "studies" / "small_data.yaml")
-    assert plan.held_out_speakers == 30 and plan.settings("base")["training"]["max_epochs"] == 104
-    assert {name for name in plan.variants if plan.is_only_scored(name)} == {
-        "mean subtracted",
-        "whole and crops",
-        "adaptive s-norm",
-    }
+@pytest.mark.parametrize("file", ["small_data.yaml", "small_data_report.yaml"])
+def test_every_variant_of_the_plans_here_is_a_configuration(repository: Path, tmp_path: Path, file: str) -> None:
+    plan = study.read_plan(repository / "benchmarks" / "studies" / file)
     for number, name in enumerate(plan.variants):
         path = tmp_path / f"{number}.yaml"
         path.write_text(yaml.safe_dump(plan.settings(name)))
-        study.load_config(["--config", plan.recipe, "--config", str(path)])
-
-
-def test_the_report_compares_whole_recipes_at_their_own_length(repository: Path, tmp_path: Path) -> None:
-    plan = study.read_plan(repository / "benchmarks" / "studies" / "small_data_report.yaml")
-    assert plan.seeds == [1, 2, 3] and plan.held_out_speakers == 0
-    for name in plan.variants:
-        path = tmp_path / f"{name}.yaml"
-        path.write_text(yaml.safe_dump(plan.settings(name)))
-        recipe = study.load_config(["--config", plan.recipe_of(name)]).config.training
-        training = study.load_config(["--config", plan.recipe_of(name), "--config", str(path)]).config.training
-        assert training.max_epochs == recipe.max_epochs and training.max_epochs % training.test_interval == 0
-        assert training.final_model == "last"
+        study.load_config(["--config", plan.recipe_of(name), "--config", str(path)])
 
 
 @pytest.mark.slow
@@ -242,13 +184,7 @@ def test_real_runs_of_a_tiny_study(tiny_corpus: Path, tmp_path: Path) -> None:
         "data": {"batch_size": 8, "crop_frames": 50, "num_workers": 0},
         "model": {
             "embedding_dim": 8,
-            "options": {
-                "channels": 8,
-                "blocks": [1, 1],
-                "stem_stride": 2,
-                "mel_strides": [1, 2],
-                "frame_strides": [2, 2],
-            },
+            "options": {"channels": 8, "blocks": [1, 1], "stem_stride": 4},
         },
         "training": {"max_epochs": 1, "test_interval": 1},
         "evaluation": {"bootstrap_samples": 0},
