@@ -220,8 +220,3 @@ class DiskFaults:
         if LINES_ARE_LOST.search(words):
             names = [name for name in names if name not in ("numbers", "files", "report")]
         return problems + [f"{name} differs" for name in names]
-
-
-def report_lines(outcome: Sequence[str], limit: int = 5) -> str:
-    """The first few problems, for a message."""
-    return "\n".join(outcome[:limit])
