@@ -30,8 +30,7 @@ DEFLATE_LEVEL = 6
 MOST_UNPACKED = 100
 """Times its size that a compressed checkpoint may unpack to: weights gain a tenth, zeros of a new optimizer more."""
 ALWAYS_UNPACKED_BYTES = 256 << 20
-BLOCK_BYTES = 1 << 20
-ZIP_MARK, PICKLE_MARK = b"PK\x03\x04", b"\x80"
+ZIP_MARK = b"PK\x03\x04"
 ADVICE = "copy or download it again, or take an earlier one from the checkpoints/ of its run"
 SMALL_TENSOR_BYTES = 1 << 20
 HEADER_KEY, MEAN = "speakernet", "embedding_mean"
@@ -51,7 +50,6 @@ def read_checkpoint(path: str | Path) -> Any:
     path = Path(path)
     if path.is_dir():
         raise CheckpointError(f"{path} is a folder; give the path of a model file, such as {path / 'best.pt'}")
-    start = b""
     try:
         with open_regular(path) as file:
             if instead := in_place_of_a_file(file):
@@ -66,27 +64,22 @@ def read_checkpoint(path: str | Path) -> Any:
         contents = torch.load(path, map_location="cpu", weights_only=True)
         _check_tensors(contents, path)
         return contents
-    except FileError as error:
-        raise error if isinstance(error, CheckpointError) else CheckpointError(str(error)) from error
+    except CheckpointError:
+        raise
     except FileNotFoundError as error:
         raise CheckpointError(f"no checkpoint at {path}; give a model file such as exps/exp01/best.pt") from error
-    except (OSError, MemoryError) as error:
-        # In a truncated file torch seeks before its beginning, which the system calls an invalid argument.
-        if isinstance(error, OSError) and error.errno == errno.EINVAL:
-            raise _damaged(path, error) from error
+    except (FileError, OSError, MemoryError) as error:
         # A trouble of this machine and this moment: the file may be whole.
         raise CheckpointError(f"{path} cannot be read now ({error_line(error)}); fix that and try again") from error
     except pickle.UnpicklingError as error:
-        if start.startswith((ZIP_MARK, PICKLE_MARK)):
-            raise DamagedError(
-                f"{path} holds more than tensors and plain values and could run code when read; nothing in it was "
-                "run. Save its state dictionary alone, or get it from another source"
-            ) from error
         # torch's own message advises to read the file without protection.
-        raise DamagedError(f"{path} is not a checkpoint; give a model file such as exps/exp01/best.pt") from error
+        raise DamagedError(
+            f"{path} is not a checkpoint, or holds more than tensors and plain values and could run code when read; "
+            "nothing in it was run. Save its state dictionary alone, or get it from another source"
+        ) from error
     except Exception as error:
         # torch and safetensors raise RuntimeError, EOFError, KeyError … on damaged files.
-        raise _damaged(path, error) from error
+        raise DamagedError(f"{path} is truncated or not a checkpoint ({error_line(error)}); {ADVICE}") from error
 
 
 def read_own_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -105,10 +98,8 @@ def write_checkpoint(path: str | Path, contents: Mapping[str, Any], *, compress:
         except RuntimeError as error:
             # torch's zip writer reports a failed write (a full disk, say) as a RuntimeError of its own.
             free = shutil.disk_usage(Path(path).parent).free
-            if free < FULL_BYTES:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
-            message = f"writing {path} failed with {human_bytes(free)} free ({error}); the old file is whole"
-            raise OSError(message) from error
+            code = errno.ENOSPC if free < FULL_BYTES else errno.EIO
+            raise OSError(code, f"{os.strerror(code)}, {human_bytes(free)} free: {error}", str(path)) from error
     if not compress:
         return
     # torch reads deflated archives too.
@@ -147,16 +138,10 @@ def _check_members(path: Path) -> None:
         unpacked = sum(member.file_size for member in members)
         if unpacked > max(ALWAYS_UNPACKED_BYTES, MOST_UNPACKED * path.stat().st_size):
             raise DamagedError(f"{path} would unpack to {human_bytes(unpacked)}; {ADVICE}")
-        for member in members:
-            # torch does not read a folder, and would return uninitialised memory.
-            if member.external_attr & FOLDER_ATTRIBUTE or member.is_dir():
-                raise DamagedError(f"{path} is damaged: {member.filename} is marked as a folder; {ADVICE}")
-            with archive.open(member) as content:
-                try:
-                    while content.read(BLOCK_BYTES):
-                        pass
-                except zipfile.BadZipFile as error:
-                    raise DamagedError(f"{path}: {member.filename} does not match its checksum; {ADVICE}") from error
+        # torch does not read a folder, and would return uninitialised memory.
+        folders = [one.filename for one in members if one.external_attr & FOLDER_ATTRIBUTE or one.is_dir()]
+        if bad := folders or archive.testzip():
+            raise DamagedError(f"{path} is damaged: {bad} is a folder or does not match its checksum; {ADVICE}")
 
 
 def _check_tensors(contents: Any, path: Path) -> None:
@@ -171,11 +156,6 @@ def _check_tensors(contents: Any, path: Path) -> None:
             if not is_held or claimed > max(SMALL_TENSOR_BYTES, value.untyped_storage().nbytes()):
                 raise DamagedError(f"{path} lacks the numbers of a tensor of shape {tuple(value.shape)}; {ADVICE}")
         inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-        for one in inner:
-            if id(one) not in seen:
-                seen.add(id(one))
-                waiting.append(one)
-
-
-def _damaged(path: Path, error: Exception) -> DamagedError:
-    return DamagedError(f"{path} is truncated or not a checkpoint ({error_line(error)}); {ADVICE}")
+        new = {id(one): one for one in inner if id(one) not in seen}
+        seen |= new.keys()
+        waiting += new.values()

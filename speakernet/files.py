@@ -6,11 +6,11 @@ Knows nothing of audio, lists or checkpoints.
 import argparse
 import collections
 import contextlib
+import errno
 import hashlib
 import io
 import itertools
 import logging
-import math
 import os
 import re
 import secrets
@@ -18,19 +18,17 @@ import shlex
 import shutil
 import stat
 import tempfile
-import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, BinaryIO, TypeVar
+from typing import IO, Any, TypeVar
 
 import numpy as np
 import yaml
 from filelock import FileLock, Timeout
 
-from speakernet.terminal import Bar, counted
+from speakernet.terminal import Bar
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +38,6 @@ Rows = TypeVar("Rows", bound=Sequence)
 
 LOCK_NAME = ".preparing.lock"
 RUNNING_NAME = ".preparing.running"
-LONGEST_NAME_BYTES = 255  # of every file system in use
 IN_FLIGHT_PER_WORKER = 4
 OTHER_PLACE = "choose another place with --out"
 BLOCK_BYTES = 1 << 20
@@ -50,18 +47,9 @@ SHOWN_BYTES = 512 << 20
 """A smaller file is summed in a second or so, and needs no progress bar."""
 CHECKOUT = Path(__file__).resolve().parents[1]
 """Holds trainSpeakerNet.py and data_prep/ if the package is used from a checkout."""
-DEFLATE_LIMIT = 1033
-"""No deflated byte stands for more bytes than this."""
+BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 PART_NAME = re.compile(r"part-(\d+)-of-(\d+)")
 MOST_PARTS, MOST_PARTS_NAMED = 9999, 20
-
-FILE_KINDS = {
-    stat.S_IFDIR: "a folder",
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
 
 IN_PLACE_OF_A_FILE = {
     b"version https://git-lfs": "a pointer of git-lfs, whose file `git lfs pull` fetches",
@@ -95,12 +83,10 @@ def reading(path: object, expected: str, kind: type[FileError] = FileError) -> I
             raise
         raise kind(str(error)) from error
     except OSError as error:
-        reason = error.strerror or str(error) or type(error).__name__
-        raise kind(f"{path}: cannot be read ({reason}); expected {expected}") from error
-    except UnicodeDecodeError as error:
-        raise kind(f"{path}: not UTF-8 text (byte {error.start}); expected {expected}") from error
+        raise kind(f"{path}: cannot be read ({error.strerror or error_line(error)}); expected {expected}") from error
     except Exception as error:
-        raise kind(f"{path}: damaged or of another kind ({error_line(error)}); expected {expected}") from error
+        found = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else "damaged or of another kind"
+        raise kind(f"{path}: {found} ({error_line(error)}); expected {expected}") from error
 
 
 @contextlib.contextmanager
@@ -112,17 +98,6 @@ def writing(path: object, advice: str) -> Iterator[None]:
         raise FileError(f"{path}: cannot be written ({error.strerror or error}); {advice}") from error
 
 
-@contextlib.contextmanager
-def naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
-    """Put `path` into a system error of the block: a write that fails names no file, or a temporary one."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is not None and error.filename in (None, str(temporary)) and error.filename2 is None:
-            error.filename = str(path)
-        raise
-
-
 def check_writable(path: str | Path) -> None:
     """Check before long work that the file of `--out` can be written; nothing is made."""
     there = next(folder for folder in Path(path).absolute().parents if folder.exists())
@@ -132,31 +107,21 @@ def check_writable(path: str | Path) -> None:
 
 def open_regular(path: str | Path, *, buffering: int = -1) -> IO[bytes]:
     """Open a regular file for reading bytes; a pipe would block forever, and a device may have no end."""
-    file = open(path, "rb", buffering=buffering, opener=_without_waiting)  # noqa: SIM115  the caller closes it
-    try:
-        check_regular(path, os.fstat(file.fileno()).st_mode)
-    except BaseException:
-        file.close()
-        raise
-    return file
+    check_regular(path)
+    return open(path, "rb", buffering=buffering)  # noqa: PTH123  for every utterance
 
 
-def check_regular(path: object, mode: int) -> None:
-    """Refuse anything but a regular file, by the mode that `os.stat` gave."""
+def check_regular(path: str | Path) -> None:
+    """Refuse anything that is there and is not a regular file."""
+    mode = os.stat(path).st_mode  # noqa: PTH116  for every utterance
     if not stat.S_ISREG(mode):
-        kind = FILE_KINDS.get(stat.S_IFMT(mode), "something else")
-        raise FileError(f"{path}: not a regular file but {kind}; give a file on a disk")
+        raise FileError(f"{path}: not a regular file but a {'folder' if stat.S_ISDIR(mode) else 'pipe or device'}")
 
 
 def open_text(path: str | Path) -> IO[str]:
     """Open a regular file of UTF-8 text, with or without a byte-order mark; line ends are left as they are."""
     # Windows' editors write a mark, which would become part of the first word.
     return io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="")
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    # Without the flag opening a pipe waits for a writer; on a regular file it does nothing, and Windows has none.
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 @contextlib.contextmanager
@@ -169,23 +134,24 @@ def atomic_write(path: str | Path, mode: str = "w", *, is_flushed: bool = True) 
     path = Path(path)
     # Renaming would replace a pipe or, as root, /dev/null by a file.
     with contextlib.suppress(FileNotFoundError):
-        check_regular(path, path.stat().st_mode)
+        check_regular(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Not tempfile: its files are private to their owner, and a run folder is often shared.
     temporary = temporary_beside(path)
     text = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
     try:
-        # An error must not name the temporary file.
-        with naming(path, temporary):
-            with temporary.open(mode.replace("w", "x"), **text) as file:  # type: ignore[call-overload]
-                yield file
-                # Without it, the new name may have no content after a power cut.
-                if is_flushed:
-                    file.flush()
-                    os.fsync(file.fileno())
-            temporary.replace(path)
-    except BaseException:
+        with temporary.open(mode.replace("w", "x"), **text) as file:  # type: ignore[call-overload]
+            yield file
+            # Without it, the new name may have no content after a power cut.
+            if is_flushed:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        # A write that fails names no file, or the temporary one.
+        if isinstance(error, OSError) and error.errno is not None and error.filename in (None, str(temporary)):
+            error.filename, error.filename2 = str(path), None
         raise
 
 
@@ -195,50 +161,35 @@ def place(source: str | Path, target: str | Path, *, is_flushed: bool = True) ->
     temporary = temporary_beside(target)
     try:
         temporary.hardlink_to(source)
-    except OSError:
-        copy_whole(source, target, is_flushed=is_flushed)
-        return
-    try:
         temporary.replace(target)
+    except OSError:
+        with Path(source).open("rb") as content, atomic_write(target, "wb", is_flushed=is_flushed) as copy:
+            shutil.copyfileobj(content, copy)
     finally:
         # Renaming failed, or did nothing because both names are of one file.
         temporary.unlink(missing_ok=True)
 
 
-def copy_whole(source: str | Path, target: str | Path, *, is_flushed: bool = True) -> None:
-    """Copy a file's content as `atomic_write` does."""
-    with Path(source).open("rb") as content, atomic_write(target, "wb", is_flushed=is_flushed) as copy:
-        shutil.copyfileobj(content, copy)
-
-
 def temporary_beside(path: Path) -> Path:
     """A name in the same folder for a half-written file; `remove_leftovers` finds such names after a kill."""
-    number = f"{os.getpid()}-{secrets.token_hex(4)}"
-    name = f".{path.name}.{number}.tmp"
-    # A name that already has the longest length cannot be made longer.
-    return path.with_name(name if len(os.fsencode(name)) <= LONGEST_NAME_BYTES else f".{number}.tmp")
+    # Cut, since a name of the longest length cannot be made longer.
+    return path.with_name(f".{path.name[:40]}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
 
 def remove_leftovers(root: Path) -> int:
     """Remove half-written files of a killed run under `root`, which no other process works in; the number removed."""
-    removed = 0
-    for folder, _, names in os.walk(root):
-        for name in names:
-            if name.startswith(".") and name.endswith(".tmp"):
-                Path(folder, name).unlink(missing_ok=True)
-                removed += 1
-    return removed
+    leftovers = [path for path in root.rglob(".*.tmp") if path.is_file()]
+    for path in leftovers:
+        path.unlink(missing_ok=True)
+    return len(leftovers)
 
 
-@contextlib.contextmanager
-def hold_lock(path: str | Path, refusal: str, *, waits: bool = False) -> Iterator[None]:
-    """Hold the lock file `path` while the block runs; the system releases it when the process dies."""
+def hold_lock(path: str | Path, refusal: str, *, waits: bool = False) -> contextlib.AbstractContextManager:
+    """Take the lock file `path` until the block ends; the system releases it when the process dies."""
     try:
-        lock = FileLock(path, timeout=-1 if waits else 0).acquire()
+        return FileLock(path, timeout=-1 if waits else 0).acquire()
     except Timeout as error:
         raise ValueError(refusal) from error
-    with lock:
-        yield
 
 
 @contextlib.contextmanager
@@ -252,13 +203,11 @@ def exclusive(folder: str | Path, *, waits: bool = False) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     # A file of its own: versions of filelock differ in whether they empty the lock file.
     running = folder / RUNNING_NAME
-    refusal = f"another process is preparing data in {folder}; wait for it or end it, then run this again"
     try:
+        refusal = f"another process is preparing data in {folder}; wait for it or end it, then run this again"
         with hold_lock(folder / LOCK_NAME, refusal, waits=waits):
             if running.exists():
-                logger.info(
-                    "the last run was killed; removed %s", counted(remove_leftovers(folder), "half-written file")
-                )
+                logger.info("half-written files of a killed run that were removed: %d", remove_leftovers(folder))
             running.touch()
             try:
                 yield
@@ -267,12 +216,10 @@ def exclusive(folder: str | Path, *, waits: bool = False) -> Iterator[None]:
     except BaseException:
         if made:
             (folder / LOCK_NAME).unlink(missing_ok=True)
-        for one in made:
-            try:
+        # Something was written, from which the next run continues.
+        with contextlib.suppress(OSError):
+            for one in made:
                 one.rmdir()
-            except OSError:
-                # Something was written, from which the next run continues.
-                break
         raise
 
 
@@ -293,22 +240,20 @@ def parallel_map(
     which an empty description hides, counts `units_of` each result, of `total`.
     """
     waiting: collections.deque[Future[Result]] = collections.deque()
+    source = iter(items)
     limit = max(1, num_jobs) * IN_FLIGHT_PER_WORKER
     bar = Bar(description, total, unit, is_shown=bool(description))
     with ThreadPoolExecutor(max_workers=max(1, num_jobs)) as pool, bar:
         try:
-            for item in items:
-                waiting.append(pool.submit(function, item))
-                if len(waiting) >= limit:
-                    bar.update(units_of(result := waiting.popleft().result()))
-                    yield result
-            while waiting:
+            while True:
+                waiting.extend(pool.submit(function, one) for one in itertools.islice(source, limit - len(waiting)))
+                if not waiting:
+                    break
                 bar.update(units_of(result := waiting.popleft().result()))
                 yield result
         finally:
             # Also reached when the caller stops early or an item failed.
-            for future in waiting:
-                future.cancel()
+            pool.shutdown(cancel_futures=True)
 
 
 def free_name(path: Path, word: str) -> Path:
@@ -319,15 +264,12 @@ def free_name(path: Path, word: str) -> Path:
 
 def sha256_of(path: str | Path) -> str:
     """SHA-256 of a file's content as lower-case hex: what our own results and files are known by."""
-    return _hex_of(Path(path), hashlib.sha256())
+    return digest_of(path, "sha256")
 
 
-def md5_of(path: str | Path) -> str:
-    """MD5 of a file's content as lower-case hex: what corpora publish of their archives and lists."""
-    return _hex_of(Path(path), hashlib.md5(usedforsecurity=False))
-
-
-def _hex_of(path: Path, digest: "hashlib._Hash") -> str:
+def digest_of(path: str | Path, algorithm: str) -> str:
+    """A file's checksum as lower-case hex; corpora publish "md5" of their archives and lists."""
+    path, digest = Path(path), hashlib.new(algorithm, usedforsecurity=False)
     num_bytes = path.stat().st_size
     with path.open("rb") as file, Bar(f"verify {path.name}", num_bytes, "B", is_shown=num_bytes >= SHOWN_BYTES) as bar:
         while block := file.read(BLOCK_BYTES):
@@ -362,11 +304,8 @@ def human_bytes(num_bytes: float) -> str:
     >>> human_bytes(1536)
     '1.5 KiB'
     """
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(num_bytes) < 1024:
-            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.1f} TiB"
+    power = min(len(BYTE_UNITS) - 1, max(0, int(abs(num_bytes)).bit_length() - 1) // 10)
+    return f"{num_bytes / 1024**power:.{min(power, 1)}f} {BYTE_UNITS[power]}"
 
 
 def error_line(error: BaseException) -> str:
@@ -384,19 +323,19 @@ class GrowingFile:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._file: BinaryIO | None = None
         self._has_failed = False
 
     def append(self, content: bytes) -> bool:
         """Write a piece at the end; returns whether it is there now."""
         try:
-            if self._file is None:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = self.path.open("ab", buffering=0)  # type: ignore[assignment]
-            assert self._file is not None
-            _write_whole(self._file, content)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("ab", buffering=0) as file:
+                before = os.fstat(file.fileno()).st_size
+                if file.write(content) < len(content):
+                    # Half a line would spoil the next one, half a record all that follow.
+                    os.ftruncate(file.fileno(), before)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            self.close()
             if not self._has_failed:
                 # First of all: the log may be this very file.
                 self._has_failed = True
@@ -404,27 +343,6 @@ class GrowingFile:
                 logger.warning("%s cannot be written (%s): its lines are dropped; the run continues", self.path, reason)
             return False
         return True
-
-    def close(self) -> None:
-        """Close the file; another piece opens it again."""
-        file, self._file = self._file, None
-        if file is not None:
-            with contextlib.suppress(OSError):
-                file.close()
-
-
-def _write_whole(file: BinaryIO, content: bytes) -> None:
-    """Write all of it, or leave the file as it was."""
-    before = os.fstat(file.fileno()).st_size
-    left = memoryview(content)
-    try:
-        while left:
-            left = left[file.write(left) :]
-    except OSError:
-        # Half a line would spoil the next one, half a record all that follow.
-        with contextlib.suppress(OSError):
-            os.ftruncate(file.fileno(), before)
-        raise
 
 
 class _YamlLoader(yaml.SafeLoader):
@@ -483,30 +401,9 @@ def read_yaml(text: str, where: str) -> Any:
 
 
 def read_arrays(path: str | Path, expected: str, kind: type[FileError] = FileError) -> dict[str, np.ndarray]:
-    """Every array of an `.npz` file by its name; errors as in `reading`.
-
-    Sizes are checked against the file before memory is taken, and pickled objects are never read.
-    """
-    with reading(path, expected, kind), open_regular(path) as file, zipfile.ZipFile(file) as archive:
-        return {one.filename.removesuffix(".npy"): _read_array(archive, one) for one in archive.infolist()}
-
-
-def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
-    if member.file_size > DEFLATE_LIMIT * (member.compress_size + 1):
-        packed = f"{member.file_size:,} bytes packed in {member.compress_size:,}"
-        raise ValueError(f"{member.filename} claims {packed}")
-    with archive.open(member) as stream:
-        version = np.lib.format.read_magic(stream)
-        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = read_header(stream)
-        claimed, found = math.prod(shape) * dtype.itemsize, member.file_size - stream.tell()
-    if claimed != found:
-        raise ValueError(f"{member.filename} claims {claimed:,} bytes and has {found:,}")
-    with archive.open(member) as stream:
-        array = np.lib.format.read_array(stream, allow_pickle=False)
-        # The checksum of a member is compared at its end only.
-        stream.read(1)
-    return array
+    """Every array of an `.npz` file by its name; errors as in `reading`. Pickled objects are never read."""
+    with reading(path, expected, kind), open_regular(path) as file, np.load(file, allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files}
 
 
 class PartError(ValueError):
@@ -530,11 +427,6 @@ class WorkPart:
     def name(self) -> str:
         """The name of its file or folder, which sorts in the order of the parts."""
         return f"part-{self.number:04d}-of-{self.count:04d}"
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether it is the only part."""
-        return self.count == 1
 
     def __str__(self) -> str:
         return f"{self.number}/{self.count}"
@@ -560,8 +452,8 @@ def parse_part(text: str) -> WorkPart:
 
 def add_part_argument(parser: argparse.ArgumentParser, more: str) -> None:
     """The option `--part`; `more` says what happens to the parts."""
-    about = "do the I-th of N parts, counted from 1, as one of N machines or of a job array; "
-    parser.add_argument("--part", metavar="I/N", help=about + more)
+    about = "do the I-th of N parts, counted from 1, as one of N machines or of a job array"
+    parser.add_argument("--part", metavar="I/N", help=f"{about}; {more}")
 
 
 def share(rows: Rows, number: int, count: int) -> Rows:
@@ -574,19 +466,11 @@ def share(rows: Rows, number: int, count: int) -> Rows:
     return rows[first:last]  # type: ignore[return-value]
 
 
-def is_in_part(name: str, part: WorkPart) -> bool:
-    """Whether a part has an item by its name alone: for items that appear and vanish while the parts are done."""
-    return zlib.crc32(name.encode("utf-8", "surrogateescape")) % part.count == part.number - 1
-
-
 def parts_in(folder: str | Path, suffix: str = "") -> dict[WorkPart, Path]:
     """The files or folders with names of parts, followed by `suffix`, in a folder that need not exist; in order."""
-    folder = Path(folder)
-    found = {}
-    for path in folder.glob(f"part-*{suffix}"):
-        if match := PART_NAME.fullmatch(path.name.removesuffix(suffix)):
-            found[WorkPart(int(match[1]), int(match[2]))] = path
-    return dict(sorted(found.items()))
+    paths = Path(folder).glob(f"part-*{suffix}")
+    found = [(PART_NAME.fullmatch(path.name.removesuffix(suffix)), path) for path in paths]
+    return dict(sorted((WorkPart(int(match[1]), int(match[2])), path) for match, path in found if match))
 
 
 def missing_parts(found: Sequence[WorkPart], folder: str | Path) -> list[WorkPart]:
@@ -606,6 +490,4 @@ def list_parts(some: Sequence[WorkPart]) -> str:
     >>> list_parts([WorkPart(2, 4), WorkPart(3, 4)])
     '2/4, 3/4'
     """
-    shown = ", ".join(map(str, some[:MOST_PARTS_NAMED]))
-    left = len(some) - MOST_PARTS_NAMED
-    return f"{shown} and {left} more" if left > 0 else shown
+    return ", ".join(map(str, some[:MOST_PARTS_NAMED])) + (" and more" if len(some) > MOST_PARTS_NAMED else "")

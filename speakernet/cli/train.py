@@ -94,10 +94,6 @@ class _RunLog(logging.Handler):
             waited, self._waiting = self._waiting, []
             self._file.append(b"".join(waited))
 
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
 
 def written_line(files: Sequence[Path]) -> str:
     return f"written: {files[0].parent}/{', '.join(one.name for one in files)}" if files else ""

@@ -19,9 +19,9 @@ from speakernet.corpora.steps import Folder, StepSummary, UnsafeNameError, check
 from speakernet.files import (
     FileError,
     atomic_write,
+    digest_of,
     error_line,
     human_bytes,
-    md5_of,
     open_regular,
     parallel_map,
     reading,
@@ -130,7 +130,7 @@ def join_pieces(
                 bar.update(len(block))
             output.flush()
             os.fsync(output.fileno())
-        found = md5_of(half)
+        found = digest_of(half, "md5")
         if md5 not in (None, found):
             half.unlink()
             summary.add_broken(whole.name, f"MD5 of the joined pieces is {found}, expected {md5}; the pieces are kept")

@@ -29,8 +29,8 @@ from speakernet.files import (
     MOST_YAML,
     FileError,
     atomic_write,
+    digest_of,
     in_place_of_a_file,
-    md5_of,
     open_text,
     parallel_map,
     read_yaml,
@@ -181,7 +181,7 @@ def has_md5(path: Path, md5: str | None) -> bool:
     note = _read_note(_note_of(path))
     if note.get("num_bytes") == status.st_size and note.get("modified_ns") == status.st_mtime_ns:
         return note.get("md5") == md5
-    found = md5_of(path)
+    found = digest_of(path, "md5")
     remember_md5(path, found)
     return found == md5
 
@@ -249,7 +249,7 @@ def download_file(
                 reasons.append(f"{shown_url(url)}: {error}")
                 break
             _note_of(part).unlink(missing_ok=True)
-            found = md5_of(part)
+            found = digest_of(part, "md5")
             if file.md5 in (None, found):
                 part.replace(target)
                 remember_md5(target, found)

@@ -20,6 +20,7 @@ import logging
 import os
 import shlex
 import sys
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,11 +53,9 @@ from speakernet.files import (
     WorkPart,
     add_part_argument,
     atomic_write,
-    copy_whole,
+    digest_of,
     exclusive,
-    is_in_part,
     list_parts,
-    md5_of,
     missing_parts,
     open_text,
     own_command,
@@ -242,7 +241,7 @@ class VoxCelebJob:
         target_root = Folder(source_root.parent / self.arguments.format)
         for name in walk_files(source_root, {".m4a", ".aac", ".mp4"}):
             # By its name: with --remove_originals the other shares take files away meanwhile.
-            if part is None or is_in_part(name, part):
+            if part is None or zlib.crc32(name.encode("utf-8", "surrogateescape")) % part.count == part.number - 1:
                 target = target_root.path(Path(name).with_suffix(f".{self.arguments.format}").as_posix())
                 yield Conversion(source_root / name, target)
 
@@ -438,15 +437,16 @@ def _copy_lists(source: Path, folder: Folder, lists: Mapping[str, RemoteFile], s
         found = source / name
         if not found.is_file():
             continue
-        md5 = md5_of(found)
+        md5 = digest_of(found, "md5")
         target = folder.path(name)
         if md5 != file.md5:
             summary.add_broken(str(found), f"MD5 is {md5}, published is {file.md5}")
-        elif target.is_file() and md5_of(target) == md5:
+        elif target.is_file() and digest_of(target, "md5") == md5:
             summary.add(skipped=1)
         else:
             # A copy, not a link: what the user does to the own file later must not reach the verified one.
-            copy_whole(found, target)
+            with atomic_write(target, "wb") as file:
+                file.write(found.read_bytes())
             summary.add(made=1)
     if not summary.found:
         raise ValueError(f"{source} holds none of the published lists ({', '.join(lists)})")

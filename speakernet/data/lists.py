@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from speakernet.data.sharing import Shareable
-from speakernet.files import FileError, atomic_write, md5_of, open_regular, own_command, reading
+from speakernet.files import FileError, atomic_write, digest_of, open_regular, own_command, reading
 from speakernet.terminal import MAX_NAMED
 
 BLOCK_BYTES = 1 << 16  # Lines are split by blocks of about this size, so that their words are few at a time.
@@ -515,7 +515,7 @@ def list_identity(trials: TrialList) -> ListIdentity:
     other = PUBLISHED[PUBLISHED.index(published) ^ 1]
     confused = f"often confused with {other.name} ({other.num_trials:,} trials); their error rates must not be compared"
     path = Path(trials.source)
-    if path.is_file() and md5_of(path) == published.md5:
+    if path.is_file() and digest_of(path, "md5") == published.md5:
         return ListIdentity(name, f"this is {name}, {size}, as published", confused)
     if trials.labels is None:
         return ListIdentity(name, f"as many pairs as {name} ({size}), without labels", confused)

@@ -47,13 +47,13 @@ from speakernet.files import (
     exclusive,
     list_parts,
     missing_parts,
-    naming,
     open_text,
     parallel_map,
     parts_in,
     reading,
     sha256_of,
     share,
+    writing,
 )
 from speakernet.options import SAMPLE_RATE
 
@@ -142,7 +142,7 @@ def pack(
         return _already_there(source, corpus, sample_rate)
     partial = partial_of(corpus)
     # Under its final name a folder is always a whole corpus; a killed run is found under this one.
-    with naming(partial), exclusive(partial):
+    with writing(partial, "free some space, then run the same command"), exclusive(partial):
         plan = {"version": FORMAT_VERSION, "sample_rate": sample_rate, "names_sha256": _digest_of(source.names)}
         if differing := _differences(partial / PLAN, plan):
             raise PackedError(

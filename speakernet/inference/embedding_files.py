@@ -81,7 +81,7 @@ def embed_files(
     with atomic_write(out, "wb") as file:
         there = np.array(list(names.take(rows[is_there])))
         np.savez(file, names=there, embeddings=embeddings[is_there], fingerprint=np.array(verifier.fingerprint))
-    if part.is_whole:
+    if part == WHOLE:
         # With several parts another process may be joining the same blocks.
         shutil.rmtree(folder, ignore_errors=True)
     return Embedded(int(is_there.sum()), num_kept, tuple(problems))

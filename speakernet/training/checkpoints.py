@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from speakernet.checkpoint import CheckpointError, DamagedError, read_own_checkpoint, write_checkpoint
-from speakernet.files import error_line, free_name, naming, place
+from speakernet.files import error_line, free_name, place
 from speakernet.run_folder import (
     AVERAGE,
     BEST,
@@ -135,8 +135,7 @@ class CheckpointStore:
             if path == self.last_path and path.exists():
                 # Whole beside the old one first: a kill between any two lines leaves last.pt, and one before it.
                 new = path.with_name(f".{path.name}.new.tmp")
-                with naming(path, new):
-                    write_checkpoint(new, contents, compress=self.compress)
+                write_checkpoint(new, contents, compress=self.compress)
                 place(path, self.previous_path)
                 new.replace(path)
             else:

@@ -305,7 +305,7 @@ class Progress:
 
     def close(self) -> None:
         """Flush and close everything."""
-        for one in (self._bar, self._file, self._events):
+        for one in (self._bar, self._events):
             if one is not None:
                 one.close()
         self._bar = self._file = self._events = None

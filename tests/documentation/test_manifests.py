@@ -13,7 +13,7 @@ from torch.distributed.run import get_args_parser
 from speakernet.cli.pack import add_arguments
 from speakernet.config.loading import load_config
 from speakernet.corpora.listing import HelpFormatter
-from speakernet.files import parse_part
+from speakernet.files import WHOLE, parse_part
 
 ROOT = Path(__file__).resolve().parents[2]
 MANIFESTS = ROOT / "docs" / "manifests"
@@ -42,7 +42,7 @@ def test_the_commands_of_the_manifests_are_ours() -> None:
     parser = argparse.ArgumentParser(formatter_class=HelpFormatter)
     add_arguments(parser)
     given = parser.parse_args(options)
-    assert parse_part(given.part.replace("$SLURM_ARRAY_TASK_ID", "16")).is_whole is False
+    assert parse_part(given.part.replace("$SLURM_ARRAY_TASK_ID", "16")) != WHOLE
     last = re.search(r"--array=1-(\d+)", (MANIFESTS / "slurm_pack.sh").read_text())
     assert last is not None and given.part.endswith(f"/{last[1]}")
 
