@@ -113,7 +113,7 @@ def test_schedule_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_recipe_trains(recipe: str, tiny_corpus: Path, tmp_path: Path) -> None:
-    """Two steps of 8 (speakers where they come in pairs) with the network and crop of the recipe, and an evaluation."""
+    """Two steps of 8 (speakers if they come in pairs) with the network of the recipe, short crops, an evaluation."""
     run = tmp_path / "run"
     config = recipe_config(recipe)
     options = ["--config", "exp01.yaml"] if "preset" in recipe else []
@@ -122,7 +122,14 @@ def test_every_recipe_trains(recipe: str, tiny_corpus: Path, tmp_path: Path) -> 
     options += ["--train_path", str(tiny_corpus), "--augment.noise_path", "", "--augment.rir_path", ""]
     options += ["--test_list", f"{tiny_corpus}/trials.txt", "--test_path", str(tiny_corpus)]
     options += ["--validation_list", "", "--validation_path", "", "--initial_model", ""]
-    sizes = {"batch_size": 8, "crop_frames_max": 0, "num_workers": 0, "min_seconds": 0, "max_seconds": 0}
+    sizes = {
+        "batch_size": 8,
+        "crop_frames": 80,
+        "crop_frames_max": 0,
+        "num_workers": 0,
+        "min_seconds": 0,
+        "max_seconds": 0,
+    }
     options += [word for name, value in sizes.items() for word in (f"--data.{name}", str(value))]
     options += ["--training.max_epochs", "1", "--training.accumulation_steps", "1", "--runtime.compile", "off"]
     options += ["--evaluation.eval_frames", "80", "--evaluation.num_crops", "1", "--evaluation.score_norm", "none"]

@@ -57,16 +57,6 @@ def test_the_workflow_tries_every_version_that_the_package_names() -> None:
     assert {name.split("-")[0] for name in matrix["os"]} == {"ubuntu", "macos", "windows"}
 
 
-def test_the_citation_is_valid_and_names_the_licence_that_is_there() -> None:
-    citation = read(ROOT / "CITATION.cff")
-    assert set(citation) >= {"cff-version", "message", "title", "authors"}
-    assert citation["cff-version"] == "1.2.0" and citation["type"] == "software"
-    assert all(isinstance(one["name"], str) for one in citation["authors"])
-    assert text_of("LICENSE").startswith(f"{citation['license']} License")
-    # Its one home is the package.
-    assert "version" not in citation
-
-
 def test_the_version_has_one_home_and_the_newest_changes_are_its() -> None:
     newest = re.findall(r"^## (\S+)$", text_of("CHANGELOG.md"), flags=re.MULTILINE)[0]
     assert newest == speakernet.__version__
