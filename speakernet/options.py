@@ -2,7 +2,7 @@
 
 A package writes its options once, as the fields of a pydantic model in a module of its own: type, bounds, default, and
 a docstring below each field. A table is a plain dictionary from name to `Component`; the module of a component is
-imported when it is built and not before. This file knows no option and no configuration file.
+imported when it is built and not before. This file defines no option and reads no configuration file.
 """
 
 import difflib
@@ -163,7 +163,7 @@ def variant(owner: type[Options], name: str, defaults: Mapping[str, Any] | None 
     fields = {option: owner.model_fields[option] for option in defaults or {}}
     namespace: dict[str, Any] = {
         **{"__module__": owner.__module__, "__qualname__": name, "__doc__": owner.__doc__},
-        # There is no source of this class to look for docstrings in.
+        # Classes made at run time have no source to read docstrings from.
         "model_config": ConfigDict(use_attribute_docstrings=False),
         "__annotations__": {option: field.rebuild_annotation() for option, field in fields.items()},
         **(defaults or {}),
