@@ -118,12 +118,11 @@ def measure_serving(model: Path, clients: int, rounds: int) -> Latency:
     verifier = load(model, "cpu")
     service = Service(verifier, None, Limits())
     address = Address("127.0.0.1", 0)
-    listener, ready = address.listen(), threading.Event()
-    server = make_server(service, address, "", ready.set)
+    listener = address.listen()
+    server = make_server(service, address, "")
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
-        ready.wait()
         base = f"http://127.0.0.1:{listener.getsockname()[1]}"
         clips = [_wav(one, verifier.sample_rate) for one in synthetic_speech(8, verifier.sample_rate)]
         began = time.perf_counter()

@@ -9,8 +9,8 @@ also on network disks and in folders that can only be read. SQLite overwrites wh
 
 import contextlib
 import dataclasses
-import difflib
 import glob
+import itertools
 import json
 import os
 import shlex
@@ -21,6 +21,7 @@ import unicodedata
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,8 @@ ADD_DIGESTS = """
 ALTER TABLE recordings ADD COLUMN digest TEXT NOT NULL DEFAULT '';
 CREATE UNIQUE INDEX recordings_once ON recordings (person, digest) WHERE digest != ''
 """
+SETTINGS = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION}"
+NEW_STORE = f"{SETTINGS};{SCHEMA};{ADD_DIGESTS}"
 
 INVISIBLE_CATEGORIES = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 INVISIBLE_LETTERS = {0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0, *range(0xFE00, 0xFE10)}
@@ -169,23 +172,23 @@ class PeopleStore(contextlib.AbstractContextManager):
         must_exist: bool = False,
     ) -> None:
         self.path = Path(path)
-        self._fingerprint, self._mean, self._model = fingerprint, mean, model
-        self._dim, self._key = embedding_dim or 0, key
+        self._fingerprint, self._dim, self._mean = fingerprint, embedding_dim, mean
+        self._key, self._model = key, model
         self._lock = threading.RLock()
-        self._units: dict[str, np.ndarray] = {}
         self._matrix: tuple[list[str], np.ndarray] | None = None
+        """Names, and the voice of each, (people, dim) of length 1; None until it is needed."""
         self._version = -1
-        self._cipher: Cipher | None = None
         # Until the file is open.
         self._connection, self._file = sqlite3.connect(":memory:"), (0, 0)
-        self._open(is_made=fingerprint is not None and not must_exist)
+        with self._lock:
+            self._open(is_made=fingerprint is not None and not must_exist)
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def __len__(self) -> int:
-        with self._session() as connection:
-            return int(connection.execute("SELECT COUNT(*) FROM people").fetchone()[0])
+        with self._session():
+            return int(self._value("SELECT COUNT(*) FROM people"))
 
     def close(self) -> None:
         """Let go of the file."""
@@ -196,8 +199,7 @@ class PeopleStore(contextlib.AbstractContextManager):
     def facts(self) -> dict[str, Any]:
         """What the store is: fingerprint, embedding_dim, model, created, is_encrypted."""
         with self._session() as connection:
-            kept = dict(connection.execute("SELECT name, value FROM facts"))
-        return {name: kept.get(name) for name in FACTS} | {"is_encrypted": "salt" in kept}
+            return _facts(connection)
 
     def enroll(
         self,
@@ -224,13 +226,9 @@ class PeopleStore(contextlib.AbstractContextManager):
         if weighted.shape != (len(found),) or not (np.isfinite(weighted) & (weighted > 0)).all():
             raise StoreError(f"weights {weighted}; expected {len(found)} numbers above 0")
         given = zip(found, weighted, details or [{}] * len(found), strict=True)
-        with self._lock:
-            with self._session(writes=True):
-                self._upgrade()
-                self._insert(name, [StoredRecording(name, one, float(weight), **how) for one, weight, how in given])
-                count = self._count(name)
-            self._refresh(name)
-        return count
+        with self._session(writes=True):
+            self._insert(name, [StoredRecording(name, one, float(weight), **how) for one, weight, how in given])
+            return self._count(name)
 
     def identify(self, embedding: np.ndarray, top: int = TOP) -> list[tuple[str, float]]:
         """The nearest people, best first, each with the cosine; empty if there is nobody.
@@ -244,12 +242,11 @@ class PeopleStore(contextlib.AbstractContextManager):
         """
         unit = mean_embeddings(self._checked(np.asarray(embedding).reshape(1, -1)), self._mean)[0]
         with self._session():
-            version = self._data_version()
-            if not self._units or version != self._version:
+            # Another number whenever another connection has changed the file.
+            version = self._value("PRAGMA data_version")
+            if self._matrix is None or version != self._version:
                 self._check_model()
-                self._units, self._version, self._matrix = self._load(), version, None
-            if self._matrix is None:
-                self._matrix = list(self._units), np.array(list(self._units.values())).reshape(-1, self._dim)
+                self._matrix, self._version = self._voices(), version
             names, rows = self._matrix
         scores = rows @ unit
         count = min(max(0, top), len(names))
@@ -273,18 +270,16 @@ class PeopleStore(contextlib.AbstractContextManager):
             StoreError: the file is damaged.
             StoreKeyError: it is encrypted and was opened without its key.
         """
-        return [recording for _, recording in self._select(name)]
+        return [recording for _, _, recording in self._select(name)]
 
     def remove(self, name: str) -> int:
         """Remove a person; backups keep them (`purge` does not). Returns how many recordings there were."""
         name = normal_name(name)
-        with self._lock:
-            with self._session(writes=True) as connection:
-                count = self._count(name)
-                if not connection.execute("DELETE FROM people WHERE name = ?", [name]).rowcount:
-                    raise StoreError(self._nobody(name))
-            self._refresh(name)
-        return count
+        with self._session(writes=True) as connection:
+            count = self._count(name)
+            if not connection.execute("DELETE FROM people WHERE name = ?", [name]).rowcount:
+                raise self._nobody(name)
+            return count
 
     def purge(self, name: str) -> list[Path]:
         """Remove a person so that nothing of them can be read in the store or its backups; returns these files.
@@ -302,9 +297,9 @@ class PeopleStore(contextlib.AbstractContextManager):
                 with contextlib.closing(_connect(path)[0]) as backup, store_errors(path):
                     found += [path] * _wipe(backup, name)
             found += [self.path] * _wipe(connection, name)
-            self._refresh(name)
+            self._matrix = None
         if not found:
-            raise StoreError(self._nobody(name))
+            raise self._nobody(name)
         return found
 
     def export(self, path: str | os.PathLike, name: str | None = None) -> int:
@@ -320,7 +315,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         check_writable(path)
         recordings, facts = self.recordings(name), self.facts
         if name is not None and not recordings:
-            raise StoreError(self._nobody(name))
+            raise self._nobody(name)
         rows = [dataclasses.asdict(one) for one in recordings]
         if path.suffix == ".json":
             with atomic_write(path) as file:
@@ -359,14 +354,14 @@ class PeopleStore(contextlib.AbstractContextManager):
         Raises:
             StoreError: recordings that cannot be read (the first ten are named), or the file cannot be written.
         """
-        made: dict[str, list[StoredRecording]] = {}
+        made: list[StoredRecording] = []
         problems = []
         with self._lock:
-            version, kept = self._data_version(), self._select()
-            for _, one in kept:
+            version, kept = self._value("PRAGMA data_version"), self.recordings()
+            for one in kept:
                 try:
                     embedding = np.asarray(embed(one), dtype=np.float32).reshape(-1)
-                    made.setdefault(one.name, []).append(dataclasses.replace(one, embedding=embedding))
+                    made.append(dataclasses.replace(one, embedding=embedding))
                 except ValueError as error:
                     problems.append(f"{one.name}: {error}")
             if problems and not drops_missing:
@@ -376,15 +371,15 @@ class PeopleStore(contextlib.AbstractContextManager):
                 )
             self._back_up()
             with self._session(writes=True) as connection:
-                if self._data_version() != version:
+                if self._value("PRAGMA data_version") != version:
                     raise StoreError(f"{self.path}: another process has changed it in the meantime; try again")
-                self._upgrade()
                 connection.execute("DELETE FROM recordings")
-                self._write_facts({"fingerprint": fingerprint, "embedding_dim": embedding_dim, "model": model})
-                for name, recordings in made.items():
+                new = {"fingerprint": fingerprint, "embedding_dim": embedding_dim, "model": model}
+                connection.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", new.items())
+                for name, recordings in itertools.groupby(made, key=attrgetter("name")):
                     self._insert(name, recordings)
                 connection.execute("DELETE FROM people WHERE id NOT IN (SELECT person FROM recordings)")
-            self._fingerprint, self._dim, self._mean, self._units = fingerprint, embedding_dim, mean, {}
+            self._fingerprint, self._dim, self._mean = fingerprint, embedding_dim, mean
         return problems
 
     @contextlib.contextmanager
@@ -400,44 +395,35 @@ class PeopleStore(contextlib.AbstractContextManager):
             with self._connection:
                 # At once: a lock that is taken later may find that what was read is out of date.
                 self._connection.execute("BEGIN IMMEDIATE")
+                self._matrix = None
                 self._check_model()
                 yield self._connection
 
     def _open(self, *, is_made: bool = False) -> None:
         """Open the file that has the path now, and compare it with what is expected of it."""
-        before = self._connection, self._file
-        self._connection, self._file = _connect(self.path, is_made=is_made)
-        self._units, self._matrix = {}, None
-        try:
-            with store_errors(self.path):
-                self._begin()
-        except BaseException:
-            self._connection.close()
-            # The next call tries again.
-            self._connection, self._file = before
-            raise
-        before[0].close()
+        connection, file = _connect(self.path, is_made=is_made)
+        with contextlib.ExitStack() as undo, store_errors(self.path):
+            undo.callback(connection.close)
+            self._cipher = self._checked_store(connection)
+            undo.pop_all()
+        self._connection.close()
+        self._connection, self._file, self._matrix = connection, file, None
 
-    def _begin(self) -> None:
-        """Write the facts of a new store, or compare those of an old one."""
-        if not self.facts["fingerprint"]:
+    def _checked_store(self, connection: sqlite3.Connection) -> "Cipher | None":
+        """Write the facts of a new store, or compare those of an old one; what opens its embeddings."""
+        if not _facts(connection)["fingerprint"]:
             if self._fingerprint is None:
                 raise StoreError(f"{self.path}: an empty store, of no model yet; enrol somebody first")
-            made: dict[str, Any] = {
-                "fingerprint": self._fingerprint,
-                "embedding_dim": self._dim,
-                "model": self._model,
-                "created": _now(),
-            }
-            if self._key is not None:
-                salt = os.urandom(SALT_BYTES)
-                made |= {"salt": salt, "proof": Cipher(self._key, salt).seal(PROOF, PROOF)}
-            with self._connection:
-                self._connection.execute("BEGIN IMMEDIATE")
+            salt = os.urandom(SALT_BYTES)
+            made = [self._fingerprint, self._dim, self._model, _now()]
+            sealed = {} if self._key is None else {"salt": salt, "proof": Cipher(self._key, salt).seal(PROOF, PROOF)}
+            with connection:
+                connection.execute("BEGIN IMMEDIATE")
                 # Asked again inside the transaction: another process may have been first.
-                if not self.facts["fingerprint"]:
-                    self._write_facts(made)
-        facts = self.facts
+                if not _facts(connection)["fingerprint"]:
+                    new = dict(zip(FACTS, made, strict=True)) | sealed
+                    connection.executemany("INSERT INTO facts VALUES (?, ?)", new.items())
+        facts = _facts(connection)
         if self._fingerprint is None:
             self._dim = int(facts["embedding_dim"])
         elif (facts["fingerprint"], facts["embedding_dim"]) != (self._fingerprint, self._dim):
@@ -447,19 +433,20 @@ class PeopleStore(contextlib.AbstractContextManager):
                 f"{model} has {self._fingerprint[:12]}: use that model, or change to this one by "
                 f"`speakernet people reembed --model {model} --store {shlex.quote(str(self.path))}`"
             )
-        if self._key is not None and not facts["is_encrypted"]:
-            raise StoreKeyError(f"{self.path} is not encrypted, but a key was given; leave the key out")
-        # Listing and removing people needs no key.
-        self._cipher = None
-        if facts["is_encrypted"] and (self._fingerprint is not None or self._key is not None):
-            if self._key is None:
+        if not facts["is_encrypted"]:
+            if self._key is not None:
+                raise StoreKeyError(f"{self.path} is not encrypted, but a key was given; leave the key out")
+            return None
+        if self._key is None:
+            # Listing and removing people needs no key.
+            if self._fingerprint is not None:
                 raise self._without_key()
-            kept = dict(self._connection.execute("SELECT name, value FROM facts WHERE name IN ('salt', 'proof')"))
-            self._cipher = Cipher(self._key, kept["salt"])
-            try:
-                self._cipher.open(kept["proof"], PROOF)
-            except StoreKeyError as error:
-                raise StoreKeyError(f"{self.path}: {error}") from error
+            return None
+        salt, proof = (_value(connection, "SELECT value FROM facts WHERE name = ?", one) for one in ("salt", "proof"))
+        with reading(self.path, "the key of this store", StoreKeyError):
+            cipher = Cipher(self._key, salt)
+            cipher.open(proof, PROOF)
+        return cipher
 
     def _check_model(self) -> None:
         if self._fingerprint is not None and self.facts["fingerprint"] != self._fingerprint:
@@ -468,34 +455,29 @@ class PeopleStore(contextlib.AbstractContextManager):
     def _without_key(self) -> StoreKeyError:
         return StoreKeyError(f"{self.path} is encrypted; give its key (--key-file FILE, in Python key=…)")
 
-    def _write_facts(self, facts: Mapping[str, Any]) -> None:
-        self._connection.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", facts.items())
+    def _value(self, query: str, *values: Any) -> Any:
+        return _value(self._connection, query, *values)
 
     def _upgrade(self) -> None:
         """Bring a store of an older version to the present one, inside a transaction."""
-        if self._schema_version() == SCHEMA_VERSION:
+        if self._value("PRAGMA user_version") == SCHEMA_VERSION:
             return
         kept = self._select()
-        for statement in ADD_DIGESTS.split(";"):
+        for statement in (*ADD_DIGESTS.split(";"), f"PRAGMA user_version = {SCHEMA_VERSION}"):
             self._connection.execute(statement)
-        self._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        for row, one in kept:
-            person = self._connection.execute("SELECT person FROM recordings WHERE id = ?", [row]).fetchone()[0]
-            sealed = self._sealed(person, one)
-            self._connection.execute("UPDATE recordings SET embedding = ?, checksum = ? WHERE id = ?", [*sealed, row])
-
-    def _schema_version(self) -> int:
-        return int(self._connection.execute("PRAGMA user_version").fetchone()[0])
+        sealed = [(*self._sealed(person, one), row) for row, person, one in kept]
+        self._connection.executemany("UPDATE recordings SET embedding = ?, checksum = ? WHERE id = ?", sealed)
 
     def _insert(self, name: str, recordings: Iterable[StoredRecording]) -> None:
         """Add recordings of one person, inside a transaction; none twice."""
+        self._upgrade()
         now = _now()
         self._connection.execute(
             "INSERT INTO people (name, created, changed) VALUES (?, ?, ?) "
             "ON CONFLICT (name) DO UPDATE SET changed = excluded.changed",
             [name, now, now],
         )
-        person = self._connection.execute("SELECT id FROM people WHERE name = ?", [name]).fetchone()[0]
+        person = self._value("SELECT id FROM people WHERE name = ?", name)
         for one in recordings:
             row = (person, one.source, one.seconds, one.speech_seconds, one.weight, one.warnings, one.added or now)
             self._connection.execute(
@@ -507,11 +489,7 @@ class PeopleStore(contextlib.AbstractContextManager):
 
     def _count(self, name: str) -> int:
         counted = "SELECT COUNT(*) FROM recordings JOIN people ON person = people.id WHERE people.name = ?"
-        return int(self._connection.execute(counted, [name]).fetchone()[0])
-
-    def _data_version(self) -> int:
-        """Another number whenever another connection has changed the file."""
-        return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
+        return int(self._value(counted, name))
 
     def _sealed(self, person: int, one: StoredRecording) -> tuple[bytes, int]:
         """An embedding as it is kept, and its checksum."""
@@ -520,52 +498,45 @@ class PeopleStore(contextlib.AbstractContextManager):
             content = self._cipher.seal(content, _place(person, one))
         return content, zlib.crc32(content, zlib.crc32(one.name.encode()))
 
-    def _select(self, name: str | None = None) -> list[tuple[int, StoredRecording]]:
-        """Row number and recording, of one person or of everybody."""
+    def _select(self, name: str | None = None) -> list[tuple[int, int, StoredRecording]]:
+        """Row number, number of the person and recording, of one person or of everybody."""
         with self._session() as connection:
             if self._cipher is None and self.facts["is_encrypted"]:
                 raise self._without_key()
-            is_old = self._schema_version() < SCHEMA_VERSION
+            is_old = self._value("PRAGMA user_version") < SCHEMA_VERSION
             rows = connection.execute(
-                "SELECT embedding, checksum, person, recordings.id, people.name, weight, source, seconds, "
+                "SELECT recordings.id, person, embedding, checksum, people.name, weight, source, seconds, "
                 f"speech_seconds, warnings, added, {repr('') if is_old else 'digest'} FROM recordings JOIN people ON "
                 f"person = people.id {'' if name is None else 'WHERE people.name = ?'} ORDER BY person, recordings.id",
                 [] if name is None else [normal_name(name)],
             ).fetchall()
-        return [(row[3], self._opened(is_old, *row)) for row in rows]
+        return [(row, person, self._opened(is_old, person, *kept)) for row, person, *kept in rows]
 
-    def _opened(self, is_old: bool, content: bytes, checksum: int, person: int, _: int, *kept: Any) -> StoredRecording:
+    def _opened(
+        self, is_old: bool, person: int, content: bytes, checksum: int, name: str, *kept: Any
+    ) -> StoredRecording:
         """A recording from its row."""
-        one = StoredRecording(kept[0], np.empty(0), *kept[1:])
-        if zlib.crc32(content, zlib.crc32(one.name.encode())) == checksum:
+        one = StoredRecording(name, np.empty(0), *kept)
+        if zlib.crc32(content, zlib.crc32(name.encode())) == checksum:
             if self._cipher is not None:
                 content = self._cipher.open(content, b"person %d" % person if is_old else _place(person, one))
-            if len(content) == 4 * self._dim:
+            if len(content) == 4 * (self._dim or 0):
                 return dataclasses.replace(one, embedding=np.frombuffer(content, dtype="<f4").astype(np.float32))
         raise StoreError(
             f"{self.path}: a recording of {one.name!r} is damaged; use a backup, or remove and enrol this person again"
         )
 
-    def _load(self, name: str | None = None) -> dict[str, np.ndarray]:
-        """The voice of everybody, or of one person, by name: (dim,) of length 1."""
-        kept = self.recordings(name)
+    def _voices(self) -> tuple[list[str], np.ndarray]:
+        """Everybody's name, and the weighted mean of their recordings, (people, dim) of length 1."""
+        kept = self.recordings()
         if not kept:
-            return {}
-        embeddings = np.empty((len(kept), self._dim), dtype=np.float32)
-        for row, one in enumerate(kept):
-            embeddings[row] = one.embedding
-        units = mean_embeddings(embeddings, self._mean)
+            return [], np.empty((0, self._dim or 0), dtype=np.float32)
+        units = mean_embeddings(np.stack([one.embedding for one in kept]), self._mean)
         weighted = units * np.array([one.weight for one in kept], dtype=np.float32)[:, None]
         starts = [row for row, one in enumerate(kept) if not row or one.name != kept[row - 1].name]
         sums = np.add.reduceat(weighted, starts, axis=0)
         rows = sums / np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), EPSILON)
-        return {kept[start].name: row for start, row in zip(starts, rows, strict=True)}
-
-    def _refresh(self, name: str) -> None:
-        """Do in memory what was done to one person in the file."""
-        self._units.pop(name, None)
-        self._units |= self._load(name) if self._units else {}
-        self._matrix = None
+        return [kept[start].name for start in starts], rows
 
     def _back_up(self) -> None:
         """Copy the store to a file beside it, which has its name only when it is whole."""
@@ -573,7 +544,7 @@ class PeopleStore(contextlib.AbstractContextManager):
         half = self.path.with_name(f"{self.path.name}.{HALF_WORD}-{os.getpid()}")
         with writing(copy, "nothing was changed"), self._session() as connection:
             remove_half_backups(self.path)
-            os.close(os.open(half, os.O_CREAT | os.O_EXCL | os.O_WRONLY, PRIVATE))
+            half.touch(PRIVATE, exist_ok=False)
             try:
                 connection.execute("VACUUM INTO ?", [str(half)])
                 half.rename(copy)
@@ -583,16 +554,12 @@ class PeopleStore(contextlib.AbstractContextManager):
     def _checked(self, embeddings: np.ndarray) -> np.ndarray:
         """(recordings, dim) float32."""
         found = np.asarray(embeddings, dtype=np.float32)
-        if found.ndim != 2 or found.shape[1] != self._dim or not len(found):
-            raise StoreError(f"embeddings of shape {found.shape}; expected (recordings, {self._dim})")
-        if not np.isfinite(found).all():
-            raise StoreError("an embedding with NaN or infinite values; expected finite ones")
+        if found.ndim != 2 or found.shape[1] != self._dim or not len(found) or not np.isfinite(found).all():
+            raise StoreError(f"embeddings of shape {found.shape}; expected (recordings, {self._dim}) finite numbers")
         return found
 
-    def _nobody(self, name: str) -> str:
-        near = difflib.get_close_matches(name, [one.name for one in self.people()], n=3)
-        nearest = f"; nearest: {', '.join(near)}" if near else ""
-        return f"{self.path}: nobody is called {name!r}{nearest}; `speakernet people list` shows everybody"
+    def _nobody(self, name: str) -> StoreError:
+        return StoreError(f"{self.path}: nobody is called {name!r}; `speakernet people list` shows everybody")
 
 
 class Cipher:
@@ -668,10 +635,8 @@ def checked_name(name: str) -> str:
 
 def backups_of(path: Path) -> list[Path]:
     """The backups of a store."""
-    begin = f"{path.name}.{BACKUP_WORD}-"
-    return sorted(
-        one for one in path.parent.iterdir() if one.name.startswith(begin) and not one.name.endswith("-journal")
-    )
+    found = path.parent.glob(f"{glob.escape(path.name)}.{BACKUP_WORD}-*")
+    return sorted(one for one in found if not one.name.endswith("-journal"))
 
 
 def remove_half_backups(path: Path) -> None:
@@ -688,46 +653,48 @@ def _connect(path: Path, *, is_made: bool = False) -> tuple[sqlite3.Connection, 
     with reading(path, EXPECTED, StoreError):
         if is_made and not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            os.close(os.open(path, os.O_CREAT | os.O_WRONLY, PRIVATE))
+            path.touch(PRIVATE)
         with open_regular(path) as file:
-            start, status = file.read(len(SQLITE_MARK)), os.fstat(file.fileno())
+            start = file.read(len(SQLITE_MARK))
+        identity = _identity(path)
     # An empty file is what a process leaves that was killed while it made the store.
     if start != SQLITE_MARK and (start or not is_made):
         raise StoreError(f"{path}: {'a file of another kind' if start else 'an empty file'}; expected {EXPECTED}")
     uri = f"{path.absolute().as_uri()}?mode=rw"
-    with store_errors(path):
+    with store_errors(path), contextlib.ExitStack() as undo:
         connection = sqlite3.connect(uri, BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=True)
-        try:
-            # What is deleted is overwritten; a kill or a power cut loses no commit.
-            for setting in ("secure_delete = ON", "synchronous = FULL", "foreign_keys = ON", "trusted_schema = OFF"):
-                connection.execute(f"PRAGMA {setting}")
-            # Asked of SQLite: if a process was killed while it made the file, this undoes what it had written.
-            if not connection.execute("PRAGMA page_count").fetchone()[0] and is_made:
-                _make(connection)
-            program, version = (
-                connection.execute(f"PRAGMA {fact}").fetchone()[0] for fact in ("application_id", "user_version")
+        undo.callback(connection.close)
+        # What is deleted is overwritten; a kill or a power cut loses no commit.
+        for setting in ("secure_delete = ON", "synchronous = FULL", "foreign_keys = ON", "trusted_schema = OFF"):
+            connection.execute(f"PRAGMA {setting}")
+        # Asked of SQLite: if a process was killed while it made the file, this undoes what it had written.
+        if is_made and not _value(connection, "PRAGMA page_count"):
+            with connection:
+                connection.execute("BEGIN IMMEDIATE")
+                # Another process may have been first.
+                if not _value(connection, "SELECT COUNT(*) FROM sqlite_master"):
+                    for statement in NEW_STORE.split(";"):
+                        connection.execute(statement)
+        version = _value(connection, "PRAGMA user_version")
+        if _value(connection, "PRAGMA application_id") != APPLICATION_ID or not 1 <= version <= SCHEMA_VERSION:
+            raise StoreError(
+                f"{path}: not a store of people that this speakernet reads (version {version}; it reads up to "
+                f"{SCHEMA_VERSION}); expected {EXPECTED}"
             )
-            if program != APPLICATION_ID or not 1 <= version <= SCHEMA_VERSION:
-                raise StoreError(
-                    f"{path}: not a store of people that this speakernet reads (version {version}; it reads up to "
-                    f"{SCHEMA_VERSION}); expected {EXPECTED}"
-                )
-            if (problem := connection.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
-                raise sqlite3.DatabaseError(f"malformed: {problem}")
-        except BaseException:
-            connection.close()
-            raise
-    return connection, (status.st_dev, status.st_ino)
+        if (problem := _value(connection, "PRAGMA quick_check(1)")) != "ok":
+            raise sqlite3.DatabaseError(f"malformed: {problem}")
+        undo.pop_all()
+    return connection, identity
 
 
-def _make(connection: sqlite3.Connection) -> None:
-    with connection:
-        connection.execute("BEGIN IMMEDIATE")
-        # Another process may have been first.
-        if not connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]:
-            settings = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION}"
-            for statement in f"{settings};{SCHEMA};{ADD_DIGESTS}".split(";"):
-                connection.execute(statement)
+def _value(connection: sqlite3.Connection, query: str, *values: Any) -> Any:
+    """The first value of the first row."""
+    return connection.execute(query, values).fetchone()[0]
+
+
+def _facts(connection: sqlite3.Connection) -> dict[str, Any]:
+    kept = dict(connection.execute("SELECT name, value FROM facts"))
+    return {name: kept.get(name) for name in FACTS} | {"is_encrypted": "salt" in kept}
 
 
 def _wipe(connection: sqlite3.Connection, name: str) -> bool:

@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -30,8 +31,8 @@ MOST_WITHOUT_HEADERS = min(512, DESCRIPTORS // 2)
 """Connections that wait for headers; one more closes the one that has waited longest."""
 OPEN_PATHS = frozenset({"/", "/page.css", "/page.js", "/recorder.js", "/health"})
 """Answered without a token: they hold nothing about anybody."""
-DRAINED_BYTES = 1 << 29
-"""Of a request that is too large: a client that is cut off while it sends does not see the answer."""
+DEADLINE: ContextVar[float] = ContextVar("DEADLINE")
+"""When the present request is given up, on the clock of `time.monotonic`."""
 SAFE_HEADERS = (
     (
         b"content-security-policy",
@@ -54,7 +55,7 @@ class Limits:
     memory_bytes: int = 1024 * MEBIBYTE
     """Of uploads and decoded audio of all requests together."""
     requests: int = 512
-    """Connections and requests at once."""
+    """At once."""
     clip_seconds: float = 600.0
     """Of one recording."""
     chunk_seconds: float = 10.0
@@ -107,50 +108,54 @@ class Guard:
     """Middleware with the checks; an empty token asks for none."""
 
     def __init__(self, app: ASGIApp, limits: Limits, budget: Budget, token: bytes = b"") -> None:
-        self.app = app
-        self.limits = limits
-        self.budget = budget
-        self.token = token
-        self.num_requests = 0
+        self.app, self.limits, self.budget, self.token = app, limits, budget, token
+        self.slots = asyncio.Semaphore(limits.requests)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        has_begun = False
+        headers, limits = Headers(scope=scope), self.limits
+        begun, size = time.monotonic(), 0
+        too_large = ApiError(
+            413,
+            "too_large",
+            f"more than {limits.body_bytes:,} bytes, the limit of one request; send fewer or shorter clips, or FLAC",
+        )
+
+        async def take() -> Message:
+            nonlocal size
+            left = begun + limits.receive_seconds - time.monotonic()
+            try:
+                message = await asyncio.wait_for(receive(), max(0.0, left))
+            except asyncio.TimeoutError:
+                seconds = limits.receive_seconds
+                raise ApiError(408, "too_slow", f"the request did not arrive within {seconds:g} s") from None
+            size += len(message.get("body", b""))
+            if size > limits.body_bytes:
+                raise too_large
+            return message
 
         async def answer(message: Message) -> None:
-            nonlocal has_begun
             if message["type"] == "http.response.start":
-                has_begun = True
                 message = {**message, "headers": [*message.get("headers", ()), *SAFE_HEADERS]}
             await send(message)
 
-        headers, limits = Headers(scope=scope), self.limits
         try:
             self._check_sender(scope, headers)
-            is_chunked = "transfer-encoding" in headers
-            length = limits.body_bytes if is_chunked else int(headers.get("content-length", 0))
+            length = limits.body_bytes if "transfer-encoding" in headers else int(headers.get("content-length", 0))
             if length > limits.body_bytes:
-                raise _too_large(limits)
-            if self.num_requests >= limits.requests:
-                raise busy(f"{self.num_requests} requests are running")
-            self.num_requests += 1
-            try:
-                with self.budget.hold(length):
-                    work = self.app(scope, _limited(receive, limits), answer)
-                    await asyncio.wait_for(work, limits.receive_seconds + limits.answer_seconds)
-            finally:
-                self.num_requests -= 1
-            return
-        except asyncio.TimeoutError:
-            error = too_slow(limits)
-        except ApiError as refusal:
-            error = refusal
-            if error.status_code in (413, 503):
-                await self._drain(receive)
-        if not has_begun:
-            await error.response()(scope, receive, answer)
+                raise too_large
+            if self.slots.locked():
+                raise busy(f"{limits.requests} requests are running")
+            seconds = limits.receive_seconds + limits.answer_seconds
+            DEADLINE.set(begun + seconds)
+            with self.budget.hold(length):
+                async with self.slots:
+                    await asyncio.wait_for(self.app(scope, take, answer), seconds)
+        except (ApiError, asyncio.TimeoutError) as error:
+            refusal = error if isinstance(error, ApiError) else too_slow(limits)
+            await refusal.response()(scope, receive, answer)
 
     def _check_sender(self, scope: Scope, headers: Headers) -> None:
         origin = headers.get("origin")
@@ -168,13 +173,6 @@ class Guard:
                     "the header `Authorization: Bearer TOKEN` is missing or wrong; the server's owner has the token",
                     {"WWW-Authenticate": "Bearer"},
                 )
-
-    async def _drain(self, receive: Receive) -> None:
-        deadline, size, more = time.monotonic() + self.limits.receive_seconds, 0, True
-        while more and size < DRAINED_BYTES and time.monotonic() < deadline:
-            message = await asyncio.wait_for(receive(), self.limits.receive_seconds)
-            size += len(message.get("body", b""))
-            more = message.get("more_body", False)
 
 
 class TimedProtocol(H11Protocol):
@@ -212,17 +210,14 @@ class TimedProtocol(H11Protocol):
             timer.cancel()
 
 
-class LogOnce(logging.Filter):
-    """Drops messages that were logged before: a client can cause the same one any number of times."""
+_logged: set[str] = set()
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: set[str] = set()
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        is_new = record.msg not in self.seen
-        self.seen.add(record.msg)
-        return is_new
+def is_new(record: logging.LogRecord) -> bool:
+    """A filter of messages that were logged before: a client can cause the same one any number of times."""
+    num_before = len(_logged)
+    _logged.add(record.msg)
+    return len(_logged) > num_before
 
 
 def busy(reason: str) -> ApiError:
@@ -233,30 +228,3 @@ def busy(reason: str) -> ApiError:
 def too_slow(limits: Limits) -> ApiError:
     """The refusal of a request that takes too long."""
     return ApiError(504, "too_slow", f"no answer within {limits.answer_seconds:g} s; try again later")
-
-
-def _too_large(limits: Limits) -> ApiError:
-    return ApiError(
-        413,
-        "too_large",
-        f"more than {limits.body_bytes:,} bytes, the limit of one request; send fewer or shorter clips, or FLAC",
-    )
-
-
-def _limited(receive: Receive, limits: Limits) -> Receive:
-    """A request that must arrive in time and may not grow beyond its limit."""
-    deadline, size = time.monotonic() + limits.receive_seconds, 0
-
-    async def limited() -> Message:
-        nonlocal size
-        try:
-            message = await asyncio.wait_for(receive(), max(0.0, deadline - time.monotonic()))
-        except asyncio.TimeoutError:
-            seconds = limits.receive_seconds
-            raise ApiError(408, "too_slow", f"the request did not arrive within {seconds:g} s") from None
-        size += len(message.get("body", b""))
-        if size > limits.body_bytes:
-            raise _too_large(limits)
-        return message
-
-    return limited

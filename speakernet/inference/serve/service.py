@@ -1,51 +1,142 @@
-"""What the server does, without HTTP: each request on its own thread, with what Python callers use.
+"""What the server does: one method a route, on a thread of its own, with what Python callers use.
 
 Only embedding differs: the recordings of all requests go to one thread, which embeds those that wait together.
 """
 
-import asyncio
 import contextlib
 import copy
 import dataclasses
-import logging
 import queue
 import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from fastapi import Body, Depends, File, Form, Request, UploadFile
 from torch import Tensor
 
-from speakernet.data.audio import AudioError, info_of_bytes, read_audio_bytes, readable_bytes
+from speakernet.data.audio import info_of_bytes, read_audio_bytes, readable_bytes
 from speakernet.inference.decision import NotCalibratedError
 from speakernet.inference.enrolment import enroll, identify
 from speakernet.inference.people import PeopleStore, checked_name
 from speakernet.inference.recordings import Recording, inspect_recording, refuse_unusable
-from speakernet.inference.serve.guard import ApiError, Budget, Limits, busy, too_slow
-from speakernet.inference.verifier import SpeakerStream, SpeakerVerifier, StreamState
+from speakernet.inference.serve.guard import DEADLINE, ApiError, Budget, Limits, busy, too_slow
+from speakernet.inference.verifier import SpeakerStream, SpeakerVerifier
 
-logger = logging.getLogger(__name__)
-
-Result = TypeVar("Result")
-Clip = TypeVar("Clip")
-Upload = tuple[str, bytes]
-"""A file's name and its content."""
 MOST_TOGETHER = 16
-WORKERS = 2 * MOST_TOGETHER
-"""Requests that are worked on: while one batch is embedded, the next one is decoded."""
+MOST_CLIPS, MOST_TOP = 10, 100
 MIN_SPEECH_SECONDS = 1.0
 """Less speech in a clip causes a warning."""
 MOST_SAMPLES_A_SECOND = 2 * 48_000
 """Over all channels: what a clip of the longest duration may decode to."""
 CLOSE_SECONDS = 5.0
+RATE_HELP = "decide at the model's threshold of this false-accept rate, such as 0.01"
+
+Rate = Annotated[float | None, Form(gt=0, lt=1, allow_inf_nan=False, description=RATE_HELP)]
+Threshold = Annotated[float | None, Form(allow_inf_nan=False, description="decide at this score instead")]
+Clips = Annotated[list[UploadFile], File(min_length=1, max_length=MOST_CLIPS)]
 
 
-class Batcher(Generic[Clip]):
+async def body_of(request: Request) -> bytes:
+    """The body as it is."""
+    return await request.body()
+
+
+@dataclass
+class Clip:
+    """What is known of a clip."""
+
+    seconds: float
+    speech_seconds: float
+    warnings: list[str]
+
+
+@dataclass(kw_only=True)
+class Answer:
+    """A score and its meaning; everything but the score is null if the model is not calibrated."""
+
+    score: float
+    log_likelihood_ratio: float | None = None
+    same_speaker: bool | None = None
+    threshold: float | None = None
+    false_accept_rate: float | None = None
+    advice: str | None = None
+
+
+@dataclass(kw_only=True)
+class Verification(Answer):
+    """An answer about two clips."""
+
+    clips: list[Clip]
+
+
+@dataclass
+class Embedding:
+    """The network's output for a clip: not of unit length, no mean subtracted."""
+
+    embedding: list[float]
+    clips: list[Clip]
+
+
+@dataclass
+class Person:
+    """Somebody who is enrolled."""
+
+    name: str
+    recordings: int
+
+
+@dataclass
+class Enrolment(Person):
+    """Somebody with new recordings, and what was odd about them."""
+
+    warnings: list[str]
+    clips: list[Clip]
+
+
+@dataclass
+class Candidate:
+    """Somebody whom a clip was compared with."""
+
+    name: str
+    score: float
+    log_likelihood_ratio: float | None
+
+
+@dataclass
+class Identification:
+    """A name, or null for a stranger (and if the model is not calibrated)."""
+
+    name: str | None
+    threshold: float | None
+    is_calibrated: bool
+    advice: str | None
+    candidates: list[Candidate]
+    clips: list[Clip]
+
+
+@dataclass(kw_only=True)
+class StreamAnswer(Answer):
+    """The answer after so many seconds of a stream."""
+
+    seconds: float
+
+
+@dataclass
+class StreamProgress:
+    """The seconds that a stream holds, and the newest answer if another second is complete."""
+
+    seconds: float
+    state: StreamAnswer | None
+
+
+class Batcher:
     """One thread that embeds what others hand it; what waits while one batch is computed is the next batch.
 
     >>> batcher = Batcher(lambda clips: np.array([[len(clip)] for clip in clips]))
@@ -54,55 +145,43 @@ class Batcher(Generic[Clip]):
     >>> batcher.close()
     """
 
-    def __init__(self, embed: Callable[[Sequence[Clip]], np.ndarray]) -> None:
+    def __init__(self, embed: Callable[[list[Any]], np.ndarray]) -> None:
         self._embed = embed
-        self._waiting: queue.Queue[tuple[Clip, Future[np.ndarray]] | None] = queue.Queue()
+        self.waiting: queue.Queue[tuple[Any, Future[np.ndarray]] | None] = queue.Queue()
+        self.num_batches = self.num_clips = 0
         self._is_closed = False
         self._thread = threading.Thread(target=self._work, name="embedding", daemon=True)
         self._thread.start()
-        self.num_batches = 0
-        self.num_clips = 0
 
-    @property
-    def num_waiting(self) -> int:
-        """Clips that wait."""
-        return self._waiting.qsize()
-
-    def submit(self, clip: Clip) -> "Future[np.ndarray]":
+    def submit(self, clip: Any) -> "Future[np.ndarray]":
         """The embedding of a clip, (dim,), in its turn; a cancelled one is not computed."""
         future: Future[np.ndarray] = Future()
         if self._is_closed:
             future.cancel()
-        self._waiting.put((clip, future))
+        self.waiting.put((clip, future))
         return future
 
     def close(self) -> None:
-        """Cancel what waits, and end after the batch that is being computed."""
+        """End after the batch that is being computed, and cancel what waits."""
         self._is_closed = True
-        self._waiting.put(None)
+        self.waiting.put(None)
         self._thread.join(CLOSE_SECONDS)
+        while not self.waiting.empty():
+            if (one := self.waiting.get()) is not None:
+                one[1].cancel()
 
     def _work(self) -> None:
-        is_open = True
-        while is_open:
-            batch = [self._waiting.get()]
-            while len(batch) < MOST_TOGETHER and batch[-1] is not None:
-                try:
-                    batch.append(self._waiting.get_nowait())
-                except queue.Empty:
-                    break
-            is_open = batch[-1] is not None
-            waiting = [one for one in batch if one is not None]
-            if self._is_closed:
-                for _, future in waiting:
-                    future.cancel()
-            self._answer([one for one in waiting if one[1].set_running_or_notify_cancel()])
+        while not self._is_closed:
+            batch = [self.waiting.get()]
+            while len(batch) < MOST_TOGETHER and not self.waiting.empty():
+                batch.append(self.waiting.get())
+            running = [one for one in batch if one is not None and one[1].set_running_or_notify_cancel()]
+            if running:
+                self.num_batches += 1
+                self.num_clips += len(running)
+                self._answer(running)
 
-    def _answer(self, batch: Sequence[tuple[Clip, "Future[np.ndarray]"]]) -> None:
-        if not batch:
-            return
-        self.num_batches += 1
-        self.num_clips += len(batch)
+    def _answer(self, batch: Sequence[tuple[Any, "Future[np.ndarray]"]]) -> None:
         try:
             embeddings = self._embed([clip for clip, _ in batch])
         except Exception as error:
@@ -110,7 +189,6 @@ class Batcher(Generic[Clip]):
                 batch[0][1].set_exception(error)
                 return
             # One request must not fail because of another's clip.
-            logger.warning("a batch of %d clips failed (%s); trying each alone", len(batch), error)
             for one in batch:
                 self._answer([one])
             return
@@ -118,12 +196,12 @@ class Batcher(Generic[Clip]):
             future.set_result(embedding)
 
 
-@dataclasses.dataclass
+@dataclass
 class LiveStream:
     """A stream that a client feeds, one chunk at a time."""
 
     stream: SpeakerStream
-    last_used: float
+    last_used: float = dataclasses.field(default_factory=time.monotonic)
     lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
 
@@ -131,27 +209,14 @@ class Service:
     """Everything that a running server holds: the model, the store of people (or None), streams and threads."""
 
     def __init__(self, verifier: SpeakerVerifier, store: PeopleStore | None, limits: Limits) -> None:
-        self.batcher: Batcher[Recording] = Batcher(lambda recordings: np.asarray(verifier.embed(list(recordings))))
+        self.batcher = Batcher(lambda recordings: np.asarray(verifier.embed(recordings)))
         self.verifier = copy.copy(verifier)
         self.verifier._embed_recordings = self._embed_together  # type: ignore[method-assign]
-        self.store = store
-        self.limits = limits
-        self.budget = Budget(limits.memory_bytes)
+        self.store, self.limits, self.budget = store, limits, Budget(limits.memory_bytes)
         self.streams: dict[str, LiveStream] = {}
         self._streams_lock = threading.Lock()
-        self._workers = ThreadPoolExecutor(WORKERS, "request")
-        self._request = threading.local()
 
-    async def run(self, work: Callable[..., Result], *arguments: Any) -> Result:
-        """Do something on a thread, in the time of a request."""
-        return await asyncio.get_running_loop().run_in_executor(self._workers, self._timed, work, *arguments)
-
-    def close(self) -> None:
-        """Cancel what has not begun, and end the threads."""
-        self.batcher.close()
-        self._workers.shutdown(wait=False, cancel_futures=True)
-
-    def health(self) -> dict[str, Any]:
+    async def health(self) -> dict[str, Any]:
         """What is served, and how busy it is."""
         verifier = self.verifier
         return {
@@ -161,116 +226,95 @@ class Service:
             "embedding_dim": verifier.embedding_dim,
             "fingerprint": verifier.fingerprint,
             "is_calibrated": verifier.is_calibrated,
-            "advice": self.advice(),
+            "advice": self._decide(0.0).advice,
             "keeps_people": self.store is not None,
-            "waiting": self.batcher.num_waiting,
+            "waiting": self.batcher.waiting.qsize(),
             "clips": self.batcher.num_clips,
             "batches": self.batcher.num_batches,
         }
 
-    def advice(self) -> str | None:
-        """How to calibrate the model; None if it is calibrated."""
-        try:
-            self.verifier.decide(0.0)
-        except NotCalibratedError as error:
-            return str(error)
-        return None
-
     def verify(
-        self, first: Upload, second: Upload, false_accept_rate: float | None, threshold: float | None
-    ) -> dict[str, Any]:
-        """Whether two files are of one person."""
+        self, first: UploadFile, second: UploadFile, false_accept_rate: Rate = None, threshold: Threshold = None
+    ) -> Verification:
+        """Whether two clips are of one person, and how sure that is."""
         # First, so that no clip is decoded for an answer that cannot be given.
-        self.decide(0.0, false_accept_rate, threshold)
+        self._decide(0.0, false_accept_rate, threshold)
         with self._opened([first, second]) as (recordings, clips):
-            one, other = self.verifier.embed(recordings)
-            score = self.verifier.compare(one, other)
-        return {**self.decide(score, false_accept_rate, threshold), "clips": clips}
+            score = self.verifier.compare(*self.verifier.embed(recordings))
+        return Verification(**vars(self._decide(score, false_accept_rate, threshold)), clips=clips)
 
-    def embed(self, upload: Upload) -> dict[str, Any]:
-        """The embedding of a file."""
-        with self._opened([upload]) as (recordings, clips):
-            embedding = self.verifier.embed(recordings)[0]
-        return {"embedding": _finite(embedding).tolist(), "clips": clips}
+    def embed(self, audio: UploadFile) -> Embedding:
+        """The embedding of a clip."""
+        with self._opened([audio]) as (recordings, clips):
+            return Embedding(self.verifier.embed(recordings)[0].tolist(), clips)
 
-    def compare(self, first: Sequence[float], second: Sequence[float]) -> dict[str, Any]:
-        """What two embeddings say."""
-        score = self.verifier.compare(_finite(np.array(first)), _finite(np.array(second)))
-        return self.decide(score, None, None)
+    def compare(self, first: Annotated[list[float], Body()], second: Annotated[list[float], Body()]) -> Answer:
+        """The answer about two embeddings of /embed."""
+        if not np.isfinite([*first, *second]).all():
+            raise ValueError("an embedding with NaN or infinite values; expected finite numbers")
+        return self._decide(self.verifier.compare(np.array(first), np.array(second)))
 
-    def decide(self, score: float, false_accept_rate: float | None, threshold: float | None) -> dict[str, Any]:
-        """A decision in plain values; without a calibration and a threshold, the score and what to do."""
-        try:
-            decision = self.verifier.decide(score, false_accept_rate=false_accept_rate, threshold=threshold)
-        except NotCalibratedError as error:
-            if false_accept_rate is not None:
-                raise
-            return _undecided(score, str(error))
-        return {**dataclasses.asdict(decision), "advice": None}
-
-    def people(self) -> list[dict[str, Any]]:
+    def people(self) -> dict[str, list[Person]]:
         """Everybody who is enrolled."""
-        return [{"name": person.name, "recordings": person.recordings} for person in self._store().people()]
+        return {"people": [Person(one.name, one.recordings) for one in self._store().people()]}
 
-    def enrol(self, name: str, uploads: Sequence[Upload]) -> dict[str, Any]:
-        """Enrol somebody, or add recordings."""
+    def enrol(self, name: Annotated[str, Form()], audio: Clips) -> Enrolment:
+        """Enrol somebody, or add clips of somebody who is enrolled."""
         store, name = self._store(), checked_name(name)
-        with self._opened(uploads) as (recordings, clips):
+        with self._opened(audio) as (recordings, clips):
             done = enroll(self.verifier, store, name, recordings)
-        return {"name": done.name, "recordings": done.total, "warnings": list(done.warnings), "clips": clips}
+        return Enrolment(done.name, done.total, list(done.warnings), clips)
 
-    def remove(self, name: str) -> dict[str, Any]:
+    def remove(self, name: str) -> Person:
         """Remove somebody: nothing of them can be read in the store or its backups."""
         store, name = self._store(), checked_name(name)
-        known = {person["name"]: person for person in self.people()}
+        known = {one.name: one.recordings for one in store.people()}
         if name not in known:
             raise ApiError(404, "unknown_person", f"nobody is enrolled as {name!r}")
         store.purge(name)
-        return known[name]
+        return Person(name, known[name])
 
     def identify(
-        self, upload: Upload, top: int, false_accept_rate: float | None, threshold: float | None
-    ) -> dict[str, Any]:
+        self,
+        audio: UploadFile,
+        top: Annotated[int, Form(ge=1, le=MOST_TOP)] = 5,
+        false_accept_rate: Rate = None,
+        threshold: Threshold = None,
+    ) -> Identification:
         """Which of the enrolled people it is, or a stranger."""
-        store, limit, advice = self._store(), None, None
-        with self._opened([upload]) as (recordings, clips):
-            given = {"false_accept_rate": false_accept_rate, "threshold": threshold}
+        store, name, limit, advice = self._store(), None, None, None
+        with self._opened([audio]) as (recordings, clips):
+            given: dict[str, Any] = {"false_accept_rate": false_accept_rate, "threshold": threshold}
             try:
-                found = identify(self.verifier, store, recordings[0], top=top, **given)  # type: ignore[arg-type]
+                found = identify(self.verifier, store, recordings[0], top=top, **given)
                 name, candidates = found.name, found.candidates
                 limit = None if found.decision is None else found.decision.threshold
             except NotCalibratedError as error:
                 if false_accept_rate is not None:
                     raise
-                name, advice = None, str(error)
+                advice = str(error)
                 candidates = tuple(store.identify(self.verifier.embed(recordings[0]), top))
         ratio = self.verifier.rule.log_likelihood_ratio
-        return {
-            "name": name,
-            "threshold": limit,
-            "is_calibrated": self.verifier.is_calibrated,
-            "advice": advice,
-            "candidates": [
-                {"name": one, "score": score, "log_likelihood_ratio": ratio(score)} for one, score in candidates
-            ],
-            "clips": clips,
-        }
+        nearest = [Candidate(one, score, ratio(score)) for one, score in candidates]
+        return Identification(name, limit, self.verifier.is_calibrated, advice, nearest, clips)
 
-    def open_stream(self, upload: Upload, sample_rate: int, threshold: float | None) -> dict[str, str]:
-        """Start comparing live speech with a clip; gives the identity of the stream."""
-        with self._opened([upload]) as (recordings, _):
+    def open_stream(
+        self, reference: UploadFile, sample_rate: Annotated[int, Form()], threshold: Threshold = None
+    ) -> dict[str, str]:
+        """Start comparing live speech with a clip."""
+        with self._opened([reference]) as (recordings, _):
             stream = self.verifier.stream(sample_rate, self.verifier.embed(recordings), threshold=threshold)
         with self._streams_lock:
             self._close_idle()
             if len(self.streams) >= self.limits.streams:
                 raise busy(f"{len(self.streams)} streams are open")
             identity = secrets.token_urlsafe(12)
-            self.streams[identity] = LiveStream(stream, time.monotonic())
+            self.streams[identity] = LiveStream(stream)
         return {"id": identity}
 
-    def feed_stream(self, identity: str, content: bytes) -> dict[str, Any]:
-        """Add 16-bit samples; gives the newest state, or none before another second is complete."""
-        live, limit = self._stream(identity), self.limits.chunk_seconds
+    def feed_stream(self, identity: str, content: Annotated[bytes, Depends(body_of)]) -> StreamProgress:
+        """Add samples: 16 bits, little-endian, one channel."""
+        live, limit, state = self._stream(identity), self.limits.chunk_seconds, None
         if len(content) % 2:
             raise ApiError(422, "bad_samples", f"{len(content)} bytes; expected 16-bit samples, one channel")
         if len(content) > 2 * limit * live.stream.sample_rate:
@@ -278,8 +322,12 @@ class Service:
         with live.lock:
             states = live.stream.add(np.frombuffer(content, dtype="<i2").astype(np.int16))
             live.last_used = time.monotonic()
-            state = self._described(states[-1]) if states else None
-            return {"seconds": live.stream.seconds, "state": state}
+            if states:
+                assert states[-1].score is not None, "a server's stream has a reference"
+                decided = states[-1].decision
+                known = self._decide(states[-1].score) if decided is None else Answer(**vars(decided))
+                state = StreamAnswer(**vars(known), seconds=states[-1].seconds)
+            return StreamProgress(live.stream.seconds, state)
 
     def close_stream(self, identity: str) -> dict[str, str]:
         """Close a stream."""
@@ -287,16 +335,20 @@ class Service:
         self.streams.pop(identity, None)
         return {"id": identity}
 
-    def _timed(self, work: Callable[..., Result], *arguments: Any) -> Result:
-        self._request.deadline = time.monotonic() + self.limits.answer_seconds
-        return work(*arguments)
+    def _decide(self, score: float, rate: float | None = None, threshold: float | None = None) -> Answer:
+        """A decision; without a calibration and a threshold, the score and what to do."""
+        try:
+            return Answer(**vars(self.verifier.decide(score, false_accept_rate=rate, threshold=threshold)))
+        except NotCalibratedError as error:
+            if rate is not None:
+                raise
+            return Answer(score=score, advice=str(error))
 
     def _embed_together(self, recordings: Sequence[Recording]) -> Tensor:
         """(recordings, dim), embedded with those of other requests; given up at the request's deadline."""
         futures = [self.batcher.submit(one) for one in recordings]
-        deadline = getattr(self._request, "deadline", time.monotonic() + self.limits.answer_seconds)
         try:
-            found = [future.result(max(0.0, deadline - time.monotonic())) for future in futures]
+            found = [future.result(max(0.0, DEADLINE.get() - time.monotonic())) for future in futures]
         except FutureTimeout:
             raise too_slow(self.limits) from None
         finally:
@@ -305,26 +357,22 @@ class Service:
         return torch.from_numpy(np.stack(found))
 
     @contextlib.contextmanager
-    def _opened(self, uploads: Sequence[Upload]) -> Iterator[tuple[list[Recording], list[dict[str, Any]]]]:
+    def _opened(self, uploads: Sequence[UploadFile]) -> Iterator[tuple[list[Recording], list[Clip]]]:
         """The decoded files and what is known of each; their memory is counted within the block."""
         with contextlib.ExitStack() as held:
             found = [self._decoded(upload, held) for upload in uploads]
-            qualities = [inspect_recording(one, min_speech_seconds=MIN_SPEECH_SECONDS) for one in found]
-            for quality in qualities:
+            clips = []
+            for one in found:
+                quality = inspect_recording(one, min_speech_seconds=MIN_SPEECH_SECONDS)
                 refuse_unusable(quality)
-            clips = [
-                {
-                    "seconds": round(one.seconds, 3),
-                    "speech_seconds": round(one.speech_seconds, 3),
-                    "warnings": list(one.warnings),
-                }
-                for one in qualities
-            ]
+                clips.append(Clip(round(quality.seconds, 3), round(quality.speech_seconds, 3), list(quality.warnings)))
             yield found, clips
 
-    def _decoded(self, upload: Upload, held: contextlib.ExitStack) -> Recording:
-        name, content = upload
-        content, limits, rate = readable_bytes(content, name), self.limits, self.verifier.sample_rate
+    def _decoded(self, upload: UploadFile, held: contextlib.ExitStack) -> Recording:
+        # As it may appear in a message: without folders, and short.
+        name = (upload.filename or "clip").replace("\\", "/").rpartition("/")[2][:100]
+        name = "".join(letter if letter.isprintable() else "?" for letter in name)
+        content, limits, rate = readable_bytes(upload.file.read(), name), self.limits, self.verifier.sample_rate
         info = info_of_bytes(content, name)
         num_values = info.num_samples * info.num_channels
         if info.seconds > limits.clip_seconds or num_values > limits.clip_seconds * MOST_SAMPLES_A_SECOND:
@@ -335,10 +383,7 @@ class Service:
         with self.budget.hold(8 * num_values):
             waveform = read_audio_bytes(content, name, sample_rate=rate)
         # Also refuses what is shorter than the network needs.
-        try:
-            return self.verifier.open(Recording(name, rate, len(waveform), samples=waveform))
-        except AudioError as error:
-            raise AudioError(f"{name}: {error}") from error
+        return self.verifier.open(Recording(name, rate, len(waveform), samples=waveform))
 
     def _store(self) -> PeopleStore:
         if self.store is None:
@@ -354,23 +399,4 @@ class Service:
 
     def _close_idle(self) -> None:
         oldest = time.monotonic() - self.limits.stream_idle_seconds
-        for identity in [one for one, live in self.streams.items() if live.last_used < oldest]:
-            del self.streams[identity]
-
-    def _described(self, state: StreamState) -> dict[str, Any]:
-        assert state.score is not None, "a server's stream has a reference"
-        if state.decision is None:
-            return {"seconds": state.seconds, **_undecided(state.score, self.advice() or "")}
-        return {"seconds": state.seconds, **dataclasses.asdict(state.decision), "advice": None}
-
-
-def _undecided(score: float, advice: str) -> dict[str, Any]:
-    """A score without a threshold to compare it with."""
-    nothing = dict.fromkeys(("log_likelihood_ratio", "same_speaker", "threshold", "false_accept_rate"))
-    return {"score": score, **nothing, "advice": advice}
-
-
-def _finite(embedding: np.ndarray) -> np.ndarray:
-    if not np.isfinite(embedding).all():
-        raise ValueError("an embedding with NaN or infinite values; expected finite numbers")
-    return embedding
+        self.streams = {identity: live for identity, live in self.streams.items() if live.last_used >= oldest}
