@@ -21,9 +21,7 @@ from speakernet.data.augment.banks import (
     RirBank,
     bytes_of_banks,
     clips_into_ram,
-    describe_banks,
     noise_banks,
-    rir_bank,
 )
 from speakernet.data.batches import BatchMaker, CropMaker, ResidentMaker, SpeakerIndex
 from speakernet.data.choices import (
@@ -55,7 +53,6 @@ from speakernet.training.progress import LoadingFacts
 logger = logging.getLogger(__name__)
 
 GIGABYTE = 1 << 30
-SPECTRA_SHARE = 0.25  # of what corpus and banks leave of their bound
 SHARED_MEMORY_SHARE = 0.8  # of what is free there, for the corpus; the workers' ring lies there too
 
 
@@ -66,8 +63,6 @@ class Placement:
     corpus: bool
     banks: bool
     """Noise and RIRs."""
-    left_bytes: int
-    """Of the bound, for spectra."""
 
 
 def build_training_loader(
@@ -160,14 +155,14 @@ def _where_it_runs(
         in_flight = int(options.num_workers) * int(options.prefetch_factor)
         running = ReadAhead(running, maker, in_flight)
     if augmenter is not None and placement.banks and augmenter.resident is None:
-        move_banks(augmenter, placement, running, device)
+        move_banks(augmenter, running, device)
     return running
 
 
 def loading_facts(loader: TrainingLoader) -> LoadingFacts:
     """What advice about waiting for data needs to know of a loader (`speakernet.training.progress`)."""
     reader = loader.maker.reader
-    is_compressed = isinstance(reader, FolderRows) and reader.needs_decoding
+    is_compressed = isinstance(reader, FolderRows) and not reader.table.all_plain
     # Decoding, or changing speed there, is timed with the reading: then it does not measure the disk.
     changes_speed = loader.maker.changes_speed and any(speed != 1 for speed in loader.maker.speeds)
     is_disk_timed = not is_compressed and not changes_speed
@@ -360,7 +355,8 @@ def choose_placement(
     data, device = config.data, inputs.device
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else usable_memory_bytes()
     bound = int(data.device_gigabytes * GIGABYTE) or int(max(0, free - reserved_bytes) * MEMORY_SHARE)
-    is_possible = augmenter is not None and data.device_resident != "off" and config.augment.device != "cpu"
+    wanted = config.augment.device
+    is_possible = augmenter is not None and wanted != "cpu" and (data.device_resident != "off" or wanted == "cuda")
     is_considered = is_possible and (device.type == "cuda" or data.device_resident == "on")
     rows = reader if isinstance(reader, PackedRows) else None
     bank_bytes = bytes_of_banks(augmenter.banks, augmenter.rirs, rows) if is_considered and augmenter else 0
@@ -371,18 +367,18 @@ def choose_placement(
         device_type=device.type,
         corpus_bytes=corpus_bytes,
         is_flat=rows is not None,
-        augments_elsewhere=augmenter is not None and config.augment.device == "cpu" and device.type != "cpu",
+        augments_elsewhere=augmenter is not None and not fits and device.type != "cpu",
         budget_bytes=bound - (bank_bytes if fits else 0),
     )
     say_choice("corpus on the device", corpus, could_help=device.type == "cuda")
     if not is_considered or augmenter is None:
-        return Placement(corpus.value, banks=False, left_bytes=0)
+        return Placement(corpus.value, banks=False)
     reads_corpus = any(bank.reader is reader for bank in augmenter.banks.values())
     banks = choose_device_banks(
         bank_bytes=bank_bytes, budget_bytes=bound, needs_corpus=reads_corpus, is_corpus_there=corpus.value
     )
     say_choice("noise and RIRs on the device", banks, could_help=device.type == "cuda")
-    return Placement(corpus.value, banks.value, max(0, bound - bank_bytes - (corpus_bytes if corpus.value else 0)))
+    return Placement(corpus.value, banks.value)
 
 
 def reserved_for_training(config: Config, net: nn.Module, device: torch.device) -> int:
@@ -399,21 +395,19 @@ def reserved_for_training(config: Config, net: nn.Module, device: torch.device) 
     return needed
 
 
-def move_banks(augmenter: Augmenter, placement: Placement, maker: CropMaker | None, device: torch.device) -> None:
+def move_banks(augmenter: Augmenter, maker: CropMaker | None, device: torch.device) -> None:
     """Move noise and RIRs to the device; babble of a corpus that is there is `maker`'s."""
     there = maker if isinstance(maker, ResidentMaker) else None
     rows = there.rows if there else None
     assert rows is None or isinstance(rows, PackedRows), "only a packed corpus is on the device"
-    banks = ResidentBanks(
+    augmenter.resident = ResidentBanks(
         augmenter.banks,
         augmenter.rirs,
         device,
-        spectra_bytes=int(placement.left_bytes * SPECTRA_SHARE),
         corpus=there.corpus if there else None,
         corpus_rows=rows,
         num_threads=usable_cores(),
     )
-    augmenter.reside(banks)
 
 
 def say_choice(what: str, choice: Choice[bool], *, could_help: bool) -> None:
@@ -439,7 +433,7 @@ def build_augmenter(config: Config, reader: RowReader, table: LookupTable, eligi
     rirs: RirBank | None = None
     if section.rir_path:
         # The classic pipeline leaves the delay of the direct path in, which shifts the speech in its crop.
-        rirs = rir_bank(section.rir_path, sample_rate, cache, is_aligned=section.style == "ours")
+        rirs = RirBank(section.rir_path, sample_rate, cache, is_aligned=section.style == "ours")
     # By their draws all processes mean the same clips.
     refuse_differences(
         {
@@ -463,7 +457,10 @@ def build_augmenter(config: Config, reader: RowReader, table: LookupTable, eligi
             "`speakernet prepare musan` and `speakernet prepare rirs` fetch noise and room responses"
         )
         return None
-    logger.info("augmentation: %s", describe_banks(banks, rirs))
+    found = [f"{len(bank):,} clips of {kind}" for kind, bank in banks.items()] + (
+        [f"{len(rirs):,} RIRs"] if rirs else []
+    )
+    logger.info("augmentation: %s", ", ".join(found) or "nothing")
     return augmenter
 
 
@@ -479,18 +476,12 @@ def noise_into_ram(config: Config, augmenter: Augmenter, reader: RowReader) -> N
 
 def augments_on_device(config: Config, device: torch.device, *, is_resident: bool, are_banks_there: bool) -> bool:
     """Whether whole batches are augmented on the training device, not crops with the loading; logs the reason."""
-    wanted = config.augment.device
-    if wanted == "cuda" and device.type != "cuda":
-        raise ValueError(f"augment.device is cuda, but training runs on {device.type}; use auto")
-    is_gpu = device.type == "cuda"
-    is_there = are_banks_there or is_resident or (is_gpu and wanted == "cuda")
-    if is_there:
-        where = "on the GPU" if is_gpu else "on the CPU, on batches of the resident corpus"
-        lies_there = "noise and RIRs lie there" if are_banks_there else "the corpus lies there"
-        reason = "asked for" if wanted == "cuda" else lies_there
-    else:
-        # A GPU would wait for the training process to gather every batch's noise; workers gather it side by side.
-        where, reason = "on the CPU, with the loading", "noise and RIRs are not on the GPU" if is_gpu else "no GPU"
-        reason = "asked for" if wanted == "cpu" else reason
-    logger.debug("augmentation runs %s (%s)", where, reason)
+    wanted, is_gpu = config.augment.device, device.type == "cuda"
+    is_there = are_banks_there or is_resident
+    if wanted == "cuda" and not (is_gpu and is_there):
+        why = "noise and RIRs do not fit there (data.device_gigabytes)" if is_gpu else f"training runs on {device.type}"
+        raise ValueError(f"augment.device is cuda, but {why}; use auto")
+    where = ("on the GPU" if is_gpu else "on the CPU, on whole batches") if is_there else "on the CPU, with the loading"
+    # A GPU would wait for the training process to gather every batch's noise; workers gather it side by side.
+    logger.debug("augmentation runs %s", where)
     return is_there

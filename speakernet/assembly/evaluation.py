@@ -21,7 +21,7 @@ from speakernet.assembly.inputs import Inputs, chosen_by_validation, validates_o
 from speakernet.assembly.model import load_for_scoring
 from speakernet.config import Config
 from speakernet.config.schema import config_to_dict
-from speakernet.data.augment.banks import noise_banks, rir_bank
+from speakernet.data.augment.banks import RirBank, noise_banks
 from speakernet.data.lists import TrialList
 from speakernet.data.sources import AudioCache, AudioSource
 from speakernet.evaluation.calibration import (
@@ -345,7 +345,7 @@ def build_sweep(config: Config) -> dict[str, list[Step]]:
     banks = noise_banks(augment.noise_path, rate, cache) if "noise" in kinds and augment.noise_path else {}
     wants_rirs = "reverb" in kinds and augment.rir_path
     # Aligned whatever the style of training: a shift of the speech would not be reverberation.
-    rirs = rir_bank(augment.rir_path, rate, cache, is_aligned=True) if wants_rirs else None
+    rirs = RirBank(augment.rir_path, rate, cache, is_aligned=True) if wants_rirs else None
     return sweep_steps(kinds, banks, rirs, sample_rate=rate, seed=config.runtime.seed)
 
 

@@ -21,7 +21,6 @@ from speakernet.data.audio import SAMPLE_RATE, AudioError
 from speakernet.data.ffmpeg import CONVERTIBLE_SUFFIXES, FfmpegError, ffmpeg_version, find_ffmpeg
 from speakernet.data.lists import (
     ListError,
-    MalformedRows,
     StringTable,
     TrainingList,
     TrialList,
@@ -43,7 +42,7 @@ from speakernet.machine.facts import (
     usable_cores,
     version_of,
 )
-from speakernet.terminal import counted
+from speakernet.terminal import MAX_NAMED, counted
 
 ListType = TypeVar("ListType", TrainingList, TrialList)
 
@@ -127,22 +126,22 @@ def full_check(request: CheckRequest) -> CheckResult:
 
 
 def _read(
-    path: Path | None, read: Callable[[Path, MalformedRows], ListType], check: str, findings: list[Finding]
+    path: Path | None, read: Callable[[Path, list[str]], ListType], check: str, findings: list[Finding]
 ) -> ListType | None:
     """The list without its malformed rows, which are named all at once."""
     if path is None:
         return None
-    malformed = MalformedRows()
+    malformed: list[str] = []
     try:
         return read(path, malformed)
     except ListError as error:
-        if not malformed.count:
+        if not malformed:
             findings.append(Finding("error", check, str(error)))
         return None
     finally:
-        if malformed.count:
-            message = f"{counted(malformed.count, 'malformed row')} in {path}"
-            findings.append(Finding("error", check, message, "correct or remove them", tuple(malformed.first)))
+        if malformed:
+            message = f"{counted(len(malformed), 'malformed row')} in {path}"
+            findings.append(Finding("error", check, message, "correct or remove them", tuple(malformed[:MAX_NAMED])))
 
 
 def _open(root: Path | None, sample_rate: int, check: str, findings: list[Finding]) -> AudioSource | None:

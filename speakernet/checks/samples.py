@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from speakernet.checks import Finding, some
-from speakernet.data.audio import AudioError, to_int16
+from speakernet.data.audio import AudioError, audio_info, to_int16
 from speakernet.data.lists import StringTable, TrialList
 from speakernet.data.sources import AudioSource
 from speakernet.files import parallel_map
@@ -60,7 +60,8 @@ def read_facts(source: AudioSource, names: StringTable, num_jobs: int, descripti
                     total += len(block)
                     # Of the samples, not of the file: the same recording under another header is the same audio.
                     digest.update(to_int16(block).tobytes())
-                facts.cut_off[row] = source.is_cut_off(names[row])
+                path = source.path_of(names[row])
+                facts.cut_off[row] = bool(path) and audio_info(path).is_truncated
             except AudioError as error:
                 facts.problems[row] = str(error)
                 continue

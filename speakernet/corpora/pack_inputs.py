@@ -25,7 +25,6 @@ from speakernet.data.audio import AUDIO_SUFFIXES, AudioError, read_audio, read_a
 from speakernet.data.ffmpeg import CONVERTIBLE_SUFFIXES
 from speakernet.data.lists import (
     BYTE_ORDER_MARK,
-    KALDI_ARCHIVE,
     MAX_SPEAKER_BYTES,
     UTT2SPK,
     ListError,
@@ -244,15 +243,16 @@ def _of_kaldi_folder(path: Path) -> Recordings:
 
 def read_raw_list(path: Path) -> Recordings:
     """Names, files and speakers of a `raw.list`; files are absolute or from the working directory."""
-    file = ListFile(path, None)
+    file = ListFile(path)
     rows: list[tuple[str, ...]] = []
-    for line, text in _lines(file):
+    for number, line in file:
+        text = line.decode("utf-8")
         try:
             row: Any = json.loads(text)
         except (ValueError, RecursionError):
             row = None
         if problem := _raw_problem(row):
-            file.refuse(line, f"{problem}; found {text[:SHOWN_CHARACTERS]!r}")
+            file.refuse(number, f"{problem}; found {text[:SHOWN_CHARACTERS]!r}")
         else:
             rows.append(tuple(row[field] for field in RAW_FIELDS))
     if not rows:
@@ -276,27 +276,18 @@ def _raw_problem(row: Any) -> str:
             return f"{field}: expected text of one line"
     if row["spk"].split() != [row["spk"]]:
         return "spk: expected one word"
-    if row["wav"].endswith("|") or KALDI_ARCHIVE.search(row["wav"].encode()):
-        return f"wav: {not_a_file(row['wav'])}"
-    return ""
+    return f"wav: {problem}" if (problem := not_a_file(row["wav"])) else ""
 
 
 def read_shard_list(path: Path) -> list[Path]:
     """The archives of a `shard.list`, absolute or from the working directory; ListError for an address."""
-    file, found = ListFile(path, None), []
-    for line, text in _lines(file):
+    file, found = ListFile(path), []
+    for number, line in file:
+        text = line.decode("utf-8")
         if "://" in text:
-            file.refuse(line, f"{text[:SHOWN_CHARACTERS]!r} is an address; fetch the shard and name the file")
+            file.refuse(number, f"{text[:SHOWN_CHARACTERS]!r} is an address; fetch the shard and name the file")
         found.append(Path(text))
     return found
-
-
-def _lines(file: ListFile) -> Iterator[tuple[int, str]]:
-    """Number and text of every line that is not blank."""
-    for number, lines in file.blocks():
-        for place, content in enumerate(lines):
-            if content.strip():
-                yield number + place, content.decode("utf-8").strip()
 
 
 def open_archive(paths: Sequence[Path]) -> "Archive":

@@ -127,9 +127,7 @@ def choose_device_resident(
     if not is_flat:
         obstacle = "the corpus is neither packed (speakernet pack) nor in memory"
     elif augments_elsewhere:
-        obstacle = (
-            "augment.device is cpu, and crops of a corpus on the GPU are augmented there; set augment.device: auto"
-        )
+        obstacle = "its crops would be augmented there, without noise and RIRs (augment.device, data.device_gigabytes)"
     elif corpus_bytes > budget_bytes:
         obstacle = sizes
     if switch == "on" and obstacle:

@@ -6,128 +6,84 @@ Nothing here opens audio. The end of the file recognises published trial lists.
 """
 
 import functools
-import hashlib
 import itertools
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from speakernet.data.sharing import Shareable
-from speakernet.files import FileError, atomic_write, digest_of, open_regular, own_command, reading
-from speakernet.terminal import MAX_NAMED
+from speakernet.files import FileError, atomic_write, digest_of, open_regular, own_command, reading, sha256_of
 
-BLOCK_BYTES = 1 << 16  # Lines are split by blocks of about this size, so that their words are few at a time.
 LONGEST_LINE_BYTES = 64 << 10  # A path has 4 KiB at most, a trial two of them.
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 SHOWN_CHARACTERS = 120  # of a malformed line
 MAX_SPEAKER_BYTES = 255
 UTT2SPK, WAV_SCP, SEGMENTS = "utt2spk", "wav.scp", "segments"
-KALDI_ARCHIVE = re.compile(rb"\.ark(?:\.gz)?:\d+$")
-NAMES_AT_ONCE = 1 << 13
+KALDI_ARCHIVE = re.compile(r"\.ark(?:\.gz)?:\d+$")
 
 
 class ListError(FileError):
     """A list that cannot be used; the message names the file, the line and what was expected."""
 
 
-@dataclass
-class MalformedRows:
-    """Rows that a list of their kind may not hold: how many there are, and a sentence on each of the first."""
-
-    limit: int = MAX_NAMED
-    count: int = 0
-    first: list[str] = field(default_factory=list)
-
-    def add(self, sentence: str) -> None:
-        """Count one, and keep it if it is among the first."""
-        self.count += 1
-        if len(self.first) < self.limit:
-            self.first.append(sentence)
-
-
 class ListFile:
-    """A list that is being read: its lines, its checksum, and its malformed rows."""
+    """A list that is being read: iterate to get (number, stripped line) of every line that is not blank.
 
-    def __init__(self, path: str | Path, malformed: MalformedRows | None) -> None:
-        self.path = path
-        self._malformed = malformed
-        self._digest = hashlib.sha256()
+    A malformed line is an error, or becomes a sentence in the list `malformed` and is left out.
+    """
 
-    @property
-    def sha256(self) -> str:
-        """Of what was read so far."""
-        return self._digest.hexdigest()
+    def __init__(self, path: str | Path, malformed: list[str] | None = None) -> None:
+        self.path, self._malformed = path, malformed
 
     def refuse(self, number: int, problem: str) -> None:
-        """Count a malformed line, which is then left out; without `malformed` it is an error."""
+        """Report a malformed line."""
         if self._malformed is None:
             raise ListError(f"{self.path}, line {number}: {problem}")
-        self._malformed.add(f"line {number}: {problem}")
+        self._malformed.append(f"line {number}: {problem}")
 
     def expected(self, number: int, form: str, line: bytes) -> None:
-        """Refuse a line that is not of a form."""
-        self.refuse(number, f"expected {form}, found {line.decode('utf-8').strip()[:SHOWN_CHARACTERS]!r}")
+        """Report a line that is not of a form."""
+        self.refuse(number, f"expected {form}, found {line.decode('utf-8')[:SHOWN_CHARACTERS]!r}")
 
-    def blocks(self) -> Iterator[tuple[int, list[bytes]]]:
-        """Many lines at a time, with the number of the first; those that are not text are empty."""
+    def __iter__(self) -> Iterator[tuple[int, bytes]]:
         expected = (
             f"a text file. Lists are made by {own_command('prepare folder')} of your recordings, by "
             f"{own_command('prepare voxceleb')} of VoxCeleb"
         )
         with reading(self.path, expected, ListError), open_regular(self.path) as file:
-            rest: bytes | None = b""
-            number = 1
-            is_old_mac: bool | None = None
-            while rest is not None:
-                data = file.read(BLOCK_BYTES)
-                self._digest.update(data)
-                if is_old_mac is None:
-                    data = data.removeprefix(BYTE_ORDER_MARK)
-                    is_old_mac = b"\r" in data and b"\n" not in data
-                lines = (rest + (data.replace(b"\r", b"\n") if is_old_mac else data)).split(b"\n")
-                # The last line may go on in the next block.
-                rest = lines.pop() if data else None
-                for place, line in enumerate([*lines, rest or b""]):
-                    if len(line) > LONGEST_LINE_BYTES:
-                        raise ListError(
-                            f"{self.path}, line {number + place}: longer than {LONGEST_LINE_BYTES:,} bytes; expected a "
-                            "list with a line for each utterance or trial"
-                        )
-                if not _is_text(b"\n".join(lines)):
-                    for place, line in enumerate(lines):
-                        if not _is_text(line):
-                            self.refuse(number + place, "not UTF-8 text; save the list as UTF-8")
-                            lines[place] = b""
-                yield number, lines
-                number += len(lines)
-
-
-def _is_text(content: bytes) -> bool:
-    try:
-        content.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return b"\0" not in content
+            for number, line in enumerate(iter(functools.partial(file.readline, LONGEST_LINE_BYTES + 1), b""), 1):
+                if len(line) > LONGEST_LINE_BYTES:
+                    raise ListError(
+                        f"{self.path}, line {number}: longer than {LONGEST_LINE_BYTES:,} bytes; expected a list with a "
+                        "line for each utterance or trial"
+                    )
+                text = (line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line).strip()
+                try:
+                    text.decode("utf-8")
+                except UnicodeDecodeError:
+                    self.refuse(number, "not UTF-8 text; save the list as UTF-8")
+                    continue
+                if b"\0" in text:
+                    self.refuse(number, "not text but binary data")
+                elif text:
+                    yield number, text
 
 
 def split_row(line: bytes) -> list[bytes]:
     """The words of a line; one with tabs is split at tabs only, so that names may hold spaces."""
-    if b"\t" not in line:
-        return line.split()
-    return [word.strip() for word in line.strip().split(b"\t") if word]
+    return [word.strip() for word in line.split(b"\t") if word] if b"\t" in line else line.split()
 
 
-class Numbers(dict[bytes, int]):
+def numbers() -> defaultdict[bytes, int]:
     """Words and their numbers, in order of first mention: a new word is given the next one."""
-
-    def __missing__(self, word: bytes) -> int:
-        number = self[word] = len(self)
-        return number
+    return defaultdict(itertools.count().__next__)
 
 
 def one_word(speaker: str) -> str:
@@ -149,18 +105,18 @@ class StringTable(Shareable, Sequence[str]):
         self.offsets = np.asarray(offsets, dtype=np.int64)
 
     @classmethod
-    def from_bytes(cls, strings: Iterable[Sequence[bytes]]) -> "StringTable":
-        """A table of blocks of encoded strings, in their order."""
-        contents, lengths = [b""], [np.zeros(1, dtype=np.int64)]
-        for block in strings:
-            contents.append(b"".join(block))
-            lengths.append(np.fromiter(map(len, block), np.int64, len(block)))
-        return cls(np.frombuffer(b"".join(contents), dtype=np.uint8), np.cumsum(np.concatenate(lengths)))
+    def from_bytes(cls, strings: Iterable[bytes]) -> "StringTable":
+        """A table of encoded strings, in their order."""
+        content, offsets = bytearray(), array("q", [0])
+        for string in strings:
+            content += string
+            offsets.append(len(content))
+        return cls(np.frombuffer(content, dtype=np.uint8), np.frombuffer(offsets, dtype=np.int64))
 
     @classmethod
     def from_strings(cls, strings: Iterable[str]) -> "StringTable":
         """A table of the strings, in their order."""
-        return cls.from_bytes([[string.encode("utf-8", "surrogateescape") for string in strings]])
+        return cls.from_bytes(string.encode("utf-8", "surrogateescape") for string in strings)
 
     @functools.cached_property
     def checksum(self) -> int:
@@ -169,25 +125,14 @@ class StringTable(Shareable, Sequence[str]):
 
     def take(self, rows: np.ndarray) -> "StringTable":
         """The table of the strings at `rows` (an empty one for row -1)."""
-        rows = np.asarray(rows, dtype=np.int64)
-        blocks = (rows[first : first + NAMES_AT_ONCE] for first in range(0, len(rows), NAMES_AT_ONCE))
         # Row -1 would end before it begins, which is an empty string.
-        return StringTable.from_bytes(self.raws(block) for block in blocks)
+        return StringTable.from_bytes(self.raws(np.asarray(rows, dtype=np.int64)))
 
-    def raw(self, row: int) -> bytes:
-        """The UTF-8 bytes of string `row`, as the operating system takes paths."""
-        return self.content[self.offsets[row] : self.offsets[row + 1]].tobytes()
-
-    def raws(self, rows: np.ndarray) -> list[bytes]:
-        """`raw` for many rows, with one look at the offsets."""
+    def raws(self, rows: np.ndarray | None = None) -> Iterator[bytes]:
+        """The UTF-8 bytes of the strings at `rows`, or of all, as the operating system takes paths."""
+        begins, ends = (self.offsets[:-1], self.offsets[1:]) if rows is None else self.offsets[[rows, rows + 1]]
         content = self.content.data
-        ends = self.offsets[rows + 1].tolist()
-        return [content[start:end].tobytes() for start, end in zip(self.offsets[rows].tolist(), ends, strict=True)]
-
-    def each_raw(self) -> Iterator[bytes]:
-        """`raw` for all rows, few of them at a time."""
-        for first in range(0, len(self), NAMES_AT_ONCE):
-            yield from self.raws(np.arange(first, min(first + NAMES_AT_ONCE, len(self))))
+        return (content[begin:end].tobytes() for begin, end in zip(begins.tolist(), ends.tolist(), strict=True))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -195,19 +140,18 @@ class StringTable(Shareable, Sequence[str]):
     def __getitem__(self, row):  # type: ignore[no-untyped-def, override]
         if isinstance(row, slice):
             return [self[one] for one in range(*row.indices(len(self)))]
-        if row < 0:
-            row += len(self)
-        if not 0 <= row < len(self):
-            raise IndexError(row)
-        return self.raw(row).decode("utf-8", "surrogateescape")
+        row = range(len(self))[row]
+        return self.content[self.offsets[row] : self.offsets[row + 1]].tobytes().decode("utf-8", "surrogateescape")
 
     def __iter__(self) -> Iterator[str]:
-        return (raw.decode("utf-8", "surrogateescape") for raw in self.each_raw())
+        return (raw.decode("utf-8", "surrogateescape") for raw in self.raws())
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, StringTable):
-            return NotImplemented
-        return np.array_equal(self.offsets, other.offsets) and np.array_equal(self.content, other.content)
+        return (
+            isinstance(other, StringTable)
+            and np.array_equal(self.offsets, other.offsets)
+            and np.array_equal(self.content, other.content)
+        )
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -217,7 +161,7 @@ class NameIndex:
 
     def __init__(self, names: StringTable) -> None:
         self._names = names
-        hashes = np.fromiter(map(hash, names.each_raw()), np.int64, len(names))
+        hashes = np.fromiter(map(hash, names.raws()), np.int64, len(names))
         self._order = np.argsort(hashes, kind="stable")
         self._sorted = hashes[self._order]
 
@@ -225,10 +169,10 @@ class NameIndex:
         """The first row that has each name, -1 if none has; int64 (names,)."""
         if not len(self._sorted):
             return np.full(len(names), -1, dtype=np.int64)
-        hashes = np.fromiter(map(hash, names.each_raw()), np.int64, len(names))
+        hashes = np.fromiter(map(hash, names.raws()), np.int64, len(names))
         rows = self._order[np.minimum(np.searchsorted(self._sorted, hashes), len(self._sorted) - 1)]
         # Of two names with one hash, which no one will see, the second is not found, never taken for the first.
-        pairs = zip(names.each_raw(), self._names.take(rows).each_raw(), strict=True)
+        pairs = zip(names.raws(), self._names.raws(rows), strict=True)
         return np.where(np.fromiter((one == other for one, other in pairs), bool, len(names)), rows, -1)
 
     def refuse_repeated(self, path: str | Path) -> None:
@@ -289,7 +233,7 @@ def audio_folder_of(path: str | Path) -> Path:
     return Path(path) if Path(path).is_dir() else Path(path).parent
 
 
-def read_training_list(path: str | Path, malformed: MalformedRows | None = None) -> TrainingList:
+def read_training_list(path: str | Path, malformed: list[str] | None = None) -> TrainingList:
     """Read `speaker path` lines; the path is all after the first white space. Blank lines are skipped."""
     if Path(path).name in (UTT2SPK, WAV_SCP):
         # Its columns are the other way round: every utterance would be a speaker.
@@ -301,68 +245,54 @@ def read_training_list(path: str | Path, malformed: MalformedRows | None = None)
             f"{path}: a folder without {UTT2SPK}; expected a list of 'speaker path' lines, or a Kaldi folder with "
             f"{WAV_SCP} and {UTT2SPK}"
         )
-    speakers = Numbers()
-    labels, paths = [np.empty(0, dtype=np.int32)], []
+    known, labels, paths = numbers(), array("i"), []
     form = "'utterance speaker'" if is_kaldi else "'speaker path'"
-    for block in _pairs_of(file, form, _long_speaker, is_kaldi=is_kaldi):
-        labels.append(np.fromiter(map(speakers.__getitem__, block[0]), np.int32, len(block[0])))
-        paths.append(block[1])
-    # By name, not by first mention: a list that is shuffled has the same classes.
-    by_name = sorted(speakers)
-    new_label = np.empty(len(speakers), dtype=np.int32)
-    new_label[[speakers[name] for name in by_name]] = np.arange(len(speakers))
-    known = StringTable.from_bytes([by_name])
-    return TrainingList(StringTable.from_bytes(paths), new_label[np.concatenate(labels)], known, str(path), file.sha256)
-
-
-def _pairs_of(
-    file: ListFile, form: str, problem_of: Callable[[list[bytes]], str], *, is_kaldi: bool = False
-) -> Iterator[list[list[bytes]]]:
-    """Both columns of a list of two, block after block: the speaker or the id, and all the rest of the line."""
-    is_empty = True
-    for number, lines in file.blocks():
-        pairs = [line.strip().split(None, 1) for line in lines]
-        if is_kaldi:
-            # The speaker comes last, and an utterance is one word.
-            pairs = [pair[::-1] if len(pair) < 2 or len(pair[1].split()) == 1 else [*pair, b""] for pair in pairs]
-        for place, pair in enumerate(pairs):
-            if len(pair) == 2:
-                if problem := problem_of(pair):
-                    file.refuse(number + place, problem)
-                    pairs[place] = []
-            elif pair:
-                file.expected(number + place, form, lines[place])
-                pairs[place] = []
-        kept = [pair for pair in pairs if pair]
-        if kept:
-            is_empty = False
-            yield [list(column) for column in zip(*kept, strict=True)]
-    if is_empty:
+    for number, pair in _pairs_of(file, form, is_one_word=is_kaldi):
+        speaker, utterance = pair[::-1] if is_kaldi else pair
+        if len(speaker) > MAX_SPEAKER_BYTES:
+            file.refuse(number, f"a speaker name of {len(speaker)} bytes; at most {MAX_SPEAKER_BYTES} are taken")
+            continue
+        labels.append(known[speaker])
+        paths.append(utterance)
+    if not paths:
         raise ListError(f"{file.path}: the list is empty; expected one {form} a line")
+    # By name, not by first mention: a list that is shuffled has the same classes.
+    by_name = sorted(known)
+    new_label = np.empty(len(known), dtype=np.int32)
+    new_label[[known[name] for name in by_name]] = np.arange(len(known))
+    speakers = StringTable.from_bytes(by_name)
+    return TrainingList(
+        StringTable.from_bytes(paths), new_label[np.array(labels)], speakers, str(path), sha256_of(file.path)
+    )
+
+
+def _pairs_of(file: ListFile, form: str, *, is_one_word: bool) -> Iterator[tuple[int, list[bytes]]]:
+    """Number and words of every line of two words; the second is all the rest of the line unless it `is_one_word`."""
+    for number, line in file:
+        pair = line.split(None, -1 if is_one_word else 1)
+        if len(pair) == 2:
+            yield number, pair
+        else:
+            file.expected(number, form, line)
 
 
 def read_wav_scp(path: str | Path) -> Recordings:
     """Read the `utterance file` lines of Kaldi's `wav.scp`; the file is all after the first white space."""
-    blocks = zip(*_pairs_of(ListFile(path, None), "'utterance file'", _no_file), strict=True)
-    return Recordings(*map(StringTable.from_bytes, blocks))
-
-
-def _long_speaker(pair: list[bytes]) -> str:
-    num_bytes = len(pair[0])
-    return (
-        f"a speaker name of {num_bytes} bytes; at most {MAX_SPEAKER_BYTES} are taken"
-        if num_bytes > MAX_SPEAKER_BYTES
-        else ""
-    )
-
-
-def _no_file(pair: list[bytes]) -> str:
-    is_one = not (pair[1].endswith(b"|") or KALDI_ARCHIVE.search(pair[1]))
-    return "" if is_one else not_a_file(pair[1].decode("utf-8"))
+    file, form = ListFile(path), "'utterance file'"
+    pairs = []
+    for number, pair in _pairs_of(file, form, is_one_word=False):
+        if problem := not_a_file(pair[1].decode("utf-8")):
+            file.refuse(number, problem)
+        pairs.append(pair)
+    if not pairs:
+        raise ListError(f"{path}: the list is empty; expected one {form} a line")
+    return Recordings(*map(StringTable.from_bytes, zip(*pairs, strict=True)))
 
 
 def not_a_file(text: str) -> str:
-    """Why a command or a place in one of Kaldi's archives is refused in place of a file."""
+    """Why a command or a place in one of Kaldi's archives is refused; empty for the name of a file."""
+    if not (text.endswith("|") or KALDI_ARCHIVE.search(text)):
+        return ""
     what = "a command, which no list may start" if text.endswith("|") else "a place in a Kaldi archive"
     return f"{text!r} is {what}; write the audio out as WAV files and name those"
 
@@ -377,8 +307,7 @@ class TrialForm(NamedTuple):
 
     def takes(self, row: Sequence[bytes]) -> bool:
         """Whether a line's words are of this form."""
-        is_labelled = len(row) == self.num_fields and (not self.labels or row[self.label] in self.labels)
-        return is_labelled and all(row)
+        return len(row) == self.num_fields and (not self.labels or row[self.label] in self.labels) and all(row)
 
 
 FORMS = (
@@ -391,40 +320,31 @@ FORMS = (
 TRIAL_FORMS = "'1 enrol test' or '0 enrol test', 'enrol test target|nontarget', or 'enrol test' for unlabelled pairs"
 
 
-def read_trials(path: str | Path, malformed: MalformedRows | None = None) -> TrialList:
+def read_trials(path: str | Path, malformed: list[str] | None = None) -> TrialList:
     """Read trials: label first (`1 enrol test`), Kaldi's (`enrol test target`) or unlabelled pairs; one form a file.
 
     A line with tabs is split at tabs only, so that names may hold spaces.
     """
     file = ListFile(path, malformed)
-    numbers = Numbers()
-    pairs: list[np.ndarray] = []
-    labels: list[np.ndarray] = []
+    known, sides, labels = numbers(), array("i"), array("b")
     form: TrialForm | None = None
-    for number, lines in file.blocks():
-        rows = [split_row(line) for line in lines]
+    for number, line in file:
+        row = split_row(line)
         # A file has the form of the first line that has any.
-        form = form or next((one for row in rows for one in FORMS if one.takes(row)), None)
-        kept = [row for row in rows if form is not None and form.takes(row)]
-        if len(kept) < len(rows):
-            for place, row in enumerate(rows):
-                if row and not (form and form.takes(row)):
-                    file.expected(number + place, form.words if form else TRIAL_FORMS, lines[place])
-        if form is None or not kept:
+        form = form or next((one for one in FORMS if one.takes(row)), None)
+        if form is None or not form.takes(row):
+            file.expected(number, form.words if form else TRIAL_FORMS, line)
             continue
-        columns = list(zip(*kept, strict=True))
         if form.labels:
-            labels.append(np.fromiter(map(form.labels.__getitem__, columns.pop(form.label)), np.int8, len(kept)))
-        # In the order of the file, so that a row's number is that of the first mention.
-        mentioned = itertools.chain.from_iterable(zip(*columns, strict=True))
-        pairs.append(np.fromiter(map(numbers.__getitem__, mentioned), np.int32, 2 * len(kept)))
-    if not pairs:
+            labels.append(form.labels[row.pop(form.label)])
+        sides.append(known[row[0]])
+        sides.append(known[row[1]])
+    if not sides:
         raise ListError(f"{path}: the list is empty; expected lines {TRIAL_FORMS}")
-    both = np.concatenate(pairs).reshape(-1, 2)
-    known = np.concatenate(labels) if labels else None
+    enrol, test = np.array(sides).reshape(-1, 2).T.copy()
     # A dictionary keeps the order in which it grew, so position n of it is row n.
-    names = StringTable.from_bytes([list(numbers)])
-    return TrialList(names, both[:, 0].copy(), both[:, 1].copy(), known, str(path), file.sha256)
+    names = StringTable.from_bytes(known)
+    return TrialList(names, enrol, test, np.array(labels) if labels else None, str(path), sha256_of(path))
 
 
 def repeated_trials(trials: TrialList) -> tuple[int, np.ndarray]:
@@ -453,36 +373,28 @@ def write_trials(path: str | Path, rows: Iterable[tuple[int | None, str, str]]) 
     Names with spaces make the line tab-separated.
     """
     with atomic_write(path) as file:
-        for label, enrol, test in rows:
-            fields = [*([] if label is None else [str(int(label))]), enrol, test]
-            if any("\t" in field or len(field.splitlines()) != 1 for field in fields):
+        for label, *names in rows:
+            if any("\t" in name or len(name.splitlines()) != 1 for name in names):
                 raise ListError(
-                    f"{path}: cannot write the trial {fields}: names hold a tab or a line break, or are empty"
+                    f"{path}: cannot write the trial {names}: names hold a tab or a line break, or are empty"
                 )
-            file.write(("\t" if any(" " in field for field in fields) else " ").join(fields) + "\n")
+            fields = names if label is None else [str(int(label)), *names]
+            file.write(("\t" if any(" " in name for name in names) else " ").join(fields) + "\n")
 
 
 class PublishedList(NamedTuple):
-    """A published list: trials, targets, MD5 of the file, and SHA-256 of `_normal_form_sha256` if it is known."""
+    """A published list: trials, targets and MD5 of the file."""
 
     name: str
     num_trials: int
     num_targets: int
     md5: str
-    normal_form_sha256: str = ""
 
 
-# Counts and MD5 sums: the corpus's own page, http://www.robots.ox.ac.uk/~vgg/data/voxceleb/. The sums of the normal
-# form were computed from the published files of VoxCeleb1-O; those of E and H were not at hand.
+# The corpus's own page, http://www.robots.ox.ac.uk/~vgg/data/voxceleb/. Original and cleaned lists are neighbours.
 PUBLISHED = (
-    PublishedList(
-        *("VoxCeleb1-O, original", 37720, 18860, "29fc7cc1c5d59f0816dc15d6e8be60f7"),
-        "933fa89593c5814fae4183b1bda4ca567139e048d483d8673fa24c7eb642ff06",
-    ),
-    PublishedList(
-        *("VoxCeleb1-O, cleaned", 37611, 18802, "b73110731c9223c1461fe49cb48dddfc"),
-        "4624b63da6b55bcc232e4dd77ff42a34e51732d5d7cdf1f1c952bb511f56268d",
-    ),
+    PublishedList("VoxCeleb1-O, original", 37720, 18860, "29fc7cc1c5d59f0816dc15d6e8be60f7"),
+    PublishedList("VoxCeleb1-O, cleaned", 37611, 18802, "b73110731c9223c1461fe49cb48dddfc"),
     PublishedList("VoxCeleb1-E, original", 581480, 290743, "b9ecf7aa49d4b656aa927a8092844e4a"),
     PublishedList("VoxCeleb1-E, cleaned", 579818, 289921, "a53e059deb562ffcfc092bf5d90d9f3a"),
     PublishedList("VoxCeleb1-H, original", 552536, 276270, "21c341b6b2168eea2634df0fb4b8fff1"),
@@ -492,62 +404,23 @@ VOXCELEB_NAME = re.compile(r"(?:.*/)?(id1\d{4}/[\w-]{11}/\d{5})(?:\.\w+)?")
 """Speaker, video and clip of a VoxCeleb1 utterance, in any folder and with any file ending."""
 
 
-@dataclass(frozen=True)
-class ListIdentity:
-    """Which published list a trial list is: its name (empty: none), how it was recognised, what it is confused with."""
-
-    name: str = ""
-    sentence: str = ""
-    confused_with: str = ""
-
-
-def list_identity(trials: TrialList) -> ListIdentity:
-    """Say which published list a trial list is, so that a figure is compared with its own kind.
-
-    Original and cleaned VoxCeleb1 lists differ by a sixth of the error rate; the file's name does not show it. A
-    list is recognised by the MD5 of the published file, else by its content, else by its counts and names.
-    """
-    published = next((one for one in PUBLISHED if one.num_trials == len(trials)), None)
-    if published is None:
-        return ListIdentity()
-    name, size = published.name, f"{len(trials):,} trials"
-    # The original and the cleaned list are neighbours.
-    other = PUBLISHED[PUBLISHED.index(published) ^ 1]
-    confused = f"often confused with {other.name} ({other.num_trials:,} trials); their error rates must not be compared"
-    path = Path(trials.source)
-    if path.is_file() and digest_of(path, "md5") == published.md5:
-        return ListIdentity(name, f"this is {name}, {size}, as published", confused)
-    if trials.labels is None:
-        return ListIdentity(name, f"as many pairs as {name} ({size}), without labels", confused)
-    num_targets = int(np.count_nonzero(trials.labels))
-    if num_targets != published.num_targets:
-        found = f"as many trials as {name} ({size}), but {num_targets:,} targets in place of {published.num_targets:,}"
-        return ListIdentity("", f"{found}: not that list as published")
-    content = _normal_form_sha256(trials)
-    if content and content == published.normal_form_sha256:
-        return ListIdentity(name, f"this is {name}, {size}, the published trials in another layout", confused)
-    same = f"as many trials and targets as {name} ({size}), but other"
-    if not content:
-        return ListIdentity("", f"{same} names than VoxCeleb1's")
-    if published.normal_form_sha256:
-        return ListIdentity("", f"{same} trials, or in another order", confused)
-    likely = f"most likely {name}: {size}, its number of targets and VoxCeleb1's names; the order is not checked"
-    return ListIdentity(name, likely, confused)
-
-
 def identify_trials(trials: TrialList) -> str:
-    """A sentence on which published list this is; empty if it is none of them."""
-    found = list_identity(trials)
-    return "; ".join(text for text in (found.sentence, found.confused_with) if text)
+    """A sentence on which published list a trial list is, and what it is confused with; empty if it is none of them.
 
-
-def _normal_form_sha256(trials: TrialList) -> str:
-    """SHA-256 of `label speaker/video/clip speaker/video/clip` lines; empty if a name is not VoxCeleb1's."""
-    found = [VOXCELEB_NAME.fullmatch(name) for name in trials.names]
-    names = [one.group(1) for one in found if one is not None]
-    if len(names) != len(found) or trials.labels is None:
+    Original and cleaned VoxCeleb1 lists differ by a sixth of the error rate; the file's name does not show it. A list
+    is recognised by the MD5 of the published file, else as likely by its counts and names.
+    """
+    place = next((place for place, one in enumerate(PUBLISHED) if one.num_trials == len(trials)), None)
+    if place is None:
         return ""
-    digest = hashlib.sha256()
-    for label, enrol, test in zip(trials.labels.tolist(), trials.enrol.tolist(), trials.test.tolist(), strict=True):
-        digest.update(f"{label} {names[enrol]} {names[test]}\n".encode())
-    return digest.hexdigest()
+    # The original and the cleaned list are neighbours.
+    published, other = PUBLISHED[place], PUBLISHED[place ^ 1]
+    name, size = published.name, f"{len(trials):,} trials"
+    confused = f"often confused with {other.name} ({other.num_trials:,} trials); their error rates must not be compared"
+    if Path(trials.source).is_file() and digest_of(trials.source, "md5") == published.md5:
+        return f"this is {name}, {size}, as published; {confused}"
+    if trials.labels is not None and np.count_nonzero(trials.labels) != published.num_targets:
+        return f"as many trials as {name} ({size}), but not as many targets: not that list as published"
+    if not all(map(VOXCELEB_NAME.fullmatch, trials.names)):
+        return f"as many trials as {name} ({size}), but other names than VoxCeleb1's: not that list as published"
+    return f"most likely {name}: {size} and VoxCeleb1's names, not the published file; {confused}"

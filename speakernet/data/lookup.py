@@ -5,11 +5,11 @@ and to share. Only headers are read. The copy on disk is found again by the cont
 rate; sizes and times of the files are asked for at every start, and headers of files that changed are read again.
 """
 
+import contextlib
 import hashlib
 import logging
 import os
-import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -88,11 +88,6 @@ class LookupTable(Shareable):
         """Durations, float64 (rows,)."""
         return self.num_samples / self.sample_rate
 
-    @property
-    def lengths_checksum(self) -> int:
-        """CRC-32 of `num_samples`, which two machines compare to find that they hold the same recordings."""
-        return zlib.crc32(self.num_samples.astype("<i8", copy=False).tobytes())
-
     def is_plain(self, rows: int | np.ndarray | slice = slice(None)) -> np.ndarray:
         """Whether files are 16-bit mono PCM at `sample_rate`, whose samples are taken as they are; bool (rows,)."""
         return (
@@ -128,22 +123,49 @@ def build_lookup_table(
     num_threads: int = 8,
     cache_folder: Path | None = None,
     show_progress: bool = False,
-    read_info: Callable[[str], AudioInfo] = audio_info,
 ) -> LookupTable:
     """Read the header of every `root`/name by `num_threads` threads, or take the table kept from the last time.
 
     Rows that could not be read the last time are read again, and those whose file has another size or time since.
     """
-    path = cache_folder / f"lookup-{lookup_key(root, names, sample_rate)}.npz" if cache_folder else None
-    table = _load(path, len(names), sample_rate) if path is not None and path.exists() else None
-    rows = list(range(len(names)))
-    if table is None:
-        table = LookupTable.empty(len(names), sample_rate)
-    else:
-        # A million headers take minutes, a million sizes and times seconds.
-        rows = _changed_rows(table, str(root), names, num_threads)
-    _scan(table, str(root), names, rows, num_threads, show_progress, read_info)
-    if rows and path is not None:
+    # A hash of everything that the table depends on.
+    key = hashlib.sha256(f"{CACHE_VERSION}\n{Path(root).resolve()}\n{sample_rate}\n".encode())
+    key.update(names.offsets.data)
+    key.update(names.content.data)
+    path = (cache_folder or Path()) / f"lookup-{key.hexdigest()[:32]}.npz"
+    kept = _load(path, len(names), sample_rate) if cache_folder and path.exists() else None
+    table = kept or LookupTable.empty(len(names), sample_rate)
+
+    def read_rows(first: int) -> int:
+        """Read headers of a few rows; how many of them had to be read."""
+        some, num_read = slice(first, first + ROWS_PER_TASK), 0
+        facts = zip(table.file_bytes[some].tolist(), table.modified_ns[some].tolist(), strict=True)
+        for row, known in enumerate(facts, first):
+            file = os.path.join(root, names[row])  # noqa: PTH118  a million times
+            with contextlib.suppress(OSError, ValueError):
+                # A million headers take minutes, a million sizes and times seconds.
+                if kept and row not in table.problems:
+                    status = os.stat(file)  # noqa: PTH116
+                    if (status.st_size, status.st_mtime_ns) == known:
+                        continue
+            num_read += 1
+            # Assigning to and dropping from a dictionary is one step for other threads.
+            table.problems.pop(row, None)
+            try:
+                table.put(row, info := audio_info(file))
+                if not info.num_samples:
+                    table.problems[row] = "the file holds no samples (header only)"
+            except AudioError as error:
+                table.problems[row] = str(error)
+                for column in table.columns.values():
+                    column[row] = 0
+        return num_read
+
+    # Several files a task: handing a task to a thread costs as much as reading a header.
+    tasks = range(0, len(names), ROWS_PER_TASK)
+    description = "reading headers" if show_progress and len(names) >= FEWEST_FOR_A_BAR and not kept else ""
+    results = parallel_map(read_rows, tasks, num_threads, description, total=len(names), units_of=int)
+    if sum(results) and cache_folder:
         try:
             with atomic_write(path, "wb") as file:
                 problem_rows = np.array(sorted(table.problems), dtype=np.int64)
@@ -155,74 +177,10 @@ def build_lookup_table(
 
 def default_cache_folder() -> Path:
     """Where lookup tables are kept: `SPEAKERNET_CACHE`, else the user's cache folder."""
-    named = os.environ.get("SPEAKERNET_CACHE")
-    if named:
+    if named := os.environ.get("SPEAKERNET_CACHE"):
         return Path(named)
     base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
     return (Path(base) if base else Path.home() / ".cache") / "speakernet"
-
-
-def lookup_key(root: str | Path, names: StringTable, sample_rate: int) -> str:
-    """Name of a table: a hash of everything that it depends on."""
-    digest = hashlib.sha256(f"{CACHE_VERSION}\n{Path(root).resolve()}\n{sample_rate}\n".encode())
-    digest.update(names.offsets.data)
-    digest.update(names.content.data)
-    return digest.hexdigest()[:32]
-
-
-def _scan(
-    table: LookupTable,
-    root: str,
-    names: StringTable,
-    rows: list[int],
-    num_threads: int,
-    show_progress: bool,
-    read_info: Callable[[str], AudioInfo],
-) -> None:
-    """Read the headers of `rows` into the table."""
-
-    def read_rows(first: int) -> int:
-        some = rows[first : first + ROWS_PER_TASK]
-        for row in some:
-            # Assigning to and dropping from a dictionary is one step for other threads.
-            table.problems.pop(row, None)
-            try:
-                info = read_info(os.path.join(root, names[row]))  # noqa: PTH118  a million times
-                table.put(row, info)
-                if not info.num_samples:
-                    table.problems[row] = "the file holds no samples (header only)"
-            except AudioError as error:
-                table.problems[row] = str(error)
-                for column in table.columns.values():
-                    column[row] = 0
-        return len(some)
-
-    # Several files a task: handing a task to a thread costs as much as reading a header.
-    tasks = range(0, len(rows), ROWS_PER_TASK)
-    description = "reading headers" if show_progress and len(rows) >= FEWEST_FOR_A_BAR else ""
-    for _ in parallel_map(read_rows, tasks, num_threads, description, total=len(rows), units_of=int):
-        pass
-
-
-def _changed_rows(table: LookupTable, root: str, names: StringTable, num_threads: int) -> list[int]:
-    """Rows to read again: unreadable the last time, gone, or of another size or time now."""
-
-    def changed(first: int) -> list[int]:
-        some = slice(first, first + ROWS_PER_TASK)
-        facts = zip(table.file_bytes[some].tolist(), table.modified_ns[some].tolist(), strict=True)
-        found = []
-        for row, known in enumerate(facts, start=first):
-            try:
-                status = os.stat(os.path.join(root, names[row]))  # noqa: PTH116, PTH118  a million times
-                is_same = (status.st_size, status.st_mtime_ns) == known
-            except (OSError, ValueError):
-                is_same = False
-            if not is_same or row in table.problems:
-                found.append(row)
-        return found
-
-    blocks = parallel_map(changed, range(0, len(table), ROWS_PER_TASK), num_threads)
-    return [row for block in blocks for row in block]
 
 
 def _load(path: Path, num_rows: int, sample_rate: int) -> LookupTable | None:
@@ -234,7 +192,7 @@ def _load(path: Path, num_rows: int, sample_rate: int) -> LookupTable | None:
             table = LookupTable(sample_rate, stored, dict.fromkeys(problem_rows, "not read yet"))
             if len(table) != num_rows or not all(0 <= row < num_rows for row in problem_rows):
                 raise FileError(f"{path}: another number of rows than {num_rows}")
+            return table
     except FileError as error:
         logger.warning("The kept lookup table is damaged, the headers are read again: %s", error)
         return None
-    return table

@@ -16,7 +16,7 @@ def is_kaldi(folder: str | Path) -> bool:
     return (Path(folder) / WAV_SCP).is_file()
 
 
-class KaldiSource(AudioSource):
+class KaldiSource(FolderSource):
     """The recordings that a folder's `wav.scp` names, by utterance id.
 
     Files that it does not name absolutely lie below the working directory, as Kaldi has it.
@@ -24,50 +24,44 @@ class KaldiSource(AudioSource):
 
     def __init__(self, root: str | Path, sample_rate: int = SAMPLE_RATE, **options: bool) -> None:
         """Read the folder's `wav.scp`; no audio is opened."""
-        super().__init__(root, sample_rate)
+        super().__init__(Path.cwd(), sample_rate, **options)  # type: ignore[arg-type]
         if (Path(root) / SEGMENTS).exists():
             raise ListError(
                 f"{Path(root) / SEGMENTS}: pieces of recordings are not read; write each out as a file of its own "
                 "(Kaldi: utils/data/extract_wav_segments_data_dir.sh) and name that folder"
             )
-        recordings = read_wav_scp(Path(root) / WAV_SCP)
-        self.names = recordings.names
-        self.files = recordings.files
+        self._wav_scp = Path(root) / WAV_SCP
+        recordings = read_wav_scp(self._wav_scp)
+        self.names, self.files = recordings.names, recordings.files
         self._index = NameIndex(self.names)
-        self._index.refuse_repeated(Path(root) / WAV_SCP)
-        self._folder = FolderSource(Path.cwd(), sample_rate, **options)  # type: ignore[arg-type]
+        self._index.refuse_repeated(self._wav_scp)
 
-    def __len__(self) -> int:
-        return len(self.names)
+    def path_of(self, name: str) -> str:
+        """See `AudioSource.path_of`."""
+        (file,) = self._files_of(StringTable.from_strings([name]))
+        return super().path_of(file) if file else ""
 
     def read(self, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
         """See `AudioSource.read`."""
-        row = int(self._index.find(StringTable.from_strings([name]))[0])
-        if row < 0:
+        if not self.path_of(name):
             raise AudioError(self._lacks(name))
-        return self._folder.read(self.files[row], start, num_samples)
+        return super().read(name, start, num_samples)
 
     def _look_up(self, names: StringTable, num_threads: int) -> LookupTable:
-        rows = self._index.find(names)
-        table = self._folder.lookup_table(self._files_of(names), num_threads)
-        for row in np.flatnonzero(rows < 0).tolist():
-            table.problems[row] = self._lacks(names[row])
+        table = super()._look_up(files := self._files_of(names), num_threads)
+        table.problems.update({row: self._lacks(names[row]) for row, file in enumerate(files) if not file})
         return table
-
-    def missing(self, names: StringTable) -> np.ndarray:
-        """See `AudioSource.missing`."""
-        return self._folder.missing(self._files_of(names))
 
     def rows(self, names: StringTable, table: LookupTable, cache: AudioCache | None = None) -> FolderRows:
         """See `AudioSource.rows`."""
-        return self._folder.rows(self._files_of(names), table, cache)
+        return super().rows(self._files_of(names), table, cache)
 
     def _files_of(self, names: StringTable) -> StringTable:
         """The file of each, empty if it is not here, which no file is called."""
         return self.files.take(self._index.find(names))
 
     def _lacks(self, name: str) -> str:
-        return f"{Path(self.root) / WAV_SCP} names no utterance {name!r}"
+        return f"{self._wav_scp} names no utterance {name!r}"
 
 
 def open_source(root: str | Path, sample_rate: int = SAMPLE_RATE, **options: bool) -> AudioSource:

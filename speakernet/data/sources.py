@@ -4,6 +4,7 @@ For single files there is `read`; for training there are row readers (`RowReader
 of a list in one call. `opening.open_source` looks at a path and answers with the right source.
 """
 
+import contextlib
 import itertools
 import os
 import threading
@@ -19,22 +20,14 @@ import numpy as np
 from speakernet.data.audio import (
     SAMPLE_RATE,
     AudioError,
-    audio_info,
     crop_of_file,
     open_audio,
     read_audio,
     to_int16,
 )
 from speakernet.data.lists import StringTable
-from speakernet.data.lookup import (
-    FEWEST_FOR_A_BAR,
-    ROWS_PER_TASK,
-    LookupTable,
-    build_lookup_table,
-    default_cache_folder,
-)
+from speakernet.data.lookup import LookupTable, build_lookup_table, default_cache_folder
 from speakernet.data.sharing import Shareable
-from speakernet.files import parallel_map
 from speakernet.terminal import MAX_NAMED
 
 INT16_SCALE = np.float32(1 / 32768)
@@ -113,9 +106,16 @@ class AudioSource(ABC):
             if len(block) <= num_samples:
                 return
 
-    def is_cut_off(self, name: str) -> bool:
-        """Whether an utterance's header promises more than there is."""
-        return False
+    def path_of(self, name: str) -> str:
+        """An utterance's file; empty if it has none of its own."""
+        return ""
+
+    def missing(self, names: StringTable) -> np.ndarray:
+        """Rows of `names` that are not here, int64 (rows,)."""
+        found = [
+            row for row in sorted(self.lookup_table(names).problems) if not Path(self.path_of(names[row])).is_file()
+        ]
+        return np.array(found, dtype=np.int64)
 
     def lookup_table(self, names: StringTable, num_threads: int = 8) -> LookupTable:
         """Lengths, rates and channels of the named utterances; those that cannot be read are in its `problems`.
@@ -131,10 +131,6 @@ class AudioSource(ABC):
 
     @abstractmethod
     def _look_up(self, names: StringTable, num_threads: int) -> LookupTable: ...
-
-    @abstractmethod
-    def missing(self, names: StringTable) -> np.ndarray:
-        """Rows of `names` that are not here, int64 (rows,)."""
 
     @abstractmethod
     def rows(self, names: StringTable, table: LookupTable, cache: AudioCache | None = None) -> "RowReader":
@@ -203,16 +199,12 @@ class FolderSource(AudioSource):
         self.show_progress = show_progress
 
     def path_of(self, name: str) -> str:
-        """An utterance's file."""
+        """See `AudioSource.path_of`."""
         return os.path.join(self.root, name)  # noqa: PTH118
 
     def read(self, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
         """See `AudioSource.read`."""
         return read_audio(self.path_of(name), start, num_samples, self.sample_rate)
-
-    def is_cut_off(self, name: str) -> bool:
-        """See `AudioSource.is_cut_off`."""
-        return audio_info(self.path_of(name)).is_truncated
 
     def _look_up(self, names: StringTable, num_threads: int) -> LookupTable:
         return build_lookup_table(
@@ -224,18 +216,6 @@ class FolderSource(AudioSource):
             show_progress=self.show_progress,
         )
 
-    def missing(self, names: StringTable, num_threads: int = 8) -> np.ndarray:
-        """See `AudioSource.missing`."""
-
-        def absent(first: int) -> list[int]:
-            rows = range(first, min(first + ROWS_PER_TASK, len(names)))
-            return [row for row in rows if not os.path.isfile(self.path_of(names[row]))]  # noqa: PTH113  a million times
-
-        first_rows = range(0, len(names), ROWS_PER_TASK)
-        description = "looking for files" if self.show_progress and len(names) >= FEWEST_FOR_A_BAR else ""
-        found = parallel_map(absent, first_rows, num_threads, description, total=len(first_rows), unit="block")
-        return np.array([row for rows in found for row in rows], dtype=np.int64)
-
     def rows(self, names: StringTable, table: LookupTable, cache: AudioCache | None = None) -> "FolderRows":
         """See `AudioSource.rows`."""
         return FolderRows(self.root, names, table, cache)
@@ -246,25 +226,18 @@ class FolderRows(RowReader):
 
     def __init__(self, root: str, names: StringTable, table: LookupTable, cache: AudioCache | None = None) -> None:
         super().__init__()
+        self._root, self._names, self.table, self.cache = root, names, table, cache
         # Bytes all the way: joining and decoding a million names costs more than opening the files.
         self._prefix = os.fsencode(os.path.join(root, ""))  # noqa: PTH118
-        self._names = names
-        self._table = table
-        self.cache = cache
 
     def share(self) -> None:
         """See `Shareable.share`."""
         self._names.share()
-        self._table.share()
-
-    @property
-    def needs_decoding(self) -> bool:
-        """Whether reading a crop of some file is more than copying samples."""
-        return not self._table.all_plain
+        self.table.share()
 
     def fill(self, rows: np.ndarray, starts: np.ndarray, out: np.ndarray) -> dict[int, str]:
         """See `RowReader.fill`. Whole crops of plain files, nearly all, are read here in one loop."""
-        table, wanted, prefix = self._table, out.shape[1], self._prefix
+        table, wanted, prefix = self.table, out.shape[1], self._prefix
         is_whole = table.is_plain(rows) & (table.native_samples[rows] - starts >= wanted)
         facts = zip(
             is_whole.tolist(),
@@ -281,12 +254,11 @@ class FolderRows(RowReader):
             crop = out[place]
             if is_simple:
                 target = scratch if is_float else crop
-                try:
+                is_simple = False
+                # A file that cannot be opened is read again below, where the error gets its message.
+                with contextlib.suppress(OSError):
                     # By the system's own calls, without a Python file around them: this is done for every crop.
                     file = os.open(name if name[:1] == b"/" else prefix + name, OPEN_FLAGS)
-                except OSError:
-                    is_simple = False
-                else:
                     try:
                         status = os.fstat(file)
                         # An offset into another file would read as noise.
@@ -309,26 +281,25 @@ class FolderRows(RowReader):
 
     def read_row(self, row: int, start: int, out: np.ndarray) -> int:
         """See `RowReader.read_row`. Any format, rate and number of channels; short utterances are kept in the cache."""
-        path = os.fsdecode(os.path.join(self._prefix, self._names.raw(row)))  # noqa: PTH118
-        rate = self._table.sample_rate
-        cached = self.cache.get(row) if self.cache is not None else None
-        if cached is None:
-            known = self._table.info(row)
+        path = os.path.join(self._root, self._names[row])  # noqa: PTH118
+        rate = self.table.sample_rate
+        crop = self.cache.get(row) if self.cache is not None else None
+        if crop is None:
+            known = self.table.info(row)
             with open_audio(path, known) as (file, info):
                 if (info.file_bytes, info.modified_ns) != (known.file_bytes, known.modified_ns):
                     self.counts["changed_files"] += 1
-                    self._table.put(row, info)
+                    self.table.put(row, info)
                 total = info.num_samples_at(rate)
                 if total and start >= total:
                     return 0
                 # Plain samples are read at a place; what has to be decoded is kept if it is short.
-                if self.cache is not None and not self._table.is_plain(row) and self.cache.admits(total):
-                    cached = crop_of_file(file, info, path, 0, None, rate)
-                    self.cache.put(row, cached)
+                if self.cache is not None and not self.table.is_plain(row) and self.cache.admits(total):
+                    crop = crop_of_file(file, info, path, 0, None, rate)
+                    self.cache.put(row, crop)
                 else:
-                    crop = crop_of_file(file, info, path, start, len(out), rate)
-        if cached is not None:
-            crop = cached[start : start + len(out)]
+                    crop, start = crop_of_file(file, info, path, start, len(out), rate), 0
+        crop = crop[start : start + len(out)]
         out[: len(crop)] = to_int16(crop) if out.dtype == np.int16 else crop
         return len(crop)
 

@@ -20,7 +20,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from speakernet.data.audio import SAMPLE_RATE, flac_bytes
-from speakernet.data.lists import TrialList, list_identity
+from speakernet.data.lists import TrialList, identify_trials
 from speakernet.data.opening import open_source
 from speakernet.data.sources import AudioSource
 from speakernet.evaluation import plots
@@ -333,10 +333,8 @@ def _list_sentence(run: RunData) -> str:
     """Which trial list it was and what that is often confused with; empty if there are no scores."""
     if run.trials is None:
         return ""
-    found = list_identity(run.trials)
-    if not found.sentence:
-        return f"{run.list_name}, {counted(len(run.trials), 'trial')}; not a published list that is known here"
-    return "; ".join(part for part in (found.sentence, found.confused_with) if part)
+    size = counted(len(run.trials), "trial")
+    return identify_trials(run.trials) or f"{run.list_name}, {size}; not a published list that is known here"
 
 
 def _trials(run: RunData, folder: Path) -> Section:

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from speakernet.data.lists import ListError, ListFile, Numbers, StringTable, TrialList, split_row
+from speakernet.data.lists import ListError, ListFile, StringTable, TrialList, numbers, split_row
 from speakernet.evaluation.calibration import threshold_label
-from speakernet.files import FileError, atomic_write, open_text, reading
+from speakernet.files import FileError, atomic_write, open_text, reading, sha256_of
 from speakernet.run_folder import EVALUATIONS, SCORES, evaluation_folder
 from speakernet.terminal import MAX_NAMED, counted
 
@@ -62,29 +62,26 @@ def find_scores(path: Path, trials: TrialList) -> tuple[Path, np.ndarray]:
 
 def read_scores(path: str | Path) -> ScoreFile:
     """Read `enrol test score` lines, split as a trial list is; blank lines are skipped."""
-    file, rows = ListFile(path, None), Numbers()
+    file, rows = ListFile(path), numbers()
     pairs: list[int] = []
     scores: list[float] = []
     kinds: list[int] = []
-    for number, lines in file.blocks():
-        for place, line in enumerate(lines):
-            fields = split_row(line)
-            if not fields:
-                continue
-            try:
-                if len(fields) not in (3, 4) or not all(fields):
-                    raise ValueError(len(fields))
-                scores.append(float(fields[2]))
-                kinds.extend(KINDS[kind] for kind in fields[3:])
-            except (ValueError, KeyError):
-                file.expected(number + place, FORM, line)
-            pairs += rows[fields[0]], rows[fields[1]]
+    for number, line in file:
+        fields = split_row(line)
+        try:
+            if len(fields) not in (3, 4) or not all(fields):
+                raise ValueError(len(fields))
+            scores.append(float(fields[2]))
+            kinds.extend(KINDS[kind] for kind in fields[3:])
+        except (ValueError, KeyError):
+            file.expected(number, FORM, line)
+        pairs += rows[fields[0]], rows[fields[1]]
     if not pairs:
         raise ListError(f"{path}: no scores; expected lines {FORM}")
     both = np.array(pairs, dtype=np.int32).reshape(-1, 2)
     labels = np.array(kinds, dtype=np.int8) if len(kinds) == len(both) else None
-    names = StringTable.from_strings(name.decode("utf-8") for name in rows)
-    trials = TrialList(names, both[:, 0].copy(), both[:, 1].copy(), labels, str(path), file.sha256)
+    names = StringTable.from_bytes(rows)
+    trials = TrialList(names, both[:, 0].copy(), both[:, 1].copy(), labels, str(path), sha256_of(path))
     return ScoreFile(trials, np.array(scores, dtype=np.float64))
 
 

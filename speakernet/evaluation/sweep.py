@@ -103,10 +103,6 @@ class DegradedSource(AudioSource):
         table.problems.update(whole.problems)
         return table
 
-    def missing(self, names: StringTable) -> np.ndarray:
-        """Of the original audio."""
-        return self._source.missing(names)
-
     def rows(self, names: StringTable, table: LookupTable, cache: AudioCache | None = None) -> RowReader:
         """Refused: crops read from within a file cannot be degraded as the whole is."""
         raise ValueError("a degraded source is read by whole utterances; use `read`")
@@ -183,16 +179,14 @@ def run_sweep(
 
 
 def _augmenting(augmenter: Augmenter) -> Transform:
-    # A bank's reader is not made for several threads.
+    # Neither a bank's reader nor the mixer is made for several threads.
     lock = threading.Lock()
 
     def transform(waveform: np.ndarray, row: int) -> np.ndarray:
         batch = torch.from_numpy(waveform.astype(np.float32, copy=True))[None]
         # Epoch 0 for every amount: the same clip and place for the same utterance.
-        drawn = augmenter.draw(np.array([row], dtype=np.int64), 0)
         with lock:
-            ingredients = augmenter.gather(drawn, batch.shape[1])
-        return augmenter.apply(batch, drawn, ingredients)[0].numpy()
+            return augmenter(batch, epoch=0, rows=np.array([row], dtype=np.int64))[0].numpy()
 
     return transform
 

@@ -11,7 +11,7 @@ import torch
 
 from speakernet.checks.samples import read_facts
 from speakernet.data.audio import write_audio
-from speakernet.data.augment.banks import noise_banks, rir_bank
+from speakernet.data.augment.banks import RirBank, noise_banks
 from speakernet.data.lists import StringTable
 from speakernet.data.sources import FolderSource
 from speakernet.evaluation import embedding
@@ -62,7 +62,7 @@ def source(folder: Path) -> FolderSource:
 
 @pytest.fixture(scope="module")
 def steps(folder: Path) -> dict[str, list[Step]]:
-    banks, rooms = noise_banks(folder / "noise", RATE, None), rir_bank(folder / "rooms", RATE, None, is_aligned=True)
+    banks, rooms = noise_banks(folder / "noise", RATE, None), RirBank(folder / "rooms", RATE, None, is_aligned=True)
     return sweep_steps(KINDS, banks, rooms, sample_rate=RATE)
 
 

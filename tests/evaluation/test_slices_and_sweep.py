@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from speakernet.data.audio import write_audio
-from speakernet.data.augment.banks import noise_banks, rir_bank
+from speakernet.data.augment.banks import RirBank, noise_banks
 from speakernet.data.lists import StringTable, TrialList
 from speakernet.data.opening import open_source
 from speakernet.evaluation.metrics import eer, min_dcf
@@ -120,7 +120,7 @@ def audio(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def steps(audio):
-    rooms = rir_bank(audio / "rooms", RATE, None, is_aligned=True)
+    rooms = RirBank(audio / "rooms", RATE, None, is_aligned=True)
     return sweep_steps(KINDS, noise_banks(audio / "noise", RATE, None), rooms, sample_rate=RATE)
 
 

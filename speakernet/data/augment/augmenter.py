@@ -1,9 +1,8 @@
 """Augmentation of whole batches: draw every choice, gather what it needs from the banks, apply it with torch.
 
-`draw` makes every random choice and touches no audio; `gather` reads clips and spectra; `apply` makes no choice and is
-plain torch, so it runs on a GPU after the transfer. With `reside` the banks lie there too, and nothing is read for an
-utterance. On a CPU the mixer reads and applies in one go, with the same result. Choices are keyed by (seed, epoch,
-row), so they do not depend on workers or ranks.
+`draw` makes every random choice and touches no audio; on a CPU the mixer reads and applies in one go. On a GPU clips
+and RIRs lie on the device: `ResidentBanks.gather` cuts them there, and `apply`, which is plain torch, mixes a whole
+batch at once, with the same result. Choices are keyed by (seed, epoch, row), so they do not depend on workers or ranks.
 """
 
 import math
@@ -16,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from speakernet.data.augment.banks import ClipBank, Crops, ResidentBanks, RirBank
-from speakernet.data.augment.draw import BABBLE, KINDS, MUSIC, NOISE, Drawer, Drawn, Ingredients
+from speakernet.data.augment.draw import KINDS, Drawer, Drawn, Ingredients
 from speakernet.data.augment.options import AugmentOptions
 from speakernet.data.on_device import send
 from speakernet.options import SAMPLE_RATE
@@ -65,11 +64,13 @@ class CpuMixer:
             code: Crops(self._banks[KINDS[code]], drawn.clips, drawn.places, drawn.source_kinds == code, num_samples)
             for code in np.unique(drawn.source_kinds).tolist()
         }
-        ratios = (10 ** (-drawn.snr_db / 10)).tolist()
-        kinds = drawn.source_kinds.tolist()
-        speeches = waveforms.unbind()
+        all_ratios, kinds, speeches = (
+            (10 ** (-drawn.snr_db / 10)).tolist(),
+            drawn.source_kinds.tolist(),
+            waveforms.unbind(),
+        )
         for utterance, begin, count in zip(utterances.tolist(), first.tolist(), counts.tolist(), strict=True):
-            some = crops[kinds[begin]]
+            some, speech, ratios = crops[kinds[begin]], speeches[utterance], all_ratios[begin : begin + count]
             scales = [some.write(begin + k, arrays[k]) for k in range(count)]
             powers = some.powers[begin : begin + count]
             if any(map(math.isnan, powers)):
@@ -77,39 +78,38 @@ class CpuMixer:
                     float(torch.dot(row, row)) * scale * scale / num_samples
                     for row, scale in zip(self._rows, scales, strict=False)
                 ]
-            self._add(speeches[utterance], scales, powers, ratios[begin : begin + count])
-
-    def _add(self, speech: Tensor, scales: list[float], powers: list[float], ratios: list[float]) -> None:
-        """Add the first sources of the scratch memory to `speech`; times `scales` they have `powers`."""
-        power, floor = float(torch.dot(speech, speech)) / speech.shape[0], CLASSIC_POWER_FLOOR
-        count, source, gain = len(scales), self._mixture, 1.0
-        if self._is_classic:
-            weights = [
-                scale * math.sqrt((power + floor) / (each + floor) * ratio)
-                for each, ratio, scale in zip(powers, ratios, scales, strict=True)
-            ]
-        else:
-            # Talkers equally loud; together they are one noise at one ratio.
-            weights = [scale / math.sqrt(max(each, POWER_FLOOR)) for each, scale in zip(powers, scales, strict=True)]
-        if count > 1:
-            self._weights.numpy()[:count] = weights
-            # As one product six sources take 17 us, added one after another 36.
-            torch.mv(self._sources[:count].t(), self._weights[:count], out=source)
-        if count == 1:
-            source, gain = self._rows[0], weights[0] if self._is_classic else scales[0]
-        if not self._is_classic:
-            mixed = powers[0] if count == 1 else float(torch.dot(source, source)) / speech.shape[0]
-            gain = math.sqrt(max(power, POWER_FLOOR) / max(mixed, POWER_FLOOR) * ratios[0]) * gain
-        torch.add(speech, source, alpha=gain, out=speech)
+            power, floor = float(torch.dot(speech, speech)) / num_samples, CLASSIC_POWER_FLOOR
+            if self._is_classic:
+                weights = [
+                    scale * math.sqrt((power + floor) / (each + floor) * ratio)
+                    for each, ratio, scale in zip(powers, ratios, scales, strict=True)
+                ]
+            else:
+                # Talkers equally loud; together they are one noise at one ratio.
+                weights = [
+                    scale / math.sqrt(max(each, POWER_FLOOR)) for each, scale in zip(powers, scales, strict=True)
+                ]
+            if count > 1:
+                source, gain = self._mixture, 1.0
+                self._weights.numpy()[:count] = weights
+                # As one product six sources take 17 us, added one after another 36.
+                torch.mv(self._sources[:count].t(), self._weights[:count], out=source)
+            else:
+                source, gain = self._rows[0], weights[0] if self._is_classic else scales[0]
+            if not self._is_classic:
+                mixed = powers[0] if count == 1 else float(torch.dot(source, source)) / num_samples
+                gain = math.sqrt(max(power, POWER_FLOOR) / max(mixed, POWER_FLOOR) * ratios[0]) * gain
+            torch.add(speech, source, alpha=gain, out=speech)
 
     def reverberate(self, waveforms: Tensor, drawn: Drawn) -> None:
         """Convolve the utterances of `waveforms` (batch, samples) that drew an RIR with that."""
         rirs, num_samples = self._rirs, waveforms.shape[1]
         if rirs is None:
             return
-        members: dict[int, list[int]] = {}
+        members: dict[int, list[tuple[int, np.ndarray]]] = {}
         for utterance in np.flatnonzero(drawn.rirs >= 0).tolist():
-            members.setdefault(rirs.fft_samples(int(drawn.rirs[utterance]), num_samples), []).append(utterance)
+            spectrum = rirs.spectrum(int(drawn.rirs[utterance]), num_samples)
+            members.setdefault(2 * (len(spectrum) - 1), []).append((utterance, spectrum))
         for length, group in members.items():
             count = max(len(group), FEWEST_FFT_ROWS)
             padded = self._padded.get((length, num_samples))
@@ -118,15 +118,14 @@ class CpuMixer:
                     self._padded.clear()
                 # Zero from `num_samples` on.
                 self._padded[length, num_samples] = padded = torch.zeros(count, length)
-            for row, utterance in zip(padded.unbind(), group, strict=False):
+            for row, (utterance, _) in zip(padded, group, strict=False):
                 row[:num_samples] = waveforms[utterance]
             # With a fifth of the crops reverberated the two transforms cost 40 us a crop on average; scipy's are no
             # faster from four rows on.
             product = torch.fft.rfft(padded[:count])
-            for row, utterance in zip(product.numpy(), group, strict=False):
-                row *= rirs.spectrum(int(drawn.rirs[utterance]), num_samples, length)
-            wet = torch.fft.irfft(product, length)
-            for row, utterance in zip(wet.unbind(), group, strict=False):
+            for row, (_, spectrum) in zip(product.numpy(), group, strict=False):
+                row *= spectrum
+            for row, (utterance, _) in zip(torch.fft.irfft(product, length), group, strict=False):
                 waveforms[utterance] = row[:num_samples]
 
 
@@ -142,68 +141,29 @@ class Augmenter:
         sample_rate: int = SAMPLE_RATE,
         seed: int = 0,
     ) -> None:
-        self.banks = dict(banks)
-        self.rirs = rirs
-        self.options = options
+        self.banks, self.rirs, self.options, self.sample_rate = dict(banks), rirs, options, sample_rate
         self.is_classic = options.style == "classic"
-        self.sample_rate = sample_rate
         has_files = {"reverb": bool(rirs), **{kind: bool(len(bank)) for kind, bank in self.banks.items()}}
         # In one order, however they are listed; what is listed twice is twice as likely.
         wanted = sorted(options.categories, key=KINDS.index)
         self.available = [kind for kind in wanted if has_files.get(kind, False)]
         self.missing = [kind for kind in dict.fromkeys(wanted) if kind not in self.available]
-        drawer = Drawer(
-            self.available,
-            options,
-            num_clips={kind: len(bank) for kind, bank in self.banks.items()},
-            num_rirs=len(rirs) if rirs is not None else 0,
-            seed=seed,
-        )
+        num_clips = {kind: len(bank) for kind, bank in self.banks.items()}
         #: Every choice for the utterances `rows` of the training list (batch,) in an epoch.
-        self.draw = drawer.draw
+        self.draw = Drawer(self.available, options, num_clips=num_clips, num_rirs=len(rirs or ()), seed=seed).draw
+        #: Clips and spectra on the device of the batches; None: they are on the host, and so are the batches.
         self.resident: ResidentBanks | None = None
         self._mixer = CpuMixer(self.banks, rirs, self.is_classic)
-
-    def reside(self, banks: ResidentBanks | None) -> None:
-        """Take clips and spectra from the device of the batches from now on; None: from the host again."""
-        self.resident = banks
 
     def __call__(self, waveforms: Tensor, *, epoch: int, rows: np.ndarray) -> Tensor:
         """Augment a batch in place: (batch, samples) float32, every choice keyed by (epoch, row)."""
         drawn = self.draw(rows, epoch)
         if self.resident is not None:
             return self.apply(waveforms, drawn, self.resident.gather(drawn, waveforms.shape[1]))
-        if waveforms.device.type == "cpu":
-            # Code of its own: with choices drawn a batch at once it took a crop from 187 to 145 us of CPU time.
-            self._mixer.reverberate(waveforms, drawn)
-            self._mixer.add_noises(waveforms, drawn)
-            return self._apply_channel(waveforms, drawn)
-        ingredients = self.gather(drawn, waveforms.shape[1])
-        return self.apply(waveforms, drawn, ingredients.to(waveforms.device, non_blocking=True))
-
-    def gather(self, drawn: Drawn, num_samples: int) -> Ingredients:
-        """Read the crops and spectra that the choices need, for utterances of `num_samples`."""
-        noises = torch.empty(len(drawn.clips), num_samples)
-        target = noises.numpy()
-        for code in (MUSIC, BABBLE, NOISE):
-            sources = np.flatnonzero(drawn.source_kinds == code)
-            if len(sources) == 0:
-                continue
-            # Runs of neighbouring sources are written in place; there are few runs, for kinds alternate rarely.
-            for run in np.split(sources, np.flatnonzero(np.diff(sources) > 1) + 1):
-                part = slice(int(run[0]), int(run[-1]) + 1)
-                self.banks[KINDS[code]].fill(drawn.clips[part], drawn.places[part], target[part])
-        groups = []
-        if self.rirs is not None:
-            members = np.flatnonzero(drawn.rirs >= 0)
-            chosen = drawn.rirs[members].tolist()
-            lengths = np.array([self.rirs.fft_samples(rir, num_samples) for rir in chosen], dtype=np.int64)
-            # One transform for all of a length: a row alone costs six times its share of a batch.
-            for length in np.unique(lengths).tolist():
-                some = np.flatnonzero(lengths == length)
-                spectra = np.stack([self.rirs.spectrum(chosen[row], num_samples, length) for row in some.tolist()])
-                groups.append((torch.from_numpy(members[some]), torch.from_numpy(spectra), length))
-        return Ingredients(noises, tuple(groups))
+        # Code of its own: with choices drawn a batch at once it took a crop from 187 to 145 us of CPU time.
+        self._mixer.reverberate(waveforms, drawn)
+        self._mixer.add_noises(waveforms, drawn)
+        return self._apply_channel(waveforms, drawn)
 
     def apply(self, waveforms: Tensor, drawn: Drawn, ingredients: Ingredients) -> Tensor:
         """Augment a batch in place; no random choice is made here.
@@ -211,8 +171,11 @@ class Augmenter:
         Returns:
             The same tensor.
         """
-        for rows, spectra, length in ingredients.reverberation:
-            waveforms.index_copy_(0, rows, reverberate(waveforms[rows], spectra, length))
+        if ingredients.reverberated is not None:
+            rows, num_samples = ingredients.reverberated, waveforms.shape[1]
+            product = torch.fft.rfft(waveforms[rows], ingredients.fft_samples)
+            product *= ingredients.spectra
+            waveforms.index_copy_(0, rows, torch.fft.irfft(product, ingredients.fft_samples)[:, :num_samples])
         self._add_noises(waveforms, drawn, ingredients.noises)
         return self._apply_channel(waveforms, drawn)
 
@@ -270,13 +233,6 @@ def sums_of_runs(rows: Tensor, places: Tensor, begins: Tensor, weights: Tensor) 
     """
     # torch knows it as the sum of a bag of word embeddings.
     return functional.embedding_bag(places, rows, begins, mode="sum", per_sample_weights=weights)
-
-
-def reverberate(waveforms: Tensor, spectra: Tensor, fft_samples: int) -> Tensor:
-    """Convolve each waveform (rows, samples) with its response, given as spectrum (rows, bins); same length."""
-    product = torch.fft.rfft(waveforms, fft_samples)
-    product *= spectra
-    return torch.fft.irfft(product, fft_samples)[:, : waveforms.shape[1]]
 
 
 def telephone_band(waveforms: Tensor, sample_rate: int) -> Tensor:

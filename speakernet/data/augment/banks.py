@@ -5,16 +5,14 @@ does). `ResidentBanks` keep all of it on the device where batches are augmented,
 utterance; their results are those of the banks on the host (a test compares them).
 """
 
-import functools
 import logging
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from scipy.fft import next_fast_len
 
 from speakernet.data.audio import AUDIO_SUFFIXES, AudioError, read_audio
 from speakernet.data.augment.draw import KINDS, Drawn, Ingredients
@@ -25,7 +23,7 @@ from speakernet.data.sharing import Shareable, shared_zeros
 from speakernet.data.sources import INT16_SCALE, AudioCache, FolderSource, RowReader
 from speakernet.files import own_command, parallel_map
 from speakernet.parallel import distributed
-from speakernet.terminal import MAX_NAMED, Bar, counted
+from speakernet.terminal import MAX_NAMED, counted
 
 logger = logging.getLogger(__name__)
 
@@ -34,13 +32,11 @@ MUSAN_FOLDERS = {"noise": "noise", "music": "music", "speech": "babble"}
 # Paths of noises among RIRS_NOISES: a folder, and recordings beside the RIRs of its isotropic rooms.
 NOISES_AMONG_RIRS = ("/pointsource_noises/", "_noise_")
 # Transform lengths are multiples of it: few different ones, which are faster than many, and many factors of two.
-FFT_BLOCK = 512
+FFT_BLOCK = 1024
 ENERGY_BLOCK = 64  # samples that one kept energy stands for
 BLOCKS_AT_ONCE = 1 << 16
 SHOWN_BYTES = 64 << 20  # of noise; less is decoded before a bar could be looked at
-READ_AT_ONCE = 64  # clips or RIRs of one task
-RIRS_AT_ONCE = 256  # transformed together
-SHOWN_CLIPS_SAMPLES = 32_000_000
+SHOWN_CLIPS_SAMPLES, SHOWN_RIRS = 32_000_000, 1000
 
 
 class BlockEnergies(Shareable):
@@ -84,17 +80,11 @@ class ClipBank:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def fill(self, clips: np.ndarray, places: np.ndarray, out: np.ndarray) -> None:
-        """Write crops into `out` (sources, samples); a place in [0, 1) is the start of the crop in its clip."""
-        slack = np.maximum(self.lengths[clips] - out.shape[1], 0)
-        problems = self.reader.fill(self.rows[clips], (places * slack).astype(np.int64), out)
-        if problems:
-            raise AudioError(f"augmentation: {next(iter(problems.values()))}; remove the file or fix it")
-
-    def read_whole(self, clip: int, out: np.ndarray) -> None:
-        """Read a clip into `out` (its length,), int16; one that became shorter since its header was read repeats."""
+    def read_whole(self, clip: int) -> np.ndarray:
+        """A clip, int16 (its length,); one that became shorter since its header was read repeats."""
+        out = np.zeros(self.lengths[clip], dtype=np.int16)
         have = self.reader.read_row(int(self.rows[clip]), 0, out)
-        out[have:] = np.resize(out[:have], len(out) - have) if have else 0
+        return np.resize(out[:have], len(out)) if have else out
 
 
 class Crops:
@@ -179,44 +169,46 @@ def clips_into_ram(banks: Mapping[str, ClipBank], budget_bytes: int) -> bool:
     total = 2 * sum(int(bank.lengths.sum()) for bank in banks.values())
     if total > budget_bytes:
         return False
-    bar = Bar("decoding noise", sum(len(bank) for bank in banks.values()), "clip", is_shown=total > SHOWN_BYTES)
+    description = "decoding noise" if total > SHOWN_BYTES else ""
     for bank in banks.values():
         starts = np.cumsum(bank.lengths) - bank.lengths
         shared = shared_zeros((int(bank.lengths.sum()),), np.int16)
-        samples = shared.numpy()
-        for clip in range(len(bank)):
-            bank.read_whole(clip, samples[starts[clip] : starts[clip] + bank.lengths[clip]])
-            bar.update()
-        bank.reader = RamRows(shared, starts, bank.lengths, {})
-        bank.rows = np.arange(len(bank.lengths))
+        samples, clips = shared.numpy(), range(len(bank))
+        for start, clip in zip(starts.tolist(), parallel_map(bank.read_whole, clips, 2, description), strict=True):
+            samples[start : start + len(clip)] = clip
+        bank.reader, bank.rows = RamRows(shared, starts, bank.lengths, {}), np.arange(len(bank))
         bank.energies = BlockEnergies(samples)
-    bar.close()
     return True
 
 
 class RirBank:
-    """RIRs (room impulse responses), prepared once, with the spectra of the lengths that are asked for.
+    """All RIRs (room impulse responses) below a folder, with the spectra of the lengths that are asked for.
 
-    Each is divided by the square root of its energy, as is usual. Of one with several channels the first is taken: each
-    is one microphone's, and their mean is not the response of any place in the room.
+    The layout is RIRS_NOISES' or any other; its noises are skipped with a warning. Each RIR is divided by the square
+    root of its energy, as is usual. Of one with several channels the first is taken: each is one microphone's, and
+    their mean is not the response of any place in the room.
     """
 
     def __init__(
-        self, source: FolderSource, names: Sequence[str], *, is_aligned: bool = True, cache: AudioCache | None = None
+        self, root: str | Path, sample_rate: int, cache: AudioCache | None = None, *, is_aligned: bool
     ) -> None:
-        self.source = source
-        self.names = StringTable.from_strings(names)
-        self.is_aligned = is_aligned
-        self.cache = cache or AudioCache(0)
+        found = find_audio_files(root)
+        names = [name for name in found if not any(mark in f"/{name}" for mark in NOISES_AMONG_RIRS)]
+        if not names:
+            raise AudioError(f"{root}: no audio files in this folder of RIRs")
+        if len(names) < len(found):
+            logger.warning("%s: %s skipped: noises, not RIRs", root, counted(len(found) - len(names), "file"))
+        self.source, self.names = FolderSource(root, sample_rate), StringTable.from_strings(names)
+        self.is_aligned, self.cache = is_aligned, cache or AudioCache(0)
 
     def __len__(self) -> int:
         return len(self.names)
 
-    def prepared(self, rir: int, most_samples: int) -> np.ndarray:
-        """The prepared RIR, float32 (at most `most_samples`,): later samples cannot reach the crop."""
+    def prepared(self, rir: int) -> np.ndarray:
+        """The prepared RIR, float32 (samples,)."""
         found = self.cache.get(("prepared", rir))
         if found is None:
-            path = Path(self.source.root, self.names[rir])
+            path = self.source.path_of(self.names[rir])
             found = read_audio(path, sample_rate=self.source.sample_rate, mixes=False)
             energy = float(np.dot(found, found))
             if not energy > 0:
@@ -225,60 +217,28 @@ class RirBank:
             if self.is_aligned:
                 found = found[int(np.abs(found).argmax()) :].copy()
             self.cache.put(("prepared", rir), found)
-        return found[:most_samples]
+        return found
 
-    def fft_samples(self, rir: int, num_samples: int) -> int:
-        """Length of the transform in which a crop of `num_samples` and this RIR do not wrap around."""
-        return _transform_samples(num_samples + len(self.prepared(rir, num_samples)) - 1)
-
-    def spectrum(self, rir: int, num_samples: int, fft_samples: int) -> np.ndarray:
-        """The RIR's spectrum, complex64 (fft_samples // 2 + 1,)."""
-        key = ("spectrum", rir, num_samples, fft_samples)
+    def spectrum(self, rir: int, num_samples: int) -> np.ndarray:
+        """The RIR's spectrum, complex64 (bins,), at a length in which a crop of `num_samples` does not wrap around."""
+        key = ("spectrum", rir, num_samples)
         spectrum = self.cache.get(key)
         if spectrum is None:
-            spectrum = np.fft.rfft(self.prepared(rir, num_samples), fft_samples).astype(np.complex64)
+            # Later samples cannot reach the crop.
+            found = self.prepared(rir)[:num_samples]
+            spectrum = np.fft.rfft(found, transform_samples(num_samples + len(found) - 1)).astype(np.complex64)
             self.cache.put(key, spectrum)
         return spectrum
 
 
-def rir_bank(root: str | Path, sample_rate: int, cache: AudioCache | None, *, is_aligned: bool) -> RirBank:
-    """All RIRs below `root` (RIRS_NOISES' layout or any other); its noises are skipped with a warning."""
-    found = find_audio_files(root)
-    names = [name for name in found if not any(mark in f"/{name}" for mark in NOISES_AMONG_RIRS)]
-    if not names:
-        raise AudioError(f"{root}: no audio files in this folder of RIRs")
-    if len(names) < len(found):
-        logger.warning("%s: %s skipped: noises, not RIRs", root, counted(len(found) - len(names), "file"))
-    return RirBank(FolderSource(root, sample_rate), names, is_aligned=is_aligned, cache=cache)
+def transform_samples(least: int) -> int:
+    """A good length of transform, at least `least`; few different ones, so that many RIRs share one transform.
 
-
-@functools.lru_cache(maxsize=1 << 16)
-def _transform_samples(least: int) -> int:
-    """A good length of transform, at least `least`; few different ones, so that many RIRs share one transform."""
+    >>> transform_samples(33_000), transform_samples(36_865)
+    (33792, 40960)
+    """
     # Few factors of two make a transform a third slower than the next multiple of 256.
-    return FFT_BLOCK * fast_fft_samples(-(-least // FFT_BLOCK))
-
-
-def fast_fft_samples(least: int) -> int:
-    """The smallest even length of at least `least` whose only prime factors are 2, 3 and 5."""
-    best = 1 << (least - 1).bit_length()
-    fives = 1
-    while fives < best:
-        threes = fives
-        while threes < best:
-            length = threes << max((-(-least // threes) - 1).bit_length(), 1)
-            if least <= length < best:
-                best = length
-            threes *= 3
-        fives *= 5
-    return best
-
-
-def describe_banks(banks: Mapping[str, ClipBank], rirs: RirBank | None) -> str:
-    """What there is to augment with, for the log."""
-    found = [f"{len(bank):,} clips of {kind}" for kind, bank in banks.items()]
-    found += [f"{len(rirs):,} RIRs"] if rirs else []
-    return ", ".join(found) or "nothing"
+    return FFT_BLOCK * next_fast_len(-(-least // FFT_BLOCK), real=True)
 
 
 def bytes_of_banks(banks: Mapping[str, ClipBank], rirs: RirBank | None, corpus: PackedRows | None) -> int:
@@ -292,7 +252,7 @@ def bytes_of_banks(banks: Mapping[str, ClipBank], rirs: RirBank | None, corpus: 
 
 
 class ResidentBanks:
-    """Clips of noise and RIRs on one device."""
+    """Clips of noise and RIRs on one device; those read from `corpus_rows` are in `corpus`, which is there already."""
 
     def __init__(
         self,
@@ -300,33 +260,39 @@ class ResidentBanks:
         rirs: RirBank | None,
         device: torch.device,
         *,
-        spectra_bytes: int = 0,
         corpus: DeviceAudio | None = None,
         corpus_rows: PackedRows | None = None,
         num_threads: int = 4,
     ) -> None:
         self.device = device
-        own = {kind: bank for kind, bank in banks.items() if corpus is None or bank.reader is not corpus_rows}
-        samples = torch.empty(sum(int(bank.lengths.sum()) for bank in own.values()), dtype=torch.int16, device=device)
-        clips = DeviceAudio(samples)
+        is_there = {kind: corpus is not None and bank.reader is corpus_rows for kind, bank in banks.items()}
+        total = sum(int(bank.lengths.sum()) for kind, bank in banks.items() if not is_there[kind])
+        own, first = DeviceAudio(torch.empty(total, dtype=torch.int16, device=device)), 0
         # Code of the kind -> the audio that holds its clips, first sample and number of samples of each.
         self._clips: dict[int, tuple[DeviceAudio, np.ndarray, np.ndarray]] = {}
-        first = 0
+        is_shown = distributed.is_main()
         for kind, bank in banks.items():
-            if kind in own:
-                starts = first + np.cumsum(bank.lengths) - bank.lengths
-                first += int(bank.lengths.sum())
-                _read_clips(bank, starts, samples, num_threads)
-                self._clips[KINDS.index(kind)] = clips, starts, bank.lengths
-            else:
+            if is_there[kind]:
                 assert corpus is not None and corpus_rows is not None
-                starts, lengths = corpus_rows.starts[bank.rows], corpus_rows.lengths[bank.rows]
-                self._clips[KINDS.index(kind)] = corpus, starts, lengths
-        self._rirs = _ResidentRirs(rirs, device, spectra_bytes, num_threads) if rirs is not None else None
+                self._clips[KINDS.index(kind)] = corpus, corpus_rows.starts[bank.rows], corpus_rows.lengths[bank.rows]
+                continue
+            self._clips[KINDS.index(kind)] = own, first + np.cumsum(bank.lengths) - bank.lengths, bank.lengths
+            description = "noise to the device" if is_shown and total > SHOWN_CLIPS_SAMPLES else ""
+            for clip in parallel_map(bank.read_whole, range(len(bank)), num_threads, description, total=len(bank)):
+                own.samples[first : first + len(clip)] = torch.from_numpy(clip).to(device)
+                first += len(clip)
+        description = "RIRs to the device" if is_shown and rirs and len(rirs) > SHOWN_RIRS else ""
+        numbers = range(len(rirs or ()))
+        found = list(parallel_map(rirs.prepared, numbers, num_threads, description)) if rirs else []
+        self._rir_lengths = np.array([len(one) for one in found], dtype=np.int64)
+        self._rir_starts = np.cumsum(self._rir_lengths) - self._rir_lengths
+        self._longest_rir = int(self._rir_lengths.max(initial=0))
+        # Zeros at the end, so that a window may reach beyond the last.
+        whole = np.concatenate([*found, np.zeros(self._longest_rir, dtype=np.float32)])
+        self._rirs = torch.from_numpy(whole).to(device)
 
     def gather(self, drawn: Drawn, num_samples: int) -> Ingredients:
-        """What the choices need for utterances of `num_samples`, see `Augmenter.gather`; nothing is waited for."""
-        rirs = self._rirs.gather(drawn.rirs, num_samples) if self._rirs is not None else ()
+        """What the choices need for utterances of `num_samples`; nothing is waited for."""
         kinds = drawn.source_kinds
         firsts, lengths = np.zeros((2, len(kinds)), dtype=np.int64)
         # One read for each tensor that crops lie in.
@@ -337,75 +303,20 @@ class ResidentBanks:
             firsts[some], lengths[some] = begins[drawn.clips[some]], sizes[drawn.clips[some]]
             members.setdefault(id(audio), (audio, []))[1].append(some)
         starts = (drawn.places * np.maximum(lengths - num_samples, 0)).astype(np.int64)
-        if len(members) == 1:
-            audio, _ = next(iter(members.values()))
-            return Ingredients(to_float(audio.crops(firsts, starts, lengths, num_samples)), rirs)
         noises = torch.empty(len(kinds), num_samples, device=self.device)
         for audio, groups in members.values():
             some = np.concatenate(groups)
-            (places,) = send(self.device, [some])
-            noises.index_copy_(0, places, to_float(audio.crops(firsts[some], starts[some], lengths[some], num_samples)))
-        return Ingredients(noises, rirs)
-
-
-class _ResidentRirs:
-    """Prepared RIRs end to end, and their spectra at the length of transform that a length of crops takes."""
-
-    def __init__(self, rirs: RirBank, device: torch.device, spectra_bytes: int, num_threads: int) -> None:
-        self._spectra_bytes = spectra_bytes
-        # Length of crops -> complex64 (RIRs, bins).
-        self._spectra: dict[int, Tensor] = {}
-
-        def read(first: int) -> list[np.ndarray]:
-            return [rirs.prepared(rir, sys.maxsize) for rir in range(first, min(first + READ_AT_ONCE, len(rirs)))]
-
-        firsts = range(0, len(rirs), READ_AT_ONCE)
-        description = "RIRs to the device" if distributed.is_main() and len(rirs) > 1000 else ""
-        blocks = parallel_map(read, firsts, num_threads, description, total=len(firsts))
-        found = [one for block in blocks for one in block]
-        self._lengths = np.array([len(one) for one in found], dtype=np.int64)
-        self._starts = np.cumsum(self._lengths) - self._lengths
-        self._longest = int(self._lengths.max())
-        whole = np.concatenate([*found, np.zeros(self._longest, dtype=np.float32)])
-        self._samples = torch.from_numpy(whole).to(device)
-
-    def gather(self, rirs: np.ndarray, num_samples: int) -> tuple[tuple[Tensor, Tensor, int], ...]:
-        """See `Ingredients.reverberation`; one group, for a transform of a fitting length costs a GPU a launch more."""
-        members = np.flatnonzero(rirs >= 0)
-        if not len(members):
-            return ()
-        reach = min(self._longest, num_samples)
-        fft_samples = _transform_samples(num_samples + reach - 1)
-        # All spectra for crops of that length are made when they are first asked for, if they fit.
-        if num_samples not in self._spectra:
-            needed = 8 * len(self._lengths) * (fft_samples // 2 + 1)
-            if sum(8 * one.numel() for one in self._spectra.values()) + needed > self._spectra_bytes:
-                (rows,) = send(self._samples.device, [members])
-                return ((rows, self._transformed(rirs[members], reach, fft_samples), fft_samples),)
-            blocks = np.split(np.arange(len(self._lengths)), range(RIRS_AT_ONCE, len(self._lengths), RIRS_AT_ONCE))
-            self._spectra[num_samples] = torch.cat([self._transformed(one, reach, fft_samples) for one in blocks])
-        rows, ids = send(self._samples.device, [members, rirs[members]])
-        return ((rows, self._spectra[num_samples][ids], fft_samples),)
-
-    def _transformed(self, rirs: np.ndarray, reach: int, fft_samples: int) -> Tensor:
-        """Spectra of some RIRs, cut to `reach` samples, complex64 (rirs, bins)."""
-        starts, lengths = send(self._samples.device, [self._starts[rirs], np.minimum(self._lengths[rirs], reach)])
-        windows = self._samples.unfold(0, reach, 1)[starts]
-        windows *= torch.arange(reach, device=windows.device) < lengths[:, None]
-        return torch.fft.rfft(windows, fft_samples)
-
-
-def _read_clips(bank: ClipBank, starts: np.ndarray, out: Tensor, num_threads: int) -> None:
-    """Copy every clip of a bank to its place in `out`."""
-
-    def read(first: int) -> tuple[int, np.ndarray]:
-        lengths = bank.lengths[first : first + READ_AT_ONCE]
-        clips = np.empty(int(lengths.sum()), dtype=np.int16)
-        for clip, place in enumerate(np.split(clips, np.cumsum(lengths)[:-1]), start=first):
-            bank.read_whole(clip, place)
-        return int(starts[first]), clips
-
-    firsts = range(0, len(bank), READ_AT_ONCE)
-    description = "noise to the device" if distributed.is_main() and len(out) > SHOWN_CLIPS_SAMPLES else ""
-    for begin, clips in parallel_map(read, firsts, num_threads, description, total=len(firsts)):
-        out[begin : begin + len(clips)] = torch.from_numpy(clips).to(out.device)
+            crops = to_float(audio.crops(firsts[some], starts[some], lengths[some], num_samples))
+            noises.index_copy_(0, *send(self.device, [some]), crops)
+        wet = np.flatnonzero(drawn.rirs >= 0)
+        if not len(wet):
+            return Ingredients(noises)
+        # RIRs are cut to what can reach the crop, and share a transform: one of a fitting length costs a launch more.
+        reach, rirs = min(self._longest_rir, num_samples), drawn.rirs[wet]
+        fft_samples = transform_samples(num_samples + reach - 1)
+        rows, begins, sizes = send(
+            self.device, [wet, self._rir_starts[rirs], np.minimum(self._rir_lengths[rirs], reach)]
+        )
+        windows = self._rirs.unfold(0, reach, 1)[begins]
+        windows *= torch.arange(reach, device=self.device) < sizes[:, None]
+        return Ingredients(noises, rows, torch.fft.rfft(windows, fft_samples), fft_samples)

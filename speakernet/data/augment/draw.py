@@ -5,9 +5,9 @@ Choices are keyed by (seed, epoch, row), so they do not depend on batches, worke
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from speakernet.data.augment.options import AugmentOptions
@@ -36,20 +36,14 @@ class Drawn:
     codec: np.ndarray
 
 
-@dataclass(frozen=True)
-class Ingredients:
-    """The audio that the choices need, on the host or on the device where it is mixed."""
+class Ingredients(NamedTuple):
+    """The audio that the choices need, on the device where it is mixed."""
 
     noises: Tensor
-    reverberation: tuple[tuple[Tensor, Tensor, int], ...] = ()
-
-    def to(self, device: torch.device, non_blocking: bool = False) -> "Ingredients":
-        """The same on another device."""
-        rirs = tuple(
-            (rows.to(device, non_blocking=non_blocking), spectra.to(device, non_blocking=non_blocking), length)
-            for rows, spectra, length in self.reverberation
-        )
-        return Ingredients(self.noises.to(device, non_blocking=non_blocking), rirs)
+    reverberated: Tensor | None = None
+    """Utterances that are reverberated, if any, and for each the spectrum of its RIR at `fft_samples`."""
+    spectra: Tensor | None = None
+    fft_samples: int = 0
 
 
 class Drawer:
