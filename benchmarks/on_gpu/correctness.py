@@ -27,7 +27,6 @@ from speakernet.data.batches import speed_fractions
 from speakernet.models.options import MODELS
 from speakernet.run_folder import BEST, METRICS
 from speakernet.training.optimizers import create_optimizer
-from speakernet.training.profiler import NoProfiler
 from speakernet.training.state import Interrupted
 from speakernet.training.step import TrainingStep
 
@@ -147,7 +146,6 @@ def _step(config: Config, net: nn.Module, loss: nn.Module, device: torch.device)
         create_optimizer(config.optimizer, [net, loss], device, is_float32=precision.name == "no"),
         precision,
         config.training,
-        profiler=NoProfiler(),
         utterances_per_speaker=1,
         gradient_cache=False,
     )

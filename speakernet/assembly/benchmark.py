@@ -32,7 +32,6 @@ from speakernet.machine.device import choose_device, synchronize, utilisation_mo
 from speakernet.machine.facts import usable_memory_bytes
 from speakernet.machine.memory import Monitor, is_out_of_memory, process_memory_bytes, release_freed_memory
 from speakernet.training.optimizers import create_optimizer
-from speakernet.training.profiler import NoProfiler
 from speakernet.training.step import TrainingStep
 
 logger = logging.getLogger(__name__)
@@ -335,7 +334,6 @@ def find_batch_size(
         create_optimizer(config.optimizer, [net, loss], device, is_float32=precision.name == "no"),
         precision,
         config.training,
-        profiler=NoProfiler(),
         utterances_per_speaker=per_speaker,
         # Each size is tried as a whole batch.
         gradient_cache=False,

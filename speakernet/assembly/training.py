@@ -14,7 +14,7 @@ from speakernet.config.schema import Config, config_to_dict
 from speakernet.data.choices import Choice
 from speakernet.frontend.perturbation import keep_draws_eager
 from speakernet.losses.options import LossOptions
-from speakernet.machine.device import DeviceClock, find_device
+from speakernet.machine.device import find_device
 from speakernet.machine.settings import NO_EFFECT, AppliedSetting, optimize_torch_settings
 from speakernet.models.layers import is_safe_in_channels_last
 from speakernet.models.model_file import model_file_contents
@@ -27,7 +27,7 @@ from speakernet.training.checkpoints import CheckpointStore
 from speakernet.training.compiling import Compiler, enable_gradient_checkpointing
 from speakernet.training.optimizers import create_optimizer
 from speakernet.training.precision import Precision, choose_precision
-from speakernet.training.profiler import NoProfiler, StepProfiler
+from speakernet.training.profiler import StepProfiler
 from speakernet.training.progress import Progress
 from speakernet.training.schedules import LearningRateSchedule, MarginSchedule
 from speakernet.training.state import WHOLE_RUN, Stage, StopRequest
@@ -64,7 +64,8 @@ def build_precision(config: Config, device: torch.device) -> Precision:
     name, reason = choose_precision(runtime.precision, device)
     if runtime.deterministic and runtime.precision == "auto" and name == "fp16":
         name, reason = "no", "deterministic: fp16's scale depends on history"
-    return Precision(runtime, name, device, reason=reason)
+    logger.info("precision: %s (%s)", name, reason)
+    return Precision(runtime, name, device)
 
 
 def build_schedules(
@@ -104,7 +105,7 @@ def build_compiler(config: Config, net: nn.Module, device: torch.device) -> Comp
         mode = "default"
     changes = {"compile_scope": "whole" if scope == "auto" else scope, "compile_mode": mode}
     options = runtime.model_copy(update=changes)
-    return Compiler(net, options, prepare=keep_draws_eager, clock=DeviceClock(device))
+    return Compiler(net, options, prepare=keep_draws_eager)
 
 
 def choose_sharding(options: LossOptions, num_classes: int, num_processes: int) -> Choice[bool]:
@@ -181,11 +182,11 @@ def build_trainer(
         create_optimizer(config.optimizer, [net, loss], device, is_float32=precision.name == "no"),
         precision,
         training,
-        profiler=StepProfiler(runtime, folder / PROFILE, device) if profiles else NoProfiler(),
         utterances_per_speaker=int(getattr(loader, "utterances_per_speaker", 1)),
         gradient_cache=needs_gradient_cache(config),
         ranks=SeveralProcesses(net, loss, device) if is_distributed else None,
         compiler=build_compiler(config, net, device),
+        profiler=StepProfiler(runtime, folder / PROFILE, device) if profiles else None,
     )
     # A reproducible run keeps its number of threads, since another gives other bits.
     adapts = runtime.threads == "auto" and not runtime.deterministic

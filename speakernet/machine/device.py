@@ -1,10 +1,7 @@
 """The device of a run: which one, how long it works, how busy it is."""
 
 import functools
-import itertools
 import logging
-import time
-from typing import Any
 
 import torch
 
@@ -67,36 +64,3 @@ def utilisation_monitor(device: torch.device) -> Monitor:
     """Readings of how busy a GPU is, in percent, while the block runs; none on a CPU, or without NVML."""
     read = functools.partial(torch.cuda.utilization, device) if device.type == "cuda" else None
     return Monitor(read, "utilisation of the GPU", sample_seconds=UTILISATION_SECONDS)
-
-
-class DeviceClock:
-    """Seconds between marks in the device's own work: the host may be far ahead of a GPU when it looks at the clock.
-
-    Setting a mark costs a GPU nothing; reading them waits for the last one, once. On a CPU it is the wall clock.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._marks: list[Any] = []
-
-    def __len__(self) -> int:
-        return max(0, len(self._marks) - 1)
-
-    def mark(self) -> None:
-        """End one stretch and begin the next."""
-        if self._device.type != "cuda":
-            self._marks.append(time.perf_counter())
-            return
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
-        self._marks.append(event)
-
-    def take(self) -> list[float]:
-        """Seconds of the stretches, which are forgotten except for the last mark."""
-        marks, self._marks = self._marks, self._marks[-1:]
-        if self._device.type != "cuda":
-            return [after - before for before, after in itertools.pairwise(marks)]
-        if marks:
-            marks[-1].synchronize()
-        # In milliseconds.
-        return [before.elapsed_time(after) / 1e3 for before, after in itertools.pairwise(marks)]

@@ -62,22 +62,23 @@ class Monitor:
         sample_seconds: float = 0.01,
     ) -> None:
         self._read, self._what, self._sample_seconds = read, what, sample_seconds
-        self._stop = threading.Event()
+        self._stop, self._thread = threading.Event(), threading.Thread(target=self._watch, daemon=True)
         self._count, self._sum = 0, 0.0
         self.start: float = 0
         self.peak: float = 0
 
     def __enter__(self) -> "Monitor":
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self.sample()
-        self.start = self.peak
-        self._thread.start()
+        if self._read is not None:
+            self.sample()
+            self.start = self.peak
+            self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._stop.set()
-        self._thread.join()
-        self.sample()
+        if self._read is not None:
+            self._stop.set()
+            self._thread.join()
+            self.sample()
 
     @property
     def mean(self) -> float | None:
@@ -86,10 +87,8 @@ class Monitor:
 
     def sample(self) -> None:
         """Take a reading now."""
-        if self._read is None:
-            return
         with measuring(self._what):
-            value = self._read()
+            value = self._read()  # type: ignore[misc]
             self.peak = max(self.peak, value)
             self._count, self._sum = self._count + 1, self._sum + value
 

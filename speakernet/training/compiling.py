@@ -11,16 +11,16 @@ import copy
 import logging
 import platform
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+import statistics
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from speakernet.files import error_line
-from speakernet.machine.device import DeviceClock
 from speakernet.random import capture_random_state, restore_random_state
+from speakernet.training.optimizers import BufferGuard
 from speakernet.training.options import RuntimeOptions
 
 logger = logging.getLogger(__name__)
@@ -40,96 +40,41 @@ BESIDE_ACTIVATIONS = 1.25
 OBSERVED_UTTERANCES = 2
 
 
-class BufferGuard:
-    """Remembers the buffers that a forward pass changes (batch-norm statistics) and can put them back."""
-
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._buffers = [
-            buffer
-            for module in modules
-            for owner in module.modules()
-            if getattr(owner, "track_running_stats", True)
-            for name, buffer in owner.named_buffers(recurse=False)
-            if name in ("running_mean", "running_var", "num_batches_tracked")
-        ]
-        self._copies = [buffer.clone() for buffer in self._buffers]
-
-    def remember(self) -> None:
-        """Take the values to which `restore` goes back."""
-        if self._buffers:
-            torch._foreach_copy_(self._copies, self._buffers)
-
-    def restore(self) -> None:
-        """Put the remembered values back."""
-        if self._buffers:
-            torch._foreach_copy_(self._buffers, self._copies)
-
-    def restore_where(self, is_bad: torch.Tensor) -> None:
-        """Put them back if `is_bad` (0-d bool) is true, without asking the device."""
-        for dtype in {buffer.dtype for buffer in self._buffers}:
-            now, kept = ([one for one in some if one.dtype == dtype] for some in (self._buffers, self._copies))
-            # End to end, chosen at once, copied back at once: a few launches for hundreds of small tensors. Chosen,
-            # not mixed by a factor: what was undone may be NaN.
-            before, after = (torch.cat([one.reshape(-1) for one in some]) for some in (kept, now))
-            chosen = torch.where(is_bad, before, after).split([one.numel() for one in now])
-            torch._foreach_copy_(now, [one.view_as(other) for one, other in zip(chosen, now, strict=True)])
-
-
 class Compiler:
     """Compiles `net` in place when its time has come; with no options it does nothing."""
 
     def __init__(
-        self,
-        net: nn.Module,
-        options: RuntimeOptions | None,
-        *,
-        prepare: Callable[[nn.Module], None] | None = None,
-        clock: DeviceClock | None = None,
+        self, net: nn.Module, options: RuntimeOptions | None, *, prepare: Callable[[nn.Module], None] | None = None
     ) -> None:
         self.net, self.options, self._prepare = net, options, prepare
-        self.is_compiled = self.is_new = False
+        self.is_compiled = False
         self._eager_seconds = 0.0
-        self._clock = DeviceClock(torch.device("cpu")) if clock is None else clock
+        self._seconds: list[float] = []
         self.is_observing = options is not None and options.compile == "auto"
         if options is not None and options.compile == "on":
             self._compile()
 
-    def succeed(self, seconds: float) -> None:
-        """The first compiled micro-batch has run."""
-        assert self.options is not None
-        self.is_new = False
-        logger.info("compiled (%s, %s) in %.1f s", self.options.compile_scope, self.options.compile_mode, seconds)
-
-    def fail(self, error: Exception) -> None:
-        """The first compiled micro-batch has failed: run eagerly."""
-        self._uncompile()
-        logger.warning("compilation failed, continuing without it: %s", error_line(error))
-
-    def consider(self, steps_left: int) -> None:
+    def consider(self, seconds: float, steps_left: float) -> None:
         """After a step: `auto` measures some steps, decides once, and takes a compilation back that does not pay."""
-        if not self.is_observing:
+        self._seconds.append(seconds)
+        if len(self._seconds) < OBSERVED_STEPS:
             return
-        self._clock.mark()
-        if len(self._clock) < OBSERVED_STEPS:
+        usual, self._seconds = statistics.median(self._seconds[WARMUP_STEPS:]), []
+        if self.is_compiled:
+            # Some networks run slower compiled (VGGVox on a CPU does).
+            is_faster, self.is_observing = usual < self._eager_seconds, False
+            verdict = "kept" if is_faster else "going back to eager"
+            logger.info("compile auto: a step takes %.3f s, before %.3f s: %s", usual, self._eager_seconds, verdict)
+            if not is_faster:
+                self.close()
             return
-        # The median: an evaluation or a save between two steps counts for one of them.
-        usual = sorted(self._clock.take()[WARMUP_STEPS:])[(OBSERVED_STEPS - WARMUP_STEPS) // 2]
-        if not self.is_compiled:
-            layers = sum(1 for module in self.net.modules() if not any(module.children()))
-            gain, cost = ASSUMED_SAVING * usual * steps_left, SECONDS_PER_LAYER * layers
-            self._eager_seconds = usual
-            self.is_observing = gain > REQUIRED_GAIN * cost
-            verdict = "compiling" if self.is_observing else "not compiling"
-            logger.info("compile auto: %s (it may save %.0f s of the run and takes about %.0f s)", verdict, gain, cost)
-            if self.is_observing:
-                self._compile()
-            return
-        # Some networks run slower compiled (VGGVox on a CPU does).
-        self.is_observing = False
-        verdict = "kept" if usual < self._eager_seconds else "going back to eager"
-        logger.info("compile auto: a step takes %.3f s, before %.3f s: %s", usual, self._eager_seconds, verdict)
-        if usual >= self._eager_seconds:
-            self._uncompile()
+        layers = sum(1 for module in self.net.modules() if not any(module.children()))
+        gain, cost = ASSUMED_SAVING * usual * steps_left, SECONDS_PER_LAYER * layers
+        self._eager_seconds, self.is_observing = usual, gain > REQUIRED_GAIN * cost
+        verdict = "compiling" if self.is_observing else "not compiling"
+        logger.info("compile auto: %s (it may save %.0f s of the run and takes about %.0f s)", verdict, gain, cost)
+        if self.is_observing:
+            self._compile()
 
     def paused(self) -> contextlib.AbstractContextManager[Any]:
         """Inside the block everything runs eagerly; compiled code is kept."""
@@ -137,25 +82,23 @@ class Compiler:
 
     def close(self) -> None:
         """Leave an eager network: a second stage has other lengths."""
-        if self.is_compiled:
-            self._uncompile()
+        for module in self._targets() if self.is_compiled else ():
+            # What `Module.compile` sets; torch has no public way back.
+            module._compiled_call_impl = None
+        self.is_compiled = self.is_observing = False
 
     def _compile(self) -> None:
         assert self.options is not None
         logger.info("compiling the network: the next step may take minutes")
         if self._prepare is not None:
             self._prepare(self.net)
+        # What cannot be compiled runs eagerly, with a warning.
+        torch._dynamo.config.suppress_errors = True
         mode = None if self.options.compile_mode == "default" else self.options.compile_mode
         for module in self._targets():
             # dynamic=False: training crops have one length (a second length compiles a second version).
             module.compile(mode=mode, dynamic=False)
-        self.is_compiled = self.is_new = True
-
-    def _uncompile(self) -> None:
-        for module in self._targets():
-            # What `Module.compile` sets; torch has no public way back.
-            module._compiled_call_impl = None
-        self.is_compiled = self.is_new = self.is_observing = False
+        self.is_compiled = True
 
     def _targets(self) -> list[nn.Module]:
         assert self.options is not None

@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,8 +18,6 @@ from speakernet.training.options import (
     SgdOptions,
     TrainingOptions,
 )
-
-logger = logging.getLogger(__name__)
 
 Groups = list[dict[str, Any]]
 
@@ -42,29 +39,12 @@ def sgd(options: SgdOptions, groups: Groups, fused: bool) -> torch.optim.Optimiz
 
 
 def adam(options: AdamOptions, groups: Groups, epsilon: float, fused: bool) -> torch.optim.Optimizer:
-    """Adam; weight decay is an L2 term in the gradient."""
-    return torch.optim.Adam(groups, **_of_adam(options, epsilon), fused=fused)
+    """Adam and its relatives."""
+    rates: dict[str, Any] = {"lr": options.learning_rate, "betas": (options.beta1, options.beta2), "eps": epsilon}
+    return ADAMS[options.name](groups, **rates, **({"fused": True} if fused else {}))
 
 
-def adamw(options: AdamOptions, groups: Groups, epsilon: float, fused: bool) -> torch.optim.Optimizer:
-    """Adam with decoupled weight decay."""
-    return torch.optim.AdamW(groups, **_of_adam(options, epsilon), fused=fused)
-
-
-def radam(options: AdamOptions, groups: Groups, epsilon: float) -> torch.optim.Optimizer:
-    """Rectified Adam: its own warm-up of the variance estimate."""
-    return torch.optim.RAdam(groups, **_of_adam(options, epsilon))
-
-
-def nadam(options: AdamOptions, groups: Groups, epsilon: float) -> torch.optim.Optimizer:
-    """Adam with Nesterov's look-ahead."""
-    return torch.optim.NAdam(groups, **_of_adam(options, epsilon))
-
-
-def _of_adam(options: AdamOptions, epsilon: float) -> dict[str, Any]:
-    return {"lr": options.learning_rate, "betas": (options.beta1, options.beta2), "eps": epsilon}
-
-
+ADAMS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "radam": torch.optim.RAdam, "nadam": torch.optim.NAdam}
 # torch has a one-kernel update for these, on CPU and CUDA.
 FUSED_OPTIMIZERS = frozenset({"sgd", "adam", "adamw"})
 
@@ -75,9 +55,7 @@ def _fill_in_momentum(optimizer: torch.optim.Optimizer) -> None:
     torch's fused SGD makes it in its first step from raw memory, and leaves it raw if that step is skipped.
     """
     for group in optimizer.param_groups:
-        if not group.get("momentum"):
-            continue
-        for parameter in group["params"]:
+        for parameter in group["params"] if group.get("momentum") else ():
             if optimizer.state[parameter].get("momentum_buffer") is None:
                 zeros = torch.zeros_like(parameter, memory_format=torch.preserve_format)
                 optimizer.state[parameter]["momentum_buffer"] = zeros
@@ -111,24 +89,15 @@ def parameter_groups(
     ]
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Give every group of parameters its learning rate: the one given, times the group's factor."""
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate * group.get(LEARNING_RATE_FACTOR, 1.0)
-
-
-def should_fuse(options: OptimizerOptions, device: torch.device) -> tuple[bool, str]:
-    """Whether to use the one-kernel update, and why."""
-    name = options.name
-    has_fused = name in FUSED_OPTIMIZERS and device.type in ("cpu", "cuda")
+def should_fuse(options: OptimizerOptions, device: torch.device) -> bool:
+    """Whether to use the one-kernel update."""
+    has_fused = options.name in FUSED_OPTIMIZERS and device.type in ("cpu", "cuda")
     if options.fused == "on" and not has_fused:
         raise ValueError(
-            f"optimizer.fused: on, but torch has no fused {name} on {device.type}; "
+            f"optimizer.fused: on, but torch has no fused {options.name} on {device.type}; "
             f"available fused: {', '.join(sorted(FUSED_OPTIMIZERS))}; set optimizer.fused: auto"
         )
-    if options.fused == "off":
-        return False, "switched off"
-    return has_fused, f"torch has {'a' if has_fused else 'no'} fused {name} on {device.type}"
+    return has_fused and options.fused != "off"
 
 
 def create_optimizer(
@@ -140,12 +109,10 @@ def create_optimizer(
     groups = parameter_groups(modules, options.weight_decay, options.decay_norms_and_biases, factors)
     if not groups:
         raise ValueError("no trainable parameter: every weight of the model and the loss is frozen")
-    fused, reason = should_fuse(options, device)
-    logger.debug("optimizer %s, fused: %s (%s)", options.name, fused, reason)
     epsilon = getattr(options, "epsilon", "auto")
     if epsilon == "auto":
         epsilon = EPSILON_FLOAT32 if is_float32 else EPSILON_HALF
-    return create(part, options, groups=groups, epsilon=epsilon, fused=fused)  # type: ignore[no-any-return]
+    return create(part, options, groups=groups, epsilon=epsilon, fused=should_fuse(options, device))  # type: ignore[no-any-return]
 
 
 class OptimizerState:
@@ -161,14 +128,9 @@ class OptimizerState:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the moments up; ValueError if they are another optimizer's, or of other parameters."""
-        own = self.optimizer.state_dict()["param_groups"]
-        saved = state["param_groups"]
-        if len(own) != len(saved):
-            raise ValueError(f"{len(saved)} groups of parameters, expected {len(own)}")
-        for one, other in zip(own, saved, strict=True):
-            if set(one) != set(other):
-                differing = ", ".join(sorted(set(one) ^ set(other)))
-                raise ValueError(f"the optimizer's options differ: {differing}")
+        own, saved = self.optimizer.state_dict()["param_groups"], state["param_groups"]
+        if [set(one) for one in own] != [set(one) for one in saved]:
+            raise ValueError(f"{len(saved)} groups of parameters with other options, expected {len(own)}")
         # torch takes the options from the state dictionary, so ours holds the present ones.
         groups = [{**one, "params": other["params"]} for one, other in zip(own, saved, strict=True)]
         own_state = take_state(state["state"], parameters_of(self.optimizer))
@@ -200,10 +162,44 @@ class Freezing:
         for parameter in self._parameters:
             parameter.requires_grad_(not is_frozen)
         self._net.train()
-        if is_frozen or self.keeps_statistics:
-            for module in self._net.modules():
-                if isinstance(module, _BatchNorm):
-                    module.eval()
+        for module in self._net.modules() if is_frozen or self.keeps_statistics else ():
+            if isinstance(module, _BatchNorm):
+                module.eval()
+
+
+class BufferGuard:
+    """Remembers the buffers that a forward pass changes (batch-norm statistics) and can put them back."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._buffers = [
+            buffer
+            for module in modules
+            for owner in module.modules()
+            if getattr(owner, "track_running_stats", True)
+            for name, buffer in owner.named_buffers(recurse=False)
+            if name in ("running_mean", "running_var", "num_batches_tracked")
+        ]
+        self._copies = [buffer.clone() for buffer in self._buffers]
+
+    def remember(self) -> None:
+        """Take the values to which `restore` goes back."""
+        if self._buffers:
+            torch._foreach_copy_(self._copies, self._buffers)
+
+    def restore(self) -> None:
+        """Put the remembered values back."""
+        if self._buffers:
+            torch._foreach_copy_(self._buffers, self._copies)
+
+    def restore_where(self, is_bad: torch.Tensor) -> None:
+        """Put them back if `is_bad` (0-d bool) is true, without asking the device."""
+        for dtype in {buffer.dtype for buffer in self._buffers}:
+            now, kept = ([one for one in some if one.dtype == dtype] for some in (self._buffers, self._copies))
+            # End to end, chosen at once, copied back at once: a few launches for hundreds of small tensors. Chosen,
+            # not mixed by a factor: what was undone may be NaN.
+            before, after = (torch.cat([one.reshape(-1) for one in some]) for some in (kept, now))
+            chosen = torch.where(is_bad, before, after).split([one.numel() for one in now])
+            torch._foreach_copy_(now, [one.view_as(other) for one, other in zip(chosen, now, strict=True)])
 
 
 class WeightAverage:
@@ -232,8 +228,6 @@ class WeightAverage:
     @torch.no_grad()
     def update(self) -> None:
         """Move the average towards the present weights."""
-        if not self._live:
-            return
         # The first update is the start itself: (1 + 0) / (10 + 0) of the old would be a share of nothing learned.
         decay = min(self.decay, (1 + self._steps) / (10 + self._steps))
         self._steps += 1
@@ -258,10 +252,8 @@ class WeightAverage:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take what `state_dict` gave; if that kept no average, begin with the network's present weights."""
-        if not self._live:
-            return
         self._steps = int(state["steps"])
-        for kept, saved in zip(self._kept, state["kept"] or self._live, strict=True):
+        for kept, saved in zip(self._kept, state["kept"] or self._live, strict=bool(self._live)):
             kept.copy_(saved)
 
     @torch.no_grad()

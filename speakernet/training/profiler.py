@@ -1,7 +1,6 @@
-"""Profile some training steps: traces for Perfetto, the most expensive operations, the share of each phase.
+"""Profile some training steps: a trace for Perfetto, the most expensive operations, the share of each phase.
 
-The trainer marks its phases with `phase(name)` and calls `step()` once an optimizer step; without profiling both do
-nothing, so the trainer has one code path.
+The step marks its phases by `torch.profiler.record_function`, which costs nothing while nobody records.
 """
 
 import contextlib
@@ -14,99 +13,56 @@ from typing import Any
 
 import torch
 
-from speakernet.machine.facts import measuring
 from speakernet.training.options import RuntimeOptions
 
 logger = logging.getLogger(__name__)
 
-PHASE_PREFIX = "speakernet."
 PHASES = ("data", "forward", "backward", "optimizer")
 NUM_OPERATIONS = 10
-
-
-class NoProfiler:
-    """Used when nothing is profiled."""
-
-    def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Nothing to mark."""
-        return contextlib.nullcontext()
-
-    def paused(self) -> contextlib.AbstractContextManager[None]:
-        """Nothing to pause."""
-        return contextlib.nullcontext()
-
-    def step(self) -> None:
-        """Nothing to count."""
-
-    def close(self) -> None:
-        """Nothing to write."""
 
 
 class StepProfiler:
     """Records some optimizer steps after as many of warm-up."""
 
     def __init__(self, options: RuntimeOptions, folder: str | Path, device: torch.device) -> None:
-        self.folder = Path(folder)
-        self.num_steps = num_steps = options.profile_steps
-        self.is_on_gpu = device.type == "cuda"
-        self.table = ""
-        self.shares: dict[str, float] = {}
+        self.folder, self.num_steps, self.device = Path(folder), options.profile_steps, device
         self._activities = [torch.profiler.ProfilerActivity.CPU]
-        if self.is_on_gpu:
+        if device.type == "cuda":
             self._activities.append(torch.profiler.ProfilerActivity.CUDA)
         self._profiler = torch.profiler.profile(
             activities=self._activities,
-            schedule=torch.profiler.schedule(wait=0, warmup=num_steps, active=num_steps, repeat=1),
+            schedule=torch.profiler.schedule(wait=0, warmup=self.num_steps, active=self.num_steps, repeat=1),
             on_trace_ready=self._report,
             profile_memory=True,
         )
-        self._is_running = True
         self._steps = 0
-        # Profilers fail in ways of their own on some drivers, here and below; none of them may end a run.
-        with measuring("the profile"):
-            self._profiler.start()
-
-    @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Mark a phase of the step: data, forward, backward or optimizer."""
-        with torch.profiler.record_function(PHASE_PREFIX + name):
-            yield
+        self._profiler.start()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Inside the block (an evaluation between two steps) nothing is recorded."""
-        is_recording = self._is_running and self.num_steps <= self._steps < 2 * self.num_steps
+        is_recording = self.num_steps <= self._steps < 2 * self.num_steps
         if is_recording:
-            self._collect(False)
+            self._profiler.toggle_collection_dynamic(False, self._activities)
         try:
             yield
         finally:
             if is_recording:
-                self._collect(True)
+                self._profiler.toggle_collection_dynamic(True, self._activities)
 
     def step(self) -> None:
         """One optimizer step is over."""
-        if self._is_running:
-            self._steps += 1
-            with measuring("the profile"):
-                self._profiler.step()
+        self._steps += 1
+        self._profiler.step()
 
     def close(self) -> None:
         """Stop; a run shorter than the recording reports what there is."""
-        if self._is_running:
-            self._is_running = False
-            if self._steps <= self.num_steps:
-                logger.warning(
-                    "nothing was profiled: %d steps, and the first %d only warm up; lower runtime.profile_steps",
-                    self._steps,
-                    self.num_steps,
-                )
-            with measuring("the profile"):
-                self._profiler.stop()
-
-    def _collect(self, is_on: bool) -> None:
-        with measuring("the profile"):
-            self._profiler.toggle_collection_dynamic(is_on, self._activities)
+        if self._steps <= self.num_steps:
+            logger.warning(
+                "nothing was profiled: %d steps, and the first %d only warm up; lower runtime.profile_steps",
+                *(self._steps, self.num_steps),
+            )
+        self._profiler.stop()
 
     def _report(self, profiler: Any) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -115,12 +71,13 @@ class StepProfiler:
         trace = self.folder / "steps.pt.trace.json"
         profiler.export_chrome_trace(str(trace))
         averages = profiler.key_averages()
-        order = "self_device_time_total" if self.is_on_gpu else "self_cpu_time_total"
-        self.shares = phase_shares({event.key: event.cpu_time_total for event in averages})
-        self.table = averages.table(sort_by=order, row_limit=NUM_OPERATIONS, max_name_column_width=56)
+        times = {one.key.removeprefix("speakernet."): one.cpu_time_total for one in averages}
+        whole = sum(times.get(phase, 0.0) for phase in PHASES) or 1.0
         logger.info("trace of %d steps in %s (open it at ui.perfetto.dev)", recorded, trace)
-        logger.info("time by phase: %s", ", ".join(f"{name} {share:.0%}" for name, share in self.shares.items()))
-        logger.info("most expensive operations:\n%s", self.table)
+        logger.info("time by phase: %s", ", ".join(f"{name} {times.get(name, 0.0) / whole:.0%}" for name in PHASES))
+        order = "self_device_time_total" if self.device.type == "cuda" else "self_cpu_time_total"
+        table = averages.table(sort_by=order, row_limit=NUM_OPERATIONS, max_name_column_width=56)
+        logger.info("most expensive operations:\n%s", table)
 
 
 def peak_tensor_bytes(run: Callable[[], None]) -> int:
@@ -131,22 +88,8 @@ def peak_tensor_bytes(run: Callable[[], None]) -> int:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
         events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    changes = [event["args"] for event in events if event.get("name") == "[memory]"]
     # Events of the GPU have other device types.
-    changes = [
-        event["args"] for event in events if event.get("name") == "[memory]" and not event["args"]["Device Type"]
-    ]
-    if not changes:
-        return 0
-    before = changes[0]["Total Allocated"] - changes[0]["Bytes"]
-    return max(0, max(change["Total Allocated"] for change in changes) - before)
-
-
-def phase_shares(totals: dict[str, float]) -> dict[str, float]:
-    """Share of each phase in the time of all phases.
-
-    >>> phase_shares({"speakernet.data": 1.0, "speakernet.forward": 3.0, "aten::conv2d": 2.0})
-    {'data': 0.25, 'forward': 0.75, 'backward': 0.0, 'optimizer': 0.0}
-    """
-    times = {name: totals.get(PHASE_PREFIX + name, 0.0) for name in PHASES}
-    whole = sum(times.values())
-    return {name: value / whole if whole else 0.0 for name, value in times.items()}
+    on_host = [change for change in changes if not change["Device Type"]]
+    before = on_host[0]["Total Allocated"] - on_host[0]["Bytes"] if on_host else 0
+    return max([change["Total Allocated"] - before for change in on_host], default=0)

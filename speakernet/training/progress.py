@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -16,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from speakernet.files import GrowingFile, atomic_write, human_bytes
-from speakernet.machine.facts import measuring
 from speakernet.machine.memory import process_peak_bytes
 from speakernet.parallel import distributed
 from speakernet.run_folder import METRICS
@@ -106,8 +106,7 @@ class RecentSteps:
         state.bad_steps += 1
         state.bad_streak += 1
         names = self.file_names(torch.cat(distributed.gather_objects(outcome.indices)))
-        more = f" and {len(names) - NUM_NAMES_SHOWN} more" if len(names) > NUM_NAMES_SHOWN else ""
-        shown = ", ".join(names[:NUM_NAMES_SHOWN]) + more
+        shown = ", ".join(names[:NUM_NAMES_SHOWN]) + (" …" if len(names) > NUM_NAMES_SHOWN else "")
         logger.warning(
             "step %d undone: loss %g, gradient norm %g (bad steps so far: %d); its utterances: %s",
             *(step, loss, norm, state.bad_steps, shown),
@@ -120,35 +119,27 @@ class RecentSteps:
             )
 
 
-@dataclasses.dataclass
-class Window:
-    """Sums over some steps; seconds and counts."""
+def rates(window: Mapping[str, float]) -> dict[str, float]:
+    """Rates and shares of the sums over some steps; empty while no time has passed.
 
-    steps: int = 0
-    utterances: int = 0
-    seconds: float = 0.0
-    parts: dict[str, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
-
-    def summary(self) -> dict[str, float]:
-        """Rates and shares; empty while no time has passed.
-
-        >>> window = Window(1, 64, 0.5, {"data": 0.1, "forward_backward": 0.3, "optimizer": 0.1})
-        >>> window.summary()["utterances_per_second"], window.summary()["data_wait_share"]
-        (128.0, 0.2)
-        """
-        if self.steps == 0 or self.seconds <= 0:
-            return {}
-        return {
-            "steps_per_second": self.steps / self.seconds,
-            "utterances_per_second": self.utterances / self.seconds,
-            "step_seconds": self.seconds / self.steps,
-            "effective_batch": self.utterances / self.steps,
-            "data_wait_share": self.parts["data"] / self.seconds,
-            "forward_backward_share": self.parts["forward_backward"] / self.seconds,
-            "optimizer_share": self.parts["optimizer"] / self.seconds,
-            # Rounding of the clock may make it negative.
-            "overhead_share": max(0.0, self.seconds - sum(self.parts.values())) / self.seconds,
-        }
+    >>> window = {"steps": 1, "utterances": 64, "seconds": 0.5, "data": 0.1, "forward_backward": 0.3, "optimizer": 0.1}
+    >>> rates(window)["utterances_per_second"], rates(window)["data_wait_share"]
+    (128.0, 0.2)
+    """
+    if window["seconds"] <= 0:
+        return {}
+    seconds, parts = window["seconds"], {name: window[name] for name in PARTS}
+    return {
+        "steps_per_second": window["steps"] / seconds,
+        "utterances_per_second": window["utterances"] / seconds,
+        "step_seconds": seconds / window["steps"],
+        "effective_batch": window["utterances"] / window["steps"],
+        "data_wait_share": parts["data"] / seconds,
+        "forward_backward_share": parts["forward_backward"] / seconds,
+        "optimizer_share": parts["optimizer"] / seconds,
+        # Rounding of the clock may make it negative.
+        "overhead_share": max(0.0, seconds - sum(parts.values())) / seconds,
+    }
 
 
 class PerformanceTracker:
@@ -156,39 +147,34 @@ class PerformanceTracker:
 
     def __init__(self, precision: str, accumulation_steps: int, device: torch.device) -> None:
         self.precision, self.accumulation_steps, self.device = precision, accumulation_steps, device
-        self.total, self.epoch, self.window = Window(), Window(), Window()
+        self.total, self.epoch, self.window = Counter[str](), Counter[str](), Counter[str]()
 
     def update(self, seconds: float, utterances: int, parts: Mapping[str, float]) -> None:
         """Count one optimizer step; `parts` are the seconds of `PARTS`."""
         for window in (self.total, self.epoch, self.window):
-            window.steps += 1
-            window.utterances += utterances
-            window.seconds += seconds
-            for name in PARTS:
-                window.parts[name] += parts.get(name, 0.0)
+            window.update(steps=1, utterances=utterances, seconds=seconds, **parts)  # type: ignore[arg-type]
 
     def take_window(self) -> dict[str, float]:
-        """The summary since the last call."""
-        summary, self.window = self.window.summary(), Window()
-        return summary
+        """The rates since the last call."""
+        window, self.window = self.window, Counter()
+        return rates(window)
 
     def take_epoch(self) -> dict[str, float]:
-        """The summary of the epoch."""
-        summary, self.epoch = self.epoch.summary(), Window()
-        return summary
+        """The rates of the epoch."""
+        window, self.epoch = self.epoch, Counter()
+        return rates(window)
 
     def summary(self, gpu_utilisation_percent: float | None = None) -> dict[str, Any]:
         """Everything since the start, with memory, utilisation and precision."""
         found: dict[str, Any] = {
-            **self.total.summary(),
-            "steps": self.total.steps,
+            **rates(self.total),
+            "steps": self.total["steps"],
             "precision": self.precision,
             "accumulation_steps": self.accumulation_steps,
             # The extra passes that accumulation makes inside one step.
             "accumulation_share": (self.accumulation_steps - 1) / self.accumulation_steps,
+            "process_peak_bytes": process_peak_bytes(),
         }
-        with measuring("peak memory of the process"):
-            found["process_peak_bytes"] = process_peak_bytes()
         if self.device.type == "cuda":
             found["device_peak_bytes"] = torch.cuda.max_memory_allocated(self.device)
             found["device_reserved_bytes"] = torch.cuda.max_memory_reserved(self.device)
@@ -247,12 +233,7 @@ class Progress:
             return
         path = self.folder / METRICS
         if path.exists():
-            try:
-                self.num_lines = _drop_after(path, step, num_lines)
-            except OSError as error:
-                logger.warning(
-                    "could not remove the lines of %s after step %d; they will appear twice: %s", path, step, error
-                )
+            self.num_lines = _drop_after(path, step, num_lines)
         self._file = GrowingFile(path)
         if self._tensorboard:
             # Imported here: it takes a second that other commands should not pay.
@@ -263,8 +244,7 @@ class Progress:
 
     def start_epoch(self, epoch: int, max_epochs: int, num_batches: int, done: int) -> None:
         """Show an epoch (from 0) of `num_batches`, of which `done` were done before a resume; one bar for the run."""
-        self._epoch = f"epoch {epoch + 1}/{max_epochs}"
-        self._share_of_batch = 1 / max(1, num_batches)
+        self._epoch, self._share_of_batch = f"epoch {epoch + 1}/{max_epochs}", 1 / max(1, num_batches)
         position = epoch + done * self._share_of_batch
         if self._bar is None:
             self._bar = Bar("training", max_epochs, done=position, note=self._note, is_shown=self.show_bar)

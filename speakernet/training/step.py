@@ -8,8 +8,8 @@ import contextlib
 import dataclasses
 import inspect
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,16 +17,18 @@ from torch import Tensor, nn
 from torch import distributed as torch_distributed
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import record_function
 
+from speakernet.machine.device import synchronize
 from speakernet.parallel import distributed
-from speakernet.parallel.sharding import gather_rows, sharded_names, total_norm
+from speakernet.parallel.sharding import gather_rows, parameters_of, sharded_names, share_of, total_norm
 from speakernet.parallel.sync_norm import SynchronizedNorm
 from speakernet.random import capture_random_state, restore_random_state
-from speakernet.training.compiling import BufferGuard, Compiler
-from speakernet.training.optimizers import set_learning_rate
+from speakernet.training.compiling import Compiler
+from speakernet.training.optimizers import LEARNING_RATE_FACTOR, BufferGuard
 from speakernet.training.options import TrainingOptions
 from speakernet.training.precision import Precision
-from speakernet.training.profiler import NoProfiler, StepProfiler
+from speakernet.training.profiler import StepProfiler
 
 NUM_NUMBERS = 3
 """Of a step: weight, loss and accuracy."""
@@ -50,26 +52,10 @@ class BatchLike(Protocol):
 
     @property
     def warps(self) -> np.ndarray:
-        """(batch,) int64: the vocal tract of each utterance (`HasVocalTracts`)."""
+        """(batch,) int64: the vocal tract of each utterance."""
 
 
-@runtime_checkable
-class DrawsByRow(Protocol):
-    """A component of the network whose random draws are keyed by utterance; `speakernet.frontend` has them."""
-
-    def key_draws(self, key: int, rows: np.ndarray) -> None:
-        """Name the utterances of the next forward pass."""
-
-
-@runtime_checkable
-class HasVocalTracts(Protocol):
-    """A component of the network that changes vocal tracts; `speakernet.frontend` has it."""
-
-    def take_warps(self, warps: np.ndarray) -> None:
-        """Choose the vocal tract of each utterance of the next forward pass, (batch,)."""
-
-
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class StepOutcome:
     """What one step gave, still on the device (0-d tensors), which utterances it saw, and how long it took."""
 
@@ -109,8 +95,7 @@ class OneProcess:
 
     def embed(self, waveforms: Tensor) -> Tensor:
         """(batch, samples) -> (batch, dim)."""
-        embeddings: Tensor = self.net(waveforms)
-        return embeddings
+        return self.net(waveforms)  # type: ignore[no-any-return]
 
     def rows_of_all(self, rows: Tensor, shares: Sequence[int]) -> Tensor:
         """The rows of all ranks, in the order of the batch."""
@@ -176,9 +161,8 @@ class SeveralProcesses(OneProcess):
 
     def embed(self, waveforms: Tensor) -> Tensor:
         """As alone, with the exchange of gradients prepared."""
-        assert self._parallel is not None, "an epoch was begun"
-        embeddings: Tensor = self._parallel(waveforms)
-        return embeddings
+        assert self._parallel is not None
+        return self._parallel(waveforms)  # type: ignore[no-any-return]
 
     def rows_of_all(self, rows: Tensor, shares: Sequence[int]) -> Tensor:
         """Gathered, with gradients."""
@@ -186,8 +170,8 @@ class SeveralProcesses(OneProcess):
 
     def backward(self, value: Tensor, numbers: Tensor, *, is_last: bool) -> None:
         """Backward pass; at the last micro-batch the gradients of all ranks are averaged meanwhile."""
-        requests = [float(one) for one in self.requests()] if is_last else []
-        messages = torch.cat([numbers, numbers.new_tensor(requests or [0.0] * NUM_REQUESTS)])
+        requests = self.requests() if is_last else [False] * NUM_REQUESTS
+        messages = torch.cat([numbers, numbers.new_tensor(requests)])
         # The gradient of a sum of products is what the parameter is multiplied by.
         (value + (self._all.messages * messages).sum()).backward()  # type: ignore[no-untyped-call]
 
@@ -223,8 +207,9 @@ class SeveralProcesses(OneProcess):
 
     def _own_norms(self) -> list[nn.Module]:
         """The norms whose statistics are each rank's own."""
-        norms = [one for one in self._all.modules() if isinstance(one, _BatchNorm) and one.track_running_stats]
-        return [one for one in norms if not isinstance(one, nn.SyncBatchNorm | SynchronizedNorm)]
+        shared = (nn.SyncBatchNorm, SynchronizedNorm)
+        norms = [one for one in self._all.modules() if isinstance(one, _BatchNorm) and not isinstance(one, shared)]
+        return [one for one in norms if one.track_running_stats]
 
 
 class _Everything(nn.Module):
@@ -236,8 +221,7 @@ class _Everything(nn.Module):
         self.messages = nn.Parameter(torch.zeros(NUM_NUMBERS + NUM_REQUESTS, device=device))
 
     def forward(self, waveforms: Tensor) -> Tensor:
-        embeddings: Tensor = self.net(waveforms)
-        return embeddings
+        return self.net(waveforms)  # type: ignore[no-any-return]
 
 
 class TrainingStep:
@@ -259,23 +243,25 @@ class TrainingStep:
         precision: Precision,
         options: TrainingOptions,
         *,
-        profiler: StepProfiler | NoProfiler,
         utterances_per_speaker: int,
         gradient_cache: bool,
         ranks: OneProcess | None = None,
         compiler: Compiler | None = None,
+        profiler: StepProfiler | None = None,
     ) -> None:
         self.net, self.loss, self.optimizer, self.precision = net, loss, optimizer, precision
         self.max_grad_norm = options.max_grad_norm
         self.utterances_per_speaker, self.gradient_cache = utterances_per_speaker, gradient_cache
-        self.profiler = profiler
         self.ranks = ranks or OneProcess(net)
-        self.compiler = compiler or Compiler(net, None)
+        self.compiler, self.profiler = compiler or Compiler(net, None), profiler
         self.guard = BufferGuard([net, loss])
-        self._keyed = [module for module in net.modules() if isinstance(module, DrawsByRow)]
-        self._warping = [module for module in net.modules() if isinstance(module, HasVocalTracts)]
+        # Components of the front end whose draws are keyed by utterance, or that change vocal tracts.
+        self._keyed, self._warping = (
+            [one for one in net.modules() if hasattr(one, name)] for name in ("key_draws", "take_warps")
+        )
         self._sees_all = bool(getattr(loss, "sees_all_ranks", loss.is_metric))
-        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._parameters = parameters_of(optimizer)
+        self._is_sharded = any(share_of(parameter) is not None for parameter in self._parameters)
         # A fused optimizer on a GPU reads `found_inf` there; the others are asked on the host.
         self._skips_on_device = precision.device.type == "cuda" and bool(optimizer.defaults.get("fused"))
         self._reset()
@@ -285,28 +271,42 @@ class TrainingStep:
         """Whether no micro-batch of the coming step was computed yet."""
         return not self._indices
 
-    def run(self, batches: Iterator[BatchLike], count: int, name: str, learning_rate: float) -> StepOutcome:
-        """A step over the next `count` micro-batches."""
+    def run(
+        self, batches: Iterator[BatchLike], count: int, name: str, learning_rate: float, steps_left: float = 0
+    ) -> StepOutcome:
+        """A step over the next `count` micro-batches; `steps_left` of the run decide whether compiling pays."""
         data = forward_backward = 0.0
-        processor_begin, mark = time.thread_time(), time.perf_counter()
+        processor_begin, begin = time.thread_time(), time.perf_counter()
+        mark = begin
         for number in range(count):
             distributed.work.at(f"the data of {name}")
-            with self.profiler.phase("data"):
+            with record_function("speakernet.data"):
                 batch = next(batches)
             before, mark = mark, time.perf_counter()
             data += mark - before
             distributed.work.at(name)
-            if self.compiler.is_new:
-                self._add_first_compiled(batch, is_last=number + 1 == count)
-            else:
-                self.add(batch, is_last=number + 1 == count)
+            self.add(batch, is_last=number + 1 == count)
             before, mark = mark, time.perf_counter()
             forward_backward += mark - before
-        with self.profiler.phase("optimizer"):
+        with record_function("speakernet.optimizer"):
             outcome = self.finish(learning_rate)
-        seconds = {"data": data, "forward_backward": forward_backward, "optimizer": time.perf_counter() - mark}
-        seconds["processor"] = time.thread_time() - processor_begin
-        return dataclasses.replace(outcome, requests=self.ranks.agreed, seconds=seconds)
+        outcome.requests = self.ranks.agreed
+        outcome.seconds = {
+            **{"data": data, "forward_backward": forward_backward, "optimizer": time.perf_counter() - mark},
+            "processor": time.thread_time() - processor_begin,
+        }
+        if self.profiler is not None:
+            self.profiler.step()
+        if self.compiler.is_observing:
+            synchronize(self.precision.device)
+            self.compiler.consider(time.perf_counter() - begin, steps_left)
+        return outcome
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside the block, between two steps, everything runs eagerly and nothing is profiled."""
+        with self.compiler.paused(), self.profiler.paused() if self.profiler else contextlib.nullcontext():
+            yield
 
     def add(self, batch: BatchLike, *, is_last: bool = True) -> None:
         """Forward and backward of one micro-batch (or keep it, with the gradient cache)."""
@@ -324,7 +324,7 @@ class TrainingStep:
         # Micro-batches count by their utterances, in units of the first, so that fp16 gradients keep their size.
         weight = counted / self._weight_unit
         with self.ranks.micro_batch(is_last):
-            with self.profiler.phase("forward"), self.precision.autocast():
+            with record_function("speakernet.forward"), self.precision.autocast():
                 self.key_draws(batch)
                 embeddings, labels = self.ranks.embed(batch.waveforms), batch.labels
                 if self._sees_all:
@@ -332,13 +332,13 @@ class TrainingStep:
                 compare = self._compare if self.loss.is_metric else self.loss
                 value, accuracy = compare(embeddings, labels)
             numbers = self._record(value, accuracy, weight)
-            with self.profiler.phase("backward"):
-                scaled = self.precision.scaled(value * weight if weight != 1.0 else value)
-                self.ranks.backward(scaled, numbers, is_last=is_last)
+            with record_function("speakernet.backward"):
+                self.ranks.backward(value * (weight * self.precision.scale), numbers, is_last=is_last)
 
     def finish(self, learning_rate: float) -> StepOutcome:
         """Clip, check, update the weights (or undo the step), and clear the gradients."""
-        set_learning_rate(self.optimizer, learning_rate)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate * group.get(LEARNING_RATE_FACTOR, 1.0)
         if self.gradient_cache:
             self._two_passes()
         assert self._numbers is not None, "a micro-batch was added"
@@ -346,18 +346,28 @@ class TrainingStep:
         loss, accuracy = loss_sum / weight, accuracy_sum / weight
         # Divided once at the end: a smaller last micro-batch needs no case of its own.
         divisor = self.precision.scale * weight
-        norm = total_norm(self._parameters) / divisor
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        norm = total_norm(self._parameters) if self._is_sharded else nn.utils.get_total_norm(gradients)
+        norm = norm / divisor
         loss_is_bad = ~torch.isfinite(loss)
         is_bad = loss_is_bad | ~torch.isfinite(norm)
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
         if gradients:
             coefficient = 1.0 / divisor
             if self.max_grad_norm > 0:
                 coefficient = coefficient * torch.clamp(self.max_grad_norm / (norm + 1e-6), max=1.0)
             # Loss scale, weights and clipping in one kernel; clip_grad_norm_ would pass over them once more.
             torch._foreach_mul_(gradients, coefficient)
-        self._update(is_bad)
-        self.precision.update(is_bad)
+        if self._skips_on_device:
+            # torch's fused kernels leave weights and moments alone if found_inf is 1 (made for GradScaler).
+            self.optimizer.found_inf = is_bad.float()  # type: ignore[attr-defined]
+            self.optimizer.step()
+            self.guard.restore_where(is_bad)
+        elif bool(is_bad):
+            self.guard.restore()
+        else:
+            self.optimizer.step()
+        if self.precision.scales:
+            self.precision.update(is_bad)
         self.optimizer.zero_grad(set_to_none=True)
         indices, num_utterances = torch.cat(self._indices).detach(), self._num_utterances
         self._reset()
@@ -374,25 +384,12 @@ class TrainingStep:
         """No step comes after it."""
         self.ranks.close()
         self.compiler.close()
+        if self.profiler is not None:
+            self.profiler.close()
 
     def _reset(self) -> None:
         self._indices, self._held = [], []
         self._weight_unit, self._num_utterances, self._numbers = None, 0, None
-
-    def _add_first_compiled(self, batch: BatchLike, *, is_last: bool) -> None:
-        """The first micro-batch of compiled code; if compiling fails, it is undone and repeated without."""
-        random_state, begin = capture_random_state(), time.perf_counter()
-        try:
-            self.add(batch, is_last=is_last)
-            self.compiler.succeed(time.perf_counter() - begin)
-        except Exception as error:
-            # Whatever the compiler raises: an error of the network itself comes again when it runs eagerly.
-            self.compiler.fail(error)
-            self.optimizer.zero_grad(set_to_none=True)
-            self.guard.restore()
-            self._reset()
-            restore_random_state(random_state)
-            self.add(batch, is_last=is_last)
 
     def _record(self, loss: Tensor, accuracy: Tensor, weight: float) -> Tensor:
         found = torch.stack([loss.detach().float(), accuracy.detach().float()])
@@ -408,10 +405,10 @@ class TrainingStep:
 
     def _two_passes(self) -> None:
         """Embed everything without a graph, take the loss's gradient by embedding, then propagate it by batch."""
-        states, embeddings, device = [], [], self.precision.device
+        states, embeddings = [], []
         with torch.no_grad(), self.precision.autocast():
             for batch in self._held:
-                states.append(_random_state(device))
+                states.append(capture_random_state())
                 self.key_draws(batch)
                 embeddings.append(self.net(batch.waveforms))
         # The first pass has moved the batch-norm statistics; only the second may.
@@ -425,8 +422,8 @@ class TrainingStep:
             value, accuracy = self._compare(torch.cat(rows), torch.cat(labels))
         numbers = self._record(value, accuracy, 1.0)
         own = [one for one in self.loss.parameters() if one.requires_grad]
-        found = torch.autograd.grad(self.precision.scaled(value), [*leaves, *own], allow_unused=True)
-        after_loss = _random_state(device)
+        found = torch.autograd.grad(value * self.precision.scale, [*leaves, *own], allow_unused=True)
+        after_loss = capture_random_state()
         is_learning = any(parameter.requires_grad for parameter in self.net.parameters())
         for number, (batch, state, gradient) in enumerate(zip(self._held, states, found, strict=False)):
             is_last = number == len(self._held) - 1
@@ -434,7 +431,7 @@ class TrainingStep:
                 # A frozen network: the head has its gradient already.
                 continue
             # The same dropout and masks as in the first pass, or the gradient would belong to other embeddings.
-            _set_random_state(device, state)
+            restore_random_state(state)
             with self.ranks.micro_batch(is_last):
                 self.key_draws(batch)
                 with self.precision.autocast():
@@ -446,28 +443,4 @@ class TrainingStep:
                     sums += [(one * of_one).sum() for one, of_one in heads if of_one is not None]
                 sent = numbers if is_last else torch.zeros_like(numbers)
                 self.ranks.backward(torch.stack(sums).sum(), sent, is_last=is_last)
-        _set_random_state(device, after_loss)
-
-    def _update(self, is_bad: Tensor) -> None:
-        if self._skips_on_device:
-            # torch's fused kernels leave weights and moments alone if found_inf is 1 (made for GradScaler).
-            optimizer: Any = self.optimizer
-            optimizer.found_inf = is_bad.float()
-            optimizer.step()
-            self.guard.restore_where(is_bad)
-        elif bool(is_bad):
-            self.guard.restore()
-        else:
-            self.optimizer.step()
-
-
-def _random_state(device: torch.device) -> list[Any]:
-    """Everything that dropout in the next forward pass depends on."""
-    return [torch.get_rng_state(), [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []]
-
-
-def _set_random_state(device: torch.device, state: Iterable[Any]) -> None:
-    on_host, on_device = state
-    torch.set_rng_state(on_host)
-    for one in on_device:
-        torch.cuda.set_rng_state(one, device)
+        restore_random_state(after_loss)

@@ -5,6 +5,7 @@ Knows no model, no loss and no audio. Reads from top to bottom: `train`, `train_
 """
 
 import contextlib
+import functools
 import gc
 import itertools
 import logging
@@ -34,13 +35,13 @@ from speakernet.training.checkpoints import (
 )
 from speakernet.training.optimizers import Freezing, OptimizerState, WeightAverage
 from speakernet.training.options import TrainingOptions
-from speakernet.training.precision import report_activations
 from speakernet.training.progress import (
     NonFiniteError,
     PerformanceTracker,
     Progress,
     RecentSteps,
     performance_sentence,
+    rates,
 )
 from speakernet.training.schedules import LearningRateSchedule, MarginSchedule
 from speakernet.training.state import WHOLE_RUN, Interrupted, Stage, StopRequest, TrainingState
@@ -51,8 +52,6 @@ logger = logging.getLogger(__name__)
 
 STATISTICS_BATCHES = 50
 """Batches over which batch-norm statistics are measured after averaging."""
-EVALUATIONS_TO_JUDGE, MUCH_OF_THE_TIME = 2, 0.5
-"""After so many evaluations: a share of the time that is worth a warning."""
 SECONDS_TO_JUDGE = 10.0
 """Of steps, before a warning that they wait for data: the first ones wait for caches and workers."""
 
@@ -103,8 +102,7 @@ class Trainer:
         advise: Callable[[float], str] = lambda data_wait_share: "",
     ) -> None:
         self.step, self.net, self.loss, self.optimizer = step, step.net, step.loss, step.optimizer
-        self.precision, self.profiler, self.compiler = step.precision, step.profiler, step.compiler
-        self.loader, self.validate = loader, validate
+        self.precision, self.loader, self.validate = step.precision, loader, validate
         self.learning_rate, self.margin = learning_rate, margin
         self.freezing, self.average = Freezing(self.net, options), WeightAverage(self.net, options.ema_decay)
         self.threads = threads
@@ -127,26 +125,39 @@ class Trainer:
             "average": self.average,
         }
         self._utilisation = utilisation_monitor(self.precision.device)
-        self._began = self._saved_at = time.monotonic()
-        self._evaluation_times: list[float] = []
-        self._is_advised = self._has_explained_margin = False
+        self._saved_at = time.monotonic()
+        self._evaluation_seconds = 0.0
+        self._of_stage = f" of the {stage.name}" if stage.name else ""
+        self._is_advised = False
 
     def train(self) -> dict[str, Any]:
         """Train to the end, or from where the run was stopped; returns the summary."""
-        with self._folder_held():
+        with contextlib.ExitStack() as stack:
+            if distributed.is_main():
+                stack.enter_context(held(self.store.folder))
+            # These run from the last to the first: the folder is released when nothing is written any more.
+            stack.callback(self.store.wait)
+            for one in (self.progress, self.threads, self.step):
+                stack.callback(one.close)
             self._resume()
-            if self.state.is_finished(self.options):
-                self._log_finished()
+            state, stage = self.state, self.stage
+            if state.is_finished(self.options):
+                more = f"{stage.epochs_option} {max(state.epoch, self.options.max_epochs) + 10}"
+                logger.info(
+                    "this %s %s (%s, best EER %.2f %%): nothing to train. To continue: %s. To score: --eval "
+                    "--initial_model %s",
+                    *(stage.name or "run", "was stopped early" if state.stopped_early else "is finished"),
+                    *(counted(state.epoch, "epoch"), state.best_eer_percent),
+                    *("a larger --patience" if state.stopped_early else more, self.store.best_path),
+                )
                 return self.summary()
-            self.progress.open(self.state.step, self.state.metrics_lines or None)
+            self.progress.open(state.step, state.metrics_lines or None)
             with self.stop.listening(), self._utilisation:
                 try:
                     self._train_on()
                 except Stopped:
                     # Nothing is kept of an evaluation that was left: the resumed run begins with it.
-                    self.stop.agree()
-                    self.save_last()
-                    self._stop_if_asked()
+                    self._stop_if_asked(saves=True)
             self.store.close()
             return self.summary()
 
@@ -158,12 +169,12 @@ class Trainer:
             # The given weights are best.pt until an epoch beats them.
             state.initial_eer_percent = self.evaluate("initial model")
             self.save_last()
-            self._stop_if_asked(agrees=True)
+            self._stop_if_asked()
         while not state.epochs_done(self.options):
             if not state.awaits_evaluation:
                 self.train_epoch()
             self.judge_epoch()
-            self._stop_if_asked(agrees=True)
+            self._stop_if_asked()
         if not state.is_finished(self.options):
             self._average_last()
 
@@ -177,33 +188,43 @@ class Trainer:
         self.loss.train()
         self.step.ranks.begin_epoch()
         self.progress.start_epoch(state.epoch, self.options.max_epochs, num_batches, state.batch)
-        batches = self._with_report(iter(self.loader))
+        batches = iter(self.loader)
         while state.batch < num_batches:
             self.run_step(batches)
         self.recent.fetch_into(state, self.precision)
         state.epoch, state.batch, state.awaits_evaluation = state.epoch + 1, 0, True
-        self._refuse_empty_epoch()
+        if not state.epoch_good_steps and (state.bad_streak or state.epoch >= self.options.max_epochs):
+            raise NonFiniteError(
+                f"epoch {state.epoch}: every step was undone, and there is nothing to evaluate. Lower "
+                "optimizer.learning_rate, try --mixed-precision no, or look at the audio that the log names"
+            )
         self._log_epoch()
+
+    @property
+    def position(self) -> float:
+        """Where the run is, in optimizer steps of the schedules."""
+        # By epochs, not by the count of steps: that would be wrong if the batch size changed before a resume.
+        count, per_epoch = self.options.accumulation_steps, self.learning_rate.steps_per_epoch
+        done, in_epoch = -(-self.state.batch // count), -(-len(self.loader) // count)
+        return self.state.epoch * per_epoch + done * (per_epoch / in_epoch)
 
     def run_step(self, batches: Iterator[BatchLike]) -> None:
         """One optimizer step and what comes between two."""
-        begin, state, options, num_batches = time.perf_counter(), self.state, self.options, len(self.loader)
-        count = min(options.accumulation_steps, num_batches - state.batch)
-        # By epochs, not by the count of steps: that would be wrong if the batch size changed before a resume.
-        position = state.epoch * self.learning_rate.steps_per_epoch + -(-state.batch // options.accumulation_steps) * (
-            self.learning_rate.steps_per_epoch / -(-num_batches // options.accumulation_steps)
-        )
+        begin, state, options, position = time.perf_counter(), self.state, self.options, self.position
+        count = min(options.accumulation_steps, len(self.loader) - state.batch)
         if self.margin is not None:
             self.loss.margin = self.margin(position)  # type: ignore[assignment]
+        name, learning_rate = f"step {state.step + 1}", self.learning_rate(position)
         try:
-            outcome = self.step.run(batches, count, f"step {state.step + 1}", self.learning_rate(position))
+            outcome = self.step.run(batches, count, name, learning_rate, self._steps_left(position))
         except Exception:
             # The loader failed before the first micro-batch: the run is as after the last step.
             if state.step and self.step.is_idle and not distributed.is_distributed():
                 self.save_last()
                 self.store.close()
             raise
-        self.average.update()
+        if options.ema_decay:
+            self.average.update()
         state.step += 1
         state.batch += count
         state.utterances += outcome.num_utterances
@@ -213,22 +234,12 @@ class Trainer:
         self.tracker.update(seconds, outcome.num_utterances, outcome.seconds)
         self.progress.advance(count)
         if self.threads.most > 1:
-            self.threads.step(
-                seconds - outcome.seconds["data"],
-                outcome.seconds["processor"],
-                outcome.num_utterances,
-                is_compiled=self.compiler.is_compiled,
-            )
-        self.profiler.step()
-        self._report_steps(position, num_batches)
-        if self.compiler.is_observing:
-            self.compiler.consider(self._steps_left(num_batches))
+            busy, is_compiled = outcome.seconds["processor"], self.step.compiler.is_compiled
+            self.threads.step(seconds - outcome.seconds["data"], busy, outcome.num_utterances, is_compiled=is_compiled)
+        self._report_step(position)
         stops, saves = outcome.requests
         if stops or saves or (options.save_steps and state.step % options.save_steps == 0):
-            if stops:
-                self.stop.agree()
-            self.save_last()
-            self._stop_if_asked()
+            self._stop_if_asked(saves=True, agrees=stops)
 
     def _requests(self) -> list[bool]:
         """What this rank asks of all ranks after a step: to stop, and to save by the clock, of which there is one."""
@@ -268,7 +279,18 @@ class Trainer:
             metrics = distributed.broadcast_object(dict(self.validate()))
             seconds = time.perf_counter() - begin
             eer = metrics["eer_percent"] = float(metrics["eer_percent"])
-            self._compare_trials(int(metrics.get("trials_checksum", 0)))
+            checksum = int(metrics.get("trials_checksum", 0))
+            # 0: nothing was evaluated yet.
+            if state.trials_checksum and checksum != state.trials_checksum:
+                logger.warning(
+                    "the validation trials differ from those before (list, max_trials or seed): EERs from here on are "
+                    "not compared with the %.2f %% measured on them, and best.pt is replaced",
+                    state.best_eer_percent,
+                )
+                state.forget_best()
+                state.initial_eer_percent = None
+                self.learning_rate.load_state_dict({"observed_eers": []})
+            state.trials_checksum = checksum
             if self.options.final_model == "last" or eer < state.best_eer_percent:
                 state.best_eer_percent, state.best_epoch, state.best_stage = eer, state.epoch, self.stage.name
                 state.evaluations_without_gain = 0
@@ -281,29 +303,13 @@ class Trainer:
         self._log_evaluation(metrics, seconds, note)
         return eer
 
-    def _compare_trials(self, checksum: int) -> None:
-        """Forget the best EER if it was measured on other trials."""
-        state = self.state
-        # 0: nothing was evaluated yet.
-        if state.trials_checksum and checksum != state.trials_checksum:
-            logger.warning(
-                "the validation trials differ from those before (list, max_trials or seed): EERs from here on are not "
-                "compared with the %.2f %% measured on them, and best.pt is replaced",
-                state.best_eer_percent,
-            )
-            state.forget_best()
-            state.initial_eer_percent = None
-            self.learning_rate.load_state_dict({"observed_eers": []})
-        state.trials_checksum = checksum
-
     @contextlib.contextmanager
     def _training_paused(self, of_average: bool) -> Iterator[None]:
         """Inside the block the network is evaluated; afterwards training continues as if nothing had been."""
         self._free_memory()
         # Evaluation must not change what training draws next.
         random_state = capture_random_state()
-        average = self.average.applied() if of_average else contextlib.nullcontext()
-        with average, self.compiler.paused(), self.profiler.paused():
+        with self.average.applied() if of_average else contextlib.nullcontext(), self.step.paused():
             # Weights that nothing was averaged into have the statistics that they came with.
             if of_average and self.options.ema_statistics == "measured" and self.state.step > 0:
                 self._measure_statistics()
@@ -324,7 +330,10 @@ class Trainer:
 
     def _average_last(self) -> None:
         """Try the mean of the last checkpoints; it becomes best.pt when its EER is better."""
-        number, weights, head = distributed.from_main(self._averaged_checkpoints)
+        self.store.wait()
+        number = self.options.average_checkpoints
+        mean = functools.partial(average_checkpoints, self.store.epoch_paths(), number)
+        weights, head = distributed.from_main(mean)
         own = to_cpu(self.net.state_dict())
         # What a model file does not hold (the position in keyed draws) stays as it is.
         self.net.load_state_dict({**own, **weights})
@@ -341,18 +350,13 @@ class Trainer:
         self.state.averaged = True
         self.save_last()
 
-    def _averaged_checkpoints(self) -> tuple[int, dict[str, Any], dict[str, Any] | None]:
-        self.store.wait()
-        paths = self.store.epoch_paths()[-self.options.average_checkpoints :]
-        return len(paths), *average_checkpoints(paths, self.options.average_checkpoints)
-
     def _measure_statistics(self) -> None:
         """Measure the batch-norm statistics: those of averaged weights are not the average of statistics."""
         self.loader.set_epoch(self.state.epoch)
         most = min(STATISTICS_BATCHES, len(self.loader))
         with (
             self.precision.autocast(),
-            self.compiler.paused(),
+            self.step.paused(),
             Bar("batch-norm statistics", most, "batch", is_shown=self.progress.show_bar) as bar,
         ):
             some = itertools.islice(iter(self.loader), STATISTICS_BATCHES)
@@ -364,18 +368,6 @@ class Trainer:
     def _waveforms(self, batch: BatchLike) -> torch.Tensor:
         self.step.key_draws(batch)
         return batch.waveforms
-
-    @contextlib.contextmanager
-    def _folder_held(self) -> Iterator[None]:
-        """Hold the run folder, and leave nothing open or half written behind, whatever happens inside."""
-        with contextlib.ExitStack() as stack:
-            if distributed.is_main():
-                stack.enter_context(held(self.store.folder))
-            # They run from the last to the first: the folder is released when nothing is written any more.
-            stack.callback(self.store.wait)
-            for one in (self.profiler, self.progress, self.threads, self.step):
-                stack.callback(one.close)
-            yield
 
     def _resume(self) -> None:
         """Continue from what the folder holds, or prepare it for a new run."""
@@ -462,22 +454,24 @@ class Trainer:
     def _model(self) -> dict[str, Any]:
         """The contents of a model file of the weights as they are."""
         state = self.state
-        # With its EER, so that another stage, or another run, can be compared with it.
-        summary: dict[str, Any] = {
+        summary = {
             "epoch": state.epoch,
             "step": state.step,
+            # So that another stage, or another run, can be compared with it.
             "best_eer_percent": state.best_eer_percent,
             "performance": self.tracker.summary(),
+            **({"stage": self.stage.name} if self.stage.name else {}),
+            # Licence and training data of the initial model hold for it too.
+            **({} if self.stage.given is None else {"initial_model": dict(self.stage.given)}),
         }
-        summary |= {"stage": self.stage.name} if self.stage.name else {}
-        # Licence and training data of the initial model hold for it too.
-        summary |= {"initial_model": dict(self.stage.given)} if self.stage.given is not None else {}
         return self.model_contents(summary)
 
-    def _stop_if_asked(self, *, agrees: bool = False) -> None:
-        """End the run, which has been saved, if a signal asked for it."""
+    def _stop_if_asked(self, *, saves: bool = False, agrees: bool = True) -> None:
+        """Save the run if it is not saved; end it if a signal asked some rank for that. Every rank calls it."""
         if agrees:
             self.stop.agree()
+        if saves:
+            self.save_last()
         if self.stop.agreed:
             self.store.close()
             stopped = Interrupted(self.stop.agreed)
@@ -507,54 +501,27 @@ class Trainer:
             "performance_sentence": performance_sentence(performance),
         }
 
-    def _refuse_empty_epoch(self) -> None:
-        """An epoch whose steps were all undone ends the run, unless a smaller loss scale may save the next one."""
-        state = self.state
-        if state.epoch_good_steps:
-            return
-        what = f"epoch {state.epoch}: every step was undone, so the weights are those before it"
-        if state.bad_streak or state.epoch >= self.options.max_epochs:
-            raise NonFiniteError(
-                f"{what}, and there is nothing to evaluate. Lower optimizer.learning_rate, try --mixed-precision no, "
-                "or look at the audio of the utterances that the log names"
-            )
-        logger.warning("%s: gradients overflowed under the loss scale of fp16, which has been lowered", what)
-
-    def _with_report(self, batches: Iterator[BatchLike]) -> Iterator[BatchLike]:
-        """The batches; before the first step of a run the log names the dtype that the network computes in."""
-        if self.state.step == 0:
-            batch = next(batches)
-            with self.compiler.paused():
-                report_activations(self.net, self.precision, batch.waveforms)
-            yield batch
-        yield from batches
-
-    def _report_steps(self, position: float, num_batches: int) -> None:
-        """Fetch and record what is due."""
+    def _report_step(self, position: float) -> None:
+        """Fetch, record and show what is due."""
         options, step = self.options, self.state.step
-        is_recorded = step % options.log_interval == 0
+        is_recorded, is_shown = step % options.log_interval == 0, self.progress.is_due
         # Asking the device stops the host until all steps are done: once in many steps, but before it is too late.
-        # After the same steps on every rank, since a bad step is gathered from all of them.
-        if is_recorded or len(self.recent.outcomes) >= min(options.log_interval, options.max_bad_steps):
+        # After the same steps on every rank, since a bad step is gathered from all of them; the clock is this rank's.
+        is_full = len(self.recent.outcomes) >= min(options.log_interval, options.max_bad_steps)
+        if is_recorded or is_full or (is_shown and not distributed.is_distributed()):
             self.recent.fetch_into(self.state, self.precision)
         if is_recorded:
-            window = self.tracker.take_window()
-            values: dict[str, Any] = {**window, **self.recent.take(), "learning_rate": self.learning_rate(position)}
-            values["run_time_left"] = self._time_left(num_batches, window)
+            values = {**self.tracker.take_window(), **self.recent.take(), "learning_rate": self.learning_rate(position)}
+            values["run_time_left"] = self._time_left(values)
             if self.margin is not None:
                 values["margin"] = self.margin(position)
             self.progress.record("step", step, self.state.epoch + 1, values)
-        elif self.progress.is_due:
-            # The clock is this rank's own: only alone may it decide to fetch.
-            if not distributed.is_distributed():
-                self.recent.fetch_into(self.state, self.precision)
-            self._show(num_batches)
+        elif is_shown:
+            self._show()
 
-    def _show(self, num_batches: int) -> None:
-        window = self.tracker.window.summary()
-        self.progress.show(
-            {**window, **self.recent.means(), "run_time_left": self._time_left(num_batches, window)},
-        )
+    def _show(self) -> None:
+        window = rates(self.tracker.window)
+        self.progress.show({**window, **self.recent.means(), "run_time_left": self._time_left(window)})
 
     def _log_epoch(self) -> None:
         """What the epoch came to; once a run, what to change when it waits for data."""
@@ -562,65 +529,30 @@ class Trainer:
         report = {**self.loader.epoch_report(), **self.tracker.take_epoch(), "bad_steps": state.bad_steps}
         self.progress.record("epoch", state.step, state.epoch, {**values, **report})
         loss, accuracy = values["loss"], values["accuracy_percent"]
-        logger.info("%s: loss %.4f, accuracy %.2f %%%s", self._epoch_name(), loss, accuracy, self._margin_note())
+        logger.info("epoch %d%s: loss %.4f, accuracy %.2f %%", state.epoch, self._of_stage, loss, accuracy)
         total = self.tracker.total
-        is_early = self._is_advised or total.seconds < SECONDS_TO_JUDGE
-        if advice := "" if is_early else self.advise(total.parts["data"] / total.seconds):
+        is_early = self._is_advised or total["seconds"] < SECONDS_TO_JUDGE
+        if advice := "" if is_early else self.advise(total["data"] / total["seconds"]):
             self._is_advised = True
             logger.warning("%s", advice)
 
-    def _margin_note(self) -> str:
-        """Once a start, when the margin begins to act: the figures look like a failure."""
-        margin = self.margin
-        if self._has_explained_margin or margin is None or margin(self.state.epoch * margin.steps_per_epoch) <= 0:
-            return ""
-        self._has_explained_margin = True
-        return " (the margin makes every utterance harder: loss and accuracy now look worse than the model is)"
-
     def _log_evaluation(self, metrics: Mapping[str, Any], seconds: float, note: str) -> None:
-        state, times = self.state, self._evaluation_times
-        times.append(seconds)
-        values = {**metrics, "best_eer_percent": state.best_eer_percent, "evaluation_seconds": seconds, "note": note}
+        state, best, self._evaluation_seconds = self.state, self.state.best_eer_percent, seconds
+        values = {**metrics, "best_eer_percent": best, "evaluation_seconds": seconds, "note": note}
         self.progress.record("evaluation", state.step, state.epoch, values)
-        name = self._epoch_name() + (f" ({note})" if note else "")
-        found = metrics["eer_percent"], state.best_eer_percent, seconds
-        logger.info("evaluation after %s: EER %.2f %% (best %.2f %%), %.1f s", name, *found)
-        # The time left that is shown knows nothing of it.
-        self._show(len(self.loader))
-        share = sum(times) / max(time.monotonic() - self._began, 1e-9)
-        if len(times) == EVALUATIONS_TO_JUDGE and share > MUCH_OF_THE_TIME:
-            logger.warning(
-                "evaluations take %.0f %% of the time: raise training.test_interval, or lower evaluation.num_crops or "
-                "evaluation.max_trials",
-                100 * min(share, 1.0),
-            )
-
-    def _log_finished(self) -> None:
-        state, stage = self.state, self.stage
-        more = f"{stage.epochs_option} {max(state.epoch, self.options.max_epochs) + 10}"
         logger.info(
-            "this %s %s (%s, best EER %.2f %%): nothing to train. To continue: %s. To score: --eval --initial_model %s",
-            stage.name or "run",
-            "was stopped early" if state.stopped_early else "is finished",
-            counted(state.epoch, "epoch"),
-            state.best_eer_percent,
-            "a larger --patience" if state.stopped_early else more,
-            self.store.best_path,
+            "evaluation after epoch %d%s%s: EER %.2f %% (best %.2f %%), %.1f s",
+            *(state.epoch, self._of_stage, note and f" ({note})", metrics["eer_percent"], best, seconds),
         )
+        # The time left that is shown knows nothing of it.
+        self._show()
 
-    def _steps_left(self, num_batches: int) -> int:
-        """Steps to the end of the run, if its epochs are as long as this one."""
-        count = self.options.accumulation_steps
-        in_epoch, per_epoch = -(-(num_batches - self.state.batch) // count), -(-num_batches // count)
-        return in_epoch + per_epoch * max(0, self.options.max_epochs - self.state.epoch - 1)
+    def _steps_left(self, position: float) -> float:
+        return self.options.max_epochs * self.learning_rate.steps_per_epoch - position
 
-    def _time_left(self, num_batches: int, window: Mapping[str, float]) -> str:
+    def _time_left(self, rates_now: Mapping[str, Any]) -> str:
         """Of training and evaluations, as fast as the last ones were."""
         interval, last = self.options.test_interval, self.options.max_epochs
         evaluations = max(0, -(-last // interval) - self.state.epoch // interval)
-        of_each = self._evaluation_times[-1] if self._evaluation_times else 0.0
-        of_steps = self._steps_left(num_batches) * window.get("step_seconds", 0.0)
-        return duration(of_steps + evaluations * of_each)
-
-    def _epoch_name(self) -> str:
-        return f"epoch {self.state.epoch}" + (f" of the {self.stage.name}" if self.stage.name else "")
+        of_steps = self._steps_left(self.position) * rates_now.get("step_seconds", 0.0)
+        return duration(of_steps + evaluations * self._evaluation_seconds)

@@ -418,7 +418,7 @@ def test_narrow_networks_stay_out_of_channels_last(corpus: Path, tmp_path: Path,
     # Compiled code is in channels_last by itself.
     caplog.set_level("INFO", "speakernet")
     trainer, _, _ = ready(tiny_config(corpus, model=narrow, runtime={"compile": "auto", "device": "cpu"}), tmp_path)
-    assert trainer.compiler.options is None and "crash in oneDNN" in caplog.text
+    assert trainer.step.compiler.options is None and "crash in oneDNN" in caplog.text
     with pytest.raises(ValueError, match="fewer than 16 channels"):
         ready(tiny_config(corpus, model=narrow, runtime={"compile": "on", "device": "cpu"}), tmp_path)
     wide = build_model(tiny_config(corpus, model={"name": "ResNet", "options": {"channels": 16, "blocks": [1, 1]}}))

@@ -1,15 +1,13 @@
 """The device of a run: what is asked for and what there is, its clock and its utilisation."""
 
 import logging
-import time
-import types
 
 import pytest
 import torch
 
 from speakernet.config import load_config
 from speakernet.machine import device
-from speakernet.machine.device import DeviceClock, choose_device, find_device, utilisation_monitor
+from speakernet.machine.device import choose_device, find_device, utilisation_monitor
 from speakernet.machine.options import MachineOptions
 
 
@@ -61,44 +59,6 @@ def test_a_gpu_that_is_missing(gpus: list[torch.device], monkeypatch: pytest.Mon
     assert choose_device(MachineOptions()) == torch.device("cpu")
     with pytest.raises(ValueError, match="'mps'"):
         load_config(["--runtime.device", "mps"])
-
-
-def test_the_clock_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter([1.0, 1.5, 4.0, 4.25])
-    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
-    clock = DeviceClock(torch.device("cpu"))
-    assert clock.take() == [] and len(clock) == 0
-    for _ in range(3):
-        clock.mark()
-    assert len(clock) == 2 and clock.take() == [0.5, 2.5]
-    # The last mark is where the next stretch begins.
-    clock.mark()
-    assert clock.take() == [0.25]
-
-
-def test_the_clock_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host sets three marks at once, and waits once for the times at which the device reached them."""
-    reached, waits = iter([100.0, 102.0, 107.0]), []
-
-    class Event:
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
-
-        def record(self, stream: object) -> None:
-            self.at = next(reached)
-
-        def synchronize(self) -> None:
-            waits.append(self.at)
-
-        def elapsed_time(self, other: "Event") -> float:
-            return other.at - self.at
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: types.SimpleNamespace(device=device))
-    clock = DeviceClock(torch.device("cuda"))
-    for _ in range(3):
-        clock.mark()
-    assert clock.take() == pytest.approx([0.002, 0.005]) and waits == [107.0]
 
 
 def test_utilisation(monkeypatch: pytest.MonkeyPatch) -> None:

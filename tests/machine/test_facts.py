@@ -4,7 +4,6 @@ import json
 import logging
 import math
 import re
-import types
 from pathlib import Path
 
 import pytest
@@ -20,8 +19,6 @@ from speakernet.machine.facts import Quota, driver_version, measuring, read_quot
 from speakernet.machine.memory import Monitor
 from speakernet.machine.options import MachineOptions
 from speakernet.machine.settings import optimize_torch_settings
-from speakernet.training.options import RuntimeOptions
-from speakernet.training.profiler import StepProfiler
 
 GIB = 1 << 30
 CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Thu Oct 19 18:56:32 UTC 2023\nGCC version:  gcc 12.2.0\n"
@@ -264,16 +261,3 @@ def test_failed_readings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog
     with Monitor(refuse, sample_seconds=0.001) as monitor:
         pass
     assert monitor.peak == monitor.start == 0 and monitor.mean is None
-
-
-def test_a_profiler_that_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    profiler = StepProfiler(RuntimeOptions(profile_steps=1), tmp_path, torch.device("cpu"))
-    profiler.close()
-    broken = types.SimpleNamespace(step=refuse, stop=refuse, toggle_collection_dynamic=refuse)
-    profiler._profiler, profiler._is_running, profiler._steps = broken, True, 1
-    with profiler.paused():
-        pass
-    profiler.step()
-    profiler.close()
-    assert "NVMLError: Not Supported" in caplog.text

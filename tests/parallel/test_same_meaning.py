@@ -20,7 +20,6 @@ from speakernet.parallel.sync_norm import synchronize_norms
 from speakernet.training.optimizers import create_optimizer
 from speakernet.training.options import OPTIMIZERS, RuntimeOptions, TrainingOptions
 from speakernet.training.precision import Precision
-from speakernet.training.profiler import NoProfiler
 from speakernet.training.step import SeveralProcesses, TrainingStep
 
 CPU = torch.device("cpu")
@@ -136,9 +135,8 @@ def build(case: Case) -> tuple[nn.Module, nn.Module, TrainingStep]:
         net,
         loss,
         create_optimizer(OPTIMIZERS["sgd"].options(learning_rate=0.05), [net, loss], CPU),
-        Precision(RuntimeOptions(), "no", CPU, reason="test"),
+        Precision(RuntimeOptions(), "no", CPU),
         TrainingOptions(),
-        profiler=NoProfiler(),
         utterances_per_speaker=case.per_speaker,
         gradient_cache=case.gradient_cache,
         ranks=SeveralProcesses(net, loss, CPU) if distributed.is_distributed() else None,

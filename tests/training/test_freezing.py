@@ -20,7 +20,7 @@ from training_fakes import (
 )
 
 from speakernet.checkpoint import read_own_checkpoint
-from speakernet.training.optimizers import Freezing, create_optimizer, set_learning_rate
+from speakernet.training.optimizers import Freezing, create_optimizer
 from speakernet.training.options import OPTIMIZERS, RuntimeOptions, TrainingOptions
 from speakernet.training.precision import Precision
 from speakernet.training.state import Interrupted, Stage
@@ -141,7 +141,9 @@ def test_weights_that_never_learn_stay_so_when_the_rest_thaws() -> None:
 def test_each_factor_has_groups_of_its_own_and_the_factor_one_none() -> None:
     net, loss = FakeNet(), FakeLoss()
     slow = create_optimizer(optimizer_options("adamw", network_learning_rate_factor=0.25), [net, loss], CPU)
-    set_learning_rate(slow, 0.1)
+    step = make_step(net, loss, slow, Precision(RuntimeOptions(), "no", CPU))
+    step.add(FakeLoader().batch(0))
+    step.finish(0.1)
     rates = {id(parameter): group["lr"] for group in slow.param_groups for parameter in group["params"]}
     assert {rates[id(parameter)] for parameter in net.parameters()} == {0.025}
     assert {rates[id(parameter)] for parameter in loss.parameters()} == {0.1}
@@ -160,7 +162,7 @@ def test_the_gradient_cache_trains_the_head_of_a_frozen_network() -> None:
     net, loss = FakeNet(), WithHead()
     Freezing(net, TrainingOptions(freeze_epochs=1)).begin_training(0)
     optimizer = create_optimizer(optimizer_options("sgd", learning_rate=0.1), [net, loss], CPU)
-    step = make_step(net, loss, optimizer, Precision(RuntimeOptions(), "no", CPU, reason="test"), gradient_cache=True)
+    step = make_step(net, loss, optimizer, Precision(RuntimeOptions(), "no", CPU), gradient_cache=True)
     before, head = [value.clone() for value in net.state_dict().values()], loss.head.weight.clone()
     loader = FakeLoader()
     step.add(loader.batch(0))

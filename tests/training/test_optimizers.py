@@ -55,9 +55,9 @@ def test_norms_and_biases_do_not_decay():
 
 
 def test_fused_is_refused_where_torch_has_none():
-    assert should_fuse(optimizer_options("adam"), CPU)[0]
-    assert not should_fuse(optimizer_options("radam"), CPU)[0]
-    assert not should_fuse(optimizer_options("adam", fused="off"), CPU)[0]
+    assert should_fuse(optimizer_options("adam"), CPU)
+    assert not should_fuse(optimizer_options("radam"), CPU)
+    assert not should_fuse(optimizer_options("adam", fused="off"), CPU)
     with pytest.raises(ValueError, match="no fused nadam"):
         should_fuse(optimizer_options("nadam", fused="on"), CPU)
     with pytest.raises(ValueError, match="did you mean 'adam'"):

@@ -16,7 +16,6 @@ from speakernet.training.optimizers import create_optimizer
 from speakernet.training.options import OPTIMIZERS, OptimizerOptions, RuntimeOptions, TrainingOptions
 from speakernet.training.options.schedules import CosineOptions
 from speakernet.training.precision import Precision
-from speakernet.training.profiler import NoProfiler
 from speakernet.training.progress import Progress
 from speakernet.training.schedules import LearningRateSchedule, MarginSchedule
 from speakernet.training.state import WHOLE_RUN, Stage
@@ -183,7 +182,7 @@ def make_trainer(
     loader = loader or FakeLoader()
     rates = {"learning_rate": 0.01, "network_learning_rate_factor": network_learning_rate_factor, "weight_decay": 1e-4}
     moves = create_optimizer(optimizer_options(optimizer, **rates), [net, loss], CPU)
-    precise = Precision(RuntimeOptions(), precision, CPU, reason="test")
+    precise = Precision(RuntimeOptions(), precision, CPU)
     numbers = list(eers or [50.0])
 
     def eer_in_turn() -> dict[str, float]:
@@ -233,7 +232,6 @@ def make_step(
         optimizer,
         precision,
         TrainingOptions(**options),
-        profiler=NoProfiler(),
         utterances_per_speaker=utterances_per_speaker,
         gradient_cache=gradient_cache,
         compiler=compiler,

@@ -75,11 +75,11 @@ class AdamOptions(OptimizerOptions):
 OPTIMIZERS: dict[str, Component] = {
     "sgd": Component(SgdOptions, "speakernet.training.optimizers:sgd"),
     "adam": Component(AdamOptions, "speakernet.training.optimizers:adam"),
-    "adamw": Component(AdamOptions, "speakernet.training.optimizers:adamw", "Adam with decoupled weight decay."),
+    "adamw": Component(AdamOptions, "speakernet.training.optimizers:adam", "Adam with decoupled weight decay."),
     "radam": Component(
-        AdamOptions, "speakernet.training.optimizers:radam", "Rectified Adam: its own warm-up of the variance estimate."
+        AdamOptions, "speakernet.training.optimizers:adam", "Rectified Adam: its own warm-up of the variance estimate."
     ),
-    "nadam": Component(AdamOptions, "speakernet.training.optimizers:nadam", "Adam with Nesterov's look-ahead."),
+    "nadam": Component(AdamOptions, "speakernet.training.optimizers:adam", "Adam with Nesterov's look-ahead."),
 }
 
 
