@@ -150,10 +150,10 @@ def measure_compiled(config: Config, names: Sequence[str], *, batch_size: int, r
 def published_config(config: Config, name: str) -> Config:
     """The configuration with a network as it was published: embedding, mel bands, front end and pooling."""
     trunk: Any = lookup(MODELS, name, "model").options
-    mels = {"num_mels": trunk.published_mels} if trunk.published_mels else {}
+    mels = {"num_mels": trunk.published.mels} if trunk.published.mels else {}
     config = replaced(
         config,
-        model={"name": name, "embedding_dim": trunk.published_dim, "pooling": "auto"},
+        model={"name": name, "embedding_dim": trunk.published.dim, "pooling": "auto"},
         frontend={"name": "auto", **mels},
     )
     return variant_config(config, "default")

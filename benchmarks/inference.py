@@ -87,8 +87,8 @@ def measure_runtimes(name: str, rounds: int) -> list[Runtime]:
     """
     trunk: Any = lookup(MODELS, name, "model").options
     torch.manual_seed(0)
-    mels = {"num_mels": trunk.published_mels} if trunk.published_mels else {}
-    net = SpeakerNet.named(name, embedding_dim=trunk.published_dim, front_end_options=mels).eval()
+    mels = {"num_mels": trunk.published.mels} if trunk.published.mels else {}
+    net = SpeakerNet.named(name, embedding_dim=trunk.published.dim, front_end_options=mels).eval()
     folded = copy.deepcopy(net)
     fold_batch_norms(folded)
     content = onnx_bytes(ModelFile(net, {}))

@@ -120,11 +120,11 @@ def models(arguments: argparse.Namespace) -> dict[str, Any]:
     done = measure_models(config, arguments.models or SMALLEST, batch_size=batch_size, rounds=arguments.rounds)
     _begin_table("network", "parameters", "MACs", f"training step of {batch_size} crops, s", "embedding of 2 s, ms")
     for one in done:
-        trunk: Any = MODELS[one.name].options
+        published: Any = MODELS[one.name].options.published
         _row(
             f"`{one.name}`",
-            f"{trunk.parameters / 1e6:.2f} M",
-            f"{trunk.macs / 1e9:.2f} G",
+            f"{published.parameters / 1e6:.2f} M",
+            f"{published.macs / 1e9:.2f} G",
             f"{one.step_seconds:.3f} ({one.step_spread_seconds:.3f})",
             f"{1000 * one.embedding_seconds:.1f} ({1000 * one.embedding_spread_seconds:.1f})",
         )

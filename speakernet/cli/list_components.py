@@ -55,9 +55,9 @@ def _models() -> Iterator[str]:
     for sizes in FAMILIES.values():
         yield summary(next(iter(sizes.values())).options)
         for name, component in sizes.items():
-            owner: Any = component.options
-            giga, mels = f"{owner.macs / 1e9:.2f} G", str(owner.published_mels or "raw")
-            yield MODEL_ROW.format(name, f"{owner.parameters:,}", giga, owner.published_dim, mels, owner.paper)
+            one: Any = component.options.published
+            giga, mels = f"{one.macs / 1e9:.2f} G", str(one.mels or "raw")
+            yield MODEL_ROW.format(name, f"{one.parameters:,}", giga, one.dim, mels, one.paper)
 
 
 def _components(holder: str) -> list[str]:

@@ -5,19 +5,12 @@ import types
 import torch
 from torch import Tensor, nn
 
-from speakernet.models.layers import (
-    FrameConvolution,
-    Trunk,
-    mask_frames,
-    mean_over_frames,
-    relu,
-    strided_length,
-)
+from speakernet.models.layers import Trunk, mask_frames, mean_over_frames, relu, strided_length
 from speakernet.models.options.trunks import CAMPPlusOptions
 from speakernet.models.resnet import ResidualBlock, ResidualStage
+from speakernet.models.tdnn import FrameConvolution
 
 HEAD_CHANNELS = 32
-HEAD_BLOCKS = (2, 2)
 INITIAL_CHANNELS = 128
 GROWTH = 32
 BOTTLENECK = 4 * GROWTH
@@ -41,24 +34,20 @@ class CAMPPlus(Trunk):
         self.conv1 = nn.Conv2d(1, HEAD_CHANNELS, 3, padding=1, bias=False)
         self.norm1 = nn.BatchNorm2d(HEAD_CHANNELS)
         self.stages = nn.ModuleList(
-            ResidualStage(ResidualBlock, HEAD_CHANNELS, HEAD_CHANNELS, num_blocks, (2, 1)) for num_blocks in HEAD_BLOCKS
+            ResidualStage(ResidualBlock, HEAD_CHANNELS, HEAD_CHANNELS, 2, (2, 1)) for _ in range(2)
         )
         self.conv2 = nn.Conv2d(HEAD_CHANNELS, HEAD_CHANNELS, 3, stride=(2, 1), padding=1, bias=False)
         self.norm2 = nn.BatchNorm2d(HEAD_CHANNELS)
-        num_mels = num_features
-        for _ in range(len(HEAD_BLOCKS) + 1):
-            num_mels = -(-num_mels // 2)
-        self.conv_in = FrameConvolution(HEAD_CHANNELS * num_mels, INITIAL_CHANNELS, 5, stride=2, bias=False)
+        # Three strides of 2, each rounding up.
+        self.conv_in = FrameConvolution(HEAD_CHANNELS * -(-num_features // 8), INITIAL_CHANNELS, 5, 2, bias=False)
         self.norm_in = nn.BatchNorm1d(INITIAL_CHANNELS)
         channels = INITIAL_CHANNELS
-        dense, transitions = [], []
+        self.dense, self.transitions = nn.ModuleList(), nn.ModuleList()
         for num_layers, dilation in DENSE_BLOCKS:
-            dense.append(DenseBlock(channels, num_layers, dilation))
+            self.dense.append(DenseBlock(channels, num_layers, dilation))
             channels += num_layers * GROWTH
-            transitions.append(NormedConvolution(channels, channels // 2))
+            self.transitions.append(NormedConvolution(channels, channels // 2))
             channels //= 2
-        self.dense = nn.ModuleList(dense)
-        self.transitions = nn.ModuleList(transitions)
         self.norm_out = nn.BatchNorm1d(channels)
         self.out_channels = channels
         # As in the original, the 2-D head keeps torch's default initial weights.
@@ -145,6 +134,5 @@ def context(features: Tensor, lengths: Tensor | None) -> Tensor:
     starts = SEGMENT_FRAMES * torch.arange(num_segments, device=features.device)
     # The last segment ends with the utterance.
     left = (num_frames - starts).unsqueeze(0) if lengths is None else lengths.unsqueeze(1) - starts
-    counts = left.clamp(1, SEGMENT_FRAMES).unsqueeze(1)
-    means = (sums / counts).to(features.dtype)
+    means = (sums / left.clamp(1, SEGMENT_FRAMES).unsqueeze(1)).to(features.dtype)
     return means + mean_over_frames(features, lengths).unsqueeze(2)

@@ -4,13 +4,11 @@ With `lengths` (valid frames of each utterance) every layer leaves frames past a
 a convolution pads the utterance alone with. Without `lengths` (training on crops) nothing is masked.
 """
 
-import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from speakernet.frontend.features import valid_frames
 
@@ -20,21 +18,12 @@ ONEDNN_BLOCK = 16
 REDUCTION = 8
 
 
-def full_precision(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """No autocast in the block, on the tensor's device; the meta device has none."""
-    device = tensor.device.type
-    if not torch.amp.is_autocast_available(device):
-        return contextlib.nullcontext()
-    return torch.autocast(device, enabled=False)
-
-
 def mask_frames(features: Tensor, lengths: Tensor | None) -> Tensor:
     """Zero the frames, the last axis, past each utterance's end."""
     if lengths is None:
         return features
-    valid = valid_frames(lengths, features.shape[-1])
-    shape = (features.shape[0], *(1 for _ in features.shape[1:-1]), features.shape[-1])
-    return features.masked_fill(~valid.view(shape), 0.0)
+    past = ~valid_frames(lengths, features.shape[-1])
+    return features.masked_fill(past.view(past.shape[0], *[1] * (features.ndim - 2), past.shape[1]), 0.0)
 
 
 def mean_over_frames(features: Tensor, lengths: Tensor | None) -> Tensor:
@@ -54,56 +43,6 @@ def strided_length(lengths: Tensor | None, stride: int) -> Tensor | None:
 def valid_length(lengths: Tensor | None, kernel: int, stride: int, padding: int = 0) -> Tensor | None:
     """Valid frames after a convolution or pooling."""
     return None if lengths is None else (lengths + 2 * padding - kernel) // stride + 1
-
-
-def reflect_frames(features: Tensor, lengths: Tensor, count: int) -> Tensor:
-    """Mirror `count` frames at both ends of each utterance, as torch's reflecting padding does for one alone.
-
-    Returns:
-        (batch, channels, frames + 2 count), without meaning past an utterance's mirrored end.
-    """
-    places = torch.arange(-count, features.shape[-1] + count, device=features.device).abs()
-    last = (lengths - 1).unsqueeze(1)
-    # The front is mirrored above, each utterance's end here; beyond the mirrored end places are below zero.
-    places = (last - (last - places).abs()).clamp(min=0)  # (batch, frames)
-    return features.gather(2, places.unsqueeze(1).expand(-1, features.shape[1], -1))
-
-
-class FrameConvolution(nn.Conv1d):
-    """A padded 1-D convolution that gives each utterance of a batch what it gives the utterance alone."""
-
-    def __init__(
-        self,
-        channels_in: int,
-        channels: int,
-        kernel: int = 1,
-        stride: int = 1,
-        dilation: int = 1,
-        groups: int = 1,
-        bias: bool = True,
-        reflects: bool = False,
-    ) -> None:
-        super().__init__(
-            channels_in,
-            channels,
-            kernel,
-            stride=stride,
-            padding=dilation * (kernel - 1) // 2,
-            dilation=dilation,
-            groups=groups,
-            bias=bias,
-            padding_mode="reflect" if reflects else "zeros",
-        )
-
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:  # type: ignore[override]
-        """(batch, channels, frames) in and out, and (batch,) valid frames of the input."""
-        padding = int(self.padding[0])
-        if lengths is None or padding == 0:
-            return super().forward(features)
-        if self.padding_mode == "zeros":
-            return super().forward(mask_frames(features, lengths))
-        features = reflect_frames(features, lengths, padding)
-        return functional.conv1d(features, self.weight, self.bias, self.stride, 0, self.dilation, self.groups)
 
 
 class MaskedConvolution(nn.Conv2d):
@@ -225,28 +164,6 @@ class SqueezeExcitation(nn.Module):
         return features * gate if features.requires_grad else features.mul_(gate)
 
 
-class FrameExcitation(SqueezeExcitation):
-    """Squeeze-and-excitation of a sequence of frames."""
-
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """(batch, channels, frames) in and out."""
-        means = mean_over_frames(mask_frames(features, lengths), lengths)
-        return features * self.gate(means).unsqueeze(2)
-
-
-class MelExcitation(SqueezeExcitation):
-    """Squeeze-and-excitation with mel bands in place of channels.
-
-    Source: Thienpondt et al. 2021, "Integrating frequency translational invariance in TDNNs and frequency positional
-    information in 2D ResNets", section 3.2.
-    """
-
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """(batch, channels, mels, frames) in and out; past an utterance's end must be zeros."""
-        means = mean_over_frames(features.mean(dim=1), lengths)  # (batch, mels)
-        return features * self.gate(means)[:, None, :, None]
-
-
 class SimilarityAttention(nn.Module):
     """SimAM: scale every value by its distance from its channel's mean; no weights.
 
@@ -257,17 +174,16 @@ class SimilarityAttention(nn.Module):
     # `lambda_p` of wespeaker's samresnet.py.
     REGULARIZER = 1e-4
 
+    def __init__(self, channels: int = 0) -> None:
+        super().__init__()
+
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
         """(batch, channels, mels, frames) in and out; past an utterance's end must be zeros."""
-        num_mels = features.shape[2]
         mean = mean_over_frames(features.mean(dim=2), lengths)[:, :, None, None]
         # Squares of float16 end at 255.
         wide = torch.promote_types(features.dtype, torch.float32)
         distance = mask_frames((features - mean).to(wide).square(), lengths)
-        if lengths is None:
-            count: Tensor | int = num_mels * features.shape[3]
-        else:
-            count = (num_mels * lengths).view(-1, 1, 1, 1)
+        count = features.shape[2] * (features.shape[3] if lengths is None else lengths.view(-1, 1, 1, 1))
         # Divided by n - 1, as the original's code does.
         variance = distance.sum(dim=(2, 3), keepdim=True) / (count - 1)
         gate = (distance / (4 * (variance + self.REGULARIZER)) + 0.5).sigmoid()
@@ -286,7 +202,7 @@ class TrainingGate(torch.autograd.Function):
         ctx: Any, features: Tensor, squeeze: Tensor, squeeze_bias: Tensor, excite: Tensor, excite_bias: Tensor
     ) -> Tensor:
         """The scaled features, in their precision."""
-        with full_precision(features):
+        with torch.autocast(features.device.type, enabled=False):
             means = _sums(features, squeeze.dtype) / features[0, 0].numel()
             hidden = torch.addmm(squeeze_bias, means, squeeze.t()).relu()
             gate = torch.addmm(excite_bias, hidden, excite.t()).sigmoid()
@@ -330,44 +246,31 @@ def initialize_convolutions(module: nn.Module) -> None:
 
 
 class Trunk(nn.Module):
-    """The abstract trunk between features and pooling: (batch, mels, frames) to (batch, channels, frames)."""
+    """The abstract trunk between features and pooling.
+
+    It takes features (batch, mels, frames) and the valid frames of each or None, and gives frames (batch, channels,
+    frames) and the valid frames of each.
+    """
 
     out_channels: int
     """Channels of its output."""
     min_frames: int = 1
     """Frames of the shortest utterance."""
 
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """(batch, mels, frames) to (batch, channels, frames), and the valid frames of each."""
-        raise NotImplementedError
 
+def make_embedding(kind: str, dim_in: int, dim: int) -> nn.Module:
+    """The layer from pooled vector to embedding.
 
-def linear(dim_in: int, dim: int) -> nn.Module:
-    """One linear layer."""
-    return nn.Linear(dim_in, dim)
-
-
-def normed_linear(dim_in: int, dim: int) -> nn.Module:
-    """A linear layer and a batch norm (`emb_bn` in wespeaker and ReDimNet)."""
-    return nn.Sequential(nn.Linear(dim_in, dim), nn.BatchNorm1d(dim))
-
-
-def plain_normed_linear(dim_in: int, dim: int) -> nn.Module:
-    """A linear layer without bias and a batch norm without weights (CAM++)."""
-    return nn.Sequential(nn.Linear(dim_in, dim, bias=False), nn.BatchNorm1d(dim, affine=False))
-
-
-def two_linear(dim_in: int, dim: int) -> nn.Module:
-    """Two linear layers with ReLU and a batch norm without weights between (x-vector, `two_emb_layer` in wespeaker)."""
-    return nn.Sequential(nn.Linear(dim_in, dim), nn.ReLU(), nn.BatchNorm1d(dim, affine=False), nn.Linear(dim, dim))
-
-
-EMBEDDING_LAYERS: dict[str, Callable[[int, int], nn.Module]] = {
-    "linear": linear,
-    "normed_linear": normed_linear,
-    "plain_normed_linear": plain_normed_linear,
-    "two_linear": two_linear,
-}
+    `linear`; `normed_linear`, with a batch norm behind it (`emb_bn` in wespeaker and ReDimNet); `plain_normed_linear`,
+    without bias and with a batch norm without weights (CAM++); `two_linear`, with ReLU and a batch norm without weights
+    between (x-vector, `two_emb_layer` in wespeaker).
+    """
+    layer = nn.Linear(dim_in, dim, bias=kind != "plain_normed_linear")
+    if kind == "linear":
+        return layer
+    if kind == "two_linear":
+        return nn.Sequential(layer, nn.ReLU(), nn.BatchNorm1d(dim, affine=False), nn.Linear(dim, dim))
+    return nn.Sequential(layer, nn.BatchNorm1d(dim, affine=kind == "normed_linear"))
 
 
 Passed = Literal["none", "first", "last"]
@@ -383,7 +286,7 @@ def multi_scale(
     norms: Sequence[nn.Module] | nn.ModuleList,
     finish: Callable[[Tensor, nn.Module], Tensor],
     passed: Passed = "none",
-    fusions: Iterable[nn.Module] = (),
+    fusions: Sequence[nn.Module] | nn.ModuleList = (),
 ) -> Tensor:
     """Res2Net's split: groups of channels pass through convolutions, each joined with the result of the one before.
 
@@ -392,19 +295,15 @@ def multi_scale(
 
     Source: Gao et al. 2019, "Res2Net: a new multi-scale backbone architecture", section 3.1.
     """
-    num_groups = len(convs) + (passed != "none")
-    groups = list(features.chunk(num_groups, dim=1))
-    untouched = {"none": [], "first": groups[:1], "last": groups[-1:]}[passed]
-    if passed == "first":
-        groups = groups[1:]
-    joins = list(fusions)
+    groups = features.chunk(len(convs) + (passed != "none"), dim=1)
+    first = groups[: int(passed == "first")]
     results: list[Tensor] = []
     for index, (conv, norm) in enumerate(zip(convs, norms, strict=True)):
-        entering = groups[index]
+        entering = groups[len(first) + index]
         if results:
-            entering = joins[index - 1](results[-1], entering) if joins else entering + results[-1]
+            entering = fusions[index - 1](results[-1], entering) if fusions else entering + results[-1]
         results.append(finish(conv(entering, lengths), norm))
-    return torch.cat((*untouched, *results) if passed == "first" else (*results, *untouched), dim=1)
+    return torch.cat((*first, *results, *groups[len(first) + len(convs) :]), dim=1)
 
 
 def relu_then_norm(features: Tensor, norm: nn.Module) -> Tensor:

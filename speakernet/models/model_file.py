@@ -9,12 +9,14 @@ import contextlib
 import functools
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge, Le, MinLen
+from pydantic import ConfigDict, FiniteFloat, ValidationError, create_model
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
@@ -38,9 +40,10 @@ LOWEST_RATE, HIGHEST_RATE = 1_000, 768_000
 MOST_VALUES = 1_000_000
 """Plain values in an entry; a file has some hundred."""
 LAID_OUT_AT_MOST = 2
-"""Times the numbers and parameters in the file: some are registered a second time under another name."""
+"""Times the numbers in the file: some are registered a second time under another name."""
 BACKUP_MARK, MEAN_MARK = ".before-calibration", ".before-mean"
 """Part of the name of the backup of a model file before the first such change."""
+TENSORS = ("weights", "embedding_mean")
 ADVICE = "the file is damaged or from another program; copy or download it again, or take an earlier checkpoint"
 
 
@@ -111,13 +114,17 @@ def load_model_file(path: str | Path, device: torch.device | str = "cpu") -> Mod
     Raises:
         CheckpointError: not a model file of speakernet, of a newer format, damaged, or with other weights than it says.
     """
+    return model_of(_read(path), path, device)
+
+
+def _read(path: str | Path) -> dict[str, Any]:
     contents = read_checkpoint(path)
     if not is_model_file(contents):
         raise CheckpointError(
             f"{path} is not a speakernet model file (no format_version); import a foreign checkpoint with "
             "`speakernet import-weights`"
         )
-    return model_of(contents, path, device)
+    return contents  # type: ignore[no-any-return]
 
 
 def model_of(contents: dict[str, Any], path: str | Path, device: torch.device | str = "cpu") -> ModelFile:
@@ -132,7 +139,7 @@ def model_of(contents: dict[str, Any], path: str | Path, device: torch.device | 
         check_fits(weights, expected, path)
         net = SpeakerNet.from_spec(contents)
         mean = contents.get("embedding_mean")
-        if mean is not None and not (tuple(mean.shape) == (net.embedding_dim,) and bool(torch.isfinite(mean).all())):
+        if mean is not None and (mean.shape != (net.embedding_dim,) or not mean.float().isfinite().all()):
             raise CheckpointError(f"{path}: embedding_mean is not {net.embedding_dim} finite numbers; {ADVICE}")
         net.load_state_dict(weights)
     return ModelFile(net.eval().to(device), contents)
@@ -152,12 +159,7 @@ def update_model_file(
     Returns:
         The backup, if this call made one.
     """
-    contents = read_checkpoint(path)
-    if not is_model_file(contents):
-        raise CheckpointError(
-            f"{path} is a checkpoint of another program and cannot keep {', '.join(changes)}; import it with "
-            "`speakernet import-weights`"
-        )
+    contents = _read(path)
     check_entries(contents, path)
     target = Path(path if out is None else out)
     # A mean changes every score, a calibration none: each has its own backup.
@@ -191,19 +193,19 @@ def load_initial_weights(
     speakers (`speakers` is their checksum), else the head stays new.
     """
     contents = read_checkpoint(path)
+    report = LoadReport("speakernet", 0)
     with reading(path, "a model file, or a checkpoint of a toolkit that can be imported", CheckpointError):
         if is_model_file(contents):
             check_entries(contents, path)
             _check_same_architecture(net, contents, path)
             weights, head = network_weights(contents), _saved_head(contents, speakers)
-            report = LoadReport("speakernet", 0)
         else:
             # Late: only files of other toolkits need their importers.
             from speakernet.models.importers import translate
 
             translated = translate(contents, net, path)
             weights, head = translated.weights, translated.head_weights
-            report = LoadReport(translated.source, 0, not_loaded=list(translated.not_loaded))
+            report.source, report.not_loaded = translated.source, list(translated.not_loaded)
         check_finite(weights, path)
         check_fits(weights, net.state_dict(), path)
         net.load_state_dict(weights, strict=False)
@@ -261,15 +263,12 @@ def _load_head(loss: nn.Module | None, head: Mapping[str, Tensor], report: LoadR
 @contextlib.contextmanager
 def laid_out(weights: Mapping[str, Tensor], path: str | Path) -> Iterator[None]:
     """In the block networks are built without memory, and no larger than the weights of a file."""
-    most_parameters = LAID_OUT_AT_MOST * len(weights)
-    most_numbers = LAID_OUT_AT_MOST * sum(value.numel() for value in weights.values())
-    parameters = numbers = 0
+    left = LAID_OUT_AT_MOST * sum(value.numel() for value in weights.values())
 
     def count(_module: nn.Module, _name: str, parameter: nn.Parameter | None) -> None:
-        nonlocal parameters, numbers
-        parameters += parameter is not None
-        numbers += 0 if parameter is None else parameter.numel()
-        if parameters > most_parameters or numbers > most_numbers:
+        nonlocal left
+        left -= 0 if parameter is None else parameter.numel()
+        if left < 0:
             raise CheckpointError(f"{path} describes a larger network than its {len(weights):,} tensors; {ADVICE}")
 
     hook = register_module_parameter_registration_hook(count)
@@ -296,75 +295,14 @@ def check_entries(contents: Mapping[str, Any], path: str | Path) -> None:
         raise CheckpointError(
             f"{path} has format version {version!r:.60}; this speakernet reads up to {FORMAT_VERSION}: upgrade it"
         )
-    for name, is_right in ENTRIES.items():
-        try:
-            is_fine = is_right(contents.get(name))
-        except (AttributeError, KeyError, TypeError, ValueError):
-            is_fine = False
-        if not is_fine:
-            raise CheckpointError(f"{path}: {name} is missing or not what a model file holds; {ADVICE}")
-
-
-def _is_component(value: Any) -> bool:
-    return isinstance(value["name"], str) and _is_plain(value) and all(isinstance(key, str) for key in value["options"])
-
-
-def _is_model(value: Any) -> bool:
-    return _is_component(value) and {"pooling", "embedding_dim"} <= value["options"].keys()
-
-
-def _is_rate(value: Any) -> bool:
-    return type(value) is int and LOWEST_RATE <= value <= HIGHEST_RATE
-
-
-def _is_weights(value: Any) -> bool:
-    return all(isinstance(name, str) for name in value) and all(
-        isinstance(one, Tensor) and not one.is_complex() for one in value.values()
-    )
-
-
-def _is_flag(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_mean(value: Any) -> bool:
-    return value is None or (value.is_floating_point() and value.ndim == 1)
-
-
-def _is_summary(value: Any) -> bool:
-    return value is None or (_is_plain(value) and isinstance(value.get("chosen_by") or {}, dict))
-
-
-def _is_calibration(value: Any) -> bool:
-    return value is None or (_is_plain(value) and all(map(_is_fit, value.get("fits", []))))
-
-
-def _is_fit(value: Any) -> bool:
-    numbers = [*value["weights"], value["offset"], value["prior"]]
-    # Files of 0.2.0 do not hold the counts.
-    counts = [value.get("num_targets", 0), value.get("num_nontargets", 0)]
-    return (
-        len(value["inputs"]) == len(value["weights"]) > 0
-        and all(_is_number(one) and abs(one) < math.inf for one in numbers)
-        and all(type(one) is int and one >= 0 for one in counts)
-        and isinstance(value["backend"], dict)
-    )
-
-
-def _are_thresholds(value: Any) -> bool:
-    return value is None or (
-        _is_plain(value)
-        and not isinstance(value, str)
-        and all(
-            isinstance(one["name"], str) and _is_number(one["threshold"]) and isinstance(one["backend"], dict)
-            for one in value
-        )
-    )
-
-
-def _is_number(value: Any) -> bool:
-    # A threshold that nothing reaches is infinite; NaN is not equal to itself.
-    return type(value) in (int, float) and value == value
+    broken = [name for name in Entries.model_fields if name not in TENSORS and not _is_plain(contents.get(name))]
+    try:
+        if not broken:
+            Entries.model_validate(contents, strict=True)
+    except ValidationError as error:
+        broken = [str(error.errors(include_input=False)[0]["loc"][0])]
+    if broken:
+        raise CheckpointError(f"{path}: {broken[0]} is missing or not what a model file holds; {ADVICE}")
 
 
 def _is_plain(value: Any) -> bool:
@@ -381,15 +319,40 @@ def _is_plain(value: Any) -> bool:
     return not waiting
 
 
-ENTRIES: dict[str, Callable[[Any], bool]] = {
-    "model": _is_model,
-    "front_end": _is_component,
-    "sample_rate": _is_rate,
-    "weights": _is_weights,
-    "loss_normalizes": _is_flag,
-    "embedding_mean": _is_mean,
-    "embedding_mean_of": _is_summary,
-    "calibration": _is_calibration,
-    "thresholds": _are_thresholds,
-    "training_summary": _is_summary,
-}
+CHECKS = ConfigDict(arbitrary_types_allowed=True, defer_build=True)
+# A threshold that nothing reaches is infinite; NaN is not above minus infinity.
+Limit = Annotated[float, Ge(-math.inf)]
+Count = Annotated[int, Ge(0)]
+Named: Any = create_model("Named", __config__=CHECKS, name=(str, ...), options=(dict[str, Any], ...))
+Threshold: Any = create_model(
+    "Threshold", __config__=CHECKS, name=(str, ...), threshold=(Limit, ...), backend=(dict[str, Any], ...)
+)
+Fit: Any = create_model(
+    "Fit",
+    __config__=CHECKS,
+    inputs=(Annotated[list[str], MinLen(1)], ...),
+    weights=(list[FiniteFloat], ...),
+    offset=(FiniteFloat, ...),
+    prior=(FiniteFloat, ...),
+    backend=(dict[str, Any], ...),
+    # Files of 0.2.0 do not hold the counts.
+    num_targets=(Count, 0),
+    num_nontargets=(Count, 0),
+)
+Calibration: Any = create_model("Calibration", __config__=CHECKS, fits=(list[Fit], []))
+Summary: Any = create_model("Summary", __config__=CHECKS, chosen_by=(dict[str, Any] | None, None))
+Entries = create_model(
+    "Entries",
+    __config__=CHECKS,
+    model=(Named, ...),
+    front_end=(Named, ...),
+    sample_rate=(Annotated[int, Ge(LOWEST_RATE), Le(HIGHEST_RATE)], ...),
+    weights=(dict[str, Tensor], ...),
+    loss_normalizes=(bool, ...),
+    embedding_mean=(Tensor | None, None),
+    embedding_mean_of=(dict[str, Any] | None, None),
+    calibration=(Calibration | None, None),
+    thresholds=(list[Threshold] | None, None),
+    training_summary=(Summary | None, None),
+)
+"""What a model file holds; a file of 0.2.0 may leave out what has a default."""

@@ -12,10 +12,8 @@ from torch.nn import functional
 
 from speakernet.frontend.features import preemphasize, valid_frames
 from speakernet.models.layers import (
-    FrameConvolution,
     Trunk,
     check_frames,
-    full_precision,
     mask_frames,
     mean_over_frames,
     multi_scale,
@@ -23,11 +21,15 @@ from speakernet.models.layers import (
     valid_length,
 )
 from speakernet.models.options.trunks import RawNet3Options
+from speakernet.models.tdnn import FrameConvolution
 
 PREEMPHASIS = 0.97
 # Both of voxceleb_trainer's RawNet3.py; torch's own instance norm would take 1e-5.
 INPUT_NORM_EPSILON = 1e-4
 LOG_OFFSET = 1e-6
+KERNEL_SAMPLES = 251
+LEAST_HZ = 50.0
+"""Of the lower edge of a filter, and of its width."""
 
 
 class RawNet3(Trunk):
@@ -42,13 +44,12 @@ class RawNet3(Trunk):
         self.out_channels = 1536
         self.input_weight = nn.Parameter(torch.ones(1))
         self.input_bias = nn.Parameter(torch.zeros(1))
-        self.filterbank = SincFilterbank(channels // 4, stride=options.sinc_stride, sample_rate=sample_rate)
+        self.filterbank = SincFilterbank(channels // 4, options.sinc_stride, sample_rate)
         self.block1 = MultiScaleBlock(channels // 4, channels, dilation=2, scale=scale, pool=5)
         self.block2 = MultiScaleBlock(channels, channels, dilation=3, scale=scale, pool=3)
         self.block3 = MultiScaleBlock(channels, channels, dilation=4, scale=scale)
-        self.pool = FramePool(3)
         # A frame after both poolings covers 5 x 3 frames of the filterbank.
-        self.min_frames = self.filterbank.kernel_samples + 14 * options.sinc_stride
+        self.min_frames = KERNEL_SAMPLES + 14 * options.sinc_stride
         self.aggregate = nn.Conv1d(3 * channels, self.out_channels, 1)
         # The published definition has two batch norms that its forward pass never calls. They are kept, frozen, so that
         # its checkpoints load whole and the number of parameters is the published one.
@@ -58,12 +59,12 @@ class RawNet3(Trunk):
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(batch, 1, samples) to (batch, 1536, samples / stride / 15), and the valid frames of each."""
         check_frames(features, lengths, self.min_frames, "RawNet3", "samples")
-        with full_precision(features):
+        with torch.autocast(features.device.type, enabled=False):
             hidden, lengths = self._filter(features.float().squeeze(1), lengths)
         first, lengths = self.block1(hidden, lengths)
         second, pooled_lengths = self.block2(first, lengths)
         # Pooled like the second block's own frames (three to one), so that the two can be added.
-        pooled = self.pool(first)
+        pooled = largest_of(first, 3)
         third, _ = self.block3(pooled + second, pooled_lengths)
         frames = self.aggregate(torch.cat((pooled, second, third), dim=1)).relu_()
         return mask_frames(frames, pooled_lengths), pooled_lengths
@@ -72,7 +73,7 @@ class RawNet3(Trunk):
         """Pre-emphasis, normalisation of the utterance, filter magnitudes in the log domain, mean removed."""
         waveforms = self._normalize(preemphasize(waveforms, PREEMPHASIS), lengths)
         magnitudes = self.filterbank(waveforms.unsqueeze(1)).abs()
-        frame_lengths = valid_length(lengths, self.filterbank.kernel_samples, self.filterbank.stride)
+        frame_lengths = valid_length(lengths, KERNEL_SAMPLES, self.filterbank.stride)
         bands = mask_frames((magnitudes + LOG_OFFSET).log(), frame_lengths)
         bands = bands - mean_over_frames(bands, frame_lengths).unsqueeze(2)
         return mask_frames(bands, frame_lengths), frame_lengths
@@ -97,28 +98,17 @@ class SincFilterbank(nn.Module):
     form by Pariente et al. 2020, "Filterbank design for end-to-end speech separation", section 2.
     """
 
-    def __init__(
-        self,
-        num_filters: int,
-        stride: int,
-        sample_rate: int,
-        kernel_samples: int = 251,
-        min_low_hz: float = 50.0,
-        min_band_hz: float = 50.0,
-    ) -> None:
+    def __init__(self, num_filters: int, stride: int, sample_rate: int) -> None:
         super().__init__()
-        self.kernel_samples = kernel_samples
-        self.stride = stride
-        self.sample_rate = sample_rate
-        self.min_low_hz = min_low_hz
-        self.min_band_hz = min_band_hz
+        self.stride, self.sample_rate = stride, sample_rate
         # On the meta device this arithmetic would load torch's compiler.
         with torch.device("cpu"):
             # The initial edges of asteroid's ParamSincFB, from which the original builds its filterbank.
-            edges = _mel_spaced(30.0, sample_rate / 2 - (min_low_hz + min_band_hz), num_filters // 2 + 1)
-            half = kernel_samples // 2
+            low, high = (2595 * math.log10(1 + hz / 700) for hz in (30.0, sample_rate / 2 - 2 * LEAST_HZ))
+            edges = 700 * (10 ** (torch.linspace(low, high, num_filters // 2 + 1, dtype=torch.float64) / 2595) - 1)
+            half = KERNEL_SAMPLES // 2
             # The left half of a symmetric Hamming window, and the times left of the centre in radians a hertz.
-            window = torch.hamming_window(kernel_samples, periodic=False, dtype=torch.float64)[:half]
+            window = torch.hamming_window(KERNEL_SAMPLES, periodic=False, dtype=torch.float64)[:half]
             # Divided before multiplied: at phases of 400 radians the last bit of the axis shows.
             axis = 2 * math.pi * (torch.arange(-half, 0, dtype=torch.float32).unsqueeze(0) / sample_rate)
         device = torch.get_default_device()
@@ -134,8 +124,8 @@ class SincFilterbank(nn.Module):
     def filters(self) -> Tensor:
         """The impulse responses, (filters, 1, kernel samples)."""
         window, axis = cast(Tensor, self.window), cast(Tensor, self.axis)
-        low = self.min_low_hz + self.low_hz.abs()
-        high = (low + self.min_band_hz + self.band_hz.abs()).clamp(self.min_low_hz, self.sample_rate / 2)
+        low = LEAST_HZ + self.low_hz.abs()
+        high = (low + LEAST_HZ + self.band_hz.abs()).clamp(LEAST_HZ, self.sample_rate / 2)
         band = high - low  # (filters / 2, 1)
         low_phase, high_phase = low @ axis, high @ axis  # (filters / 2, half kernel)
         cosine = (high_phase.sin() - low_phase.sin()) / (axis / 2) * window
@@ -152,24 +142,19 @@ class MultiScaleBlock(nn.Module):
     Source: Gao et al. 2019, "Res2Net"; Jung et al. 2020, "Improved RawNet with feature map scaling" (AFMS).
     """
 
-    def __init__(
-        self, channels_in: int, channels: int, dilation: int, scale: int, kernel: int = 3, pool: int = 1
-    ) -> None:
+    def __init__(self, channels_in: int, channels: int, dilation: int, scale: int, pool: int = 1) -> None:
         super().__init__()
-        self.width = channels // scale
-        widened = self.width * scale
+        width = channels // scale
+        widened = width * scale
         self.conv_in = nn.Conv1d(channels_in, widened, 1)
         self.norm_in = nn.BatchNorm1d(widened)
-        self.convs = nn.ModuleList(
-            FrameConvolution(self.width, self.width, kernel, dilation=dilation) for _ in range(scale - 1)
-        )
-        self.norms = nn.ModuleList(nn.BatchNorm1d(self.width) for _ in range(scale - 1))
+        self.convs = nn.ModuleList(FrameConvolution(width, width, 3, dilation=dilation) for _ in range(scale - 1))
+        self.norms = nn.ModuleList(nn.BatchNorm1d(width) for _ in range(scale - 1))
         self.conv_out = nn.Conv1d(widened, channels, 1)
         self.norm_out = nn.BatchNorm1d(channels)
         same = channels_in == channels
         self.shortcut = nn.Identity() if same else nn.Conv1d(channels_in, channels, 1, bias=False)
-        self.pool_frames = pool
-        self.pool = FramePool(pool) if pool > 1 else nn.Identity()
+        self.pool = pool
         self.scaling = FeatureMapScaling(channels)
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
@@ -177,22 +162,15 @@ class MultiScaleBlock(nn.Module):
         hidden = self.norm_in(self.conv_in(features).relu_())
         hidden = multi_scale(hidden, lengths, self.convs, self.norms, relu_then_norm, passed="last")
         hidden = self.norm_out(self.conv_out(hidden).relu_())
-        hidden = self.pool(hidden + self.shortcut(features))
-        lengths = valid_length(lengths, self.pool_frames, self.pool_frames)
+        hidden = largest_of(hidden + self.shortcut(features), self.pool)
+        lengths = valid_length(lengths, self.pool, self.pool)
         return self.scaling(mask_frames(hidden, lengths), lengths), lengths
 
 
-class FramePool(nn.Module):
-    """The largest of every few frames."""
-
-    def __init__(self, frames: int) -> None:
-        super().__init__()
-        self.frames = frames
-
-    def forward(self, features: Tensor) -> Tensor:
-        """(batch, channels, frames) to (batch, channels, frames / so many); a last incomplete group is dropped."""
-        # In two dimensions: torch's one-dimensional pooling is exported with the traced length.
-        return functional.max_pool2d(features.unsqueeze(2), (1, self.frames)).squeeze(2)
+def largest_of(features: Tensor, frames: int) -> Tensor:
+    """The largest of every few frames of (batch, channels, frames); a last incomplete group is dropped."""
+    # In two dimensions: torch's one-dimensional pooling is exported with the traced length.
+    return functional.max_pool2d(features.unsqueeze(2), (1, frames)).squeeze(2) if frames > 1 else features
 
 
 class FeatureMapScaling(nn.Module):
@@ -207,9 +185,3 @@ class FeatureMapScaling(nn.Module):
         """(batch, channels, frames) in and out."""
         gate = self.gate(mean_over_frames(features, lengths)).sigmoid().unsqueeze(2)
         return mask_frames((features + self.shift) * gate, lengths)
-
-
-def _mel_spaced(low_hz: float, high_hz: float, count: int) -> Tensor:
-    """Frequencies in Hz, evenly spaced on the mel scale 2595 log10(1 + f / 700)."""
-    low, high = (2595 * math.log10(1 + hz / 700) for hz in (low_hz, high_hz))
-    return 700 * (10 ** (torch.linspace(low, high, count, dtype=torch.float64) / 2595) - 1)

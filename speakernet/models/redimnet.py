@@ -6,8 +6,7 @@ Every layer that reads several frames masks its own input; frames past an uttera
 import math
 import types
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +14,8 @@ from torch.nn import functional
 
 from speakernet.frontend.features import valid_frames
 from speakernet.models.layers import (
-    FrameConvolution,
     MaskedConvolution,
-    MelExcitation,
+    SqueezeExcitation,
     Trunk,
     check_frames,
     mask_frames,
@@ -25,6 +23,7 @@ from speakernet.models.layers import (
     relu,
 )
 from speakernet.models.options.redimnet import ReDimNet2Options, ReDimNetOptions
+from speakernet.models.tdnn import FrameConvolution
 
 EPSILON = 1e-6
 HEADS = 4
@@ -54,9 +53,8 @@ class FrameGroupNorm(nn.GroupNorm):
         """(batch, channels, frames) in and out."""
         if lengths is None:
             return super().forward(features)
-        grouped = mask_frames(features, lengths).unflatten(
-            1, (self.num_groups, -1)
-        )  # (batch, groups, channels, frames)
+        # (batch, groups, channels, frames)
+        grouped = mask_frames(features, lengths).unflatten(1, (self.num_groups, -1))
         mean = mean_over_frames(grouped.mean(dim=2), lengths)[:, :, None, None]
         centred = mask_frames(grouped - mean, lengths)
         variance = mean_over_frames(centred.square().mean(dim=2), lengths)[:, :, None, None]
@@ -83,14 +81,26 @@ class WeightedSum(nn.Module):
         return total
 
 
+class MelExcitation(SqueezeExcitation):
+    """Squeeze-and-excitation with mel bands in place of channels.
+
+    Source: Thienpondt et al. 2021, "Integrating frequency translational invariance in TDNNs and frequency positional
+    information in 2D ResNets", section 3.2.
+    """
+
+    def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """(batch, channels, mels, frames) in and out; past an utterance's end must be zeros."""
+        means = mean_over_frames(features.mean(dim=1), lengths)  # (batch, mels)
+        return features * self.gate(means)[:, None, :, None]
+
+
 class GroupedResidualBlock(nn.Module):
     """Two grouped 3 x 3 convolutions, each followed by a 1 x 1, an optional gate over mels, and a shortcut."""
 
     norm_behind = types.MappingProxyType({"point2": "norm2"})
 
-    def __init__(self, channels: int, group_channels: int, num_mels: int, gated: bool) -> None:
+    def __init__(self, channels: int, groups: int, num_mels: int, kernel: tuple[int, int], gated: bool) -> None:
         super().__init__()
-        groups = channels // group_channels
         self.conv1 = MaskedConvolution(channels, channels, groups=groups)
         self.point1 = nn.Conv2d(channels, channels, 1)
         self.norm1 = nn.BatchNorm2d(channels)
@@ -114,12 +124,13 @@ class ConvNeXtBlock(nn.Module):
 
     norm_behind = types.MappingProxyType({"convs.0": "norm"})
 
-    def __init__(self, channels: int, group_channels: int, kernel: tuple[int, int], activation: nn.Module) -> None:
+    def __init__(
+        self, channels: int, groups: int, num_mels: int, kernel: tuple[int, int], activation: type[nn.Module]
+    ) -> None:
         super().__init__()
-        groups = channels // group_channels
         self.convs = nn.ModuleList([MaskedConvolution(channels, channels, kernel, groups, bias=True)])
         self.norm = nn.BatchNorm2d(channels)
-        self.activation = activation
+        self.activation = activation()
         self.point = nn.Conv2d(channels, channels, 1)
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
@@ -168,10 +179,7 @@ class TransformerLayer(nn.Module):
                 f"attention with {HEADS} heads of {channels} channels (channels x mel bands / reduction); choose other "
                 "numbers of mel bands or channels"
             )
-        self.query = nn.Linear(channels, channels)
-        self.key = nn.Linear(channels, channels)
-        self.value = nn.Linear(channels, channels)
-        self.out = nn.Linear(channels, channels)
+        self.query, self.key, self.value, self.out = (nn.Linear(channels, channels) for _ in range(4))
         self.norm1 = nn.LayerNorm(channels, eps=EPSILON)
         self.widen = nn.Linear(channels, hidden)
         self.narrow = nn.Linear(hidden, channels)
@@ -198,7 +206,14 @@ class TimeContext(nn.Module):
         super().__init__()
         self.conv_in = nn.Conv1d(channels, hidden, 1)
         self.norm_in = ChannelNorm(hidden)
-        self.layers = nn.ModuleList(CONTEXTS[kind](hidden))
+        self.layers = nn.ModuleList()
+        if kind == "att":
+            self.layers.extend([PositionConvolution(hidden), TransformerLayer(hidden, 2 * hidden)])
+        elif kind == "conv":
+            self.layers.extend(FrameConvNeXtBlock(hidden, WIDE_KERNELS) for _ in range(4))
+        else:
+            self.layers.extend(FrameConvNeXtBlock(hidden, (kernel,)) for kernel in CONTEXT_KERNELS)
+            self.layers.append(TransformerLayer(hidden, hidden))
         self.conv_out = nn.Conv1d(hidden, channels, 1)
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> Tensor:
@@ -209,47 +224,13 @@ class TimeContext(nn.Module):
         return features + self.conv_out(hidden)  # type: ignore[no-any-return]
 
 
-def _attention(channels: int) -> list[nn.Module]:
-    return [PositionConvolution(channels), TransformerLayer(channels, 2 * channels)]
-
-
-def _convolution(channels: int) -> list[nn.Module]:
-    return [FrameConvNeXtBlock(channels, WIDE_KERNELS) for _ in range(4)]
-
-
-def _convolution_and_attention(channels: int) -> list[nn.Module]:
-    convolutions = [FrameConvNeXtBlock(channels, (kernel,)) for kernel in CONTEXT_KERNELS]
-    return [*convolutions, TransformerLayer(channels, channels)]
-
-
-CONTEXTS: dict[str, Callable[[int], list[nn.Module]]] = {
-    "att": _attention,
-    "conv": _convolution,
-    "conv+att": _convolution_and_attention,
+BLOCKS: dict[str, Callable[[int, int, int, tuple[int, int]], nn.Module]] = {
+    "basic_resnet": partial(GroupedResidualBlock, gated=False),
+    "basic_resnet_fwse": partial(GroupedResidualBlock, gated=True),
+    "convnext_like": partial(ConvNeXtBlock, activation=nn.GELU),
+    "convnext_like_relu": partial(ConvNeXtBlock, activation=nn.ReLU),
 }
-"""Layers along time, by the name in the published configurations."""
-
-MakeBlock2d = Callable[[int, int, int, tuple[int, int]], nn.Module]
-BLOCKS_2D: dict[str, MakeBlock2d] = {
-    "basic_resnet": lambda channels, group, mels, kernel: GroupedResidualBlock(channels, group, mels, gated=False),
-    "basic_resnet_fwse": lambda channels, group, mels, kernel: GroupedResidualBlock(channels, group, mels, gated=True),
-    "convnext_like": lambda channels, group, mels, kernel: ConvNeXtBlock(channels, group, kernel, nn.GELU()),
-    "convnext_like_relu": lambda channels, group, mels, kernel: ConvNeXtBlock(channels, group, kernel, nn.ReLU()),
-}
-"""Blocks over mels and frames of (channels, channels of a group, mel bands, kernel), by their published names."""
-
-
-@dataclass(frozen=True)
-class Grid:
-    """The layout of the values of a frame: channels x mels."""
-
-    channels: int
-    num_mels: int
-
-    def unfold(self, frames: Tensor) -> Tensor:
-        """(batch, mels x channels, frames) to (batch, channels, mels, frames)."""
-        # Mels vary slowest, as in the authors' `to2d` and so in published weights.
-        return frames.unflatten(1, (self.num_mels, self.channels)).transpose(1, 2)
+"""Blocks over mels and frames of (channels, groups, mel bands, kernel), by their published names."""
 
 
 def fold(features: Tensor) -> Tensor:
@@ -257,200 +238,129 @@ def fold(features: Tensor) -> Tensor:
     return features.transpose(1, 2).flatten(1, 2)
 
 
-class ReDimNet(Trunk):
-    """Reshape-dimensions network of Yakovlev et al., sizes B0 to B6.
-
-    Source: Yakovlev et al. 2024, "Reshape dimensions network for speaker recognition"; sizes as in wespeaker.
-    """
-
-    def __init__(self, options: ReDimNetOptions, num_features: int) -> None:
-        super().__init__()
-        channels, group_channels = options.channels, options.group_channels
-        block, context = options.block, options.context
-        size = channels * num_features
-        self.stem = nn.Sequential(MaskedConvolution(1, channels, bias=True), ChannelNorm(channels))
-        grid, made = Grid(channels, num_features), []
-        for index, sizes in enumerate(options.stages):
-            stride, num_blocks, width, divisor = int(sizes[0]), int(sizes[1]), sizes[2], int(sizes[3])
-            # The first stage has one map and, as in the authors' `weigth1d(C=1)`, one weight without effect.
-            aggregate = WeightedSum(index + 1, size if index else 1)
-            wide = int(stride * grid.channels * width)
-            conv = nn.Conv2d(grid.channels, wide, (stride, 1), stride=(stride, 1))
-            narrow = narrowing(wide, stride * grid.channels, group_channels) if width != 1 else None
-            stage = Stage(grid, aggregate, conv, num_blocks, block, group_channels, narrow)
-            if divisor:
-                stage.context = time_context(size, divisor, context)
-            made.append(stage)
-            grid = stage.grid_out
-        self.stages = nn.ModuleList(made)
-        self.aggregate = WeightedSum(len(made) + 1, size)
-        self.head: nn.Module = nn.Identity()
-        aggregate_channels = options.aggregate_channels
-        if aggregate_channels:
-            self.head = nn.Sequential(nn.Conv1d(size, aggregate_channels, 1), nn.BatchNorm1d(aggregate_channels))
-        self.out_channels = aggregate_channels or size
-
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """(batch, mels, frames) to (batch, channels x mels, frames), and the valid frames of each."""
-        maps = [fold(self.stem(mask_frames(features, lengths).unsqueeze(1)))]
-        for stage in self.stages:
-            maps.append(stage(tuple(maps), lengths))
-        return mask_frames(self.head(self.aggregate(maps)), lengths), lengths
+def unfold(frames: Tensor, channels: int) -> Tensor:
+    """(batch, mels x channels, frames) to (batch, channels, mels, frames)."""
+    # Mels vary slowest, as in the authors' `to2d` and so in published weights.
+    return frames.unflatten(1, (-1, channels)).transpose(1, 2)
 
 
 class Stage(nn.Module):
-    """The sum of all maps so far, unfolded, strided, through blocks, narrowed, folded, and through a time context."""
+    """The sum of all maps so far, unfolded, strided, through blocks, narrowed, folded, and through a time context.
+
+    It returns one map or two with all frames: those that it strides over are repeated.
+    """
 
     def __init__(
         self,
-        grid: Grid,
+        options: ReDimNetOptions | ReDimNet2Options,
         aggregate: WeightedSum,
-        conv: nn.Conv2d,
-        num_blocks: int,
-        block: str,
-        group_channels: int,
-        narrow: nn.Module | None,
-        kernel: tuple[int, int] = (3, 3),
+        channels: int,
+        num_mels: int,
+        strides: tuple[int, int],
+        sizes: tuple[float, ...],
     ) -> None:
         super().__init__()
-        stride = conv.stride[0]
-        if grid.num_mels % stride:
+        num_blocks, width, kernel_mels, kernel_frames, divisor = sizes
+        if num_mels % strides[0]:
             raise ValueError(
-                f"ReDimNet's stride of {stride} does not divide {grid.num_mels} mel bands; set frontend.num_mels to a "
+                f"ReDimNet's stride of {strides[0]} does not divide {num_mels} mel bands; set frontend.num_mels to a "
                 "multiple of the product of all strides, such as 72"
             )
-        self.grid = grid
-        self.grid_out = Grid(grid.channels * stride, grid.num_mels // stride)
+        later = options if isinstance(options, ReDimNet2Options) else None
+        self.channels, inner, self.num_mels = channels, channels * strides[0], num_mels // strides[0]
+        self.out_channels, size, wide = inner, channels * num_mels, int(inner * width)
         self.aggregate = aggregate
-        self.conv = conv
-        make = BLOCKS_2D[block]
+        groups = math.gcd(channels, wide) if later and later.grouped_strides else 1
+        self.conv = nn.Conv2d(channels, wide, strides, stride=strides, groups=groups)
+        kernel = (int(kernel_mels), int(kernel_frames))
         self.blocks = nn.ModuleList(
-            make(conv.out_channels, group_channels, self.grid_out.num_mels, kernel) for _ in range(num_blocks)
+            BLOCKS[options.block](wide, wide // options.group_channels, self.num_mels, kernel)
+            for _ in range(int(num_blocks))
         )
-        self.narrow = narrow
-        self.context: nn.Module | None = None
+        self.narrow: nn.Module | None = None
+        if width != 1 and later:
+            self.narrow = nn.Sequential(nn.Conv2d(wide, inner, 1), nn.BatchNorm2d(inner, eps=EPSILON))
+        elif width != 1:
+            self.narrow = nn.Sequential(
+                MaskedConvolution(wide, inner, groups=inner // options.group_channels, bias=True),
+                nn.BatchNorm2d(inner, eps=EPSILON),
+                nn.GELU(),
+                nn.Conv2d(inner, inner, 1),
+            )
+        self.context = TimeContext(size, size // int(divisor), options.context) if divisor else None
+        self.num_maps = 2 if later and later.joins_both and divisor else 1
+        num_norms = self.num_maps if later and later.map_norm else 0
+        self.norms = nn.ModuleList(FrameGroupNorm(options.channels, size) for _ in range(num_norms))
 
-    def folded(self, maps: Sequence[Tensor], lengths: Tensor | None) -> Tensor:
-        """The output of the blocks over mels and frames; `lengths` are those after the stride."""
-        hidden = self.conv(self.grid.unfold(self.aggregate(maps)))
+    def forward(self, maps: Sequence[Tensor], lengths: Tensor | None = None) -> list[Tensor]:
+        """Maps of (batch, channels, frames) to one more, or two: the values before and behind the context."""
+        stride = self.conv.stride[1]
+        fewer = None if lengths is None else lengths // stride
+        hidden = self.conv(unfold(self.aggregate(maps), self.channels))
         for block in self.blocks:
-            hidden = block(hidden, lengths)
+            hidden = block(hidden, fewer)
         if self.narrow is not None:
-            hidden = self.narrow(mask_frames(hidden, lengths))
-        return fold(hidden)
-
-    def forward(self, maps: Sequence[Tensor], lengths: Tensor | None = None) -> Tensor:
-        """Maps of (batch, channels, frames) to one more."""
-        hidden = self.folded(maps, lengths)
-        return hidden if self.context is None else self.context(hidden, lengths)  # type: ignore[no-any-return]
-
-
-def narrowing(wide: int, channels: int, group_channels: int) -> nn.Sequential:
-    """A grouped 3 x 3 convolution to fewer channels, batch norm, GELU, and a 1 x 1 convolution."""
-    return nn.Sequential(
-        MaskedConvolution(wide, channels, groups=channels // group_channels, bias=True),
-        nn.BatchNorm2d(channels, eps=EPSILON),
-        nn.GELU(),
-        nn.Conv2d(channels, channels, 1),
-    )
+            hidden = self.narrow(mask_frames(hidden, fewer))
+        results = [fold(hidden)]
+        if self.context is not None:
+            results = [*results, self.context(results[0], fewer)][-self.num_maps :]
+        results = [one.repeat_interleave(stride, dim=2) if stride > 1 else one for one in results]
+        if not self.norms:
+            return results
+        return [norm(one, lengths) for norm, one in zip(self.norms, results, strict=True)]
 
 
-def time_context(size: int, divisor: int, kind: str) -> TimeContext:
-    """The time context, with `size / divisor` channels inside."""
-    return TimeContext(size, size // divisor, kind)
+class ReDimNet(Trunk):
+    """Reshape-dimensions network, and ReDimNet2, whose later stages see fewer frames; sizes B0 to B6 of each.
 
-
-class ReDimNet2(Trunk):
-    """ReDimNet2: ReDimNet whose later stages have fewer frames, repeated before they join the maps; sizes B0 to B6.
-
-    Source: "ReDimNet2: scaling speaker verification via time-pooled dimension reshaping", Interspeech 2026; sizes as in
-    wespeaker, which has them from the authors.
+    Source: Yakovlev et al. 2024, "Reshape dimensions network for speaker recognition"; "ReDimNet2: scaling speaker
+    verification via time-pooled dimension reshaping", Interspeech 2026. Sizes as in wespeaker, which has those of
+    ReDimNet2 from the authors.
     """
 
-    def __init__(self, options: ReDimNet2Options, num_features: int) -> None:
+    def __init__(self, options: ReDimNetOptions | ReDimNet2Options, num_features: int) -> None:
         super().__init__()
-        channels = options.channels
-        size = channels * num_features
-        self.stem = nn.Sequential(MaskedConvolution(1, channels, bias=True), ChannelNorm(channels))
-        self.stem_norm = FrameGroupNorm(channels, size) if options.map_norm else None
-        grid, num_maps, frame_stride, made = Grid(channels, num_features), 1, 1, []
-        for sizes in options.stages:
-            stride, num_blocks, width, divisor = int(sizes[0]), int(sizes[2]), sizes[3], int(sizes[6])
+        later = options if isinstance(options, ReDimNet2Options) else None
+        size = options.channels * num_features
+        self.stem = nn.Sequential(MaskedConvolution(1, options.channels, bias=True), ChannelNorm(options.channels))
+        self.stem_norm = FrameGroupNorm(options.channels, size) if later and later.map_norm else None
+        channels, num_mels, num_maps, self.stages = options.channels, num_features, 1, nn.ModuleList()
+        for numbers in options.stages:
+            stride, frame_stride, *sizes = numbers if later else (numbers[0], 1, *numbers[1:3], 3, 3, numbers[3])
             # Every stage returns maps at the full number of frames, so the next one strides by all strides so far.
-            frame_stride *= int(sizes[1])
-            wide = int(stride * grid.channels * width)
-            groups = math.gcd(grid.channels, wide) if options.grouped_strides else 1
-            strides = (stride, frame_stride)
-            conv = nn.Conv2d(grid.channels, wide, strides, stride=strides, groups=groups)
-            narrow = None
-            if width != 1:
-                inner = stride * grid.channels
-                narrow = nn.Sequential(nn.Conv2d(wide, inner, 1), nn.BatchNorm2d(inner, eps=EPSILON))
-            kernel = (int(sizes[4]), int(sizes[5]))
-            aggregate = WeightedSum(num_maps, size)
-            stage = PooledStage(
-                grid, aggregate, conv, num_blocks, options.block, options.group_channels, narrow, kernel
-            )
-            if divisor:
-                stage.context = time_context(size, divisor, options.context)
-                stage.joins_both = options.joins_both
-            if options.map_norm:
-                stage.norms = nn.ModuleList(FrameGroupNorm(channels, size) for _ in range(1 + stage.joins_both))
-            made.append(stage)
-            num_maps += 1 + stage.joins_both
-            grid = stage.grid_out
-        self.stages = nn.ModuleList(made)
-        self.frame_stride = self.min_frames = frame_stride
+            self.min_frames *= int(frame_stride)
+            # The first stage of the first version has, as in the authors' `weigth1d(C=1)`, one weight without effect.
+            aggregate = WeightedSum(num_maps, size if later or self.stages else 1)
+            stage = Stage(options, aggregate, channels, num_mels, (int(stride), self.min_frames), tuple(sizes))
+            self.stages.append(stage)
+            channels, num_mels, num_maps = stage.out_channels, stage.num_mels, num_maps + stage.num_maps
         self.aggregate = WeightedSum(num_maps, size)
-        self.grid_out = grid if options.keeps_mels else None
+        self.unfolded_channels = channels if later and later.keeps_mels else 0
         self.head: nn.Module = nn.Identity()
-        self.out_channels = size
-        if options.aggregate_channels:
-            self.out_channels = options.aggregate_channels
-            if options.keeps_mels:
-                self.head = nn.Conv2d(grid.channels, self.out_channels, 1)
-                self.out_channels *= grid.num_mels
-            else:
-                self.head = nn.Conv1d(size, self.out_channels, 1)
+        self.out_channels = options.aggregate_channels or size
+        if options.aggregate_channels and self.unfolded_channels:
+            self.head = nn.Conv2d(channels, self.out_channels, 1)
+            self.out_channels *= num_mels
+        elif options.aggregate_channels:
+            self.head = nn.Conv1d(size, self.out_channels, 1)
+            if not later:
+                self.head = nn.Sequential(self.head, nn.BatchNorm1d(self.out_channels))
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(batch, mels, frames) to (batch, channels, frames), and the valid frames of each.
 
         Frames at the end that do not fill a stride are dropped.
         """
-        check_frames(features, lengths, self.min_frames, "ReDimNet2")
-        features = features[:, :, : features.shape[2] // self.frame_stride * self.frame_stride]
-        if lengths is not None:
-            lengths = lengths // self.frame_stride * self.frame_stride
+        stride = self.min_frames
+        if stride > 1:
+            check_frames(features, lengths, stride, "ReDimNet2")
+            features = features[:, :, : features.shape[2] // stride * stride]
+            lengths = None if lengths is None else lengths // stride * stride
         hidden = fold(self.stem(mask_frames(features, lengths).unsqueeze(1)))
         maps = [hidden if self.stem_norm is None else self.stem_norm(hidden, lengths)]
         for stage in self.stages:
             maps.extend(stage(tuple(maps), lengths))
         hidden = self.aggregate(maps)
-        if self.grid_out is None:
-            return mask_frames(self.head(hidden), lengths), lengths
-        return mask_frames(self.head(self.grid_out.unfold(hidden)).flatten(1, 2), lengths), lengths
-
-
-class PooledStage(Stage):
-    """A stage on fewer frames, which returns one map or two with all frames."""
-
-    joins_both = False
-    """Whether the values before its context are a second map."""
-
-    def __init__(self, *parts: Any) -> None:
-        super().__init__(*parts)
-        # Here, not in the class: a class attribute would hide a module set later.
-        self.norms: nn.ModuleList | None = None
-
-    def forward(self, maps: Sequence[Tensor], lengths: Tensor | None = None) -> list[Tensor]:  # type: ignore[override]
-        """Maps of (batch, channels, frames) to one more, or two."""
-        stride = self.conv.stride[1]
-        fewer = None if lengths is None else lengths // stride
-        hidden = self.folded(maps, fewer)
-        results = [hidden] if self.joins_both else []
-        results.append(hidden if self.context is None else self.context(hidden, fewer))
-        results = [one.repeat_interleave(stride, dim=2) if stride > 1 else one for one in results]
-        if self.norms is None:
-            return results
-        return [norm(one, lengths) for norm, one in zip(self.norms, results, strict=True)]
+        if self.unfolded_channels:
+            return mask_frames(self.head(unfold(hidden, self.unfolded_channels)).flatten(1, 2), lengths), lengths
+        return mask_frames(self.head(hidden), lengths), lengths

@@ -1,6 +1,5 @@
 """Res2Net, ERes2Net and ERes2NetV2: residual networks whose blocks split their channels."""
 
-import types
 from functools import partial
 
 import torch
@@ -13,19 +12,18 @@ from speakernet.models.layers import (
     mask_frames,
     multi_scale,
     norm_then_clipped_relu,
+    relu,
     strided_length,
 )
 from speakernet.models.options.trunks import RESNET34, ERes2NetOptions, Res2NetOptions
-from speakernet.models.resnet import Block, ResidualTrunk, Stride, make_shortcut
+from speakernet.models.resnet import ResidualTrunk, Stride, make_shortcut
 
 # The width of a group is channels x base width / 64.
 WIDTH_UNIT = 64
 
 
-class Res2Block(Block):
+class Res2Block(nn.Module):
     """A 1 x 1 convolution, Res2Net's split, a 1 x 1 convolution, and a shortcut; ReLUs end at 20."""
-
-    norm_behind = types.MappingProxyType({"conv_in": "norm_in", "convs": "norms", "conv_out": "norm_out"})
 
     def __init__(
         self,
@@ -39,19 +37,19 @@ class Res2Block(Block):
         passed: Passed,
         fusion: type[nn.Module] | None = None,
     ) -> None:
-        wide = channels * expansion
-        super().__init__(wide, stride)
-        width = channels * base_width // WIDTH_UNIT
-        num_convs = scale - (passed != "none")
-        self.passed = passed
+        super().__init__()
+        self.out_channels, self.frame_stride, self.passed = channels * expansion, stride[1], passed
+        width, num_convs = channels * base_width // WIDTH_UNIT, scale - (passed != "none")
         self.conv_in = nn.Conv2d(channels_in, width * scale, 1, stride=stride, bias=False)
         self.norm_in = nn.BatchNorm2d(width * scale)
         self.convs = nn.ModuleList(MaskedConvolution(width, width) for _ in range(num_convs))
         self.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in range(num_convs))
-        self.fusions = nn.ModuleList(fusion(width) for _ in range(num_convs - 1)) if fusion else nn.ModuleList()
-        self.conv_out = nn.Conv2d(width * scale, wide, 1, bias=False)
-        self.norm_out = nn.BatchNorm2d(wide)
-        self.shortcut = make_shortcut(channels_in, wide, stride)
+        self.fusions = nn.ModuleList(fusion(width) for _ in range(num_convs - 1) if fusion is not None)
+        self.conv_out = nn.Conv2d(width * scale, self.out_channels, 1, bias=False)
+        self.norm_out = nn.BatchNorm2d(self.out_channels)
+        self.shortcut = make_shortcut(channels_in, self.out_channels, stride)
+        pairs = {f"convs.{index}": f"norms.{index}" for index in range(num_convs)}
+        self.norm_behind = {"conv_in": "norm_in", "conv_out": "norm_out", **pairs}
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(batch, channels, mels, frames) and valid frames, in and out."""
@@ -112,20 +110,14 @@ class ERes2Net(ResidualTrunk):
     """
 
     def __init__(self, options: ERes2NetOptions, num_features: int) -> None:
-        plain = partial(
-            Res2Block,
-            base_width=options.base_width,
-            scale=options.scale,
-            expansion=options.expansion,
-            passed="none",
-        )
-        fused = partial(plain, fusion=AttentiveFusion)
-        kinds = [plain if index < FIRST_FUSED_STAGE else fused for index in range(len(RESNET34))]
+        scale, expansion = options.scale, options.expansion
+        plain = partial(Res2Block, base_width=options.base_width, scale=scale, expansion=expansion, passed="none")
+        kinds = [plain] * FIRST_FUSED_STAGE + [partial(plain, fusion=AttentiveFusion)] * (4 - FIRST_FUSED_STAGE)
         super().__init__(num_features, options.channels, RESNET34, kinds)
         # With torch's default initial weights: Kaiming's make this network so ill-conditioned that float32 and float64
         # embeddings differ by 4e-5 of their length.
         self.first_joined_stage = options.first_joined_stage
-        wide = options.channels * options.expansion
+        wide = options.channels * expansion
         widths = [wide * 2**index for index in range(self.first_joined_stage, len(RESNET34))]
         self.downsamples = nn.ModuleList(
             nn.Conv2d(width, 2 * width, 3, stride=2, padding=1, bias=False) for width in widths[:-1]
@@ -134,14 +126,13 @@ class ERes2Net(ResidualTrunk):
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(batch, mels, frames) to (batch, channels x mels / 8, frames / 8), and the valid frames of each."""
-        hidden = self.stem(features, lengths)
-        joined = hidden
+        hidden = mask_frames(relu(self.norm1(self.conv1(features.unsqueeze(1)))), lengths)
         for index, stage in enumerate(self.stages):
             hidden, lengths = stage(hidden, lengths)
             place = index - self.first_joined_stage
             if place <= 0:
                 joined = hidden
             else:
-                below = self.downsamples[place - 1](joined)
-                joined = mask_frames(self.fusions[place - 1](hidden, below), lengths)
+                fused = self.fusions[place - 1](hidden, self.downsamples[place - 1](joined))
+                joined = mask_frames(fused, lengths)
         return joined.flatten(1, 2), lengths

@@ -1,11 +1,13 @@
 """Residual networks over mels and frames: blocks, stages, and the families of ResNets.
 
 A block takes `(batch, channels, mels, frames)` and the valid frames, returns both, and leaves zeros past every
-utterance's end.
+utterance's end. It names its `out_channels`, and in `norm_behind` its layers and the batch norms behind them, for
+`fold_batch_norms`.
 """
 
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from torch import Tensor, nn
 
@@ -19,37 +21,14 @@ from speakernet.models.layers import (
     relu,
     strided_length,
 )
-from speakernet.models.options.trunks import (
-    DeepResNetOptions,
-    ResNetOptions,
-    ResNetSE34LOptions,
-    ResNetSE34V2Options,
-    SimAMResNetOptions,
-)
+from speakernet.models.options.trunks import DeepResNetOptions, ResNetOptions, SimAMResNetOptions
 
 Stride = tuple[int, int]
 """Along mels and frames."""
-MakeBlock = Callable[[int, int, Stride], "Block"]
+MakeBlock = Callable[[int, int, Stride], nn.Module]
 """From input channels, channels of the stage, and stride to a block."""
-
-
-class Block(nn.Module):
-    """The abstract block, with `out_channels` and a shortcut."""
-
-    shortcut: nn.Module
-    norm_behind: Mapping[str, str]
-    """Layers followed by a batch norm, for `fold_batch_norms`."""
-    norm_behind_relu: Mapping[str, tuple[str, str, str]] = types.MappingProxyType({})
-    """Layers followed by a ReLU, a batch norm and a layer, for the same."""
-
-    def __init__(self, channels: int, stride: Stride = (1, 1)) -> None:
-        super().__init__()
-        self.out_channels = channels
-        self.frame_stride = stride[1]
-
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """(batch, channels, mels, frames) and valid frames, in and out."""
-        raise NotImplementedError
+EXPANSION = 4
+"""The wide side of a bottleneck in channels of the narrow one."""
 
 
 def make_shortcut(channels_in: int, channels: int, stride: Stride = (1, 1)) -> nn.Module:
@@ -62,7 +41,7 @@ def make_shortcut(channels_in: int, channels: int, stride: Stride = (1, 1)) -> n
     return nn.Sequential(nn.Conv2d(channels_in, channels, 1, stride=stride, bias=False), nn.BatchNorm2d(channels))
 
 
-class ResidualBlock(Block):
+class ResidualBlock(nn.Module):
     """Two 3 x 3 convolutions with batch norm, an optional gate, and a shortcut around them."""
 
     def __init__(
@@ -70,16 +49,18 @@ class ResidualBlock(Block):
         channels_in: int,
         channels: int,
         stride: Stride = (1, 1),
-        gate: nn.Module | None = None,
+        gate: Callable[[int], nn.Module] | None = None,
         relu_first: bool = False,
     ) -> None:
-        super().__init__(channels, stride)
-        self.relu_first = relu_first
+        super().__init__()
+        # Before the convolutions, in the order of which initial weights are drawn.
+        made = None if gate is None else gate(channels)
+        self.out_channels, self.frame_stride, self.relu_first = channels, stride[1], relu_first
         self.conv1 = nn.Conv2d(channels_in, channels, 3, stride=stride, padding=1, bias=False)
         self.norm1 = nn.BatchNorm2d(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
         self.norm2 = nn.BatchNorm2d(channels)
-        self.gate = gate
+        self.gate = made
         self.shortcut = make_shortcut(channels_in, channels, stride)
         self.norm_behind = {"conv2": "norm2"} if relu_first else {"conv1": "norm1", "conv2": "norm2"}
         if relu_first:
@@ -102,28 +83,27 @@ class ResidualBlock(Block):
         return mask_frames(relu(hidden), lengths), lengths
 
 
-def gated_block(channels_in: int, channels: int, stride: Stride) -> ResidualBlock:
-    """A residual block with squeeze-and-excitation."""
-    return ResidualBlock(channels_in, channels, stride, SqueezeExcitation(channels))
+class Bottleneck(nn.Module):
+    """A 1 x 1, a 3 x 3 and a 1 x 1 convolution with batch norms, and a shortcut.
 
+    Four times as wide at the end; inverted, four times as wide inside, where the 3 x 3 convolution is depthwise.
+    """
 
-class Bottleneck(Block):
-    """A 1 x 1, a 3 x 3 and a 1 x 1 convolution with batch norms, four times as wide at the end, and a shortcut."""
-
-    EXPANSION = 4
     norm_behind = types.MappingProxyType({"conv1": "norm1", "conv2": "norm2", "conv3": "norm3"})
 
-    def __init__(self, channels_in: int, channels: int, stride: Stride = (1, 1)) -> None:
-        wide = self.EXPANSION * channels
-        super().__init__(wide, stride)
-        self.conv1 = nn.Conv2d(channels_in, channels, 1, bias=False)
-        self.norm1 = nn.BatchNorm2d(channels)
+    def __init__(self, channels_in: int, channels: int, stride: Stride = (1, 1), inverted: bool = False) -> None:
+        super().__init__()
+        inner, out = (EXPANSION * channels, channels) if inverted else (channels, EXPANSION * channels)
+        self.out_channels, self.frame_stride = out, stride[1]
+        self.conv1 = nn.Conv2d(channels_in, inner, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(inner)
         # The stride is on the 3 x 3 convolution, as in wespeaker; He et al. have it on the 1 x 1 before.
-        self.conv2 = nn.Conv2d(channels, channels, 3, stride=stride, padding=1, bias=False)
-        self.norm2 = nn.BatchNorm2d(channels)
-        self.conv3 = nn.Conv2d(channels, wide, 1, bias=False)
-        self.norm3 = nn.BatchNorm2d(wide)
-        self.shortcut = make_shortcut(channels_in, wide, stride)
+        groups = inner if inverted else 1
+        self.conv2 = nn.Conv2d(inner, inner, 3, stride=stride, padding=1, groups=groups, bias=False)
+        self.norm2 = nn.BatchNorm2d(inner)
+        self.conv3 = nn.Conv2d(inner, out, 1, bias=False)
+        self.norm3 = nn.BatchNorm2d(out)
+        self.shortcut = make_shortcut(channels_in, out, stride)
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(batch, channels, mels, frames) and valid frames, in and out."""
@@ -140,10 +120,9 @@ class ResidualStage(nn.Module):
         self, make_block: MakeBlock, channels_in: int, channels: int, num_blocks: int, stride: Stride = (1, 1)
     ) -> None:
         super().__init__()
-        blocks = [make_block(channels_in, channels, stride)]
-        self.out_channels = blocks[0].out_channels
-        blocks += [make_block(self.out_channels, channels, (1, 1)) for _ in range(num_blocks - 1)]
-        self.blocks = nn.ModuleList(blocks)
+        self.blocks = nn.ModuleList([make_block(channels_in, channels, stride)])
+        self.out_channels = int(self.blocks[0].out_channels)  # type: ignore[arg-type]
+        self.blocks.extend(make_block(self.out_channels, channels, (1, 1)) for _ in range(num_blocks - 1))
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(batch, channels, mels, frames) and valid frames, in and out."""
@@ -153,12 +132,15 @@ class ResidualStage(nn.Module):
 
 
 class ResidualTrunk(Trunk):
-    """A 3 x 3 convolution and stages of blocks, each stage twice as wide as the one before.
+    """A convolution and stages of blocks, each stage twice as wide as the one before.
 
-    All but the first stage halve mels and frames, unless other strides are given.
+    All but the first stage halve mels and frames, unless other strides are given; `conv1` is 3 x 3 unless it is given.
     """
 
     norm_behind = types.MappingProxyType({"conv1": "norm1"})
+    norm_first = True
+    """Whether the first norm is before the ReLU."""
+    averages_mels = False
 
     def __init__(
         self,
@@ -166,33 +148,29 @@ class ResidualTrunk(Trunk):
         channels: int,
         blocks: Sequence[int],
         make_block: MakeBlock | Sequence[MakeBlock],
-        mel_stride: int = 1,
-        strides: Sequence[Stride] | None = None,
+        strides: Sequence[Stride] = (),
+        conv1: nn.Conv2d | None = None,
     ) -> None:
         super().__init__()
+        kinds = [make_block] * len(blocks) if callable(make_block) else make_block
         strides = strides or [(1, 1), *[(2, 2)] * (len(blocks) - 1)]
-        kinds = [make_block] * len(blocks) if callable(make_block) else list(make_block)
-        self.conv1 = nn.Conv2d(1, channels, 3, stride=(mel_stride, 1), padding=1, bias=False)
+        self.conv1 = conv1 or nn.Conv2d(1, channels, 3, padding=1, bias=False)
         self.norm1 = nn.BatchNorm2d(channels)
-        stages: list[ResidualStage] = []
-        width_in, num_mels = channels, -(-num_features // mel_stride)
-        for index, num_blocks in enumerate(blocks):
-            stage = ResidualStage(kinds[index], width_in, channels * 2**index, num_blocks, strides[index])
-            stages.append(stage)
-            width_in, num_mels = stage.out_channels, -(-num_mels // strides[index][0])
-        self.stages = nn.ModuleList(stages)
-        self.out_channels = width_in * num_mels
-
-    def stem(self, features: Tensor, lengths: Tensor | None) -> Tensor:
-        """(batch, mels, frames) to (batch, channels, mels, frames)."""
-        return mask_frames(relu(self.norm1(self.conv1(features.unsqueeze(1)))), lengths)
+        self.stages = nn.ModuleList()
+        self.out_channels, num_mels = channels, -(-num_features // self.conv1.stride[0])
+        for index, (kind, num_blocks, stride) in enumerate(zip(kinds, blocks, strides, strict=True)):
+            stage = ResidualStage(kind, self.out_channels, channels * 2**index, num_blocks, stride)
+            self.stages.append(stage)
+            self.out_channels, num_mels = stage.out_channels, -(-num_mels // stride[0])
+        self.out_channels *= 1 if self.averages_mels else num_mels
 
     def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(batch, mels, frames) to (batch, channels x remaining mels, fewer frames), and the valid frames of each."""
-        hidden = self.stem(features, lengths)
+        hidden = self.conv1(features.unsqueeze(1))
+        hidden = mask_frames(relu(self.norm1(hidden)) if self.norm_first else self.norm1(relu(hidden)), lengths)
         for stage in self.stages:
             hidden, lengths = stage(hidden, lengths)
-        return hidden.flatten(1, 2), lengths
+        return hidden.mean(dim=2) if self.averages_mels else hidden.flatten(1, 2), lengths
 
 
 class ResNet(ResidualTrunk):
@@ -203,10 +181,11 @@ class ResNet(ResidualTrunk):
     """
 
     def __init__(self, options: ResNetOptions, num_features: int) -> None:
-        make_block = gated_block if options.gated else ResidualBlock
-        super().__init__(
-            num_features, options.channels, options.blocks, make_block, options.stem_stride, options.strides
-        )
+        usual = [1, *[2] * (len(options.blocks) - 1)]
+        strides = list(zip(options.mel_strides or usual, options.frame_strides or usual, strict=True))
+        conv1 = nn.Conv2d(1, options.channels, 3, stride=(options.stem_stride, 1), padding=1, bias=False)
+        make_block = partial(ResidualBlock, gate=SqueezeExcitation) if options.gated else ResidualBlock
+        super().__init__(num_features, options.channels, options.blocks, make_block, strides, conv1)
         initialize_convolutions(self)
 
 
@@ -221,74 +200,6 @@ class DeepResNet(ResidualTrunk):
         super().__init__(num_features, options.channels, options.blocks, make_block)
 
 
-BLOCKS = (3, 4, 6, 3)
-
-
-class ResNetSE34L(Trunk):
-    """Light ResNet-34 with squeeze-and-excitation, 16 to 128 channels; 1,437,078 parameters with SAP at 512 dimensions.
-
-    Source: Chung et al. 2020, "In defence of metric learning for speaker recognition"; voxceleb_trainer f51bab8.
-    """
-
-    norm_behind = types.MappingProxyType({"conv1": "norm1"})
-
-    def __init__(self, options: ResNetSE34LOptions, num_features: int) -> None:
-        super().__init__()
-        channels = (16, 32, 64, 128)
-        self.out_channels = channels[-1]
-        self.conv1 = nn.Conv2d(1, channels[0], 7, stride=(2, 1), padding=3, bias=False)
-        self.norm1 = nn.BatchNorm2d(channels[0])
-        self.stages = _stages(channels, strides=(1, 2, 2, 1))
-        initialize_convolutions(self)
-
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """(batch, mels, frames) to (batch, 128, frames / 4), mean over mels; and the valid frames of each."""
-        hidden = mask_frames(relu(self.norm1(self.conv1(features.unsqueeze(1)))), lengths)
-        for stage in self.stages:
-            hidden, lengths = stage(hidden, lengths)
-        return hidden.mean(dim=2), lengths
-
-
-class ResNetSE34V2(Trunk):
-    """ResNet-34 with squeeze-and-excitation, 32 to 256 channels.
-
-    8,028,492 parameters with ASP, 64 mels and 512 dimensions.
-
-    Source: Heo et al. 2020, "Clova baseline system for the VoxCeleb Speaker Recognition Challenge 2020";
-    voxceleb_trainer f51bab8.
-    """
-
-    def __init__(self, options: ResNetSE34V2Options, num_features: int) -> None:
-        super().__init__()
-        channels = (32, 64, 128, 256)
-        # Three strides of 2, each rounding up.
-        self.out_channels = channels[-1] * -(-num_features // 8)
-        self.conv1 = nn.Conv2d(1, channels[0], 3, padding=1)
-        self.norm1 = nn.BatchNorm2d(channels[0])
-        self.stages = _stages(channels, strides=(1, 2, 2, 2))
-        initialize_convolutions(self)
-
-    def forward(self, features: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """(batch, mels, frames) to (batch, 256 mels / 8, frames / 8), and the valid frames of each."""
-        # ReLU before the norm, as in the original; ResNetSE34L has the norm first.
-        hidden = mask_frames(self.norm1(relu(self.conv1(features.unsqueeze(1)))), lengths)
-        for stage in self.stages:
-            hidden, lengths = stage(hidden, lengths)
-        return hidden.flatten(1, 2), lengths
-
-
-def _se_block(channels_in: int, channels: int, stride: Stride) -> ResidualBlock:
-    return ResidualBlock(channels_in, channels, stride, SqueezeExcitation(channels), relu_first=True)
-
-
-def _stages(channels: tuple[int, ...], strides: tuple[int, ...]) -> nn.ModuleList:
-    widths = zip((channels[0], *channels), channels, BLOCKS, strides, strict=False)
-    return nn.ModuleList(
-        ResidualStage(_se_block, channels_in, width, blocks, (stride, stride))
-        for channels_in, width, blocks, stride in widths
-    )
-
-
 class SimAMResNet(ResidualTrunk):
     """Residual network with SimAM attention, 64 to 512 channels.
 
@@ -297,9 +208,6 @@ class SimAMResNet(ResidualTrunk):
     """
 
     def __init__(self, options: SimAMResNetOptions, num_features: int) -> None:
-        super().__init__(num_features, options.channels, options.blocks, _simam_block)
-
-
-def _simam_block(channels_in: int, channels: int, stride: Stride) -> ResidualBlock:
-    # In the place of the gate of SE-ResNets: after the second norm, before the shortcut is added.
-    return ResidualBlock(channels_in, channels, stride, SimilarityAttention())
+        # In the place of the gate of SE-ResNets: after the second norm, before the shortcut is added.
+        make_block = partial(ResidualBlock, gate=SimilarityAttention)
+        super().__init__(num_features, options.channels, options.blocks, make_block)

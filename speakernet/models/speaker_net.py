@@ -5,32 +5,27 @@ file builds it again (`from_spec`). Networks that are only used can have their b
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from speakernet.checkpoint import CheckpointError
 from speakernet.frontend.options import FEATURES, FrontendOptions, SpecAugmentOptions
 from speakernet.frontend.perturbation import SpecAugment
-from speakernet.models.layers import (
-    EMBEDDING_LAYERS,
-    ChannelFloor,
-    full_precision,
-    is_safe_in_channels_last,
-    mask_frames,
-)
+from speakernet.models.layers import ChannelFloor, is_safe_in_channels_last, make_embedding, mask_frames
 from speakernet.models.options import MODELS, POOLINGS, ModelOptions, pooling_of
-from speakernet.options import create, lookup, options_of
+from speakernet.options import SAMPLE_RATE, create, lookup, options_of
 from speakernet.random import derive_seed
 
 Net = TypeVar("Net", bound=nn.Module)
 Layer = nn.Conv1d | nn.Conv2d | nn.Linear
 SPEC_AUGMENT_PREFIX = "spec_augment."
-WRAPPER_PREFIXES = ("_orig_mod.", "module.")
-"""Of parameter names, by torch.compile and DistributedDataParallel."""
 MOST_NAMES_SHOWN = 10
 # Keys of the random streams of the network's own components, next to the run's seed.
 SPEC_AUGMENT_STREAM = 101
@@ -64,7 +59,7 @@ class SpeakerNet(nn.Module):
                 raise ValueError(f"{kind}: {problem[0]} is {problem[1]}")
         # The values of the published definition hold for its own front end only.
         frontend = frontend.resolved(own if name == own["name"] else {}).model_copy(update={"name": name})
-        pooling = trunk.default_pooling if model.pooling == "auto" else model.pooling
+        pooling = trunk.poolings[0] if model.pooling == "auto" else model.pooling
         self._model = model.model_copy(update={"pooling": pooling})
         self._frontend = frontend
         self.sample_rate = sample_rate
@@ -77,9 +72,11 @@ class SpeakerNet(nn.Module):
                 sample_rate=sample_rate,
                 seed=derive_seed(seed, DITHER_STREAM),
             )
-        self.spec_augment: SpecAugment | None = None
-        if isinstance(frontend, SpecAugmentOptions) and frontend.spec_augment:
-            self.spec_augment = SpecAugment(frontend, derive_seed(seed, SPEC_AUGMENT_STREAM))
+        self.spec_augment = (
+            SpecAugment(frontend, derive_seed(seed, SPEC_AUGMENT_STREAM))
+            if isinstance(frontend, SpecAugmentOptions) and frontend.spec_augment
+            else None
+        )
         self.trunk = create(
             lookup(MODELS, model.name, "model"),
             trunk,
@@ -90,10 +87,10 @@ class SpeakerNet(nn.Module):
         # 2-D convolutions run up to a quarter faster with channels innermost on CPUs, more on tensor cores.
         if is_safe_in_channels_last(self.trunk):
             self.trunk.to(memory_format=torch.channels_last)
-        pooling_part = POOLINGS[pooling_of(model.name, pooling)]
-        self.pooling = create(pooling_part, model.pooling_options, channels=self.trunk.out_channels)
+        component = POOLINGS[pooling_of(model.name, pooling)]
+        self.pooling = create(component, model.pooling_options, channels=self.trunk.out_channels)
         self.norm: nn.Module = nn.BatchNorm1d(self.pooling.dim) if trunk.has_norm_after_pooling else nn.Identity()
-        self.embedding = EMBEDDING_LAYERS[trunk.embedding_layer](self.pooling.dim, model.embedding_dim)
+        self.embedding = make_embedding(trunk.embedding_layer, self.pooling.dim, model.embedding_dim)
 
     @classmethod
     def named(
@@ -111,10 +108,9 @@ class SpeakerNet(nn.Module):
         trunk = options_of(MODELS, model, model_options or {}, "model")
         kind = pooling_of(model, pooling or "auto")
         section = {"pooling": pooling, "embedding_dim": embedding_dim}
-        own = dict(trunk.front_end_defaults)
-        own_name = own.pop("name")
-        name = own_name if front_end in (None, "auto") else front_end
-        given = {**(own if name == own_name else {}), **(front_end_options or {})}
+        given = {"name": front_end or "auto", **(front_end_options or {})}
+        if given["name"] in ("auto", trunk.front_end_defaults["name"]):
+            given = {**trunk.front_end_defaults, **given, "name": trunk.front_end_defaults["name"]}
         return cls(
             ModelOptions(
                 name=model,
@@ -122,8 +118,8 @@ class SpeakerNet(nn.Module):
                 pooling_options=options_of(POOLINGS, kind, pooling_options or {}, "pooling"),
                 **{field: value for field, value in section.items() if value is not None},  # type: ignore[arg-type]
             ),
-            options_of(FEATURES, name, {"name": name, **given}, "front end"),
-            sample_rate or trunk.published_rate,
+            options_of(FEATURES, given["name"], given, "front end"),
+            sample_rate or SAMPLE_RATE,
         )
 
     @property
@@ -155,7 +151,7 @@ class SpeakerNet(nn.Module):
         """Embeddings of features (batch, mels, frames), (batch, dim) float32, not normalised."""
         hidden, lengths = self.trunk(mask_frames(features, lengths), lengths)  # (batch, channels, frames)
         # Sums over hundreds of frames and the last projection lose too much in 16 bits.
-        with full_precision(features):
+        with torch.autocast(features.device.type, enabled=False):
             return self.embedding(self.norm(self.pooling(hidden.float(), lengths)))  # type: ignore[no-any-return]
 
     @property
@@ -176,19 +172,6 @@ class SpeakerNet(nn.Module):
         Returns:
             (batch, dim), not normalised.
         """
-        self._check(waveforms, lengths, sample_rate)
-        if lengths is not None and bool((lengths == waveforms.shape[1]).all()):
-            # Nothing is padded, so nothing needs a mask.
-            lengths = None
-        was_training = self.training
-        self.eval()
-        try:
-            with torch.inference_mode():
-                return self(waveforms, lengths)
-        finally:
-            self.train(was_training)
-
-    def _check(self, waveforms: Tensor, lengths: Tensor | None, sample_rate: int) -> None:
         if sample_rate != self.sample_rate:
             raise ValueError(
                 f"waveforms at {sample_rate} Hz, but this network was trained at {self.sample_rate} Hz; resample them "
@@ -204,21 +187,25 @@ class SpeakerNet(nn.Module):
                 f"waveforms of {shape[0]} rows and no lengths: mix the channels of a recording down "
                 "(waveforms.mean(0, keepdim=True)), or give a length for each utterance"
             )
-        if lengths is None or not len(lengths):
-            return
-        shortest, longest = int(lengths.min()), int(lengths.max())
-        if tuple(lengths.shape) != shape[:1] or shortest < 1 or longest > shape[1]:
-            raise ValueError(
-                f"lengths of shape {tuple(lengths.shape)} from {shortest} to {longest}; expected {shape[:1]} from 1 to "
-                f"{shape[1]}"
-            )
+        if lengths is not None and (lengths.shape != shape[:1] or ((lengths < 1) | (lengths > shape[1])).any()):
+            raise ValueError(f"lengths {lengths.tolist()}; expected {shape[0]} from 1 to {shape[1]}")
+        if lengths is not None and bool((lengths == waveforms.shape[1]).all()):
+            # Nothing is padded, so nothing needs a mask.
+            lengths = None
+        was_training = self.training
+        self.eval()
+        try:
+            with torch.inference_mode():
+                return self(waveforms, lengths)
+        finally:
+            self.train(was_training)
 
     def spec(self) -> dict[str, Any]:
         """The network in plain values: `model` and `front_end` (name, options), `sample_rate`."""
         model = self._model
-        sizes: dict[str, Any] = {"pooling": model.pooling, "embedding_dim": model.embedding_dim}
-        if pooling_options := model.pooling_options.model_dump():
-            sizes["pooling_options"] = pooling_options
+        sizes = {"pooling": model.pooling, "embedding_dim": model.embedding_dim}
+        pooling_options = model.pooling_options.model_dump()
+        sizes |= {"pooling_options": pooling_options} if pooling_options else {}
         return {
             "model": {"name": model.name, "options": {**model.options.model_dump(), **sizes}},
             "front_end": {"name": self._frontend.name, "options": self._frontend.values()},
@@ -242,17 +229,17 @@ class SpeakerNet(nn.Module):
 
     def weights(self) -> dict[str, Tensor]:
         """The state dictionary without the state of SpecAugment, which only training needs."""
-        state = self.state_dict()
-        return {key: value for key, value in state.items() if not key.startswith(SPEC_AUGMENT_PREFIX)}
+        named = self.state_dict().items()
+        return {name: value for name, value in named if not name.startswith(SPEC_AUGMENT_PREFIX)}
 
 
 def fold_batch_norms(net: nn.Module) -> int:
     """Merge every batch norm into the layer that it directly follows, in place; the network can no longer be trained.
 
     In evaluation mode a norm multiplies and adds per channel, which the weights of the layer can do. A module names
-    such pairs in `norm_behind` (layer, also `component.conv`, -> norm; lists pair member by member); in a sequence they
-    are found. `norm_behind_relu` names those with a ReLU between (layer -> ReLU, norm, and the only layer that reads
-    the norm): the layer takes the norm, and a floor for each channel replaces the ReLU.
+    such pairs in `norm_behind` (layer -> norm, also in a component); in a sequence they are found. `norm_behind_relu`
+    names those with a ReLU between (layer -> ReLU, norm, and the only layer that reads the norm): the layer takes the
+    norm, and a floor for each channel replaces the ReLU.
 
     Returns:
         How many were merged.
@@ -264,14 +251,16 @@ def fold_batch_norms(net: nn.Module) -> int:
     >>> fold_batch_norms(net), torch.allclose(net(torch.ones(1, 2)), before)
     (1, True)
     """
-    found = [pair for module in net.modules() for pair in _pairs(module)]
-    for layer, holder, name in found:
-        _rescale(layer, *_scale_and_shift(holder._modules[name]))  # type: ignore[arg-type]
-        holder._modules[name] = nn.Identity()
-    rectified = [(module, names) for module in net.modules() for names in _rectified(module)]
-    for module, names in rectified:
-        _merge_rectified(module, *names)
-    return len(found) + len(rectified)
+    merged = 0
+    for module in list(net.modules()):
+        for layer, (relu, norm, reader) in getattr(module, "norm_behind_relu", {}).items():
+            floors = _with_positive_scale(module.get_submodule(norm), module.get_submodule(reader))
+            module.set_submodule(relu, ChannelFloor(floors))
+            merged += _merge(module, layer, norm)
+        in_sequence = dict(itertools.pairwise(module._modules)) if isinstance(module, nn.Sequential) else {}
+        for layer, norm in getattr(module, "norm_behind", in_sequence).items():
+            merged += _merge(module, layer, norm)
+    return merged
 
 
 def folded(net: Net) -> Net:
@@ -281,73 +270,43 @@ def folded(net: Net) -> Net:
     return twin
 
 
-def _pairs(module: nn.Module) -> Iterator[tuple[Layer, nn.Module, str]]:
-    """Layers followed by a batch norm: the layer, the module that holds the norm, and the norm's name in it."""
-    places: list[tuple[nn.Module, nn.Module, str]] = []
-    if isinstance(module, nn.Sequential):
-        names = list(module._modules)
-        places += [(module[index], module, names[index + 1]) for index in range(len(names) - 1)]
-    for layer_name, norm_name in getattr(module, "norm_behind", {}).items():
-        layer, norm = module.get_submodule(layer_name), module.get_submodule(norm_name)
-        if isinstance(layer, nn.ModuleList):
-            places += [(one, norm, str(index)) for index, one in enumerate(layer)]
-        else:
-            places.append((layer, module, norm_name))
-    for layer, holder, name in places:
-        if isinstance(layer, Layer) and isinstance(holder._modules[name], nn.modules.batchnorm._BatchNorm):
-            yield layer, holder, name
-
-
-def _rectified(module: nn.Module) -> Iterator[tuple[str, str, str, str]]:
-    """Names of a layer and of the ReLU, the batch norm and the layer that follow it."""
-    for layer, (activation, norm, reader) in getattr(module, "norm_behind_relu", {}).items():
-        if isinstance(module.get_submodule(norm), nn.modules.batchnorm._BatchNorm):
-            yield layer, activation, norm, reader
-
-
-def _merge_rectified(module: nn.Module, layer: str, activation: str, norm: str, reader_name: str) -> None:
-    """Give the layer before a ReLU the weights of the norm after it."""
-    scale, shift = _scale_and_shift(module.get_submodule(norm))  # type: ignore[arg-type]
-    # A negative scale would need a ceiling: its channels change sign, and so do the weights that read them.
-    signs = torch.where(scale < 0, -1.0, 1.0).double()
-    _rescale(module.get_submodule(layer), scale * signs, shift * signs)  # type: ignore[arg-type]
-    module._modules[activation] = ChannelFloor((shift * signs).float())
-    module._modules[norm] = nn.Identity()
-    reader = module.get_submodule(reader_name)
-    assert isinstance(reader, Layer)
-    turned = reader.weight.double() * signs.view(-1, *(1 for _ in reader.weight.shape[2:]))
-    reader.weight = nn.Parameter(turned.float(), requires_grad=False)
-
-
-def _scale_and_shift(norm: nn.modules.batchnorm._BatchNorm) -> tuple[Tensor, Tensor]:
-    """What a norm multiplies by and adds, (channels,) each, in float64: the weights are rounded once."""
+def _merge(module: nn.Module, layer_name: str, norm_name: str) -> bool:
+    """Give a layer the norm behind it, if they are a layer and a norm."""
+    layer, norm = module.get_submodule(layer_name), module.get_submodule(norm_name)
+    if not isinstance(layer, Layer) or not isinstance(norm, _BatchNorm):
+        return False
     assert norm.running_mean is not None and norm.running_var is not None and not norm.training
-    scale = (norm.running_var.double() + norm.eps).rsqrt()
-    if norm.affine:
-        scale = scale * norm.weight.double()
-    shift = -norm.running_mean.double() * scale
-    return scale, shift + norm.bias.double() if norm.affine else shift
+    norm.double()
+    # In float64, so that the weights are rounded once; elementwise, so that they keep their order in memory.
+    bias = None if layer.bias is None else layer.bias.double()
+    fused = fuse_conv_bn_weights(
+        layer.weight.double(), bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
+    )
+    layer.weight, layer.bias = (nn.Parameter(one.float(), requires_grad=False) for one in fused)
+    module.set_submodule(norm_name, nn.Identity())
+    return True
 
 
-def _rescale(layer: Layer, scale: Tensor, shift: Tensor) -> None:
-    """Multiply the layer's result by a scale and add a shift, both (channels,)."""
-    if layer.bias is not None:
-        shift = shift + layer.bias.double() * scale
-    # Elementwise, so that the weights keep their order in memory.
-    weight = layer.weight.double() * scale.view(-1, *(1 for _ in layer.weight.shape[1:]))
-    layer.weight = nn.Parameter(weight.float(), requires_grad=False)
-    layer.bias = nn.Parameter(shift.float(), requires_grad=False)
+def _with_positive_scale(norm: nn.Module, reader: nn.Module) -> Tensor:
+    """What a norm makes of zeros, (channels,), after its channels of negative scale have changed their sign.
+
+    Those would need a ceiling in place of a floor; the layer that reads the norm changes its weights for them.
+    """
+    assert isinstance(norm, _BatchNorm) and isinstance(reader, Layer) and not norm.training
+    signs = torch.where(norm.weight < 0, -1.0, 1.0)
+    for values, shape in ((norm.weight, (-1,)), (norm.bias, (-1,)), (reader.weight, (1, -1, 1, 1))):
+        values.data.mul_(signs.view(shape))
+    norm.double()
+    return norm(torch.zeros_like(norm.weight)[None, :, None, None]).detach().flatten().float()
 
 
 def strip_wrappers(name: str) -> str:
-    """A parameter's name without what compilation and data parallelism put before it.
+    """A parameter's name without what torch.compile and DistributedDataParallel put before it.
 
     >>> strip_wrappers("module._orig_mod.trunk.conv1.weight")
     'trunk.conv1.weight'
     """
-    for prefix in WRAPPER_PREFIXES:
-        name = name.replace(prefix, "")
-    return name
+    return name.replace("_orig_mod.", "").replace("module.", "")
 
 
 def check_finite(weights: Mapping[str, Any], path: str | Path) -> None:

@@ -27,8 +27,8 @@ def small():
 def test_networks_are_the_published_ones(name: str) -> None:
     config = published_config(small(), name)
     trunk = MODELS[name].options
-    assert (config.model.name, config.model.embedding_dim) == (name, trunk.published_dim)
-    assert getattr(config.frontend, "num_mels", 0) == trunk.published_mels
+    assert (config.model.name, config.model.embedding_dim) == (name, trunk.published.dim)
+    assert getattr(config.frontend, "num_mels", 0) == trunk.published.mels
     assert config.runtime.compile == "off"
 
 

@@ -67,7 +67,7 @@ def embed(net, batch, lengths=None):
     return net.embed(batch, lengths, sample_rate=net.sample_rate)
 
 
-EVERY = [(name, pooling) for name in SMALLEST for pooling in MODELS[name].options.tested_poolings]
+EVERY = [(name, pooling) for name in SMALLEST for pooling in MODELS[name].options.poolings]
 
 
 @pytest.mark.parametrize(("name", "pooling"), EVERY)
@@ -191,7 +191,7 @@ SOON_COMPILED = ("ResNetSE34L", "ResNet", "VGGVox", "XVector")
 )
 def test_compiled(name):
     owner = MODELS[name].options
-    mels = {"num_mels": owner.published_mels} if owner.published_mels else {}
+    mels = {"num_mels": owner.published.mels} if owner.published.mels else {}
     torch.manual_seed(0)
     net = SpeakerNet.named(name, embedding_dim=32, front_end_options=mels).train()
     randomize_norms(net)
@@ -359,7 +359,7 @@ def test_shortest_utterance(name):
         (torch.zeros(16000), None, 16000, r"\(16000,\)"),
         (torch.zeros(1, 2, 16000), None, 16000, r"\(1, 2, 16000\)"),
         (torch.zeros(1, 16000, dtype=torch.int16), None, 16000, "int16"),
-        (torch.zeros(2, 16000), torch.tensor([16000]), 16000, r"\(1,\).*\(2,\)"),
+        (torch.zeros(2, 16000), torch.tensor([16000]), 16000, r"expected 2 from"),
         (torch.zeros(1, 16000), torch.tensor([16001]), 16000, "16001"),
     ],
 )

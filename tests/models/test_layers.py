@@ -12,10 +12,10 @@ from speakernet.models.layers import (
     SqueezeExcitation,
     TrainingGate,
     mean_over_frames,
-    reflect_frames,
     relu,
 )
 from speakernet.models.redimnet import FrameGroupNorm
+from speakernet.models.tdnn import reflect_frames
 
 
 def test_relu() -> None:

@@ -249,7 +249,7 @@ KINDS: dict[str, tuple[Callable[[dict], Any], str]] = {
     "option of nothing": (set_option("model", channels=None), "channels"),
     "endless option": (set_option("model", blocks=nested(40, 10)), "model is"),
     "unknown pooling": (set_option("model", pooling="TSPT"), "TSPT"),
-    "no pooling": (drop("model", "options", "pooling"), "model is"),
+    "no pooling": (drop("model", "options", "pooling"), "pooling"),
     "no model": (drop("model"), "model is"),
     "unknown model": (lambda contents: contents["model"].update(name="ResNot"), "ResNot"),
     "model of text": (set_entry(model="ResNet"), "model is"),

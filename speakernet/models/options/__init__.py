@@ -1,6 +1,5 @@
 """The options of trunks and poolings, the section that chooses them, and their tables. No torch is imported here."""
 
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 from annotated_types import Ge, Le
@@ -27,29 +26,26 @@ from speakernet.models.options.trunks import (
 )
 from speakernet.options import Component, NamedOptions, lookup
 
-
-def _sizes(path: str, sizes: Mapping[str, type[TrunkOptions]]) -> dict[str, Component]:
-    """A row for every size of a family, which share one trunk."""
-    return {name: Component(options, path) for name, options in sizes.items()}
-
-
 FAMILIES: dict[str, dict[str, Component]] = {
-    "ResNetSE34L": {"ResNetSE34L": Component(ResNetSE34LOptions, "speakernet.models.resnet:ResNetSE34L")},
-    "ResNetSE34V2": {"ResNetSE34V2": Component(ResNetSE34V2Options, "speakernet.models.resnet:ResNetSE34V2")},
-    "ResNet": {"ResNet": Component(ResNetOptions, "speakernet.models.resnet:ResNet")},
-    "VGGVox": {"VGGVox": Component(VGGVoxOptions, "speakernet.models.vggvox:VGGVox")},
-    "RawNet3": {"RawNet3": Component(RawNet3Options, "speakernet.models.rawnet3:RawNet3")},
-    "x-vector": {"XVector": Component(XVectorOptions, "speakernet.models.xvector:XVector")},
-    "ECAPA-TDNN": _sizes("speakernet.models.ecapa:ECAPA", ECAPAS),
-    "ResNet of published depth": _sizes("speakernet.models.resnet:DeepResNet", RESNETS),
-    "SimAM-ResNet": _sizes("speakernet.models.resnet:SimAMResNet", SIMAM_RESNETS),
-    "Gemini DF-ResNet": _sizes("speakernet.models.gemini:GeminiDFResNet", GEMINIS),
-    "Res2Net": {"Res2Net34": Component(Res2NetOptions, "speakernet.models.res2net:Res2Net")},
-    "CAM++": {"CAMPPlus": Component(CAMPPlusOptions, "speakernet.models.campplus:CAMPPlus")},
-    "ERes2Net": _sizes("speakernet.models.res2net:ERes2Net", ERES2NETS),
-    "ERes2NetV2": _sizes("speakernet.models.res2net:ERes2Net", ERES2NETV2S),
-    "ReDimNet": _sizes("speakernet.models.redimnet:ReDimNet", REDIMNETS),
-    "ReDimNet2": _sizes("speakernet.models.redimnet:ReDimNet2", REDIMNET2S),
+    family: {name: Component(options, f"speakernet.models.{trunk}") for name, options in sizes.items()}
+    for family, trunk, sizes in (
+        ("ResNetSE34L", "classic:ResNetSE34L", {"ResNetSE34L": ResNetSE34LOptions}),
+        ("ResNetSE34V2", "classic:ResNetSE34V2", {"ResNetSE34V2": ResNetSE34V2Options}),
+        ("ResNet", "resnet:ResNet", {"ResNet": ResNetOptions}),
+        ("VGGVox", "classic:VGGVox", {"VGGVox": VGGVoxOptions}),
+        ("RawNet3", "rawnet3:RawNet3", {"RawNet3": RawNet3Options}),
+        ("x-vector", "tdnn:XVector", {"XVector": XVectorOptions}),
+        ("ECAPA-TDNN", "tdnn:ECAPA", ECAPAS),
+        ("ResNet of published depth", "resnet:DeepResNet", RESNETS),
+        ("SimAM-ResNet", "resnet:SimAMResNet", SIMAM_RESNETS),
+        ("Gemini DF-ResNet", "gemini:GeminiDFResNet", GEMINIS),
+        ("Res2Net", "res2net:Res2Net", {"Res2Net34": Res2NetOptions}),
+        ("CAM++", "campplus:CAMPPlus", {"CAMPPlus": CAMPPlusOptions}),
+        ("ERes2Net", "res2net:ERes2Net", ERES2NETS),
+        ("ERes2NetV2", "res2net:ERes2Net", ERES2NETV2S),
+        ("ReDimNet", "redimnet:ReDimNet", REDIMNETS),
+        ("ReDimNet2", "redimnet:ReDimNet", REDIMNET2S),
+    )
 }
 """Sizes of each family by name, smallest first."""
 
@@ -63,10 +59,10 @@ def pooling_of(model: str, pooling: str) -> str:
         ValueError: an unknown model or pooling.
     """
     trunk: Any = lookup(MODELS, model, "model").options
-    name = trunk.default_pooling if pooling == "auto" else pooling
-    name = trunk.pooling_names.get(name, name)
+    name = trunk.poolings[0] if pooling == "auto" else pooling
+    name = str(trunk.pooling_names.get(name, name))
     lookup(POOLINGS, name, "pooling")
-    return str(name)
+    return name
 
 
 class ModelOptions(NamedOptions):

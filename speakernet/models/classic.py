@@ -1,19 +1,60 @@
-"""VGGVox: the plain convolution network (VGG-M with 40 mel bands) of voxceleb_trainer."""
+"""The networks of voxceleb_trainer (f51bab8) on mel bands: two light ResNets and VGGVox."""
 
 import types
+from functools import partial
 
 from torch import Tensor, nn
 
-from speakernet.models.layers import Trunk, check_frames, mask_frames, relu, valid_length
-from speakernet.models.options.trunks import VGGVoxOptions
+from speakernet.models.layers import (
+    SqueezeExcitation,
+    Trunk,
+    check_frames,
+    initialize_convolutions,
+    mask_frames,
+    relu,
+    valid_length,
+)
+from speakernet.models.options.trunks import RESNET34, ResNetSE34LOptions, ResNetSE34V2Options, VGGVoxOptions
+from speakernet.models.resnet import ResidualBlock, ResidualTrunk
 
 NUM_MELS = 40
+_gated = partial(ResidualBlock, gate=SqueezeExcitation, relu_first=True)
+
+
+class ResNetSE34L(ResidualTrunk):
+    """Light ResNet-34 with squeeze-and-excitation, 16 to 128 channels; 1,437,078 parameters with SAP at 512 dimensions.
+
+    Source: Chung et al. 2020, "In defence of metric learning for speaker recognition".
+    """
+
+    averages_mels = True
+
+    def __init__(self, options: ResNetSE34LOptions, num_features: int) -> None:
+        conv1 = nn.Conv2d(1, 16, 7, stride=(2, 1), padding=3, bias=False)
+        super().__init__(num_features, 16, RESNET34, _gated, [(1, 1), (2, 2), (2, 2), (1, 1)], conv1)
+        initialize_convolutions(self)
+
+
+class ResNetSE34V2(ResidualTrunk):
+    """ResNet-34 with squeeze-and-excitation, 32 to 256 channels.
+
+    8,028,492 parameters with ASP, 64 mels and 512 dimensions.
+
+    Source: Heo et al. 2020, "Clova baseline system for the VoxCeleb Speaker Recognition Challenge 2020".
+    """
+
+    norm_behind = types.MappingProxyType({})
+    norm_first = False
+
+    def __init__(self, options: ResNetSE34V2Options, num_features: int) -> None:
+        super().__init__(num_features, 32, RESNET34, _gated, conv1=nn.Conv2d(1, 32, 3, padding=1))
+        initialize_convolutions(self)
 
 
 class VGGVox(Trunk):
     """VGG-M on 40 log-mel bands; 4,032,448 parameters with SAP at 512 dimensions.
 
-    Source: Nagrani et al. 2017, "VoxCeleb", in voxceleb_trainer's form (f51bab8).
+    Source: Nagrani et al. 2017, "VoxCeleb".
     """
 
     # Fewer leave no frame for the last pooling.
