@@ -22,12 +22,10 @@ from benchmarks.data import write_noise
 from benchmarks.plain_models import PLAIN_MODELS, PlainAMSoftmax, plain_model
 from benchmarks.served import ServedProcess, own_command, own_environment, serve
 from benchmarks.steps import margin_and_scale
-from speakernet.assembly.checks import refuse_impossible
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.evaluation import build_validation
 from speakernet.assembly.inputs import Inputs, with_default_paths
-from speakernet.assembly.model import build_loss, build_model
-from speakernet.assembly.training import build_trainer, prepare_machine
+from speakernet.assembly.training import build_loss, build_model, build_trainer, prepare_machine, refuse_impossible
 from speakernet.config.schema import Config, replaced
 from speakernet.data.lists import read_training_list, read_trials, write_training_list
 from speakernet.evaluation import metrics

@@ -18,8 +18,7 @@ import torch
 
 from benchmarks.steps import RandomBatch, trainer_and_step, trainer_step, variant_config
 from benchmarks.timing import Timing, Way, run_in_turn, timings
-from speakernet.assembly.model import build_model
-from speakernet.assembly.training import prepare_machine
+from speakernet.assembly.training import build_model, prepare_machine
 from speakernet.config.schema import Config, replaced
 from speakernet.machine.device import find_device
 from speakernet.models.options import FAMILIES, MODELS

@@ -17,8 +17,7 @@ from benchmarks.data import BenchmarkData
 from benchmarks.timing import Speedup, Way, compare, on_one_core
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs
-from speakernet.assembly.model import build_model
-from speakernet.assembly.training import build_precision
+from speakernet.assembly.training import build_model, build_precision
 from speakernet.config.schema import Config, replaced
 from speakernet.data.batches import Batch
 from speakernet.data.loader import TrainingLoader

@@ -20,9 +20,14 @@ import torch
 from benchmarks.plain_models import PlainAMSoftmax, plain_model
 from benchmarks.served import own_command, own_environment, serve, time_processes
 from benchmarks.timing import Timing
-from speakernet.assembly.checks import refuse_impossible
-from speakernet.assembly.model import build_loss, build_model
-from speakernet.assembly.training import build_precision, build_trainer, prepare_machine
+from speakernet.assembly.training import (
+    build_loss,
+    build_model,
+    build_precision,
+    build_trainer,
+    prepare_machine,
+    refuse_impossible,
+)
 from speakernet.config.schema import Config, replaced
 from speakernet.losses.options import AMSoftmaxOptions, LossOptions
 from speakernet.machine.device import find_device

@@ -88,7 +88,7 @@ class OptionError(ValueError):
 
     def __init__(self, owner: type[Options], values: Mapping[str, Any], error: ValidationError) -> None:
         first = error.errors()[0]
-        self.field = str(first["loc"][0]) if first["loc"] else ""
+        self.field = str(*first["loc"][:1])
         field = owner.model_fields.get(self.field)
         if first["type"] == "extra_forbidden":
             self.found = f"does not exist; {suggestion(self.field, owner.model_fields)}"
@@ -99,10 +99,6 @@ class OptionError(ValueError):
             found = "empty" if value is None else repr(value)
             self.found = f"is {found[:100]}; expected {in_words(field.rebuild_annotation())}"
         super().__init__(f"{owner.__name__}: {self.field} {self.found}")
-
-
-class UnknownNameError(ValueError):
-    """A name that its table does not have; the message names the nearest ones."""
 
 
 class Component(NamedTuple):
@@ -134,7 +130,7 @@ def create(component: Component, options: Any, **context: Any) -> Any:
 def lookup(table: Mapping[str, Row], name: str, kind: str = "entry") -> Row:
     """The table's row of that name."""
     if name not in table:
-        raise UnknownNameError(f"unknown {kind} {name!r}; {suggestion(name, table)}")
+        raise ValueError(f"unknown {kind} {name!r}; {suggestion(name, table)}")
     return table[name]
 
 
@@ -197,13 +193,10 @@ def is_input(owner: type[Options], name: str) -> bool:
 def alternatives(declared: Any) -> list[Any]:
     """The types and words that a field takes, one by one."""
     origin, arguments = typing.get_origin(declared), typing.get_args(declared)
-    if origin is Literal:
-        return list(arguments)
-    if origin is Annotated:
-        return alternatives(arguments[0])
-    if origin in (typing.Union, types.UnionType):
-        return [one for argument in arguments for one in alternatives(argument)]
-    return [declared]
+    if origin in (Annotated, typing.Union, types.UnionType):
+        inner = arguments[:1] if origin is Annotated else arguments
+        return [one for argument in inner for one in alternatives(argument)]
+    return list(arguments) if origin is Literal else [declared]
 
 
 def in_words(declared: Any) -> str:
@@ -214,19 +207,18 @@ def in_words(declared: Any) -> str:
     """
     origin, arguments = typing.get_origin(declared), typing.get_args(declared)
     if origin is Annotated:
-        low = next((one.ge if isinstance(one, Ge) else one.gt for one in arguments if isinstance(one, Ge | Gt)), None)
-        if low is None:
+        bounds = {
+            kind: getattr(one, kind) for one in arguments[1:] for kind in ("ge", "gt", "le") if hasattr(one, kind)
+        }
+        if not bounds:
             return in_words(arguments[0])
-        high = next(one.le for one in arguments if isinstance(one, Le))
-        numbers = [str(one) if isinstance(one, int) else f"{one:.7g}" for one in (low, high)]
-        words = "above {}, at most {}" if any(isinstance(one, Gt) for one in arguments) else "from {} to {}"
-        return f"{in_words(arguments[0])} {words.format(*numbers)}"
+        low, high = (f"{one:.7g}" if isinstance(one, float) else str(one) for one in bounds.values())
+        between = f"above {low}, at most {high}" if "gt" in bounds else f"from {low} to {high}"
+        return f"{in_words(arguments[0])} {between}"
     if origin is list:
         return f"a list in brackets of {in_words(arguments[0])}"
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(map(in_words, arguments))
-    if origin is Literal:
-        return " or ".join(map(str, arguments))
+    if origin in (typing.Union, types.UnionType, Literal):
+        return " or ".join(one if isinstance(one, str) else in_words(one) for one in arguments)
     return {bool: "true or false", str: "text", type(None): "nothing"}.get(declared) or declared.__name__
 
 

@@ -4,13 +4,13 @@ tqdm keeps the line at the bottom of the terminal, its text is made here. Log li
 (`TerminalHandler`), so none is ever glued onto a bar.
 """
 
+import contextlib
 import logging
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
 from typing import Any, ClassVar, TypeVar
 
 from tqdm import tqdm
@@ -55,14 +55,12 @@ class _Line(tqdm):
 
     def close(self) -> None:
         """Take the line away; the one that it hid comes back."""
-        # Not `in` and `remove`: bars of tqdm in the same row are equal.
-        others = [one for one in self._shown if one is not self]
-        if len(others) == len(self._shown):
-            return
-        super().close()
-        self._shown[:] = others
-        if others:
-            others[-1].refresh()
+        if not self.disable:
+            super().close()
+            # Not `remove`: bars of tqdm in the same row are equal.
+            self._shown[:] = [one for one in self._shown if one is not self]
+            if self._shown:
+                self._shown[-1].refresh()
 
 
 # Threads only: no other process draws.
@@ -78,8 +76,8 @@ class TerminalHandler(logging.StreamHandler):
             super().emit(record)
 
 
-class Bar:
-    """Progress of a piece of work: drawn in a terminal, else logged now and then; nothing is left when it ends.
+class Bar(contextlib.ExitStack):
+    """Progress of a piece of work: drawn in a terminal, else logged now and then; nothing is left when it is closed.
 
     >>> with Bar("reading", 3, is_shown=False) as bar:
     ...     for _ in range(3):
@@ -99,28 +97,22 @@ class Bar:
         is_shown: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__()
         self.what, self.total, self.done = what, total, done
-        self._unit, self._note, self._clock = unit, note, clock
+        self._unit, self._note, self._clock, self._is_shown = unit, note, clock, is_shown
         self._done_before, self._began = done, clock()
-        self._said = self._began
-        self._is_shown = is_shown
-        self._line: Any = _Line(self._drawn) if is_shown and has_terminal() else None
-
-    def __enter__(self) -> "Bar":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        self._logged = self._began
+        self._line: Any = None
+        if is_shown and sys.stderr is not None and sys.stderr.isatty():
+            self._line = self.enter_context(_Line(self._drawn))
 
     def update(self, count: float = 1) -> None:
         """Count so much more as done."""
         self.done += count
         if self._line is not None:
             self._line.update(0)
-        elif self._is_shown and self._clock() - self._said >= LINE_SECONDS:
-            self._said = self._clock()
+        elif self._is_shown and self._clock() - self._logged >= LINE_SECONDS:
+            self._logged = self._clock()
             share = f"{100 * self.done / self.total:.0f} %" if self.total else ""
             logger.info("%s: %s", self.what, ", ".join(filter(None, [share, self._status()])))
 
@@ -129,13 +121,6 @@ class Bar:
         for item in items:
             yield item
             self.update()
-
-    def close(self) -> None:
-        """Take the bar away."""
-        self._is_shown = False
-        if self._line is not None:
-            self._line.close()
-            self._line = None
 
     def _drawn(self, columns: int, is_ascii: bool) -> str:
         """One line of at most so many columns; the bar itself takes what the text leaves."""
@@ -152,10 +137,9 @@ class Bar:
     def _status(self) -> str:
         if self._note is not None:
             return self._note()
-        done, total = self._count(self.done), self._count(self.total or 0)
-        shown = f"{done} of {total}" if self.total else done
-        noun = self._unit if (self.total or self.done) == 1 else plural(self._unit)
-        parts = [shown if self._unit == "B" else f"{shown} {noun}"]
+        parts = [" of ".join(self._count(one) for one in (self.done, self.total) if one is not None)]
+        if self._unit != "B":
+            parts[0] += f" {plural(self.total or self.done, self._unit)}"
         worked, seconds = self.done - self._done_before, self._clock() - self._began
         if worked > 0 and seconds > 0:
             parts.append(f"{self._count(worked / seconds)}/s")
@@ -165,11 +149,6 @@ class Bar:
 
     def _count(self, number: float) -> str:
         return tqdm.format_sizeof(number, "B", 1024) if self._unit == "B" else _number(number)
-
-
-def has_terminal() -> bool:
-    """Whether stderr is a terminal."""
-    return sys.stderr is not None and sys.stderr.isatty()
 
 
 def duration(seconds: float) -> str:
@@ -188,14 +167,13 @@ def counted(number: float, noun: str) -> str:
     >>> counted(1, "file"), counted(1200, "batch")
     ('1 file', '1,200 batches')
     """
-    return f"{_number(number)} {noun if number == 1 else plural(noun)}"
+    return f"{_number(number)} {plural(number, noun)}"
 
 
-def plural(noun: str) -> str:
-    """The plural of a regular noun, or of a person."""
-    if noun == "person":
-        return "people"
-    return f"{noun}es" if noun.endswith(("s", "tch")) else f"{noun}s"
+def plural(number: float, noun: str) -> str:
+    """A regular noun, or a person, as it follows a number."""
+    several = "people" if noun == "person" else f"{noun}es" if noun.endswith(("s", "tch")) else f"{noun}s"
+    return noun if number == 1 else several
 
 
 def _number(number: float) -> str:
@@ -203,9 +181,7 @@ def _number(number: float) -> str:
 
 
 def _columns() -> int:
-    try:
-        # Not shutil's: that asks stdout, which is a file where results are redirected.
-        columns = os.get_terminal_size(sys.stderr.fileno()).columns
-    except (OSError, ValueError):
-        columns = 0
-    return columns or USUAL_COLUMNS
+    # Not shutil's: that asks stdout, which is a file where results are redirected.
+    with contextlib.suppress(OSError, ValueError):
+        return os.get_terminal_size(sys.stderr.fileno()).columns or USUAL_COLUMNS
+    return USUAL_COLUMNS

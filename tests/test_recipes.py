@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from speakernet.assembly.checks import refuse_impossible
-from speakernet.assembly.large_margin import ScheduledEpoch, large_margin_config, scheduled_epochs
-from speakernet.assembly.model import build_loss, build_model
+from speakernet.assembly.fine_tuning import ScheduledEpoch, large_margin_config, scheduled_epochs
+from speakernet.assembly.training import build_loss, build_model, refuse_impossible
 from speakernet.cli import main
 from speakernet.config import Config, load_config
 from speakernet.training.optimizers import create_optimizer

@@ -17,9 +17,8 @@ from benchmarks.on_gpu.record import NEEDS_CUDA, Row, Setup, left_out, row
 from benchmarks.steps import RandomBatch
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs
-from speakernet.assembly.model import build_loss, build_model
 from speakernet.assembly.runs import train_experiment
-from speakernet.assembly.training import build_precision, prepare_machine
+from speakernet.assembly.training import build_loss, build_model, build_precision, prepare_machine
 from speakernet.checkpoint import read_own_checkpoint
 from speakernet.config import load_config
 from speakernet.config.schema import Config, replaced

@@ -17,8 +17,7 @@ from benchmarks.steps import trainer_step
 from benchmarks.timing import finish_device
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs
-from speakernet.assembly.model import build_loss, build_model
-from speakernet.assembly.training import build_trainer, prepare_machine
+from speakernet.assembly.training import build_loss, build_model, build_trainer, prepare_machine
 from speakernet.config.schema import Config, replaced
 from speakernet.data.lists import StringTable
 from speakernet.data.opening import open_source

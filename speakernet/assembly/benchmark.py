@@ -2,7 +2,6 @@
 that trains fastest within the available memory (`speakernet find-batch-size`).
 """
 
-import dataclasses
 import itertools
 import logging
 import math
@@ -10,19 +9,24 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
-from speakernet.assembly.checks import refuse_impossible
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs, make_synthetic_corpus
-from speakernet.assembly.model import build_loss, build_model
-from speakernet.assembly.training import apply_memory_options, build_precision, build_trainer, prepare_machine
+from speakernet.assembly.training import (
+    apply_memory_options,
+    build_loss,
+    build_model,
+    build_precision,
+    build_trainer,
+    prepare_machine,
+    refuse_impossible,
+)
 from speakernet.config.schema import Config, replaced
 from speakernet.data.audio import crop_samples
 from speakernet.data.lists import read_training_list
@@ -51,17 +55,6 @@ FEWEST_STEPS = 10_000
 half of its epochs) and the recipes for VoxCeleb (100,000 and more)."""
 
 
-@dataclass(frozen=True)
-class BatchTimes:
-    """How long batches took to arrive."""
-
-    num_batches: int
-    utterances_per_second: float
-    median_seconds: float
-    p95_seconds: float
-    slowest_seconds: float
-
-
 def measure(config: Config, num_batches: int) -> dict[str, Any]:
     """Fetch batches as fast as they come, then train on as many; plain values under `loader` and `training`."""
     config = make_synthetic_corpus(config)
@@ -72,52 +65,49 @@ def measure(config: Config, num_batches: int) -> dict[str, Any]:
         for _ in itertools.islice(batches, WARM_STEPS[loader.device.type]):
             pass
         times = time_batches(batches, num_batches, lambda batch: len(batch.labels))
-        return {"loader": dataclasses.asdict(times), "training": _measure_training(config, loader, num_batches)}
+        return {"loader": times, "training": _measure_training(config, loader, num_batches)}
     finally:
         loader.close()
 
 
 def table(figures: Mapping[str, Any]) -> str:
     """The figures of `measure` as a Markdown table."""
-    batch, steps = BatchTimes(**figures["loader"]), figures["training"]
+    batch, steps = figures["loader"], figures["training"]
     rows = [
-        ("loader alone", f"{batch.utterances_per_second:,.0f} utterances/s"),
+        ("loader alone", f"{batch['utterances_per_second']:,.0f} utterances/s"),
         (
             "a batch from the loader alone",
-            f"{1000 * batch.median_seconds:.2f} ms (95 % under {1000 * batch.p95_seconds:.2f} ms, "
-            f"slowest {1000 * batch.slowest_seconds:.1f} ms)",
+            f"{1000 * batch['median_seconds']:.2f} ms (95 % under {1000 * batch['p95_seconds']:.2f} ms, "
+            f"slowest {1000 * batch['slowest_seconds']:.1f} ms)",
         ),
         ("training", f"{steps['utterances_per_second']:,.0f} utterances/s, precision {steps['precision']}"),
         ("a step", f"{1000 / steps['steps_per_second']:.1f} ms"),
         ("waiting for data", f"{100 * steps['data_wait_share']:.1f} % of the step"),
         ("an epoch", f"{steps['epoch_seconds']:.1f} s"),
     ]
-    for name, key in (("peak memory", "process_peak_bytes"), ("peak GPU memory", "device_peak_bytes")):
-        if key in steps:
-            rows.append((name, human_bytes(steps[key])))
+    memory = (("peak memory", "process_peak_bytes"), ("peak GPU memory", "device_peak_bytes"))
+    rows += [(name, human_bytes(steps[key])) for name, key in memory if key in steps]
     if "gpu_utilisation_percent" in steps:
         rows.append(("GPU utilisation", f"{steps['gpu_utilisation_percent']:.0f} %"))
     return "\n".join(["| measure | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
 
 
-def time_batches(batches: Iterator[Any], num_batches: int, size_of: Callable[[Any], int]) -> BatchTimes:
-    """Fetch batches as fast as they come."""
-    seconds, utterances = [], 0
-    last = time.perf_counter()
-    for _, batch in zip(range(num_batches), batches, strict=False):
-        now = time.perf_counter()
-        seconds.append(now - last)
-        last = now
-        utterances += size_of(batch)
-    if not seconds:
+def time_batches(batches: Iterator[Any], num_batches: int, size_of: Callable[[Any], int]) -> dict[str, float]:
+    """Fetch batches as fast as they come; how long they took to arrive."""
+    times, sizes = [time.perf_counter()], []
+    for batch in itertools.islice(batches, num_batches):
+        times.append(time.perf_counter())
+        sizes.append(size_of(batch))
+    if not sizes:
         raise ValueError("the loader gave no batch; is data.batch_size larger than the list?")
-    return BatchTimes(
-        len(seconds),
-        utterances / sum(seconds),
-        statistics.median(seconds),
-        float(np.percentile(seconds, 95)),
-        max(seconds),
-    )
+    seconds = np.diff(times)
+    return {
+        "num_batches": len(sizes),
+        "utterances_per_second": sum(sizes) / float(seconds.sum()),
+        "median_seconds": float(np.median(seconds)),
+        "p95_seconds": float(np.percentile(seconds, 95)),
+        "slowest_seconds": float(seconds.max()),
+    }
 
 
 def time_steps(run_step: Callable[[], None], num_steps: int, device: torch.device) -> dict[str, float]:
@@ -173,8 +163,7 @@ def _endless(loader: TrainingLoader) -> Iterator[Batch]:
         yield from loader
 
 
-@dataclasses.dataclass(frozen=True)
-class Measurement:
+class Measurement(NamedTuple):
     """One batch size that was tried: seconds of a step (infinite if it does not fit), and the memory that it added."""
 
     batch_size: int
@@ -231,14 +220,11 @@ class BatchSizeFinder:
                 f"not even a batch of {smallest} fits into memory{limit}; use a smaller network, shorter crops or "
                 "gradient checkpointing"
             )
-        fitting, too_large = self.largest, size if not self.tried[size].fits else 0
+        too_large = 0 if self.tried[size].fits else size
         # Finer than an eighth is not worth the steps.
-        while too_large - fitting > max(1, fitting // 8):
-            middle = (fitting + too_large) // 2
-            if self.measure(middle).fits:
-                fitting = middle
-            else:
-                too_large = middle
+        while too_large - self.largest > max(1, self.largest // 8):
+            middle = (self.largest + too_large) // 2
+            too_large = too_large if self.measure(middle).fits else middle
         fitted = [one for one in self.tried.values() if one.fits]
         best = max(one.throughput for one in fitted)
         return min(one.batch_size for one in fitted if one.throughput >= best * (1 - EQUAL_SHARE))
@@ -247,68 +233,52 @@ class BatchSizeFinder:
         """A size, tried unless it was already."""
         if size not in self.tried:
             # Steps update batch-norm statistics.
-            buffers = [(buffer, buffer.detach().clone()) for buffer in self.net.buffers()]
+            buffers = {name: buffer.detach().clone() for name, buffer in self.net.named_buffers()}
             try:
                 found = self._run(size)
             finally:
-                for buffer, before in buffers:
-                    buffer.data.copy_(before)
+                for name, buffer in self.net.named_buffers():
+                    buffer.data.copy_(buffers[name])
             self.tried[size] = found
             outcome = f"{found.throughput:.1f} items/s" if found.fits else "does not fit"
             logger.info("batch %d: %s, %s", size, outcome, human_bytes(found.memory_bytes))
         return self.tried[size]
 
     def _run(self, size: int) -> Measurement:
-        fitted = self.tried.get(self.largest)
+        fitted, is_gpu = self.tried.get(self.largest), self.device.type == "cuda"
         expected = fitted.memory_bytes * size // fitted.batch_size if fitted else 0
-        if self.device.type == "cpu" and expected > self.limit_bytes:
+        if not is_gpu and expected > self.limit_bytes:
             # Not run: the operating system would kill the process instead of raising an error.
             return Measurement(size, math.inf, expected)
         # Memory left by earlier work would hide what this size takes.
         release_freed_memory()
-        seconds = math.inf
+        seconds: list[float] = []
         try:
             with Monitor(self._read_memory) as monitor:
-                if self.device.type == "cuda":
+                if is_gpu:
                     torch.cuda.reset_peak_memory_stats(self.device)
                 sample = self._sample(size)
-                # Not timed: the first step allocates memory and chooses kernels.
-                self._step(sample)
-                monitor.sample()
-                if self.device.type == "cuda" or monitor.peak - monitor.start <= self.limit_bytes:
-                    seconds = sorted(self._timed_step(sample) for _ in range(TIMED_STEPS))[TIMED_STEPS // 2]
+                # The first is not timed: it allocates memory and chooses kernels.
+                for _ in range(1 + TIMED_STEPS):
+                    start = self._clock()
+                    self._step(sample)
+                    synchronize(self.device)
+                    seconds.append(self._clock() - start)
+                    monitor.sample()
+                    if not is_gpu and monitor.peak - monitor.start > self.limit_bytes:
+                        break
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             return Measurement(size, math.inf, self.limit_bytes)
         finally:
             self.net.zero_grad(set_to_none=True)
-            if self.device.type == "cuda":
+            if is_gpu:
                 torch.cuda.empty_cache()
+        if is_gpu:
+            return Measurement(size, statistics.median(seconds[1:]), torch.cuda.max_memory_allocated(self.device))
         added = int(monitor.peak - monitor.start)
-        if self.device.type == "cuda":
-            added = torch.cuda.max_memory_allocated(self.device)
-        elif added > self.limit_bytes:
-            seconds = math.inf
-        return Measurement(size, seconds, added)
-
-    def _timed_step(self, sample: Any) -> float:
-        start = self._clock()
-        self._step(sample)
-        synchronize(self.device)
-        return self._clock() - start
-
-
-@dataclasses.dataclass
-class _Sample:
-    """A batch of noise, with what a step asks of a batch."""
-
-    waveforms: torch.Tensor
-    labels: torch.Tensor
-    indices: torch.Tensor
-    shares: tuple[int, ...]
-    warps: np.ndarray
-    draw_key: int = 0
+        return Measurement(size, math.inf if added > self.limit_bytes else statistics.median(seconds[1:]), added)
 
 
 def find_batch_size(
@@ -341,12 +311,13 @@ def find_batch_size(
     num_samples = crop_samples(config.data.crop_frames, config.data.sample_rate)
     generator = torch.Generator().manual_seed(config.runtime.seed)
 
-    def sample(size: int) -> _Sample:
+    def sample(size: int) -> Batch:
         noise = 0.1 * torch.randn(size, num_samples, generator=generator)
         labels = (torch.arange(size) // per_speaker) % num_classes
-        return _Sample(noise.to(device), labels.to(device), labels, (size,), np.zeros(size, dtype=np.int64))
+        warps = np.zeros(size, dtype=np.int64)
+        return Batch(noise.to(device), labels.to(device), labels, (size,), draw_key=0, warps=warps)
 
-    def run(batch: _Sample) -> None:
+    def run(batch: Batch) -> None:
         step.add(batch)
         # Learning rate 0: the update costs what it costs, and the weights stay.
         step.finish(learning_rate=0.0)

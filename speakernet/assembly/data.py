@@ -5,7 +5,7 @@ Every automatic choice made here is logged with its reason; those that change no
 
 import logging
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -78,7 +78,11 @@ def build_training_loader(
     reader = _reader(data, given)
     augmenter = build_augmenter(config, reader, given.table, eligible)
     placement = choose_placement(config, reader, inputs, augmenter, reserved_bytes)
-    with_reading = _augmenter_of_reading(config, reader, augmenter, placement, device)
+    if augmenter and not placement.banks:
+        _noise_into_ram(config, augmenter, reader)
+    is_later = _augments_on_device(config, device, placement) if augmenter else False
+    # That of the readers; without one, whole batches are augmented later.
+    with_reading = None if is_later else augmenter
     # A GPU changes the speed of a whole batch at once; crops have to be at their speed before they are augmented.
     changes_speed = device.type == "cpu" or with_reading is not None
     # Augmented crops are not 16-bit samples any more; others travel as such, at half the size.
@@ -117,18 +121,6 @@ def build_training_loader(
     )
 
 
-def _augmenter_of_reading(
-    config: Config, reader: RowReader, augmenter: Augmenter | None, placement: Placement, device: torch.device
-) -> Augmenter | None:
-    """The augmenter of the readers, its noise in memory; None if whole batches are augmented later."""
-    if augmenter is None:
-        return None
-    if not placement.banks:
-        noise_into_ram(config, augmenter, reader)
-    is_later = augments_on_device(config, device, is_resident=placement.corpus, are_banks_there=placement.banks)
-    return None if is_later else augmenter
-
-
 def _where_it_runs(
     maker: BatchMaker,
     options: DataOptions,
@@ -155,47 +147,65 @@ def _where_it_runs(
         in_flight = int(options.num_workers) * int(options.prefetch_factor)
         running = ReadAhead(running, maker, in_flight)
     if augmenter is not None and placement.banks and augmenter.resident is None:
-        move_banks(augmenter, running, device)
+        # Babble of a corpus that is there is the corpus's own.
+        there = running if isinstance(running, ResidentMaker) else None
+        rows = there.rows if there else None
+        assert rows is None or isinstance(rows, PackedRows), "only a packed corpus is on the device"
+        augmenter.resident = ResidentBanks(
+            augmenter.banks,
+            augmenter.rirs,
+            device,
+            corpus=there.corpus if there else None,
+            corpus_rows=rows,
+            num_threads=usable_cores(),
+        )
     return running
 
 
 def loading_facts(loader: TrainingLoader) -> LoadingFacts:
     """What advice about waiting for data needs to know of a loader (`speakernet.training.progress`)."""
-    reader = loader.maker.reader
+    maker, reader = loader.maker, loader.maker.reader
     is_compressed = isinstance(reader, FolderRows) and not reader.table.all_plain
     # Decoding, or changing speed there, is timed with the reading: then it does not measure the disk.
-    changes_speed = loader.maker.changes_speed and any(speed != 1 for speed in loader.maker.speeds)
-    is_disk_timed = not is_compressed and not changes_speed
+    is_disk_timed = not is_compressed and not (maker.changes_speed and any(speed != 1 for speed in maker.speeds))
     return LoadingFacts(
         num_workers=int(loader.options.num_workers),
         cores=usable_cores(),
         is_packed=isinstance(reader, PackedRows),
         is_compressed=is_compressed,
-        augments_on_cpu=loader.maker.augments,
+        augments_on_cpu=maker.augments,
         has_gpu=loader.device.type == "cuda",
         read_bytes_a_second=loader.read_bytes_a_second() if is_disk_timed else 0.0,
-        is_on_disk=isinstance(loader.maker, ReadAhead),
+        is_on_disk=isinstance(maker, ReadAhead),
     )
 
 
 def _checked_rows(config: Config, given: TrainingInput) -> np.ndarray:
-    """The rows to train on, once list and files were found to be in order."""
-    _check_num_classes(config, len(given.rows.speakers))
-    _refuse_bad_files(config, given)
-    return _eligible(config, given.table)
-
-
-def _check_num_classes(config: Config, num_speakers: int) -> None:
-    """Refuse fewer classes than speakers; warn of more classes."""
-    wanted = config.data.num_classes
-    if wanted and wanted < num_speakers:
+    """The rows to train on, once list and files were found to be in order; what is left out is logged."""
+    data, table, num_speakers = config.data, given.table, len(given.rows.speakers)
+    if 0 < data.num_classes < num_speakers:
         raise ValueError(
-            f"data.num_classes is {wanted}, but {config.data.train_list} has {num_speakers} speakers; leave it at 0"
+            f"data.num_classes is {data.num_classes}, but {data.train_list} has {num_speakers} speakers; leave it at 0"
         )
-    if wanted > num_speakers:
-        logger.warning(
-            "data.num_classes is %d, the list has %d speakers: some outputs will never train", wanted, num_speakers
+    if data.num_classes > num_speakers:
+        counts = data.num_classes, num_speakers
+        logger.warning("data.num_classes is %d, the list has %d speakers: some outputs will never train", *counts)
+    _refuse_bad_files(config, given)
+    seconds, is_kept = table.seconds, table.native_samples > 0
+    limits = {
+        f"shorter than {data.min_seconds:g} s": seconds < data.min_seconds,
+        f"longer than {data.max_seconds:g} s": (seconds > data.max_seconds) & (data.max_seconds > 0),
+    }
+    for what, is_out in limits.items():
+        if count := int((is_kept & is_out).sum()):
+            logger.info("%s %s left out", counted(count, "utterance"), what)
+        is_kept &= ~is_out
+    if not is_kept.any():
+        raise ValueError(
+            f"{data.train_list}: no utterance is left between data.min_seconds ({data.min_seconds}) and "
+            f"data.max_seconds ({data.max_seconds})"
         )
+    return np.flatnonzero(is_kept)
 
 
 def _refuse_bad_files(config: Config, given: TrainingInput) -> None:
@@ -203,7 +213,6 @@ def _refuse_bad_files(config: Config, given: TrainingInput) -> None:
     data, table = config.data, given.table
     if table.problems:
         rows = np.array(sorted(table.problems))
-        share = len(rows) / len(given.rows)
         first = "; ".join(table.problems[int(row)] for row in rows[:3])
         message = f"{len(rows)} of {len(given.rows)} training files cannot be read: {first}"
         if data.on_bad_audio == "error":
@@ -211,74 +220,41 @@ def _refuse_bad_files(config: Config, given: TrainingInput) -> None:
                 f"{message} (files: {list_names(given.rows.paths, rows)}). Fix the list or the files, or set "
                 "data.on_bad_audio: skip"
             )
-        if share > data.max_bad_share:
+        if len(rows) / len(given.rows) > data.max_bad_share:
             raise AudioError(f"{message}; that is more than data.max_bad_share ({data.max_bad_share}) allows")
         logger.warning("%s; they are left out (data.on_bad_audio: skip)", message)
-    other_rate = int(((table.sample_rates != data.sample_rate) & (table.native_samples > 0)).sum())
-    if other_rate:
-        logger.warning("%s not at %d Hz, resampled", counted(other_rate, "training file"), data.sample_rate)
-    several = int((table.num_channels > 1).sum())
-    if several:
-        logger.warning("%s with several channels, mixed down", counted(several, "training file"))
-
-
-def _eligible(config: Config, table: LookupTable) -> np.ndarray:
-    """Rows within the length limits; what is left out is logged."""
-    data = config.data
-    seconds = table.seconds
-    readable = table.native_samples > 0
-    too_short = readable & (seconds < data.min_seconds)
-    too_long = readable & (seconds > data.max_seconds) if data.max_seconds else np.zeros(len(seconds), dtype=bool)
-    if too_short.any():
-        logger.info("%s shorter than %g s left out", counted(too_short.sum(), "utterance"), data.min_seconds)
-    if too_long.any():
-        logger.info("%s longer than %g s left out", counted(too_long.sum(), "utterance"), data.max_seconds)
-    kept = np.flatnonzero(readable & ~too_short & ~too_long)
-    if not len(kept):
-        raise ValueError(
-            f"{data.train_list}: no utterance is left between data.min_seconds ({data.min_seconds}) and "
-            f"data.max_seconds ({data.max_seconds})"
-        )
-    return kept
+    odd = {
+        f"not at {data.sample_rate} Hz, resampled": (table.sample_rates != data.sample_rate)
+        & (table.native_samples > 0),
+        "with several channels, mixed down": table.num_channels > 1,
+    }
+    for what, rows in odd.items():
+        if count := int(rows.sum()):
+            logger.warning("%s %s", counted(count, "training file"), what)
 
 
 def _sampler(config: Config, labels: np.ndarray, eligible: np.ndarray, voices: Voices) -> Sampler:
     data = config.data
-    loss = config.loss
-    needed = loss.min_utterances
-    if data.utterances_per_speaker < needed:
-        raise ValueError(
-            f"the loss {loss.name!r} compares utterances of the same speaker: data.utterances_per_speaker is "
-            f"{data.utterances_per_speaker}, expected at least {needed}"
-        )
     # Metric losses learn from pairs: without others of the same speaker in the batch there are none.
-    is_balanced = data.sampler == "balanced" or (
-        data.sampler == "auto" and (data.utterances_per_speaker > 1 or loss.is_metric)
-    )
+    wants_pairs = data.utterances_per_speaker > 1 or config.loss.is_metric
+    is_balanced = data.sampler == "balanced" or (data.sampler == "auto" and wants_pairs)
     if not is_balanced and data.utterances_per_speaker > 1:
         raise ValueError("data.utterances_per_speaker above 1 needs data.sampler: balanced")
     kind = BalancedSampler if is_balanced else ShuffledSampler
     sampler = kind(labels, data, seed=config.runtime.seed, eligible=eligible, voices=voices)
-    _share_out(sampler)
-    return sampler
-
-
-def _share_out(sampler: Sampler) -> None:
-    """Refuse more processes than the smallest batch has utterances (or speakers); say where shares are uneven."""
     world_size, smallest, usual = distributed.world_size(), smallest_batch(sampler), sampler.batch_size
     what = "speakers" if sampler.unit > 1 else "utterances"
     if smallest < world_size:
-        why = f" (crops of {sampler.longest_frames} frames come in batches of {smallest})" if smallest < usual else ""
         raise ValueError(
-            f"data.batch_size is {usual} {what}{why}, and there are {world_size} processes, each of which needs at "
-            "least one; raise data.batch_size, or start fewer processes"
+            f"data.batch_size is {usual} {what} ({smallest} of the longest crops), and there are {world_size} "
+            "processes, each of which needs at least one; raise data.batch_size, or start fewer processes"
         )
     if usual % world_size:
-        least, most = usual // world_size, -(-usual // world_size)
         logger.info(
             "a batch of %d %s does not divide evenly among %d processes: %d or %d each",
-            *(usual, what, world_size, least, most),
+            *(usual, what, world_size, usual // world_size, usual // world_size + 1),
         )
+    return sampler
 
 
 def _reader(data: DataOptions, given: TrainingInput) -> RowReader:
@@ -294,7 +270,7 @@ def _reader(data: DataOptions, given: TrainingInput) -> RowReader:
         # Each process of a distributed run holds the whole corpus.
         budget_bytes=budget // distributed.local_world_size(),
     )
-    say_choice("RAM corpus", choice, could_help=not table.all_plain)
+    _log_choice("RAM corpus", choice, could_help=not table.all_plain)
     if choice.value:
         return load_into_ram(
             source, given.rows.paths, table, num_threads=usable_cores(), show_progress=distributed.is_main()
@@ -317,7 +293,7 @@ def _decided(
     is_spawned: bool,
 ) -> DataOptions:
     """The section with everything that was `auto` about workers and queues decided."""
-    samples = max(crop_samples(frames, data.sample_rate) for frames in (data.crop_frames, data.crop_frames_max))
+    samples = crop_samples(max(data.crop_frames, data.crop_frames_max), data.sample_rate)
     batch_bytes = data.batch_size * sampler.unit * samples * sample_bytes
     free_shared = free_shared_memory()
     if num_workers == "auto":
@@ -335,13 +311,13 @@ def _decided(
         )
         num_workers = choice.value
         logger.info("loader workers: %s", choice)
-    prefetch = data.prefetch_factor
-    if prefetch == "auto":
-        prefetch = choose_prefetch(
-            num_workers=int(num_workers), batch_bytes=batch_bytes, free_shared_bytes=free_shared
-        ).value
-    pin_memory = device.type == "cuda" if data.pin_memory == "auto" else data.pin_memory
-    return data.model_copy(update={"num_workers": num_workers, "prefetch_factor": prefetch, "pin_memory": pin_memory})
+    decided: dict[str, Any] = {"num_workers": num_workers}
+    if data.prefetch_factor == "auto":
+        memory = {"batch_bytes": batch_bytes, "free_shared_bytes": free_shared}
+        decided["prefetch_factor"] = choose_prefetch(num_workers=int(num_workers), **memory).value
+    if data.pin_memory == "auto":
+        decided["pin_memory"] = device.type == "cuda"
+    return data.model_copy(update=decided)
 
 
 def choose_placement(
@@ -370,14 +346,14 @@ def choose_placement(
         augments_elsewhere=augmenter is not None and not fits and device.type != "cpu",
         budget_bytes=bound - (bank_bytes if fits else 0),
     )
-    say_choice("corpus on the device", corpus, could_help=device.type == "cuda")
+    _log_choice("corpus on the device", corpus, could_help=device.type == "cuda")
     if not is_considered or augmenter is None:
         return Placement(corpus.value, banks=False)
     reads_corpus = any(bank.reader is reader for bank in augmenter.banks.values())
     banks = choose_device_banks(
         bank_bytes=bank_bytes, budget_bytes=bound, needs_corpus=reads_corpus, is_corpus_there=corpus.value
     )
-    say_choice("noise and RIRs on the device", banks, could_help=device.type == "cuda")
+    _log_choice("noise and RIRs on the device", banks, could_help=device.type == "cuda")
     return Placement(corpus.value, banks.value)
 
 
@@ -390,33 +366,12 @@ def reserved_for_training(config: Config, net: nn.Module, device: torch.device) 
     # Longer crops come in smaller batches, with as much audio in all.
     batch_size = max(1, data.batch_size * data.utterances_per_speaker * data.crop_frames // frames)
     dtype = DTYPES[choose_precision(config.runtime.precision, device).name]
-    needed = training_bytes(net, crop_samples(frames, data.sample_rate), batch_size, dtype)
-    logger.debug("training takes about %s of the GPU", human_bytes(needed))
-    return needed
+    return training_bytes(net, crop_samples(frames, data.sample_rate), batch_size, dtype)
 
 
-def move_banks(augmenter: Augmenter, maker: CropMaker | None, device: torch.device) -> None:
-    """Move noise and RIRs to the device; babble of a corpus that is there is `maker`'s."""
-    there = maker if isinstance(maker, ResidentMaker) else None
-    rows = there.rows if there else None
-    assert rows is None or isinstance(rows, PackedRows), "only a packed corpus is on the device"
-    augmenter.resident = ResidentBanks(
-        augmenter.banks,
-        augmenter.rirs,
-        device,
-        corpus=there.corpus if there else None,
-        corpus_rows=rows,
-        num_threads=usable_cores(),
-    )
-
-
-def say_choice(what: str, choice: Choice[bool], *, could_help: bool) -> None:
+def _log_choice(what: str, choice: Choice[bool], *, could_help: bool) -> None:
     """Log a choice: as a detail if it changes nothing and could not help."""
     logger.log(logging.INFO if choice.value or could_help else logging.DEBUG, "%s: %s", what, choice)
-
-
-MEASURED_ROUNDS = 3
-# Of a batch, whose cost on a core grows with it: enough to tell.
 
 
 def build_augmenter(config: Config, reader: RowReader, table: LookupTable, eligible: np.ndarray) -> Augmenter | None:
@@ -464,8 +419,8 @@ def build_augmenter(config: Config, reader: RowReader, table: LookupTable, eligi
     return augmenter
 
 
-def noise_into_ram(config: Config, augmenter: Augmenter, reader: RowReader) -> None:
-    """Decode clips of noise into memory, where they fit there; but for those that are training utterances."""
+def _noise_into_ram(config: Config, augmenter: Augmenter, reader: RowReader) -> None:
+    """Decode clips of noise into memory if they fit; not those that are training utterances."""
     # Noise is read more often than speech: babble takes three to seven clips for one utterance.
     banks = {kind: bank for kind, bank in augmenter.banks.items() if bank.reader is not reader}
     if banks:
@@ -474,14 +429,14 @@ def noise_into_ram(config: Config, augmenter: Augmenter, reader: RowReader) -> N
         logger.log(logging.DEBUG if in_memory else logging.INFO, "noise clips are %s", where)
 
 
-def augments_on_device(config: Config, device: torch.device, *, is_resident: bool, are_banks_there: bool) -> bool:
-    """Whether whole batches are augmented on the training device, not crops with the loading; logs the reason."""
-    wanted, is_gpu = config.augment.device, device.type == "cuda"
-    is_there = are_banks_there or is_resident
-    if wanted == "cuda" and not (is_gpu and is_there):
+def _augments_on_device(config: Config, device: torch.device, placement: Placement) -> bool:
+    """Whether whole batches are augmented on the training device, not crops with the loading."""
+    is_gpu, is_there = device.type == "cuda", placement.banks or placement.corpus
+    if config.augment.device == "cuda" and not (is_gpu and is_there):
         why = "noise and RIRs do not fit there (data.device_gigabytes)" if is_gpu else f"training runs on {device.type}"
         raise ValueError(f"augment.device is cuda, but {why}; use auto")
-    where = ("on the GPU" if is_gpu else "on the CPU, on whole batches") if is_there else "on the CPU, with the loading"
     # A GPU would wait for the training process to gather every batch's noise; workers gather it side by side.
-    logger.debug("augmentation runs %s", where)
+    logger.debug(
+        "augmentation runs %s", f"on {device}, on whole batches" if is_there else "on the CPU, with the loading"
+    )
     return is_there

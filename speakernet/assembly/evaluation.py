@@ -6,21 +6,24 @@ file.
 """
 
 import dataclasses
+import functools
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
 import speakernet
-from speakernet.assembly.inputs import Inputs, chosen_by_validation, validates_on_test_list
-from speakernet.assembly.model import load_for_scoring
+from speakernet.assembly.inputs import Inputs, chosen_by_validation
+from speakernet.assembly.training import build_model
+from speakernet.checkpoint import read_checkpoint
 from speakernet.config import Config
-from speakernet.config.schema import config_to_dict
+from speakernet.config.schema import config_to_dict, replaced
 from speakernet.data.augment.banks import RirBank, noise_banks
 from speakernet.data.lists import TrialList
 from speakernet.data.sources import AudioCache, AudioSource
@@ -42,7 +45,14 @@ from speakernet.evaluation.speakers import Speakers, read_speaker_table, speaker
 from speakernet.evaluation.sweep import Step, run_sweep, sweep_steps
 from speakernet.files import sha256_of
 from speakernet.machine.facts import system_info
-from speakernet.models.model_file import ModelFile, update_model_file
+from speakernet.models.model_file import (
+    ModelFile,
+    is_model_file,
+    load_initial_weights,
+    model_file_contents,
+    model_of,
+    update_model_file,
+)
 from speakernet.parallel import distributed
 from speakernet.random import numpy_generator
 from speakernet.run_folder import EMBEDDINGS, EVALUATIONS, evaluation_folder
@@ -71,7 +81,6 @@ def build_validation(
             f"{trials.source}: the {len(trials)} trials that select the best checkpoint need targets and non-targets; "
             "raise evaluation.max_trials (0: all) or correct the list"
         )
-    source = inputs.validation.source
     # The mean and the cohort change with the network: training is watched by the plain score, with rough intervals,
     # since many draws take longer than all other figures.
     affordable = min(VALIDATION_DRAWS, config.evaluation.bootstrap_samples)
@@ -80,10 +89,11 @@ def build_validation(
     precision = config.evaluation.validation_precision
     embedder = dataclasses.replace(_embedder(config, net, inputs.device, precision), is_stopped=is_stopped)
     backend = Backend(options, config.loss.normalize_embeddings, device=inputs.device)
-    speakers, checksum = _speakers(config, trials), trials.checksum
+    given = embedder, backend, trials, inputs.validation.source, _speakers(config, trials), options
+    checksum = trials.checksum
 
     def validate() -> dict[str, Any]:
-        results = evaluate(embedder, backend, trials, source, speakers, options, config.runtime.seed).results
+        results = evaluate(*given, config.runtime.seed).results
         # Nobody draws the DET band of a validation, and it would make each record ten times as long.
         return {**dataclasses.replace(results, det_band=None).to_dict(), "trials_checksum": checksum}
 
@@ -94,23 +104,46 @@ def run_evaluation(
     config: Config, inputs: Inputs, model_path: str | Path, *, after_training: bool = False
 ) -> Evaluation:
     """Score the test list with a model file; training data is needed only for what the file lacks."""
-    check_slices(config)
-    sweep = build_sweep(config)
+    section, seed = config.evaluation, config.runtime.seed
+    if section.metadata:
+        # What cannot be read is refused before anything slow starts; so is an unknown sweep.
+        read_metadata(section.metadata, ())
+    sweep = _build_sweep(config)
     scoring = _Scoring(config, inputs, Path(model_path), after_training=after_training)
     trials, source = inputs.test.trials, inputs.test.source
     speakers = _speakers(config, trials)
     backend = scoring.backend(trials)
     calibration = scoring.calibration(backend)
-    evaluation = evaluate(
-        scoring.embedder, backend, trials, source, speakers, config.evaluation, config.runtime.seed, calibration
-    )
-    results = with_detail(evaluation, config, source, scoring.embedder, backend, sweep)
+    evaluation = evaluate(scoring.embedder, backend, trials, source, speakers, section, seed, calibration)
+    found: dict[str, Any] = {}
+    if not evaluation.results.why_no_eer:
+        # Every process takes part: embedding is shared.
+        given, draws = (trials, evaluation.scores, speakers), min(MAX_DRAWS, section.bootstrap_samples)
+        found["slices"] = all_slices(
+            *given, source, section, num_threads=reader_threads(section), num_draws=draws, seed=seed
+        )
+        if sweep:
+            unkept = dataclasses.replace(scoring.embedder, stores=())
+
+            def score(degraded: AudioSource) -> np.ndarray:
+                return score_trials(unkept, backend, trials, degraded).scores
+
+            found["sweep"] = run_sweep(sweep, source, score, *given, num_draws=draws, seed=seed)
     if after_training:
         if scoring.measured and distributed.is_main():
             update_model_file(model_path, scoring.measured, backs_up=False)
             logger.info("written into %s: %s", model_path, ", ".join(scoring.measured))
-        results = _with_training_data(results, config, inputs)
-    results = scoring.with_facts(results)
+        training, table = inputs.training.rows, inputs.training.table
+        hours = float(np.maximum(table.num_samples, 0).sum()) / config.data.sample_rate / 3600
+        named = (("training", training), ("validation", inputs.validation.trials))
+        lists = [{"role": role, "name": Path(rows.source).name, "sha256": rows.sha256} for role, rows in named]
+        found["lists"] = [*(evaluation.results.lists or []), *lists]
+        found["training"] = {
+            "speakers": len(training.speakers),
+            "utterances": len(training),
+            "hours": round(hours, 2),
+        }
+    results = scoring.with_facts(dataclasses.replace(evaluation.results, **found))
     for warning in results.warnings or []:
         logger.warning("%s", warning)
     return dataclasses.replace(evaluation, results=results)
@@ -118,54 +151,42 @@ def run_evaluation(
 
 def scores_of_model(config: Config, inputs: Inputs, model_path: str | Path) -> np.ndarray:
     """Scores of the test list, (trials,), as `run_evaluation` computes them."""
-    scoring = _Scoring(config, inputs, Path(model_path), keeps_embeddings=False)
+    config = replaced(config, evaluation={"keep_embeddings": False})
+    scoring = _Scoring(config, inputs, Path(model_path), after_training=False)
     trials = inputs.test.trials
     return score_trials(scoring.embedder, scoring.backend(trials), trials, inputs.test.source).scores
 
 
 def subset(trials: TrialList, max_trials: int, seed: int) -> TrialList:
     """A fixed random subset of a list with about the same share of targets, in the list's order; 0 takes all."""
-    if max_trials == 0 or max_trials >= len(trials):
+    if max_trials == 0 or max_trials >= len(trials) or trials.labels is None:
         return trials
     random = numpy_generator(seed, SUBSET_STREAM)
-    if trials.labels is None:
-        rows = np.sort(random.permutation(len(trials))[:max_trials])
-    else:
-        targets, others = np.flatnonzero(trials.labels == 1), np.flatnonzero(trials.labels == 0)
-        # At least one target, or there is no error rate to choose by.
-        num_targets = min(len(targets), max(1, round(max_trials * len(targets) / len(trials)))) if len(targets) else 0
-        chosen = [random.permutation(targets)[:num_targets], random.permutation(others)[: max_trials - num_targets]]
-        rows = np.sort(np.concatenate(chosen))
+    targets, others = np.flatnonzero(trials.labels == 1), np.flatnonzero(trials.labels == 0)
+    # At least one target, or there is no error rate to choose by.
+    num_targets = min(len(targets), max(1, round(max_trials * len(targets) / len(trials))))
+    chosen = [random.permutation(targets)[:num_targets], random.permutation(others)[: max_trials - num_targets]]
+    rows = np.sort(np.concatenate(chosen))
     enrol, test = trials.enrol[rows], trials.test[rows]
     used, numbers = np.unique(np.concatenate([enrol, test]), return_inverse=True)
-    labels = None if trials.labels is None else trials.labels[rows]
     logger.info("%s: a fixed subset of %d of %d trials", trials.source, len(rows), len(trials))
     first, second = numbers[: len(rows)].astype(np.int32), numbers[len(rows) :].astype(np.int32)
-    return TrialList(trials.names.take(used), first, second, labels, trials.source, trials.sha256)
+    return TrialList(trials.names.take(used), first, second, trials.labels[rows], trials.source, trials.sha256)
 
 
 class _Scoring:
     """A model file with all that scoring a list by it needs; `measured` is what the file lacks or replaces."""
 
-    def __init__(
-        self,
-        config: Config,
-        inputs: Inputs,
-        path: Path,
-        *,
-        after_training: bool = False,
-        keeps_embeddings: bool = True,
-    ) -> None:
+    def __init__(self, config: Config, inputs: Inputs, path: Path, *, after_training: bool) -> None:
         self.config, self.inputs, self.path, self.after_training = config, inputs, path, after_training
         self.model: ModelFile = load_for_scoring(config, path)
-        self.contents = dict(self.model.contents)
         self.measured: dict[str, Any] = {}
+        self.contents = ChainMap(self.measured, self.model.contents)
         self.warnings: list[str] = []
-        net = self.model.net.to(inputs.device)
-        embedder = _embedder(config, net, inputs.device, config.evaluation.precision)
+        embedder = _embedder(config, self.model.net.to(inputs.device), inputs.device, config.evaluation.precision)
         # In 16 bits merged weights would be rounded once more.
         embedder = dataclasses.replace(embedder, net=self.model.folded) if embedder.precision == "no" else embedder
-        if config.evaluation.keep_embeddings and keeps_embeddings:
+        if config.evaluation.keep_embeddings:
             run = Path(config.training.save_path)
             folder = run if after_training else evaluation_folder(run, config.data.test_list)
             # Those of the run and of its other evaluations are read too, for lists in common such as the cohort.
@@ -188,9 +209,8 @@ class _Scoring:
                 "all are used, which is s-norm; a smaller cohort_size makes it adaptive"
             )
         # By any folder of the name: lists write speakers at different depths.
-        test_speakers = {part for one in trials.names for part in one.replace("\\", "/").split("/")[:-1]}
-        shared = sorted(test_speakers & set(speakers))
-        if shared:
+        folders = {part for one in trials.names for part in one.replace("\\", "/").split("/")[:-1]}
+        if shared := sorted(folders & set(speakers)):
             self.warnings.append(
                 f"{len(shared)} speakers of the cohort seem to be in the trials too ({', '.join(shared[:MAX_NAMED])}): "
                 "these scores are optimistic"
@@ -215,7 +235,7 @@ class _Scoring:
         rows = np.sort(random.permutation(len(training))[: config.evaluation.mean_utterances])
         embeddings, _ = self.embedder.embed(training.paths.take(rows), source, mode, "training_mean")
         mean = embeddings.mean(axis=(0, 1), dtype=np.float64).astype(np.float32)
-        self._put({"embedding_mean": torch.from_numpy(mean), "embedding_mean_of": described})
+        self.measured |= {"embedding_mean": torch.from_numpy(mean), "embedding_mean_of": described}
         return mean
 
     def _cohort(self, mean: np.ndarray | None) -> tuple[Cohort, list[str]]:
@@ -244,24 +264,22 @@ class _Scoring:
     def calibration(self, backend: Backend) -> AffineCalibration | None:
         """The calibration for this scoring: fitted on calibration_list if one is named, else the model file's."""
         section, data, embedder = self.config.evaluation, self.config.data, self.embedder
-        described, reported = backend.describe(embedder.options), self.inputs.test.trials
+        described, reported = backend.describe(embedder.options), self.inputs.test.trials.sha256
         # Reported trials that select no model select no threshold either.
-        validates = self.after_training and (
-            chosen_by_validation(self.config) or not validates_on_test_list(self.config)
-        )
-        if not section.calibration_list and not validates:
+        validates = chosen_by_validation(self.config) or data.validation_list != data.test_list
+        if section.calibration_list:
+            given = self.inputs.trial_input(section.calibration_list, section.calibration_path or data.test_path)
+        elif self.after_training and validates:
+            given = self.inputs.validation
+        else:
             if self.after_training:
                 logger.info("no calibration: the only trials are the reported ones (see evaluation.calibration_list)")
             # The newest first: there may be one of the score alone, and one of quality measures too.
             for kept in reversed((self.contents.get("calibration") or {}).get("fits", [])):
                 if plain_backend(kept["backend"]) == plain_backend(described):
-                    if kept.get("list_sha256") == reported.sha256:
-                        self.warnings.append(FITTED_ON_REPORTED)
+                    self.warnings += [FITTED_ON_REPORTED] if kept.get("list_sha256") == reported else []
                     return AffineCalibration.from_dict(kept)
             return None
-        given = self.inputs.validation
-        if section.calibration_list:
-            given = self.inputs.trial_input(section.calibration_list, section.calibration_path or data.test_path)
         trials, source = given.trials, given.source
         if reason := why_no_error_rate(trials):
             # Before hours of embedding, not after.
@@ -270,30 +288,23 @@ class _Scoring:
         measures = (*SCORE_ONLY, *section.quality_measures)
         columns = calibration_inputs(measures, scored, trials, source)
         fit = fit_scores(trials, scored.scores, section.calibration_prior, described, columns, measures)
-        if trials.sha256 == reported.sha256:
-            self.warnings.append(FITTED_ON_REPORTED)
+        self.warnings += [FITTED_ON_REPORTED] if trials.sha256 == reported else []
         for sentence in fit.refused:
             logger.info("%s: %s", trials.source, sentence)
-        self._put(fit.changes(self.contents))
+        self.measured |= fit.changes(self.contents)
         # `speakernet verify` decides by whole utterances and cosine, whatever the list was scored by.
         verifying = verifying_backend(self.contents).describe(embedder.options.in_mode("whole"))
         if self.after_training and (plain_backend(described), measures) != (plain_backend(verifying), SCORE_ONLY):
             found, _ = fit_for_verifying(embedder, self.contents, trials, source, section.calibration_prior)
-            self._put(found.changes(self.contents))
+            self.measured |= found.changes(self.contents)
         return fit.calibration
-
-    def _put(self, changes: Mapping[str, Any]) -> None:
-        self.measured |= changes
-        self.contents |= changes
 
     def with_facts(self, results: Results) -> Results:
         """What is needed to repeat a figure: model, checkpoint, versions, machine, configuration, command."""
         chosen_by = (self.contents.get("training_summary") or {}).get("chosen_by") or {}
         sha256 = self.inputs.test.trials.sha256
-        if sha256 and chosen_by.get("list_sha256") == sha256:
-            self.warnings.insert(0, CHOSEN_ON_REPORTED)
-        net = self.model.net
-        described = plain_backend(results.backend or {})
+        chosen = [CHOSEN_ON_REPORTED] if sha256 and chosen_by.get("list_sha256") == sha256 else []
+        net, described = self.model.net, plain_backend(results.backend or {})
         thresholds = self.contents.get("thresholds") or []
         return dataclasses.replace(
             results,
@@ -307,17 +318,25 @@ class _Scoring:
             config=config_to_dict(self.config)["evaluation"],
             command=" ".join(sys.argv),
             date=time.strftime("%Y-%m-%d %H:%M"),
-            warnings=[*self.warnings, *cautions(results)],
+            warnings=[*chosen, *self.warnings, *cautions(results)],
         )
 
 
-def _embedder(
-    config: Config, net: EmbeddingNet, device: torch.device, wanted: Literal["auto", "no", "bf16", "fp16"]
-) -> Embedder:
-    precision = choose_precision(config.runtime.precision if wanted == "auto" else wanted, device).name
-    if precision == "no":
-        return Embedder(net, config.evaluation, device)
-    return Embedder(net, config.evaluation, device, lambda: torch.autocast(device.type, DTYPES[precision]), precision)
+def load_for_scoring(config: Config, path: str | Path) -> ModelFile:
+    """The network to score with: a model file describes it, the config describes that of a foreign checkpoint."""
+    # Other ranks' machines need not have the run folder.
+    contents = distributed.from_main(lambda: read_checkpoint(path))
+    if is_model_file(contents):
+        return model_of(contents, path)
+    net = build_model(config)
+    load_initial_weights(net, None, path)
+    return ModelFile(net.eval(), model_file_contents(net, loss_normalizes=config.loss.normalize_embeddings))
+
+
+def _embedder(config: Config, net: EmbeddingNet, device: torch.device, wanted: str) -> Embedder:
+    name = choose_precision(config.runtime.precision if wanted == "auto" else wanted, device).name
+    autocast = functools.partial(torch.autocast, device.type, DTYPES[name], enabled=name != "no")
+    return Embedder(net, config.evaluation, device, autocast, name)
 
 
 def _speakers(config: Config, trials: TrialList) -> Speakers:
@@ -325,21 +344,9 @@ def _speakers(config: Config, trials: TrialList) -> Speakers:
     return speakers_of(trials, read_speaker_table(table) if table else None)
 
 
-def _with_training_data(results: Results, config: Config, inputs: Inputs) -> Results:
-    """The results with the lists that the model was trained on and selected by, and the amount of training data."""
-    training, validation = inputs.training.rows, inputs.validation.trials
-    hours = float(np.maximum(inputs.training.table.num_samples, 0).sum()) / config.data.sample_rate / 3600
-    named = (("training", training), ("validation", validation))
-    lists = [{"role": role, "name": Path(rows.source).name, "sha256": rows.sha256} for role, rows in named]
-    facts = {"speakers": len(training.speakers), "utterances": len(training), "hours": round(hours, 2)}
-    return dataclasses.replace(results, lists=[*(results.lists or []), *lists], training=facts)
-
-
-def build_sweep(config: Config) -> dict[str, list[Step]]:
+def _build_sweep(config: Config) -> dict[str, list[Step]]:
     """The steps that evaluation.sweep names, built before anything slow starts."""
     kinds, augment = config.evaluation.sweep, config.augment
-    if not kinds:
-        return {}
     rate = config.data.sample_rate
     cache = AudioCache(config.data.cache_megabytes << 20)
     banks = noise_banks(augment.noise_path, rate, cache) if "noise" in kinds and augment.noise_path else {}
@@ -347,41 +354,3 @@ def build_sweep(config: Config) -> dict[str, list[Step]]:
     # Aligned whatever the style of training: a shift of the speech would not be reverberation.
     rirs = RirBank(augment.rir_path, rate, cache, is_aligned=True) if wants_rirs else None
     return sweep_steps(kinds, banks, rirs, sample_rate=rate, seed=config.runtime.seed)
-
-
-def check_slices(config: Config) -> None:
-    """Refuse a metadata file that cannot be read, before anything slow starts."""
-    metadata = config.evaluation.metadata
-    if not metadata:
-        return
-    if not Path(metadata).is_file():
-        raise ValueError(f"evaluation.metadata: no such file {metadata}; give a CSV with a column 'path'")
-    read_metadata(metadata, ())
-
-
-def with_detail(
-    evaluation: Evaluation,
-    config: Config,
-    source: AudioSource,
-    embedder: Embedder,
-    backend: Backend,
-    steps: Mapping[str, Sequence[Step]],
-) -> Results:
-    """The results of a labelled list with slices and sweep; every process takes part, for embedding is shared."""
-    trials, scores, section, speakers = evaluation.trials, evaluation.scores, config.evaluation, evaluation.speakers
-    if evaluation.results.why_no_eer or speakers is None:
-        return evaluation.results
-    num_draws, seed = min(MAX_DRAWS, section.bootstrap_samples), config.runtime.seed
-    num_threads = reader_threads(section)
-    slices = all_slices(
-        trials, scores, speakers, source, section, num_threads=num_threads, num_draws=num_draws, seed=seed
-    )
-    if not steps:
-        return dataclasses.replace(evaluation.results, slices=slices)
-    unkept = dataclasses.replace(embedder, stores=())
-
-    def score(degraded: AudioSource) -> np.ndarray:
-        return score_trials(unkept, backend, trials, degraded).scores
-
-    sweep = run_sweep(steps, source, score, trials, scores, speakers, num_draws=num_draws, seed=seed)
-    return dataclasses.replace(evaluation.results, slices=slices, sweep=sweep)

@@ -17,7 +17,9 @@ from speakernet.corpora.synthetic.speech import SAMPLE_RATE, draw_phones, draw_v
 from speakernet.data.audio import audio_of_array, read_audio
 from speakernet.data.lists import TrialList, read_trials
 from speakernet.data.opening import open_source
+from speakernet.data.sources import AudioSource
 from speakernet.evaluation.embedding import EmbeddingNet, embed_utterances
+from speakernet.evaluation.figures import why_no_error_rate
 from speakernet.evaluation.metrics import eer
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.evaluation.scoring import cosine_scores, mean_embeddings, mean_of_whole_utterances
@@ -53,13 +55,12 @@ def import_weights(arguments: argparse.Namespace) -> int:
         if given:
             names = ", ".join(f"--{option.replace('_', '-')}" for option in given)
             raise ValueError(f"{names}: only for voxceleb_trainer; files of {arguments.source} contain it, omit it")
-        net, not_loaded = import_network(PUBLISHED[arguments.source], arguments.model, contents, arguments.file)
-        normalizes = True
-        assumed: list[str] = []
+        net, notes = import_network(PUBLISHED[arguments.source], arguments.model, contents, arguments.file)
+        notes = [f"not loaded: {entry}" for entry in notes]
     else:
-        net, not_loaded, assumed = _import_classic(arguments, contents)
-        loss: Any = lookup(LOSSES, arguments.loss, "loss").options if arguments.loss else None
-        normalizes = True if loss is None else loss.normalize_embeddings
+        net, notes = _import_classic(arguments, contents)
+    loss: Any = lookup(LOSSES, arguments.loss, "loss").options if arguments.loss else None
+    normalizes = loss is None or loss.normalize_embeddings
     summary = {
         "imported_from": arguments.source,
         "file": Path(arguments.file).name,
@@ -71,16 +72,15 @@ def import_weights(arguments: argparse.Namespace) -> int:
     lines = [
         f"{arguments.out}: {net.model_name}, {num_parameters:,} parameters, model {spec['model']['options']}, "
         f"front end {spec['front_end']}",
-        *(f"not loaded: {entry}" for entry in not_loaded),
-        *assumed,
+        *notes,
         f"next: speakernet info {shlex.quote(str(arguments.out))}",
     ]
-    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.write("\n".join([*lines, ""]))
     return 0
 
 
-def _import_classic(arguments: argparse.Namespace, contents: dict[str, Any]) -> tuple[SpeakerNet, list[str], list[str]]:
-    """The network of a checkpoint of voxceleb_trainer, what is not loaded, and what is assumed about it."""
+def _import_classic(arguments: argparse.Namespace, contents: dict[str, Any]) -> tuple[SpeakerNet, list[str]]:
+    """The network of a checkpoint of voxceleb_trainer, with notes: what is not loaded, and what is assumed."""
     path = arguments.file
     if not voxceleb_trainer.is_ours_to_read(contents):
         raise unknown_file(contents, path)
@@ -101,14 +101,14 @@ def _import_classic(arguments: argparse.Namespace, contents: dict[str, Any]) -> 
     check_finite(translated.weights, path)
     check_fits(translated.weights, net.state_dict(), path)
     net.load_state_dict(translated.weights)
-    assumed: list[str] = []
+    notes = [f"not loaded: {name} (weights of the loss)" for name in translated.head_weights]
+    notes += [f"not loaded: {name}" for name in translated.not_loaded]
     if not described.is_raw:
         way = "without" if arguments.no_log_input else "with"
-        assumed.append(f"assumed to be trained {way} log_input, which a checkpoint does not show (--no-log-input)")
+        notes.append(f"assumed to be trained {way} log_input, which a checkpoint does not show (--no-log-input)")
     if not arguments.loss and not described.has_head:
-        assumed.append("assumed to be trained with a loss on normalised embeddings (else --loss proto)")
-    head = [f"{name} (weights of the loss)" for name in translated.head_weights]
-    return net, [*head, *translated.not_loaded], assumed
+        notes.append("assumed to be trained with a loss on normalised embeddings (else --loss proto)")
+    return net, notes
 
 
 def export(arguments: argparse.Namespace) -> int:
@@ -120,22 +120,23 @@ def export(arguments: argparse.Namespace) -> int:
     if (arguments.trials is None) != (arguments.audio is None) or (arguments.trials and not arguments.int8):
         raise ValueError("--trials LIST and --audio FOLDER go together, with --int8: they measure its error rate")
     model = load_model_file(arguments.model)
-    trials = _labelled_trials(arguments.trials) if arguments.trials else None
-    rate = model.net.sample_rate
+    rate, trials = model.net.sample_rate, None
+    if arguments.trials:
+        trials, source = read_trials(arguments.trials), open_source(arguments.audio, rate)
+        if reason := why_no_error_rate(trials):
+            raise ValueError(f"{arguments.trials}: {reason}")
     if arguments.speech:
         speech, kind = [read_audio(path, sample_rate=rate) for path in arguments.speech], "recordings"
     elif trials is not None:
-        source = open_source(arguments.audio, rate)
         speech, kind = [source.read(name) for name in list(trials.names)[:NUM_COMPARED]], "recordings of the list"
     else:
         speech, kind = synthetic_speech(NUM_COMPARED, rate), "synthetic voices"
     report = export_model(arguments.model, arguments.out, speech=speech, int8=arguments.int8)
     lines = [f"{report.path}: {report.title}, {human_bytes(report.num_bytes)}", f"compared on {kind}: {report.parity}"]
-    if report.rounded is not None:
-        lines.append(f"after int8: {report.rounded}")
+    lines += [f"after int8: {report.rounded}"] if report.rounded is not None else []
     if trials is not None:
         rounded = ExportedEmbedder(open_onnx(Path(arguments.out).read_bytes()), rate, model.net.min_samples)
-        before, after = (_eer_percent(one, model, trials, arguments.audio) for one in (model.net, rounded))
+        before, after = (_eer_percent(one, model, trials, source) for one in (model.net, rounded))
         lines.append(
             f"EER of {len(trials):,} trials of {trials.source}: {before:.3f} % in float32, {after:.3f} % in int8 "
             f"({after - before:+.3f})"
@@ -173,15 +174,7 @@ class ExportedEmbedder:
         return torch.from_numpy(np.concatenate(rows))
 
 
-def _labelled_trials(path: Path) -> TrialList:
-    trials = read_trials(path)
-    if trials.labels is None or len(np.unique(trials.labels)) < 2:
-        raise ValueError(f"{path}: an error rate needs labelled trials of both kinds (1 same, 0 different)")
-    return trials
-
-
-def _eer_percent(net: EmbeddingNet, model: ModelFile, trials: TrialList, audio: Path) -> float:
-    source = open_source(audio, net.sample_rate)
+def _eer_percent(net: EmbeddingNet, model: ModelFile, trials: TrialList, source: AudioSource) -> float:
     embeddings = embed_utterances(net, source, trials.names, EvaluationOptions(embedding="whole"))
     units = mean_embeddings(embeddings, mean_of_whole_utterances(model.contents))
     assert trials.labels is not None

@@ -10,27 +10,24 @@ import logging
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from speakernet.config import Config, ConfigError
 from speakernet.corpora.synthetic import make_corpus
-from speakernet.corpora.utterances import HeldOut, hold_out
+from speakernet.corpora.utterances import hold_out
 from speakernet.data.batches import speed_fractions
 from speakernet.data.lists import TrainingList, TrialList, audio_folder_of, read_training_list, read_trials
 from speakernet.data.lookup import LookupTable
 from speakernet.data.opening import open_source
 from speakernet.data.sampling import Voices
 from speakernet.data.sources import AudioSource
-from speakernet.evaluation.calibration import known_by
 from speakernet.parallel import distributed
 
 logger = logging.getLogger(__name__)
 
 HEADER_THREADS = 16  # more than cores: reading a header waits for the disk, above all a remote one
-
-Read = TypeVar("Read")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,21 +57,23 @@ class Inputs:
     def __init__(self, config: Config, device: torch.device) -> None:
         self.device = device
         self._data, self._seed = with_default_paths(config).data, config.runtime.seed
-        self._training_lists: dict[Path, TrainingList] = {}
-        self._trial_lists: dict[Path, TrialList] = {}
-        self._sources: dict[Path, AudioSource] = {}
+        self._open = functools.partial(
+            open_source, sample_rate=self._data.sample_rate, show_progress=distributed.is_main()
+        )
+        self._kept: dict[tuple[Any, Path], Any] = {}
 
     @functools.cached_property
     def training(self) -> TrainingInput:
         """The training list, without the speakers that are held out for validation."""
-        given = self._whole_training
-        return given if self._held_out is None else TrainingInput(self._held_out.training, given.source)
+        if self._data.validation_speakers:
+            return self._held_out[0]
+        return self.training_input(self._data.train_list, self._data.train_path)
 
     @functools.cached_property
     def validation(self) -> TrialInput:
         """The trials that choose the best checkpoint: of held-out speakers, or of data.validation_list."""
-        if self._held_out is not None:
-            return TrialInput(self._held_out.trials, self._whole_training.source)
+        if self._data.validation_speakers:
+            return self._held_out[1]
         return self.trial_input(self._data.validation_list, self._data.validation_path)
 
     @functools.cached_property
@@ -106,46 +105,36 @@ class Inputs:
         """Any training list, with its audio below `root` (default: `lists.audio_folder_of`)."""
         if not path:
             raise ConfigError("no training list: set data.train_list (--train_list FILE)")
-        return TrainingInput(_once(self._training_lists, path, read_training_list), self._source(path, root))
+        return TrainingInput(
+            self._once(read_training_list, path), self._once(self._open, root or audio_folder_of(path))
+        )
 
     def trial_input(self, path: str | Path, root: str | Path = "") -> TrialInput:
         """Any trial list, with its audio below `root` (default: `lists.audio_folder_of`)."""
         if not path:
             raise ConfigError("no trial list: set data.test_list (--test_list FILE), or data.validation_list")
-        return TrialInput(_once(self._trial_lists, path, read_trials), self._source(path, root))
+        return TrialInput(self._once(read_trials, path), self._once(self._open, root or audio_folder_of(path)))
 
     @functools.cached_property
-    def _whole_training(self) -> TrainingInput:
-        return self.training_input(self._data.train_list, self._data.train_path)
-
-    @functools.cached_property
-    def _held_out(self) -> HeldOut | None:
-        """The training list split by `data.validation_speakers`, if any."""
-        if not self._data.validation_speakers:
-            return None
-        found = hold_out(self._whole_training.rows, self._data.validation_speakers, self._seed)
+    def _held_out(self) -> tuple[TrainingInput, TrialInput]:
+        """The training list split by `data.validation_speakers`."""
+        given = self.training_input(self._data.train_list, self._data.train_path)
+        found = hold_out(given.rows, self._data.validation_speakers, self._seed)
         logger.info("%s: %d trials choose the best checkpoint", found.trials.source, len(found.trials))
-        return found
+        return TrainingInput(found.training, given.source), TrialInput(found.trials, given.source)
 
-    def _source(self, path: str | Path, root: str | Path) -> AudioSource:
-        open_root = functools.partial(
-            open_source, sample_rate=self._data.sample_rate, show_progress=distributed.is_main()
-        )
-        return _once(self._sources, root or audio_folder_of(path), open_root)
-
-
-def _once(kept: dict[Path, Read], path: str | Path, read: Callable[[str | Path], Read]) -> Read:
-    """Read a path once: a relative name, an absolute one and a link to the same file are one."""
-    key = Path(path).resolve()
-    if key not in kept:
-        kept[key] = read(path)
-    return kept[key]
+    def _once(self, read: Callable[[str | Path], Any], path: str | Path) -> Any:
+        """Read a path once: a relative name, an absolute one and a link to the same file are one."""
+        key = read, Path(path).resolve()
+        if key not in self._kept:
+            self._kept[key] = read(path)
+        return self._kept[key]
 
 
 def make_synthetic_corpus(config: Config) -> Config:
     """Make the synthetic corpus if the config names one that does not exist; empty lists are taken from it."""
-    folder = config.data.synthetic_corpus
-    lists = [config.data.train_list, config.data.test_list]
+    data, augment, folder = config.data, config.augment, config.data.synthetic_corpus
+    lists = [data.train_list, data.test_list]
     if not folder or (all(lists) and not any(Path(folder) in Path(one).parents for one in lists)):
         return config
     # Rank 0 first, then one rank of each machine, which may have its own disk; two writers would take each other's
@@ -156,16 +145,20 @@ def make_synthetic_corpus(config: Config) -> Config:
             made = make_corpus(folder, show_progress=distributed.is_main())
         distributed.barrier()
     assert made is not None, "in the last turn it is every rank's"
-    config = config.model_copy(deep=True)
-    data, augment = config.data, config.augment
-    # A list of one's own with audio of the corpus would be a mistake that nothing notices.
-    data.train_path = data.train_path or ("" if data.train_list else str(made.train_path))
-    data.test_path = data.test_path or ("" if data.test_list else str(made.test_path))
-    data.train_list = data.train_list or str(made.train_list)
-    data.test_list = data.test_list or str(made.test_list)
-    augment.noise_path = augment.noise_path or str(made.noise_path)
-    augment.rir_path = augment.rir_path or str(made.rir_path)
-    return config
+    paths = {
+        # A list of one's own with audio of the corpus would be a mistake that nothing notices.
+        "train_path": data.train_path or ("" if data.train_list else str(made.train_path)),
+        "test_path": data.test_path or ("" if data.test_list else str(made.test_path)),
+        "train_list": data.train_list or str(made.train_list),
+        "test_list": data.test_list or str(made.test_list),
+    }
+    noise = {
+        "noise_path": augment.noise_path or str(made.noise_path),
+        "rir_path": augment.rir_path or str(made.rir_path),
+    }
+    return config.model_copy(
+        update={"data": data.model_copy(update=paths), "augment": augment.model_copy(update=noise)}
+    )
 
 
 def with_default_paths(config: Config) -> Config:
@@ -173,8 +166,7 @@ def with_default_paths(config: Config) -> Config:
 
     With held-out speakers there is no validation list.
     """
-    config = config.model_copy(deep=True)
-    data = config.data
+    data = config.data.model_copy()
     if not data.test_list:
         data.test_list, data.test_path = data.validation_list, data.validation_path
     if not data.validation_list and not data.validation_speakers:
@@ -182,7 +174,7 @@ def with_default_paths(config: Config) -> Config:
     for kind in ("train", "validation", "test"):
         if (path := getattr(data, f"{kind}_list")) and not getattr(data, f"{kind}_path"):
             setattr(data, f"{kind}_path", str(audio_folder_of(path)))
-    return config
+    return config.model_copy(update={"data": data})
 
 
 def voices_of(config: Config) -> Voices:
@@ -202,14 +194,3 @@ def voices_of(config: Config) -> Voices:
 def chosen_by_validation(config: Config) -> bool:
     """Whether validation trials decide anything in a training run."""
     return config.training.final_model == "best" or config.schedule.name == "plateau"
-
-
-def chooser_of(config: Config, inputs: Inputs) -> dict[str, Any] | None:
-    """Name and checksum of the list that chooses the model, for its file; None if none does."""
-    trials = inputs.validation.trials
-    return known_by(trials) if chosen_by_validation(config) else None
-
-
-def validates_on_test_list(config: Config) -> bool:
-    """Whether the validation trials are the reported ones."""
-    return config.data.validation_list == config.data.test_list

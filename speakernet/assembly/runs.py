@@ -1,11 +1,12 @@
 """The two runs of `trainSpeakerNet.py`: train an experiment to its report, and score a trial list with a model.
 
-This file is a table of contents; what it calls is built in the other files of this package.
+Both begin with everything that can be refused: options, lists, files, free space.
 """
 
 import contextlib
 import dataclasses
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,56 +14,50 @@ import torch
 from torch import nn
 
 import speakernet
-from speakernet.assembly.checks import check_inputs, refuse_impossible
 from speakernet.assembly.data import build_training_loader, loading_facts, reserved_for_training
 from speakernet.assembly.evaluation import build_validation, run_evaluation
-from speakernet.assembly.initial_model import (
+from speakernet.assembly.fine_tuning import (
     begin_with_initial_model,
     compared_with_initial_model,
-    initial_model_checksum,
     refuse_other_network,
+    train_large_margin_stage,
 )
-from speakernet.assembly.inputs import (
-    Inputs,
-    chooser_of,
-    make_synthetic_corpus,
-    with_default_paths,
-)
-from speakernet.assembly.large_margin import train_large_margin_stage
-from speakernet.assembly.model import build_loss, build_model
+from speakernet.assembly.inputs import Inputs, chosen_by_validation, make_synthetic_corpus, with_default_paths
 from speakernet.assembly.training import (
     Validate,
+    build_loss,
+    build_model,
     build_trainer,
     prepare_machine,
+    refuse_impossible,
 )
 from speakernet.checkpoint import read_own_checkpoint
+from speakernet.checks import Finding, worst
+from speakernet.checks.lists import quick_check
+from speakernet.checks.samples import read_facts, sample_findings
 from speakernet.config import Config, ConfigError, LoadedConfig
 from speakernet.config.schema import config_to_dict
+from speakernet.evaluation.calibration import known_by
 from speakernet.evaluation.evaluate import Evaluation
 from speakernet.evaluation.run_data import read_results
-from speakernet.files import FileError, sha256_of
-from speakernet.machine.device import choose_device
-from speakernet.machine.facts import log_system_info
+from speakernet.files import FileError, human_bytes, sha256_of
+from speakernet.machine.device import choose_device, find_device
+from speakernet.machine.facts import log_system_info, usable_cores
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.parallel import distributed
 from speakernet.parallel.distributed import refuse_differences
 from speakernet.random import seed_everything
-from speakernet.run_folder import (
-    BEST,
-    EVALUATION_FILES,
-    LAST,
-    PLOTS,
-    RESULTS,
-    SECOND_STAGE,
-    evaluation_folder,
-    held,
-)
+from speakernet.run_folder import BEST, EVALUATION_FILES, LAST, PLOTS, RESULTS, SECOND_STAGE, evaluation_folder, held
 from speakernet.training.mirror import fetch_run, mirrored
 from speakernet.training.progress import data_wait_advice
 from speakernet.training.state import Stage, StopRequest, best_of_run
 
 PLOTS_OF_ERRORS = ("det", "scores", "llrs", "thresholds", "calibration")
 """Plots of the report that TensorBoard shows too."""
+READ_AT_START_SECONDS = 3600.0
+"""Trial lists of no more speech are decoded before the first step, in seconds; longer ones are left to the doctor."""
+SHOWN = ("speakers", "training audio: length", "trials", "trial identity")
+"""Findings that are logged although all is well: how much there is. That nothing is missing is a detail."""
 
 logger = logging.getLogger(__name__)
 
@@ -92,40 +87,32 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
 
     distributed.from_main(fetch)
     with mirrored(address, training.save_path, with_epochs=training.average_checkpoints > 0):
-        return _train_and_report(loaded)
+        return _train_and_report(loaded.config)
 
 
-def _train_and_report(loaded: LoadedConfig) -> TrainingOutcome:
-    run_folder = Path(loaded.config.training.save_path)
+def _train_and_report(config: Config) -> TrainingOutcome:
+    run_folder = Path(config.training.save_path)
     log_system_info()
-    prepare_machine(loaded.config)
-    device = choose_device(loaded.config.runtime)
+    prepare_machine(config)
+    device = choose_device(config.runtime)
     # Before the network is made: its first weights are drawn from torch's global generator.
-    seed_everything(loaded.config.runtime.seed)
-    net = build_model(loaded.config)
-    refuse_differences(_comparable(loaded.config))
+    seed_everything(config.runtime.seed)
+    net = build_model(config)
+    refuse_differences(_comparable(config))
     # An impossible option should not wait for a corpus to be made or decoded.
-    refuse_impossible(loaded.config, net, device)
-    refuse_other_network(loaded.config, net)
-    config = with_default_paths(make_synthetic_corpus(loaded.config))
+    refuse_impossible(config, net, device)
+    initial_model = refuse_other_network(config, net)
+    config = with_default_paths(make_synthetic_corpus(config))
     inputs = Inputs(config, device)
     check_inputs(config, inputs, net)
-    refuse_differences({**inputs.checksums(), **initial_model_checksum(config)})
+    refuse_differences({**inputs.checksums(), **initial_model})
     stop = StopRequest()
     validate = build_validation(config, inputs, net, stop.is_requested)
-    loss, summary = _train_first_stage(config, inputs, net, validate, stop)
+    chosen_by = known_by(inputs.validation.trials) if chosen_by_validation(config) else None
+    loss, summary = _train_first_stage(config, inputs, net, validate, stop, chosen_by)
     if config.training.large_margin_epochs:
-        train_large_margin_stage(
-            config,
-            net,
-            loss,
-            inputs,
-            validate,
-            run_folder,
-            int(summary["steps"]),
-            stop=stop,
-            chosen_by=chooser_of(config, inputs),
-        )
+        steps = int(summary["steps"])
+        train_large_margin_stage(config, net, loss, inputs, validate, run_folder, steps, stop=stop, chosen_by=chosen_by)
     # Only rank 0 writes best.pt, and every rank scores with it.
     best = distributed.from_main(lambda: read_own_checkpoint(summary["best_path"])["training_summary"])
     summary |= best_of_run(best)
@@ -141,12 +128,21 @@ def _train_and_report(loaded: LoadedConfig) -> TrainingOutcome:
         evaluation = dataclasses.replace(evaluation, results=results)
         if distributed.is_main():
             evaluation.write(run_folder)
-            _add_to_events(run_folder, int(summary["steps"]), evaluation)
+            # Late: tensorboard takes a second, and scoring does not need it.
+            from speakernet.training.tensorboard import add_test_results
+
+            plots = [path for name in PLOTS_OF_ERRORS if (path := run_folder / PLOTS / f"{name}.png").is_file()]
+            add_test_results(run_folder, int(summary["steps"]), results.to_dict(), plots)
     return TrainingOutcome(summary, evaluation, run_folder)
 
 
 def _train_first_stage(
-    config: Config, inputs: Inputs, net: SpeakerNet, validate: Validate, stop: StopRequest
+    config: Config,
+    inputs: Inputs,
+    net: SpeakerNet,
+    validate: Validate,
+    stop: StopRequest,
+    chosen_by: dict[str, Any] | None,
 ) -> tuple[nn.Module, dict[str, Any]]:
     """Loss and summary; loader, optimizer and averages are freed at the end, for the memory of the next stage."""
     run_folder = Path(config.training.save_path)
@@ -163,7 +159,7 @@ def _train_first_stage(
             validate,
             run_folder,
             inputs.device,
-            stage=Stage(given=given, chosen_by=chooser_of(config, inputs)),
+            stage=Stage(given=given, chosen_by=chosen_by),
             # Asked for in the end: how fast the disk is shows while training reads.
             advise=lambda share: data_wait_advice(share, loading_facts(loader)),
             stop=stop,
@@ -171,16 +167,6 @@ def _train_first_stage(
         return loss, trainer.train()
     finally:
         loader.close()
-
-
-def _add_to_events(run_folder: Path, step: int, evaluation: Evaluation) -> None:
-    """Give TensorBoard the figures and plots of the final evaluation."""
-    # Late: tensorboard takes a second, and scoring does not need it.
-    from speakernet.training.tensorboard import add_test_results
-
-    plots = [run_folder / PLOTS / f"{name}.png" for name in PLOTS_OF_ERRORS]
-    drawn = [path for path in plots if path.is_file()]
-    add_test_results(run_folder, step, evaluation.results.to_dict(), drawn)
 
 
 def _is_reported(run_folder: Path) -> bool:
@@ -222,9 +208,80 @@ def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, list[Path]]:
 
 def _comparable(config: Config) -> dict[str, Any]:
     """What must be the same on all ranks: every option except paths, which may differ between machines."""
-    values = config_to_dict(config)
-    options = {f"{section}.{name}": value for section, fields in values.items() for name, value in fields.items()}
     # Lists are compared by their content, once they are read.
-    places = ("_path", "_list", "_corpus", ".speaker_table", ".initial_model")
+    places = ("_path", "_list", "_corpus", "speaker_table", "initial_model")
+    options = {
+        f"{section}.{name}": value
+        for section, fields in config_to_dict(config).items()
+        for name, value in fields.items()
+        if not name.endswith(places)
+    }
     versions = {"the version of speakernet": speakernet.__version__, "the version of torch": str(torch.__version__)}
-    return {**{name: value for name, value in options.items() if not name.endswith(places)}, **versions}
+    return options | versions
+
+
+def check_options(config: Config) -> list[Finding]:
+    """Whether this machine can train what the options ask for, as the doctor's lines."""
+    try:
+        device, net = find_device(config.runtime), build_model(config)
+        refuse_impossible(config, net, device)
+    except ValueError as error:
+        return [Finding("error", "options", str(error))]
+    can = f"{config.model.name} with {config.loss.name} can be trained on {device.type}"
+    return [Finding("ok", "options", can), *_space_findings(config, net)]
+
+
+def _space_findings(config: Config, net: SpeakerNet) -> list[Finding]:
+    """An error if the disk lacks the space for the checkpoints of a run."""
+    folder = Path(config.training.save_path).absolute()
+    weights = sum(one.numel() * one.element_size() for one in net.parameters())
+    # Two moments of the optimizer, and the average. The head comes on top: this is the least.
+    last = weights * (3 + (config.training.ema_decay > 0))
+    # A new last.pt is written beside the old one, which is kept.
+    needed = weights + last * (1 if (folder / LAST).exists() else 2)
+    existing = next(one for one in (folder, *folder.parents) if one.exists())
+    free = shutil.disk_usage(existing).free
+    message = f"{human_bytes(free)} free in {existing}; checkpoints of {config.model.name} need {human_bytes(needed)}"
+    advice = "free some space, or choose another --save_path"
+    return [Finding("error", "free space", message, advice)] if free < needed else []
+
+
+def check_inputs(config: Config, inputs: Inputs, net: SpeakerNet) -> None:
+    """Check the lists of a run against options, each other and their files, and the disk; log what was found."""
+    data = config.data
+    if not data.train_list:
+        missing = " and ".join(f"data.{name}" for name in ("train_list", "test_list") if not getattr(data, name))
+        raise ConfigError(f"no training list: set {missing}; `speakernet prepare` makes lists")
+    if data.validation_list == data.test_list and chosen_by_validation(config):
+        logger.warning(
+            "the best checkpoint is chosen on %s, which is also the reported list; data.validation_list, "
+            "data.validation_speakers or training.final_model: last avoids that",
+            data.test_list,
+        )
+    if inputs.validation.trials.labels is None:
+        raise ConfigError(f"{data.validation_list} has no labels, so it cannot choose the best checkpoint")
+    # Often both are the same list.
+    trial_lists = {(id(one.trials), id(one.source)): one for one in (inputs.validation, inputs.test)}.values()
+    findings = quick_check(
+        train_list=inputs.training.rows,
+        train_source=inputs.training.source,
+        trials=[(one.trials, one.source) for one in trial_lists],
+        min_utterances=config.loss.min_utterances,
+        max_bad_share=data.max_bad_share if data.on_bad_audio == "skip" else 0.0,
+        # No length is too short here: the doctor judges that.
+        min_seconds=0.0,
+    )
+    findings += _space_findings(config, net)
+    if worst(findings) != "error":
+        for one in trial_lists:
+            # Audio that judges the run is decoded now, so that damage is not found after its last epoch.
+            names = one.trials.names
+            if one.source.lookup_table(names).seconds.sum() <= READ_AT_START_SECONDS:
+                check = f"trial audio ({Path(one.trials.source).name})"
+                findings += sample_findings(read_facts(one.source, names, usable_cores()), check)
+    levels = {"warning": logging.WARNING, "ok": logging.DEBUG, "error": logging.DEBUG}
+    for finding in findings:
+        is_shown = finding.level == "ok" and finding.check in SHOWN
+        logger.log(logging.INFO if is_shown else levels[finding.level], "%s", finding)
+    if worst(findings) == "error":
+        raise ValueError("\n".join(str(finding) for finding in findings if finding.level == "error"))

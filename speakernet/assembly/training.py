@@ -1,31 +1,43 @@
-"""From the sections optimizer, schedule, training and runtime to a trainer; refusals come before the first step."""
+"""From the sections model, loss, optimizer, schedule, training and runtime to network, loss and trainer.
+
+What cannot work is refused by `refuse_impossible`, which needs no data and runs before any is read.
+"""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from speakernet.assembly.checks import compile_obstacles, needs_gradient_cache, warn_of_no_effect
+from speakernet.assembly.inputs import voices_of
+from speakernet.config import ConfigError
 from speakernet.config.loading import save_config
 from speakernet.config.schema import Config, config_to_dict
 from speakernet.data.choices import Choice
 from speakernet.frontend.perturbation import keep_draws_eager
-from speakernet.losses.options import LossOptions
+from speakernet.losses.options import LOSSES, LossOptions
 from speakernet.machine.device import find_device
-from speakernet.machine.settings import NO_EFFECT, AppliedSetting, optimize_torch_settings
+from speakernet.machine.settings import NO_EFFECT, optimize_torch_settings
 from speakernet.models.layers import is_safe_in_channels_last
 from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
+from speakernet.options import create, lookup
 from speakernet.parallel import distributed
 from speakernet.parallel.sharding import sharded_names
 from speakernet.parallel.sync_norm import synchronize_norms
+from speakernet.random import derive_seed
 from speakernet.run_folder import CONFIG, PROFILE
+from speakernet.terminal import counted
 from speakernet.training.checkpoints import CheckpointStore
-from speakernet.training.compiling import Compiler, enable_gradient_checkpointing
-from speakernet.training.optimizers import create_optimizer
+from speakernet.training.compiling import (
+    Compiler,
+    blocks_to_checkpoint,
+    enable_gradient_checkpointing,
+    platform_obstacle,
+)
+from speakernet.training.optimizers import create_optimizer, should_fuse
 from speakernet.training.precision import Precision, choose_precision
 from speakernet.training.profiler import StepProfiler
 from speakernet.training.progress import Progress
@@ -41,21 +53,166 @@ Validate = Callable[[], Mapping[str, Any]]
 
 FEWEST_SPEAKERS = 20_000
 """From which `loss.sharded: auto` shards: below, a head takes little memory, and its gradients travel with the rest."""
+MINING_STREAM = 103
+"""Key of the random stream for mining triplets, beside the run's seed."""
 
 
-def prepare_machine(config: Config) -> list[AppliedSetting]:
+def prepare_machine(config: Config) -> None:
     """Apply the machine switches of `runtime` to torch, and log each with its reason."""
     runtime = config.runtime
-    applied = optimize_torch_settings(
+    for setting in optimize_torch_settings(
         runtime,
         find_device(runtime),
         save_memory=runtime.gradient_checkpointing,
         varies_lengths=config.data.crop_frames_max > config.data.crop_frames,
-    )
-    for setting in applied:
+    ):
         # A switch that acts is a detail; one that has no effect is not.
         logger.log(logging.WARNING if setting.value == NO_EFFECT else logging.DEBUG, "torch setting: %s", setting)
-    return applied
+
+
+def build_model(config: Config) -> SpeakerNet:
+    """The network that the config describes, with fresh weights."""
+    net = SpeakerNet(config.model, config.frontend, config.data.sample_rate, config.runtime.seed)
+    if (voices := voices_of(config)).has_warps:
+        net.front_end.warp(voices.warps)
+    return net
+
+
+def build_loss(config: Config, num_classes: int) -> nn.Module:
+    """The loss that the config names, with a fresh head for `num_classes` speakers if it has one."""
+    loss: nn.Module = create(
+        lookup(LOSSES, config.loss.name, "loss"),
+        config.loss,
+        embedding_dim=config.model.embedding_dim,
+        num_classes=num_classes,
+        seed=derive_seed(config.runtime.seed, MINING_STREAM),
+    )
+    return loss
+
+
+def refuse_impossible(config: Config, net: nn.Module, device: torch.device) -> None:
+    """Refuse what cannot be trained."""
+    runtime = config.runtime
+    # Both are called for their refusals alone.
+    choose_precision(runtime.precision, device)
+    should_fuse(config.optimizer, device)
+    if runtime.gradient_checkpointing:
+        blocks_to_checkpoint(net)
+    for problem in _problems(config):
+        raise ConfigError(problem)
+    if runtime.compile == "on" and (obstacles := compile_obstacles(config, net, device)):
+        raise ValueError(f"runtime.compile: on, but {'; '.join(obstacles)}; or set runtime.compile: off")
+
+
+def _problems(config: Config) -> Iterator[str]:
+    """Combinations of options that cannot work."""
+    data, training, augment, loss = config.data, config.training, config.augment, config.loss
+    of_epochs = f"of training.max_epochs: {training.max_epochs}"
+    found = {
+        f"training.accumulation_steps: {training.accumulation_steps} with the metric loss {loss.name}: each "
+        "micro-batch would only see its own negatives. Set training.gradient_cache: auto (two passes), "
+        "or accumulation_steps: 1 with a larger data.batch_size": (
+            needs_gradient_cache(config) and training.gradient_cache == "off"
+        ),
+        f"training.large_margin_epochs: {training.large_margin_epochs}, but the loss {loss.name} has no margin; "
+        "set it to 0, or take amsoftmax or aamsoftmax": training.large_margin_epochs and not hasattr(loss, "margin"),
+        # The second stage trains voices as recorded; without 1.0 among the factors the head has no class of them.
+        f"training.large_margin_epochs: {training.large_margin_epochs} with augment.speed_factors: "
+        f"{augment.speed_factors} and augment.warp_factors: {augment.warp_factors}: the second stage trains unchanged "
+        "voices, and the head has no classes for them; add 1.0 to the factors, or set large_margin_epochs: 0": (
+            training.large_margin_epochs and not voices_of(config).has_real
+        ),
+        f"augment.real_epochs: {augment.real_epochs} {of_epochs}: no changed voice would ever be trained on; lower "
+        "real_epochs, or remove speed_factors and warp_factors": (
+            augment.enabled and augment.real_epochs >= training.max_epochs
+        ),
+        f"training.freeze_epochs: {training.freeze_epochs} {of_epochs}: the network would never learn; raise "
+        "max_epochs, or lower freeze_epochs": training.freeze_epochs >= training.max_epochs,
+        f"data.utterances_per_speaker is {data.utterances_per_speaker}, but the loss {loss.name} compares utterances "
+        f"of one speaker and needs at least {loss.min_utterances}; set --nPerSpeaker {loss.min_utterances}": (
+            data.utterances_per_speaker < loss.min_utterances
+        ),
+    }
+    yield from (problem for problem, holds in found.items() if holds)
+    for option in ("freeze_epochs", "freeze_norm_statistics"):
+        if (value := getattr(training, option)) and not training.initial_model:
+            yield f"training.{option}: {value} needs a given network: name one with --initial_model FILE"
+    # Of two speakers: their number is not known before the list is read.
+    if training.freeze_epochs and not any(one.ndim > 1 for one in build_loss(config, 2).parameters()):
+        yield (
+            f"training.freeze_epochs: {training.freeze_epochs}, but the loss {loss.name} has no head that could "
+            "learn in the meantime; set it to 0, or take a loss with one, such as aamsoftmax"
+        )
+
+
+def compile_obstacles(config: Config, net: nn.Module, device: torch.device) -> list[str]:
+    """Why this network cannot be compiled here, each with what would have to change."""
+    runtime = config.runtime
+    reasons = {
+        platform_obstacle(device): True,
+        # Measured times are never the same twice; `on` compiles before the first step.
+        "deterministic: the moment of compiling depends on measured times": (
+            runtime.deterministic and runtime.compile == "auto"
+        ),
+        "several ranks cannot agree on when to compile, and the compiler does not support their shared batch norm; "
+        "start one process": distributed.is_distributed(),
+        f"the gradient cache (metric loss {config.loss.name} under accumulation) runs each micro-batch twice, first "
+        "without gradients; set training.accumulation_steps: 1": needs_gradient_cache(config),
+        "crops have many lengths, each of which would be compiled; set data.crop_frames_max: 0": (
+            config.data.crop_frames_max > config.data.crop_frames
+        ),
+        "torch's compiler does not support gradient checkpointing that keeps batch-norm statistics; set "
+        "runtime.gradient_checkpointing: false": runtime.gradient_checkpointing,
+        # Compiled code is in channels_last whatever the network is in; there the weight gradient of a strided 1 x 1
+        # convolution with 8 or 12 input channels ends the process ("free(): invalid next size").
+        "strided convolutions of fewer than 16 channels, compiled for a CPU, crash in oneDNN; take 16 channels or "
+        "more": device.type == "cpu" and not is_safe_in_channels_last(net),
+    }
+    return [reason for reason, holds in reasons.items() if reason and holds]
+
+
+def needs_gradient_cache(config: Config) -> bool:
+    """Whether accumulation has to go through the two-pass gradient cache."""
+    return config.loss.is_metric and config.training.accumulation_steps > 1
+
+
+def _warn_of_no_effect(config: Config, device: torch.device, num_batches: int) -> None:
+    """Warn of options that do nothing, or not what their value says, in a run of `num_batches` an epoch."""
+    training, schedule, runtime, epochs = config.training, config.schedule, config.runtime, config.training.max_epochs
+    moves_margin, has_margin = schedule.margin != "constant", hasattr(config.loss, "margin")
+    of_epochs = f"of training.max_epochs: {epochs}"
+    warnings = {
+        "training.gradient_cache: on has no effect: it needs a metric loss and accumulation_steps above 1": (
+            training.gradient_cache == "on" and not needs_gradient_cache(config)
+        ),
+        f"training.accumulation_steps: {training.accumulation_steps}, but an epoch has "
+        f"{counted(num_batches, 'batch')}: a step takes no more": training.accumulation_steps > num_batches,
+        f"training.average_checkpoints: {training.average_checkpoints} {of_epochs}: there are no more": (
+            training.average_checkpoints > epochs
+        ),
+        f"schedule.warmup_epochs: {schedule.warmup_epochs:g} {of_epochs}: the learning rate never reaches its peak": (
+            schedule.warmup_epochs >= epochs
+        ),
+        f"schedule.warmup_epochs: {schedule.warmup_epochs:g} before one_cycle, which rises by itself: the learning "
+        "rate rises twice; set schedule.warmup_epochs: 0": (
+            0 < schedule.warmup_epochs < epochs and schedule.name == "one_cycle"
+        ),
+        f"schedule.margin: {schedule.margin} has no effect: this loss has no margin": moves_margin and not has_margin,
+        f"schedule.margin_end_epoch: {schedule.margin_end_epoch:g} {of_epochs}: the margin never reaches its full "
+        "size": moves_margin and has_margin and schedule.margin_end_epoch > epochs,
+        f"runtime.gpu_id: {runtime.gpu_id} has no effect: this run is on the CPU": (
+            runtime.gpu_id is not None and device.type == "cpu"
+        ),
+        f"runtime.compile_scope: {runtime.compile_scope} has no effect: nothing is compiled": (
+            runtime.compile == "off" and runtime.compile_scope != "auto"
+        ),
+        f"runtime.compile_mode: {runtime.compile_mode} has no effect without compiling, or on a CPU": (
+            runtime.compile_mode != "default" and (runtime.compile == "off" or device.type == "cpu")
+        ),
+    }
+    for warning, holds in warnings.items():
+        if holds:
+            logger.warning("%s", warning)
 
 
 def build_precision(config: Config, device: torch.device) -> Precision:
@@ -85,41 +242,18 @@ def build_schedules(
     return learning_rate, MarginSchedule(config.schedule, float(margin), steps_per_epoch=steps_per_epoch)
 
 
-def build_compiler(config: Config, net: nn.Module, device: torch.device) -> Compiler:
+def _build_compiler(config: Config, net: nn.Module, device: torch.device) -> Compiler:
     """The compiler that `runtime.compile` asks for; what cannot work was refused before."""
     runtime = config.runtime
-    reasons = compile_obstacles(config, net, device)
-    # Whether it pays is judged by measured times, which are never the same twice; `on` compiles before the first step.
-    if runtime.deterministic and runtime.compile == "auto":
-        reasons = ["deterministic: the moment of compiling depends on measured times"]
-    if runtime.compile == "off" or reasons:
-        if runtime.compile == "auto":
-            logger.info("compile auto: off (%s)", "; ".join(reasons))
-        for name, default in (("compile_scope", "auto"), ("compile_mode", "default")):
-            if (value := getattr(runtime, name)) != default:
-                logger.warning("runtime.%s: %s has no effect: nothing is compiled", name, value)
+    obstacles = compile_obstacles(config, net, device)
+    if obstacles and runtime.compile == "auto":
+        logger.info("compile auto: off (%s)", "; ".join(obstacles))
+    if obstacles or runtime.compile == "off":
         return Compiler(net, None)
-    scope, mode = runtime.compile_scope, runtime.compile_mode
-    if mode != "default" and device.type == "cpu":
-        logger.warning("runtime.compile_mode: %s has no effect on a CPU", mode)
-        mode = "default"
-    changes = {"compile_scope": "whole" if scope == "auto" else scope, "compile_mode": mode}
-    options = runtime.model_copy(update=changes)
+    scope = "whole" if runtime.compile_scope == "auto" else runtime.compile_scope
+    mode = "default" if device.type == "cpu" else runtime.compile_mode
+    options = runtime.model_copy(update={"compile_scope": scope, "compile_mode": mode})
     return Compiler(net, options, prepare=keep_draws_eager)
-
-
-def choose_sharding(options: LossOptions, num_classes: int, num_processes: int) -> Choice[bool]:
-    """Whether the ranks keep a share each of a head of so many speakers, and why."""
-    if options.sharded == "off":
-        return Choice(False, "switched off")
-    if num_processes == 1:
-        return Choice(False, "one process keeps every speaker")
-    if options.sharded == "on":
-        return Choice(True, f"each of {num_processes} processes keeps a share of {num_classes:,} speakers, as asked")
-    if not options.has_head:
-        return Choice(False, "the loss has no head")
-    is_large = num_classes >= FEWEST_SPEAKERS
-    return Choice(is_large, f"{num_classes:,} speakers on {num_processes} processes; it pays from {FEWEST_SPEAKERS:,}")
 
 
 def apply_memory_options(config: Config, net: nn.Module, device: torch.device, precision: Precision) -> None:
@@ -128,22 +262,18 @@ def apply_memory_options(config: Config, net: nn.Module, device: torch.device, p
     if runtime.gradient_checkpointing:
         count = enable_gradient_checkpointing(net)
         logger.info("gradient checkpointing: %d blocks are computed again in the backward pass", count)
-    wants = runtime.channels_last == "on" or (
-        runtime.channels_last == "auto" and device.type == "cuda" and precision.name != "no"
-    )
-    if wants:
-        if not any(isinstance(module, nn.Conv2d) for module in net.modules()):
-            logger.warning("runtime.channels_last: on has no effect: %s has no 2-D convolution", config.model.name)
-            return
-        if device.type == "cpu" and not is_safe_in_channels_last(net):
-            logger.warning("runtime.channels_last: on has no effect: oneDNN crashes on this network's few channels")
-            return
-        net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        logger.debug("2-D convolutions in channels_last layout")
-    elif runtime.channels_last == "off" or device.type == "cuda":
-        # SpeakerNet is built in channels_last, which never lost on a CPU (ResNet 0.25 instead of 0.32 s a step); in
-        # float32 on a GPU it may.
-        net.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    switch = runtime.channels_last
+    if switch == "auto" and device.type == "cuda":
+        # In float32 on a GPU channels_last may lose; on a CPU, where SpeakerNet is built in it, it never did (ResNet
+        # 0.25 instead of 0.32 s a step).
+        switch = "off" if precision.name == "no" else "on"
+    if switch == "on" and not any(isinstance(module, nn.Conv2d) for module in net.modules()):
+        logger.warning("runtime.channels_last: on has no effect: %s has no 2-D convolution", config.model.name)
+    elif switch == "on" and device.type == "cpu" and not is_safe_in_channels_last(net):
+        logger.warning("runtime.channels_last: on has no effect: oneDNN crashes on this network's few channels")
+    elif switch != "auto":
+        layout = torch.channels_last if switch == "on" else torch.contiguous_format
+        net.to(memory_format=layout)  # type: ignore[call-overload]
 
 
 def build_trainer(
@@ -164,7 +294,7 @@ def build_trainer(
     `net` and `loss` are moved to the device and changed in place. The other arguments are those of `Trainer`.
     """
     training, runtime, folder = config.training, config.runtime, Path(run_folder)
-    warn_of_no_effect(config, device, len(loader))
+    _warn_of_no_effect(config, device, len(loader))
     precision = build_precision(config, device)
     # Before the optimizer and the average are made: they keep tensors beside the weights, on the same device.
     net.to(device)
@@ -185,7 +315,7 @@ def build_trainer(
         utterances_per_speaker=int(getattr(loader, "utterances_per_speaker", 1)),
         gradient_cache=needs_gradient_cache(config),
         ranks=SeveralProcesses(net, loss, device) if is_distributed else None,
-        compiler=build_compiler(config, net, device),
+        compiler=_build_compiler(config, net, device),
         profiler=StepProfiler(runtime, folder / PROFILE, device) if profiles else None,
     )
     # A reproducible run keeps its number of threads, since another gives other bits.
@@ -226,6 +356,20 @@ def build_trainer(
         on_start=on_start,
         advise=advise,
     )
+
+
+def choose_sharding(options: LossOptions, num_classes: int, num_processes: int) -> Choice[bool]:
+    """Whether the ranks keep a share each of a head of so many speakers, and why."""
+    if options.sharded == "off":
+        return Choice(False, "switched off")
+    if num_processes == 1:
+        return Choice(False, "one process keeps every speaker")
+    if options.sharded == "on":
+        return Choice(True, f"each of {num_processes} processes keeps a share of {num_classes:,} speakers, as asked")
+    if not options.has_head:
+        return Choice(False, "the loss has no head")
+    is_large = num_classes >= FEWEST_SPEAKERS
+    return Choice(is_large, f"{num_classes:,} speakers on {num_processes} processes; it pays from {FEWEST_SPEAKERS:,}")
 
 
 def shard_head(options: LossOptions, loss: nn.Module) -> None:

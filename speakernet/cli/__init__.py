@@ -281,7 +281,7 @@ def _settings_of_model(path: Path) -> Mapping[str, Any]:
     if not path.is_file():
         return {}
     # Late: only a run that starts from a model needs torch before its options are read.
-    from speakernet.assembly.initial_model import settings_of_file
+    from speakernet.assembly.fine_tuning import settings_of_file
 
     return settings_of_file(path)
 

@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     findings = result.findings
     if config is not None:
         # Late: torch takes two seconds, and a mistyped option should not wait for it.
-        from speakernet.assembly.checks import check_options
+        from speakernet.assembly.runs import check_options
 
         findings += _corpus_to_come(config)
         findings += check_options(config)

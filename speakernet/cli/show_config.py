@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     logger.info("defaults: %s", loaded.defaults)
     if arguments.schedule:
         # Late: the schedules of a run need its loss, and so torch; printing a configuration does not.
-        from speakernet.assembly.large_margin import schedule_table
+        from speakernet.assembly.fine_tuning import schedule_table
 
         sys.stdout.write(schedule_table(loaded.config) + "\n")
         return 0

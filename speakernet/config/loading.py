@@ -10,7 +10,7 @@ replaced the component it was meant for, or the file was written for another pro
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,7 +40,6 @@ from speakernet.config.schema import (
     owner_of,
     problems,
     split_key,
-    takers,
 )
 from speakernet.files import MOST_YAML, FileError, atomic_write, open_text, read_yaml, yaml_nodes, yaml_value
 from speakernet.options import OptionError, Options, alternatives, is_input, nearest, suggestion
@@ -65,8 +64,7 @@ class Setting(NamedTuple):
     where: str
     """File and line, or the option of the command line."""
     layer: int = 0
-    is_forgiven: bool = False
-    """Whether it is warned about, not refused, if it has no effect."""
+    """Number of its file, or of the command line, which comes last."""
 
     @property
     def is_sectioned(self) -> bool:
@@ -99,37 +97,46 @@ def load_config(
 ) -> LoadedConfig:
     """Read `--config FILE` (repeatable, later wins), `--defaults NAME` and every other option of the command line."""
     config_names, asked, options = _split_command_line(arguments)
-    files = tuple(find_config(name) for name in config_names)
+    files = tuple(map(find_config, config_names))
     layers = [_read_file(file) for file in files]
-    is_copy = [
-        # A recipe may name every section too, so the name counts as well.
-        file.name == CONFIG and {one.key.partition(".")[0] for one in layer} >= set(SECTIONS)
-        for file, layer in zip(files, layers, strict=True)
-    ]
-    is_classic, why = _which_defaults(asked, files, layers, options)
+    numbered = list(enumerate(zip(files, layers, strict=True)))
+    # Copies that a run saved; a recipe may name every section too, so the name counts as well.
+    copies = {
+        number
+        for number, (file, layer) in numbered
+        if file.name == CONFIG and {one.key.partition(".")[0] for one in layer} >= set(SECTIONS)
+    }
+    flat = {number for number, layer in enumerate(layers) if not any(one.is_sectioned for one in layer)}
+    first = next((number for number, layer in enumerate(layers) if layer), None)
+    is_classic, why = False, "nothing asks for others"
+    if asked:
+        is_classic, why = asked == CLASSIC, "--defaults"
+    elif first is not None:
+        is_classic, why = first in flat, f"{files[first]} is {'flat' if first in flat else 'in sections'}"
+    elif any(one.key in CLASSIC_NAMES for one in options):
+        why = f"--defaults {CLASSIC} takes that program's"
     settings: list[Setting] = []
-    for number, layer in enumerate([*layers, options]):
-        is_file = number < len(files)
-        is_flat = not any(one.is_sectioned for one in layer) if is_file else is_classic
-        for setting in layer:
-            if is_file and is_copy[number] and setting.key in REMOVED:
-                continue
-            for one in _translated(setting._replace(layer=number, is_forgiven=is_flat)):
-                settings.append(_found_beside(one, files[number]) if is_file else one)
+    for number, (file, layer) in numbered:
+        kept = (one._replace(layer=number) for one in layer if number not in copies or one.key not in REMOVED)
+        settings += [_found_beside(one, file) for setting in kept for one in _translated(setting)]
+    for setting in options:
+        settings += _translated(setting._replace(layer=len(files)))
     last = {one.key: one for one in settings}
-    evaluate_only = "eval" in last and _is_true(last["eval"])
-    scored = str(last["training.initial_model"].value) if "training.initial_model" in last else ""
-    if evaluate_only and scored and not files and not asked and is_classic_checkpoint(Path(scored)):
-        is_classic, why = True, f"{scored} is its checkpoint"
-        settings = [one._replace(is_forgiven=True) for one in settings]
-    settings = _without_folders_of_other_lists([one for one in settings if one.key != "eval"], is_copy)
+    scores = str(last["eval"].value).casefold() if "eval" in last else "false"
+    if scores not in ("true", "false"):
+        raise ConfigError(f"{last['eval'].where}: eval is {last['eval'].value!r}; expected true or false")
+    model = str(last["training.initial_model"].value) if "training.initial_model" in last else ""
+    forgiven = flat | ({len(files)} if is_classic else set())
+    if scores == "true" and model and not files and not asked and is_classic_checkpoint(Path(model)):
+        is_classic, why, forgiven = True, f"{model} is its checkpoint", {0}
+    settings = _without_folders_of_other_lists([one for one in settings if one.key != "eval"], copies)
     defaults: dict[str, Any] = dict(CLASSIC_DEFAULTS) if is_classic else {}
     if is_classic:
         # voxceleb_trainer's StepLR decays every test_interval epochs.
         interval = last["training.test_interval"].value if "training.test_interval" in last else 10
         defaults["schedule.decay_interval"] = interval
-    if scored and not evaluate_only:
-        of_model = settings_of_model(Path(scored))
+    if model and scores == "false":
+        of_model = settings_of_model(Path(model))
         for key, value in of_model.items():
             holder = split_key(key)[0]
             choice = CHOICES.get("model.options" if holder == "model" else holder)
@@ -137,26 +144,23 @@ def load_config(
             # The options of a component that somebody has replaced go.
             if choice is None or named in ("auto", of_model.get(choice.key)):
                 defaults[key] = value
-    config = compose(settings, defaults)
+    config = compose(settings, defaults, forgiven)
     if not config.training.save_path:
-        beside = files and is_copy[0]
         default = Path("exps") / (files[0].stem if files else "exp1")
-        config.training.save_path = str(files[0].parent if beside else default)
+        config.training.save_path = str(files[0].parent if 0 in copies else default)
     given = frozenset(one.key for one in settings)
     described = f"{CLASSIC if is_classic else OURS}'s ({why})"
     if is_classic and (differing := _differences(config, given)):
         described += f"; options not given that differ from {OURS}'s: {differing}; --defaults {OURS} takes the latter"
-    return LoadedConfig(config, files, is_classic, evaluate_only, given, described)
+    return LoadedConfig(config, files, is_classic, scores == "true", given, described)
 
 
 def find_config(name: str) -> Path:
     """A configuration by path, or by bare name in the recipes that come with speakernet; `.yaml` may be left out."""
     folder = recipe_folder()
     for candidate in (Path(name), Path(name + ".yaml"), folder / name, folder / (name + ".yaml")):
-        if candidate.is_file():
-            return candidate
         if candidate.exists() and not candidate.is_dir():
-            raise ConfigError(f"{candidate}: not a regular file; give a configuration file on a disk")
+            return candidate
     recipes = [recipe.relative_to(folder).as_posix() for recipe in sorted(folder.rglob("*.yaml"))]
     raise ConfigError(f"no configuration {name!r} in the working directory or in configs/; {suggestion(name, recipes)}")
 
@@ -185,56 +189,60 @@ def portable(config: Config) -> dict[str, dict[str, Any]]:
     return values
 
 
-def compose(settings: Sequence[Setting], defaults: Mapping[str, Any]) -> Config:
-    """The configuration that the settings mean, a later layer before an earlier one, and all before the defaults."""
+def compose(settings: Sequence[Setting], defaults: Mapping[str, Any], forgiven: Collection[int] = ()) -> Config:
+    """The configuration that the settings, in the order of their layers, mean before the defaults.
+
+    A setting of a layer that is `forgiven` is warned about, not refused, if it has no effect.
+    """
     names: Names = DEFAULT_NAMES | {one: defaults[CHOICES[one].key] for one in CHOICES if CHOICES[one].key in defaults}
-    kept: dict[str, Setting] = {}
-    dropped: list[Setting] = []
+    chosen_in: dict[str, int] = {}
+    """Holder -> the last layer that chose another component there."""
     for layer in sorted({setting.layer for setting in settings}):
         own = {setting.key: setting for setting in settings if setting.layer == layer}
         before, names = names, {**names, **{one: str(own[c.key].value) for one, c in CHOICES.items() if c.key in own}}
-        changed = set()
         for holder, choice in CHOICES.items():
             try:
-                changed |= {holder} if chosen(holder, names) != chosen(holder, before) else set()
+                chosen_in |= {holder: layer} if chosen(holder, names) != chosen(holder, before) else {}
             except ValueError as error:
                 raise ConfigError(f"{own[choice.key].where}: {choice.key}: {error}") from error
-        for key in list(kept):
-            holder = split_key(key)[0]
-            is_choice = any(key == choice.key for choice in CHOICES.values())
-            # 32 channels of one network are not 32 channels of another, even if both take the option.
-            is_nested = holder in changed and "." in holder and not is_choice
-            if is_nested or ({holder, holder.partition(".")[0]} & changed and not _is_taken(key, names)):
-                dropped.append(kept.pop(key))
-        kept |= own
     values: dict[str, Any] = {}
     for key, value in defaults.items():
-        if _is_taken(key, names):
+        if _owner(key, names):
             _put(values, key, value)
-    for key, setting in kept.items():
-        if _is_taken(key, names):
-            _put(values, key, _plain(setting, names))
-        elif setting.is_forgiven:
-            logger.warning("%s: %s", setting.where, _why_idle(setting, names))
+    last, dropped = {one.key: one for one in settings}, []
+    for key, setting in last.items():
+        holder, option = split_key(key)
+        replaced = [one for one in (holder, holder.partition(".")[0]) if chosen_in.get(one, 0) > setting.layer]
+        # 32 channels of one network are not 32 channels of another, even if both take the option.
+        is_other = holder in replaced and "." in holder and all(key != choice.key for choice in CHOICES.values())
+        owner = _owner(key, names)
+        if owner and not is_other:
+            is_text = str in alternatives(owner.model_fields[option].annotation)
+            _put(values, key, setting.value if is_text else _read_text(setting))
+        elif replaced:
+            dropped.append(f"{key} ({setting.where})")
+        elif setting.layer in forgiven:
+            logger.warning("%s: %s", setting.where, _why_idle(key, names))
         else:
-            raise ConfigError(f"{setting.where}: {_why_idle(setting, names)}")
+            raise ConfigError(f"{setting.where}: {_why_idle(key, names)}")
     if dropped:
-        listed = ", ".join(f"{one.key} ({one.where})" for one in dropped)
-        logger.warning("ignored, because a later file or option chose another component: %s", listed)
-    nowhere = Setting("", None, "default")
+        logger.warning("ignored, because a later file or option chose another component: %s", ", ".join(dropped))
     try:
         config = config_from_dict(values)
+        found = [(key, f"{key}: {message}") for key, message in problems(config)]
     except OptionError as error:
-        raise ConfigError(f"{kept.get(error.field, nowhere).where}: {error.field} {error.found}") from error
-    if found := list(problems(config)):
-        raise ConfigError("\n".join(f"{kept.get(key, nowhere).where}: {key}: {message}" for key, message in found))
+        found = [(error.field, f"{error.field} {error.found}")]
+    if found:
+        nowhere = Setting("", None, "default")
+        raise ConfigError("\n".join(f"{last.get(key, nowhere).where}: {message}" for key, message in found))
     return config
 
 
-def _is_taken(key: str, names: Names) -> bool:
+def _owner(key: str, names: Names) -> type[Options] | None:
+    """The class that has an option; None if the chosen components do not take it."""
     holder, option = split_key(key)
     owner = owner_of(holder, names)
-    return owner is not None and option in owner.model_fields
+    return owner if owner and option in owner.model_fields else None
 
 
 def _put(values: dict[str, Any], key: str, value: Any) -> None:
@@ -242,15 +250,6 @@ def _put(values: dict[str, Any], key: str, value: Any) -> None:
     for word in holder.split("."):
         values = values.setdefault(word, {})
     values[option] = value
-
-
-def _plain(setting: Setting, names: Names) -> Any:
-    """A text value read as YAML if its option is not a text: lists, mappings, nothing."""
-    holder, option = split_key(setting.key)
-    owner = owner_of(holder, names)
-    assert owner is not None, "only options that are taken get here"
-    is_text = str in alternatives(owner.model_fields[option].annotation)
-    return setting.value if is_text else _read_text(setting)
 
 
 def _read_text(setting: Setting) -> Any:
@@ -262,29 +261,27 @@ def _read_text(setting: Setting) -> Any:
         raise ConfigError(str(error)) from error
 
 
-def _why_idle(setting: Setting, names: Names) -> str:
-    holder, option = split_key(setting.key)
-    owner = owner_of(holder, names)
-    if owner is not None and holder in CHOICES and "." in holder:
+def _why_idle(key: str, names: Names) -> str:
+    holder, option = split_key(key)
+    section, _, field = holder.partition(".")
+    owner, kind = owner_of(holder, names), CHOICES[holder].kind if holder in CHOICES else ""
+    if owner is not None and kind and field:
         own = [name for name in owner.model_fields if name != "name"]
         has = suggestion(option, own) if own else "it has none"
-        component = f"the {CHOICES[holder].kind} {chosen(holder, names)}"
-        return f"{setting.key} has no effect: {component} has no option {option!r}; {has}"
-    section = holder.partition(".")[0]
+        return f"{key} has no effect: the {kind} {chosen(holder, names)} has no option {option!r}; {has}"
     if section not in CHOICES:
-        return f"{setting.key} does not exist; a name in a section has no dot"
-    takes = ", ".join(takers(section, setting.key.split(".")[1]))
+        return f"{key} does not exist; a name in a section has no dot"
+    wanted = key.split(".")[1]
+    takers = [name for name, one in CHOICES[section].table.items() if wanted in one.options.model_fields]
     return (
-        f"{setting.key} has no effect: the {CHOICES[section].kind} {chosen(section, names)} does not take it "
-        f"({takes} would); remove it, or choose another {section}.name"
+        f"{key} has no effect: the {CHOICES[section].kind} {chosen(section, names)} does not take it "
+        f"({', '.join(takers)} would); remove it, or choose another {section}.name"
     )
 
 
 def _split_command_line(arguments: Sequence[str]) -> tuple[list[str], str, list[Setting]]:
     """The `--config` names, `--defaults`, and the other options; a flag without a value counts as true."""
-    configs: list[str] = []
-    defaults = ""
-    settings: list[Setting] = []
+    pairs: list[tuple[str, Any]] = []
     remaining = list(arguments)
     while remaining:
         option = remaining.pop(0)
@@ -292,20 +289,19 @@ def _split_command_line(arguments: Sequence[str]) -> tuple[list[str], str, list[
             raise ConfigError(f"{COMMAND_LINE}: found {option!r}, expected an option such as --config")
         name, equals, value = option[2:].partition("=")
         is_flag = not equals and (not remaining or remaining[0].startswith("--"))
-        if not equals and not is_flag:
-            value = remaining.pop(0)
-        if name == "config":
-            if not value:
-                raise ConfigError("--config needs a file name")
-            configs.append(value)
-        elif name == "defaults":
-            if value not in (OURS, CLASSIC):
-                raise ConfigError(f"{COMMAND_LINE}: --defaults is {value!r}; expected {OURS} or {CLASSIC}")
-            defaults = value
-        else:
-            name = name if name in ALIASES else name.replace("-", "_")
-            settings.append(Setting(name, True if is_flag else value, f"{COMMAND_LINE}: --{name}"))
-    return configs, defaults, settings
+        pairs.append((name, True if is_flag else value if equals else remaining.pop(0)))
+    configs = [value for name, value in pairs if name == "config"]
+    if not all(isinstance(one, str) and one for one in configs):
+        raise ConfigError("--config needs a file name")
+    asked = [value for name, value in pairs if name == "defaults"]
+    if not set(asked) <= {OURS, CLASSIC}:
+        raise ConfigError(f"{COMMAND_LINE}: --defaults is {asked[-1]!r}; expected {OURS} or {CLASSIC}")
+    settings = [
+        Setting(name if name in ALIASES else name.replace("-", "_"), value, f"{COMMAND_LINE}: --{name}")
+        for name, value in pairs
+        if name not in ("config", "defaults")
+    ]
+    return configs, asked[-1] if asked else "", settings
 
 
 def _read_file(path: Path) -> list[Setting]:
@@ -324,10 +320,8 @@ def _read_file(path: Path) -> list[Setting]:
             children = _pairs(node, path) if isinstance(node, yaml.MappingNode) else []
             pairs = [(f"{key}.{child}", below, at) for child, below, at in children] or [(key, node, where)]
             settings += [Setting(name, yaml_value(value, at), at) for name, value, at in pairs]
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, FileError) as error:
         raise ConfigError(f"cannot read the configuration {path}: {error}") from error
-    except FileError as error:
-        raise ConfigError(str(error)) from error
     found = dict.fromkeys(one.key.partition(".")[0] for one in settings)
     if not WESPEAKER.isdisjoint(found):
         listed = ", ".join(list(found)[:8])
@@ -343,21 +337,6 @@ def _pairs(mapping: yaml.MappingNode, path: Path) -> list[tuple[str, yaml.Node, 
             raise ConfigError(f"{where}: {key} is given twice (first at {pairs[key][2]}); keep one of them")
         pairs[key] = (key, value_node, where)
     return list(pairs.values())
-
-
-def _which_defaults(
-    asked: str, files: Sequence[Path], layers: Sequence[list[Setting]], options: Sequence[Setting]
-) -> tuple[bool, str]:
-    """Whether voxceleb_trainer's defaults hold, and why; the first file that is not empty decides."""
-    if asked:
-        return asked == CLASSIC, "--defaults"
-    for file, layer in zip(files, layers, strict=True):
-        if layer:
-            is_flat = not any(one.is_sectioned for one in layer)
-            return is_flat, f"{file} is {'flat' if is_flat else 'in sections'}"
-    if any(one.key in CLASSIC_NAMES for one in options):
-        return False, f"--defaults {CLASSIC} takes that program's"
-    return False, "nothing asks for others"
 
 
 def _differences(config: Config, given: frozenset[str]) -> str:
@@ -386,7 +365,7 @@ def _found_beside(setting: Setting, file: Path) -> Setting:
     return setting
 
 
-def _without_folders_of_other_lists(settings: Sequence[Setting], is_copy: Sequence[bool]) -> list[Setting]:
+def _without_folders_of_other_lists(settings: Sequence[Setting], copies: Collection[int]) -> list[Setting]:
     """The settings without each audio folder that a run saved beside a list, if a later layer names another list.
 
     The copy of a run names every folder, also those that nobody gave: the folder of one list says nothing of another.
@@ -394,9 +373,9 @@ def _without_folders_of_other_lists(settings: Sequence[Setting], is_copy: Sequen
     last = {setting.key: setting for setting in settings}
     kept = []
     for setting in settings:
-        is_of_a_copy = setting.layer < len(is_copy) and is_copy[setting.layer] and last[setting.key] is setting
-        named = last.get(f"{setting.key.removesuffix('_path')}_list") if setting.key.endswith("_path") else None
-        if named and is_of_a_copy and setting.value and named.layer > setting.layer:
+        named = last.get(f"{setting.key.removesuffix('_path')}_list")
+        is_saved = setting.layer in copies and last[setting.key] is setting and bool(setting.value)
+        if named and is_saved and named.layer > setting.layer:
             # The same list under its own name keeps its folder; a copy saves absolute paths.
             own = [one.value for one in settings if (one.key, one.layer) == (named.key, setting.layer)]
             if str(Path(str(named.value)).absolute()) not in own:
@@ -413,27 +392,20 @@ def _translated(setting: Setting) -> Iterator[Setting]:
         logger.warning("%s: %s is misspelt; taken as %s", where, key, TYPOS[key])
         key = TYPOS[key]
     section, _, field = key.partition(".")
-    if key in MODE_FLAGS:
-        yield setting
-    elif key in REMOVED:
+    if key in REMOVED:
         raise ConfigError(f"{where}: {key} was removed; {REMOVED[key]}")
-    elif key in ALIASES and not setting.is_sectioned:
+    if key in ALIASES and not setting.is_sectioned:
         for name, value in translate(key, setting.value).items():
             yield setting._replace(key=name, value=value)
-    elif section in SECTIONS and field.partition(".")[0] in known_fields(section):
-        holder = CHOICES.get(key)
-        if holder is None:
-            yield setting
-            return
+    elif field and key in CHOICES:
         given = _read_text(setting)
         if not isinstance(given, dict):
             raise ConfigError(f"{where}: {key} is {given!r}; expected `option: value` pairs")
         for name, value in given.items():
             yield setting._replace(key=f"{key}.{name}", value=value)
-    elif section in SECTIONS and not field:
-        if not setting.is_sectioned:
-            raise ConfigError(f"{where}: {section} is {setting.value!r}; expected `key: value` lines below the section")
-    else:
+    elif key in MODE_FLAGS or (section in SECTIONS and field.partition(".")[0] in known_fields(section)):
+        yield setting
+    elif section not in SECTIONS or field:
         homes = [f"{one}.{field or key}" for one in SECTIONS if (field or key) in known_fields(one)]
         known = [f"{one}.{name}" for one in SECTIONS for name in known_fields(one)]
         near = known_fields(section) if section in SECTIONS else [*ALIASES, *MODE_FLAGS, *SECTIONS, *known]
@@ -441,10 +413,5 @@ def _translated(setting: Setting) -> Iterator[Setting]:
         listed = suggestion(wanted, near) if nearest(wanted, near) else "--help all lists every option"
         meant = f"did you mean {' or '.join(map(repr, homes))}?" if homes else listed
         raise ConfigError(f"{where}: unknown key {key}; {meant}")
-
-
-def _is_true(setting: Setting) -> bool:
-    text = str(setting.value).casefold()
-    if text not in ("true", "false"):
-        raise ConfigError(f"{setting.where}: {setting.key} is {setting.value!r}; expected true or false")
-    return text == "true"
+    elif not setting.is_sectioned:
+        raise ConfigError(f"{where}: {section} is {setting.value!r}; expected `key: value` lines below the section")

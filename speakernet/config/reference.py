@@ -75,7 +75,7 @@ class Row(NamedTuple):
     """An option of a section; components that mean different things by one name have a row each."""
 
     key: str
-    words: list[str]
+    words: tuple[str, ...]
     """The words that it takes besides numbers and other values, such as `auto`."""
     takes: str
     text: str
@@ -127,41 +127,35 @@ def rows(holder: str) -> list[Row]:
     elif holder in CHOICES:
         owners = [(name, component.options) for name, component in CHOICES[holder].table.items()]
     every = list(dict.fromkeys(name for name, _ in owners))
-    found: dict[tuple[str, str, str], list[tuple[str, type[Options]]]] = {}
-    for name, owner in owners:
+    names = {choice.key: choice.default for choice in CHOICES.values()}
+    # What has the same name, values and description is one row -> its defaults, each with the components that have it.
+    found: dict[tuple[str, str, tuple[str, ...], str], dict[str, dict[str, None]]] = {}
+    for component, owner in owners:
         for field, info in owner.model_fields.items():
-            is_name = f"{holder}.{field}" in {choice.key for choice in CHOICES.values()}
-            takes = "a name" if is_name else in_words(info.rebuild_annotation())
-            found.setdefault((field, takes, description_of(owner, field)), []).append((name, owner))
+            key, declared = f"{holder}.{field}", info.rebuild_annotation()
+            words = tuple(one for one in alternatives(info.annotation) if isinstance(one, str))
+            default = names.get(key) or _default(key, default_of(owner, field))
+            row = key, "a name" if key in names else in_words(declared), words, description_of(owner, field)
+            found.setdefault(row, {}).setdefault(default, {})[component] = None
     made = []
-    for (field, takes, text), those in found.items():
-        key = f"{holder}.{field}"
-        defaults: dict[str, list[str]] = {}
-        for name, owner in those:
-            names = defaults.setdefault(_default(key, owner, field), [])
-            names += [name] if name not in names else []
-        takers = list(dict.fromkeys(name for name, _ in those))
+    for (key, takes, words, text), defaults in found.items():
+        takers = list(dict.fromkeys(itertools.chain(*defaults.values())))
         others = [name for name in every if name not in takers]
         is_long = len(takers) > WIDEST_LIST and len(others) < len(takers)
         components = f"all but {', '.join(others)}" if is_long else ", ".join(takers)
-        choices = alternatives(those[0][1].model_fields[field].annotation)
-        words = [one for one in choices if isinstance(one, str)]
-        default = "; ".join(f"{one} ({', '.join(names)})" for one, names in defaults.items())
+        default = "; ".join(f"{one} ({', '.join(having)})" for one, having in defaults.items())
         if len(defaults) == 1:
             default = next(iter(defaults))
         elif sum(map(len, defaults.values())) > len(takers):
             default = "by size"
         made.append(Row(key, words, takes, text, default, components if others else ""))
-    order = {key: number for number, key in enumerate([f"{holder}.name", *itertools.chain(*EVERYDAY.values())])}
-    return sorted(made, key=lambda row: order.get(row.key, len(order)))
+    order = [f"{holder}.name", *itertools.chain(*EVERYDAY.values())]
+    return sorted(made, key=lambda row: order.index(row.key) if row.key in order else len(order))
 
 
-def _default(key: str, owner: type[Options], field: str) -> str:
+def _default(key: str, value: Any) -> str:
     if key in CHOICES:
         return f"those of the {CHOICES[key].kind}"
-    if named := [choice.default for choice in CHOICES.values() if choice.key == key]:
-        return named[0]
-    value: Any = default_of(owner, field)
     return "empty" if value in ("", None, []) else str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -187,13 +181,11 @@ def reference() -> str:
 
 
 def _table(holder: str) -> Iterator[str]:
-    found = rows(holder)
-    has_components = holder in CHOICES
-    yield f"| option | takes | default |{' with |' if has_components else ''} what it does |"
-    yield f"|---|---|---|{'---|' if has_components else ''}---|"
-    for row in found:
+    is_chosen = holder in CHOICES
+    yield f"| option | takes | default |{' with |' if is_chosen else ''} what it does |"
+    yield f"|---|---|---|{'---|' if is_chosen else ''}---|"
+    for row in rows(holder):
         old = ", ".join(f"`{name}`" for name, key in ALIASES.items() if key == row.key)
-        cells = [f"`{row.key.removeprefix(f'{holder}.')}`", row.takes, row.default]
-        cells += [row.components] if has_components else []
-        cells.append(f"{row.text} Old name: {old}." if old else row.text)
+        option, components = f"`{row.key.removeprefix(f'{holder}.')}`", [row.components] if is_chosen else []
+        cells = [option, row.takes, row.default, *components, f"{row.text} Old name: {old}." if old else row.text]
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -109,12 +109,6 @@ def owner_of(holder: str, names: Names) -> type[Options] | None:
     return CHOICES[holder].table[chosen(holder, names)].options if holder in CHOICES else SECTIONS[holder]
 
 
-def takers(section: str, field: str) -> list[str]:
-    """The components of a section's table that take an option."""
-    table = CHOICES[section].table if section in CHOICES else {}
-    return [name for name, component in table.items() if field in component.options.model_fields]
-
-
 def known_fields(section: str) -> list[str]:
     """Every option of a section, whatever component is chosen."""
     table = CHOICES[section].table if section in CHOICES else {}

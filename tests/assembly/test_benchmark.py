@@ -20,9 +20,9 @@ def test_batches_are_counted_and_no_more_are_fetched_than_asked_for() -> None:
             yield [number] * 3
 
     times = time_batches(batches(), 2, len)
-    assert times.num_batches == 2 and fetched == [0, 1] and times.utterances_per_second > 0
-    assert 0 <= times.median_seconds <= times.p95_seconds <= times.slowest_seconds
-    assert time_batches(batches(), 9, len).num_batches == 5
+    assert times["num_batches"] == 2 and fetched == [0, 1] and times["utterances_per_second"] > 0
+    assert 0 <= times["median_seconds"] <= times["p95_seconds"] <= times["slowest_seconds"]
+    assert time_batches(batches(), 9, len)["num_batches"] == 5
     with pytest.raises(ValueError, match="no batch"):
         time_batches(iter([]), 3, len)
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from speakernet.assembly.initial_model import refuse_other_network
-from speakernet.assembly.model import build_model
+from speakernet.assembly.fine_tuning import refuse_other_network
+from speakernet.assembly.training import build_model
 from speakernet.checkpoint import read_own_checkpoint, write_checkpoint
 from speakernet.cli import load_configuration, main
 from speakernet.models.model_file import model_file_contents
@@ -160,7 +160,7 @@ MISTAKES = {
     "mels": (["--n_mels", "40"], ["frontend.num_mels is 24 in the file, 40"]),
     "rate": (["--data.sample_rate", "16000"], ["data.sample_rate is 8000 in the file, 16000"]),
     "front end": (["--frontend.name", "log_mel"], ["frontend.name is fbank in the file, log_mel"]),
-    "network": (["--model", "ResNetSE34L"], ["theirs.pt is a ResNet", "model.name says ResNetSE34L"]),
+    "network": (["--model", "ResNetSE34L"], ["theirs.pt", "model.name is ResNet in the file, ResNetSE34L"]),
     "never thawed": (["--max_epoch", "1"], ["training.freeze_epochs: 1 of training.max_epochs: 1"]),
     "no head": (["--trainfunc", "angleproto", "--nPerSpeaker", "2"], ["training.freeze_epochs: 1", "angleproto"]),
     "none given": (["--initial_model", ""], ["training.freeze_epochs: 1", "--initial_model"]),

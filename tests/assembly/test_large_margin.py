@@ -11,7 +11,7 @@ import torch
 import yaml
 from fsspec.implementations.local import LocalFileSystem
 
-from speakernet.assembly import large_margin, runs
+from speakernet.assembly import fine_tuning, runs
 from speakernet.assembly.runs import train_experiment
 from speakernet.config import LoadedConfig, load_config
 from speakernet.data.batches import ResidentMaker
@@ -53,7 +53,7 @@ def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def leave_out_the_report(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(runs, "run_evaluation", lambda *arguments, **options: Evaluated())
-    patch.setattr(runs, "_add_to_events", lambda *arguments: None)
+    patch.setattr("speakernet.training.tensorboard.add_test_results", lambda *arguments: None)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         seen["classes"].append(loader.num_classes)
         return loader
 
-    for module in (runs, large_margin):
+    for module in (runs, fine_tuning):
         monkeypatch.setattr(module, "build_training_loader", watch_loader)
         build_trainer = module.build_trainer
 

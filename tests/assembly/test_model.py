@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from speakernet.assembly.model import build_loss, build_model, load_for_scoring
+from speakernet.assembly.evaluation import load_for_scoring
+from speakernet.assembly.training import build_loss, build_model
 from speakernet.checkpoint import write_checkpoint
 from speakernet.config.loading import load_config
 from speakernet.frontend.features import KaldiFbank, LogMel

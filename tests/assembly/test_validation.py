@@ -104,7 +104,7 @@ def test_a_disk_without_room_for_a_checkpoint_is_said_before_the_first_step(
     tiny_corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr("speakernet.assembly.checks.shutil.disk_usage", lambda _: usage._replace(free=400 << 10))
+    monkeypatch.setattr("speakernet.assembly.runs.shutil.disk_usage", lambda _: usage._replace(free=400 << 10))
     lists = ("--train_list", str(tiny_corpus / "train_list.txt"), "--test_list", str(tiny_corpus / "trials.txt"))
     options = ("--data.num_workers", "0", "--runtime.device", "cpu", "--save_path", str(tmp_path / "run"))
     assert main(["train", "--config", "small_data.yaml", *lists, *options]) == 1

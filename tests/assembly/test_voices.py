@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from speakernet.assembly.checks import refuse_impossible
 from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs
-from speakernet.assembly.model import build_model
+from speakernet.assembly.training import build_model, refuse_impossible
 from speakernet.config import Config, ConfigError, load_config
 from speakernet.config.schema import replaced
 from speakernet.data.batches import Batch

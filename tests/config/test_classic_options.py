@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from speakernet.assembly.model import build_loss, build_model
+from speakernet.assembly.training import build_loss, build_model
 from speakernet.config.aliases import ALIASES, CLASSIC_NAMES, MODE_FLAGS
 from speakernet.config.loading import load_config
 

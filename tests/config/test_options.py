@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from speakernet.assembly.large_margin import large_margin_config
-from speakernet.assembly.model import build_loss
+from speakernet.assembly.fine_tuning import large_margin_config
+from speakernet.assembly.training import build_loss
 from speakernet.config import ConfigError, config_from_dict, config_to_dict, load_config
 from speakernet.config.loading import save_config
 from speakernet.config.schema import CHOICES, MODELS, POOLINGS, SECTIONS, replaced

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from speakernet.assembly.checks import refuse_impossible
+from speakernet.assembly.training import refuse_impossible
 from speakernet.cli import main
 from speakernet.config import Config
 from speakernet.config.schema import replaced

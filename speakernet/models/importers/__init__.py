@@ -21,7 +21,7 @@ from speakernet.models.importers.weights import (
 )
 from speakernet.models.options import MODELS
 from speakernet.models.speaker_net import SpeakerNet, check_finite, check_fits
-from speakernet.options import UnknownNameError, suggestion
+from speakernet.options import suggestion
 
 
 class Format(Protocol):
@@ -70,12 +70,13 @@ def import_network(
     """
     weights = bare(contents, path)
     check_finite(weights, path)
+    models = format.models(contents)
+    if name not in models and name not in MODELS:
+        raise ValueError(f"unknown {format.SOURCE} model {name!r}; {suggestion(name, {**models, **MODELS})}")
     try:
-        described = _described(format, format.models(contents), name, weights)
+        described = _described(format, models, name, weights)
         renamed, left = _fitted(format, described, weights, path)
         net = _network(format, described)
-    except UnknownNameError:
-        raise
     except MISFITS as error:
         reason = str(error) if isinstance(error, ValueError) else error_line(error)
         raise CheckpointError(f"{path} is not a {name} of {format.SOURCE}: {reason}") from error
@@ -87,8 +88,6 @@ def import_network(
 def _described(format: Format, models: Mapping[str, Describe], name: str, weights: Weights) -> Described:
     if name in models:
         return models[name](weights)
-    if name not in MODELS:
-        raise UnknownNameError(f"unknown {format.SOURCE} model {name!r}; {suggestion(name, {**models, **MODELS})}")
     for describe in models.values():
         try:
             described = describe(weights)
