@@ -114,9 +114,9 @@ def _import_classic(arguments: argparse.Namespace, contents: dict[str, Any]) -> 
 def export(arguments: argparse.Namespace) -> int:
     """Write the file and print what was compared."""
     # Importing weights does not need the libraries of the extra that exporting needs.
-    from speakernet.inference.export import check_target, export_model, open_onnx
+    from speakernet.inference.export import FORMATS, check_target, export_model, open_onnx
 
-    check_target(arguments.out, arguments.int8)
+    path = check_target(arguments.out, arguments.int8)
     if (arguments.trials is None) != (arguments.audio is None) or (arguments.trials and not arguments.int8):
         raise ValueError("--trials LIST and --audio FOLDER go together, with --int8: they measure its error rate")
     model = load_model_file(arguments.model)
@@ -131,17 +131,17 @@ def export(arguments: argparse.Namespace) -> int:
         speech, kind = [source.read(name) for name in list(trials.names)[:NUM_COMPARED]], "recordings of the list"
     else:
         speech, kind = synthetic_speech(NUM_COMPARED, rate), "synthetic voices"
-    report = export_model(arguments.model, arguments.out, speech=speech, int8=arguments.int8)
-    lines = [f"{report.path}: {report.title}, {human_bytes(report.num_bytes)}", f"compared on {kind}: {report.parity}"]
-    lines += [f"after int8: {report.rounded}"] if report.rounded is not None else []
+    parity, *rounded = export_model(arguments.model, path, speech=speech, int8=arguments.int8)
+    written = f"{path}: {FORMATS[path.suffix][0]}, {human_bytes(path.stat().st_size)}"
+    lines = [written, f"compared on {kind}: {parity}", *(f"after int8: {one}" for one in rounded)]
     if trials is not None:
-        rounded = ExportedEmbedder(open_onnx(Path(arguments.out).read_bytes()), rate, model.net.min_samples)
-        before, after = (_eer_percent(one, model, trials, source) for one in (model.net, rounded))
+        small = ExportedEmbedder(open_onnx(path.read_bytes()), rate, model.net.min_samples)
+        before, after = (_eer_percent(one, model, trials, source) for one in (model.net, small))
         lines.append(
             f"EER of {len(trials):,} trials of {trials.source}: {before:.3f} % in float32, {after:.3f} % in int8 "
             f"({after - before:+.3f})"
         )
-    elif report.rounded is not None:
+    elif rounded:
         lines.append("the error rate of int8 was not measured; --trials LIST --audio FOLDER does that")
     sys.stdout.write("\n".join([*lines, ""]))
     return 0

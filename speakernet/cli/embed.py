@@ -46,8 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
     if place:
         part = WorkPart(place.rank + 1, place.world_size)
     verifier = load_verifier(arguments, place.local_rank if place else None)
-    inputs = audio_inputs(arguments.audio, verifier.sample_rate, sys.stdin)
-    done = embed_files(verifier, inputs, arguments.out, skips_broken=arguments.skip_broken, part=part)
+    source, names = audio_inputs(arguments.audio, verifier.sample_rate, sys.stdin)
+    done = embed_files(verifier, source, names, arguments.out, skips_broken=arguments.skip_broken, part=part)
     for problem in done.problems:
         logger.warning("left out: %s", problem)
     if done.missing:

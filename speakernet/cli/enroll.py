@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     from speakernet.inference.recordings import audio_inputs
 
     verifier = load_verifier(arguments)
-    files = list(audio_inputs(arguments.audio, verifier.sample_rate, sys.stdin).names)
+    _, files = audio_inputs(arguments.audio, verifier.sample_rate, sys.stdin)
     # Before a store is made for them.
     recordings = [verifier.open(file) for file in files]
     # A mistyped path makes a second store without the people of the first.

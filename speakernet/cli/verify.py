@@ -58,8 +58,6 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             both = [verifier.open(one) for one in (arguments.first, arguments.second)]
             qualities = [recordings.inspect_recording(one, min_speech_seconds=MIN_SPEECH_SECONDS) for one in both]
-            for quality in qualities:
-                recordings.refuse_unusable(quality)
             decision = verifier.decide(verifier.compare(*map(verifier.embed, both)), **limits)
     sys.stdout.write(f"{json.dumps(dataclasses.asdict(decision)) if arguments.json else decision.sentence}\n")
     sys.stdout.flush()

@@ -11,6 +11,7 @@ import numpy as np
 
 from speakernet.data.lists import StringTable, TrialList, audio_folder_of, read_trials
 from speakernet.data.opening import open_source
+from speakernet.data.sources import AudioSource
 from speakernet.evaluation.calibration import Fit, fit_scores
 from speakernet.evaluation.embedding import Embedder, embed_utterances
 from speakernet.evaluation.evaluate import fit_for_verifying
@@ -21,7 +22,6 @@ from speakernet.evaluation.scoring import EPSILON, mean_embeddings, whole_cosine
 from speakernet.evaluation.speakers import Speakers, speakers_of
 from speakernet.files import check_writable, sha256_of
 from speakernet.inference.people import PeopleStore
-from speakernet.inference.recordings import AudioInputs
 from speakernet.inference.verifier import SpeakerVerifier
 from speakernet.models.model_file import update_model_file
 from speakernet.options import DEFAULT_SEED
@@ -57,7 +57,11 @@ def calibrate_on_trials(
 
 
 def calibrate_on_people(
-    verifier: SpeakerVerifier, store: PeopleStore, cohort: AudioInputs | None, prior: float, out: Path | None = None
+    verifier: SpeakerVerifier,
+    store: PeopleStore,
+    cohort: tuple[AudioSource, StringTable] | None,
+    prior: float,
+    out: Path | None = None,
 ) -> Calibrated:
     """Fit on the people of a store, against each other and a cohort of strangers, and write into the model file."""
     check_writable(out or verifier.name)
@@ -65,7 +69,7 @@ def calibrate_on_people(
     if cohort is not None:
         options = EvaluationOptions(embedding="whole")
         net, device = verifier.embedding_net, verifier.device
-        strangers = embed_utterances(net, cohort.source, cohort.names, options, device=device, description="cohort")
+        strangers = embed_utterances(net, *cohort, options, device=device, description="cohort")
     trials, scores, speakers = _own_trials(verifier, store, mean_embeddings(strangers, verifier.mean))
     fit = fit_scores(trials, scores, prior, whole_cosine(verifier.mean is not None))
     return _write(verifier, fit, figures(trials, scores, speakers, EvaluationOptions(), DEFAULT_SEED), out)

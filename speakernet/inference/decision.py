@@ -7,6 +7,7 @@ utterances and the cosine are used, which is how `SpeakerVerifier` scores; nothi
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -116,11 +117,6 @@ class DecisionRule:
         caution = "" if num_nontargets is None else too_few_nontargets(int(num_nontargets))
         return cls(calibration, tuple(thresholds), advice, caution)
 
-    @property
-    def is_calibrated(self) -> bool:
-        """Whether a decision can be taken without a threshold of the caller's."""
-        return bool(self.thresholds)
-
     def log_likelihood_ratio(self, score: float) -> float | None:
         """The calibrated score; None without a calibration."""
         return None if self.calibration is None else float(self.calibration.apply(np.array([score]))[0])
@@ -141,7 +137,26 @@ class DecisionRule:
             NotCalibratedError: no such threshold in the file; the message names the command that fits it.
             ValueError: both were given, or a number out of range.
         """
-        limit, rate = self._threshold(false_accept_rate, threshold)
+        if false_accept_rate is not None and threshold is not None:
+            raise ValueError("false_accept_rate and threshold were both given; expected one of them")
+        known = {str(one["name"]): one for one in self.thresholds}
+        if threshold is None:
+            usual = threshold_name(_checked_rate(false_accept_rate))
+            threshold = usual if usual in known or false_accept_rate is not None else EER_NAME
+        rate = None
+        if threshold == DEFAULT_THRESHOLD_NAME:
+            limit = UNCALIBRATED_THRESHOLD
+        elif isinstance(threshold, str):
+            if threshold not in known:
+                raise NotCalibratedError(
+                    f"the model file has no threshold {threshold!r}, only {', '.join(known)}; a longer list for "
+                    "`speakernet calibrate` gives more: a rate needs enough pairs to expect ten false accepts at it"
+                    if known
+                    else self.advice
+                )
+            limit, rate = float(known[threshold]["threshold"]), _rate(known[threshold])
+        else:
+            limit = float(threshold)
         ratio = self.log_likelihood_ratio(score)
         if not all(map(math.isfinite, (score, limit, ratio or 0.0))):
             raise ValueError(f"score {score}, threshold {limit}, log-likelihood ratio {ratio}; expected finite numbers")
@@ -152,50 +167,19 @@ class DecisionRule:
 
         That is the lowest one whose false-accept rate times N keeps it; if none does, the strictest one there is.
         """
-        wanted = DEFAULT_FALSE_ACCEPT_RATE if false_accept_rate is None else false_accept_rate
-        _check_rate(wanted)
+        wanted = _checked_rate(false_accept_rate)
         if not self.thresholds:
             raise NotCalibratedError(self.advice)
-        strictest = max(self.thresholds, key=_value)
+        value = itemgetter("threshold")
         keeping = [one for one in self.thresholds if (_rate(one) or 1.0) * max(1, num_people) <= wanted]
-        return str(min(keeping, key=_value, default=strictest)["name"])
-
-    def _threshold(self, rate: float | None, threshold: float | str | None) -> tuple[float, float | None]:
-        """The threshold and its false-accept rate."""
-        if rate is not None and threshold is not None:
-            raise ValueError("false_accept_rate and threshold were both given; expected one of them")
-        if isinstance(threshold, str):
-            return self._named(threshold)
-        if threshold is not None:
-            return float(threshold), None
-        if rate is not None:
-            _check_rate(rate)
-            return self._named(threshold_name(rate))
-        usual = threshold_name(DEFAULT_FALSE_ACCEPT_RATE)
-        return self._named(usual if any(one["name"] == usual for one in self.thresholds) else EER_NAME)
-
-    def _named(self, name: str) -> tuple[float, float | None]:
-        if name == DEFAULT_THRESHOLD_NAME:
-            return UNCALIBRATED_THRESHOLD, None
-        for one in self.thresholds:
-            if one["name"] == name:
-                return _value(one), _rate(one)
-        if not self.thresholds:
-            raise NotCalibratedError(self.advice)
-        raise NotCalibratedError(
-            f"the model file has no threshold {name!r}, only {', '.join(str(one['name']) for one in self.thresholds)}; "
-            "a longer list for `speakernet calibrate` gives more: a rate gets a threshold only if the list is long "
-            "enough to expect ten false accepts at it"
-        )
+        return str(min(keeping, key=value, default=max(self.thresholds, key=value))["name"])
 
 
-def _check_rate(rate: float) -> None:
-    if not 0 < rate < 1:
-        raise ValueError(f"false_accept_rate {rate}; expected a share between 0 and 1, such as 0.01")
-
-
-def _value(one: Mapping[str, Any]) -> float:
-    return float(one["threshold"])
+def _checked_rate(rate: float | None) -> float:
+    wanted = DEFAULT_FALSE_ACCEPT_RATE if rate is None else rate
+    if not 0 < wanted < 1:
+        raise ValueError(f"false_accept_rate {wanted}; expected a share between 0 and 1, such as 0.01")
+    return wanted
 
 
 def _rate(one: Mapping[str, Any]) -> float | None:

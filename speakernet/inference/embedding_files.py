@@ -1,7 +1,6 @@
 """Many recordings into one file of embeddings, with progress; a run that was killed continues from its whole blocks."""
 
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from speakernet.data.sources import AudioSource
 from speakernet.evaluation.embedding import embed_utterances, load_embeddings, save_embeddings, store_key
 from speakernet.evaluation.options import EvaluationOptions
 from speakernet.files import WHOLE, WorkPart, atomic_write, check_writable, share
-from speakernet.inference.recordings import AudioInputs
 from speakernet.inference.verifier import SpeakerVerifier
 from speakernet.terminal import MAX_NAMED, Bar
 
@@ -29,18 +27,23 @@ class Embedded:
 
     num_embedded: int
     num_kept: int
-    problems: tuple[str, ...]
-    missing: tuple[WorkPart, ...] = ()
+    problems: list[str]
+    missing: list[WorkPart]
 
 
 def embed_files(
-    verifier: SpeakerVerifier, inputs: AudioInputs, out: Path, *, skips_broken: bool = False, part: WorkPart = WHOLE
+    verifier: SpeakerVerifier,
+    source: AudioSource,
+    names: StringTable,
+    out: Path,
+    *,
+    skips_broken: bool = False,
+    part: WorkPart = WHOLE,
 ) -> Embedded:
     """Write `names`, `embeddings` (recordings, dim) and `fingerprint` as a `.npz` of plain arrays."""
     if out.suffix != ".npz" or out.is_dir():
         raise ValueError(f"--out {out}: expected a file that ends in .npz")
     check_writable(out)
-    source, names = inputs.source, inputs.names
     table = source.lookup_table(names)
     broken = {int(row): text for row, text in table.problems.items()}
     for row in np.flatnonzero(np.asarray(table.num_samples) < verifier.net.min_samples).tolist():
@@ -66,13 +69,10 @@ def embed_files(
                 save_embeddings(paths[number], keys[number], blocks[number], found)
             bar.update(len(blocks[number]))
     kept = [load_embeddings(path, key) for path, key in zip(paths, keys, strict=True)]
-    missing = [
-        WorkPart(one, part.count)
-        for one in range(1, part.count + 1)
-        if any(block is None for block in share(kept, one, part.count))
-    ]
+    parts = [WorkPart(one, part.count) for one in range(1, part.count + 1)]
+    missing = [one for one in parts if any(block is None for block in share(kept, one.number, one.count))]
     if missing:
-        return Embedded(0, num_kept, tuple(problems), tuple(missing))
+        return Embedded(0, num_kept, problems, missing)
     empty = np.empty((0, verifier.embedding_dim), dtype=np.float32)
     embeddings = np.concatenate([empty, *(block for block in kept if block is not None)])
     is_there = np.isfinite(embeddings).all(axis=1)
@@ -84,15 +84,22 @@ def embed_files(
     if part == WHOLE:
         # With several parts another process may be joining the same blocks.
         shutil.rmtree(folder, ignore_errors=True)
-    return Embedded(int(is_there.sum()), num_kept, tuple(problems))
+    return Embedded(int(is_there.sum()), num_kept, problems, missing)
 
 
 def _embed_block(
     verifier: SpeakerVerifier, source: AudioSource, names: StringTable, problems: list[str] | None
 ) -> np.ndarray:
     """(recordings, dim); `problems` takes why a recording cannot be embedded, whose row is NaN then."""
+    options, device = EvaluationOptions(embedding="whole"), verifier.device
     try:
-        return _embed(verifier, source, names)
+        # Not repeated from its start: `SpeakerVerifier.embed` takes a short recording as it is.
+        values = embed_utterances(
+            verifier.embedding_net, source, names, options, device=device, description="", wrapped_seconds=0.0
+        )[:, 0]
+        if (is_bad := ~np.isfinite(values).all(axis=1)).any():
+            raise AudioError(f"{names[int(is_bad.argmax())]}: the model gives an embedding with NaN or infinite values")
+        return values
     except AudioError as error:
         if problems is None:
             raise
@@ -100,15 +107,3 @@ def _embed_block(
             problems.append(str(error))
             return np.full((1, verifier.embedding_dim), np.nan, dtype=np.float32)
     return np.concatenate([_embed_block(verifier, source, StringTable.from_strings([one]), problems) for one in names])
-
-
-def _embed(verifier: SpeakerVerifier, source: AudioSource, names: Sequence[str] | StringTable) -> np.ndarray:
-    options, device = EvaluationOptions(embedding="whole"), verifier.device
-    # Not repeated from its start: `SpeakerVerifier.embed` takes a short recording as it is.
-    values = embed_utterances(
-        verifier.embedding_net, source, names, options, device=device, description="", wrapped_seconds=0.0
-    )[:, 0]
-    is_bad = ~np.isfinite(values).all(axis=1)
-    if is_bad.any():
-        raise AudioError(f"{names[int(is_bad.argmax())]}: the model gives an embedding with NaN or infinite values")
-    return values

@@ -13,7 +13,7 @@ from speakernet.data.audio import AudioError
 from speakernet.evaluation.scoring import mean_embeddings
 from speakernet.inference.decision import Decision
 from speakernet.inference.people import TOP, PeopleStore, checked_name
-from speakernet.inference.recordings import Audio, Quality, inspect_recording, refuse_unusable, usable
+from speakernet.inference.recordings import Audio, Quality, inspect_recording, usable
 from speakernet.inference.verifier import SpeakerVerifier
 
 MOST_SPEECH_SECONDS = 30.0
@@ -61,8 +61,6 @@ def enroll(
     opened = [verifier.open(one, sample_rate) for one in recordings]
     qualities = [inspect_recording(one) for one in opened]
     warnings = [f"{one.name}: {text}" for one in qualities for text in one.warnings]
-    for one in qualities:
-        refuse_unusable(one)
     embeddings = np.asarray(verifier.embed(opened))
     there = store.recordings(name)
     kept = np.array([one.embedding for one in there], dtype=np.float32).reshape(-1, verifier.embedding_dim)

@@ -5,13 +5,14 @@ ONNX and the archive hold the network with its front end as one graph of wavefor
 length. Safetensors holds the weights, and the description of the network in its header.
 """
 
+import contextlib
+import functools
 import io
 import json
 import logging
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from speakernet.files import OTHER_PLACE, atomic_write, check_writable, writing
 from speakernet.frontend.features import use_convolution
 from speakernet.inference.decision import DecisionRule
 from speakernet.models.model_file import ModelFile, load_model_file
-from speakernet.models.speaker_net import folded
+from speakernet.models.speaker_net import SpeakerNet, folded
 
 INPUT, OUTPUTS = "waveforms", ("embedding", "direction")
 OPSET = 18
@@ -53,61 +54,28 @@ class ExportError(ValueError):
 
 
 @dataclass(frozen=True)
-class Format:
-    """A format: its title, how a model is written in it, and how its bytes become a function of waveforms."""
-
-    title: str
-    write: Callable[[ModelFile], bytes]
-    open: Callable[[bytes], Run]
-
-
-@dataclass(frozen=True)
 class Parity:
     """How far the embeddings of an exported network are from ours."""
 
     cosine: float
     difference: float
     scale: float
-    num_recordings: int
-
-    @property
-    def holds(self) -> bool:
-        """Whether the export is as good as the network; NaN is not."""
-        return self.cosine > LEAST_COSINE
 
     def __str__(self) -> str:
         return (
             f"least cosine {self.cosine:.8f}, largest difference {self.difference:.2g} of numbers up to "
-            f"{self.scale:.3g}, over {self.num_recordings} recordings"
+            f"{self.scale:.3g}"
         )
-
-
-@dataclass(frozen=True)
-class ExportReport:
-    """The file that was written; in eight bits `parity` is from before rounding, `rounded` from after it."""
-
-    path: Path
-    title: str
-    num_bytes: int
-    parity: Parity
-    rounded: Parity | None = None
-
-
-def check_target(out: str | Path, int8: bool) -> Path:
-    """The path to write to, checked before anything else is done."""
-    path = Path(out)
-    if path.suffix not in FORMATS or path.is_dir():
-        raise ExportError(f"{out}: expected a file that ends in {', '.join(FORMATS)}, which says the format")
-    if int8 and path.suffix != ".onnx":
-        raise ExportError(f"int8 is for .onnx; {out} would be {FORMATS[path.suffix].title}")
-    check_writable(path)
-    return path
 
 
 def export_model(
     model_path: str | Path, out: str | Path, *, speech: Sequence[np.ndarray], int8: bool = False
-) -> ExportReport:
-    """Write a model file in another format, chosen by the ending of `out`: .onnx, .pt2 or .safetensors."""
+) -> list[Parity]:
+    """Write a model file in another format, chosen by the ending of `out`: .onnx, .pt2 or .safetensors.
+
+    Returns:
+        How close the export is to the network; in eight bits before rounding and after it.
+    """
     path = check_target(out, int8)
     model = load_model_file(model_path)
     usable = [one for one in speech if len(one) >= model.net.min_samples]
@@ -116,18 +84,29 @@ def export_model(
             f"none of {len(speech)} recordings to compare on has the {model.net.min_samples} samples "
             f"({model.net.min_samples / model.net.sample_rate:.2f} s) that {model.net.model_name} needs"
         )
-    kind = FORMATS[path.suffix]
-    content = kind.write(model)
-    parity = compare(model, kind.open(content), usable)
-    if not parity.holds:
-        raise ExportError(f"{path} was not written: its embeddings are not those of {model_path} ({parity})")
-    rounded = None
+    _, write, open_export = FORMATS[path.suffix]
+    content = write(model)
+    parities = [compare(model, open_export(content), usable)]
+    # NaN is not close either.
+    if not parities[0].cosine > LEAST_COSINE:
+        raise ExportError(f"{path} was not written: its embeddings are not those of {model_path} ({parities[0]})")
     if int8:
         content = quantized(content)
-        rounded = compare(model, open_onnx(content), usable)
+        parities.append(compare(model, open_onnx(content), usable))
     with writing(path, OTHER_PLACE), atomic_write(path, "wb") as file:
         file.write(content)
-    return ExportReport(path, kind.title, len(content), parity, rounded)
+    return parities
+
+
+def check_target(out: str | Path, int8: bool) -> Path:
+    """The path to write to, checked before anything else is done."""
+    path = Path(out)
+    if path.suffix not in FORMATS or path.is_dir():
+        raise ExportError(f"{out}: expected a file that ends in {', '.join(FORMATS)}, which says the format")
+    if int8 and path.suffix != ".onnx":
+        raise ExportError(f"int8 is for .onnx, not for {out}")
+    check_writable(path)
+    return path
 
 
 def compare(model: ModelFile, run: Run, speech: Sequence[np.ndarray]) -> Parity:
@@ -138,7 +117,7 @@ def compare(model: ModelFile, run: Run, speech: Sequence[np.ndarray]) -> Parity:
     cosines, differences, scale = [], [], 0.0
     for batch in [*(one[None, :] for one in speech), np.stack([one[:shortest] for one in speech])]:
         waveforms = np.ascontiguousarray(batch, dtype=np.float32)
-        theirs, (ours,) = run(waveforms), _embed(model.net, waveforms)
+        theirs, ours = run(waveforms), _embed(model.net, waveforms)[0]
         # The second output of a graph has the mean subtracted.
         for one, other in [(theirs[0], ours), *((one, ours - centre) for one in (theirs[0] - centre, *theirs[1:]))]:
             lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
@@ -147,7 +126,7 @@ def compare(model: ModelFile, run: Run, speech: Sequence[np.ndarray]) -> Parity:
         differences.append(np.abs(theirs[0] - ours).max())
         scale = max(scale, float(np.abs(ours).max()))
     # numpy's min and max keep NaN.
-    return Parity(float(np.min(cosines)), float(np.max(differences)), scale, len(speech))
+    return Parity(float(np.min(cosines)), float(np.max(differences)), scale)
 
 
 class ExportedNet(nn.Module):
@@ -177,11 +156,10 @@ class ExportedNet(nn.Module):
 
 def onnx_bytes(model: ModelFile) -> bytes:
     """The network as ONNX: input `waveforms`, outputs `embedding` and `direction`, its description as metadata."""
-    graph, example = ExportedNet(model).eval(), _example(model)
     with _quiet():
         program = torch.onnx.export(
-            graph,
-            (example,),
+            ExportedNet(model).eval(),
+            (_example(model.net),),
             dynamo=True,
             input_names=[INPUT],
             output_names=list(OUTPUTS),
@@ -199,11 +177,10 @@ def onnx_bytes(model: ModelFile) -> bytes:
 
 def program_bytes(model: ModelFile) -> bytes:
     """The network as an archive of `torch.export`, which torch can run without this package."""
-    graph, example = ExportedNet(model).eval(), _example(model)
+    # Traced for a single last frame the network would be another program: a second or more.
+    shapes = _dynamic_shapes(max(model.net.min_samples, model.net.sample_rate))
     with _quiet(), io.BytesIO() as file:
-        # Traced for a single last frame the network would be another program: a second or more.
-        shortest = max(model.net.min_samples, model.net.sample_rate)
-        program = torch.export.export(graph, (example,), dynamic_shapes=_dynamic_shapes(shortest))
+        program = torch.export.export(ExportedNet(model).eval(), (_example(model.net),), dynamic_shapes=shapes)
         torch.export.save(program, file, extra_files={f"{METADATA_KEY}.json": json.dumps(facts(model))})
         return file.getvalue()
 
@@ -274,51 +251,40 @@ def _open_tensors(content: bytes) -> Run:
     with tempfile.TemporaryDirectory(prefix="speakernet-export-") as folder:
         path = Path(folder) / "model.safetensors"
         path.write_bytes(content)
-        net = load_model_file(path).net
-
-    def run(waveforms: np.ndarray) -> list[np.ndarray]:
-        return _embed(net, waveforms)
-
-    return run
-
-
-def _embed(net: Any, waveforms: np.ndarray) -> list[np.ndarray]:
-    tensor = torch.from_numpy(waveforms)
-    lengths = torch.full((len(tensor),), tensor.shape[1])
-    return [net.embed(tensor, lengths, sample_rate=net.sample_rate).float().numpy()]
-
-
-def _example(model: ModelFile) -> Tensor:
-    net = model.net
-    samples = max(round(EXAMPLE_SECONDS * net.sample_rate), 2 * net.min_samples)
-    return 0.1 * torch.randn(2, samples, generator=torch.Generator().manual_seed(0))
-
-
-def _dynamic_shapes(min_samples: int) -> tuple[dict[int, Any]]:
-    dim = torch.export.Dim
-    return ({0: dim("batch", min=1), 1: dim("samples", min=min_samples)},)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the exporters' advice to their own developers."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
+        return functools.partial(_embed, load_model_file(path).net)
 
 
 def _tensor_bytes(model: ModelFile) -> bytes:
     return tensor_file_bytes(model.contents)
 
 
-FORMATS = {
-    ".onnx": Format("ONNX", onnx_bytes, open_onnx),
-    ".pt2": Format("an archive of torch.export", program_bytes, _open_program),
-    ".safetensors": Format("safetensors", _tensor_bytes, _open_tensors),
+def _embed(net: SpeakerNet, waveforms: np.ndarray) -> list[np.ndarray]:
+    lengths = torch.full((len(waveforms),), waveforms.shape[1])
+    return [net.embed(torch.from_numpy(waveforms), lengths, sample_rate=net.sample_rate).float().numpy()]
+
+
+def _example(net: SpeakerNet) -> Tensor:
+    samples = max(round(EXAMPLE_SECONDS * net.sample_rate), 2 * net.min_samples)
+    return 0.1 * torch.randn(2, samples, generator=torch.Generator().manual_seed(0))
+
+
+def _dynamic_shapes(min_samples: int) -> tuple[dict[int, Any]]:
+    return ({0: torch.export.Dim("batch", min=1), 1: torch.export.Dim("samples", min=min_samples)},)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporters' advice to their own developers."""
+    with warnings.catch_warnings(), contextlib.ExitStack() as after:
+        after.callback(logging.disable, logging.root.manager.disable)
+        logging.disable(logging.WARNING)
+        warnings.simplefilter("ignore")
+        yield
+
+
+FORMATS: dict[str, tuple[str, Callable[[ModelFile], bytes], Callable[[bytes], Run]]] = {
+    ".onnx": ("ONNX", onnx_bytes, open_onnx),
+    ".pt2": ("an archive of torch.export", program_bytes, _open_program),
+    ".safetensors": ("safetensors", _tensor_bytes, _open_tensors),
 }
-"""By the ending of the file."""
+"""By the ending of the file: its title, what writes it, and how its bytes become a function of waveforms."""

@@ -3,19 +3,20 @@
 Embeddings are kept as the network gave them, never audio; a person is the weighted mean of theirs. For `identify`
 everybody is in one matrix in memory, which is read again when another process has changed the file.
 
-The file has a rollback journal, not a write-ahead log: one file beside it while something is written and none after,
-also on network disks and in folders that can only be read. SQLite overwrites what is deleted (`secure_delete`).
+Every action opens the file, so that it may be replaced at any time. It has a rollback journal, not a write-ahead log:
+one file beside it while something is written and none after, also on network disks and in folders that can only be
+read. SQLite overwrites what is deleted (`secure_delete`).
 """
 
 import contextlib
 import dataclasses
+import functools
 import glob
 import itertools
 import json
 import os
 import shlex
 import sqlite3
-import threading
 import time
 import unicodedata
 import zlib
@@ -49,6 +50,8 @@ BUSY_SECONDS = 30.0
 PRIVATE = 0o600
 """Voices are personal data: a new store is readable by its owner only."""
 SQLITE_MARK = b"SQLite format 3\0"
+CHANGES = slice(24, 28)
+"""Bytes of a SQLite file that count its changes."""
 BACKUP_WORD, HALF_WORD = "backup", "half-backup"
 EXPECTED = "a store of people, which `speakernet enroll NAME FILES --store FILE` makes"
 UNKNOWN = "unknown"
@@ -75,6 +78,7 @@ ALTER TABLE recordings ADD COLUMN digest TEXT NOT NULL DEFAULT '';
 CREATE UNIQUE INDEX recordings_once ON recordings (person, digest) WHERE digest != ''
 """
 SETTINGS = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION}"
+NUM_TABLES = "SELECT COUNT(*) FROM sqlite_master"
 NEW_STORE = f"{SETTINGS};{SCHEMA};{ADD_DIGESTS}"
 
 INVISIBLE_CATEGORIES = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
@@ -133,7 +137,7 @@ class StoredRecording:
 
 
 class PeopleStore(contextlib.AbstractContextManager):
-    """A file of people, open; made if it is missing. Several threads may use it.
+    """A file of people; made if it is missing. Several threads may use it.
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
@@ -174,32 +178,28 @@ class PeopleStore(contextlib.AbstractContextManager):
         self.path = Path(path)
         self._fingerprint, self._dim, self._mean = fingerprint, embedding_dim, mean
         self._key, self._model = key, model
-        self._lock = threading.RLock()
-        self._matrix: tuple[list[str], np.ndarray] | None = None
-        """Names, and the voice of each, (people, dim) of length 1; None until it is needed."""
-        self._version = -1
-        # Until the file is open.
-        self._connection, self._file = sqlite3.connect(":memory:"), (0, 0)
-        with self._lock:
-            self._open(is_made=fingerprint is not None and not must_exist)
+        self._aead: Any = None
+        self._voices: tuple[tuple[Any, ...], list[str], np.ndarray] = (), [], np.empty((0, 0))
+        """The state of the file that they are of, names, and the voice of each, (people, dim) of length 1."""
+        if fingerprint is not None and not must_exist:
+            self._make()
+        with self._session() as connection:
+            if (problem := _value(connection, "PRAGMA quick_check(1)")) != "ok":
+                raise sqlite3.DatabaseError(f"malformed: {problem}")
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        """The file is not open between two calls."""
 
     def __len__(self) -> int:
-        with self._session():
-            return int(self._value("SELECT COUNT(*) FROM people"))
-
-    def close(self) -> None:
-        """Let go of the file."""
-        with self._lock:
-            self._connection.close()
+        with self._session() as connection:
+            return int(_value(connection, "SELECT COUNT(*) FROM people"))
 
     @property
     def facts(self) -> dict[str, Any]:
         """What the store is: fingerprint, embedding_dim, model, created, is_encrypted."""
         with self._session() as connection:
-            return _facts(connection)
+            kept = _facts(connection)
+        return {name: kept.get(name) for name in FACTS} | {"is_encrypted": "salt" in kept}
 
     def enroll(
         self,
@@ -226,9 +226,9 @@ class PeopleStore(contextlib.AbstractContextManager):
         if weighted.shape != (len(found),) or not (np.isfinite(weighted) & (weighted > 0)).all():
             raise StoreError(f"weights {weighted}; expected {len(found)} numbers above 0")
         given = zip(found, weighted, details or [{}] * len(found), strict=True)
-        with self._session(writes=True):
-            self._insert(name, [StoredRecording(name, one, float(weight), **how) for one, weight, how in given])
-            return self._count(name)
+        with self._session(writes=True) as connection:
+            self._insert(connection, [StoredRecording(name, one, float(weight), **how) for one, weight, how in given])
+            return _count(connection, name)
 
     def identify(self, embedding: np.ndarray, top: int = TOP) -> list[tuple[str, float]]:
         """The nearest people, best first, each with the cosine; empty if there is nobody.
@@ -241,13 +241,10 @@ class PeopleStore(contextlib.AbstractContextManager):
             StoreError: an embedding of another size or with NaN, or the file is damaged.
         """
         unit = mean_embeddings(self._checked(np.asarray(embedding).reshape(1, -1)), self._mean)[0]
-        with self._session():
-            # Another number whenever another connection has changed the file.
-            version = self._value("PRAGMA data_version")
-            if self._matrix is None or version != self._version:
-                self._check_model()
-                self._matrix, self._version = self._voices(), version
-            names, rows = self._matrix
+        state = self._state()
+        if self._voices[0] != state:
+            self._voices = (state, *self._read_voices())
+        _, names, rows = self._voices
         scores = rows @ unit
         count = min(max(0, top), len(names))
         # Sorting everybody would take longer than comparing with everybody.
@@ -270,13 +267,14 @@ class PeopleStore(contextlib.AbstractContextManager):
             StoreError: the file is damaged.
             StoreKeyError: it is encrypted and was opened without its key.
         """
-        return [recording for _, _, recording in self._select(name)]
+        with self._session() as connection:
+            return [recording for _, _, recording in self._select(connection, name)]
 
     def remove(self, name: str) -> int:
         """Remove a person; backups keep them (`purge` does not). Returns how many recordings there were."""
         name = normal_name(name)
         with self._session(writes=True) as connection:
-            count = self._count(name)
+            count = _count(connection, name)
             if not connection.execute("DELETE FROM people WHERE name = ?", [name]).rowcount:
                 raise self._nobody(name)
             return count
@@ -294,10 +292,9 @@ class PeopleStore(contextlib.AbstractContextManager):
         with self._session() as connection:
             remove_half_backups(self.path)
             for path in backups_of(self.path):
-                with contextlib.closing(_connect(path)[0]) as backup, store_errors(path):
+                with _connected(path) as backup:
                     found += [path] * _wipe(backup, name)
             found += [self.path] * _wipe(connection, name)
-            self._matrix = None
         if not found:
             raise self._nobody(name)
         return found
@@ -356,74 +353,65 @@ class PeopleStore(contextlib.AbstractContextManager):
         """
         made: list[StoredRecording] = []
         problems = []
-        with self._lock:
-            version, kept = self._value("PRAGMA data_version"), self.recordings()
-            for one in kept:
-                try:
-                    embedding = np.asarray(embed(one), dtype=np.float32).reshape(-1)
-                    made.append(dataclasses.replace(one, embedding=embedding))
-                except ValueError as error:
-                    problems.append(f"{one.name}: {error}")
-            if problems and not drops_missing:
-                raise StoreError(
-                    f"{self.path}: {len(problems)} of {len(kept)} recordings cannot be embedded again; nothing was "
-                    f"changed: {'; '.join(problems[:MAX_NAMED])}{' …' if len(problems) > MAX_NAMED else ''}"
-                )
-            self._back_up()
-            with self._session(writes=True) as connection:
-                if self._value("PRAGMA data_version") != version:
-                    raise StoreError(f"{self.path}: another process has changed it in the meantime; try again")
-                connection.execute("DELETE FROM recordings")
-                new = {"fingerprint": fingerprint, "embedding_dim": embedding_dim, "model": model}
-                connection.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", new.items())
-                for name, recordings in itertools.groupby(made, key=attrgetter("name")):
-                    self._insert(name, recordings)
-                connection.execute("DELETE FROM people WHERE id NOT IN (SELECT person FROM recordings)")
-            self._fingerprint, self._dim, self._mean = fingerprint, embedding_dim, mean
+        state, kept = self._state(), self.recordings()
+        for one in kept:
+            try:
+                made.append(dataclasses.replace(one, embedding=np.asarray(embed(one), dtype=np.float32).reshape(-1)))
+            except ValueError as error:
+                problems.append(f"{one.name}: {error}")
+        if problems and not drops_missing:
+            raise StoreError(
+                f"{self.path}: {len(problems)} of {len(kept)} recordings cannot be embedded again; nothing was "
+                f"changed: {'; '.join(problems[:MAX_NAMED])}{' …' if len(problems) > MAX_NAMED else ''}"
+            )
+        self._back_up()
+        with self._session(writes=True) as connection:
+            if self._state() != state:
+                raise StoreError(f"{self.path}: another process has changed it in the meantime; try again")
+            connection.execute("DELETE FROM recordings")
+            new = {"fingerprint": fingerprint, "embedding_dim": embedding_dim, "model": model}
+            connection.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", new.items())
+            self._insert(connection, made)
+            connection.execute("DELETE FROM people WHERE id NOT IN (SELECT person FROM recordings)")
+        self._fingerprint, self._dim, self._mean = fingerprint, embedding_dim, mean
         return problems
 
     @contextlib.contextmanager
     def _session(self, *, writes: bool = False) -> Iterator[sqlite3.Connection]:
-        """The connection, for one thread at a time; with `writes` in one transaction, whole or not at all."""
-        with self._lock, store_errors(self.path):
-            if not self._connection.in_transaction and _identity(self.path) != self._file:
-                # Another file has this name now: the open one may hold people who were purged.
-                self._open()
-            if not writes:
-                yield self._connection
-                return
-            with self._connection:
+        """A connection to the store; with `writes` in one transaction, whole or not at all."""
+        with _connected(self.path) as connection, connection:
+            if writes:
                 # At once: a lock that is taken later may find that what was read is out of date.
-                self._connection.execute("BEGIN IMMEDIATE")
-                self._matrix = None
-                self._check_model()
-                yield self._connection
+                connection.execute("BEGIN IMMEDIATE")
+            self._check(_facts(connection))
+            yield connection
 
-    def _open(self, *, is_made: bool = False) -> None:
-        """Open the file that has the path now, and compare it with what is expected of it."""
-        connection, file = _connect(self.path, is_made=is_made)
-        with contextlib.ExitStack() as undo, store_errors(self.path):
-            undo.callback(connection.close)
-            self._cipher = self._checked_store(connection)
-            undo.pop_all()
-        self._connection.close()
-        self._connection, self._file, self._matrix = connection, file, None
-
-    def _checked_store(self, connection: sqlite3.Connection) -> "Cipher | None":
-        """Write the facts of a new store, or compare those of an old one; what opens its embeddings."""
-        if not _facts(connection)["fingerprint"]:
-            if self._fingerprint is None:
-                raise StoreError(f"{self.path}: an empty store, of no model yet; enrol somebody first")
-            salt = os.urandom(SALT_BYTES)
-            made = [self._fingerprint, self._dim, self._model, _now()]
-            sealed = {} if self._key is None else {"salt": salt, "proof": Cipher(self._key, salt).seal(PROOF, PROOF)}
+    def _make(self) -> None:
+        """Make a missing or empty file a store."""
+        with reading(self.path, EXPECTED, StoreError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if not self.path.exists():
+                self.path.touch(PRIVATE)
+        salt = os.urandom(SALT_BYTES)
+        facts = dict(zip(FACTS, (self._fingerprint, self._dim, self._model, _now()), strict=True))
+        with _connected(self.path, is_empty=True) as connection:
+            # Of a store a process is killed while it makes nothing is left but an empty file.
+            if _value(connection, NUM_TABLES):
+                return
+            if self._key is not None:
+                facts |= {"salt": salt, "proof": _seal(_aead(self._key, salt), PROOF, PROOF)}
             with connection:
                 connection.execute("BEGIN IMMEDIATE")
-                # Asked again inside the transaction: another process may have been first.
-                if not _facts(connection)["fingerprint"]:
-                    new = dict(zip(FACTS, made, strict=True)) | sealed
-                    connection.executemany("INSERT INTO facts VALUES (?, ?)", new.items())
-        facts = _facts(connection)
+                # Another process may have been first.
+                if not _value(connection, NUM_TABLES):
+                    for statement in NEW_STORE.split(";"):
+                        connection.execute(statement)
+                    connection.executemany("INSERT INTO facts VALUES (?, ?)", facts.items())
+
+    def _check(self, facts: Mapping[str, Any]) -> None:
+        """Compare the facts of a store with what is expected of it."""
+        if "fingerprint" not in facts:
+            raise StoreError(f"{self.path}: an empty store, of no model yet; remove it and enrol somebody")
         if self._fingerprint is None:
             self._dim = int(facts["embedding_dim"])
         elif (facts["fingerprint"], facts["embedding_dim"]) != (self._fingerprint, self._dim):
@@ -433,100 +421,87 @@ class PeopleStore(contextlib.AbstractContextManager):
                 f"{model} has {self._fingerprint[:12]}: use that model, or change to this one by "
                 f"`speakernet people reembed --model {model} --store {shlex.quote(str(self.path))}`"
             )
-        if not facts["is_encrypted"]:
-            if self._key is not None:
-                raise StoreKeyError(f"{self.path} is not encrypted, but a key was given; leave the key out")
-            return None
-        if self._key is None:
-            # Listing and removing people needs no key.
-            if self._fingerprint is not None:
-                raise self._without_key()
-            return None
-        salt, proof = (_value(connection, "SELECT value FROM facts WHERE name = ?", one) for one in ("salt", "proof"))
-        with reading(self.path, "the key of this store", StoreKeyError):
-            cipher = Cipher(self._key, salt)
-            cipher.open(proof, PROOF)
-        return cipher
+        self._aead = None
+        if "salt" not in facts and self._key is not None:
+            raise StoreKeyError(f"{self.path} is not encrypted, but a key was given; leave the key out")
+        if "salt" in facts and self._key is not None:
+            self._aead = _aead(self._key, facts["salt"])
+            _unseal(self._aead, facts["proof"], PROOF)
+        elif "salt" in facts and self._fingerprint is not None:
+            raise self._without_key()
 
-    def _check_model(self) -> None:
-        if self._fingerprint is not None and self.facts["fingerprint"] != self._fingerprint:
-            raise StoreError(f"{self.path} was changed to another model; open it again with that model")
+    def _state(self) -> tuple[Any, ...]:
+        """Another value whenever the file was changed or replaced."""
+        with self._session(), open_regular(self.path) as file:
+            status = os.fstat(file.fileno())
+            # SQLite counts its changes there: times are coarser.
+            counted = file.read(CHANGES.stop)[CHANGES]
+        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, counted
 
     def _without_key(self) -> StoreKeyError:
         return StoreKeyError(f"{self.path} is encrypted; give its key (--key-file FILE, in Python key=…)")
 
-    def _value(self, query: str, *values: Any) -> Any:
-        return _value(self._connection, query, *values)
-
-    def _upgrade(self) -> None:
-        """Bring a store of an older version to the present one, inside a transaction."""
-        if self._value("PRAGMA user_version") == SCHEMA_VERSION:
-            return
-        kept = self._select()
-        for statement in (*ADD_DIGESTS.split(";"), f"PRAGMA user_version = {SCHEMA_VERSION}"):
-            self._connection.execute(statement)
-        sealed = [(*self._sealed(person, one), row) for row, person, one in kept]
-        self._connection.executemany("UPDATE recordings SET embedding = ?, checksum = ? WHERE id = ?", sealed)
-
-    def _insert(self, name: str, recordings: Iterable[StoredRecording]) -> None:
-        """Add recordings of one person, inside a transaction; none twice."""
-        self._upgrade()
+    def _insert(self, connection: sqlite3.Connection, recordings: Iterable[StoredRecording]) -> None:
+        """Add recordings, none twice, inside a transaction; a store of an older version becomes one of this version."""
+        if _value(connection, "PRAGMA user_version") < SCHEMA_VERSION:
+            kept = self._select(connection)
+            for statement in (*ADD_DIGESTS.split(";"), f"PRAGMA user_version = {SCHEMA_VERSION}"):
+                connection.execute(statement)
+            sealed = [(*self._sealed(person, one), row) for row, person, one in kept]
+            connection.executemany("UPDATE recordings SET embedding = ?, checksum = ? WHERE id = ?", sealed)
         now = _now()
-        self._connection.execute(
-            "INSERT INTO people (name, created, changed) VALUES (?, ?, ?) "
-            "ON CONFLICT (name) DO UPDATE SET changed = excluded.changed",
-            [name, now, now],
-        )
-        person = self._value("SELECT id FROM people WHERE name = ?", name)
-        for one in recordings:
-            row = (person, one.source, one.seconds, one.speech_seconds, one.weight, one.warnings, one.added or now)
-            self._connection.execute(
-                "INSERT INTO recordings (person, source, seconds, speech_seconds, weight, warnings, added, "
-                "digest, embedding, checksum) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
-                "ON CONFLICT (person, digest) WHERE digest != '' DO NOTHING",
-                (*row, one.digest, *self._sealed(person, one)),
+        for name, several in itertools.groupby(recordings, key=attrgetter("name")):
+            connection.execute(
+                "INSERT INTO people (name, created, changed) VALUES (?, ?, ?) "
+                "ON CONFLICT (name) DO UPDATE SET changed = excluded.changed",
+                [name, now, now],
             )
-
-    def _count(self, name: str) -> int:
-        counted = "SELECT COUNT(*) FROM recordings JOIN people ON person = people.id WHERE people.name = ?"
-        return int(self._value(counted, name))
+            person = _value(connection, "SELECT id FROM people WHERE name = ?", name)
+            for one in several:
+                row = (person, one.source, one.seconds, one.speech_seconds, one.weight, one.warnings, one.added or now)
+                connection.execute(
+                    "INSERT INTO recordings (person, source, seconds, speech_seconds, weight, warnings, added, "
+                    "digest, embedding, checksum) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+                    "ON CONFLICT (person, digest) WHERE digest != '' DO NOTHING",
+                    (*row, one.digest, *self._sealed(person, one)),
+                )
 
     def _sealed(self, person: int, one: StoredRecording) -> tuple[bytes, int]:
         """An embedding as it is kept, and its checksum."""
         content = np.ascontiguousarray(one.embedding, dtype="<f4").tobytes()
-        if self._cipher is not None:
-            content = self._cipher.seal(content, _place(person, one))
+        if self._aead is not None:
+            content = _seal(self._aead, content, _place(person, one))
         return content, zlib.crc32(content, zlib.crc32(one.name.encode()))
 
-    def _select(self, name: str | None = None) -> list[tuple[int, int, StoredRecording]]:
+    def _select(
+        self, connection: sqlite3.Connection, name: str | None = None
+    ) -> list[tuple[int, int, StoredRecording]]:
         """Row number, number of the person and recording, of one person or of everybody."""
-        with self._session() as connection:
-            if self._cipher is None and self.facts["is_encrypted"]:
-                raise self._without_key()
-            is_old = self._value("PRAGMA user_version") < SCHEMA_VERSION
-            rows = connection.execute(
-                "SELECT recordings.id, person, embedding, checksum, people.name, weight, source, seconds, "
-                f"speech_seconds, warnings, added, {repr('') if is_old else 'digest'} FROM recordings JOIN people ON "
-                f"person = people.id {'' if name is None else 'WHERE people.name = ?'} ORDER BY person, recordings.id",
-                [] if name is None else [normal_name(name)],
-            ).fetchall()
-        return [(row, person, self._opened(is_old, person, *kept)) for row, person, *kept in rows]
-
-    def _opened(
-        self, is_old: bool, person: int, content: bytes, checksum: int, name: str, *kept: Any
-    ) -> StoredRecording:
-        """A recording from its row."""
-        one = StoredRecording(name, np.empty(0), *kept)
-        if zlib.crc32(content, zlib.crc32(name.encode())) == checksum:
-            if self._cipher is not None:
-                content = self._cipher.open(content, b"person %d" % person if is_old else _place(person, one))
-            if len(content) == 4 * (self._dim or 0):
-                return dataclasses.replace(one, embedding=np.frombuffer(content, dtype="<f4").astype(np.float32))
-        raise StoreError(
-            f"{self.path}: a recording of {one.name!r} is damaged; use a backup, or remove and enrol this person again"
+        if self._aead is None and "salt" in _facts(connection):
+            raise self._without_key()
+        is_old = _value(connection, "PRAGMA user_version") < SCHEMA_VERSION
+        rows = connection.execute(
+            "SELECT recordings.id, person, embedding, checksum, people.name, weight, source, seconds, "
+            f"speech_seconds, warnings, added, {repr('') if is_old else 'digest'} FROM recordings JOIN people ON "
+            f"person = people.id {'' if name is None else 'WHERE people.name = ?'} ORDER BY person, recordings.id",
+            [] if name is None else [normal_name(name)],
         )
+        found = []
+        for row, person, content, checksum, *kept in rows:
+            one = StoredRecording(kept[0], np.empty(0), *kept[1:])
+            is_whole = zlib.crc32(content, zlib.crc32(one.name.encode())) == checksum
+            if is_whole and self._aead is not None:
+                content = _unseal(self._aead, content, b"person %d" % person if is_old else _place(person, one))
+            if not is_whole or len(content) != 4 * (self._dim or 0):
+                raise StoreError(
+                    f"{self.path}: a recording of {one.name!r} is damaged; use a backup, or remove and enrol this "
+                    "person again"
+                )
+            embedding = np.frombuffer(content, dtype="<f4").astype(np.float32)
+            found.append((row, person, dataclasses.replace(one, embedding=embedding)))
+        return found
 
-    def _voices(self) -> tuple[list[str], np.ndarray]:
+    def _read_voices(self) -> tuple[list[str], np.ndarray]:
         """Everybody's name, and the weighted mean of their recordings, (people, dim) of length 1."""
         kept = self.recordings()
         if not kept:
@@ -562,31 +537,28 @@ class PeopleStore(contextlib.AbstractContextManager):
         return StoreError(f"{self.path}: nobody is called {name!r}; `speakernet people list` shows everybody")
 
 
-class Cipher:
-    """Seals and opens bytes with AES-GCM under a key that scrypt derives from the passphrase and the store's salt.
+@functools.lru_cache(maxsize=4)
+def _aead(key: str | bytes, salt: bytes) -> Any:
+    """AES-GCM under a key that scrypt derives from the passphrase and the store's salt."""
+    if not key:
+        raise StoreKeyError("the key is empty; give a passphrase, or no key for a store without encryption")
+    if not HAS_CRYPTOGRAPHY:
+        raise StoreKeyError("encryption needs the library cryptography: pip install 'speakernet[encryption]'")
+    secret = key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key
+    return AESGCM(Scrypt(salt=salt, length=KEY_BYTES, n=SCRYPT_COST, r=8, p=1).derive(secret))
 
-    Each embedding has a nonce of its own and is bound to its row: moved to another row it does not open.
-    """
 
-    def __init__(self, key: str | bytes, salt: bytes) -> None:
-        if not key:
-            raise StoreKeyError("the key is empty; give a passphrase, or no key for a store without encryption")
-        if not HAS_CRYPTOGRAPHY:
-            raise StoreKeyError("encryption needs the library cryptography: pip install 'speakernet[encryption]'")
-        secret = key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key
-        self._aead = AESGCM(Scrypt(salt=salt, length=KEY_BYTES, n=SCRYPT_COST, r=8, p=1).derive(secret))
+def _seal(aead: Any, content: bytes, place: bytes) -> bytes:
+    """Encrypted bytes, with a nonce of their own, which open at this place only: in another row they do not."""
+    nonce = os.urandom(NONCE_BYTES)
+    return nonce + bytes(aead.encrypt(nonce, content, place))
 
-    def seal(self, content: bytes, place: bytes) -> bytes:
-        """Encrypted bytes, which open at this place only."""
-        nonce = os.urandom(NONCE_BYTES)
-        return nonce + bytes(self._aead.encrypt(nonce, content, place))
 
-    def open(self, sealed: bytes, place: bytes) -> bytes:
-        """The bytes that were sealed at this place."""
-        try:
-            return bytes(self._aead.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], place))
-        except (InvalidTag, ValueError) as error:
-            raise StoreKeyError("this key does not open it: the key is wrong, or the store was changed") from error
+def _unseal(aead: Any, sealed: bytes, place: bytes) -> bytes:
+    try:
+        return bytes(aead.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], place))
+    except (InvalidTag, ValueError) as error:
+        raise StoreKeyError("this key does not open the store: the key is wrong, or the store was changed") from error
 
 
 @contextlib.contextmanager
@@ -645,46 +617,28 @@ def remove_half_backups(path: Path) -> None:
         one.unlink(missing_ok=True)
 
 
-def _connect(path: Path, *, is_made: bool = False) -> tuple[sqlite3.Connection, tuple[int, int]]:
-    """A connection to a checked store, for all threads, one at a time, and which file it is.
-
-    With `is_made` a missing or empty file becomes a store.
-    """
-    with reading(path, EXPECTED, StoreError):
-        if is_made and not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch(PRIVATE)
-        with open_regular(path) as file:
-            start = file.read(len(SQLITE_MARK))
-        identity = _identity(path)
-    # An empty file is what a process leaves that was killed while it made the store.
-    if start != SQLITE_MARK and (start or not is_made):
+@contextlib.contextmanager
+def _connected(path: Path, *, is_empty: bool = False) -> Iterator[sqlite3.Connection]:
+    """A connection to a store, or with `is_empty` to a file that may become one."""
+    with reading(path, EXPECTED, StoreError), open_regular(path) as file:
+        start = file.read(len(SQLITE_MARK))
+    if start != SQLITE_MARK and (start or not is_empty):
         raise StoreError(f"{path}: {'a file of another kind' if start else 'an empty file'}; expected {EXPECTED}")
     uri = f"{path.absolute().as_uri()}?mode=rw"
-    with store_errors(path), contextlib.ExitStack() as undo:
-        connection = sqlite3.connect(uri, BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=True)
-        undo.callback(connection.close)
+    with (
+        store_errors(path),
+        contextlib.closing(sqlite3.connect(uri, BUSY_SECONDS, isolation_level=None, uri=True)) as connection,
+    ):
         # What is deleted is overwritten; a kill or a power cut loses no commit.
         for setting in ("secure_delete = ON", "synchronous = FULL", "foreign_keys = ON", "trusted_schema = OFF"):
             connection.execute(f"PRAGMA {setting}")
-        # Asked of SQLite: if a process was killed while it made the file, this undoes what it had written.
-        if is_made and not _value(connection, "PRAGMA page_count"):
-            with connection:
-                connection.execute("BEGIN IMMEDIATE")
-                # Another process may have been first.
-                if not _value(connection, "SELECT COUNT(*) FROM sqlite_master"):
-                    for statement in NEW_STORE.split(";"):
-                        connection.execute(statement)
-        version = _value(connection, "PRAGMA user_version")
-        if _value(connection, "PRAGMA application_id") != APPLICATION_ID or not 1 <= version <= SCHEMA_VERSION:
+        program, version = (_value(connection, f"PRAGMA {fact}") for fact in ("application_id", "user_version"))
+        if not is_empty and (program != APPLICATION_ID or not 1 <= version <= SCHEMA_VERSION):
             raise StoreError(
                 f"{path}: not a store of people that this speakernet reads (version {version}; it reads up to "
                 f"{SCHEMA_VERSION}); expected {EXPECTED}"
             )
-        if (problem := _value(connection, "PRAGMA quick_check(1)")) != "ok":
-            raise sqlite3.DatabaseError(f"malformed: {problem}")
-        undo.pop_all()
-    return connection, identity
+        yield connection
 
 
 def _value(connection: sqlite3.Connection, query: str, *values: Any) -> Any:
@@ -693,8 +647,12 @@ def _value(connection: sqlite3.Connection, query: str, *values: Any) -> Any:
 
 
 def _facts(connection: sqlite3.Connection) -> dict[str, Any]:
-    kept = dict(connection.execute("SELECT name, value FROM facts"))
-    return {name: kept.get(name) for name in FACTS} | {"is_encrypted": "salt" in kept}
+    return dict(connection.execute("SELECT name, value FROM facts"))
+
+
+def _count(connection: sqlite3.Connection, name: str) -> int:
+    counted = "SELECT COUNT(*) FROM recordings JOIN people ON person = people.id WHERE people.name = ?"
+    return int(_value(connection, counted, name))
 
 
 def _wipe(connection: sqlite3.Connection, name: str) -> bool:
@@ -705,13 +663,6 @@ def _wipe(connection: sqlite3.Connection, name: str) -> bool:
     # Pages that moved leave copies of their rows. Also if nobody was found: an earlier purge may have been killed here.
     connection.execute("VACUUM")
     return is_there
-
-
-def _identity(path: Path) -> tuple[int, int]:
-    """Device and number of the file that has a name now."""
-    with reading(path, EXPECTED, StoreError):
-        status = path.stat()
-    return status.st_dev, status.st_ino
 
 
 def _place(person: int, one: StoredRecording) -> bytes:

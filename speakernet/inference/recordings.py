@@ -119,60 +119,57 @@ def open_recording(audio: Audio, sample_rate: int | None, wanted_rate: int) -> R
     return Recording("the array", wanted_rate, len(samples), samples=samples)
 
 
-@dataclass(frozen=True)
-class AudioInputs:
-    """The recordings that a command line names: each name once, in order, and the source that reads them by name."""
+def audio_inputs(given: Sequence[str], sample_rate: int, lines: Iterable[str] = ()) -> tuple[AudioSource, StringTable]:
+    """Every recording of files, folders, lists, `-` for names in `lines`, or one packed corpus or Kaldi folder.
 
-    source: AudioSource
-    names: StringTable
-
-
-def audio_inputs(given: Sequence[str], sample_rate: int, lines: Iterable[str] = ()) -> AudioInputs:
-    """Find every recording of files, folders, lists, `-` for names in `lines`, or one packed corpus or Kaldi folder."""
+    Returns:
+        What reads them by name, and the names, each once, in order.
+    """
     corpora = [one for one in given if Path(one).is_dir() and (is_packed(one) or is_kaldi(one))]
     if corpora and len(given) > 1:
         raise AudioError(f"{corpora[0]} is a corpus; give it alone")
     if corpora:
         source = open_source(corpora[0], sample_rate)
         assert isinstance(source, PackedSource | KaldiSource), "only these two are corpora"
-        return AudioInputs(source, source.index.names if isinstance(source, PackedSource) else source.names)
+        return source, source.index.names if isinstance(source, PackedSource) else source.names
     names = dict.fromkeys(name for one in given for name in _files_of(one, lines))
     if not names:
         raise AudioError("no audio was named; give files, folders, lists of files, or - for names on standard input")
     # Lookup tables of a handful of files are not worth keeping.
-    return AudioInputs(FolderSource(".", sample_rate, keep_lookup=False), StringTable.from_strings(names))
+    return FolderSource(".", sample_rate, keep_lookup=False), StringTable.from_strings(names)
 
 
-def _files_of(given: str, lines: Iterable[str]) -> Iterator[str]:
+def _files_of(given: str, lines: Iterable[str]) -> Iterable[str]:
     """The files that one argument means."""
     path = Path(given)
     if given == STANDARD_INPUT:
-        yield from _listed(lines, "standard input", Path())
-    elif path.is_dir():
+        return _listed(lines, "standard input", Path())
+    if path.is_dir():
         found = sorted(str(one) for one in path.rglob("*") if one.suffix.lower() in AUDIO_SUFFIXES and one.is_file())
         if not found:
             raise AudioError(f"{path}: no audio in this folder; expected files that end in {', '.join(AUDIO_SUFFIXES)}")
-        yield from found
-    elif path.suffix.lower() in LIST_SUFFIXES:
+        return found
+    if path.suffix.lower() in LIST_SUFFIXES:
         with reading(path, LIST_FORM, ListError), open_text(path) as file:
-            yield from _listed(file.read().splitlines(), str(path), path.parent)
-    else:
-        # Whoever reads the file says what is wrong with it.
-        yield given
+            return _listed(file.read().splitlines(), str(path), path.parent)
+    # Whoever reads the file says what is wrong with it.
+    return [given]
 
 
-def _listed(lines: Iterable[str], where: str, folder: Path) -> Iterator[str]:
+def _listed(lines: Iterable[str], where: str, folder: Path) -> list[str]:
     """Files that a list names, relative to it or to the working directory."""
+    names = []
     for number, line in enumerate(lines, start=1):
-        if text := line.strip():
-            # The whole line first: a path may hold spaces.
-            candidates = [text, *text.split(maxsplit=1)[1:]]
-            found = [str(place) for one in candidates for place in (folder / one, Path(one)) if place.is_file()]
-            if not found:
-                raise ListError(
-                    f"{where}, line {number}: {text[:200]!r} is not a file here or in {folder}; expected {LIST_FORM}"
-                )
-            yield found[0]
+        # The whole line first: a path may hold spaces.
+        candidates = [line.strip(), *line.split(maxsplit=1)[1:]] if line.strip() else []
+        found = [
+            str(place) for one in candidates for place in (folder / one.strip(), Path(one.strip())) if place.is_file()
+        ]
+        if candidates and not found:
+            text = candidates[0][:200]
+            raise ListError(f"{where}, line {number}: {text!r} is not a file here or in {folder}; expected {LIST_FORM}")
+        names += found[:1]
+    return names
 
 
 def open_piped(file: BinaryIO) -> tuple[AudioInfo, bytes]:
@@ -181,7 +178,6 @@ def open_piped(file: BinaryIO) -> tuple[AudioInfo, bytes]:
     # A pipe gives what is there, which may be less than asked for.
     while len(head) < HEADER_BYTES and (block := file.read(HEADER_BYTES - len(head))):
         head += block
-    info = None
     info = parse_riff(io.BytesIO(head), "standard input", UNKNOWN_LENGTH)
     if info is None or info.data_offset > len(head):
         raise AudioError(
@@ -213,7 +209,6 @@ class Quality:
     speech_seconds: float
     signal_to_noise_db: float
     warnings: tuple[str, ...]
-    is_silent: bool
     digest: str
 
 
@@ -225,12 +220,15 @@ def inspect_recording(
     Speech is found by its energy: frames that rise above the quiet ones. That is enough to tell how much there is of it
     and to order recordings by noise; it is not a measurement.
 
+    Raises:
+        AudioError: audio that cannot be read, is silent, or is shorter than a syllable.
+
     >>> hiss = 0.1 * np.random.default_rng(0).standard_normal(16000).astype(np.float32)
     >>> inspect_recording(hiss, sample_rate=16000).speech_seconds
     0.0
     """
     recording = open_recording(audio, sample_rate, SAMPLE_RATE)
-    rate, digest = recording.sample_rate, hashlib.sha256()
+    name, rate, digest = recording.name, recording.sample_rate, hashlib.sha256()
     powers, peaks = [], []
     size = 1 << max(6, math.ceil(math.log2(rate / 40)))
     spectrum = np.zeros(size // 2 + 1)
@@ -239,55 +237,44 @@ def inspect_recording(
         powers.append(frame_powers(waveform, rate))
         magnitudes = np.abs(waveform)
         peak = float(magnitudes.max(initial=1e-9))
-        peaks.append(
-            (peak, np.count_nonzero(magnitudes >= NEAR_PEAK * peak), np.count_nonzero(magnitudes >= CLIP_LEVEL))
-        )
+        peaks.append([peak, *(np.count_nonzero(magnitudes >= level) for level in (NEAR_PEAK * peak, CLIP_LEVEL))])
         frames = waveform[: len(waveform) // size * size].reshape(-1, size) * np.hanning(size).astype(np.float32)
         # Loud frames outweigh the pauses by themselves.
         spectrum += np.square(np.abs(np.fft.rfft(frames, axis=1))).sum(axis=0, dtype=np.float64)
     levels = 10 * np.log10((power := np.concatenate(powers)) + 1e-12)
     speech_seconds, ratio = _speech_share(levels) * recording.seconds, power_ratio_db(power)
-    is_silent = not speech_seconds and float(levels.max()) < SILENT_DB
-    highest = max(peak for peak, _, _ in peaks)
+    if not speech_seconds and float(levels.max()) < SILENT_DB:
+        raise AudioError(
+            f"{name}: silent, nothing above {SILENT_DB:g} dB of full scale; record it again, or turn the microphone up"
+        )
+    if recording.seconds < LEAST_SECONDS:
+        raise AudioError(
+            f"{name}: {recording.seconds:.3f} s of audio is too short to recognise a voice; expected at least "
+            f"{LEAST_SECONDS:g} s, some seconds for a sure answer"
+        )
+    highest, near, full = np.array(peaks).T
     # At full scale, or at the recording's own ceiling below it.
-    num_near = sum(near for peak, near, _ in peaks if peak >= NEAR_PEAK * highest)
-    num_clipped = max(num_near, sum(full for _, _, full in peaks))
-    warnings = []
-    if is_silent:
-        warnings = [f"silent: nothing above {SILENT_DB:g} dB of full scale"]
-    else:
-        if speech_seconds < min_speech_seconds:
-            warnings.append(
-                f"too short: {speech_seconds:.1f} s of speech in {recording.seconds:.1f} s; expected "
-                f"{min_speech_seconds:g} s or more"
-            )
-        if recording.is_cut_off:
-            warnings.append("cut off: the file promises more than it holds; copy or record it again")
-        if num_clipped > CLIPPED_SHARE * recording.num_samples:
-            warnings.append("clipped: too many samples are at the ceiling; record at a lower level")
-        if speech_seconds and ratio < NOISY_DB:
-            warnings.append(f"noisy: speech is only {ratio:.0f} dB above the quiet parts")
-        if _is_band_limited(spectrum, rate):
-            warnings.append("band-limited: nothing above 4 kHz, as over a telephone; enrol with the microphone in use")
-    found = tuple(warnings)
-    return Quality(recording.name, recording.seconds, speech_seconds, ratio, found, is_silent, digest.hexdigest())
+    num_clipped = max(near[highest >= NEAR_PEAK * highest.max()].sum(), full.sum())
+    found = {
+        f"too short: {speech_seconds:.1f} s of speech in {recording.seconds:.1f} s; expected {min_speech_seconds:g} s "
+        "or more": speech_seconds < min_speech_seconds,
+        "cut off: the file promises more than it holds; copy or record it again": recording.is_cut_off,
+        "clipped: too many samples are at the ceiling; record at a lower level": (
+            num_clipped > CLIPPED_SHARE * recording.num_samples
+        ),
+        f"noisy: speech is only {ratio:.0f} dB above the quiet parts": speech_seconds and ratio < NOISY_DB,
+        "band-limited: nothing above 4 kHz, as over a telephone; enrol with the microphone in use": (
+            _is_band_limited(spectrum, rate)
+        ),
+    }
+    warnings = tuple(text for text, is_so in found.items() if is_so)
+    return Quality(name, recording.seconds, speech_seconds, ratio, warnings, digest.hexdigest())
 
 
 def usable(recording: Recording) -> Recording:
     """The recording, if something can be recognised by it."""
-    refuse_unusable(inspect_recording(recording))
+    inspect_recording(recording)
     return recording
-
-
-def refuse_unusable(quality: Quality) -> None:
-    """Raise AudioError for a recording that is silent or shorter than a syllable."""
-    if quality.is_silent:
-        raise AudioError(f"{quality.name}: {quality.warnings[0]}; record it again, or turn the microphone up")
-    if quality.seconds < LEAST_SECONDS:
-        raise AudioError(
-            f"{quality.name}: {quality.seconds:.3f} s of audio is too short to recognise a voice; expected at least "
-            f"{LEAST_SECONDS:g} s, some seconds for a sure answer"
-        )
 
 
 def _speech_share(levels: np.ndarray) -> float:

@@ -31,8 +31,6 @@ from speakernet.models.model_file import ModelFile, load_model_file
 BATCH_SIZE = 16
 """Recordings that are embedded at once; a long one is a batch of its own."""
 TRACK_WINDOW_SECONDS, TRACK_HOP_SECONDS = 3.0, 1.0
-MODELS_KEPT = 2
-"""Model files that a process keeps: one in use, and one to compare it with or to change to."""
 STEP_SECONDS = 1.0
 """How often a stream has a new state."""
 WINDOW_SECONDS = 10.0
@@ -74,8 +72,6 @@ class StreamState:
 def load(path: str | Path, device: torch.device | str = "auto", local_rank: int | None = None) -> "SpeakerVerifier":
     """A model file, our own or imported, ready to use.
 
-    An unchanged file is read once in a process: verifiers of one file share its network.
-
     Args:
         path: such as `exps/exp01/best.pt`; `speakernet import-weights` makes a model file of other checkpoints.
         device: `cpu`, `cuda`, `cuda:1`, …; `auto` takes a GPU if there is one.
@@ -85,19 +81,7 @@ def load(path: str | Path, device: torch.device | str = "auto", local_rank: int 
         ValueError: not a model file, a damaged or newer one, or a device that is not here.
     """
     found = _device(device, local_rank)
-    path = Path(path)
-    if not path.is_file():
-        # Raises the error that says what is wrong with it, and keeps nothing.
-        return SpeakerVerifier(load_model_file(path, found), found, str(path))
-    state = path.stat()
-    model = _read_once(path.resolve(), str(found), (state.st_size, state.st_mtime_ns, state.st_ino))
-    return SpeakerVerifier(model, found, str(path))
-
-
-@functools.lru_cache(maxsize=MODELS_KEPT)
-def _read_once(path: Path, device: str, state: tuple[int, int, int]) -> ModelFile:
-    """A model file in its present state: size, time of change, inode."""
-    return load_model_file(path, device)
+    return SpeakerVerifier(load_model_file(path, found), found, str(path))
 
 
 class SpeakerVerifier:
@@ -125,39 +109,22 @@ class SpeakerVerifier:
     """
 
     def __init__(self, model: ModelFile, device: torch.device | str = "cpu", name: str = "model.pt") -> None:
-        self.net = model.net
-        self.contents = model.contents
+        self.net, self.contents, self.device, self.name = model.net, model.contents, torch.device(device), name
         self.embedding_net = model.folded
         """The same network with its batch norms merged, for embedding; `net` has the weights of the file."""
-        self.device = torch.device(device)
-        self.name = name
+        self.embedding_dim, self.sample_rate = self.net.embedding_dim, self.net.sample_rate
+        """Numbers in an embedding, and Hz of the waveforms that the network was trained on."""
+        self.num_features = int(self.net.front_end.num_features)
+        """Numbers in a frame of features: mel bands, or 1 for a network of raw samples."""
         self.mean = mean_of_whole_utterances(model.contents)
         """(dim,), subtracted before scoring; None subtracts nothing."""
         self.rule = DecisionRule.of_model_file(model.contents, subtracts_mean=self.mean is not None, name=name)
+        self.is_calibrated = bool(self.rule.thresholds)
+        """Whether `verify` decides without a threshold of the caller's."""
 
     def __repr__(self) -> str:
         net = self.net
         return f"SpeakerVerifier({net.model_name}, {net.embedding_dim} numbers, {net.sample_rate} Hz, {self.device})"
-
-    @property
-    def embedding_dim(self) -> int:
-        """Numbers in an embedding."""
-        return self.net.embedding_dim
-
-    @property
-    def sample_rate(self) -> int:
-        """Hz, of the waveforms that the network was trained on."""
-        return self.net.sample_rate
-
-    @property
-    def num_features(self) -> int:
-        """Numbers in a frame of features: mel bands, or 1 for a network of raw samples."""
-        return int(self.net.front_end.num_features)
-
-    @property
-    def is_calibrated(self) -> bool:
-        """Whether `verify` decides without a threshold of the caller's."""
-        return self.rule.is_calibrated
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -272,13 +239,12 @@ class SpeakerVerifier:
 
     def compare(self, first: Array, second: Array) -> float:
         """The score of two embeddings, (dim,) or (1, dim) each: their cosine, less the model file's mean."""
-        # Not narrowed to float32, which holds no 1e300; nor left as float16, whose squares overflow.
         rows = [np.asarray(one).reshape(-1) for one in (first, second)]
-        rows = [row.astype(np.result_type(row, np.float32)) for row in rows]
-        for row in rows:
-            if len(row) != self.embedding_dim:
-                raise ValueError(f"an embedding of {len(row)} numbers; those of this model have {self.embedding_dim}")
-        one, other = mean_embeddings(np.stack(rows), self.mean)
+        if lengths := [len(row) for row in rows if len(row) != self.embedding_dim]:
+            raise ValueError(f"an embedding of {lengths[0]} numbers; those of this model have {self.embedding_dim}")
+        # Not narrowed to float32, which holds no 1e300; nor left as float16, whose squares overflow.
+        wide = [row.astype(np.result_type(row, np.float32)) for row in rows]
+        one, other = mean_embeddings(np.stack(wide), self.mean)
         return float(np.dot(one, other))
 
     def decide(
@@ -390,9 +356,8 @@ class SpeakerStream:
             verifier.decide(0.0, **limits)
         self._chunks: list[np.ndarray] = []
         """Samples of the window that is not full."""
-        self._num_samples = 0
-        self._closed_seconds = 0.0
-        self._closed_sum: np.ndarray | None = None
+        self._num_samples, self._closed_seconds = 0, 0.0
+        self._closed_sum = np.zeros((1, verifier.embedding_dim), dtype=np.float32)
         """Embeddings of full windows times their seconds."""
 
     @property
@@ -436,23 +401,18 @@ class SpeakerStream:
         return self._state()
 
     def _state(self) -> StreamState:
-        total, seconds = self._closed_sum, self._num_samples / self.sample_rate
+        total, seconds = self._closed_sum, self._closed_seconds
         if self._num_samples:
             try:
                 embedding = self.verifier.embed(np.concatenate(self._chunks), sample_rate=self.sample_rate)
-                total = embedding * seconds if total is None else total + embedding * seconds
+                total, seconds = total + embedding * (self.seconds - seconds), self.seconds
             except AudioError:
                 # After full windows the last moment may be too short for the network, and changes nothing.
-                if total is None:
+                if not seconds:
                     raise
-                seconds = 0.0
-        assert total is not None
-        embedding = total / (self._closed_seconds + seconds)
-        if self.enrolled is None:
-            return StreamState(self.seconds, embedding)
-        score = self.verifier.compare(embedding, self.enrolled)
-        decision = self.verifier.decide(score, **self.limits) if self.decides else None
-        return StreamState(self.seconds, embedding, score, decision)
+        score = None if self.enrolled is None else self.verifier.compare(total / seconds, self.enrolled)
+        decision = None if score is None or not self.decides else self.verifier.decide(score, **self.limits)
+        return StreamState(self.seconds, total / seconds, score, decision)
 
 
 def _like(given: Any, embeddings: Tensor) -> Any:

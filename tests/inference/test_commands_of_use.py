@@ -278,7 +278,7 @@ def test_people(say, calibrated, uncalibrated, store, tmp_path):
     out = say("people", "list", "--store", path)[1]
     assert out.splitlines()[1].split()[:3] == ["Voice", "0", "3"] and "8 people, model" in out
     assert say("people", "remove", "Voice 1", "--store", path)[0] == 0
-    assert "nearest: Voice" in say("people", "remove", "Voice 1", "--store", path)[2]
+    assert "'Voice 1'" in say("people", "remove", "Voice 1", "--store", path)[2]
     assert say("people", "export", "--store", path, "--out", tmp_path / "all.npz")[0] == 0
     assert say("people", "export", "--store", path, "--out", tmp_path / "one.json", "--name", "Voice 2")[0] == 0
     with np.load(tmp_path / "all.npz") as exported, PeopleStore(path, fingerprint=None, embedding_dim=None) as people:

@@ -19,9 +19,9 @@ from speakernet.evaluation.scoring import whole_cosine
 from speakernet.inference import export
 from speakernet.inference.export import (
     FORMATS,
+    LEAST_COSINE,
     METADATA_KEY,
     ExportError,
-    Parity,
     compare,
     export_model,
     onnx_bytes,
@@ -159,7 +159,7 @@ def test_an_export_with_other_numbers_is_not_written(model_path, tmp_path, speec
         with torch.no_grad():
             wrong.net.trunk.conv1.weight.mul_(1.5)
             wrong.net.embedding.bias.add_(0.5)
-        monkeypatch.setitem(FORMATS, ".pt2", FORMATS[".pt2"].__class__("x", lambda _: onnx_bytes(wrong), open_onnx))
+        monkeypatch.setitem(FORMATS, ".pt2", ("x", lambda _: onnx_bytes(wrong), open_onnx))
         return model
 
     monkeypatch.setattr(export, "load_model_file", other)
@@ -168,7 +168,6 @@ def test_an_export_with_other_numbers_is_not_written(model_path, tmp_path, speec
     with pytest.raises(ExportError, match=r"was not written: its embeddings are not those of .*least cosine -?0\.\d"):
         export_model(model_path, out, speech=speech)
     assert out.read_bytes() == b"what was there" and [one.name for one in tmp_path.iterdir()] == ["model.pt2"]
-    assert not Parity(float("nan"), 0.0, 1.0, 1).holds
 
 
 @pytest.mark.parametrize(
@@ -217,7 +216,7 @@ def test_the_example_needs_no_speakernet(repository, model_path, exported, tmp_p
 
 def assert_parity(model, graph, speech):
     parity = compare(model, graph, speech)
-    assert parity.holds, str(parity)
+    assert parity.cosine > LEAST_COSINE, str(parity)
     assert parity.difference <= 1e-3 * parity.scale
 
 

@@ -1,5 +1,6 @@
 """The store of people: who is nearest, two processes, kills, other models, keys, and nothing left after a purge."""
 
+import contextlib
 import multiprocessing
 import os
 import sqlite3
@@ -15,7 +16,6 @@ from speakernet.inference import people
 from speakernet.inference.keys import read_secret
 from speakernet.inference.people import (
     PROOF,
-    Cipher,
     PeopleStore,
     StoredRecording,
     StoreError,
@@ -70,14 +70,14 @@ def old_store(path: Path, key: str | None = None) -> None:
     connection.execute(f"PRAGMA application_id = {people.APPLICATION_ID}")
     connection.execute("PRAGMA user_version = 1")
     facts = {"fingerprint": "model", "embedding_dim": DIM, "model": "best.pt", "created": "2026-01-01T00:00:00Z"}
-    cipher = Cipher(key, b"0" * 16) if key else None
-    if cipher:
-        facts |= {"salt": b"0" * 16, "proof": cipher.seal(PROOF, PROOF)}
+    aead = people._aead(key, b"0" * 16) if key else None
+    if aead:
+        facts |= {"salt": b"0" * 16, "proof": people._seal(aead, PROOF, PROOF)}
     connection.executemany("INSERT INTO facts VALUES (?, ?)", facts.items())
     for person, (name, count) in enumerate((("Ada", 2), ("Bo", 1)), start=1):
         connection.execute("INSERT INTO people VALUES (?, ?, '2026', '2026')", [person, name])
         for row in voice(person, count):
-            content = cipher.seal(row.tobytes(), b"person %d" % person) if cipher else row.tobytes()
+            content = people._seal(aead, row.tobytes(), b"person %d" % person) if aead else row.tobytes()
             checksum = zlib.crc32(content, zlib.crc32(name.encode()))
             connection.execute(
                 "INSERT INTO recordings (person, source, seconds, speech_seconds, weight, warnings, added, embedding, "
@@ -446,13 +446,15 @@ def test_a_read_only_folder_identifies(tmp_path):
         path.parent.chmod(0o700)
 
 
-def test_a_store_that_cannot_be_written(tmp_path):
+def test_a_store_that_cannot_be_written(tmp_path, monkeypatch):
     path = tmp_path / "p.db"
+    monkeypatch.setattr(people, "BUSY_SECONDS", 0.1)
     with opened(path) as store:
         store.enroll("Ada", voice(0))
-        store._connection.execute("PRAGMA query_only = ON")
-        with pytest.raises(StoreError, match=r"p.db: cannot be written .*readonly"):
-            store.enroll("Bo", voice(1))
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(StoreError, match=r"p.db: cannot be written .*locked"):
+                store.enroll("Bo", voice(1))
         assert [one.name for one in store.people()] == ["Ada"]
     with pytest.raises(StoreError, match=r"inside.db"):
         opened(path / "inside.db")
@@ -460,9 +462,9 @@ def test_a_store_that_cannot_be_written(tmp_path):
 
 def test_a_writer_is_waited_for(tmp_path):
     path = tmp_path / "p.db"
-    with opened(path) as store, opened(path) as other:
-        other._connection.execute("BEGIN IMMEDIATE")
-        timer = threading.Timer(0.5, lambda: other._connection.execute("ROLLBACK"))
+    with opened(path) as store, contextlib.closing(sqlite3.connect(path, check_same_thread=False)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        timer = threading.Timer(0.5, other.rollback)
         timer.start()
         store.enroll("Ada", voice(0))
         timer.join()
@@ -473,9 +475,9 @@ def test_a_writer_is_waited_for(tmp_path):
 def test_a_hundred_thousand_people(tmp_path):
     rows = np.random.default_rng(0).standard_normal((100_000, DIM)).astype(np.float32)
     with opened(tmp_path / "p.db") as store:
-        with store._session(writes=True):
-            for row, embedding in enumerate(rows):
-                store._insert(f"person{row}", [StoredRecording(f"person{row}", embedding, 1.0)])
+        with store._session(writes=True) as connection:
+            made = (StoredRecording(f"person{row}", embedding, 1.0) for row, embedding in enumerate(rows))
+            store._insert(connection, made)
         for row in (0, 54_321, 99_999):
             assert store.identify(rows[row], top=2)[0] == (f"person{row}", pytest.approx(1.0, abs=1e-5))
         store.remove("person54321")

@@ -24,8 +24,8 @@ from torch import Tensor
 from speakernet.data.audio import info_of_bytes, read_audio_bytes, readable_bytes
 from speakernet.inference.decision import NotCalibratedError
 from speakernet.inference.enrolment import enroll, identify
-from speakernet.inference.people import PeopleStore, checked_name
-from speakernet.inference.recordings import Recording, inspect_recording, refuse_unusable
+from speakernet.inference.people import PeopleStore, Person, checked_name
+from speakernet.inference.recordings import Recording, inspect_recording
 from speakernet.inference.serve.guard import DEADLINE, ApiError, Budget, Limits, busy, too_slow
 from speakernet.inference.verifier import SpeakerStream, SpeakerVerifier
 
@@ -40,100 +40,14 @@ RATE_HELP = "decide at the model's threshold of this false-accept rate, such as 
 
 Rate = Annotated[float | None, Form(gt=0, lt=1, allow_inf_nan=False, description=RATE_HELP)]
 Threshold = Annotated[float | None, Form(allow_inf_nan=False, description="decide at this score instead")]
+Answer = dict[str, Any]
+"""As docs/serve.md describes it."""
 Clips = Annotated[list[UploadFile], File(min_length=1, max_length=MOST_CLIPS)]
 
 
 async def body_of(request: Request) -> bytes:
     """The body as it is."""
     return await request.body()
-
-
-@dataclass
-class Clip:
-    """What is known of a clip."""
-
-    seconds: float
-    speech_seconds: float
-    warnings: list[str]
-
-
-@dataclass(kw_only=True)
-class Answer:
-    """A score and its meaning; everything but the score is null if the model is not calibrated."""
-
-    score: float
-    log_likelihood_ratio: float | None = None
-    same_speaker: bool | None = None
-    threshold: float | None = None
-    false_accept_rate: float | None = None
-    advice: str | None = None
-
-
-@dataclass(kw_only=True)
-class Verification(Answer):
-    """An answer about two clips."""
-
-    clips: list[Clip]
-
-
-@dataclass
-class Embedding:
-    """The network's output for a clip: not of unit length, no mean subtracted."""
-
-    embedding: list[float]
-    clips: list[Clip]
-
-
-@dataclass
-class Person:
-    """Somebody who is enrolled."""
-
-    name: str
-    recordings: int
-
-
-@dataclass
-class Enrolment(Person):
-    """Somebody with new recordings, and what was odd about them."""
-
-    warnings: list[str]
-    clips: list[Clip]
-
-
-@dataclass
-class Candidate:
-    """Somebody whom a clip was compared with."""
-
-    name: str
-    score: float
-    log_likelihood_ratio: float | None
-
-
-@dataclass
-class Identification:
-    """A name, or null for a stranger (and if the model is not calibrated)."""
-
-    name: str | None
-    threshold: float | None
-    is_calibrated: bool
-    advice: str | None
-    candidates: list[Candidate]
-    clips: list[Clip]
-
-
-@dataclass(kw_only=True)
-class StreamAnswer(Answer):
-    """The answer after so many seconds of a stream."""
-
-    seconds: float
-
-
-@dataclass
-class StreamProgress:
-    """The seconds that a stream holds, and the newest answer if another second is complete."""
-
-    seconds: float
-    state: StreamAnswer | None
 
 
 class Batcher:
@@ -216,7 +130,7 @@ class Service:
         self.streams: dict[str, LiveStream] = {}
         self._streams_lock = threading.Lock()
 
-    async def health(self) -> dict[str, Any]:
+    async def health(self) -> Answer:
         """What is served, and how busy it is."""
         verifier = self.verifier
         return {
@@ -226,7 +140,7 @@ class Service:
             "embedding_dim": verifier.embedding_dim,
             "fingerprint": verifier.fingerprint,
             "is_calibrated": verifier.is_calibrated,
-            "advice": self._decide(0.0).advice,
+            "advice": self._decide(0.0)["advice"],
             "keeps_people": self.store is not None,
             "waiting": self.batcher.waiting.qsize(),
             "clips": self.batcher.num_clips,
@@ -235,18 +149,18 @@ class Service:
 
     def verify(
         self, first: UploadFile, second: UploadFile, false_accept_rate: Rate = None, threshold: Threshold = None
-    ) -> Verification:
+    ) -> Answer:
         """Whether two clips are of one person, and how sure that is."""
         # First, so that no clip is decoded for an answer that cannot be given.
         self._decide(0.0, false_accept_rate, threshold)
         with self._opened([first, second]) as (recordings, clips):
             score = self.verifier.compare(*self.verifier.embed(recordings))
-        return Verification(**vars(self._decide(score, false_accept_rate, threshold)), clips=clips)
+        return {**self._decide(score, false_accept_rate, threshold), "clips": clips}
 
-    def embed(self, audio: UploadFile) -> Embedding:
+    def embed(self, audio: UploadFile) -> Answer:
         """The embedding of a clip."""
         with self._opened([audio]) as (recordings, clips):
-            return Embedding(self.verifier.embed(recordings)[0].tolist(), clips)
+            return {"embedding": self.verifier.embed(recordings)[0].tolist(), "clips": clips}
 
     def compare(self, first: Annotated[list[float], Body()], second: Annotated[list[float], Body()]) -> Answer:
         """The answer about two embeddings of /embed."""
@@ -254,25 +168,25 @@ class Service:
             raise ValueError("an embedding with NaN or infinite values; expected finite numbers")
         return self._decide(self.verifier.compare(np.array(first), np.array(second)))
 
-    def people(self) -> dict[str, list[Person]]:
+    def people(self) -> Answer:
         """Everybody who is enrolled."""
-        return {"people": [Person(one.name, one.recordings) for one in self._store().people()]}
+        return {"people": [_person(one) for one in self._store().people()]}
 
-    def enrol(self, name: Annotated[str, Form()], audio: Clips) -> Enrolment:
+    def enrol(self, name: Annotated[str, Form()], audio: Clips) -> Answer:
         """Enrol somebody, or add clips of somebody who is enrolled."""
         store, name = self._store(), checked_name(name)
         with self._opened(audio) as (recordings, clips):
             done = enroll(self.verifier, store, name, recordings)
-        return Enrolment(done.name, done.total, list(done.warnings), clips)
+        return {"name": done.name, "recordings": done.total, "warnings": done.warnings, "clips": clips}
 
-    def remove(self, name: str) -> Person:
+    def remove(self, name: str) -> Answer:
         """Remove somebody: nothing of them can be read in the store or its backups."""
         store, name = self._store(), checked_name(name)
-        known = {one.name: one.recordings for one in store.people()}
+        known = {one.name: _person(one) for one in store.people()}
         if name not in known:
             raise ApiError(404, "unknown_person", f"nobody is enrolled as {name!r}")
         store.purge(name)
-        return Person(name, known[name])
+        return known[name]
 
     def identify(
         self,
@@ -280,7 +194,7 @@ class Service:
         top: Annotated[int, Form(ge=1, le=MOST_TOP)] = 5,
         false_accept_rate: Rate = None,
         threshold: Threshold = None,
-    ) -> Identification:
+    ) -> Answer:
         """Which of the enrolled people it is, or a stranger."""
         store, name, limit, advice = self._store(), None, None, None
         with self._opened([audio]) as (recordings, clips):
@@ -295,12 +209,20 @@ class Service:
                 advice = str(error)
                 candidates = tuple(store.identify(self.verifier.embed(recordings[0]), top))
         ratio = self.verifier.rule.log_likelihood_ratio
-        nearest = [Candidate(one, score, ratio(score)) for one, score in candidates]
-        return Identification(name, limit, self.verifier.is_calibrated, advice, nearest, clips)
+        return {
+            "name": name,
+            "threshold": limit,
+            "is_calibrated": self.verifier.is_calibrated,
+            "advice": advice,
+            "candidates": [
+                {"name": one, "score": score, "log_likelihood_ratio": ratio(score)} for one, score in candidates
+            ],
+            "clips": clips,
+        }
 
     def open_stream(
         self, reference: UploadFile, sample_rate: Annotated[int, Form()], threshold: Threshold = None
-    ) -> dict[str, str]:
+    ) -> Answer:
         """Start comparing live speech with a clip."""
         with self._opened([reference]) as (recordings, _):
             stream = self.verifier.stream(sample_rate, self.verifier.embed(recordings), threshold=threshold)
@@ -312,7 +234,7 @@ class Service:
             self.streams[identity] = LiveStream(stream)
         return {"id": identity}
 
-    def feed_stream(self, identity: str, content: Annotated[bytes, Depends(body_of)]) -> StreamProgress:
+    def feed_stream(self, identity: str, content: Annotated[bytes, Depends(body_of)]) -> Answer:
         """Add samples: 16 bits, little-endian, one channel."""
         live, limit, state = self._stream(identity), self.limits.chunk_seconds, None
         if len(content) % 2:
@@ -322,27 +244,27 @@ class Service:
         with live.lock:
             states = live.stream.add(np.frombuffer(content, dtype="<i2").astype(np.int16))
             live.last_used = time.monotonic()
-            if states:
-                assert states[-1].score is not None, "a server's stream has a reference"
-                decided = states[-1].decision
-                known = self._decide(states[-1].score) if decided is None else Answer(**vars(decided))
-                state = StreamAnswer(**vars(known), seconds=states[-1].seconds)
-            return StreamProgress(live.stream.seconds, state)
+            for last in states[-1:]:
+                assert last.score is not None, "a server's stream has a reference"
+                state = {"seconds": last.seconds, **self._decide(last.score, **live.stream.limits)}
+            return {"seconds": live.stream.seconds, "state": state}
 
-    def close_stream(self, identity: str) -> dict[str, str]:
+    def close_stream(self, identity: str) -> Answer:
         """Close a stream."""
         self._stream(identity)
         self.streams.pop(identity, None)
         return {"id": identity}
 
-    def _decide(self, score: float, rate: float | None = None, threshold: float | None = None) -> Answer:
+    def _decide(self, score: float, false_accept_rate: float | None = None, threshold: float | None = None) -> Answer:
         """A decision; without a calibration and a threshold, the score and what to do."""
         try:
-            return Answer(**vars(self.verifier.decide(score, false_accept_rate=rate, threshold=threshold)))
+            decision = self.verifier.decide(score, false_accept_rate=false_accept_rate, threshold=threshold)
+            return {**vars(decision), "advice": None}
         except NotCalibratedError as error:
-            if rate is not None:
+            if false_accept_rate is not None:
                 raise
-            return Answer(score=score, advice=str(error))
+            unknown = dict.fromkeys(("log_likelihood_ratio", "same_speaker", "threshold", "false_accept_rate"))
+            return {"score": score, **unknown, "advice": str(error)}
 
     def _embed_together(self, recordings: Sequence[Recording]) -> Tensor:
         """(recordings, dim), embedded with those of other requests; given up at the request's deadline."""
@@ -357,16 +279,22 @@ class Service:
         return torch.from_numpy(np.stack(found))
 
     @contextlib.contextmanager
-    def _opened(self, uploads: Sequence[UploadFile]) -> Iterator[tuple[list[Recording], list[Clip]]]:
+    def _opened(self, uploads: Sequence[UploadFile]) -> Iterator[tuple[list[Recording], list[Answer]]]:
         """The decoded files and what is known of each; their memory is counted within the block."""
         with contextlib.ExitStack() as held:
             found = [self._decoded(upload, held) for upload in uploads]
-            clips = []
-            for one in found:
-                quality = inspect_recording(one, min_speech_seconds=MIN_SPEECH_SECONDS)
-                refuse_unusable(quality)
-                clips.append(Clip(round(quality.seconds, 3), round(quality.speech_seconds, 3), list(quality.warnings)))
-            yield found, clips
+            qualities = [inspect_recording(one, min_speech_seconds=MIN_SPEECH_SECONDS) for one in found]
+            yield (
+                found,
+                [
+                    {
+                        "seconds": round(one.seconds, 3),
+                        "speech_seconds": round(one.speech_seconds, 3),
+                        "warnings": one.warnings,
+                    }
+                    for one in qualities
+                ],
+            )
 
     def _decoded(self, upload: UploadFile, held: contextlib.ExitStack) -> Recording:
         # As it may appear in a message: without folders, and short.
@@ -400,3 +328,7 @@ class Service:
     def _close_idle(self) -> None:
         oldest = time.monotonic() - self.limits.stream_idle_seconds
         self.streams = {identity: live for identity, live in self.streams.items() if live.last_used >= oldest}
+
+
+def _person(one: Person) -> Answer:
+    return {"name": one.name, "recordings": one.recordings}

@@ -48,6 +48,4 @@ def serving(model, store_path=None, limits=None, token="", host="127.0.0.1"):
         server.should_exit = True
         thread.join(20)
         listener.close()
-        if store is not None:
-            store.close()
         assert not thread.is_alive()

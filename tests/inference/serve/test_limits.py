@@ -313,7 +313,7 @@ def test_the_command_starts_and_stops_soon(models, voices, tmp_path):
         verifier = speakernet.load(models[0], device="cpu")
         with pytest.raises(ValueError, match="encrypted"):
             verifier.people(store)
-        verifier.people(store, b"a key").close()
+        verifier.people(store, b"a key")
     finally:
         process.kill()
         process.communicate()
