@@ -126,7 +126,7 @@ def export(arguments: argparse.Namespace) -> int:
         if reason := why_no_error_rate(trials):
             raise ValueError(f"{arguments.trials}: {reason}")
     if arguments.speech:
-        speech, kind = [read_audio(path, sample_rate=rate) for path in arguments.speech], "recordings"
+        speech, kind = [read_audio(one, sample_rate=rate) for one in arguments.speech], "recordings"
     elif trials is not None:
         speech, kind = [source.read(name) for name in list(trials.names)[:NUM_COMPARED]], "recordings of the list"
     else:
