@@ -6,16 +6,17 @@ to far more than its size. A file gets its final name when it is whole.
 
 import bisect
 import io
-import os
+import itertools
 import re
 import shutil
 import tarfile
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from speakernet.corpora.download import has_md5, remember_md5
-from speakernet.corpora.steps import Folder, StepSummary, UnsafeNameError, check_space
+from speakernet.corpora.steps import Folder, StepSummary, check_space
 from speakernet.files import (
     FileError,
     atomic_write,
@@ -30,12 +31,12 @@ from speakernet.files import (
 )
 from speakernet.terminal import Bar
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES, BUFFER_BYTES = 1 << 20, 1 << 18
 #: Recorded speech packs to a third at best; silence could reach 1000. An honest corpus stays far below this.
 MAX_RATIO = 100
 #: Archives that unpack to less are harmless whatever their ratio.
 ALWAYS_ALLOWED_BYTES = 256 << 20
-ADVICE = "free some space or unpack into another folder"
+ADVICE = "free some space or unpack into an empty folder"
 #: Names of pieces: `vox1_dev_wav_partaa`, `corpus.part1`, `corpus.zip.001`.
 PIECE = re.compile(r"^(?P<stem>.*?)(?:[._-]?part[._-]?[a-z]{1,2}|[._-]?part[._-]?\d+|\.\d{3})$")
 
@@ -57,15 +58,15 @@ def group_pieces(paths: Sequence[Path]) -> list[list[Path]]:
     return [sorted(group) for group in groups.values()]
 
 
-class JoinedFile(io.RawIOBase):
-    """Several files read as one."""
+def open_pieces(paths: Sequence[Path]) -> io.BufferedReader:
+    """Several files as one, open for reading."""
+    return io.BufferedReader(_JoinedFile(paths), BUFFER_BYTES)
 
+
+class _JoinedFile(io.RawIOBase):
     def __init__(self, paths: Sequence[Path]) -> None:
-        super().__init__()
         self._files = [open_regular(path) for path in paths]
-        self._starts = [0]
-        for path in paths:
-            self._starts.append(self._starts[-1] + path.stat().st_size)
+        self._starts = [0, *itertools.accumulate(path.stat().st_size for path in paths)]
         self._position = 0
 
     def readable(self) -> bool:
@@ -75,30 +76,20 @@ class JoinedFile(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._starts[-1]}[whence]
-        if base + offset < 0:
-            raise OSError(f"cannot seek to byte {base + offset}")
-        self._position = base + offset
-        return self._position
+        position = offset + (0, self._position, self._starts[-1])[whence]
+        if position < 0:
+            raise OSError(f"cannot seek to byte {position}")
+        self._position = position
+        return position
 
-    def tell(self) -> int:
-        return self._position
-
-    def read(self, size: int | None = -1) -> bytes:
-        left = max(0, self._starts[-1] - self._position)
-        wanted = left if size is None or size < 0 else min(size, left)
-        blocks = []
-        while wanted > 0:
-            number = bisect.bisect_right(self._starts, self._position) - 1
-            file = self._files[number]
-            file.seek(self._position - self._starts[number])
-            block = file.read(min(wanted, self._starts[number + 1] - self._position))
-            if not block:
-                break
-            blocks.append(block)
-            self._position += len(block)
-            wanted -= len(block)
-        return b"".join(blocks)
+    def readinto(self, buffer: Any) -> int:
+        number = bisect.bisect_right(self._starts, self._position) - 1
+        if number == len(self._files):
+            return 0
+        self._files[number].seek(self._position - self._starts[number])
+        count = self._files[number].readinto(buffer)  # type: ignore[attr-defined]
+        self._position += count
+        return count
 
     def close(self) -> None:
         for file in self._files:
@@ -124,12 +115,11 @@ def join_pieces(
         # The pieces are kept until the sum is right: for a moment both are on the disk.
         check_space(whole.parent, num_bytes)
         half = temporary_beside(whole)
-        with Bar(f"join {whole.name}", num_bytes, "B") as bar, half.open("wb") as output, JoinedFile(pieces) as source:
+        bar = Bar(f"join {whole.name}", num_bytes, "B")
+        with bar, atomic_write(half, "wb") as output, open_pieces(pieces) as source:
             while block := source.read(BLOCK_BYTES):
                 output.write(block)
                 bar.update(len(block))
-            output.flush()
-            os.fsync(output.fileno())
         found = digest_of(half, "md5")
         if md5 not in (None, found):
             half.unlink()
@@ -149,15 +139,12 @@ def extract(archive: Path, folder: str | Path, summary: StepSummary, num_jobs: i
     A zip is unpacked by `num_jobs` threads; a compressed tar is one stream.
     """
     target = Folder(folder)
-    with reading(archive, "a whole zip or tar archive; remove it and fetch it again", ArchiveError):
+    with reading(archive, "a whole zip or tar archive that stays in its folder", ArchiveError):
         open_regular(archive).close()
-        try:
-            if zipfile.is_zipfile(archive):
-                _extract_zip(archive, target, summary, num_jobs)
-            else:
-                _extract_tar(archive, target, summary)
-        except UnsafeNameError as error:
-            raise ArchiveError(f"{archive}: refused: {error}") from error
+        if zipfile.is_zipfile(archive):
+            _extract_zip(archive, target, summary, num_jobs)
+        else:
+            _extract_tar(archive, target, summary)
 
 
 def zip_members(archive: zipfile.ZipFile, path: Path) -> list[zipfile.ZipInfo]:
@@ -181,7 +168,7 @@ def tar_members(archive: tarfile.TarFile, path: Path | str) -> Iterator[tarfile.
 def _extract_zip(path: Path, folder: Folder, summary: StepSummary, num_jobs: int) -> None:
     with zipfile.ZipFile(path) as archive:
         # All names are checked before the first file is written.
-        targets = [(member, _target(folder, member.filename)) for member in zip_members(archive, path)]
+        targets = [(member, folder.path(member.filename)) for member in zip_members(archive, path)]
         missing = [(member, target) for member, target in targets if not _is_there(target, member.file_size)]
         summary.add(skipped=len(targets) - len(missing))
         check_space(folder.root, sum(member.file_size for member, _ in missing))
@@ -189,10 +176,11 @@ def _extract_zip(path: Path, folder: Folder, summary: StepSummary, num_jobs: int
         def take(item: tuple[zipfile.ZipInfo, Path]) -> None:
             member, target = item
             try:
-                with archive.open(member) as source, atomic_write(target, "wb", is_flushed=False) as output:
-                    shutil.copyfileobj(source, output, BLOCK_BYTES)
-            except OSError as error:
-                raise FileError(f"{target}: cannot be written ({error.strerror or error}); {ADVICE}") from error
+                output = atomic_write(target, "wb", is_flushed=False)
+                with archive.open(member) as source, writing(target, ADVICE), output as file:
+                    shutil.copyfileobj(source, file, BLOCK_BYTES)
+            except FileError:
+                raise
             except Exception as error:
                 # A damaged member, or one that is packed in an unknown way: zipfile raises whatever its parsers do.
                 summary.add_broken(member.filename, error_line(error))
@@ -210,23 +198,16 @@ def _extract_tar(path: Path, folder: Folder, summary: StepSummary) -> None:
     with path.open("rb") as packed, tarfile.open(fileobj=packed, mode="r|*") as archive, bar:
         for member in tar_members(archive, path):
             bar.update()
-            target = _target(folder, member.name)
             num_bytes += member.size
             _check_size(path, num_bytes)
-            if _is_there(target, member.size):
-                summary.add(skipped=1)
-                continue
-            check_space(folder.root, member.size)
-            source = archive.extractfile(member)
-            assert source is not None
-            with writing(target, ADVICE), atomic_write(target, "wb", is_flushed=False) as output:
-                shutil.copyfileobj(source, output, BLOCK_BYTES)
-            summary.add(made=1)
-
-
-def _target(folder: Folder, name: str) -> Path:
-    with writing(folder.root / name, "a folder may be where a file should be, or the other way round"):
-        return folder.path(name)
+            with writing(folder.root / member.name, ADVICE):
+                target = folder.path(member.name)
+                is_there = _is_there(target, member.size)
+                if not is_there:
+                    check_space(folder.root, member.size)
+                    with atomic_write(target, "wb", is_flushed=False) as output:
+                        shutil.copyfileobj(archive.extractfile(member), output, BLOCK_BYTES)  # type: ignore[type-var]
+            summary.add(not is_there, is_there)
 
 
 def _is_there(path: Path, num_bytes: int) -> bool:

@@ -41,17 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     lists = arguments.save_path / "cnceleb_lists"
-    summary = StepSummary("join", lists)
+    joining = [StepSummary("join", lists)] if arguments.join else []
 
     def rows(root: Path) -> Iterable[Row]:
         write_published_trials(root, lists / "cnceleb_trials.txt")
         found = cnceleb_rows(root)
-        if not arguments.join:
-            return found
-        with summary:
-            return join_short(found, root, arguments.num_jobs, summary, arguments.join_seconds)
+        return join_short(found, root, arguments.num_jobs, *joining, arguments.join_seconds) if joining else found
 
-    return prepare_public("cnceleb", arguments, rows, more=[summary] if arguments.join else [])
+    return prepare_public("cnceleb", arguments, rows, more=joining)
 
 
 def cnceleb_rows(root: Path) -> Iterator[Row]:
@@ -87,32 +84,25 @@ def join_short(rows: Iterable[Row], root: Path, num_jobs: int, summary: StepSumm
     sessions = (list(group) for _, group in groupby(rows, key=lambda row: (row.speaker, row.session)))
 
     def join(session: list[Row]) -> list[Row]:
-        kept: list[Row] = []
-        short: list[tuple[Row, float]] = []
+        seconds = {}
         for row in session:
             try:
-                seconds = audio_info(root / row.name).seconds
+                seconds[row] = audio_info(root / row.name).seconds
             except AudioError as error:
                 summary.add_broken(row.name, str(error))
-                continue
-            if seconds < join_seconds:
-                short.append((row, seconds))
-            else:
-                kept.append(row)
-        for number, group in enumerate(groups_of_length([seconds for _, seconds in short], join_seconds)):
-            first = short[group[0]][0]
-            path = target.path(f"{first.speaker}/{first.session}-joined{number:03d}.flac")
-            # Made once: a second run compares lengths and decodes nothing.
-            wanted = sum(short[member][1] for member in group)
+        short = [row for row in seconds if seconds[row] < join_seconds]
+        kept = [row for row in seconds if row not in short]
+        for number, group in enumerate(groups_of_length([seconds[row] for row in short], join_seconds)):
+            members = [short[one] for one in group]
+            path = target.path(f"{members[0].speaker}/{members[0].session}-joined{number:03d}.flac")
+            # Made once: a second run compares lengths and decodes nothing. A millisecond a file is rounding by
+            # resampling; more is a file that another tool left.
             found = audio_seconds(path, SAMPLE_RATE)
-            # A millisecond a file is rounding by resampling; more is a file that another tool left.
-            if found is None or abs(found - wanted) > 1e-3 * len(group):
-                waveforms = [read_audio(root / short[member][0].name) for member in group]
-                write_audio(path, np.concatenate(waveforms), SAMPLE_RATE)
-                summary.add(made=1)
-            else:
-                summary.add(skipped=1)
-            kept.append(first._replace(name=path.relative_to(root).as_posix()))
+            is_there = found is not None and abs(found - sum(seconds[row] for row in members)) <= 1e-3 * len(group)
+            if not is_there:
+                write_audio(path, np.concatenate([read_audio(root / row.name) for row in members]), SAMPLE_RATE)
+            summary.add(not is_there, is_there)
+            kept.append(members[0]._replace(name=path.relative_to(root).as_posix()))
         return kept
 
     return [row for kept in parallel_map(join, sessions, num_jobs, "join", unit="session") for row in kept]
@@ -124,21 +114,16 @@ def groups_of_length(seconds: list[float], wanted_seconds: float) -> list[list[i
     >>> groups_of_length([2, 2, 2, 4, 1, 1], 5)
     [[0, 1, 2], [3, 4, 5]]
     """
-    groups: list[list[int]] = []
-    current: list[int] = []
-    total = 0.0
-    for row, length in enumerate(seconds):
-        current.append(row)
-        total += length
-        if total >= wanted_seconds:
-            groups.append(current)
-            current, total = [], 0.0
+    groups: list[list[int]] = [[]]
+    for row in range(len(seconds)):
+        if sum(seconds[one] for one in groups[-1]) >= wanted_seconds:
+            groups.append([])
+        groups[-1].append(row)
     # As wespeaker does: a rest of a second or two alone would teach nothing.
-    if current and groups:
-        groups[-1] += current
-    elif current:
-        groups.append(current)
-    return groups
+    if len(groups) > 1 and sum(seconds[one] for one in groups[-1]) < wanted_seconds:
+        rest = groups.pop()
+        groups[-1] += rest
+    return groups if groups[0] else []
 
 
 def write_published_trials(root: Path, path: Path) -> None:
@@ -154,22 +139,20 @@ def write_published_trials(root: Path, path: Path) -> None:
         stem = f"{found[0].name}/eval/{name.rsplit('.', 1)[0]}"
         return next((stem + one for one in (".wav", ".flac") if (root / (stem + one)).is_file()), stem + ".wav")
 
-    def fields_of(name: str, count: int, expected: str) -> Iterator[tuple[int, list[str]]]:
-        with (lists / name).open(encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                fields = line.split()
-                if fields and len(fields) < count:
-                    raise ListError(f"{lists / name}, line {number}: expected {expected}, found {line!r}")
-                if fields:
-                    yield number, fields
+    def fields_of(name: str, expected: str) -> Iterator[list[str]]:
+        for number, line in enumerate((lists / name).read_text(encoding="utf-8").splitlines(), start=1):
+            fields = line.split()
+            if fields and len(fields) < len(expected.split()):
+                raise ListError(f"{lists / name}, line {number}: expected '{expected}', found {line!r}")
+            if fields:
+                yield fields
 
-    enrolments = {fields[0]: existing(fields[1]) for _, fields in fields_of("enroll.lst", 2, "'name path'")}
+    enrolments = {name: existing(file) for name, file, *_ in fields_of("enroll.lst", "name path")}
 
     def rows() -> Iterator[tuple[int, str, str]]:
-        expected = "'enrolment test 0|1'"
-        for number, fields in fields_of("trials.lst", 3, expected):
-            if fields[0] not in enrolments or fields[2] not in ("0", "1"):
-                raise ListError(f"{lists / 'trials.lst'}, line {number}: expected {expected}, found {' '.join(fields)}")
-            yield int(fields[2]), enrolments[fields[0]], existing(fields[1])
+        for name, test, label, *_ in fields_of("trials.lst", "enrolment test 0|1"):
+            if name not in enrolments or label not in ("0", "1"):
+                raise ListError(f"{lists / 'trials.lst'}: expected 'enrolment test 0|1', found '{name} {test} {label}'")
+            yield int(label), enrolments[name], existing(test)
 
     write_trials(path, rows())

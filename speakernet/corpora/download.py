@@ -6,10 +6,8 @@ a query may hold an access key.
 """
 
 import contextlib
-import errno
 import json
 import logging
-import re
 import socket
 import threading
 import time
@@ -22,7 +20,6 @@ from typing import Any
 
 import requests
 import urllib3
-from urllib3.util.retry import Retry
 
 from speakernet.corpora.steps import DiskFullError, Folder, StepSummary, check_space
 from speakernet.files import (
@@ -44,27 +41,17 @@ logger = logging.getLogger(__name__)
 BYTES_PER_GIGABYTE = 1_000_000_000
 EXPECTED = "a table of corpora, each with 'files' (see catalogue.yaml)"
 NOTES_FOLDER = ".prepared"
-"""Notes beside the files: MD5 sums of verified files, so that they are not read again; what a `.part` belongs to."""
+"""MD5 sums of verified files beside them, so that they are not read again."""
 BLOCK_BYTES = 1 << 20
-#: Codes after which asking again is useless: the user has to do something.
-FINAL_CODES = {400: "the request was refused", 401: "no or wrong credentials", 403: "access denied", 404: "not there",
-               410: "gone"}  # fmt: skip
-NETWORK_ERRORS = (requests.ConnectionError, requests.Timeout, requests.TooManyRedirects, urllib3.exceptions.HTTPError)
-#: Nobody answered: a firewall that swallows everything, a proxy that is not there.
+#: Asking again can help: a line that dropped, a busy server.
+RETRIED_CODES = (408, 429, 500, 502, 503, 504)
+RETRIED = (requests.ConnectionError, requests.Timeout, requests.HTTPError, urllib3.exceptions.HTTPError)
 UNANSWERED = (requests.ConnectTimeout, requests.exceptions.ProxyError)
-UNREACHABLE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
+"""A firewall that swallows everything, a proxy that is not there."""
 
 
 class DownloadError(FileError):
     """A file that could not be fetched; the message says what the user can do."""
-
-
-class _RefusedError(Exception):
-    """The server answered with an error code, and perhaps how long to wait."""
-
-    def __init__(self, code: int, wait_seconds: float | None) -> None:
-        super().__init__(f"the server answered {code}")
-        self.code, self.wait_seconds = code, wait_seconds
 
 
 @dataclass(frozen=True)
@@ -74,34 +61,23 @@ class RemoteFile:
     name: str
     urls: tuple[str, ...]
     md5: str | None
-    num_bytes: int | None
+    num_bytes: int
+    """0 if unknown."""
     access: str
     needs_key: bool = False
 
 
 @dataclass(frozen=True)
-class JoinedArchive:
-    """A whole archive that is published in pieces, in order."""
-
-    name: str
-    pieces: tuple[str, ...]
-    md5: str | None
-
-
-@dataclass(frozen=True)
 class Corpus:
-    """All files of one corpus, by name."""
+    """All files of one corpus, by name; archives that are published in pieces with those, in order, and their sums."""
 
     files: Mapping[str, RemoteFile]
-    joined: Mapping[str, JoinedArchive]
-
-    def md5(self, archive: str) -> str | None:
-        """The published sum of a file or of a joined archive."""
-        return self.joined[archive].md5 if archive in self.joined else self.files[archive].md5
+    joined: Mapping[str, tuple[str, ...]]
+    sums: Mapping[str, str | None]
 
     def pieces(self, archive: str) -> tuple[str, ...]:
         """The files that make an archive: its pieces, or itself."""
-        return self.joined[archive].pieces if archive in self.joined else (archive,)
+        return self.joined.get(archive, (archive,))
 
 
 @dataclass(frozen=True)
@@ -142,30 +118,26 @@ def load_corpus(
         files = {}
         for file_name, facts in entry["files"].items():
             # Names and keys become part of an address: a `&` or `#` in one would change what is asked for.
-            quoted = {"{name}": urllib.parse.quote(file_name, safe=""), "{key}": urllib.parse.quote(key, safe="")}
-            urls = tuple(one.replace("{name}", quoted["{name}"]).replace("{key}", quoted["{key}"]) for one in templates)
-            size = facts.get("gigabytes")
+            quoted, quoted_key = (urllib.parse.quote(one, safe="") for one in (file_name, key))
             files[file_name] = RemoteFile(
                 name=file_name,
-                urls=urls,
+                urls=tuple(one.replace("{name}", quoted).replace("{key}", quoted_key) for one in templates),
                 md5=facts.get("md5"),
-                num_bytes=None if size is None else int(size * BYTES_PER_GIGABYTE),
+                num_bytes=int(facts.get("gigabytes", 0) * BYTES_PER_GIGABYTE),
                 access=entry.get("access", ""),
                 # Whether a mirror wants a key is not for this table to say.
                 needs_key=bool(entry.get("needs_key")) and base_url is None,
             )
-        joined = {
-            whole: JoinedArchive(whole, tuple(facts["parts"]), facts.get("md5"))
-            for whole, facts in entry.get("joined", {}).items()
-        }
-    return Corpus(files, joined)
+        joined = entry.get("joined", {})
+        sums = {one: facts.get("md5") for one, facts in (entry["files"] | joined).items()}
+        return Corpus(files, {whole: tuple(facts["parts"]) for whole, facts in joined.items()}, sums)
 
 
 def remember_md5(path: Path, md5: str) -> None:
     """Note that `path`, as it is now, has this sum."""
-    status = path.stat()
-    with atomic_write(_note_of(path)) as file:
-        json.dump({"md5": md5, "num_bytes": status.st_size, "modified_ns": status.st_mtime_ns}, file)
+    note, facts = _note(path, md5)
+    with atomic_write(note) as file:
+        json.dump(facts, file)
 
 
 def has_md5(path: Path, md5: str | None) -> bool:
@@ -175,27 +147,22 @@ def has_md5(path: Path, md5: str | None) -> bool:
     """
     if not path.is_file():
         return False
-    status = path.stat()
     if md5 is None:
-        return status.st_size > 0
-    note = _read_note(_note_of(path))
-    if note.get("num_bytes") == status.st_size and note.get("modified_ns") == status.st_mtime_ns:
-        return note.get("md5") == md5
+        return path.stat().st_size > 0
+    note, facts = _note(path, md5)
+    with contextlib.suppress(OSError, ValueError):
+        if json.loads(note.read_text(encoding="utf-8")) == facts:
+            return True
     found = digest_of(path, "md5")
     remember_md5(path, found)
     return found == md5
 
 
-def _note_of(path: Path) -> Path:
-    return path.parent / NOTES_FOLDER / f"{path.name}.json"
-
-
-def _read_note(path: Path) -> dict[str, Any]:
-    try:
-        note = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return note if isinstance(note, dict) else {}
+def _note(path: Path, md5: str) -> tuple[Path, dict[str, Any]]:
+    """Where the sum of a file is remembered, and what is written there."""
+    status = path.stat()
+    facts = {"md5": md5, "num_bytes": status.st_size, "modified_ns": status.st_mtime_ns}
+    return path.parent / NOTES_FOLDER / f"{path.name}.json", facts
 
 
 def download_all(
@@ -207,14 +174,11 @@ def download_all(
     is_there = parallel_map(lambda file: has_md5(root.path(file.name), file.md5), listed, num_jobs)
     missing = [file for file, there in zip(listed, is_there, strict=True) if not there]
     summary.add(skipped=len(listed) - len(missing))
-    if not missing:
-        return
+    sizes = [file.num_bytes for file in missing]
     # Checked beforehand: 115 GB that do not fit should not be noticed after a night.
-    sizes = list(parallel_map(lambda file: file.num_bytes or _size_on_server(file, options), missing, num_jobs))
-    left = [size - _num_bytes(_part_of(root, file.name)) for size, file in zip(sizes, missing, strict=True)]
-    check_space(root.root, sum(max(0, one) for one in left))
+    check_space(root.root, sum(sizes) - sum(_num_bytes(_part_of(root, file.name)) for file in missing))
     lock = threading.Lock()
-    with Bar("download", sum(sizes) if all(sizes) else None, "B") as bar:
+    with Bar("download", sum(sizes) if all(sizes) else None, "B", is_shown=bool(missing)) as bar:
 
         def advance(count: int) -> None:
             with lock:
@@ -244,11 +208,10 @@ def download_file(
         # A wrong sum may come from an old half file: one fresh start, then the next address.
         for _ in range(2):
             try:
-                _fetch(url, file.name, part, options, on_bytes)
+                _fetch(url, part, options, on_bytes)
             except DownloadError as error:
                 reasons.append(f"{shown_url(url)}: {error}")
                 break
-            _note_of(part).unlink(missing_ok=True)
             found = digest_of(part, "md5")
             if file.md5 in (None, found):
                 part.replace(target)
@@ -256,11 +219,9 @@ def download_file(
                 return target
             # Looked at before it is removed: a login page in place of the archive is the usual reason.
             with part.open("rb") as content:
-                instead = in_place_of_a_file(content)
+                instead = in_place_of_a_file(content) or "another file"
             part.unlink()
-            reasons.append(
-                f"{shown_url(url)}: MD5 is {found}, expected {file.md5}" + (f"; it is {instead}" if instead else "")
-            )
+            reasons.append(f"{shown_url(url)}: MD5 is {found}, expected {file.md5}; it is {instead}")
     raise DownloadError(f"{file.name}: " + "; ".join(dict.fromkeys(reasons)) + f". {file.access}")
 
 
@@ -282,135 +243,75 @@ def _num_bytes(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _size_on_server(file: RemoteFile, options: DownloadOptions) -> int:
-    """The size that the first address gives; 0 if unknown."""
-    for url in file.urls:
-        with contextlib.suppress(*NETWORK_ERRORS, OSError, ValueError), _get(url, options) as reply:
-            return _total(reply) or 0 if reply.ok else 0
-    return 0
-
-
-def _get(url: str, options: DownloadOptions, start: int = 0, validator: str | None = None) -> requests.Response:
-    # Not unpacked on the way: offsets and sums are those of the file as it is published.
-    headers = {"User-Agent": "speakernet-data-preparation", "Accept-Encoding": "identity"}
-    if start:
-        headers["Range"] = f"bytes={start}-"
-        if validator:
-            headers["If-Range"] = validator
-    auth = (options.user, options.password) if options.user or options.password else None
-    return requests.get(url, headers=headers, auth=auth, stream=True, timeout=options.timeout_seconds)
-
-
-def _total(reply: requests.Response) -> int | None:
-    """Bytes of the whole file, by a reply to a request for all or for a range of it."""
-    content_range = re.search(r"/(\d+)$", reply.headers.get("Content-Range", ""))
-    if reply.status_code in (206, 416):
-        return int(content_range[1]) if content_range else None
-    length = reply.headers.get("Content-Length", "")
-    return int(length) if length.isdigit() else None
-
-
-def _fetch(url: str, name: str, part: Path, options: DownloadOptions, on_bytes: Callable[[int], object]) -> None:
+def _fetch(url: str, part: Path, options: DownloadOptions, on_bytes: Callable[[int], object]) -> None:
     """Bring `NAME.part` to its full length; wait and ask again while that can help."""
-    failures, is_first = 0, True
+    failures = 0
     while True:
         before = _num_bytes(part)
-        wait = None
         try:
             if _fetch_once(url, part, options, on_bytes):
                 return
             reason = "the connection was cut"
-        except FileError:
-            raise
-        except _RefusedError as error:
-            if error.code in FINAL_CODES:
-                raise DownloadError(f"{error} ({FINAL_CODES[error.code]})") from error
-            reason, wait = str(error), error.wait_seconds
-        except NETWORK_ERRORS as error:
+        except RETRIED as error:
             cause: BaseException = error
             # The error of the system below those of the libraries, whose texts hold the whole address.
             while (below := cause.__cause__ or cause.__context__) is not None:
                 cause = below
             reason = f"{type(cause).__name__}: {cause}"
-            is_cut_off = isinstance(cause, socket.gaierror) or getattr(cause, "errno", None) in UNREACHABLE
-            if is_first and (is_cut_off or isinstance(error, UNANSWERED)):
+            if not failures and (isinstance(cause, socket.gaierror) or isinstance(error, UNANSWERED)):
                 # Minutes of asking again help a line that drops, not a machine without one.
                 raise DownloadError(
                     f"no connection to the server ({reason}); is there a network, or a proxy to set?"
                 ) from error
-        except ValueError as error:
-            # requests' InvalidSchema and the like.
-            raise DownloadError(f"the address {shown_url(url)} is not a valid http or https address") from error
+        except requests.RequestException as error:
+            reason = f"{type(error).__name__}; expected a http or https address that leads to a file"
+            raise DownloadError(reason) from error
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise DiskFullError(
-                    f"the disk of {part.parent} is full while fetching {name}; what was fetched is kept: "
-                    "free some space and run this again"
-                ) from error
-            if isinstance(error, PermissionError):
-                raise DownloadError(f"{part.parent} is not writable: {error.strerror}") from error
-            reason = f"{type(error).__name__}: {error}"
-        is_first = False
+            raise DiskFullError(
+                f"{part} cannot be written ({error.strerror or error}); what was fetched is kept: free some space and "
+                "run this again"
+            ) from error
         # A line that drops every minute still finishes; one that gives nothing does not go on for ever.
         failures = 1 if _num_bytes(part) > before else failures + 1
         if failures > options.num_retries:
             raise DownloadError(f"given up after {options.num_retries} attempts in a row ({reason})")
-        backoff = options.first_wait_seconds * 2 ** (failures - 1)
-        wait = min(backoff if wait is None else wait, options.longest_wait_seconds)
-        logger.info("%s: %s; asking again in %.0f s", name, reason, wait)
+        wait = min(options.first_wait_seconds * 2 ** (failures - 1), options.longest_wait_seconds)
+        logger.info("%s: %s; asking again in %.0f s", part.stem, reason, wait)
         options.sleep(wait)
 
 
 def _fetch_once(url: str, part: Path, options: DownloadOptions, on_bytes: Callable[[int], object]) -> bool:
     """One request, appended to `NAME.part`; True when the file has its full length."""
-    there, note = _num_bytes(part), _read_note(_note_of(part))
-    validator = note.get("validator") if note.get("url") == shown_url(url) else None
-    with _get(url, options, there, validator) as reply:
-        total = _total(reply)
+    there = _num_bytes(part)
+    # Not unpacked on the way: offsets and sums are those of the file as it is published.
+    headers = {"User-Agent": "speakernet-data-preparation", "Accept-Encoding": "identity"}
+    headers |= {"Range": f"bytes={there}-"} if there else {}
+    auth = (options.user, options.password) if options.user or options.password else None
+    with requests.get(url, headers=headers, auth=auth, stream=True, timeout=options.timeout_seconds) as reply:
         if reply.status_code == 416:
-            if total != there:
+            is_whole = reply.headers.get("Content-Range", "").endswith(f"/{there}")
+            if not is_whole:
                 part.unlink(missing_ok=True)
-            return total == there
+            return is_whole
+        if reply.status_code in RETRIED_CODES:
+            raise requests.HTTPError(f"the server answered {reply.status_code}")
         if not reply.ok:
-            raise _RefusedError(reply.status_code, _wanted_wait(reply.headers.get("Retry-After", "")))
-        begins = re.match(r"bytes (\d+)-", reply.headers.get("Content-Range", ""))
-        start = int(begins[1]) if reply.status_code == 206 and begins else 0
-        if start not in (0, there):
-            raise OSError(f"the server sent bytes from {start}, asked for {there}")
-        if start != there:
-            # No ranges here, or another file by now: what is there is of no use.
-            on_bytes(-there)
+            raise DownloadError(f"the server answered {reply.status_code} ({reply.reason})")
+        # Without ranges, what is there is of no use.
+        start = there if reply.status_code == 206 else 0
+        on_bytes(start - there)
+        length = int(reply.headers.get("Content-Length") or 0)
         # Other files arrive at the same time: what was free at the beginning may be taken by now.
-        check_space(part.parent, (total or 0) - start)
-        etag = reply.headers.get("ETag", "")
-        # A weak ETag may not be used with If-Range (RFC 9110, 13.1.5).
-        validator = etag if etag and not etag.startswith("W/") else reply.headers.get("Last-Modified")
-        with atomic_write(_note_of(part)) as file:
-            json.dump({"url": shown_url(url), "validator": validator}, file)
+        check_space(part.parent, length)
         with part.open("r+b" if part.exists() else "xb") as output:
             output.seek(start)
-            # What is beyond the start of this body belongs to an older file.
             output.truncate()
             # The raw body: requests would unpack what a server calls gzip, as some call every .tar.gz.
             while block := reply.raw.read(BLOCK_BYTES):
                 output.write(block)
                 on_bytes(len(block))
-            return total is None or output.tell() >= total
-
-
-def _wanted_wait(retry_after: str) -> float | None:
-    """Seconds that the server asks to wait, which it gives as a number or as a date."""
-    try:
-        return Retry().parse_retry_after(retry_after)
-    except urllib3.exceptions.InvalidHeader:
-        return None
-
-
-def _without_query(record: logging.LogRecord) -> bool:
-    if isinstance(record.args, tuple):
-        record.args = tuple(one.split("?")[0] if isinstance(one, str) else one for one in record.args)
-    return True
+            return output.tell() >= start + length
 
 
 # urllib3 logs each request with its query, which holds the access key.
-logging.getLogger("urllib3.connectionpool").addFilter(_without_query)
+logging.getLogger("urllib3.connectionpool").setLevel(logging.INFO)

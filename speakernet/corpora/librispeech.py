@@ -37,14 +37,11 @@ def librispeech_rows(root: Path) -> Iterator[Row]:
     corpus = root / "LibriSpeech"
     if not corpus.is_dir():
         raise ValueError(f"{root} holds no folder LibriSpeech; give the folder that holds it, or --download fetches it")
-    genders = {}
     facts = corpus / "SPEAKERS.TXT"
-    if facts.is_file():
-        for line in facts.read_text(encoding="utf-8", errors="replace").splitlines():
-            # ID | SEX | SUBSET | MINUTES | NAME; comments begin with a semicolon.
-            fields = [field.strip() for field in line.split("|")]
-            if len(fields) > 2 and not line.startswith(";"):
-                genders[fields[0]] = fields[1]
+    lines = facts.read_text(encoding="utf-8", errors="replace").splitlines() if facts.is_file() else []
+    # ID | SEX | SUBSET | MINUTES | NAME; comments begin with a semicolon.
+    rows = ([field.strip() for field in line.split("|")] for line in lines if not line.startswith(";"))
+    genders = {row[0]: row[1] for row in rows if len(row) > 2}
     for name in walk_files(corpus, {".flac", ".wav"}):
         folders = name.split("/")
         # PART/SPEAKER/CHAPTER/FILE; READMEs and transcripts are elsewhere.
@@ -54,7 +51,4 @@ def librispeech_rows(root: Path) -> Iterator[Row]:
 
 def librispeech_split(name: str) -> str:
     """The split that LibriSpeech publishes a path in."""
-    part = name.split("/")[1]
-    if part.startswith("dev"):
-        return "validation"
-    return "test" if part.startswith("test") else "train"
+    return {"dev": "validation", "test": "test"}.get(name.split("/")[1].split("-")[0], "train")

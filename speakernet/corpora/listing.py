@@ -20,7 +20,7 @@ import yaml
 
 from speakernet.corpora.archives import extract, join_pieces
 from speakernet.corpora.download import Corpus, DownloadOptions, download_all, has_md5, load_corpus
-from speakernet.corpora.steps import StepSummary, finish
+from speakernet.corpora.steps import StepSummary, finish, name_problem
 from speakernet.corpora.utterances import (
     DEFAULT_SHARE,
     DEFAULT_TARGETS_PER_SPEAKER,
@@ -133,8 +133,8 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_jobs_argument(parser: argparse.ArgumentParser) -> None:
-    help_text = "files worked on at once"
-    parser.add_argument("--jobs", type=positive_int, default=usable_cores(), dest="num_jobs", help=help_text)
+    what = "files worked on at once"
+    parser.add_argument("--jobs", type=positive_int, default=usable_cores(), dest="num_jobs", help=what)
 
 
 def add_list_arguments(parser: argparse.ArgumentParser) -> None:
@@ -154,8 +154,8 @@ def add_corpus_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of a public corpus's lists."""
     add_common_arguments(parser)
     add_list_arguments(parser)
-    help_text = "speakers with fewer are not trained on"
-    parser.add_argument("--min_utterances", type=positive_int, default=ListOptions.min_utterances, help=help_text)
+    what = "speakers with fewer are not trained on"
+    parser.add_argument("--min_utterances", type=positive_int, default=ListOptions.min_utterances, help=what)
 
 
 def add_download_arguments(parser: argparse.ArgumentParser) -> None:
@@ -167,11 +167,11 @@ def add_download_arguments(parser: argparse.ArgumentParser) -> None:
         group.add_argument(f"--{name}", default=os.environ.get(variable, ""), help=advice)
     group.add_argument("--base_url", help="a mirror to fetch from instead; {name} is replaced by the file's name")
     group.add_argument("--catalogue", type=Path, help="a table of sources instead of the shipped catalogue.yaml")
-    retries, seconds = DownloadOptions.num_retries, DownloadOptions.timeout_seconds
-    help_text = "attempts in a row without a single byte before giving up"
-    group.add_argument("--retries", type=int, default=retries, dest="num_retries", help=help_text)
-    help_text = "seconds without data before retrying"
-    group.add_argument("--timeout", type=float, default=seconds, dest="timeout_seconds", help=help_text)
+    for name, kind, field, what in (
+        ("retries", int, "num_retries", "attempts in a row without a single byte before giving up"),
+        ("timeout", float, "timeout_seconds", "seconds without data before retrying"),
+    ):
+        group.add_argument(f"--{name}", type=kind, default=getattr(DownloadOptions, field), dest=field, help=what)
 
 
 def add_step_arguments(parser: argparse.ArgumentParser, prepare: str, what: str) -> None:
@@ -207,25 +207,25 @@ def fetch(
     """Download a corpus's files into the target folder, join those published in pieces, and unpack them there."""
     root = arguments.save_path
     corpus = corpus_of(name, arguments)
-    pieces = {piece: whole for whole in corpus.joined.values() for piece in whole.pieces}
+    pieces = {piece for some in corpus.joined.values() for piece in some}
     archives = [one for one in (files or corpus.files) if one not in pieces] + list(corpus.joined)
     summaries = []
     if "download" in steps:
-        with StepSummary(f"download_{name}", root, made="fetched") as summary:
-            # A whole that is verified needs no pieces: they were removed when it was joined.
-            missing = [one for one in archives if one not in corpus.joined or not has_md5(root / one, corpus.md5(one))]
-            wanted = [corpus.files[piece] for one in missing for piece in corpus.pieces(one)]
-            download_all(wanted, root, arguments.num_jobs, chosen(DownloadOptions, arguments), summary)
+        summary = StepSummary(f"download_{name}", root, made="fetched")
+        # A whole that is verified needs no pieces: they were removed when it was joined.
+        missing = [one for one in archives if one not in corpus.joined or not has_md5(root / one, corpus.sums[one])]
+        wanted = [corpus.files[piece] for one in missing for piece in corpus.pieces(one)]
+        download_all(wanted, root, arguments.num_jobs, chosen(DownloadOptions, arguments), summary)
         if summary.broken == summary.found > 0:
             # What follows would only find nothing to unpack.
             raise ValueError("nothing could be fetched: " + "; ".join(summary.first_broken))
         summaries.append(summary)
     if "extract" in steps:
-        with StepSummary(f"extract_{name}", root) as summary:
-            for one in corpus.joined.values():
-                join_pieces([root / piece for piece in one.pieces], root / one.name, one.md5, summary)
-            for archive in archives:
-                unpack(root / archive, corpus.md5(archive), root, summary, arguments.num_jobs)
+        summary = StepSummary(f"extract_{name}", root)
+        for one, some in corpus.joined.items():
+            join_pieces([root / piece for piece in some], root / one, corpus.sums[one], summary)
+        for archive in archives:
+            unpack(root / archive, corpus.sums[archive], root, summary, arguments.num_jobs)
         summaries.append(summary)
     return summaries
 
@@ -257,9 +257,9 @@ def prepare_public(
     options = chosen(ListOptions, arguments, root=root, save_path=root / f"{name}_lists")
     with exclusive(root):
         summaries = fetch(name, arguments, files=files) if getattr(arguments, "download", False) else []
-        with StepSummary("scan", options.save_path, made="usable") as scan:
-            listed = list(rows_of(root))
-            lists = prepare_lists(listable_rows(listed, (row.name for row in listed), scan), options, scan, split_of)
+        scan = StepSummary("scan", options.save_path, made="usable")
+        listed = list(rows_of(root))
+        lists = prepare_lists(listable_rows(listed, (row.name for row in listed), scan), options, scan, split_of)
         # The run folder is named after the file: exps/librispeech, not exps/librispeech_lists.
         config = options.save_path / f"{name}.yaml"
         write_recipe(config, root, lists)
@@ -272,7 +272,7 @@ def prepare_public(
 def say_next(*configs: Path, options: str = "") -> None:
     """Print the command that trains on the configurations, as a shell takes it; `options` as they are."""
     named = [f"--config {shlex.quote(str(config))}" for config in configs]
-    sys.stdout.write(" ".join([own_command("train"), *named, *filter(None, [options])]) + "\n")
+    sys.stdout.write(" ".join([own_command("train"), *named, options]).rstrip() + "\n")
 
 
 def prepare_lists(
@@ -293,10 +293,8 @@ def prepare_lists(
         split = split_speakers(utterances, options.seed, options.validation_share, options.test_share, fewest)
     is_enough = utterances.counts()[utterances.labels[split.train]] >= options.min_utterances
     if not is_enough.all():
-        logger.info(
-            "%d training utterances of speakers with fewer than %d are left out",
-            *((~is_enough).sum(), options.min_utterances),
-        )
+        message = "%d training utterances of speakers with fewer than %d are left out"
+        logger.info(message, (~is_enough).sum(), options.min_utterances)
     rules = PairRules(not options.same_session and can_join_sessions(utterances, split), options.same_gender)
     train = options.save_path / "train_list.txt"
     training = split.train[is_enough]
@@ -321,22 +319,18 @@ def can_join_sessions(utterances: Utterances, split: Split) -> bool:
             "one session, whose room and microphone make the error rate optimistic"
         )
         return True
-    for rows in (split.validation, split.test):
+    for rows in filter(len, (split.validation, split.test)):
         pairs = np.unique(np.stack([utterances.labels[rows], utterances.sessions[rows]]), axis=1)
         speakers, first, counts = np.unique(pairs[0], return_index=True, return_counts=True)
         alone = speakers[(counts == 1) & (pairs[1][first] != UNKNOWN)]
-        if len(rows) and len(alone) == len(speakers):
-            logger.warning(
-                "every held-out speaker has one session only: target trials are made within it, so room and microphone "
-                "make the error rate optimistic"
-            )
-            return False
         if len(alone):
             logger.warning(
-                "%d of %d held-out speakers have one session only (first: %s): they give no target trials; "
-                "--same_session makes some within it, with an optimistic error rate",
+                "%d of %d held-out speakers have one session only (first: %s) and give no target trials between "
+                "sessions; trials within one, as of --same_session, have an optimistic error rate",
                 *(len(alone), len(speakers), utterances.speakers[int(alone[0])]),
             )
+        if len(alone) == len(speakers):
+            return False
     return True
 
 
@@ -346,24 +340,15 @@ def listable_rows(rows: Iterable[Row | None], names: Iterable[str], summary: Ste
     for name, row in zip(names, rows, strict=True):
         speaker = one_word(row.speaker) if row else ""
         problem = name_problem(row.name) if row else "this name tells no speaker"
-        if row is None or problem is not None or not speaker:
+        if row is None or problem or not speaker:
             summary.add_broken(name, problem or "the speaker's name is empty")
-            continue
         # A list ends the speaker at white space, so two people must not meet in one word.
-        if originals.setdefault(speaker, row.speaker) != row.speaker:
+        elif originals.setdefault(speaker, row.speaker) != row.speaker:
             raise ValueError(
                 f"{originals[speaker]!r} and {row.speaker!r} would both be listed as {speaker!r}; rename one speaker"
             )
-        yield row._replace(speaker=speaker)
-
-
-def name_problem(name: str) -> str | None:
-    """Why a list cannot hold a path, or None."""
-    is_one_line = len(name.splitlines()) == 1 and "\t" not in name and name == name.strip()
-    is_text = not any("\ud800" <= letter <= "\udfff" for letter in name)
-    if is_one_line and is_text:
-        return None
-    return "a list cannot hold this name (line break, tab, white space at an end, or not UTF-8); rename it"
+        else:
+            yield row._replace(speaker=speaker)
 
 
 def usable_utterances(
@@ -377,11 +362,12 @@ def usable_utterances(
     source = FolderSource(root, keep_lookup=False, show_progress=True)
     lookup = source.lookup_table(found.names, num_threads=max(4, num_jobs))
     seconds = lookup.seconds
-    for row, problem in sorted(lookup.problems.items()):
+    short = {
+        row: f"lasts {seconds[row]:.2f} s, shorter than {min_seconds:g} s"
+        for row in np.flatnonzero(seconds < min_seconds).tolist()
+    }
+    for row, problem in sorted((short | lookup.problems).items()):
         summary.add_broken(found.names[row], problem)
-    for row in np.flatnonzero(seconds < min_seconds).tolist():
-        if row not in lookup.problems:
-            summary.add_broken(found.names[row], f"lasts {seconds[row]:.2f} s, shorter than {min_seconds:g} s")
     # A header without samples is broken whatever the shortest length asked for.
     keep = np.flatnonzero(seconds >= max(min_seconds, 1e-9))
     summary.add(made=len(keep))
@@ -399,9 +385,8 @@ def _write_trials(
     num_targets = int(pairs.labels.sum())
     if num_targets in (0, len(pairs)):
         raise ValueError(
-            f"the {name} split has no {'target' if num_targets == 0 else 'non-target'} trials: its speakers have too "
-            "few utterances, or only one session each; add recordings, or allow trials within a session with "
-            "--same_session"
+            f"the {name} split has {num_targets} target trials of {len(pairs)}: its speakers have too few utterances, "
+            "or only one session each; add recordings, or allow trials within a session with --same_session"
         )
     path = options.save_path / f"{name}_trials.txt"
     write_trials(path, pairs.rows(utterances))
@@ -422,13 +407,13 @@ def write_recipe(path: Path, root: Path, lists: ListFiles, **sets: Path | None) 
     `sets` may give `noise_path` and `rir_path`. Every path is absolute, so that it works from any folder.
     """
     epochs = max(LEAST_EPOCHS, min(MOST_EPOCHS, WANTED_UTTERANCES // max(1, lists.num_train)))
-    sections = _inputs(root, lists, sets)
+    sections = _inputs(root, lists, sets) | {"training": {"max_epochs": epochs}}
     if lists.num_train <= SMALL_CORPUS_UTTERANCES:
         # The margin grows as in that recipe, once the speakers are roughly separated.
         ramp = {"margin": "linear", "margin_begin_epoch": epochs // 8, "margin_end_epoch": epochs // 2}
         schedule = {"name": "cosine", "warmup_epochs": 2, "final_learning_rate": 1.0e-5, **ramp}
         sections |= SMALL_CORPUS_SECTIONS | {"schedule": schedule}
-    _write(path, root, lists, "", sections | {"training": {"max_epochs": epochs}})
+    _write(path, root, lists, "--config THIS", sections)
 
 
 def write_little_data_lists(path: Path, root: Path, lists: ListFiles, **sets: Path | None) -> None:
@@ -437,33 +422,30 @@ def write_little_data_lists(path: Path, root: Path, lists: ListFiles, **sets: Pa
     It has its own batch and crop if there are too few utterances, or too short ones, for the recipe's; and fewer epochs
     if there are more utterances than the recipe's epochs are for.
     """
-    sections = _inputs(root, lists, sets)
-    data = sections["data"]
+    sections = _inputs(root, lists, sets) | {"training": {"save_path": f"exps/{path.stem}"}}
     for name, usual in (("batch_size", LARGEST_SMALL_BATCH), ("crop_frames", LITTLE_DATA_CROP)):
-        if data[name] >= usual:
-            del data[name]
+        if sections["data"][name] >= usual:
+            del sections["data"][name]
     # Speed perturbation needs no files: augmentation stays on without them.
     del sections["augment"]["enabled"]
-    sections["training"] = {"save_path": f"exps/{path.stem}"}
     if lists.num_train > LITTLE_DATA_TUNED_UTTERANCES:
         share = LITTLE_DATA_TUNED_UTTERANCES / lists.num_train
         begin, end, epochs = (round(share * one) for one in (*LITTLE_DATA_RAMP, LITTLE_DATA_EPOCHS))
         sections["schedule"] = {"margin_begin_epoch": begin, "margin_end_epoch": end}
         sections["training"] |= {"max_epochs": epochs, "test_interval": epochs}
-    use = f", for `--config {LITTLE_DATA} --config THIS`"
-    _write(path, root, lists, use, {name: section for name, section in sections.items() if section})
+    _write(path, root, lists, f"--config {LITTLE_DATA} --config THIS", sections)
 
 
 def write_fine_tuning_lists(path: Path, root: Path, lists: ListFiles, **sets: Path | None) -> None:
     """Write a configuration of nothing but the lists and a run folder of its own, for the fine-tuning recipe."""
     sections = _inputs(root, lists, sets) | {"training": {"save_path": f"exps/{path.stem}"}}
-    use = f", for `--config {FINE_TUNING} --config THIS --initial_model MODEL.pt`"
-    _write(path, root, lists, use, sections)
+    _write(path, root, lists, f"--config {FINE_TUNING} --config THIS --initial_model MODEL.pt", sections)
 
 
 def _inputs(root: Path, lists: ListFiles, sets: dict[str, Path | None]) -> dict[str, Any]:
     """The sections data and augment."""
     largest = LARGEST_SMALL_BATCH if lists.num_train <= SMALL_CORPUS_UTTERANCES else LARGEST_BATCH
+    given = {name: str(path.resolve()) for name, path in sets.items() if path is not None}
     data: dict[str, Any] = {
         "train_list": str(lists.train.resolve()),
         "train_path": str(root.resolve()),
@@ -475,15 +457,13 @@ def _inputs(root: Path, lists: ListFiles, sets: dict[str, Path | None]) -> dict[
     for name, trials in (("validation", lists.validation), ("test", lists.test or lists.validation)):
         if trials is not None:
             data |= {f"{name}_list": str(trials.resolve()), f"{name}_path": str(root.resolve())}
-    given = {name: str(path.resolve()) for name, path in sets.items() if path is not None}
     return {"data": data, "augment": {"enabled": bool(given), **given}}
 
 
 def _write(path: Path, root: Path, lists: ListFiles, use: str, sections: dict[str, Any]) -> None:
-    kind = "The lists of" if use else "Trains on"
     with atomic_write(path) as file:
         file.write(
-            f"# {kind} {lists.num_train} utterances of {lists.num_speakers} speakers of {root.name}{use}.\n"
+            f"# {lists.num_train} utterances of {lists.num_speakers} speakers of {root.name}, for `{use}`.\n"
             "# What is not set here keeps its default; `speakernet show-config --config FILE` shows everything.\n"
         )
-        yaml.safe_dump(sections, file, sort_keys=False, allow_unicode=True)
+        yaml.safe_dump({name: one for name, one in sections.items() if one}, file, sort_keys=False, allow_unicode=True)

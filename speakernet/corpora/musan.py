@@ -66,9 +66,8 @@ def prepare(
         def cut(name: str) -> tuple[int, int]:
             return _cut_file(root / "musan" / name, target, name, piece_seconds, hop_seconds)
 
-        with StepSummary("split_musan", root) as summary:
-            summary.count_each(cut, walk_files(root / "musan", READABLE_SUFFIXES), arguments.num_jobs, "split")
-        summaries.append(summary)
+        summaries.append(StepSummary("split_musan", root))
+        summaries[-1].count_each(cut, walk_files(root / "musan", READABLE_SUFFIXES), arguments.num_jobs, "split")
     return summaries
 
 

@@ -35,7 +35,7 @@ from speakernet.corpora.listing import (
     write_little_data_lists,
     write_recipe,
 )
-from speakernet.corpora.steps import Conversion, StepSummary, convert_all, finish, walk_files
+from speakernet.corpora.steps import StepSummary, convert_all, finish, walk_files
 from speakernet.corpora.utterances import NUM_EXAMPLES, Row, pattern_rule, read_table, row_by_folder, row_by_pattern
 from speakernet.data.audio import AUDIO_SUFFIXES, SAMPLE_RATE
 from speakernet.data.ffmpeg import CONVERTIBLE_SUFFIXES, FFMPEG_VARIABLE
@@ -75,24 +75,25 @@ class Layout(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    help_text = "the folder that holds the voices; paths in lists are relative to it"
-    parser.add_argument("root", metavar="folder", type=Path, help=help_text)
-    help_text = "where lists and configuration go (default: data/NAME OF THE FOLDER)"
-    parser.add_argument("--save_path", type=Path, help=help_text)
-    help_text = "table with the headings path,speaker[,session,gender]"
-    parser.add_argument("--csv", type=Path, dest="table", help=help_text)
-    parser.add_argument("--pattern", help="regular expression over relative paths with a group named speaker")
-    help_text = (
+    what = "the folder that holds the voices; paths in lists are relative to it"
+    parser.add_argument("root", metavar="folder", type=Path, help=what)
+    parser.add_argument("--csv", type=Path, dest="table", help="table with the headings path,speaker[,session,gender]")
+    what = (
         "speakers: the top folders are speakers; parts: they are train, dev and test, kept apart; pooled: as parts, "
         "but the speakers are split again; auto: by their names"
     )
-    parser.add_argument("--layout", choices=LAYOUTS, default=FolderOptions.layout, help=help_text)
-    parser.add_argument("--speaker_depth", type=int, help="folders above the speakers' folders (default: detected)")
-    add_list_arguments(parser)
+    parser.add_argument("--layout", choices=LAYOUTS, default=FolderOptions.layout, help=what)
     parser.add_argument("--same_session", action="store_true", help="also make target trials within one session")
-    parser.add_argument("--noise_path", type=Path, help="noise folder (MUSAN's layout) for augmentation")
-    parser.add_argument("--rir_path", type=Path, help="room impulse responses for augmentation")
-    parser.add_argument("--ffmpeg", help="ffmpeg to use (default: the one on the PATH)")
+    for name, kind, what in (
+        ("save_path", Path, "where lists and configuration go (default: data/NAME OF THE FOLDER)"),
+        ("pattern", str, "regular expression over relative paths with a group named speaker"),
+        ("speaker_depth", int, "folders above the speakers' folders (default: detected)"),
+        ("noise_path", Path, "noise folder (MUSAN's layout) for augmentation"),
+        ("rir_path", Path, "room impulse responses for augmentation"),
+        ("ffmpeg", str, "ffmpeg to use (default: the one on the PATH)"),
+    ):
+        parser.add_argument(f"--{name}", type=kind, help=what)
+    add_list_arguments(parser)
     add_jobs_argument(parser)
 
 
@@ -128,21 +129,20 @@ def prepare_folder(options: FolderOptions) -> tuple[list[Path], Path, list[StepS
         The configurations that train from scratch, the one for fine-tuning, and what each step found.
     """
     summaries = []
-    with StepSummary("scan", options.save_path, made="usable") as scan:
-        rows, split_of = _rows(options, scan)
-        found: list[Row] = []
-        foreign: list[Row] = []
-        for row in rows:
-            (foreign if Path(row.name).suffix.lower() in CONVERTIBLE_SUFFIXES else found).append(row)
-        if foreign:
-            folder = _converted_folder(options)
-            conversions = [Conversion(options.root / row.name, folder / _converted_name(row.name)) for row in foreign]
-            with StepSummary("convert", options.save_path) as summary:
-                convert_all(conversions, "wav", SAMPLE_RATE, options.num_jobs, summary)
-            summaries.append(summary)
-            targets = (one.target for one in conversions)
-            found += [row._replace(name=str(one)) for row, one in zip(foreign, targets, strict=True) if one.exists()]
-        lists = prepare_lists(found, options, scan, split_of)
+    scan = StepSummary("scan", options.save_path, made="usable")
+    listed, split_of = _rows(options, scan)
+    rows = list(listed)
+    pairs = {
+        row: (options.root / row.name, _converted_folder(options) / _converted_name(row.name))
+        for row in rows
+        if Path(row.name).suffix.lower() in CONVERTIBLE_SUFFIXES
+    }
+    if pairs:
+        summaries.append(StepSummary("convert", options.save_path))
+        convert_all(pairs.values(), "wav", SAMPLE_RATE, options.num_jobs, summaries[0])
+    found = [row for row in rows if row not in pairs]
+    found += [row._replace(name=str(target)) for row, (_, target) in pairs.items() if target.exists()]
+    lists = prepare_lists(found, options, scan, split_of)
     config = options.save_path / f"{options.save_path.resolve().name}.yaml"
     fine_tuning = config.with_name(f"{config.stem}_finetune.yaml")
     sets = {"noise_path": options.noise_path, "rir_path": options.rir_path}
@@ -165,14 +165,11 @@ def find_layout(root: Path, wanted: str = "auto") -> Layout:
     splits = [name for name in names if name.lower() in SPLIT_FOLDERS]
     if not splits and wanted == "auto":
         return Layout(depth)
-    if not splits:
-        raise ValueError(f"--layout {wanted}: {folder} holds no folders named train, dev, test or the like")
-    if len(splits) < len(names):
-        others = sorted(set(names) - set(splits))
+    if not splits or len(splits) < len(names):
         raise ValueError(
-            f"{folder} holds folders named as parts of a corpus ({', '.join(splits)}) beside others "
-            f"({', '.join(others[:NUM_EXAMPLES])}): if each is a speaker, give --layout speakers, else give the folder "
-            "that holds either parts or speakers"
+            f"{folder} holds {', '.join(names[:NUM_EXAMPLES])}; expected folders named train, dev, test or the like, "
+            "and no others beside them. If each is a speaker, give --layout speakers, else give the folder that holds "
+            "either parts or speakers"
         )
     # train/wav/anna beside dev/bert: one depth for both would take `wav` for a speaker.
     depths = {_below_containers(folder / name, depth + 1)[0] for name in splits}
@@ -209,21 +206,21 @@ def _rows(options: FolderOptions, scan: StepSummary) -> tuple[Iterator[Row], Cal
             "give the folder above it, with other speakers' folders beside it; if their names contain the speakers, "
             "give --pattern or --csv"
         )
-    if options.speaker_depth is None:
-        layout = find_layout(options.root, options.layout)
-    else:
-        layout = Layout(options.speaker_depth)
+    depth = options.speaker_depth
+    layout = find_layout(options.root, options.layout) if depth is None else Layout(depth)
     if layout.depth and options.speaker_depth is None:
         kept = "are kept apart as they are" if layout.split_depth is not None else "are split again"
         logger.info("the speakers are taken from %d folders below %s and %s", layout.depth, options.root, kept)
     _name_empty_folders(options.root, names, layout.depth)
     # A generator: what a list cannot hold is counted while it is walked, once.
     rows = listable_rows((row_by_folder(name, layout.depth) for name in names), names, scan)
-    if layout.split_depth is None:
-        return rows, None
     # Converted files are named by their whole path, below which their folders are as they were.
     split_depth, converted = layout.split_depth, f"{_converted_folder(options)}/"
-    return rows, lambda name: SPLIT_FOLDERS[name.removeprefix(converted).split("/")[split_depth].lower()]
+
+    def split_of(name: str) -> str:
+        return SPLIT_FOLDERS[name.removeprefix(converted).split("/")[split_depth or 0].lower()]
+
+    return rows, None if split_depth is None else split_of
 
 
 def _name_empty_folders(root: Path, names: Sequence[str], depth: int) -> None:

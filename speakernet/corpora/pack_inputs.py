@@ -6,21 +6,19 @@ into memory. Names are data from outside and are checked before anything is read
 """
 
 import collections
-import functools
 import json
 import os
 import tarfile
 import tempfile
 import zipfile
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
-from speakernet.corpora.archives import ArchiveError, JoinedFile, group_pieces, tar_members, zip_members
-from speakernet.corpora.steps import UnsafeNameError, checked_relative, walk_files
+from speakernet.corpora.archives import ArchiveError, group_pieces, open_pieces, tar_members, zip_members
+from speakernet.corpora.steps import checked_relative, name_problem, walk_files
 from speakernet.data.audio import AUDIO_SUFFIXES, AudioError, read_audio, read_audio_bytes, to_int16
 from speakernet.data.ffmpeg import CONVERTIBLE_SUFFIXES
 from speakernet.data.lists import (
@@ -37,6 +35,7 @@ from speakernet.data.lists import (
 )
 from speakernet.data.opening import KaldiSource, is_kaldi
 from speakernet.data.packing import PackInput
+from speakernet.files import reading
 
 NOT_IN_ANY = -1
 FOLDER, KALDI, ARCHIVE = "folder", "Kaldi folder", "archive"
@@ -46,6 +45,7 @@ SHARD_SUFFIXES = (b".tar", b".tar.gz", b".tgz")
 SPEAKER_SUFFIX = ".spk"
 HEAD_BYTES = 65_536
 SHOWN_CHARACTERS = 120  # of a malformed value
+ABSENT = "{name}: the list names it, but {source} does not hold it"
 NAMED_ARCHIVES = 5
 """Of many, in messages."""
 
@@ -67,7 +67,7 @@ class FileInput(PackInput):
     def decode(self, row: int, content: bytes | None, sample_rate: int) -> np.ndarray:
         file = self._files[row]
         if not file:
-            raise AudioError(f"{self.names[row]}: the list names it, but {self.description} does not hold it")
+            raise AudioError(ABSENT.format(name=self.names[row], source=self.description))
         path = os.path.join(self._root, file)  # noqa: PTH118  a million times
         return to_int16(read_audio(path, sample_rate=sample_rate))
 
@@ -76,15 +76,11 @@ class FolderInput(FileInput):
     """Files under a folder: those that a list names, or all of them."""
 
     def __init__(self, root: str | Path, names: StringTable | None = None) -> None:
-        if not Path(root).is_dir():
-            raise AudioError(f"{root}: no such folder; give the folder that the list's paths are relative to")
         if names is None:
             names = StringTable.from_strings(walk_files(root, AUDIO_SUFFIXES))
-        try:
+        with reading(root, "a folder, and a list of files in it", AudioError):
             for name in names:
                 checked_relative(name)
-        except UnsafeNameError as error:
-            raise AudioError(f"{root}: refused: {error}") from error
         super().__init__(Recordings(names, names), str(root), root=str(root))
 
 
@@ -95,28 +91,25 @@ class ArchiveInput(PackInput):
         names: list[str] = []
         speakers: list[str] = []
         of_archive, of_member = [], []
-        sought = None if wanted is None else Wanted(wanted)
         for number, archive in enumerate(archives):
-            members, chosen = match_members(archive, sought, strip)
+            members, chosen = match_members(archive, wanted, strip)
             names += chosen
             speakers += [archive.speakers[member] for member in members.tolist()] if archive.speakers else []
             of_archive.append(np.full(len(members), number))
             of_member.append(members)
-        shown = ", ".join(archive.name for archive in archives[:NAMED_ARCHIVES])
-        left = len(archives) - NAMED_ARCHIVES
-        description = f"{shown} and {left} more" if left > 0 else shown
+        description = ", ".join(archive.name for archive in archives[:NAMED_ARCHIVES])
+        description += " and more" if len(archives) > NAMED_ARCHIVES else ""
         if len(set(names)) < len(names):
-            twice = next(name for name, count in collections.Counter(names).items() if count > 1)
+            (twice, _), *_ = collections.Counter(names).most_common(1)
             raise ArchiveError(f"{description}: {twice!r} occurs twice; pack the archives one by one or change --strip")
         # One archive without speakers leaves the whole without a list.
         has_speakers = len(speakers) == len(names)
         if wanted is not None:
-            absent = NameIndex(StringTable.from_strings(names)).find(wanted) < 0
-            absent_names = [wanted[row] for row in np.flatnonzero(absent).tolist()]
-            names += absent_names
-            speakers += [""] * len(absent_names)
-            of_archive.append(np.full(len(absent_names), NOT_IN_ANY))
-            of_member.append(np.zeros(len(absent_names), dtype=np.int64))
+            absent = np.flatnonzero(NameIndex(StringTable.from_strings(names)).find(wanted) < 0)
+            names += [wanted[row] for row in absent.tolist()]
+            speakers += [""] * len(absent)
+            of_archive.append(np.full(len(absent), NOT_IN_ANY))
+            of_member.append(np.zeros(len(absent), dtype=np.int64))
         known = StringTable.from_strings(speakers) if has_speakers else None
         super().__init__(StringTable.from_strings(names), description, known)
         self._archives = archives
@@ -134,10 +127,9 @@ class ArchiveInput(PackInput):
 
     def decode(self, row: int, content: bytes | None, sample_rate: int) -> np.ndarray:
         if self._of_archive[row] == NOT_IN_ANY:
-            raise AudioError(f"{self.names[row]}: the list names it, but {self.description} does not hold it")
+            raise AudioError(ABSENT.format(name=self.names[row], source=self.description))
         archive, member = self._archives[self._of_archive[row]], int(self._of_member[row])
-        if content is None:
-            content = archive.read(member)
+        content = archive.read(member) if content is None else content
         label = f"{archive.name}: {archive.files[member]}"
         suffix = os.path.splitext(archive.files[member])[1].lower()  # noqa: PTH122
         if suffix not in CONVERTIBLE_SUFFIXES:
@@ -172,22 +164,7 @@ def open_inputs(
     return ArchiveInput([open_archive(pieces) for pieces in group_pieces(paths)], wanted, strip)
 
 
-class Wanted:
-    """The names that a list asks for, found under every suffix; both indexes are made once for all archives."""
-
-    def __init__(self, names: StringTable) -> None:
-        self.names = names
-
-    @functools.cached_property
-    def exact(self) -> NameIndex:
-        return NameIndex(self.names)
-
-    @functools.cached_property
-    def bare(self) -> NameIndex:
-        return NameIndex(StringTable.from_strings(map(without_suffix, self.names)))
-
-
-def match_members(archive: "Archive", wanted: Wanted | None, strip: int | None) -> tuple[np.ndarray, list[str]]:
+def match_members(archive: "Archive", wanted: StringTable | None, strip: int | None) -> tuple[np.ndarray, list[str]]:
     """Members to take, ascending, and their names in the corpus.
 
     With a list the members are found under the list's own names: leading folders that the list does not have are
@@ -198,29 +175,25 @@ def match_members(archive: "Archive", wanted: Wanted | None, strip: int | None) 
         kept = [(row, name) for row, name in kept if name]
         return np.array([row for row, _ in kept], dtype=np.int64), [name for _, name in kept]
     depths = range(max((name.count("/") for name in archive.names), default=0) + 1) if strip is None else [strip]
-    best: tuple[np.ndarray, np.ndarray] = (np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+    found = [np.zeros(0, dtype=np.int64)]
     for plain in (str, without_suffix):
-        index = wanted.exact if plain is str else wanted.bare
+        index = NameIndex(StringTable.from_strings(map(plain, wanted)))
         for depth in depths:
-            stripped = StringTable.from_strings(plain("/".join(name.split("/")[depth:])) for name in archive.names)
-            rows = index.find(stripped)
-            members = np.flatnonzero(rows >= 0)
-            if len(members) > len(best[0]):
-                best = members, rows[members]
-        if len(best[0]):
+            stripped = ("/".join(name.split("/")[depth:]) for name in archive.names)
+            found.append(index.find(StringTable.from_strings(map(plain, stripped))))
+        rows = max(found, key=lambda one: np.count_nonzero(one >= 0))
+        if (rows >= 0).any():
             break
-    return best[0], [wanted.names[row] for row in best[1].tolist()]
+    members = np.flatnonzero(rows >= 0)
+    return members, [wanted[row] for row in rows[members].tolist()]
 
 
 def _kind(path: Path) -> str:
     """What a source is."""
-    if not path.exists():
-        raise AudioError(f"{path}: no such folder or archive")
     if path.is_dir():
         return KALDI if is_kaldi(path) else FOLDER
-    # A pipe would be waited for without end.
     if not path.is_file():
-        raise AudioError(f"{path}: neither a file nor a folder; give a folder, a list or an archive")
+        raise AudioError(f"{path}: no such folder or archive")
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
     first = head.removeprefix(BYTE_ORDER_MARK).lstrip().split(b"\n", 1)[0].strip()
@@ -270,9 +243,7 @@ def _raw_problem(row: Any) -> str:
         return "vad: segments are not cut out here; let make_shard_list.py do it (--vad_file) and pack shards"
     for field in RAW_FIELDS:
         value = row[field]
-        # JSON can spell half of a surrogate pair, which no file name and no list can hold.
-        is_text = isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
-        if not is_text or not value.strip() or len(value.splitlines()) != 1 or "\0" in value:
+        if not isinstance(value, str) or not value or name_problem(value) or "\0" in value:
             return f"{field}: expected text of one line"
     if row["spk"].split() != [row["spk"]]:
         return "spk: expected one word"
@@ -292,20 +263,15 @@ def read_shard_list(path: Path) -> list[Path]:
 
 def open_archive(paths: Sequence[Path]) -> "Archive":
     """The archive that the pieces `paths` make."""
-    try:
-        with JoinedFile(paths) as file:
+    with reading(
+        paths[0], "a whole zip or tar archive; name every part of one in parts, or fetch it again", ArchiveError
+    ):
+        with open_pieces(paths) as file:
             is_zip = zipfile.is_zipfile(file)
         return ZipAudio(paths) if is_zip else TarAudio(paths)
-    except UnsafeNameError as error:
-        raise ArchiveError(f"{paths[0]}: refused: {error}") from error
-    except (zipfile.BadZipFile, tarfile.TarError, EOFError, OSError) as error:
-        raise ArchiveError(
-            f"{paths[0]}: neither a whole zip nor a whole tar archive ({error}); fetch it again, and name every "
-            "part of an archive in parts"
-        ) from error
 
 
-class Archive(ABC):
+class Archive:
     """The audio files in an archive, in the order in which they are stored."""
 
     def __init__(self, name: str, files: Sequence[str], speakers: Mapping[str, str] | None = None) -> None:
@@ -314,26 +280,26 @@ class Archive(ABC):
         self.names = [without_suffix(file) for file in files] if speakers else files
         self.speakers = [speakers[key] for key in self.names] if speakers else []
 
-    @abstractmethod
     def read(self, member: int) -> bytes:
-        """The bytes of one member; called from several threads."""
+        """The bytes of one member that `contents` did not give; called from several threads."""
+        raise AudioError(f"{self.name}: {self.files[member]}: the archive ends in the middle of it")
 
     def contents(self, members: np.ndarray) -> Iterator[bytes | None]:
         """Bytes of ascending members for archives that can only be read in order; else Nones, and `read` is called."""
-        for _ in members:
-            yield None
+        yield from [None] * len(members)
 
 
 class ZipAudio(Archive):
     """A zip archive, in one file or in pieces."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self._zip = zipfile.ZipFile(JoinedFile(paths))
+        self._zip = zipfile.ZipFile(open_pieces(paths))
         members = zip_members(self._zip, paths[0])
-        names = {one: str(checked_relative(one.filename)) for one in members}
+        for one in members:
+            checked_relative(one.filename)
         # In the order of their bytes, so that a spinning disk reads straight through.
         self._members = sorted((one for one in members if _is_audio(one.filename)), key=lambda one: one.header_offset)
-        super().__init__(str(paths[0]), [names[one] for one in self._members])
+        super().__init__(str(paths[0]), [str(checked_relative(one.filename)) for one in self._members])
 
     def read(self, member: int) -> bytes:
         try:
@@ -349,40 +315,36 @@ class TarAudio(Archive):
         self._paths = paths
         files, places, speakers = [], [], {}
         # Opened by whoever reads: a corpus of a thousand shards would hold a thousand files open.
-        with JoinedFile(paths) as file:
+        with open_pieces(paths) as file:
             # A compressed tar begins with the compressor's mark, a plain one has its own at byte 257.
             self._is_plain = file.read(262)[257:262] == b"ustar"
             file.seek(0)
             for archive, member in self._walk(file):
                 name = str(checked_relative(member.name))
                 if name.endswith(SPEAKER_SUFFIX):
-                    content = archive.extractfile(member)
-                    assert content is not None
-                    speakers[without_suffix(name)] = _speaker(content.read(MAX_SPEAKER_BYTES + 1), paths[0], name)
+                    content = archive.extractfile(member).read(MAX_SPEAKER_BYTES + 1)  # type: ignore[union-attr]
+                    speakers[without_suffix(name)] = _speaker(content, paths[0], name)
                 elif _is_audio(name):
                     files.append(name)
                     places.append((member.offset_data, member.size))
         self._places = np.array(places, dtype=np.int64).reshape(-1, 2)
         lonely = [one for one in files if without_suffix(one) not in speakers] if speakers else []
         if lonely:
-            key = without_suffix(lonely[0])
-            raise ArchiveError(f"{paths[0]}: {lonely[0]}: no {key}.spk in the shard; pack tars without speakers apart")
+            raise ArchiveError(
+                f"{paths[0]}: {lonely[0]}: no {without_suffix(lonely[0])}.spk in the shard; pack tars without speakers apart"
+            )
         super().__init__(str(paths[0]), files, speakers)
 
-    def _walk(self, file: JoinedFile) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
+    def _walk(self, file: IO[bytes]) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
         with tarfile.open(fileobj=file, mode="r:" if self._is_plain else "r|*") as archive:
             for member in tar_members(archive, self._paths[0]):
                 yield archive, member
-
-    def read(self, member: int) -> bytes:
-        # Called for what `contents` could not give.
-        raise AudioError(f"{self.name}: {self.files[member]}: the archive ends in the middle of it")
 
     def contents(self, members: np.ndarray) -> Iterator[bytes | None]:
         """Plain archives are read where the members are, compressed ones from end to end."""
         if not len(members):
             return
-        with JoinedFile(self._paths) as file:
+        with open_pieces(self._paths) as file:
             if self._is_plain:
                 for offset, size in self._places[members].tolist():
                     file.seek(offset)
@@ -393,9 +355,7 @@ class TarAudio(Archive):
             audio = ((archive, member) for archive, member in self._walk(file) if _is_audio(member.name))
             for number, (archive, member) in enumerate(audio):
                 if number in wanted:
-                    source = archive.extractfile(member)
-                    assert source is not None
-                    yield source.read()
+                    yield archive.extractfile(member).read()  # type: ignore[union-attr]
 
 
 def _speaker(content: bytes, path: Path, name: str) -> str:

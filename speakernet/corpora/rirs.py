@@ -10,6 +10,7 @@ Give --rir_path data/RIRS_NOISES/simulated_rirs (as the classic tools use them) 
 import argparse
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -70,17 +71,15 @@ def prepare(arguments: argparse.Namespace, steps: Sequence[str] = STEPS) -> list
             raise AudioError(f"{simulated / name}: cannot be read, or holds a header only")
         return 0, 1
 
-    with StepSummary("prepare_rirs", root) as summary:
-        if simulated.is_dir():
-            summary.count_each(check, walk_files(simulated, READABLE_SUFFIXES), num_jobs, "check simulated")
-        if measured.is_dir():
-            target = Folder(root / PREPARED_FOLDER)
-            # The folder's own naming: RVB2014_type1_noise_… are recordings of noise, …_rir_… responses.
-            names = walk_files(measured, READABLE_SUFFIXES)
-            responses = (name for name in names if "noise" not in name.rsplit("/", 1)[-1].lower())
-            summary.count_each(
-                lambda name: _prepare_response(measured / name, target, name), responses, num_jobs, "measured responses"
-            )
+    summary = StepSummary("prepare_rirs", root)
+    if simulated.is_dir():
+        summary.count_each(check, walk_files(simulated, READABLE_SUFFIXES), num_jobs, "check simulated")
+    if measured.is_dir():
+        target = Folder(root / PREPARED_FOLDER)
+        # The folder's own naming: RVB2014_type1_noise_… are recordings of noise, …_rir_… responses.
+        names = walk_files(measured, READABLE_SUFFIXES)
+        responses = (name for name in names if "noise" not in name.rsplit("/", 1)[-1].lower())
+        summary.count_each(partial(_prepare_response, measured, target), responses, num_jobs, "measured responses")
     return [*summaries, summary]
 
 
@@ -97,9 +96,9 @@ def trimmed_response(response: np.ndarray, decay_db: float = DECAY_DB) -> np.nda
     return response[: max(SHORTEST_RESPONSE_SAMPLES, num_samples)]
 
 
-def _prepare_response(path: Path, target: Folder, name: str) -> tuple[int, int]:
+def _prepare_response(root: Path, target: Folder, name: str) -> tuple[int, int]:
     """(made, skipped) mono files of one response, one a channel."""
-    stem = name.rsplit(".", 1)[0]
+    path, stem = root / name, name.rsplit(".", 1)[0]
     num_channels = audio_info(path).num_channels
     paths = [target.path(f"{stem}_ch{channel + 1}.wav") for channel in range(num_channels)]
     if all(audio_seconds(one, SAMPLE_RATE) is not None for one in paths):

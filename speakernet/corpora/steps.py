@@ -11,7 +11,6 @@ import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
 
 from speakernet.data.audio import AudioError, audio_info
 from speakernet.data.ffmpeg import Decoded, FfmpegError, decode_batch, find_ffmpeg
@@ -39,7 +38,7 @@ class DiskFullError(FileError):
 
 
 class StepSummary:
-    """Counts of one step: found = made + skipped + broken; a context manager that writes the file of broken items.
+    """Counts of one step: found = made + skipped + broken; the file of broken items is that of the last run.
 
     `made` and `skipped` name the two in the step's own words. Counting is safe from several threads.
     """
@@ -47,26 +46,15 @@ class StepSummary:
     def __init__(self, step: str, folder: str | Path, made: str = "made", skipped: str = "skipped") -> None:
         self.step = step
         self.broken_path = Path(folder) / f"broken_{step}.txt"
+        self.broken_path.unlink(missing_ok=True)
         self.made = self.skipped = self.broken = 0
         self.first_broken: list[str] = []
         self._words = (made, skipped)
         self._lock = threading.Lock()
-        self._partial = self.broken_path.with_name(f".{self.broken_path.name}.tmp")
 
     @property
     def found(self) -> int:
         return self.made + self.skipped + self.broken
-
-    def __enter__(self) -> "StepSummary":
-        self._partial.unlink(missing_ok=True)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        # Also if the step failed: what was broken so far may be the reason.
-        if self.broken:
-            self._partial.replace(self.broken_path)
-        else:
-            self.broken_path.unlink(missing_ok=True)
 
     def add(self, made: int = 0, skipped: int = 0) -> None:
         """Count items that were made now, and items that were there already."""
@@ -78,10 +66,9 @@ class StepSummary:
         line = f"{one_line(item)}\t{one_line(reason)}"
         with self._lock:
             self.broken += 1
-            if len(self.first_broken) < MAX_NAMED:
-                self.first_broken.append(line)
-            self._partial.parent.mkdir(parents=True, exist_ok=True)
-            with self._partial.open("a", encoding="utf-8", newline="\n") as file:
+            self.first_broken = [*self.first_broken, line][:MAX_NAMED]
+            self.broken_path.parent.mkdir(parents=True, exist_ok=True)
+            with self.broken_path.open("a", encoding="utf-8", newline="\n") as file:
                 file.write(line + "\n")
 
     def count_each(
@@ -111,6 +98,14 @@ def one_line(text: str) -> str:
     'two\\nlines'
     """
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+
+
+def name_problem(name: str) -> str | None:
+    """Why a list cannot hold a path, or None."""
+    is_one_line = len(name.splitlines()) == 1 and "\t" not in name and name == name.strip()
+    if is_one_line and not any("\ud800" <= letter <= "\udfff" for letter in name):
+        return None
+    return "a list cannot hold this name (line break, tab, white space at an end, or not UTF-8); rename it"
 
 
 def finish(summaries: Iterable[StepSummary], report_path: str | Path | None = None) -> int:
@@ -146,7 +141,9 @@ def checked_relative(name: str) -> PurePosixPath:
     pieces = [piece for piece in name.replace("\\", "/").split("/") if piece not in ("", ".")]
     is_absolute = name[:1] in ("/", "\\") or (pieces and len(pieces[0]) == 2 and pieces[0][1] == ":")
     if not pieces or is_absolute or ".." in pieces or "\0" in name:
-        raise UnsafeNameError(f"the name {name!r} is empty, absolute or leads outside; expected a path in the folder")
+        raise UnsafeNameError(
+            f"refused: the name {name!r} is empty, absolute or leads outside; expected a path in the folder"
+        )
     return PurePosixPath(*pieces)
 
 
@@ -186,35 +183,25 @@ def walk_files(root: str | Path, suffixes: Iterable[str]) -> Iterator[str]:
     root = Path(root)
     if not root.is_dir():
         raise ValueError(f"there is no folder {root}; give the folder that holds the audio")
+    real = root.resolve()
     # A link that leads back to one of its own parents would never end.
-    yield from _walk(root, "", frozenset(suffixes), (root.resolve(),))
+    yield from _walk(real, "", frozenset(suffixes), (real,))
 
 
 def _walk(folder: Path, prefix: str, wanted: frozenset[str], parents: tuple[Path, ...]) -> Iterator[str]:
     with os.scandir(folder) as entries:
-        found = sorted((entry.name, entry.is_dir(), entry.is_symlink()) for entry in entries)
+        found = sorted((entry.name, entry.is_dir(), entry.is_symlink()) for entry in entries if entry.name[0] != ".")
     for name, is_folder, is_link in found:
-        if name.startswith("."):
-            continue
-        if not is_folder:
-            if os.path.splitext(name)[1].lower() in wanted:  # noqa: PTH122 (a Path a file costs more than the walk)
-                yield prefix + name
-            continue
-        below = folder / name
-        real = below.resolve() if is_link else None
-        if real not in parents:
-            yield from _walk(below, f"{prefix}{name}/", wanted, (*parents, real) if real else parents)
-
-
-class Conversion(NamedTuple):
-    """One file to convert."""
-
-    source: Path
-    target: Path
+        if is_folder:
+            real = (folder / name).resolve() if is_link else folder / name
+            if real not in parents:
+                yield from _walk(real, f"{prefix}{name}/", wanted, (*parents, real))
+        elif os.path.splitext(name)[1].lower() in wanted:  # noqa: PTH122 (a Path a file costs more than the walk)
+            yield prefix + name
 
 
 def convert_all(
-    conversions: Iterable[Conversion],
+    pairs: Iterable[tuple[Path, Path]],
     file_format: str,
     sample_rate: int,
     num_jobs: int,
@@ -223,40 +210,57 @@ def convert_all(
     keep_sources: bool = True,
     description: str = "convert",
 ) -> None:
-    """Convert what is not there yet to mono WAV or FLAC; a target appears under its final name when it is whole.
+    """Convert sources whose targets are not there yet to mono WAV or FLAC; `pairs` are (source, target).
 
-    Takes an iterator and keeps a few batches in flight, so a million files need no more memory than a hundred.
+    A target appears under its final name when it is whole. Takes an iterator and keeps a few batches in flight, so a
+    million files need no more memory than a hundred.
     """
     ffmpeg = find_ffmpeg()
-    iterator = iter(conversions)
+    iterator = iter(pairs)
 
-    def convert(batch: list[Conversion]) -> int:
+    def convert(batch: list[tuple[Path, Path]]) -> int:
         # Header only or cut short, as a killed tool leaves it, counts as missing.
-        missing = [one for one in batch if audio_seconds(one.target, sample_rate) is None]
-        broken: dict[Path, str] = {}
-        if missing:
-            try:
-                broken = _decode(ffmpeg, missing, file_format, sample_rate)
-            except FfmpegError:
-                # A full disk fails every file that follows: stop, rather than list a million of them as broken.
-                check_space(missing[0].target.parent, LEAST_FREE_BYTES)
-                # One bad file ends the whole call: one by one the others are saved.
-                for one in missing:
-                    try:
-                        broken |= _decode(ffmpeg, [one], file_format, sample_rate)
-                    except FfmpegError as error:
-                        broken[one.source] = str(error)
+        missing = [(source, target) for source, target in batch if audio_seconds(target, sample_rate) is None]
+        broken = _decode(ffmpeg, missing, file_format, sample_rate) if missing else {}
         for source, reason in broken.items():
             summary.add_broken(str(source), reason)
         summary.add(len(missing) - len(broken), len(batch) - len(missing))
-        for one in batch:
-            if not keep_sources and one.source not in broken:
-                one.source.unlink(missing_ok=True)
+        for source, _ in () if keep_sources else batch:
+            if source not in broken:
+                source.unlink(missing_ok=True)
         return len(batch)
 
     batches = iter(lambda: list(itertools.islice(iterator, BATCH_FILES)), [])
     for _ in parallel_map(convert, batches, num_jobs, description, units_of=int):
         pass
+
+
+def _decode(ffmpeg: str, batch: list[tuple[Path, Path]], file_format: str, sample_rate: int) -> dict[Path, str]:
+    """Decode a batch and rename what is whole; the sources of the rest with reasons."""
+    for _, target in batch:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    halves = [temporary_beside(target) for _, target in batch]
+    broken: dict[Path, str] = {}
+    try:
+        decoded = decode_batch(ffmpeg, [source for source, _ in batch], halves, file_format, sample_rate)
+        for (source, target), half, facts in zip(batch, halves, decoded, strict=True):
+            if problem := length_problem(audio_seconds(half, sample_rate) or 0.0, facts):
+                broken[source] = problem
+            else:
+                # Not flushed: a million flushes take hours on a spinning disk, and a killed process loses nothing.
+                half.replace(target)
+    except FfmpegError as error:
+        # A full disk fails every file that follows: stop, rather than list a million of them as broken.
+        check_space(batch[0][1].parent, LEAST_FREE_BYTES)
+        if len(batch) == 1:
+            return {batch[0][0]: str(error)}
+        # One bad file ends the whole call: one by one the others are saved.
+        for one in batch:
+            broken |= _decode(ffmpeg, [one], file_format, sample_rate)
+    finally:
+        for half in halves:
+            half.unlink(missing_ok=True)
+    return broken
 
 
 def audio_seconds(path: Path, sample_rate: int | None = None) -> float | None:
@@ -270,36 +274,12 @@ def audio_seconds(path: Path, sample_rate: int | None = None) -> float | None:
     return info.seconds
 
 
-def _decode(ffmpeg: str, batch: list[Conversion], file_format: str, sample_rate: int) -> dict[Path, str]:
-    """Decode a batch and rename what is whole; the sources of the rest with reasons. FfmpegError if ffmpeg failed."""
-    halves = []
-    for one in batch:
-        one.target.parent.mkdir(parents=True, exist_ok=True)
-        halves.append(temporary_beside(one.target))
-    broken = {}
-    try:
-        decoded = decode_batch(ffmpeg, [one.source for one in batch], halves, file_format, sample_rate)
-        for one, half, facts in zip(batch, halves, decoded, strict=True):
-            problem = length_problem(audio_seconds(half, sample_rate) or 0.0, facts)
-            if problem is None:
-                # Not flushed: a million flushes take hours on a spinning disk, and a killed process loses nothing.
-                half.replace(one.target)
-            else:
-                broken[one.source] = problem
-    finally:
-        for half in halves:
-            half.unlink(missing_ok=True)
-    return broken
-
-
 def length_problem(found_seconds: float, decoded: Decoded) -> str | None:
     """What is wrong with a decoded length, or None. Too short is cut audio, too long a damaged header."""
     expected = decoded.source_seconds
     if found_seconds <= 0:
         return "no audio came out"
-    if expected is None:
-        return None
     share = ESTIMATE_SHARE if decoded.is_estimate else TOLERANCE_SHARE
-    if abs(found_seconds - expected) > max(TOLERANCE_SECONDS, share * expected):
+    if expected is not None and abs(found_seconds - expected) > max(TOLERANCE_SECONDS, share * expected):
         return f"{found_seconds:.2f} s came out of {expected:.2f} s; the source is damaged"
     return None

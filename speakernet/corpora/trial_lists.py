@@ -11,6 +11,7 @@ are reported.
 """
 
 import argparse
+import contextlib
 import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -62,20 +63,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     make.add_argument("list", type=Path, help="training list, or table with headings")
     make.add_argument("output", type=Path, help="trial list to write")
     make.add_argument("--kind", choices=KINDS, default="balanced", help="which pairs (default: balanced)")
-    make.add_argument("--num_trials", type=positive_int, default=10000, help="random: how many (default: 10000)")
-    targets, nontargets = DEFAULT_TARGETS_PER_SPEAKER, DEFAULT_NONTARGETS_PER_TARGET
-    help_text = f"balanced: most target trials a speaker (default: {targets})"
-    make.add_argument("--targets_per_speaker", type=positive_int, default=targets, help=help_text)
-    help_text = f"balanced: non-targets for each target (default: {nontargets})"
-    make.add_argument("--nontargets_per_target", type=positive_int, default=nontargets, help=help_text)
     make.add_argument("--embeddings", type=Path, help="hard: .npz with names and embeddings of the utterances")
-    make.add_argument("--nearest", type=positive_int, default=5, help="hard: negatives for each utterance (default: 5)")
-    make.add_argument("--same_gender", action="store_true", help="leave out non-targets across genders (needs a table)")
-    make.add_argument("--same_session", action="store_true", help="also pair utterances of one session")
     make.add_argument("--training", type=Path, help="training list that the trials must not share speakers with")
-    make.add_argument("--allow_overlap", action="store_true", help="make the trials even if speakers are shared")
-    make.add_argument("--form", choices=FORMS, default="label_first", help="how to write them (default: label_first)")
-    make.add_argument("--seed", type=int, default=ListOptions.seed, help="seed of every draw (default: 10)")
+    for name, what in (
+        ("same_gender", "leave out non-targets across genders (needs a table)"),
+        ("same_session", "also pair utterances of one session"),
+        ("allow_overlap", "make the trials even if speakers are shared"),
+    ):
+        make.add_argument(f"--{name}", action="store_true", help=what)
     clean = actions.add_parser("clean", help="drop the rows whose files do not exist")
     clean.add_argument("list", type=Path, help="trial or training list")
     clean.add_argument("--root", type=Path, required=True, help="folder or packed corpus of the files")
@@ -84,36 +79,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     change = actions.add_parser("rewrite", help="write a list in another layout or form")
     change.add_argument("list", type=Path, help="trial or training list")
     change.add_argument("output", type=Path, help="list to write")
-    change.add_argument("--form", choices=FORMS, default="label_first", help="of trials (default: label_first)")
-    change.add_argument("--strip", default="", help="take this off the front of names")
-    change.add_argument("--prefix", default="", help="put this before names")
-    change.add_argument("--suffix", default="", help="put this in place of the names' suffix, as .flac")
-    help_text = "replace this piece of names"
-    change.add_argument("--replace", nargs=2, action="append", default=[], metavar=("OLD", "NEW"), help=help_text)
+    for name, what in (
+        ("strip", "take this off the front of names"),
+        ("prefix", "put this before names"),
+        ("suffix", "put this in place of the names' suffix, as .flac"),
+    ):
+        change.add_argument(f"--{name}", default="", help=what)
+    what = "replace this piece of names"
+    change.add_argument("--replace", nargs=2, action="append", default=[], metavar=("OLD", "NEW"), help=what)
     hold = actions.add_parser("hold_out", help="take speakers out of a training list, with trials among them")
     hold.add_argument("list", type=Path, help="training list")
     hold.add_argument("folder", type=Path, help="where train_list.txt and trials.txt go; their paths stay as they are")
     hold.add_argument("--speakers", type=positive_int, required=True, help="how many are held out")
-    help_text = f"non-targets for each target (default: {nontargets})"
-    hold.add_argument("--nontargets_per_target", type=positive_int, default=nontargets, help=help_text)
-    hold.add_argument("--seed", type=int, default=ListOptions.seed, help="seed of every draw (default: 10)")
+    targets, nontargets = DEFAULT_TARGETS_PER_SPEAKER, DEFAULT_NONTARGETS_PER_TARGET
+    for action, name, kind, default, what in (
+        (make, "num_trials", positive_int, 10000, "random: how many"),
+        (make, "targets_per_speaker", positive_int, targets, "balanced: most target trials a speaker"),
+        (make, "nontargets_per_target", positive_int, nontargets, "balanced: non-targets for each target"),
+        (make, "nearest", positive_int, 5, "hard: negatives for each utterance"),
+        (make, "seed", int, ListOptions.seed, "seed of every draw"),
+        (hold, "nontargets_per_target", positive_int, nontargets, "non-targets for each target"),
+        (hold, "seed", int, ListOptions.seed, "seed of every draw"),
+    ):
+        action.add_argument(f"--{name}", type=kind, default=default, help=f"{what} (default: {default})")
+    for one in (make, change):
+        one.add_argument("--form", choices=FORMS, default="label_first", help="of trials (default: label_first)")
     for one in (clean, change):
         one.add_argument("--kind", choices=("trials", "training"), help="what the list is (default: detected)")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    actions = {"make": _make, "clean": _clean, "rewrite": _rewrite, "hold_out": _hold_out}
-    return actions[arguments.action](arguments)
+    return {"make": _make, "clean": _clean, "rewrite": _rewrite, "hold_out": _hold_out}[arguments.action](arguments)
 
 
 def _make(arguments: argparse.Namespace) -> int:
     inputs = (arguments.list, arguments.training, arguments.embeddings)
     refuse_overwriting([arguments.output], filter(None, inputs))
     is_table = arguments.list.suffix.lower() in (".csv", ".tsv")
-    if is_table:
-        utterances = Utterances.from_rows(read_table(arguments.list))
-    else:
-        utterances = Utterances.from_list(read_training_list(arguments.list))
+    read = read_table if is_table else read_training_list
+    utterances = (Utterances.from_rows if is_table else Utterances.from_list)(read(arguments.list))  # type: ignore[arg-type]
     if arguments.training is not None and not arguments.allow_overlap:
         refuse_overlap(utterances, read_training_list(arguments.training))
     if arguments.same_gender and (utterances.genders == UNKNOWN).any():
@@ -156,8 +160,8 @@ def _clean(arguments: argparse.Namespace) -> int:
     names = StringTable.from_strings(dict.fromkeys(name for row in rows for name in row[1:]))
     missing = {names[row] for row in source.missing(names).tolist()}
     kept = [row for row in rows if missing.isdisjoint(row[1:])]
-    with StepSummary("clean", output.parent, made="kept", skipped="dropped") as summary:
-        summary.add(len(kept), len(rows) - len(kept))
+    summary = StepSummary("clean", output.parent, made="kept", skipped="dropped")
+    summary.add(len(kept), len(rows) - len(kept))
     (write_trials if is_trials else write_training_list)(output, kept)
     with atomic_write(dropped) as file:
         for row in rows:
@@ -181,30 +185,25 @@ def _rewrite(arguments: argparse.Namespace) -> int:
         return name
 
     renamed = [(row[0], *map(rename, row[1:])) for row in rows]
-    if is_trials:
-        write_in_form(arguments.output, renamed, arguments.form)
-    else:
-        write_training_list(arguments.output, renamed)
+    write_in_form(arguments.output, renamed, arguments.form if is_trials else "training")
     logger.info("%s: %d rows", arguments.output, len(rows))
     return 0
 
 
 def _hold_out(arguments: argparse.Namespace) -> int:
     refuse_overwriting([arguments.folder / name for name in HELD_OUT_NAMES], [arguments.list])
-    training = read_training_list(arguments.list)
-    found = hold_out(training, arguments.speakers, arguments.seed, arguments.nontargets_per_target)
-    write_held_out(found, arguments.folder)
+    numbers = (arguments.speakers, arguments.seed, arguments.nontargets_per_target)
+    write_held_out(hold_out(read_training_list(arguments.list), *numbers), arguments.folder)
     return 0
 
 
 def write_held_out(found: HeldOut, folder: Path) -> tuple[Path, Path]:
     """Write train_list.txt and trials.txt into a folder, their paths as they were; returns the two files."""
     training, trials = (folder / name for name in HELD_OUT_NAMES)
-    write_training_list(training, training_rows(found.training))
+    write_training_list(training, Utterances.from_list(found.training).pairs())
     write_trials(trials, trial_rows(found.trials))
     logger.info("%s: %d utterances of %d speakers", training, len(found.training), len(found.training.speakers))
-    assert found.trials.labels is not None, "made from utterances whose speakers are known"
-    logger.info("%s: %d trials, %d targets", trials, len(found.trials), int(found.trials.labels.sum()))
+    logger.info("%s: %d trials, %d targets", trials, len(found.trials), found.trials.labels.sum())  # type: ignore[union-attr]
     return training, trials
 
 
@@ -244,39 +243,33 @@ def load_embeddings(path: Path, names: StringTable) -> np.ndarray:
 
 def write_in_form(path: Path, rows: Iterable[TrialRow], form: str) -> None:
     """Write (label, enrol, test) rows in one of `FORMS`, atomically; ListError for what Kaldi's form cannot hold."""
-    if form != "kaldi":
-        write_trials(path, ((None if form == "unlabelled" else label, enrol, test) for label, enrol, test in rows))
-        return
-    with atomic_write(path) as file:
-        for label, enrol, test in rows:
-            if label is None or enrol.split() != [enrol] or test.split() != [test]:
-                raise ListError(
-                    f"{path}: Kaldi's form needs a label and names without white space, found {enrol!r}, {test!r}"
-                )
-            file.write(f"{enrol} {test} {'target' if label else 'nontarget'}\n")
+    if form == "training":
+        write_training_list(path, rows)
+    elif form != "kaldi":
+        write_trials(path, ((None if form == "unlabelled" else label, one, other) for label, one, other in rows))
+    else:
+        with atomic_write(path) as file:
+            for label, one, other in rows:
+                if label is None or one.split() != [one] or other.split() != [other]:
+                    raise ListError(
+                        f"{path}: Kaldi's form needs a label and names without white space, found {one!r}, {other!r}"
+                    )
+                file.write(f"{one} {other} {'target' if label else 'nontarget'}\n")
 
 
 def read_rows(path: Path, kind: str | None) -> tuple[bool, list]:
     """Whether a list holds trials, and its rows: (label, enrol, test) or (speaker, name); kind None finds out."""
     trials = None
     if kind != "training":
-        try:
+        with contextlib.suppress(*(() if kind == "trials" else (ListError,))):
             trials = read_trials(path)
-        except ListError:
-            if kind == "trials":
-                raise
     # A training list reads as unlabelled pairs too.
     if trials is not None and (kind == "trials" or trials.labels is not None):
         return True, list(trial_rows(trials))
-    return False, list(training_rows(read_training_list(path)))
+    return False, list(Utterances.from_list(read_training_list(path)).pairs())
 
 
 def trial_rows(trials: TrialList) -> Iterator[TrialRow]:
     labels = [None] * len(trials) if trials.labels is None else trials.labels.tolist()
     for label, enrol, test in zip(labels, trials.enrol.tolist(), trials.test.tolist(), strict=True):
         yield label, trials.names[enrol], trials.names[test]
-
-
-def training_rows(training: TrainingList) -> Iterator[tuple[str, str]]:
-    for label, name in zip(training.labels.tolist(), training.paths, strict=True):
-        yield training.speakers[label], name

@@ -83,36 +83,25 @@ class Utterances:
     @classmethod
     def from_rows(cls, rows: Iterable[Row]) -> "Utterances":
         """Collect rows into arrays; a speaker's gender is the first one given."""
-        content = bytearray()
-        ends = [0]
-        speakers: dict[str, int] = {}
-        labels: list[int] = []
-        sessions: dict[tuple[int, str], int] = {}
-        session_of: list[int] = []
-        genders: dict[str, int] = {}
-        gender_of: list[int] = []
-        for row in rows:
-            content += row.name.encode("utf-8")
-            ends.append(len(content))
-            label = speakers.setdefault(row.speaker, len(speakers))
-            if label == len(gender_of):
-                gender_of.append(UNKNOWN)
-            if row.gender and gender_of[label] == UNKNOWN:
-                gender_of[label] = genders.setdefault(row.gender.strip().lower()[:1], len(genders))
-            labels.append(label)
-            session_of.append(sessions.setdefault((label, row.session), len(sessions)) if row.session else UNKNOWN)
+        listed = list(rows)
         # Sorted, so that a label means the same on every machine whatever order the disk gives.
-        by_name = sorted(speakers)
-        order = np.array([speakers[name] for name in by_name], dtype=np.int64)
-        new_label = np.empty(len(order), dtype=np.int32)
-        new_label[order] = np.arange(len(order))
+        speakers, labels = np.unique([row.speaker for row in listed], return_inverse=True)
+        numbers: dict[tuple[str, str], int] = {}
+        sessions = [
+            numbers.setdefault((row.speaker, row.session), len(numbers)) if row.session else UNKNOWN for row in listed
+        ]
+        letters: dict[str, str] = {}
+        for row in listed:
+            if row.gender:
+                letters.setdefault(row.speaker, row.gender.strip().lower()[:1])
+        kinds = list(dict.fromkeys(letters.values()))
+        genders = [kinds.index(letters[one]) if one in letters else UNKNOWN for one in speakers.tolist()]
         return cls(
-            # One buffer, never a Python string a row, as in lists.
-            names=StringTable(np.frombuffer(bytes(content), dtype=np.uint8), np.array(ends, dtype=np.int64)),
-            labels=new_label[np.array(labels, dtype=np.int64)],
-            speakers=StringTable.from_strings(by_name),
-            sessions=np.array(session_of, dtype=np.int32),
-            genders=np.array(gender_of, dtype=np.int32)[order],
+            names=StringTable.from_strings(row.name for row in listed),
+            labels=labels.astype(np.int32),
+            speakers=StringTable.from_strings(speakers.tolist()),
+            sessions=np.array(sessions, dtype=np.int32),
+            genders=np.array(genders, dtype=np.int32),
         )
 
     def __len__(self) -> int:
@@ -122,9 +111,9 @@ class Utterances:
         """Utterances of each speaker, int64 (speakers,)."""
         return np.bincount(self.labels, minlength=len(self.speakers))
 
-    def pairs(self, rows: np.ndarray) -> Iterator[tuple[str, str]]:
-        """(speaker, name) of the rows, ready for `write_training_list`."""
-        for row in rows.tolist():
+    def pairs(self, rows: np.ndarray | None = None) -> Iterator[tuple[str, str]]:
+        """(speaker, name) of the rows, all of them if None, ready for `write_training_list`."""
+        for row in range(len(self)) if rows is None else rows.tolist():
             yield self.speakers[int(self.labels[row])], self.names[row]
 
     def take(self, rows: np.ndarray) -> "Utterances":
@@ -146,17 +135,16 @@ def read_table(path: str | Path) -> Iterator[Row]:
         first = file.readline()
         file.seek(0)
         reader = csv.DictReader(file, delimiter="\t" if "\t" in first else ",")
-        columns: dict[str, str] = {}
-        for heading in reader.fieldnames or ():
-            if meaning := HEADINGS.get(heading.strip().lower()):
-                columns.setdefault(meaning, heading)
-        for needed in ("path", "speaker"):
-            if needed not in columns:
-                found = ", ".join(reader.fieldnames or ["nothing"])
-                near = suggestion(needed, reader.fieldnames or ())
-                raise ListError(
-                    f"{path}, line 1: no column {needed!r} among {found} ({near}); expected {EXPECTED_HEADINGS}"
-                )
+        headings = reader.fieldnames or ["nothing"]
+        meanings = [(HEADINGS.get(heading.strip().lower()), heading) for heading in headings]
+        # Of two headings with one meaning the first counts.
+        columns = {meaning: heading for meaning, heading in reversed(meanings) if meaning}
+        if missing := {"path", "speaker"} - set(columns):
+            near = suggestion(min(missing), headings)
+            raise ListError(
+                f"{path}, line 1: no column {min(missing)!r} among {', '.join(headings)} ({near}); "
+                f"expected {EXPECTED_HEADINGS}"
+            )
         for row in reader:
             values = {meaning: (row[heading] or "").strip() for meaning, heading in columns.items()}
             if not values["path"] or not values["speaker"]:
@@ -168,23 +156,21 @@ def pattern_rule(pattern: str) -> "re.Pattern[str]":
     """A regular expression over relative paths with the group `speaker` and, optionally, `session` and `gender`."""
     try:
         compiled = re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"the pattern {pattern!r} is not a regular expression: {error}") from error
-    if "speaker" not in compiled.groupindex:
+        compiled.groupindex["speaker"]
+    except (re.error, KeyError) as error:
         raise ValueError(
-            f"the pattern {pattern!r} has no group named speaker; write (?P<speaker>...) around the speaker's name, "
-            r"as in (?P<speaker>[^/]+)/(?P<session>[^/]+)/.*"
-        )
+            f"the pattern {pattern!r} is not a regular expression with a group named speaker ({error}); write "
+            r"(?P<speaker>...) around the speaker's name, as in (?P<speaker>[^/]+)/(?P<session>[^/]+)/.*"
+        ) from error
     return compiled
 
 
 def row_by_pattern(rule: "re.Pattern[str]", name: str) -> Row | None:
     """The row of a path by `pattern_rule`, or None if the pattern does not match."""
     match = rule.search(name)
-    if match is None or not match.group("speaker"):
-        return None
-    groups = match.groupdict(default="")
-    return Row(groups["speaker"], name, groups.get("session", ""), groups.get("gender", ""))
+    groups = match.groupdict(default="") if match else {"speaker": ""}
+    speaker = groups["speaker"]
+    return Row(speaker, name, groups.get("session", ""), groups.get("gender", "")) if speaker else None
 
 
 def row_by_folder(name: str, depth: int = 0) -> Row | None:
@@ -199,8 +185,7 @@ def row_by_folder(name: str, depth: int = 0) -> Row | None:
     return Row(folders[depth], name, "/".join(folders[depth + 1 : -1]))
 
 
-@dataclass(frozen=True)
-class Split:
+class Split(NamedTuple):
     """Rows of the training, validation and test utterances, int64, ascending; `test` may be empty."""
 
     train: np.ndarray
@@ -237,11 +222,11 @@ def split_speakers(
     def held_out(share: float, available: int) -> int:
         return 0 if share == 0 else min(max(min_held_out, round(num_speakers * share)), max(0, available))
 
-    wants_test = num_speakers >= MIN_SPEAKERS_FOR_TEST and test_share > 0
-    num_validation = held_out(validation_share, len(order))
-    num_test = held_out(test_share, len(order) - num_validation) if wants_test else 0
-    if not wants_test and test_share > 0:
+    if num_speakers < MIN_SPEAKERS_FOR_TEST and test_share > 0:
         logger.warning("too few speakers (%d) for a test split; the validation trials are used instead", num_speakers)
+        test_share = 0
+    num_validation = held_out(validation_share, len(order))
+    num_test = held_out(test_share, len(order) - num_validation)
     split = np.zeros(num_speakers, dtype=np.int8)
     split[order[:num_validation]] = 1
     split[order[num_validation : num_validation + num_test]] = 2
@@ -480,9 +465,7 @@ def _nontarget_pairs(
                 seen.add(pair)
                 pairs.append((left, right))
             if len(pairs) == wanted:
-                break
-        if len(pairs) == wanted:
-            break
+                return np.array(pairs, dtype=np.int64)
     return np.array(pairs, dtype=np.int64).reshape(-1, 2)
 
 

@@ -34,14 +34,10 @@ def vctk_rows(root: Path, microphone: str) -> Iterator[Row]:
     prefix = next((one for one in ("", "VCTK-Corpus-0.92/") if (root / one / AUDIO).is_dir()), None)
     if prefix is None:
         raise ValueError(f"{root} holds no folder {AUDIO} (VCTK 0.92); --download fetches it")
-    genders = {}
     facts = root / prefix / "speaker-info.txt"
-    if facts.is_file():
-        # ID AGE GENDER ACCENTS REGION; the first line has the headings.
-        for line in facts.read_text(encoding="utf-8", errors="replace").splitlines()[1:]:
-            fields = line.split()
-            if len(fields) > 2:
-                genders[fields[0]] = fields[2]
+    # ID AGE GENDER ACCENTS REGION; the first line has the headings.
+    lines = facts.read_text(encoding="utf-8", errors="replace").splitlines()[1:] if facts.is_file() else []
+    genders = {fields[0]: fields[2] for fields in map(str.split, lines) if len(fields) > 2}
     for name in walk_files(root / prefix / AUDIO, {".flac", ".wav"}):
         speaker = name.split("/")[0]
         # p280 and p315 have a first microphone only; s5 none of the second.

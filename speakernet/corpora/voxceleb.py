@@ -15,17 +15,15 @@ folder that its tool prepared is taken as it is; with --save_path data the recip
 """
 
 import argparse
-import json
+import itertools
 import logging
 import os
 import shlex
 import sys
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from speakernet.corpora import musan, rirs
 from speakernet.corpora.archives import join_pieces
@@ -40,8 +38,8 @@ from speakernet.corpora.listing import (
     usable_utterances,
 )
 from speakernet.corpora.pack_inputs import open_inputs
-from speakernet.corpora.steps import Conversion, Folder, StepSummary, convert_all, finish, walk_files
-from speakernet.corpora.utterances import row_by_folder
+from speakernet.corpora.steps import Folder, StepSummary, convert_all, finish, walk_files
+from speakernet.corpora.utterances import Utterances, row_by_folder
 from speakernet.data.audio import SAMPLE_RATE
 from speakernet.data.ffmpeg import ENCODINGS, FFMPEG_VARIABLE, find_ffmpeg
 from speakernet.data.lists import StringTable, read_trials, write_training_list
@@ -49,6 +47,7 @@ from speakernet.data.packed import PackedSource
 from speakernet.data.packing import SKIPPED, pack
 from speakernet.data.sources import FolderSource
 from speakernet.files import (
+    WHOLE,
     PartError,
     WorkPart,
     add_part_argument,
@@ -57,12 +56,10 @@ from speakernet.files import (
     exclusive,
     list_parts,
     missing_parts,
-    open_text,
     own_command,
     parse_part,
     parts_in,
     place,
-    reading,
     remove_leftovers,
 )
 
@@ -97,8 +94,8 @@ PACKED_FOLDER = "packed"
 #: Packed corpus -> the subsets in it.
 PACKED = {"vox1": ("vox1_dev", "vox1_test"), "vox2_dev": ("vox2_dev",), "vox2_test": ("vox2_test",)}
 
-CONVERTED, DONE_SUFFIX = "converted_parts", ".json"
-"""Folder and ending of the file in which a share of the conversion says that it is done."""
+CONVERTED, DONE = "converted_parts", ".done"
+"""Folder of the files that say, for each format, which parts of a conversion are done."""
 STEPS = {
     "download": "fetch the archives that are missing",
     "concatenate": "join the parts, verify, and only then remove them",
@@ -140,9 +137,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    steps = {step for step in (*STEPS, *MORE_STEPS) if getattr(arguments, step)}
-    if arguments.all:
-        steps |= set(STEPS)
+    steps = {step for step in (*STEPS, *MORE_STEPS) if getattr(arguments, step) or (arguments.all and step in STEPS)}
     if not steps:
         raise ValueError("no step was given; --all does everything but --pack and --augment, --help lists the steps")
     if arguments.ffmpeg:
@@ -152,7 +147,7 @@ def run(arguments: argparse.Namespace) -> int:
         find_ffmpeg()
     job = VoxCelebJob(arguments)
     if arguments.part:
-        return job.convert_share(parse_part(arguments.part), steps)
+        return job.convert_part(parse_part(arguments.part), steps)
     with exclusive(arguments.save_path):
         if "lists" in steps and "convert" not in steps:
             job.refuse_unfinished()
@@ -161,12 +156,8 @@ def run(arguments: argparse.Namespace) -> int:
             elsewhere = argparse.Namespace(**vars(arguments) | {"base_url": None})
             job.summaries += musan.prepare(elsewhere) + rirs.prepare(elsewhere)
         for step in (*STEPS, "pack"):
-            if step in steps and step != "lists":
+            if step in steps:
                 getattr(job, step)()
-        if "lists" in steps:
-            job.merge()
-            if written := job.lists():
-                sys.stdout.write(job.next_command(written) + "\n")
         return finish(job.summaries, arguments.save_path / "summary.txt")
 
 
@@ -180,183 +171,148 @@ class VoxCelebJob:
         self.corpus = corpus_of("voxceleb", arguments, arguments.key)
         self.trial_lists = load_corpus("voxceleb_trials", catalogue_path=arguments.catalogue)
         self.subsets = {name: SUBSETS[name] for name in arguments.subsets}
-        self.options = chosen(DownloadOptions, arguments)
+        self.parts = self.root / CONVERTED / arguments.format
         self.summaries: list[StepSummary] = []
 
     def step(self, name: str, made: str = "made") -> StepSummary:
-        summary = StepSummary(name, self.root, made)
-        self.summaries.append(summary)
-        return summary
+        self.summaries.append(StepSummary(name, self.root, made))
+        return self.summaries[-1]
 
     def audio_root(self, name: str, kind: str = "") -> Path:
         """Where the audio of a subset is as `kind`: aac, wav or flac; by default what training reads."""
         subset = SUBSETS[name]
         return self.root / subset.audio_folder / (kind or (self.arguments.format if subset.is_aac else "wav"))
 
+    def fetch(self, files: Iterable[RemoteFile], folder: Path, summary: StepSummary) -> None:
+        download_all(files, folder, self.num_jobs, chosen(DownloadOptions, self.arguments), summary)
+
     def download(self) -> None:
         """Fetch what is there neither in parts nor as a whole."""
-        with self.step("download", made="fetched") as summary:
-            wanted = []
-            for subset in self.subsets.values():
-                pieces = self.corpus.pieces(subset.archive)
-                if has_md5(self.root / subset.archive, self.corpus.md5(subset.archive)):
-                    summary.add(skipped=len(pieces))
-                else:
-                    wanted += [self.corpus.files[piece] for piece in pieces]
-            download_all(wanted, self.root, self.num_jobs, self.options, summary)
+        summary = self.step("download", made="fetched")
+        archives = [subset.archive for subset in self.subsets.values()]
+        missing = [one for one in archives if not has_md5(self.root / one, self.corpus.sums[one])]
+        summary.add(skipped=sum(len(self.corpus.pieces(one)) for one in archives if one not in missing))
+        self.fetch(
+            (self.corpus.files[piece] for one in missing for piece in self.corpus.pieces(one)), self.root, summary
+        )
 
     def concatenate(self) -> None:
-        with self.step("concatenate") as summary:
-            for subset in self.subsets.values():
-                if joined := self.corpus.joined.get(subset.archive):
-                    pieces = [self.root / piece for piece in joined.pieces]
-                    join_pieces(pieces, self.root / joined.name, joined.md5, summary, self.arguments.keep_parts)
+        summary = self.step("concatenate")
+        for subset in self.subsets.values():
+            pieces = [self.root / piece for piece in self.corpus.joined.get(subset.archive, ())]
+            if pieces:
+                whole, md5 = self.root / subset.archive, self.corpus.sums[subset.archive]
+                join_pieces(pieces, whole, md5, summary, self.arguments.keep_parts)
 
     def extract(self) -> None:
-        with self.step("extract") as summary:
-            for subset in self.subsets.values():
-                archive = self.root / subset.archive
-                unpack(archive, self.corpus.md5(subset.archive), self.root / subset.folder, summary, self.num_jobs)
+        summary = self.step("extract")
+        for subset in self.subsets.values():
+            md5 = self.corpus.sums[subset.archive]
+            unpack(self.root / subset.archive, md5, self.root / subset.folder, summary, self.num_jobs)
 
-    def convert(self, part: WorkPart | None = None) -> None:
-        """Convert the m4a files of VoxCeleb2, or one share of them, into a tree beside theirs."""
+    def convert(self, part: WorkPart = WHOLE) -> None:
+        """Convert the m4a files of VoxCeleb2, or one part of them, into a tree beside theirs."""
         file_format = self.arguments.format
-        with self.step("convert" if part is None else f"convert_{part.name}") as summary:
-            for name, subset in self.subsets.items():
-                source_root = self.audio_root(name, "aac")
-                if subset.is_aac and source_root.is_dir():
-                    convert_all(
-                        self._conversions(source_root, part),
-                        file_format,
-                        SAMPLE_RATE,
-                        self.num_jobs,
-                        summary,
-                        keep_sources=not self.arguments.remove_originals,
-                        description=f"convert {name}",
-                    )
-                elif subset.is_aac:
-                    summary.add_broken(str(source_root), "does not exist; run --extract first")
+        summary = self.step("convert" if part == WHOLE else f"convert_{part.name}")
+        for name, subset in self.subsets.items():
+            source_root = self.audio_root(name, "aac")
+            if subset.is_aac and source_root.is_dir():
+                target_root = Folder(self.audio_root(name))
+                # A part has its files by name: with --remove_originals the other parts take files away meanwhile.
+                pairs = (
+                    (source_root / one, target_root.path(Path(one).with_suffix(f".{file_format}").as_posix()))
+                    for one in walk_files(source_root, {".m4a", ".aac", ".mp4"})
+                    if zlib.crc32(os.fsencode(one)) % part.count == part.number - 1
+                )
+                convert_all(
+                    *(pairs, file_format, SAMPLE_RATE, self.num_jobs, summary),
+                    keep_sources=not self.arguments.remove_originals,
+                    description=f"convert {name}",
+                )
+            elif subset.is_aac:
+                summary.add_broken(str(source_root), "does not exist; run --extract first")
 
-    def _conversions(self, source_root: Path, part: WorkPart | None) -> Iterator[Conversion]:
-        target_root = Folder(source_root.parent / self.arguments.format)
-        for name in walk_files(source_root, {".m4a", ".aac", ".mp4"}):
-            # By its name: with --remove_originals the other shares take files away meanwhile.
-            if part is None or zlib.crc32(name.encode("utf-8", "surrogateescape")) % part.count == part.number - 1:
-                target = target_root.path(Path(name).with_suffix(f".{self.arguments.format}").as_posix())
-                yield Conversion(source_root / name, target)
-
-    def convert_share(self, part: WorkPart, steps: set[str]) -> int:
-        """Convert one share, and write down that it is done."""
+    def convert_part(self, part: WorkPart, steps: set[str]) -> int:
+        """Convert one part, and write down that it is done."""
         if steps != {"convert"}:
             raise ValueError(
                 f"--part {part}: it is for --convert alone; run the steps before it on one machine first, and --lists "
                 "on one when all parts are done"
             )
-        folder = self.root / CONVERTED
-        # A lock of its own: the shares are done beside each other in one tree.
-        with exclusive(folder / f"{part.name}.work"):
+        # A lock of its own: the parts are done beside each other in one tree.
+        with exclusive(self.parts / f"{part.name}.work"):
             self.convert(part)
-            with atomic_write(folder / f"{part.name}{DONE_SUFFIX}") as file:
-                json.dump({"format": self.arguments.format, "subsets": sorted(self.subsets)}, file)
-        if missing := missing_parts(list(parts_in(folder, DONE_SUFFIX)), folder):
-            logger.info("parts that are still to be converted: %s", list_parts(missing))
-        else:
-            logger.info("all %d parts are converted; --lists is next", part.count)
-        return finish(self.summaries, folder / f"{part.name}.summary.txt")
+            (self.parts / f"{part.name}{DONE}").touch()
+        missing = missing_parts(list(parts_in(self.parts, DONE)), self.parts)
+        logger.info("parts that are still to be converted before --lists: %s", list_parts(missing) or "none")
+        return finish(self.summaries, self.parts / f"{part.name}.summary.txt")
 
     def refuse_unfinished(self) -> None:
-        """Raise PartError if some shares of a conversion are missing; remove half-written files of killed ones."""
-        folder = self.root / CONVERTED
-        done = parts_in(folder, DONE_SUFFIX)
-        if not done:
-            return
-        if missing := missing_parts(list(done), folder):
-            raise PartError(f"the parts {list_parts(missing)} are not converted; run --convert --part for them first")
-        for part, path in done.items():
-            with reading(path, f"what part {part} was done with; run it again"), open_text(path) as file:
-                found = json.load(file)
-                is_same = found["format"] == self.arguments.format and set(found["subsets"]) >= set(self.subsets)
-            if not is_same:
-                raise PartError(
-                    f"part {part} was converted with --format {found['format']} --subsets "
-                    f"{' '.join(found['subsets'])}, not {self.arguments.format} and {' '.join(self.subsets)}; give all "
-                    "parts and --lists the same"
-                )
-        remove_leftovers(self.root)
+        """Raise PartError if some parts of a conversion are missing; remove half-written files of killed ones."""
+        if done := parts_in(self.parts, DONE):
+            if missing := missing_parts(list(done), self.parts):
+                raise PartError(f"parts {list_parts(missing)} are not converted; run --convert --part for them first")
+            remove_leftovers(self.root)
 
     def merge(self) -> None:
         """Link both folders of VoxCeleb1 into one, as the lists of E and H need; copies if links are impossible."""
-        sources = [self.audio_root(name) for name in ("vox1_dev", "vox1_test")]
-        if not any(source.is_dir() for source in sources):
-            return
-        target = Folder(self.root / MERGED_FOLDER)
-        with self.step("merge") as summary:
-            for source in filter(Path.is_dir, sources):
-                for name in walk_files(source, {".wav", ".flac"}):
-                    path, merged = source / name, target.path(name)
-                    # A copy has an inode of its own and is known by its size.
-                    if merged.exists() and (merged.samefile(path) or merged.stat().st_size == path.stat().st_size):
-                        summary.add(skipped=1)
-                    else:
-                        # A flush for each of 150,000 copies would take hours on a spinning disk.
-                        place(path, merged, is_flushed=False)
-                        summary.add(made=1)
+        sources = [source for name in ("vox1_dev", "vox1_test") if (source := self.audio_root(name)).is_dir()]
+        summary, target = self.step("merge"), Folder(self.root / MERGED_FOLDER)
+        for source in sources:
+            for name in walk_files(source, {".wav", ".flac"}):
+                path, merged = source / name, target.path(name)
+                # A copy has an inode of its own and is known by its size.
+                is_there = merged.exists() and merged.stat().st_size == path.stat().st_size
+                if not is_there:
+                    # A flush for each of 150,000 copies would take hours on a spinning disk.
+                    place(path, merged, is_flushed=False)
+                summary.add(not is_there, is_there)
 
-    def lists(self) -> dict[str, Path]:
-        """Write the training lists and bring the trial lists; returns the training lists by subset.
+    def lists(self) -> None:
+        """Write the training lists, bring the trial lists, print what to run next.
 
         The recipes in configs/voxceleb name these files: a name that changes here changes there.
         """
-        written = {}
+        if any(self.audio_root(name).is_dir() for name in ("vox1_dev", "vox1_test")):
+            self.merge()
         folder = self.root / "lists"
-        for name in self.subsets:
-            if self.audio_root(name).is_dir():
-                path = folder / f"{name}_list.txt"
-                self._write_list(name, path)
-                if name in TRAINING_SUBSETS:
-                    written[name] = path
+        listed = {name: self._write_list(name, folder) for name in self.subsets if self.audio_root(name).is_dir()}
+        written = [name for name in TRAINING_SUBSETS if name in listed]
         if len(written) == len(TRAINING_SUBSETS):
-            path = folder / "vox1_vox2_dev_list.txt"
-            write_training_list(path, self._joined_rows(written))
-            logger.info("%s: its paths start from %s", path, self.root)
-        with self.step("trial_lists") as summary:
-            if self.arguments.lists_from is not None:
-                _copy_lists(self.arguments.lists_from, Folder(folder), self.trial_lists.files, summary)
-            else:
-                download_all(self.trial_lists.files.values(), folder, self.num_jobs, self.options, summary)
+            roots = {name: self.audio_root(name).relative_to(self.root).as_posix() for name in written}
+            rows = ((speaker, f"{roots[name]}/{one}") for name in written for speaker, one in listed[name].pairs())
+            write_training_list(folder / "vox1_vox2_dev_list.txt", rows)
+            logger.info("%s: its paths start from %s", folder / "vox1_vox2_dev_list.txt", self.root)
+        summary = self.step("trial_lists")
+        if self.arguments.lists_from is None:
+            self.fetch(self.trial_lists.files.values(), folder, summary)
+        else:
+            _copy_lists(self.arguments.lists_from, Folder(folder), self.trial_lists.files, summary)
         root = self.root / MERGED_FOLDER
-        for name in self.trial_lists.files if root.is_dir() else ():
-            if (folder / name).is_file():
-                trials = read_trials(folder / name)
-                # No table is kept: only the names are looked for, once.
-                num_missing = len(FolderSource(root, keep_lookup=False).missing(trials.names))
-                log = logger.warning if num_missing else logger.info
-                log("%s: %d trials, %d of %d files are missing", name, len(trials), num_missing, len(trials.names))
-        return written
+        for path in filter(Path.is_file, (folder / name for name in self.trial_lists.files if root.is_dir())):
+            trials = read_trials(path)
+            # No table is kept: only the names are looked for, once.
+            num_missing = len(FolderSource(root, keep_lookup=False).missing(trials.names))
+            level = logging.WARNING if num_missing else logging.INFO
+            message = "%s: %d trials, %d of %d files are missing"
+            logger.log(level, message, path, len(trials), num_missing, len(trials.names))
+        if written:
+            sys.stdout.write(self.next_command(written) + "\n")
 
-    def _write_list(self, name: str, path: Path) -> None:
-        root, subset = self.audio_root(name), SUBSETS[name]
+    def _write_list(self, name: str, folder: Path) -> Utterances:
+        root, subset, path = self.audio_root(name), SUBSETS[name], folder / f"{name}_list.txt"
         # Headers are read for the list, so that a file of a header alone never reaches training.
-        with self.step(f"list_{name}", made="listed") as summary:
-            names = list(walk_files(root, {".wav", ".flac"}))
-            rows = listable_rows((row_by_folder(one) for one in names), names, summary)
-            utterances, _ = usable_utterances(rows, root, 0.0, self.num_jobs, summary)
-            write_training_list(path, utterances.pairs(np.arange(len(utterances))))
+        summary = self.step(f"list_{name}", made="listed")
+        names = list(walk_files(root, {".wav", ".flac"}))
+        rows = listable_rows((row_by_folder(one) for one in names), names, summary)
+        utterances, _ = usable_utterances(rows, root, 0.0, self.num_jobs, summary)
+        write_training_list(path, utterances.pairs())
         found, published = (len(utterances.speakers), len(utterances)), (subset.num_speakers, subset.num_utterances)
         # Not refused: part of a corpus trains, but its figures are not the published ones'.
-        if found != published:
-            message = "%s: %d speakers and %d utterances, published are %d and %d"
-            logger.warning(message, name, *found, *published)
-        logger.info("%s: its paths start from %s", path, root)
-
-    def _joined_rows(self, written: dict[str, Path]) -> Iterator[tuple[str, str]]:
-        """Rows of both training sets, paths relative to the root."""
-        for name, path in written.items():
-            below = self.audio_root(name).relative_to(self.root).as_posix()
-            with path.open(encoding="utf-8") as file:
-                for line in file:
-                    speaker, utterance = line.rstrip("\n").split(" ", 1)
-                    yield speaker, f"{below}/{utterance}"
+        level = logging.INFO if found == published else logging.WARNING
+        message = "%s: %d speakers and %d utterances, published are %d and %d; its paths start from %s"
+        logger.log(level, message, path, *found, *published, root)
+        return utterances
 
     def pack(self) -> None:
         """Pack every subset asked for straight from its archives, and write the packed corpora's training lists.
@@ -365,88 +321,73 @@ class VoxCelebJob:
         published lists (`id10001/VIDEO/00001.wav`), also if the archive holds m4a.
         """
         for corpus, subsets in PACKED.items():
-            wanted = [name for name in subsets if name in self.subsets]
-            if wanted:
-                with self.step(f"pack_{corpus}") as summary:
-                    self._pack_corpus(self.root / PACKED_FOLDER / corpus, wanted, summary)
+            if wanted := [name for name in subsets if name in self.subsets]:
+                self._pack_corpus(self.root / PACKED_FOLDER / corpus, wanted, self.step(f"pack_{corpus}"))
 
     def _pack_corpus(self, folder: Path, subsets: list[str], summary: StepSummary) -> None:
-        sources: list[Path] = []
-        names: dict[str, list[str]] = {}
+        sources = {name: self._verified_sources(SUBSETS[name].archive, summary) for name in subsets}
+        if not all(sources.values()):
+            return
         strip = SUBSETS[subsets[0]].num_leading_folders
-        for name in subsets:
-            found = self._verified_sources(SUBSETS[name].archive, summary)
-            if not found:
-                return
-            sources += found
-            names[name] = [f"{member.rpartition('.')[0]}.wav" for member in open_inputs(found, None, strip).names]
+        names = {
+            name: [f"{member.rpartition('.')[0]}.wav" for member in open_inputs(found, None, strip).names]
+            for name, found in sources.items()
+        }
         # Under its final name a packed corpus is whole: until then it is `<name>.partial`.
         if folder.is_dir():
             summary.add(skipped=len(PackedSource(folder).index.names))
         else:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            wanted = StringTable.from_strings(one for some in names.values() for one in some)
-            inputs = open_inputs(sources, wanted, strip)
+            wanted = StringTable.from_strings(itertools.chain(*names.values()))
+            inputs = open_inputs(list(itertools.chain(*sources.values())), wanted, strip)
             made = pack(inputs, folder, num_threads=self.num_jobs, skip_bad=True, show_progress=True)
             summary.add(made=made.num_utterances)
         packed = set(PackedSource(folder).index.names)
         skipped = folder / SKIPPED
-        if skipped.is_file():
-            for line in skipped.read_text(encoding="utf-8").splitlines():
-                name, _, reason = line.partition("\t")
-                summary.add_broken(name, reason)
-        for name in subsets:
-            if name in TRAINING_SUBSETS:
-                path = self.root / "lists" / f"{name}_packed_list.txt"
-                # What could not be decoded was left out of the corpus, so it must not be in the list.
-                rows = sorted(one for one in names[name] if one in packed)
-                write_training_list(path, ((one.split("/", 1)[0], one) for one in rows))
-                logger.info("%s: its paths start from %s", path, folder)
+        for line in skipped.read_text(encoding="utf-8").splitlines() if skipped.is_file() else ():
+            summary.add_broken(*line.split("\t", 1))
+        for name in set(subsets) & set(TRAINING_SUBSETS):
+            path = self.root / "lists" / f"{name}_packed_list.txt"
+            # What could not be decoded was left out of the corpus, so it must not be in the list.
+            write_training_list(path, ((one.split("/", 1)[0], one) for one in sorted(packed.intersection(names[name]))))
+            logger.info("%s: its paths start from %s", path, folder)
 
     def _verified_sources(self, archive: str, summary: StepSummary) -> list[Path]:
         """The whole archive, or all of its parts, with the right sums; none if something is missing."""
-        if has_md5(self.root / archive, self.corpus.md5(archive)):
+        if has_md5(self.root / archive, self.corpus.sums[archive]):
             return [self.root / archive]
         pieces = self.corpus.pieces(archive)
-        bad = [piece for piece in pieces if not has_md5(self.root / piece, self.corpus.files[piece].md5)]
+        bad = [piece for piece in pieces if not has_md5(self.root / piece, self.corpus.sums[piece])]
         for piece in bad:
             summary.add_broken(piece, "does not exist, or its MD5 sum is wrong; run --download")
         return [] if bad else [self.root / piece for piece in pieces]
 
-    def next_command(self, training_lists: dict[str, Path]) -> str:
+    def next_command(self, listed: Sequence[str]) -> str:
         """The command that trains RECIPE on what was prepared, with what is elsewhere than the recipe looks for it."""
         # VoxCeleb2 if both are there, as in the recipes: no speaker of it is in VoxCeleb1's trials.
-        subset = max(training_lists, key=lambda name: SUBSETS[name].num_speakers)
-        noise, rooms = self.root / "musan", self.root / rirs.SIMULATED_FOLDER
+        subset = max(listed, key=lambda name: SUBSETS[name].num_speakers)
+        lists, noise, rooms = self.root / "lists", self.root / "musan", self.root / rirs.SIMULATED_FOLDER
         if not noise.is_dir() or not rooms.is_dir():
             logger.info("noise and room responses are missing; --augment fetches them")
         paths = (
-            training_lists[subset], self.audio_root(subset), self.root / "lists" / "veri_test2.txt",
+            lists / f"{subset}_list.txt", self.audio_root(subset), lists / "veri_test2.txt",
             self.root / MERGED_FOLDER, noise, rooms,
         )  # fmt: skip
-        words = [own_command("train"), "--config", RECIPE]
-        for (name, usual), path in zip(RECIPE_INPUTS.items(), paths, strict=True):
-            if path != Path(usual):
-                words += [f"--{name}", shlex.quote(str(path))]
-        return " ".join(words)
+        inputs = zip(RECIPE_INPUTS.items(), paths, strict=True)
+        changed = [f"--{name} {shlex.quote(str(path))}" for (name, usual), path in inputs if path != Path(usual)]
+        return " ".join([own_command("train"), "--config", RECIPE, *changed])
 
 
 def _copy_lists(source: Path, folder: Folder, lists: Mapping[str, RemoteFile], summary: StepSummary) -> None:
     """Take the published lists that are in `source`, verified; others are not missed."""
-    for name, file in lists.items():
-        found = source / name
-        if not found.is_file():
-            continue
+    for found in filter(Path.is_file, (source / name for name in lists)):
         md5 = digest_of(found, "md5")
-        target = folder.path(name)
-        if md5 != file.md5:
-            summary.add_broken(str(found), f"MD5 is {md5}, published is {file.md5}")
-        elif target.is_file() and digest_of(target, "md5") == md5:
-            summary.add(skipped=1)
-        else:
-            # A copy, not a link: what the user does to the own file later must not reach the verified one.
-            with atomic_write(target, "wb") as file:
-                file.write(found.read_bytes())
-            summary.add(made=1)
+        if md5 != lists[found.name].md5:
+            summary.add_broken(str(found), f"MD5 is {md5}, published is {lists[found.name].md5}")
+            continue
+        # A copy, not a link: what the user does to the own file later must not reach the verified one.
+        with atomic_write(folder.path(found.name), "wb") as file:
+            file.write(found.read_bytes())
+        summary.add(made=1)
     if not summary.found:
         raise ValueError(f"{source} holds none of the published lists ({', '.join(lists)})")

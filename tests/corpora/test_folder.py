@@ -190,7 +190,7 @@ def test_splits_beside_speakers(tmp_path, parted, capsys):
 REFUSED = {
     "a malformed pattern": ("spk{speaker}/{utterance}.wav", ["--pattern", "("], "not a regular"),
     "a pattern without a speaker": ("spk{speaker}/{utterance}.wav", ["--pattern", "(a)"], "speaker"),
-    "no splits": ("spk{speaker}/{utterance}.wav", ["--layout", "parts"], "--layout parts"),
+    "no splits": ("spk{speaker}/{utterance}.wav", ["--layout", "parts"], "spk0"),
     "a speaker's own folder": ("{speaker}-{utterance}.wav", [], "--pattern"),
     "two names that would become one": ("a{speaker}b/{utterance}.wav", [], "rename"),
 }

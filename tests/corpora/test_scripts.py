@@ -104,13 +104,13 @@ def test_half_files_of_a_killed_run_are_removed_and_those_of_a_finished_one_are_
 
 
 def test_the_summary_counts_and_its_file_of_broken_items_follows_the_last_run(tmp_path):
-    with StepSummary("step", tmp_path) as summary:
-        summary.add(made=3, skipped=2)
-        summary.add_broken("bad\nname", "why\tso")
+    summary = StepSummary("step", tmp_path)
+    summary.add(made=3, skipped=2)
+    summary.add_broken("bad\nname", "why\tso")
     assert finish([summary], tmp_path / "summary.txt") == 1
     assert (tmp_path / "summary.txt").read_text().startswith("step: 6 found, 3 made, 2 skipped, 1 broken")
     assert (tmp_path / "broken_step.txt").read_text() == "bad\\nname\twhy\\tso\n"
-    with StepSummary("step", tmp_path) as summary:
-        summary.add(skipped=6)
+    summary = StepSummary("step", tmp_path)
+    summary.add(skipped=6)
     assert finish([summary]) == 0
     assert not (tmp_path / "broken_step.txt").exists()

@@ -280,8 +280,8 @@ def _archive(name: str, kind: str) -> Target:
 
     def read(folder: Path) -> None:
         outside = set(folder.iterdir())
-        with StepSummary("extract", folder / "out") as summary:
-            extract(folder / name, folder / "out", summary)
+        summary = StepSummary("extract", folder / "out")
+        extract(folder / name, folder / "out", summary)
         assert set(folder.iterdir()) <= outside | {folder / "out"}
         if summary.broken:
             raise ValueError(f"{name}: {summary.broken} members are broken")
