@@ -331,7 +331,7 @@ class TarAudio(Archive):
         lonely = [one for one in files if without_suffix(one) not in speakers] if speakers else []
         if lonely:
             raise ArchiveError(
-                f"{paths[0]}: {lonely[0]}: no {without_suffix(lonely[0])}.spk in the shard; pack tars without speakers apart"
+                f"{paths[0]}: {lonely[0]}: no {without_suffix(lonely[0])}.spk in the shard; pack such tars apart"
             )
         super().__init__(str(paths[0]), files, speakers)
 
