@@ -302,10 +302,8 @@ class ZipAudio(Archive):
         super().__init__(str(paths[0]), [str(checked_relative(one.filename)) for one in self._members])
 
     def read(self, member: int) -> bytes:
-        try:
+        with reading(f"{self.name}: {self.files[member]}", "a whole member", AudioError):
             return self._zip.read(self._members[member])
-        except (zipfile.BadZipFile, EOFError, RuntimeError, NotImplementedError) as error:
-            raise AudioError(f"{self.name}: {self.files[member]}: damaged in the archive ({error})") from error
 
 
 class TarAudio(Archive):
