@@ -50,7 +50,7 @@ from speakernet.random import seed_everything
 from speakernet.run_folder import BEST, EVALUATION_FILES, LAST, PLOTS, RESULTS, SECOND_STAGE, evaluation_folder, held
 from speakernet.training.mirror import fetch_run, mirrored
 from speakernet.training.progress import data_wait_advice
-from speakernet.training.state import Stage, StopRequest, best_of_run
+from speakernet.training.state import Stage, StopRequest
 
 PLOTS_OF_ERRORS = ("det", "scores", "llrs", "thresholds", "calibration")
 """Plots of the report that TensorBoard shows too."""
@@ -115,7 +115,11 @@ def _train_and_report(config: Config) -> TrainingOutcome:
         train_large_margin_stage(config, net, loss, inputs, validate, run_folder, steps, stop=stop, chosen_by=chosen_by)
     # Only rank 0 writes best.pt, and every rank scores with it.
     best = distributed.from_main(lambda: read_own_checkpoint(summary["best_path"])["training_summary"])
-    summary |= best_of_run(best)
+    summary |= {
+        "best_eer_percent": best["best_eer_percent"],
+        "best_epoch": best["epoch"],
+        "best_stage": best.get("stage", ""),
+    }
     if not summary["performance"]["steps"] and distributed.from_main(lambda: _is_reported(run_folder)):
         return TrainingOutcome(summary, None, run_folder)
     # Held as while training: a start removes half-written files of a killed run, and none of a running one.

@@ -94,9 +94,11 @@ class CheckpointStore:
     def best_summary(self) -> dict[str, Any] | None:
         """The `training_summary` of best.pt; None without one, or if it is damaged or of something else."""
         self.wait()
+        if not self.best_path.exists():
+            return None
         try:
-            summary = read_own_checkpoint(self.best_path)["training_summary"] if self.best_path.exists() else None
-            return summary if summary is None or {"epoch", "best_eer_percent"} <= set(summary) else None
+            summary = read_own_checkpoint(self.best_path)["training_summary"]
+            return summary if {"epoch", "best_eer_percent"} <= set(summary) else None
         except (DamagedError, KeyError) as error:
             logger.warning("%s: %s; the next evaluation replaces it", self.best_path, error_line(error))
             return None
@@ -126,8 +128,7 @@ class CheckpointStore:
     def close(self) -> None:
         """Wait for the last write; OSError if a file on disk is older than the run."""
         self.wait()
-        for name, error in self._failures.items():
-            logger.error("%s: %s was never written; the same command resumes from what is on disk", self.folder, name)
+        for error in self._failures.values():
             raise error
 
     def _write(self, path: Path, contents: dict[str, Any]) -> None:
@@ -175,25 +176,21 @@ def average_checkpoints(paths: Sequence[Path], wanted: int) -> tuple[dict[str, A
         logger.warning("%d checkpoints to average, found %d: %s", wanted, len(taken), ", ".join(p.name for p in taken))
     # File after file: all of them at once would take the memory of as many networks.
     weights = average_weights(read_own_checkpoint(path)["weights"] for path in taken)
-    if not all("head" in read_own_checkpoint(path) for path in taken):
-        return weights, None
-    return weights, average_weights(read_own_checkpoint(path)["head"] for path in taken)
+    has_heads = all("head" in read_own_checkpoint(path) for path in taken)
+    return weights, average_weights(read_own_checkpoint(path)["head"] for path in taken) if has_heads else None
 
 
 def average_weights(states: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """The mean of several state dictionaries, entry by entry; what is not floating point comes from the last."""
     total: dict[str, torch.Tensor] = {}
-    count = 0
     latest: dict[str, Any] = {}
-    for latest in states:
-        if count and any(key not in latest for key in total):
+    for count, latest in enumerate(states, 1):
+        # float64: the sum of many float32 values would lose bits.
+        floats = {key: value.double() for key, value in latest.items() if value.is_floating_point()}
+        if count > 1 and floats.keys() != total.keys():
             raise ValueError("the checkpoints to average belong to different models (their weights have other names)")
-        count += 1
-        for key, value in latest.items():
-            if isinstance(value, torch.Tensor) and value.is_floating_point():
-                # float64: the sum of many float32 values would lose bits.
-                total[key] = total[key] + value.double() if key in total else value.double()
-    if count == 0:
+        total = {key: total[key] + value if total else value for key, value in floats.items()}
+    if not latest:
         raise ValueError("no checkpoint to average: checkpoints/ is empty")
     return {key: (total[key] / count).to(value.dtype) if key in total else value for key, value in latest.items()}
 
@@ -201,7 +198,7 @@ def average_weights(states: Iterable[dict[str, Any]]) -> dict[str, Any]:
 def refuse_other_speakers(saved: Mapping[str, Any], now: Mapping[str, Any], source: object) -> None:
     """Refuse a checkpoint of other speakers: a list of as many would fit the head, and mean others."""
     # Checksums of the names in their order.
-    if _differs("speakers", saved, now):
+    if saved.get("speakers", now.get("speakers")) != now.get("speakers"):
         raise CheckpointError(
             f"{source} was trained with other speakers, or other names of them: class indices would map to the wrong "
             "speakers; use its training list, or another --save_path (with --initial_model to begin with these weights)"
@@ -211,7 +208,7 @@ def refuse_other_speakers(saved: Mapping[str, Any], now: Mapping[str, Any], sour
 def log_changes(saved: Mapping[str, Any], now: Mapping[str, Any], source: object) -> None:
     """Name the options that differ from those of the checkpoint: what the user asks for now holds."""
     changes = changed_options(saved.get("config", {}), now.get("config", {}))
-    if _differs("training_list", saved, now):
+    if saved.get("training_list", now.get("training_list")) != now.get("training_list"):
         changes.append("the training list holds other utterances, or the same in another order")
     if changes:
         changed = "; ".join(changes)
@@ -232,12 +229,5 @@ def changed_options(
 
 def _is_same(before: Any, now: Any) -> bool:
     """Whether an option means what it meant: a path may be written from here or in full."""
-    if isinstance(before, list | tuple) and isinstance(now, list | tuple):
-        return len(before) == len(now) and all(map(_is_same, before, now))
-    if isinstance(before, str) and isinstance(now, str) and before and now:
-        return Path(before).absolute() == Path(now).absolute()
-    return bool(before == now)
-
-
-def _differs(name: str, saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    return name in saved and name in now and saved[name] != now[name]
+    is_text = isinstance(before, str) and isinstance(now, str) and before and now
+    return Path(before).absolute() == Path(now).absolute() if is_text else bool(before == now)

@@ -8,8 +8,8 @@ temporary name and only then takes its name; of last.pt the one before is kept.
 import contextlib
 import logging
 import posixpath
+import shutil
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
-from speakernet.files import BLOCK_BYTES, FileError, atomic_write, error_line, human_bytes, open_regular
+from speakernet.files import FileError, atomic_write, error_line
 from speakernet.run_folder import (
     AVERAGE,
     BEST,
@@ -35,10 +35,9 @@ from speakernet.terminal import counted
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 10.0
-SILENT_SECONDS = 120.0
-"""At the end of a run: a copy of which no byte has moved for so long is given up."""
-RETRY_SECONDS = 60.0
+LOOK_SECONDS, RETRY_SECONDS = 10.0, 60.0
+END_SECONDS = 600.0
+"""At the end of a run: what is not copied by then is given up."""
 GROWING = (METRICS, LOG)
 """Files that change at every moment: copied together with a checkpoint, and at the end."""
 NOT_OURS = (".tmp", ".sha256")
@@ -49,80 +48,50 @@ class RemoteError(FileError):
     """A mirror that cannot be used; the message names it and says why."""
 
 
+@contextlib.contextmanager
+def mirrored(address: str, folder: str | Path, *, with_epochs: bool) -> Iterator[None]:
+    """Keep copies of a run folder at an address while the block runs; an empty address keeps none."""
+    if not address:
+        yield
+        return
+    mirror = Mirror(Path(folder), address, with_epochs)
+    # A daemon: a folder that hangs must not keep the interpreter from ending.
+    thread = threading.Thread(target=mirror.run, name="mirror", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        mirror.is_over.set()
+        thread.join(END_SECONDS)
+        if missing := mirror.changed(is_end=True):
+            logger.warning("training.mirror: in %s these are out of date: %s", address, ", ".join(missing))
+
+
 class Mirror:
-    """Copies of what a run folder holds; use it as a context manager around the run."""
+    """Copies what a run folder holds, until `is_over`."""
 
-    def __init__(self, folder: str | Path, address: str, *, with_epochs: bool = False) -> None:
-        self.folder, self.address, self.with_epochs = Path(folder), address, with_epochs
-        self.system, self.root = open_remote(address, self.folder)
+    def __init__(self, folder: Path, address: str, with_epochs: bool) -> None:
+        self.folder, self.address, self.with_epochs = folder, address, with_epochs
+        self.system, self.root = open_remote(address, folder)
+        self.is_over = threading.Event()
         self._copied: dict[str, tuple[int, int]] = {}
-        self._has_failed = False
-        self._moved_at = time.monotonic()
-        self._is_over = threading.Event()
-        # A daemon: a folder that hangs must not keep the interpreter from ending.
-        self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
 
-    def __enter__(self) -> "Mirror":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_error: Any) -> None:
-        """Copy what is new, for as long as bytes move; a warning names what was not copied."""
-        self._is_over.set()
-        self._moved_at = time.monotonic()
-        while self._thread.is_alive() and time.monotonic() - self._moved_at < SILENT_SECONDS:
-            self._thread.join(timeout=0.1)
-        if missing := self._changed(is_end=True):
-            logger.warning("training.mirror: in %s these are out of date: %s", self.address, ", ".join(missing))
-
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Look every few seconds, and once more at the end."""
         delay, is_end = LOOK_SECONDS, False
         while not is_end:
-            is_end = self._is_over.wait(delay)
+            is_end = self.is_over.wait(delay)
             try:
                 self._copy_all(is_end)
+                delay = LOOK_SECONDS
             except Exception as error:
                 # Every file system has errors of its own, and none of them is a reason to end a run.
-                if not self._has_failed:
-                    logger.warning(
-                        "training.mirror: %s cannot be written (%s); the run continues, and tries again later",
-                        *(self.address, error_line(error)),
-                    )
-                self._has_failed, delay = True, RETRY_SECONDS
-                continue
-            if self._has_failed:
-                logger.info("training.mirror: %s can be written to again", self.address)
-            self._has_failed, delay = False, LOOK_SECONDS
+                if delay == LOOK_SECONDS:
+                    reason = error_line(error)
+                    logger.warning("training.mirror: %s cannot be written, trying again (%s)", self.address, reason)
+                delay = RETRY_SECONDS
 
-    def _copy_all(self, is_end: bool) -> None:
-        for name in self._changed(is_end):
-            state = _state_of(self.folder / name)
-            if state is not None:
-                self._put(name)
-                self._copied[name] = state
-        for name in [one for one in self._copied if not (self.folder / one).exists()]:
-            self.system.rm_file(f"{self.root}/{name}")
-            del self._copied[name]
-
-    def _put(self, name: str) -> None:
-        """Copy a file: as it is now, also if it is replaced meanwhile."""
-        target = f"{self.root}/{name}"
-        folder, base = posixpath.split(target)
-        temporary = f"{folder}/.{base}.tmp"
-        self.system.makedirs(folder, exist_ok=True)
-        num_bytes = 0
-        with open_regular(self.folder / name) as content, self.system.open(temporary, "wb") as copy:
-            while block := content.read(BLOCK_BYTES):
-                copy.write(block)
-                num_bytes += len(block)
-                self._moved_at = time.monotonic()
-        if (arrived := self.system.info(temporary)["size"]) != num_bytes:
-            raise RemoteError(f"{target}: {arrived} of {num_bytes} bytes arrived")
-        if base == LAST and self.system.exists(target):
-            self.system.mv(target, f"{folder}/{PREVIOUS}")
-        self.system.mv(temporary, target)
-
-    def _changed(self, is_end: bool) -> list[str]:
+    def changed(self, *, is_end: bool) -> list[str]:
         """Files that differ from their copies, models first: a copy is then never behind what it needs."""
         names = []
         for prefix in ("", f"{SECOND_STAGE}/"):
@@ -130,11 +99,34 @@ class Mirror:
                 paths = [*epoch_paths(self.folder / prefix), self.folder / prefix / CHECKPOINTS / AVERAGE]
                 names += [path.relative_to(self.folder).as_posix() for path in paths]
             names += [prefix + name for name in (BEST, LAST, CONFIG, *EVALUATION_FILES, *GROWING)]
-        states = {name: _state_of(self.folder / name) for name in names}
-        changed = [name for name, state in states.items() if state is not None and self._copied.get(name) != state]
+        changed = [name for name in names if self._state_of(name) not in (None, self._copied.get(name))]
         if is_end or any(name.endswith(".pt") for name in changed):
             return changed
         return [name for name in changed if not name.endswith(GROWING)]
+
+    def _copy_all(self, is_end: bool) -> None:
+        for name in self.changed(is_end=is_end):
+            folder, base = posixpath.split(f"{self.root}/{name}")
+            temporary = f"{folder}/.{base}.tmp"
+            self.system.makedirs(folder, exist_ok=True)
+            if (state := self._state_of(name)) is None:
+                continue
+            self.system.put_file(str(self.folder / name), temporary)
+            if base == LAST and self.system.exists(f"{folder}/{base}"):
+                self.system.mv(f"{folder}/{base}", f"{folder}/{PREVIOUS}")
+            self.system.mv(temporary, f"{folder}/{base}")
+            self._copied[name] = state
+        for name in [one for one in self._copied if self._state_of(one) is None]:
+            self.system.rm_file(f"{self.root}/{name}")
+            del self._copied[name]
+
+    def _state_of(self, name: str) -> tuple[int, int] | None:
+        """By which a changed file is known; None if there is none."""
+        try:
+            status = (self.folder / name).stat()
+        except OSError:
+            return None
+        return status.st_mtime_ns, status.st_size
 
 
 def open_remote(address: str, folder: Path) -> tuple[Any, str]:
@@ -169,7 +161,8 @@ def fetch_run(address: str, folder: str | Path) -> bool:
                 raise RemoteError(f"a file is named {name!r}, which is outside the run folder")
         # Last of all the one that makes it a run: a fetch that was cut off is repeated.
         for name in sorted(names, key=lambda name: (name == LAST, name)):
-            _fetch(system, f"{root}/{name}", folder / name)
+            with system.open(f"{root}/{name}", "rb") as content, atomic_write(folder / name, "wb") as copy:
+                shutil.copyfileobj(content, copy)
         if LAST not in names and PREVIOUS in names:
             # The copy of last.pt was cut off between its two names.
             (folder / PREVIOUS).rename(folder / LAST)
@@ -179,29 +172,5 @@ def fetch_run(address: str, folder: str | Path) -> bool:
             "run to resume; correct it, or give --training.mirror '' to begin without"
         ) from error
     if names:
-        num_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        size = f"{counted(len(names), 'file')} ({human_bytes(num_bytes)})"
-        logger.info("%s: %s fetched from %s", folder, size, address)
+        logger.info("%s: %s fetched from %s", folder, counted(len(names), "file"), address)
     return (folder / LAST).exists()
-
-
-def _fetch(system: Any, source: str, target: Path) -> None:
-    with system.open(source, "rb") as content, atomic_write(target, "wb") as copy:
-        while block := content.read(BLOCK_BYTES):
-            copy.write(block)
-
-
-@contextlib.contextmanager
-def mirrored(address: str, folder: str | Path, *, with_epochs: bool) -> Iterator[None]:
-    """Keep copies of a run folder at an address while the block runs; an empty one keeps none."""
-    with Mirror(folder, address, with_epochs=with_epochs) if address else contextlib.nullcontext():
-        yield
-
-
-def _state_of(path: Path) -> tuple[int, int] | None:
-    """By which a changed file is known; None if there is none."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size

@@ -196,8 +196,7 @@ def performance_sentence(performance: Mapping[str, Any]) -> str:
         f"waited for data {100 * performance['data_wait_share']:.0f} % of the time",
     ]
     for key, what in (("process_peak_bytes", "peak memory"), ("device_peak_bytes", "peak memory of the GPU")):
-        if key in performance:
-            facts.append(f"{what} {human_bytes(performance[key])}")
+        facts += [f"{what} {human_bytes(performance[key])}"] if key in performance else []
     if "gpu_utilisation_percent" in performance:
         facts.append(f"GPU busy {performance['gpu_utilisation_percent']:.0f} % of the time")
     return ", ".join(facts)
@@ -263,10 +262,8 @@ class Progress:
     def show(self, values: Mapping[str, Any]) -> None:
         """Take numbers into the bar; those that are not there are left out."""
         self._shown_at = time.monotonic()
-        shown = {key: form.format(values[key]) for key, form in _SHOWN.items() if key in values}
-        if values.get("data_wait_share", 0.0) < SHOWN_WAIT:
-            shown.pop("data_wait_share", None)
-        self._numbers = ", ".join(shown.values())
+        shown = [key for key in _SHOWN if key in values and (key != "data_wait_share" or values[key] >= SHOWN_WAIT)]
+        self._numbers = ", ".join(_SHOWN[key].format(values[key]) for key in shown)
 
     def _note(self) -> str:
         return ", ".join(filter(None, [self._epoch, self._numbers]))
@@ -333,25 +330,29 @@ def data_wait_advice(wait_share: float, facts: LoadingFacts) -> str:
     >>> data_wait_advice(0.05, LoadingFacts(0, 8, False, False, True, True))
     ''
     """
-    if wait_share <= ADVISED_SHARE:
-        return ""
-    if 0 < facts.read_bytes_a_second < SLOW_DISK_BYTES_A_SECOND and not facts.is_packed:
-        speed = facts.read_bytes_a_second / 1e6
-        advice = f"the disk gives {speed:.0f} MB/s; pack the corpus onto a faster one (speakernet pack)"
-    # Free: the GPU idles while it waits.
-    elif facts.augments_on_cpu and facts.has_gpu:
-        advice = "let the GPU augment (augment.device: auto)"
-    elif facts.is_on_disk and not facts.augments_on_cpu:
-        advice = "the packed corpus is larger than memory; move it to a faster disk of this machine"
-    # One core is left to the training process itself.
-    elif facts.num_workers < facts.cores - 1:
-        more = facts.cores - 1
-        advice = f"raise data.num_workers from {facts.num_workers} to {more} (this run may use {facts.cores} cores)"
-    elif not facts.is_packed:
-        why = "files are decoded for every crop" if facts.is_compressed else "a file is opened for every crop"
-        advice = f"pack the corpus (speakernet pack): {why}"
-    elif facts.augments_on_cpu:
-        advice = "all cores are busy augmenting; lower augment.probability or use a machine with more cores"
-    else:
-        advice = "the corpus is packed or in memory, and all cores are busy: only more cores or faster memory help"
-    return f"training waits for data {100 * wait_share:.0f} % of the time: {advice}"
+    speed, more = facts.read_bytes_a_second, facts.cores - 1
+    what = "files are decoded" if facts.is_compressed else "a file is opened"
+    # From the cheapest to the dearest; the first that fits.
+    cures = (
+        (
+            0 < speed < SLOW_DISK_BYTES_A_SECOND and not facts.is_packed,
+            f"the disk gives {speed / 1e6:.0f} MB/s; pack the corpus onto a faster one (speakernet pack)",
+        ),
+        # Free: the GPU idles while it waits.
+        (facts.augments_on_cpu and facts.has_gpu, "let the GPU augment (augment.device: auto)"),
+        (
+            facts.is_on_disk and not facts.augments_on_cpu,
+            "the packed corpus is larger than memory; move it to a faster disk of this machine",
+        ),
+        # One core is left to the training process itself.
+        (
+            facts.num_workers < more,
+            f"raise data.num_workers from {facts.num_workers} to {more} (this run may use {facts.cores} cores)",
+        ),
+        (not facts.is_packed, f"pack the corpus (speakernet pack): {what} for every crop"),
+        (facts.augments_on_cpu, "all cores are busy augmenting; lower augment.probability or use more cores"),
+        (True, "the corpus is packed or in memory, and all cores are busy: only more cores or faster memory help"),
+    )
+    advice = next(cure for fits, cure in cures if fits)
+    is_worth_it = wait_share > ADVISED_SHARE
+    return f"training waits for data {100 * wait_share:.0f} % of the time: {advice}" if is_worth_it else ""

@@ -82,8 +82,7 @@ class TrainingState:
 
     def load(self, values: Mapping[str, Any]) -> None:
         """Take saved values; what an earlier or later version does not have, or has beyond these, changes nothing."""
-        for field in dataclasses.fields(self):
-            setattr(self, field.name, values.get(field.name, getattr(self, field.name)))
+        vars(self).update({name: value for name, value in values.items() if name in vars(self)})
 
     def epochs_done(self, options: TrainingOptions) -> bool:
         """Whether all epochs are trained and evaluated, or the run was stopped early."""
@@ -103,15 +102,6 @@ class TrainingState:
         # Of no good step there is no mean: 0 would read as a perfect loss.
         good = self.epoch_good_steps or math.nan
         return {"loss": self.epoch_loss_sum / good, "accuracy_percent": self.epoch_accuracy_sum / good}
-
-
-def best_of_run(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """What the `training_summary` of best.pt says of the best model, by the names of a run's summary."""
-    return {
-        "best_eer_percent": summary["best_eer_percent"],
-        "best_epoch": summary["epoch"],
-        "best_stage": summary.get("stage", ""),
-    }
 
 
 class Interrupted(KeyboardInterrupt):

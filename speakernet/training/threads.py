@@ -67,9 +67,8 @@ class ThreadWatch:
         self.adapts = adapts
         self._set_threads = set_threads
         self._before: Window | None = None
-        self._rest = 0
-        self._next_rest = REST_WINDOWS
-        self._has_spoken = False
+        self._rest, self._next_rest = 0, REST_WINDOWS
+        self._has_warned = False
         self._begin_window(SKIPPED_STEPS)
 
     def step(self, seconds: float, processor_seconds: float, num_utterances: int, *, is_compiled: bool) -> None:
@@ -87,68 +86,50 @@ class ThreadWatch:
         is_full = self._steps >= WINDOW_STEPS and self._seconds >= WINDOW_SECONDS
         if is_full or (self._steps >= LONG_STEPS and self._seconds >= LONG_SECONDS):
             share = min(1.0, self._processor_seconds / self._seconds)
-            self._end_window(Window(self.threads, share, self._utterances / self._seconds), is_compiled)
+            now = Window(self.threads, share, self._utterances / self._seconds)
+            self._begin_window(0)
+            if self.adapts and not is_compiled:
+                self._adapt(now)
+            elif share < BUSY_SHARE and now.threads > 1:
+                self._warn(share, f"its {now.threads} threads wait for each other; or set runtime.threads: 1")
 
     def close(self) -> None:
         """Restore torch's number of threads."""
-        self._go_on_with(self.most)
+        self._continue_with(self.most)
 
     def _begin_window(self, skip: int) -> None:
         self._skip, self._steps, self._utterances = skip, 0, 0
         self._seconds = self._processor_seconds = 0.0
 
-    def _end_window(self, now: Window, is_compiled: bool) -> None:
-        self._begin_window(0)
-        if not self.adapts or is_compiled:
-            self._before = None
-            if now.share < BUSY_SHARE and now.threads > 1:
-                self._say_cure(now)
-            return
-        if self._before is None and self._rest:
+    def _adapt(self, now: Window) -> None:
+        before, self._before = self._before, None
+        if before is None and self._rest:
             self._rest -= 1
             return
-        before, self._before = self._before, None
         chosen = decide(now, self.most, before)
         if before is None:
             self._before = now if chosen != now.threads else None
+        elif chosen == now.threads:
+            # Half of that may be faster still.
+            self._rest, self._next_rest = 0 if 1 < chosen < before.threads else REST_WINDOWS, REST_WINDOWS
+            if chosen < before.threads:
+                rates = f"{now.rate:.0f} utterances/s with {chosen} threads, {before.rate:.0f} with {before.threads}"
+                self._warn(before.share, f"{rates}; continuing with {chosen} (runtime.threads: auto)")
         else:
-            self._say_outcome(before, now, chosen)
-            self._rest = self._next_rest
-            self._next_rest = REST_WINDOWS if chosen == now.threads else 2 * self._next_rest
-            if chosen == now.threads < before.threads and chosen > 1:
-                # Half of that may be faster still.
-                self._rest = 0
-        self._go_on_with(chosen)
+            self._rest, self._next_rest = self._next_rest, 2 * self._next_rest
+        self._continue_with(chosen)
 
-    def _go_on_with(self, threads: int) -> None:
+    def _continue_with(self, threads: int) -> None:
         if threads != self.threads:
             self.threads = threads
             self._set_threads(threads)
             self._begin_window(SKIPPED_STEPS)
 
-    def _say_outcome(self, before: Window, now: Window, chosen: int) -> None:
-        if chosen != now.threads:
-            return
-        figures = f"threads {now.threads}: {now.rate:.0f} utterances/s, threads {before.threads}: {before.rate:.0f}"
-        if now.threads > before.threads or self._has_spoken:
-            logger.info("threads: continuing with %d (%s)", chosen, figures)
-            return
-        self._has_spoken = True
-        logger.warning(
-            "other work keeps the cores busy (training ran %.0f %% of the time). %s; continuing with %d "
-            "(runtime.threads: auto). Training is faster still without that work",
-            100 * before.share,
-            figures,
-            chosen,
-        )
-
-    def _say_cure(self, now: Window) -> None:
-        if self._has_spoken:
-            return
-        self._has_spoken = True
-        logger.warning(
-            "other work keeps the cores busy: training ran %.0f %% of the time and its %d threads wait for each other; "
-            "end that work, or set runtime.threads: 1",
-            100 * now.share,
-            now.threads,
-        )
+    def _warn(self, share: float, what: str) -> None:
+        if not self._has_warned:
+            logger.warning(
+                "other work keeps the cores busy: training ran %.0f %% of the time. %s. Training is faster without "
+                "that work",
+                *(100 * share, what),
+            )
+        self._has_warned = True

@@ -346,13 +346,6 @@ def test_epoch_whose_every_step_was_undone_ends_the_run(tmp_path: Path) -> None:
     assert math.isnan(make_trainer(tmp_path / "other").state.epoch_means()["loss"])
 
 
-def test_metrics_that_cannot_be_written_are_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "metrics.jsonl").mkdir()
-    assert trained(tmp_path, 2).state.epoch == 2
-    assert caplog.text.count("metrics.jsonl cannot be written") == 1
-    assert read_own_checkpoint(tmp_path / "last.pt")["training"]["state"]["epoch"] == 2
-
-
 def test_mean_of_checkpoints_against_a_loop():
     states = [{"w": torch.full((2,), float(value)), "count": torch.tensor(value)} for value in (1, 2, 6)]
     mean = average_weights(iter(states))

@@ -62,7 +62,7 @@ def test_a_disturbed_run_goes_down_within_its_first_steps_and_says_so_once(caplo
     run.go(500)
     assert set(run.used[20:]) == {1} and run.set == [1]
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "threads 1: 55 utterances/s, threads 2: 17; continuing with 1 (runtime.threads: auto)" in caplog.text
+    assert "55 utterances/s with 1 threads, 17 with 2; continuing with 1" in caplog.text
     run.watch.close()
     assert run.set == [1, 2]
 
