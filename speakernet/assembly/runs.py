@@ -42,7 +42,7 @@ from speakernet.evaluation.evaluate import Evaluation
 from speakernet.evaluation.run_data import read_results
 from speakernet.files import FileError, human_bytes, sha256_of
 from speakernet.machine.device import choose_device, find_device
-from speakernet.machine.facts import log_system_info, usable_cores
+from speakernet.machine.facts import system_info, usable_cores
 from speakernet.models.speaker_net import SpeakerNet
 from speakernet.parallel import distributed
 from speakernet.parallel.distributed import refuse_differences
@@ -92,7 +92,7 @@ def train_experiment(loaded: LoadedConfig) -> TrainingOutcome:
 
 def _train_and_report(config: Config) -> TrainingOutcome:
     run_folder = Path(config.training.save_path)
-    log_system_info()
+    logger.debug("machine: %s", system_info())
     prepare_machine(config)
     device = choose_device(config.runtime)
     # Before the network is made: its first weights are drawn from torch's global generator.
@@ -198,7 +198,7 @@ def score_experiment(loaded: LoadedConfig) -> tuple[Evaluation, list[Path]]:
             f"no model file at {model}; name one with --initial_model FILE (training writes one to <save_path>/best.pt)"
         )
     refuse_differences(_comparable(config))
-    log_system_info()
+    logger.debug("machine: %s", system_info())
     prepare_machine(config)
     config = with_default_paths(make_synthetic_corpus(config))
     inputs = Inputs(config, choose_device(config.runtime))

@@ -19,7 +19,7 @@ from speakernet.data.choices import Choice
 from speakernet.frontend.perturbation import keep_draws_eager
 from speakernet.losses.options import LOSSES, LossOptions
 from speakernet.machine.device import find_device
-from speakernet.machine.settings import NO_EFFECT, optimize_torch_settings
+from speakernet.machine.settings import optimize_torch_settings
 from speakernet.models.layers import is_safe_in_channels_last
 from speakernet.models.model_file import model_file_contents
 from speakernet.models.speaker_net import SpeakerNet
@@ -58,16 +58,14 @@ MINING_STREAM = 103
 
 
 def prepare_machine(config: Config) -> None:
-    """Apply the machine switches of `runtime` to torch, and log each with its reason."""
-    runtime = config.runtime
-    for setting in optimize_torch_settings(
-        runtime,
-        find_device(runtime),
-        save_memory=runtime.gradient_checkpointing,
+    """Apply the machine switches of `runtime` to torch."""
+    applied = optimize_torch_settings(
+        config.runtime,
+        find_device(config.runtime),
+        save_memory=config.runtime.gradient_checkpointing,
         varies_lengths=config.data.crop_frames_max > config.data.crop_frames,
-    ):
-        # A switch that acts is a detail; one that has no effect is not.
-        logger.log(logging.WARNING if setting.value == NO_EFFECT else logging.DEBUG, "torch setting: %s", setting)
+    )
+    logger.debug("torch settings: %s", applied)
 
 
 def build_model(config: Config) -> SpeakerNet:

@@ -14,7 +14,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,16 +35,9 @@ CGROUP_ROOT = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 # Version 1 writes "no limit" as the largest number of whole pages.
 NO_LIMIT_BYTES = 1 << 60
-MEMORY_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 
 VERSION_FILE = Path("/proc/driver/nvidia/version")
-SMI_SECONDS = 30
-LEAST_DRIVERS = {11: 450, 12: 525, 13: 580}
-"""CUDA's major version -> the oldest driver that runs it.
 
-Source: NVIDIA, CUDA Compatibility, section Minor Version Compatibility, table 1.
-"""
-OLDER_CUDA = 12
 FOR_OLDER_CUDA = "pip install 'torch>=2.9,<2.11' 'torchaudio>=2.9,<2.11'"
 """Within the bounds of setup.py: pip's builds of torch 2.9 and 2.10 for Linux are for CUDA 12.8, since 2.11 for 13."""
 
@@ -121,16 +113,22 @@ def read_quota(root: Path | None = None, membership: Path | None = None) -> Quot
     """
     cores, limits = math.inf, []
     for folder in _group_folders(root or CGROUP_ROOT, membership or MEMBERSHIP):
-        cores = min(cores, _core_quota(folder))
-        for limit_name, used_name in MEMORY_FILES:
-            limit, used = _text(folder / limit_name), _text(folder / used_name)
-            if limit.isdigit() and int(limit) < NO_LIMIT_BYTES:
-                taken = int(used) if used.isdigit() else 0
-                limits.append((int(limit), max(0, taken - _page_cache_bytes(folder))))
-                break
+        # Version 2 of control groups, else version 1; "max" and -1 mean none.
+        version_1 = (_text(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+        quota = _text(folder / "cpu.max") or " ".join(version_1)
+        if (found := re.fullmatch(r"([1-9]\d*) ([1-9]\d*)", quota)) is not None:
+            cores = min(cores, int(found[1]) / int(found[2]))
+        limit = _text(folder / "memory.max") or _text(folder / "memory.limit_in_bytes")
+        if limit.isdigit() and int(limit) < NO_LIMIT_BYTES:
+            used = int(_text(folder / "memory.current") or _text(folder / "memory.usage_in_bytes") or 0)
+            facts = {name: int(count) for name, count in re.findall(r"(\w+) (\d+)", _text(folder / "memory.stat"))}
+            # Version 1 counts the groups below under names of their own.
+            prefix = "total_" if "total_inactive_file" in facts else ""
+            cache = sum(facts.get(f"{prefix}{name}", 0) for name in ("inactive_file", "active_file"))
+            limits.append((int(limit), int(limit) - max(0, used - cache)))
     if not limits:
         return Quota(cores)
-    return Quota(cores, min(limit for limit, _ in limits), max(0, min(limit - used for limit, used in limits)))
+    return Quota(cores, min(limit for limit, _ in limits), max(0, min(free for _, free in limits)))
 
 
 def _group_folders(root: Path, membership: Path) -> Iterator[Path]:
@@ -153,24 +151,6 @@ def _group_folders(root: Path, membership: Path) -> Iterator[Path]:
                     yield folder
 
 
-def _core_quota(folder: Path) -> float:
-    quota, _, period = _text(folder / "cpu.max").partition(" ")
-    if not quota:
-        quota, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
-    # "max" and -1 mean none.
-    if not quota.isdigit() or not period.isdigit() or not int(quota) or not int(period):
-        return math.inf
-    return int(quota) / int(period)
-
-
-def _page_cache_bytes(folder: Path) -> int:
-    facts = dict(line.split(" ", 1) for line in _text(folder / "memory.stat").splitlines() if " " in line)
-    # Version 1 counts the groups below under names of their own.
-    prefix = "total_" if "total_inactive_file" in facts else ""
-    values = [facts.get(f"{prefix}{name}", "0") for name in ("inactive_file", "active_file")]
-    return sum(int(value) for value in values if value.isdigit())
-
-
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
@@ -187,23 +167,12 @@ def system_info() -> dict[str, Any]:
         "versions": {"speakernet": speakernet.__version__, **{name: version_of(name) for name in PACKAGES}},
         "cpu": cpu_name(),
         "cpu_cores": usable_cores(),
+        "memory_bytes": total_memory_bytes(),
         "gpus": [],
     }
-    with measuring("memory of the machine"):
-        info["memory_bytes"] = total_memory_bytes()
     with measuring("name and memory of the GPUs"):
         info |= gpu_facts()
     return info
-
-
-def log_system_info() -> None:
-    """Write the machine's facts to the log, as details."""
-    info = system_info()
-    versions = ", ".join(f"{name} {version}" for name, version in info["versions"].items() if version)
-    names = ", ".join(f"{gpu['name']} ({human_bytes(gpu['memory_bytes'])})" for gpu in info["gpus"]) or "no GPU"
-    memory = human_bytes(info["memory_bytes"]) if "memory_bytes" in info else "an unknown amount"
-    logger.debug("python %s, %s", info["python"], versions)
-    logger.debug("%s, %d cores, %s of memory; %s", info["cpu"], info["cpu_cores"], memory, names)
 
 
 def version_of(package: str) -> str | None:
@@ -258,20 +227,10 @@ def _cpu_facts() -> dict[str, str]:
 
 
 def driver_version() -> str:
-    """The version of the NVIDIA driver, from its kernel module or from `nvidia-smi`; empty if there is none."""
+    """The version of the NVIDIA driver by its kernel module, "unknown" if only its program shows it; else empty."""
     # NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 …
-    if found := re.search(r"\s(\d+(?:\.\d+)+)\s", _text(VERSION_FILE)):
-        return found[1]
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return ""
-    command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        outcome = subprocess.run(command, capture_output=True, text=True, timeout=SMI_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    found = re.match(r"\d+(?:\.\d+)+", outcome.stdout.strip())
-    return found[0] if outcome.returncode == 0 and found else ""
+    found = re.search(r"\s(\d+(?:\.\d+)+)\s", _text(VERSION_FILE))
+    return found[1] if found else "unknown" if shutil.which("nvidia-smi") else ""
 
 
 def unusable_gpu() -> tuple[str, str]:
@@ -283,18 +242,9 @@ def unusable_gpu() -> tuple[str, str]:
     is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1")
     if is_hidden or torch.cuda.is_available() or not (driver := driver_version()):
         return "", ""
-    built_for, name = torch.version.cuda, f"torch {torch.__version__}"
-    if not built_for:
-        return (
-            f"there is an NVIDIA driver ({driver}), but {name} is built without CUDA",
-            f"install a build with CUDA; for drivers from {LEAST_DRIVERS[OLDER_CUDA]} on: {FOR_OLDER_CUDA}",
-        )
-    found = f"there is an NVIDIA driver ({driver}), but {name}, built for CUDA {built_for}, cannot use the GPU"
-    least, number = LEAST_DRIVERS.get(int(built_for.split(".")[0]), 0), int(driver.split(".")[0])
-    if number >= least:
-        advice = "the driver is new enough: start a container with --gpus all, and check that nvidia-smi lists a GPU"
-        return found, advice
-    found += f": that takes driver {least} or later"
-    if number >= LEAST_DRIVERS[OLDER_CUDA]:
-        return found, f"update the driver, or install a torch for CUDA {OLDER_CUDA}: {FOR_OLDER_CUDA}"
-    return found, "update the driver: no torch that speakernet supports works with this one"
+    built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
+    return (
+        f"there is an NVIDIA driver ({driver}), but torch {torch.__version__}, {built}, cannot use the GPU",
+        f"nvidia-smi shows the CUDA that the driver supports; for CUDA 13: {TORCH_PAIR}; for CUDA 12: "
+        f"{FOR_OLDER_CUDA}; in a container start it with --gpus all",
+    )

@@ -97,32 +97,24 @@ class Monitor:
             self.sample()
 
 
-def huge_pages() -> tuple[bool, str]:
-    """Whether this process's torch uses huge pages, and why (not)."""
-    if os.environ.get(HUGE_PAGES) != "1":
-        return False, f"{HUGE_PAGES}=1 was not set before torch was imported"
-    try:
-        mode = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text(encoding="ascii")
-    except OSError:
-        return False, "this system has no transparent huge pages"
-    if "[never]" in mode:
-        return False, "switched off in /sys/kernel/mm/transparent_hugepage/enabled"
-    return True, "large tensors then cost fewer page faults"
+def huge_pages() -> bool:
+    """Whether this process's torch uses huge pages: Linux's switch, and torch's own before torch was imported."""
+    mode = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    return os.environ.get(HUGE_PAGES) == "1" and mode.exists() and "[never]" not in mode.read_text(encoding="ascii")
 
 
-def keep_freed_memory() -> tuple[bool, str]:
-    """Let the C library keep freed memory for the next step; returns whether it does, and why (not)."""
+def keep_freed_memory() -> bool:
+    """Let the C library keep freed memory for the next step; returns whether it does."""
     # A plain step of ResNetSE34V2 had 3.5 million page faults, 10 of its 28 processor seconds; with this and huge pages
     # the default step has under 1,000.
-    problem = _set_thresholds(mapped_from=2**30, trimmed_from=2**31 - 1)
-    return (False, problem) if problem else (True, "the next step needs it again")
+    return _set_thresholds(mapped_from=2**30, trimmed_from=2**31 - 1)
 
 
-def return_freed_memory() -> tuple[bool, str]:
-    """Let the C library give back every large tensor when it is freed; returns False (not kept), and why."""
+def return_freed_memory() -> bool:
+    """Let the C library give back every large tensor when it is freed; returns whether it does."""
     # A compromise: from 3 MiB on ResNetSE34L's process grows by 152 to 181 MiB at 1.01 to 1.05 s a step, with memory
     # kept by 270 MiB at 0.81 s (benchmarks/measurements.md).
-    return False, _set_thresholds(mapped_from=3 * 2**20, trimmed_from=2**24) or "gradient checkpointing saves memory"
+    return _set_thresholds(mapped_from=3 * 2**20, trimmed_from=2**24)
 
 
 def release_freed_memory() -> None:
@@ -131,13 +123,11 @@ def release_freed_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _set_thresholds(*, mapped_from: int, trimmed_from: int) -> str:
-    """Set both; returns what prevented it, or nothing."""
+def _set_thresholds(*, mapped_from: int, trimmed_from: int) -> bool:
     if platform.libc_ver()[0] != "glibc":
-        return "the C library is not glibc"
+        return False
     set_option = ctypes.CDLL(None).mallopt
-    done = set_option(_M_MMAP_THRESHOLD, mapped_from) and set_option(_M_TRIM_THRESHOLD, trimmed_from)
-    return "" if done else "the C library refused"
+    return bool(set_option(_M_MMAP_THRESHOLD, mapped_from) and set_option(_M_TRIM_THRESHOLD, trimmed_from))
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -4,9 +4,9 @@ Settings are process-wide, so the code that starts a run applies them.
 """
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -16,6 +16,8 @@ from speakernet.machine.memory import huge_pages, keep_freed_memory, return_free
 from speakernet.machine.options import MachineOptions
 from speakernet.parallel import distributed
 
+logger = logging.getLogger(__name__)
+
 ATTENTION_SWITCHES = {
     "flash": "enable_flash_sdp",
     "efficient": "enable_mem_efficient_sdp",
@@ -23,19 +25,6 @@ ATTENTION_SWITCHES = {
     "cudnn": "enable_cudnn_sdp",
 }
 MOST_THREADS_A_CORE = 4
-NO_EFFECT = "no effect"
-
-
-@dataclass(frozen=True)
-class AppliedSetting:
-    """One setting of torch: its name, what it is now, and why."""
-
-    name: str
-    value: Any
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.name} = {self.value} ({self.reason})"
 
 
 def optimize_torch_settings(
@@ -44,11 +33,11 @@ def optimize_torch_settings(
     *,
     save_memory: bool = False,
     varies_lengths: bool = False,
-) -> list[AppliedSetting]:
-    """Set torch for speed, or for the same bits every time.
+) -> dict[str, Any]:
+    """Set torch for speed, or for the same bits every time; what has no effect here is warned of.
 
     Returns:
-        Every setting that was applied, or asked for and without effect here, each with its reason.
+        Every setting that was applied, by its name.
     """
     deterministic = options.deterministic
     if deterministic:
@@ -57,20 +46,17 @@ def optimize_torch_settings(
     # Also if it is off: an earlier run of this process may have switched it on.
     torch.use_deterministic_algorithms(deterministic)
     torch.backends.cudnn.deterministic = deterministic
-    reason = "asked for" if deterministic else "the fastest kernels are used"
-    applied = [AppliedSetting("deterministic", deterministic, reason)]
-    applied += _set_threads(options.threads, options.interop_threads)
+    applied = {"deterministic": deterministic, **_set_threads(options.threads, options.interop_threads)}
     if options.keep_memory or save_memory:
-        applied.append(AppliedSetting("keep_memory", *(return_freed_memory() if save_memory else keep_freed_memory())))
-        applied.append(AppliedSetting("huge_pages", *huge_pages()))
-    if torch.cuda.is_available():
-        return applied + _set_gpu(options, device, varies_lengths=varies_lengths)
-    asked = {
-        "attention": list(options.attention),
-        "memory_fraction": options.memory_fraction,
-        "cudnn_benchmark": options.cudnn_benchmark is True,
-    }
-    return applied + [AppliedSetting(name, NO_EFFECT, "there is no GPU") for name, value in asked.items() if value]
+        applied["keep_memory"] = not return_freed_memory() if save_memory else keep_freed_memory()
+        applied["huge_pages"] = huge_pages()
+    has_gpu = torch.cuda.is_available() and (device is None or device.type == "cuda")
+    if has_gpu:
+        applied |= _set_gpu(options, device, varies_lengths=varies_lengths)
+    for name in () if has_gpu else ("attention", "memory_fraction", "cudnn_benchmark"):
+        if getattr(options, name) not in ([], 0.0, False, "auto"):
+            logger.warning("runtime.%s has no effect: this run is on the CPU", name)
+    return applied
 
 
 @contextlib.contextmanager
@@ -84,58 +70,43 @@ def many_shapes() -> Iterator[None]:
         torch.backends.cudnn.benchmark = before
 
 
-def _set_gpu(options: MachineOptions, device: torch.device | None, *, varies_lengths: bool) -> list[AppliedSetting]:
-    attention, tf32, memory_fraction = options.attention, options.tf32, options.memory_fraction
+def _set_gpu(options: MachineOptions, device: torch.device | None, *, varies_lengths: bool) -> dict[str, Any]:
     asked = options.cudnn_benchmark
-    benchmark = not (options.deterministic or varies_lengths) if asked == "auto" else bool(asked)
     # Timing every algorithm of a convolution pays if its shapes come again, and picks by the clock, not by the bits.
+    benchmark = not (options.deterministic or varies_lengths) if asked == "auto" else bool(asked)
     torch.backends.cudnn.benchmark = benchmark
-    reason = "crops have many lengths" if varies_lengths and asked == "auto" else "asked for"
-    reason = "crops have few lengths" if benchmark else reason
-    applied = [AppliedSetting("cudnn_benchmark", benchmark, reason)]
     # Products of matrices and cuDNN's convolutions have a switch each. Products are what filters, phases, pooling and
     # heads are made of, forward and backward: there float32 is float32. A trunk's arithmetic is in its convolutions.
     torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = tf32
-    reason = "float32 convolutions with 10 bits of mantissa; products of matrices keep theirs"
-    applied.append(AppliedSetting("tf32", tf32, reason if tf32 else "asked for"))
-    if attention:
-        for name, switch in ATTENTION_SWITCHES.items():
-            getattr(torch.backends.cuda, switch)(name in attention)
-        applied.append(AppliedSetting("attention", list(attention), "asked for"))
-    if memory_fraction and device is not None and device.type != "cuda":
-        applied.append(AppliedSetting("memory_fraction", NO_EFFECT, "this run is on the CPU"))
-    elif memory_fraction:
-        torch.cuda.set_per_process_memory_fraction(memory_fraction, device)
-        applied.append(AppliedSetting("memory_fraction", memory_fraction, "asked for"))
-    return applied
+    torch.backends.cudnn.allow_tf32 = options.tf32
+    for name, switch in ATTENTION_SWITCHES.items() if options.attention else ():
+        getattr(torch.backends.cuda, switch)(name in options.attention)
+    if options.memory_fraction:
+        torch.cuda.set_per_process_memory_fraction(options.memory_fraction, device)
+    return {
+        "cudnn_benchmark": benchmark,
+        "tf32": options.tf32,
+        "attention": list(options.attention),
+        "memory_fraction": options.memory_fraction,
+    }
 
 
-def _set_threads(threads: int | Literal["auto"], interop_threads: int) -> list[AppliedSetting]:
-    applied = []
+def _set_threads(threads: int | Literal["auto"], interop_threads: int) -> dict[str, int]:
     cores = usable_cores()
     if threads == "auto":
         # torch counts the cores of the machine, or those of OMP_NUM_THREADS, but no quota.
-        ranks = distributed.local_world_size()
-        chosen = min(torch.get_num_threads(), max(1, cores // ranks))
-        torch.set_num_threads(chosen)
-        shared = f", shared by {ranks} ranks" if ranks > 1 else ""
-        applied.append(AppliedSetting("threads", chosen, f"auto, {cores} cores may be used{shared}"))
-        threads = 0
+        threads = min(torch.get_num_threads(), max(1, cores // distributed.local_world_size()))
     for name, number in (("threads", threads), ("interop_threads", interop_threads)):
-        # Refused, not lowered: a few too many may be meant (and are called slow), thousands are a typing mistake.
+        # Refused, not lowered: a few too many may be meant, thousands are a typing mistake.
         if not 0 <= number <= MOST_THREADS_A_CORE * cores:
             most = MOST_THREADS_A_CORE * cores
             raise ValueError(f"{name}: {number} on {cores} cores; expected 0 (torch's choice) to {most}")
+    if threads > cores:
+        logger.warning("runtime.threads: %d is slow on %d cores", threads, cores)
     if threads:
         torch.set_num_threads(threads)
-        reason = "asked for" if threads <= cores else f"asked for; slow, there are {cores} cores for them"
-        applied.append(AppliedSetting("threads", threads, reason))
     if interop_threads:
-        reason = "asked for"
-        try:
+        # torch takes it once, before its first parallel operation.
+        with contextlib.suppress(RuntimeError):
             torch.set_num_interop_threads(interop_threads)
-        except RuntimeError:
-            reason = "torch takes it once, before its first parallel operation"
-        applied.append(AppliedSetting("interop_threads", torch.get_num_interop_threads(), reason))
-    return applied
+    return {"threads": torch.get_num_threads(), "interop_threads": torch.get_num_interop_threads()}

@@ -4,9 +4,6 @@ torch.distributed is looked up, not imported: a process group runs only if someb
 (`speakernet.parallel.group` starts and ends it), and a mistyped command is answered without waiting for torch.
 """
 
-import hashlib
-import json
-import os
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -17,7 +14,6 @@ T = TypeVar("T")
 
 FIRST_PORT, NUM_PORTS = 20_000, 40_000
 """Of a SLURM job that names none: derived from its number, so that all its tasks come to the same."""
-TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 SLURM_TASKS = "SLURM_STEP_NUM_TASKS"
 """Set by srun for what it starts; a batch script itself, which is one process, has none."""
 MOST_NAMED = 5
@@ -56,13 +52,13 @@ def world_size() -> int:
 
 
 def local_rank() -> int:
-    """This process's number on its machine (torchrun's LOCAL_RANK), 0 when alone."""
-    return int(os.environ.get("LOCAL_RANK", "0")) if is_distributed() else 0
+    """This process's number on its machine, 0 when alone."""
+    return 0 if here is None else here.local_rank
 
 
 def local_world_size() -> int:
-    """Number of processes on this machine (torchrun's LOCAL_WORLD_SIZE), 1 when alone."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if is_distributed() else 1
+    """Number of processes on this machine, 1 when alone."""
+    return 1 if here is None else here.local_world_size
 
 
 def is_main() -> bool:
@@ -116,24 +112,19 @@ def from_main(make: Callable[[], T]) -> T:
 
 def refuse_differences(values: Mapping[str, Any]) -> None:
     """Refuse ranks whose values (plain, by the names that users know) differ; every rank calls it."""
-    if not is_distributed():
-        return
-    digest = hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
-    if len(set(gather_objects(digest))) == 1:
-        return
-    everybody = gather_objects(dict(values))
-    first = everybody[0]
+    first, *others = gather_objects(dict(values))
     differences = [
         f"{name} is {first.get(name)!r} on rank 0 and {other.get(name)!r} on rank {number}"
-        for number, other in enumerate(everybody)
+        for number, other in enumerate(others, 1)
         for name in sorted({*first, *other})
         if first.get(name) != other.get(name)
     ]
-    more = f"; and {len(differences) - MOST_NAMED} more" if len(differences) > MOST_NAMED else ""
-    raise ValueError(
-        f"the {len(everybody)} ranks were started with different settings: {'; '.join(differences[:MOST_NAMED])}{more}."
-        " Start all of them with the same command, the same files and the same versions"
-    )
+    if differences:
+        more = f"; and {len(differences) - MOST_NAMED} more" if len(differences) > MOST_NAMED else ""
+        raise ValueError(
+            f"the {world_size()} ranks were started with different settings: {'; '.join(differences[:MOST_NAMED])}"
+            f"{more}. Start all of them with the same command, the same files and the same versions"
+        )
 
 
 @dataclass(frozen=True)
@@ -147,10 +138,9 @@ class Place:
     address: str
     port: int
 
-    def variables(self) -> dict[str, str]:
-        """As torchrun sets them, which is what torch reads."""
-        values = (self.rank, self.world_size, self.local_rank, self.local_world_size, self.address, self.port)
-        return dict(zip(TORCHRUN_VARIABLES, map(str, values), strict=True))
+
+here: Place | None = None
+"""Of this process, while it is one of several."""
 
 
 def find_place(environment: Mapping[str, str], port: int) -> Place | None:
@@ -164,14 +154,13 @@ def find_place(environment: Mapping[str, str], port: int) -> Place | None:
     if world_size <= 1:
         return None
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]
-    if missing:
+    number = -1 if missing else _number(environment, "RANK")
+    if not 0 <= number < world_size:
+        found = f"not set: {', '.join(missing)}" if missing else f"RANK is {number}"
         raise ValueError(
-            f"WORLD_SIZE is {world_size}, but {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set; "
-            "start the processes with torchrun --nproc_per_node=N, or unset WORLD_SIZE for one process"
+            f"WORLD_SIZE is {world_size}, and {found}; expected a rank from 0 to {world_size - 1} and where the ranks "
+            "meet: start the processes with torchrun --nproc_per_node=N, or unset WORLD_SIZE for one process"
         )
-    number = _number(environment, "RANK")
-    if number >= world_size:
-        raise ValueError(f"RANK is {number} and WORLD_SIZE {world_size}; expected a rank from 0 to {world_size - 1}")
     local = _number(environment, "LOCAL_RANK", number), _number(environment, "LOCAL_WORLD_SIZE", world_size)
     return Place(number, world_size, *local, environment["MASTER_ADDR"], _number(environment, "MASTER_PORT"))
 
@@ -184,10 +173,7 @@ def is_first(environment: Mapping[str, str]) -> bool:
 
 def is_first_here(environment: Mapping[str, str]) -> bool:
     """Whether this process is alone on its machine or the first one there."""
-    for name in ("LOCAL_RANK", "SLURM_LOCALID"):
-        if name in environment:
-            return environment[name].strip() in ("", "0")
-    return True
+    return environment.get("LOCAL_RANK", environment.get("SLURM_LOCALID", "")).strip() in ("", "0")
 
 
 def first_host(nodes: str) -> str:

@@ -17,8 +17,9 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 from torch import distributed as torch_distributed
@@ -31,9 +32,12 @@ from speakernet.files import error_line
 from speakernet.machine.device import find_device
 from speakernet.machine.options import MachineOptions
 from speakernet.machine.threads import STOP_SIGNALS
+from speakernet.parallel import distributed
 from speakernet.parallel.distributed import Place, find_place, is_distributed, work
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 LOST = 75
 """Exit status if a rank was lost: EX_TEMPFAIL of sysexits.h, the same command resumes."""
@@ -77,25 +81,16 @@ class Heartbeat:
 
     def is_first_to_say(self, message: str) -> bool:
         """Whether no rank has reported this yet; if all fail for one reason, one of them tells the user."""
-        try:
-            with self._opened() as store:
-                return store.add(f"said/{hashlib.sha256(message.encode()).hexdigest()}", 1) == 1
-        except RuntimeError:
-            # The store went with the process that held it.
-            return True
+        key = f"said/{hashlib.sha256(message.encode()).hexdigest()}"
+        return self._ask(lambda store: store.add(key, 1) == 1, True)
 
     def write(self, key: str, value: str) -> None:
         """Leave a value for the other ranks."""
-        with contextlib.suppress(RuntimeError), self._opened() as store:
-            store.set(key, value)
+        self._ask(lambda store: store.set(key, value), None)
 
     def read(self, key: str) -> str:
         """A value that some rank has left, else nothing."""
-        try:
-            with self._opened() as store:
-                return store.get(key).decode() if store.check([key]) else ""
-        except RuntimeError:
-            return ""
+        return self._ask(lambda store: store.get(key).decode() if store.check([key]) else "", "")
 
     def missing(self) -> str:
         """Which ranks keep the others waiting, in words; takes a few seconds."""
@@ -104,42 +99,38 @@ class Heartbeat:
         after = self._beats()
         if not before or not after:
             return "rank 0, or the launcher, is gone: the store does not answer"
-        ends = [f"rank {rank} ended: {why}" for rank in after if (why := self.read(f"end/{rank}"))]
-        if ends:
-            return "; ".join(ends[:MOST_NAMED])
-        own = after[self.place.rank]
-        silent = [rank for rank, beat in after.items() if beat[0] == before[rank][0]]
-        # By pieces of work begun, else by the name of the last one.
-        behind = [rank for rank, beat in after.items() if beat[3] < own[3]]
-        behind = behind or [rank for rank, beat in after.items() if beat[4] != own[4]]
-        hangs = f"hangs, while rank {self.place.rank} is at {own[4]}"
-        what = "was killed or is stopped: no heartbeat" if silent else hangs
-        named = [f"rank {rank} ({_described(after[rank])}) {what}" for rank in silent or behind]
+        named = [f"rank {rank} ended: {why}" for rank in after if (why := self.read(f"end/{rank}"))]
+        if not named:
+            own = after[self.place.rank]
+            silent = [rank for rank, beat in after.items() if beat[0] == before[rank][0]]
+            # By pieces of work begun, else by the name of the last one.
+            behind = [rank for rank, beat in after.items() if beat[3] < own[3]]
+            behind = behind or [rank for rank, beat in after.items() if beat[4] != own[4]]
+            hangs = f"hangs, while rank {self.place.rank} is at {own[4]}"
+            what = "was killed or is stopped: no heartbeat" if silent else hangs
+            named = [f"rank {rank} ({_described(after[rank])}) {what}" for rank in silent or behind]
         more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
         return "; ".join(named[:MOST_NAMED]) + more or "every rank has a heartbeat: the network between them failed"
 
     def _beats(self) -> dict[int, list]:
         """The last heartbeat of each rank: number, process, host, pieces of work begun, name of the last one."""
-        try:
-            with self._opened() as store:
-                found = store.multi_get([f"beat/{rank}" for rank in range(self.place.world_size)])
-        except RuntimeError:
-            return {}
-        return {rank: json.loads(values) for rank, values in enumerate(found)}
+        keys = [f"beat/{rank}" for rank in range(self.place.world_size)]
+        return dict(enumerate(map(json.loads, self._ask(lambda store: store.multi_get(keys), []))))
 
     def _beat(self) -> None:
         self._number += 1
-        with self._opened() as store:
-            values = [self._number, os.getpid(), socket.gethostname(), work.count, work.name]
-            store.set(f"beat/{self.place.rank}", json.dumps(values))
-
-    @contextlib.contextmanager
-    def _opened(self) -> Iterator[PrefixStore]:
-        """The store, for one thread at a time; RuntimeError if it is gone (torch logs each attempt at length)."""
-        if self._is_lost:
-            raise RuntimeError("the store is gone")
+        values = [self._number, os.getpid(), socket.gethostname(), work.count, work.name]
         with self._lock:
-            yield self._store
+            self._store.set(f"beat/{self.place.rank}", json.dumps(values))
+
+    def _ask(self, question: Callable[[PrefixStore], T], otherwise: T) -> T:
+        """What the store answers to one thread at a time; `otherwise` if it went with the process that held it."""
+        try:
+            with self._lock:
+                # torch logs each attempt at a store that is gone at length.
+                return otherwise if self._is_lost else question(self._store)
+        except RuntimeError:
+            return otherwise
 
     def _run(self) -> None:
         looked, seen = time.monotonic(), dict[int, tuple[int, float]]()
@@ -185,12 +176,11 @@ def joined(options: MachineOptions) -> Iterator[None]:
             _choose_backend(options, torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu"))
         yield
         return
-    before = {name: os.environ.get(name) for name in place.variables()}
-    os.environ.update(place.variables())
     # Tensors that the group holds in cycles go while there is an interpreter: gloo's threads free them, for which they
     # need one, and end the process if it is being taken down.
     atexit.unregister(gc.collect)
     atexit.register(gc.collect)
+    distributed.here = place
     try:
         _heartbeat = _start(options, place)
         try:
@@ -202,13 +192,9 @@ def joined(options: MachineOptions) -> Iterator[None]:
             _heartbeat.close()
             _heartbeat = None
     finally:
+        distributed.here = None
         if torch_distributed.is_initialized():
             torch_distributed.destroy_process_group()
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def request_everywhere(name: str, value: int) -> None:
@@ -224,13 +210,8 @@ def requested(name: str) -> int:
 
 def launch(count: int, port: int, arguments: Sequence[str]) -> int:
     """`--distributed`: run `speakernet` with these arguments in `count` processes; returns the exit status."""
-    if port:
-        try:
-            socket.create_server(("localhost", port)).close()
-        except OSError as error:
-            raise ValueError(
-                f"--port {port} cannot be used ({error.strerror}); choose another, or leave it out for a free one"
-            ) from error
+    # A port that is in use is an error here, not a wait of minutes.
+    socket.create_server(("localhost", port)).close()
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -298,14 +279,10 @@ def _start(options: MachineOptions, place: Place) -> Heartbeat:
         )
         heartbeat = Heartbeat(place, name, seconds)
     except (RuntimeError, ValueError) as error:
-        if "EADDRINUSE" in str(error) or "address already in use" in str(error):
-            raise ValueError(
-                f"port {place.port} is in use on {place.address}, so the ranks cannot meet there; choose another "
-                "(torchrun --master_port N, or --port N)"
-            ) from error
         raise ValueError(
             f"rank {place.rank} did not meet the other ranks of {place.world_size} at {place.address}:{place.port}: "
-            f"{error_line(error)}; check that all of them were started, and that this machine can reach that address"
+            f"{error_line(error)}; check that all of them were started, that this machine can reach that address, and "
+            "that the port is free (torchrun --master_port N, or --port N)"
         ) from error
     if place.rank == 0:
         logger.info(

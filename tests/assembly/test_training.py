@@ -439,7 +439,7 @@ def test_the_machine_is_prepared_for_the_gpu_that_the_run_takes(monkeypatch: pyt
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(
         "speakernet.assembly.training.optimize_torch_settings",
-        lambda options, device, **_more: given.append((options.memory_fraction, device)) or [],
+        lambda options, device, **_more: given.append((options.memory_fraction, device)),
     )
     prepare_machine(config_from_dict({"runtime": {"gpu_id": 1, "memory_fraction": 0.25}}))
     assert given == [(0.25, torch.device("cuda:1"))]

@@ -15,7 +15,7 @@ from speakernet.checks.doctor import machine_findings
 from speakernet.data.sharing import free_shared_memory
 from speakernet.machine import facts
 from speakernet.machine.device import choose_device
-from speakernet.machine.facts import Quota, driver_version, measuring, read_quota, system_info, unusable_gpu
+from speakernet.machine.facts import Quota, driver_version, measuring, read_quota, system_info
 from speakernet.machine.memory import Monitor
 from speakernet.machine.options import MachineOptions
 from speakernet.machine.settings import optimize_torch_settings
@@ -111,17 +111,14 @@ def test_everything_counts_cores_and_memory_here(container: Path) -> None:
     try:
         torch.set_num_threads(8)
         applied = optimize_torch_settings(MachineOptions(threads="auto", keep_memory=False))
-        assert torch.get_num_threads() == 1 == {setting.name: setting.value for setting in applied}["threads"]
+        assert torch.get_num_threads() == 1 == applied["threads"]
     finally:
         torch.set_num_threads(before)
 
 
-def test_system_info(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG)
-    facts.log_system_info()
+def test_system_info() -> None:
     info = system_info()
-    assert json.loads(json.dumps(info)) == info and info["cpu_cores"] >= 1
-    assert info["versions"]["torch"] and info["versions"]["torch"] in caplog.text
+    assert json.loads(json.dumps(info)) == info and info["cpu_cores"] >= 1 and info["versions"]["torch"]
     assert facts.version_of("no-such-package-anywhere") is None
 
 
@@ -159,54 +156,26 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def add_program(machine: Path, answer: str) -> None:
-    (machine / "nvidia-smi").write_text(f"#!/bin/sh\n{answer}\n")
-    (machine / "nvidia-smi").chmod(0o755)
-
-
-@pytest.mark.parametrize(
-    ("text", "version"), [(CLOSED, "535.129.03"), (OPEN, "570.86.10"), (CLOSED, "384.81"), (OPEN, "580.65")]
-)
-def test_the_driver_from_its_file(machine: Path, text: str, version: str) -> None:
+@pytest.mark.parametrize(("text", "version"), [(CLOSED, "535.129.03"), (OPEN, "570.86.10"), ("something else", "")])
+def test_the_driver(machine: Path, text: str, version: str) -> None:
+    assert driver_version() == ""
     (machine / "version").write_text(text.format(version))
     assert driver_version() == version
+    (machine / "nvidia-smi").write_text("#!/bin/sh")
+    (machine / "nvidia-smi").chmod(0o755)
+    assert driver_version() == (version or "unknown")
 
 
-def test_the_driver_from_its_program(machine: Path) -> None:
-    assert driver_version() == ""
-    add_program(machine, "echo 550.54.15; echo 550.54.15")
-    assert driver_version() == "550.54.15"
-    add_program(machine, "echo NVIDIA-SMI has failed because it could not communicate with the driver; exit 9")
-    (machine / "version").write_text("something else")
-    assert driver_version() == ""
-
-
-@pytest.mark.parametrize(
-    ("version", "cuda", "found", "advice"),
-    [
-        ("535.129.03", "13.0", "driver 580", "torch>=2.9,<2.11"),
-        ("470.57.02", "13.2", "driver 580", "no torch"),
-        ("470.57.02", "12.8", "driver 525", "no torch"),
-        ("580.65.06", "13.0", "580.65.06", "--gpus all"),
-        ("535.129.03", "12.8", "535.129.03", "--gpus all"),
-        ("535.129.03", None, "without CUDA", "torch>=2.9,<2.11"),
-    ],
-)
-def test_advice_for_driver_and_torch(
-    machine: Path, monkeypatch: pytest.MonkeyPatch, version: str, cuda: str | None, found: str, advice: str
+@pytest.mark.parametrize(("cuda", "found"), [("13.0", "built for CUDA 13.0"), (None, "built without CUDA")])
+def test_an_unusable_gpu(
+    machine: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, cuda: str | None, found: str
 ) -> None:
-    monkeypatch.setattr(torch.version, "cuda", cuda)
-    (machine / "version").write_text(OPEN.format(version))
-    message = unusable_gpu()
-    assert found in message[0] and advice in message[1]
-
-
-def test_an_unusable_gpu(machine: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Training warns of it and so does the doctor, unless the CPU was asked for."""
-    add_program(machine, "echo 535.129.03")
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    (machine / "version").write_text(OPEN.format("535.129.03"))
     assert choose_device(MachineOptions()).type == "cpu"
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert "535.129.03" in warning and "CUDA 13.0" in warning and facts.FOR_OLDER_CUDA in warning
+    assert "535.129.03" in warning and found in warning and facts.FOR_OLDER_CUDA in warning
     with pytest.raises(ValueError, match=r"runtime\.device: cuda.*535.*pip install"):
         choose_device(MachineOptions(device="cuda"))
     (finding,) = [one for one in machine_findings(machine) if one.check == "GPU"]
@@ -249,12 +218,11 @@ def test_failed_readings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog
     for error in (KeyboardInterrupt, SystemExit):
         with pytest.raises(error), measuring("the temperature"):
             raise error
-    monkeypatch.setattr(facts.psutil, "virtual_memory", refuse)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", refuse)
     info = system_info()
-    assert info["cpu_cores"] >= 1 and info["gpus"] == [] and "memory_bytes" not in info
+    assert info["cpu_cores"] >= 1 and info["gpus"] == []
     monkeypatch.undo()
     finder = BatchSizeFinder(torch.nn.Linear(4, 4), int, int, 1 << 30, read_memory=refuse)
     assert finder.find(1, 4) in (1, 2, 4)

@@ -36,9 +36,7 @@ SLURM = {
 
 
 def test_torchruns_variables() -> None:
-    found = find_place(TORCHRUN, 0)
-    assert found == Place(5, 8, 1, 4, "gpu07", 29500)
-    assert found.variables() == TORCHRUN
+    assert find_place(TORCHRUN, 0) == Place(5, 8, 1, 4, "gpu07", 29500)
 
 
 def test_slurms_variables() -> None:
@@ -68,9 +66,9 @@ def test_one_process(environment: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        ({"WORLD_SIZE": "2"}, "RANK, MASTER_ADDR, MASTER_PORT are not set"),
-        ({**TORCHRUN, "MASTER_PORT": ""}, "MASTER_PORT is not set"),
-        ({**TORCHRUN, "RANK": "8"}, "RANK is 8 and WORLD_SIZE 8; expected a rank from 0 to 7"),
+        ({"WORLD_SIZE": "2"}, "RANK, MASTER_ADDR, MASTER_PORT"),
+        ({**TORCHRUN, "MASTER_PORT": ""}, "not set: MASTER_PORT"),
+        ({**TORCHRUN, "RANK": "8"}, "RANK is 8; expected a rank from 0 to 7"),
         ({**TORCHRUN, "RANK": "first"}, "RANK is 'first'; expected a whole number"),
         ({**TORCHRUN, "WORLD_SIZE": "many"}, "WORLD_SIZE is 'many'"),
         ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "four"}, "SLURM_STEP_TASKS_PER_NODE is 'four'"),
@@ -130,9 +128,9 @@ def test_a_port_in_use_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             {**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)},
         )
         monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
-        with pytest.raises(ValueError, match=f"port {port} is in use"), joined(MachineOptions(device="cpu")):
+        with pytest.raises(ValueError, match=f":{port}"), joined(MachineOptions(device="cpu")):
             raise AssertionError("it began")
-        with pytest.raises(ValueError, match=f"--port {port} cannot be used"):
+        with pytest.raises(OSError, match="in use"):
             launch(2, port, [])
 
 
@@ -164,13 +162,8 @@ def test_distributed_starts_a_process_for_each_gpu(monkeypatch: pytest.MonkeyPat
 
 def test_differences_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     refuse_differences({"a": 1})
-    monkeypatch.setattr(distributed, "is_distributed", lambda: True)
     other = {"loss.margin": 0.3, "data.batch_size": 4}
-
-    def gather(value: Any) -> list[Any]:
-        return [value, other if isinstance(value, dict) else "another digest"]
-
-    monkeypatch.setattr(distributed, "gather_objects", gather)
+    monkeypatch.setattr(distributed, "gather_objects", lambda value: [value, other])
     with pytest.raises(ValueError, match=r"loss.margin is 0.2 on rank 0 and 0.3 on rank 1\. Start all"):
         refuse_differences({"loss.margin": 0.2, "data.batch_size": 4})
 
