@@ -50,6 +50,7 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 PART_NAME = re.compile(r"part-(\d+)-of-(\d+)")
 MOST_PARTS, MOST_PARTS_NAMED = 9999, 20
+LONGEST_SECRET = 4096  # bytes
 
 IN_PLACE_OF_A_FILE = {
     b"version https://git-lfs": "a pointer of git-lfs, whose file `git lfs pull` fetches",
@@ -109,6 +110,20 @@ def open_regular(path: str | Path, *, buffering: int = -1) -> IO[bytes]:
     """Open a regular file for reading bytes; a pipe would block forever, and a device may have no end."""
     check_regular(path)
     return open(path, "rb", buffering=buffering)  # noqa: PTH123  for every utterance
+
+
+def read_secret(file: Path | None, variable: str) -> bytes | None:
+    """The key or token in a file, without the line end; else that in an environment variable; None without either."""
+    if file is None:
+        found = os.environ.get(variable)
+        return None if found is None else os.fsencode(found)
+    expected = f"a regular file that holds the key or token in one line, up to {LONGEST_SECRET} bytes"
+    with reading(file, expected), open_regular(file) as content:
+        # Editors end a line; whoever writes the file in another way would not find the store again.
+        secret = content.read(LONGEST_SECRET + 1).rstrip(b"\r\n")
+    if not secret or len(secret) > LONGEST_SECRET:
+        raise FileError(f"{file}: {len(secret)} bytes; expected {expected}")
+    return secret
 
 
 def check_regular(path: str | Path) -> None:

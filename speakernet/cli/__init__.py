@@ -22,7 +22,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import speakernet
-from speakernet.inference.keys import STORE_KEY_VARIABLE, read_secret
 from speakernet.machine.memory import HUGE_PAGES, is_out_of_memory
 from speakernet.options import suggestion
 from speakernet.parallel.distributed import is_first, is_first_here
@@ -31,6 +30,8 @@ from speakernet.terminal import TerminalHandler
 if TYPE_CHECKING:
     from speakernet.config import LoadedConfig
     from speakernet.inference.verifier import SpeakerVerifier
+
+STORE_KEY_VARIABLE = "SPEAKERNET_STORE_KEY"
 
 COMMANDS = {
     "train": "train a model or, with --eval, score a trial list with one",
@@ -338,6 +339,9 @@ def load_verifier(arguments: argparse.Namespace, local_rank: int | None = None) 
 
 def store_key(arguments: argparse.Namespace) -> bytes | None:
     """The key of `--key-file`, else of the environment; None for none."""
+    # Late: --help and a mistyped option need no numpy.
+    from speakernet.files import read_secret
+
     return read_secret(arguments.key_file, STORE_KEY_VARIABLE)
 
 

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Inspect the recordings, embed them, keep the embeddings."""
     # Late: --help and a mistyped option need no torch.
-    from speakernet.inference.enrolment import enroll
+    from speakernet.inference.people import enroll
     from speakernet.inference.recordings import audio_inputs
 
     verifier = load_verifier(arguments)

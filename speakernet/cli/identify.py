@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from speakernet.cli import add_decision, add_model, add_store, answer_first, load_verifier, store_key
 
 if TYPE_CHECKING:
-    from speakernet.inference.enrolment import Identification
+    from speakernet.inference.people import Identification
 
 MIN_SPEECH_SECONDS = 1.0
 DEFAULT_TOP = 5
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Embed, compare with everybody, answer."""
     # Late: --help and a mistyped option need no torch.
-    from speakernet.inference import enrolment, recordings
+    from speakernet.inference import people, recordings
 
     if arguments.top < 1:
         raise ValueError(f"--top {arguments.top}: expected at least 1")
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         quality = recordings.inspect_recording(recording, min_speech_seconds=MIN_SPEECH_SECONDS)
         limits = {"false_accept_rate": arguments.far, "threshold": arguments.threshold}
         with verifier.people(arguments.store, store_key(arguments), must_exist=True) as store:
-            found = enrolment.identify(verifier, store, recording, top=arguments.top, **limits)
+            found = people.identify(verifier, store, recording, top=arguments.top, **limits)
     lines = [json.dumps(dataclasses.asdict(found), ensure_ascii=False)] if arguments.json else answer_lines(found)
     sys.stdout.write("\n".join([*lines, ""]))
     sys.stdout.flush()

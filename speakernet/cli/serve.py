@@ -7,7 +7,7 @@ variable SPEAKERNET_TOKEN, or generated and printed at the start. Audio is never
 import argparse
 from pathlib import Path
 
-from speakernet.cli import missing_extra
+from speakernet.cli import missing_extra, store_key
 
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
 
@@ -30,4 +30,4 @@ def run(arguments: argparse.Namespace) -> int:
         from speakernet.inference.serve.server import start
     except ModuleNotFoundError as error:
         raise missing_extra("serving", "serve", error) from error
-    return start(arguments)
+    return start(arguments, store_key(arguments))

@@ -1,5 +1,8 @@
 """People known by their voice: names and embeddings in one SQLite file, and who of them a recording is.
 
+A recording is inspected before it is kept: little speech, noise, clipping, a voice unlike the person's other ones are
+warned about, or refused. Weights are seconds of speech.
+
 Embeddings are kept as the network gave them, never audio; a person is the weighted mean of theirs. For `identify`
 everybody is in one matrix in memory, which is read again when another process has changed the file.
 
@@ -24,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,9 +40,15 @@ try:
 except ImportError:  # Only an encrypted store needs it.
     HAS_CRYPTOGRAPHY = False
 
+from speakernet.data.audio import AudioError
 from speakernet.evaluation.scoring import EPSILON, mean_embeddings
 from speakernet.files import FileError, atomic_write, check_writable, free_name, open_regular, reading, writing
+from speakernet.inference.decision import Decision
+from speakernet.inference.recordings import Audio, Quality, inspect_recording, usable
 from speakernet.terminal import MAX_NAMED
+
+if TYPE_CHECKING:
+    from speakernet.inference.verifier import SpeakerVerifier
 
 TOP = 5
 APPLICATION_ID = 0x53504B4E  # "SPKN", which `file` shows too
@@ -63,6 +72,11 @@ SCRYPT_COST = 1 << 15
 """OWASP's advice for scrypt with blocks of 8: 32 MiB and about a tenth of a second."""
 FACTS = ("fingerprint", "embedding_dim", "model", "created")
 EXPORT_SUFFIXES = (".json", ".npz")
+MOST_SPEECH_SECONDS = 30.0
+"""A recording weighs no more than one of so much speech: more of one session adds no other session."""
+LEAST_WEIGHT_SECONDS = 0.1
+SAME_COSINE = 0.99999
+"""Embeddings of one recording in different batches are at least this close."""
 
 SCHEMA = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
@@ -134,6 +148,28 @@ class StoredRecording:
     warnings: str = ""
     added: str = ""
     digest: str = ""
+
+
+@dataclass(frozen=True)
+class Enrolment:
+    """What came of an enrolment."""
+
+    name: str
+    added: int
+    total: int
+    qualities: tuple[Quality, ...]
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Identification:
+    """Who a recording is."""
+
+    name: str | None
+    decision: Decision | None
+    candidates: tuple[tuple[str, float], ...]
+    num_people: int
+    stranger_rate: float | None
 
 
 class PeopleStore(contextlib.AbstractContextManager):
@@ -289,12 +325,15 @@ class PeopleStore(contextlib.AbstractContextManager):
         """
         name = normal_name(name)
         found = []
-        with self._session() as connection:
-            remove_half_backups(self.path)
-            for path in backups_of(self.path):
-                with _connected(path) as backup:
-                    found += [path] * _wipe(backup, name)
-            found += [self.path] * _wipe(connection, name)
+        remove_half_backups(self.path)
+        for path in [*backups_of(self.path), self.path]:
+            with _connected(path) as connection:
+                # Another program may have turned a write-ahead log on, which keeps earlier pages.
+                connection.execute("PRAGMA journal_mode = DELETE")
+                if connection.execute("DELETE FROM people WHERE name = ?", [name]).rowcount:
+                    found.append(path)
+                # Pages that moved leave copies of their rows; also if an earlier purge was killed before this.
+                connection.execute("VACUUM")
         if not found:
             raise self._nobody(name)
         return found
@@ -421,14 +460,15 @@ class PeopleStore(contextlib.AbstractContextManager):
                 f"{model} has {self._fingerprint[:12]}: use that model, or change to this one by "
                 f"`speakernet people reembed --model {model} --store {shlex.quote(str(self.path))}`"
             )
-        self._aead = None
         if "salt" not in facts and self._key is not None:
             raise StoreKeyError(f"{self.path} is not encrypted, but a key was given; leave the key out")
-        if "salt" in facts and self._key is not None:
-            self._aead = _aead(self._key, facts["salt"])
-            _unseal(self._aead, facts["proof"], PROOF)
-        elif "salt" in facts and self._fingerprint is not None:
+        # Listing and removing people of any model needs no key.
+        if "salt" in facts and self._key is None and self._fingerprint is not None:
             raise self._without_key()
+        # In one assignment: what another thread writes meanwhile must be sealed.
+        self._aead = None if self._key is None else _aead(self._key, facts["salt"])
+        if self._aead is not None:
+            _unseal(self._aead, facts["proof"], PROOF)
 
     def _state(self) -> tuple[Any, ...]:
         """Another value whenever the file was changed or replaced."""
@@ -537,6 +577,100 @@ class PeopleStore(contextlib.AbstractContextManager):
         return StoreError(f"{self.path}: nobody is called {name!r}; `speakernet people list` shows everybody")
 
 
+def enroll(
+    verifier: "SpeakerVerifier",
+    store: PeopleStore,
+    name: str,
+    recordings: Sequence[Audio],
+    *,
+    sample_rate: int | None = None,
+    is_strict: bool = False,
+) -> Enrolment:
+    """Add recordings of a person to a store; all of them, or none."""
+    name = checked_name(name)
+    if not len(recordings):
+        raise AudioError(f"no recording of {name!r} was given; expected one or more")
+    opened = [verifier.open(one, sample_rate) for one in recordings]
+    qualities = [inspect_recording(one) for one in opened]
+    warnings = [f"{one.name}: {text}" for one in qualities for text in one.warnings]
+    embeddings = np.asarray(verifier.embed(opened))
+    there = store.recordings(name)
+    kept = np.array([one.embedding for one in there], dtype=np.float32).reshape(-1, verifier.embedding_dim)
+    known = {one.digest for one in there}
+    # Stores of 0.2.0 have no digests: there a recording is known by its embedding.
+    old = mean_embeddings(kept[np.array([not one.digest for one in there], dtype=bool)])
+    limit = verifier.decide(0.0, threshold="eer" if verifier.is_calibrated else "default").threshold
+    everything, rows = np.concatenate([embeddings, kept]), []
+    for row, (quality, unit) in enumerate(zip(qualities, mean_embeddings(embeddings), strict=True)):
+        if quality.digest in known or (old @ unit > SAME_COSINE).any():
+            warnings.append(f"{quality.name}: enrolled before as {name!r}, left out")
+        else:
+            rows.append(row)
+        known.add(quality.digest)
+        scores = [verifier.compare(everything[row], one) for one in np.delete(everything, row, axis=0)]
+        # The median: one wrong recording must not accuse all others.
+        if scores and (score := float(np.median(scores))) < limit:
+            warnings.append(
+                f"{quality.name}: does not sound like the person's other recordings (score {score:.4f}; expected "
+                f"{limit:.4f} or more)"
+            )
+    for other, score in store.identify(embeddings.mean(axis=0), top=2):
+        if other != name and score >= limit:
+            warnings.append(f"{name}: sounds like {other!r}, who is enrolled already (score {score:.2f})")
+            break
+    if warnings and is_strict:
+        raise AudioError(f"nothing was enrolled: {'; '.join(warnings)}")
+    total = len(kept)
+    if rows:
+        weights = [min(max(qualities[row].speech_seconds, LEAST_WEIGHT_SECONDS), MOST_SPEECH_SECONDS) for row in rows]
+        details = [
+            {
+                "source": str(file.absolute()) if (file := opened[row].file) else "",
+                "seconds": qualities[row].seconds,
+                "speech_seconds": qualities[row].speech_seconds,
+                "warnings": "; ".join(qualities[row].warnings),
+                "digest": qualities[row].digest,
+            }
+            for row in rows
+        ]
+        total = store.enroll(name, embeddings[rows], weights, details)
+    return Enrolment(name, len(rows), total, tuple(qualities), tuple(warnings))
+
+
+def identify(
+    verifier: "SpeakerVerifier",
+    store: PeopleStore,
+    audio: Audio,
+    *,
+    sample_rate: int | None = None,
+    top: int = TOP,
+    false_accept_rate: float | None = None,
+    threshold: float | str | None = None,
+) -> Identification:
+    """Who of the people in a store a recording is, or a stranger.
+
+    With N people a stranger is compared N times. `false_accept_rate` is meant for all of these together: of single
+    comparisons at most its N-th part may be wrong. The lowest threshold of the model file that keeps this is used; if
+    none does, the strictest one, and `stranger_rate` is what it keeps. Odds below 1 never name anybody, unless
+    `threshold` is given.
+    """
+    num_people, needs_odds = len(store), threshold is None
+    if threshold is None:
+        threshold = verifier.rule.threshold_of_many(num_people, false_accept_rate)
+    elif false_accept_rate is not None:
+        raise ValueError("false_accept_rate and threshold were both given; expected one of them")
+    # Before anything is embedded, not after.
+    rate = verifier.decide(0.0, threshold=threshold).false_accept_rate
+    stranger_rate = None if rate is None else min(1.0, rate * num_people)
+    embedding = verifier.embed(usable(verifier.open(audio, sample_rate)))
+    candidates = tuple(store.identify(np.asarray(embedding), top=max(1, top)))
+    if not candidates:
+        return Identification(None, None, (), num_people, stranger_rate)
+    decision = verifier.decide(candidates[0][1], threshold=threshold)
+    is_somebody = decision.same_speaker and not (needs_odds and (decision.log_likelihood_ratio or 0.0) < 0)
+    return Identification(candidates[0][0] if is_somebody else None, decision, candidates, num_people, stranger_rate)
+
+
 @functools.lru_cache(maxsize=4)
 def _aead(key: str | bytes, salt: bytes) -> Any:
     """AES-GCM under a key that scrypt derives from the passphrase and the store's salt."""
@@ -568,13 +702,10 @@ def store_errors(path: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         reason = " ".join(str(error).split())
-        advice = f"damaged ({reason}); it was left as it is: use a copy or a backup ({path.name}.{BACKUP_WORD}-…)"
-        if any(word in reason for word in ("locked", "busy", "readonly", "unable to open", "full")):
-            advice = (
-                f"cannot be written ({reason}) and nothing was changed; end the other process that writes it, free "
-                "some space, or change the permissions"
-            )
-        raise StoreError(f"{path}: {advice}") from error
+        raise StoreError(
+            f"{path}: cannot be used ({reason}), and nothing was changed. If it is locked or full, end the process "
+            f"that writes it or free some space; if it is damaged, use a copy or a backup ({path.name}.{BACKUP_WORD}-…)"
+        ) from error
 
 
 def normal_name(name: str) -> str:
@@ -592,16 +723,14 @@ def checked_name(name: str) -> str:
     ('Zo\xeb', "O'Brien; DROP TABLE")
     """
     found = normal_name(name)
-    if not found or len(found) > LONGEST_NAME or found in (".", ".."):
-        raise StoreError(
-            f"the name {found[:20]!r} of {len(found)} characters; expected 1 to {LONGEST_NAME}, "
-            "at least one of them not a dot"
-        )
-    if any(ord(one) in INVISIBLE_LETTERS or unicodedata.category(one) in INVISIBLE_CATEGORIES for one in found):
-        raise StoreError(f"the name {found!a} has characters that cannot be seen; expected one visible line")
     letters = unicodedata.normalize("NFKD", found).casefold().translate(LOOKALIKES)
-    if "".join(one for one in letters if not unicodedata.combining(one)) == UNKNOWN:
-        raise StoreError(f"nobody can be called {found!a}: {UNKNOWN!r} is what `identify` answers for a stranger")
+    is_hidden = any(ord(one) in INVISIBLE_LETTERS or unicodedata.category(one) in INVISIBLE_CATEGORIES for one in found)
+    shown = "".join(one for one in letters if not unicodedata.combining(one))
+    if is_hidden or len(found) > LONGEST_NAME or shown in ("", ".", "..", UNKNOWN):
+        raise StoreError(
+            f"the name {found[:20]!a} of {len(found)} characters; expected 1 to {LONGEST_NAME} that can be seen, in "
+            f"one line, not only dots, and not {UNKNOWN!r}, which `identify` answers for a stranger"
+        )
     return found
 
 
@@ -653,16 +782,6 @@ def _facts(connection: sqlite3.Connection) -> dict[str, Any]:
 def _count(connection: sqlite3.Connection, name: str) -> int:
     counted = "SELECT COUNT(*) FROM recordings JOIN people ON person = people.id WHERE people.name = ?"
     return int(_value(connection, counted, name))
-
-
-def _wipe(connection: sqlite3.Connection, name: str) -> bool:
-    """Remove a person and every trace; whether there was one."""
-    # Another program may have turned a write-ahead log on, which keeps earlier pages.
-    connection.execute("PRAGMA journal_mode = DELETE")
-    is_there = connection.execute("DELETE FROM people WHERE name = ?", [name]).rowcount > 0
-    # Pages that moved leave copies of their rows. Also if nobody was found: an earlier purge may have been killed here.
-    connection.execute("VACUUM")
-    return is_there
 
 
 def _place(person: int, one: StoredRecording) -> bytes:

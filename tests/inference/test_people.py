@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from speakernet.files import read_secret
 from speakernet.inference import people
-from speakernet.inference.keys import read_secret
 from speakernet.inference.people import (
     PROOF,
     PeopleStore,
@@ -440,7 +440,7 @@ def test_a_read_only_folder_identifies(tmp_path):
     try:
         with opened(path) as store:
             assert store.identify(voice(0))[0][0] == "Ada"
-            with pytest.raises(StoreError, match=r"p.db: cannot be written"):
+            with pytest.raises(StoreError, match=r"p.db: cannot be used"):
                 store.enroll("Bo", voice(1))
     finally:
         path.parent.chmod(0o700)
@@ -453,7 +453,7 @@ def test_a_store_that_cannot_be_written(tmp_path, monkeypatch):
         store.enroll("Ada", voice(0))
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
-            with pytest.raises(StoreError, match=r"p.db: cannot be written .*locked"):
+            with pytest.raises(StoreError, match=r"p.db: cannot be used .*locked"):
                 store.enroll("Bo", voice(1))
         assert [one.name for one in store.people()] == ["Ada"]
     with pytest.raises(StoreError, match=r"inside.db"):

@@ -20,8 +20,7 @@ import speakernet
 from speakernet.files import FileError
 from speakernet.inference.serve import guard
 from speakernet.inference.serve.guard import Limits, TimedProtocol
-from speakernet.inference.serve.server import TOKEN_VARIABLE, Address, ServeError, read_token
-from speakernet.inference.serve.service import MOST_TOGETHER, Batcher
+from speakernet.inference.serve.server import MOST_TOGETHER, TOKEN_VARIABLE, Address, Batcher, ServeError, read_token
 
 sys.path.insert(0, str(Path(__file__).parent))
 from serve_helpers import RATE, serving, wav
