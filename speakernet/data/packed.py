@@ -7,13 +7,10 @@ it were one. This file reads; `packing.py` writes. The RAM corpus, at the end, i
 """
 
 import bisect
-import contextlib
 import hashlib
+import itertools
 import json
-import math
 import os
-import shlex
-import threading
 import weakref
 import zlib
 from collections.abc import Sequence
@@ -81,14 +78,6 @@ class PackedIndex:
         """Samples of all utterances together."""
         return int(self.sample_offsets[-1])
 
-    @property
-    def content_digest(self) -> str:
-        """SHA-256 of rate, names, lengths and the checksums of the samples: the same for the same content."""
-        found = hashlib.sha256(str(self.sample_rate).encode())
-        for column in (self.names.offsets, self.names.content, self.sample_offsets, self.checksums):
-            found.update(column.tobytes())
-        return found.hexdigest()
-
 
 class FileSamples:
     """Int16 (samples,) in a file from byte `begin` on, sliced like the array that they are; every slice is a copy.
@@ -101,8 +90,6 @@ class FileSamples:
         self._path, self._begin, self._num_samples = path, begin, num_samples
         self._file = os.open(path, OPEN_FLAGS)
         weakref.finalize(self, os.close, self._file)
-        # Without preadv, seeking and reading are two steps.
-        self._turn = contextlib.nullcontext() if hasattr(os, "preadv") else threading.Lock()
 
     def __len__(self) -> int:
         return self._num_samples
@@ -110,12 +97,10 @@ class FileSamples:
     def __getitem__(self, some: slice) -> np.ndarray:
         """Raises AudioError if the disk does not give them."""
         first, stop, _ = some.indices(len(self))
-        samples = np.empty(max(0, stop - first), dtype=np.int16)
-        done = 0
+        samples, done = np.empty(max(0, stop - first), dtype=np.int16), 0
         while done < len(samples):
             try:
-                with self._turn:
-                    num_bytes = read_at(self._file, samples[done:], self._begin + 2 * (first + done))
+                num_bytes = read_at(self._file, samples[done:], self._begin + 2 * (first + done))
             except OSError as error:
                 raise AudioError(f"{self._path}: cannot be read ({error.strerror or error})") from error
             if num_bytes < 2:
@@ -187,19 +172,17 @@ def _damaged(path: Path, problem: str) -> PackedError:
 def read_description(root: Path) -> dict[str, Any]:
     """The content of `corpus.json`: numbers, `index_sha256`, and the digests of shards by name."""
     path = root / DESCRIPTION
-    half = root if root.name.endswith(PARTIAL_SUFFIX) else partial_of(root)
-    if half == root or (not root.exists() and half.exists()):
-        raise PackedError(f"{root}: packing was not finished ({half.name}); run the same `speakernet pack` again")
+    if root.name.endswith(PARTIAL_SUFFIX) or (not root.exists() and partial_of(root).exists()):
+        raise PackedError(f"{root}: packing was not finished; run the same `speakernet pack` again")
     if not path.is_file():
+        problem = f"not a packed corpus, or not a whole one (it holds no {DESCRIPTION}); make it with `speakernet pack`"
         if found := parts_in(root):
-            missing = missing_parts(list(found), root)
-            what = f"the parts {list_parts(missing)} are missing" if missing else "its parts are not joined"
-            merge = f"run `speakernet pack {shlex.quote(str(root))} --merge`"
-            advice = "run speakernet pack with --part for those" if missing else merge
-            raise PackedError(f"{root}: packing was not finished: {what}; {advice}")
-        if is_packed(root):
-            raise _damaged(root, f"{DESCRIPTION} is missing, so the corpus is not whole")
-        raise PackedError(f"{root}: not a packed corpus (it holds no {DESCRIPTION}); make one with `speakernet pack`")
+            missing = list_parts(missing_parts(list(found), root))
+            what = (
+                f"the parts {missing} are missing; run it with --part for those" if missing else "run it with --merge"
+            )
+            problem = f"packing was not finished (speakernet pack): {what}"
+        raise PackedError(f"{root}: {problem}")
     with (
         reading(path, "the description of a packed corpus; copy or pack it again", PackedError),
         open_text(path) as file,
@@ -207,26 +190,16 @@ def read_description(root: Path) -> dict[str, Any]:
         description = json.load(file)
         version = int(description["version"])
         numbers = {key: int(description[key]) for key in ("num_utterances", "num_samples", "sample_rate")}
-        index_sha256 = str(description["index_sha256"])
         shards = {str(one["name"]): str(one["index_sha256"]) for one in description.get("parts", [])}
         is_ours = description["format"] == FORMAT_NAME and min(numbers.values()) > 0
+        more = {"index_sha256": str(description["index_sha256"]), "num_skipped": int(description.get("num_skipped", 0))}
     newest = PARTS_VERSION if shards else FORMAT_VERSION
     if version > newest:
         raise PackedError(f"{path}: format version {version}, this speakernet reads {newest}; update speakernet")
-    if not is_ours or version != newest:
-        raise _damaged(path, f"not the description of a {FORMAT_NAME} of version {newest}")
     # Names are data from outside: none may lead elsewhere.
-    for name in shards:
-        if not PART_NAME.fullmatch(name):
-            raise _damaged(path, f"names the part {name!r}; expected a name such as part-0001-of-0004")
-    absent = [name for name in shards or (SAMPLES, INDEX) if not (root / name).exists()]
-    if absent:
-        raise _damaged(root, f"{', '.join(absent)} is missing, so the corpus is not whole")
-    if not shards:
-        wanted, found_bytes = len(describe_samples(0)) + 2 * numbers["num_samples"], (root / SAMPLES).stat().st_size
-        if found_bytes != wanted:
-            raise _damaged(root / SAMPLES, f"{found_bytes} bytes, expected {wanted}")
-    return {**numbers, "index_sha256": index_sha256, "parts": shards}
+    if not is_ours or version != newest or not all(map(PART_NAME.fullmatch, shards)):
+        raise _damaged(path, f"not the description of a {FORMAT_NAME} of version {newest}")
+    return {**numbers, **more, "parts": shards}
 
 
 def read_index(root: str | Path) -> PackedIndex:
@@ -240,26 +213,25 @@ def read_index(root: str | Path) -> PackedIndex:
             if shard.sample_rate != rate or shard.digest != known:
                 raise _damaged(root / name, f"not the part that {DESCRIPTION} names")
         begins = np.cumsum([0, *(shard.num_samples for shard in shards)])
-        offsets = [shard.sample_offsets[:-1] + begin for shard, begin in zip(shards, begins, strict=False)]
-        names = StringTable.from_bytes(list(shard.names.each_raw()) for shard in shards)
-        checksums = np.concatenate([shard.checksums for shard in shards])
-        index = PackedIndex(rate, names, np.concatenate([*offsets, begins[-1:]]), checksums, digest)
+        parts = [shard.sample_offsets[:-1] + begin for shard, begin in zip(shards, begins, strict=False)]
+        names = StringTable.from_bytes(itertools.chain.from_iterable(shard.names.raws() for shard in shards))
+        offsets, checksums = np.concatenate([*parts, begins[-1:]]), np.concatenate([one.checksums for one in shards])
     else:
-        # At every start; the samples' own sums only by `--verify`: 39 GB would take a minute.
-        if sha256_of(path) != digest:
-            raise _damaged(path, f"the checksum is not the one in {DESCRIPTION}")
         with reading(path, "the index of a packed corpus; copy or pack it again", PackedError):
+            # At every start; the samples' own sums only by `--verify`: 39 GB would take a minute.
+            if sha256_of(path) != digest:
+                raise _damaged(path, f"the checksum is not the one in {DESCRIPTION}")
             stored = read_arrays(path, "the index of a packed corpus", PackedError)
             columns = [stored[name].astype(dtype, copy=False) for name, dtype in INDEX_COLUMNS.items()]
-            content, name_offsets, sample_offsets, checksums = columns
+            content, name_offsets, offsets, checksums = columns
             if any(column.ndim != 1 for column in columns):
                 raise _damaged(path, "columns of several dimensions")
-            ends = ((name_offsets, len(content)), (sample_offsets, description["num_samples"]))
-            for column, end in ends:
+            for column, end in ((name_offsets, len(content)), (offsets, description["num_samples"])):
                 if column[0] != 0 or column[-1] != end or (np.diff(column) < 0).any():
                     raise _damaged(path, f"offsets do not rise from 0 to {end}")
-        index = PackedIndex(rate, StringTable(content, name_offsets), sample_offsets, checksums, digest)
-    counts = {len(index.sample_offsets) - 1, len(index.names), len(index.checksums), description["num_utterances"]}
+        names = StringTable(content, name_offsets)
+    index = PackedIndex(rate, names, offsets, checksums, digest)
+    counts = {len(offsets) - 1, len(names), len(checksums), description["num_utterances"]}
     if len(counts) > 1 or index.num_samples != description["num_samples"]:
         raise _damaged(path, f"does not fit {DESCRIPTION}")
     return index
@@ -267,21 +239,19 @@ def read_index(root: str | Path) -> PackedIndex:
 
 def open_samples(root: str | Path, num_samples: int, *, is_mapped: bool = True) -> Samples:
     """The corpus's samples as a read-only memory map, int16 (samples,); of several shards one that acts like it."""
+    opened: list[np.ndarray | FileSamples] = []
     shards = read_description(Path(root))["parts"]
-    if shards:
-        counts = [read_description(Path(root, name))["num_samples"] for name in shards]
-        opened = [
-            open_samples(Path(root, name), count, is_mapped=is_mapped)
-            for name, count in zip(shards, counts, strict=True)
-        ]
-        return JoinedSamples(opened)  # type: ignore[arg-type]
-    path = Path(root, SAMPLES)
-    with reading(path, f"{num_samples} samples of 2 bytes and a header; copy or pack it again", PackedError):
-        mapped = np.load(path, mmap_mode="r", allow_pickle=False)
-    if mapped.dtype != np.dtype("<i2") or mapped.shape != (num_samples,):
-        raise _damaged(path, f"found {mapped.dtype} of shape {mapped.shape}, expected int16 of shape ({num_samples},)")
-    # A plain view: slicing NumPy's memmap class costs as much as copying a crop.
-    return mapped.view(np.ndarray) if is_mapped else FileSamples(path, mapped.offset, num_samples)
+    for path in [Path(root, name, SAMPLES) for name in shards] or [Path(root, SAMPLES)]:
+        with reading(path, "samples of 2 bytes and a header; copy or pack it again", PackedError):
+            mapped = np.load(path, mmap_mode="r", allow_pickle=False)
+        if mapped.dtype != np.dtype("<i2") or mapped.ndim != 1:
+            raise _damaged(path, f"found {mapped.dtype} of shape {mapped.shape}, expected int16 of one dimension")
+        # A plain view: slicing NumPy's memmap class costs as much as copying a crop.
+        opened.append(mapped.view(np.ndarray) if is_mapped else FileSamples(path, mapped.offset, len(mapped)))
+    samples = JoinedSamples(opened) if shards else opened[0]
+    if len(samples) != num_samples:
+        raise _damaged(Path(root), f"{len(samples)} samples, expected {num_samples}")
+    return samples
 
 
 def verify(root: str | Path, num_threads: int = 2, show_progress: bool = False) -> list[str]:
@@ -292,18 +262,17 @@ def verify(root: str | Path, num_threads: int = 2, show_progress: bool = False) 
     """
     index = read_index(root)
     samples = open_samples(root, index.num_samples)
-    rows_per_task = max(1, math.ceil(len(index.names) / 4096))
 
     def check(first_row: int) -> list[str]:
         problems = []
-        for row in range(first_row, min(first_row + rows_per_task, len(index.names))):
+        for row in range(first_row, min(first_row + ROWS_PER_TASK, len(index.names))):
             first, last = index.sample_offsets[row : row + 2]
             # CRC-32 runs at the speed of the disk, and one for each utterance says which is damaged.
             if zlib.crc32(samples[first:last].data) != index.checksums[row]:
                 problems.append(f"{index.names[row]}: samples {first} to {last} do not match their checksum")
         return problems
 
-    first_rows = range(0, len(index.names), rows_per_task)
+    first_rows = range(0, len(index.names), ROWS_PER_TASK)
     description = f"verify {Path(root).name}" if show_progress else ""
     found = parallel_map(check, first_rows, num_threads, description, total=len(first_rows), unit="block")
     return [problem for some in found for problem in some]
@@ -321,8 +290,8 @@ class PackedSource(AudioSource):
                 f"{root}: packed at {self.index.sample_rate} Hz, but {sample_rate} Hz were asked for; "
                 f"pack it again with --sample-rate {sample_rate}"
             )
-        # Mapped if the system's page cache holds all of it.
-        self.is_mapped = 2 * self.index.num_samples <= usable_memory_bytes()
+        # Mapped if the system's page cache holds all of it, and on systems where a read at a place takes two steps.
+        self.is_mapped = 2 * self.index.num_samples <= usable_memory_bytes() or not hasattr(os, "preadv")
         self.samples = open_samples(root, self.index.num_samples, is_mapped=self.is_mapped)
         self._name_index = NameIndex(self.index.names)
 
@@ -332,14 +301,17 @@ class PackedSource(AudioSource):
     @property
     def identity(self) -> str:  # type: ignore[override]
         """See `AudioSource.identity`; the same however many shards it was packed in."""
-        return f"{len(self)} utterances packed, {self.index.num_samples} samples, SHA-256 {self.index.content_digest}"
+        index, found = self.index, hashlib.sha256(str(self.sample_rate).encode())
+        for column in (index.names.offsets, index.names.content, index.sample_offsets, index.checksums):
+            found.update(column.tobytes())
+        return f"{len(self)} utterances packed, {index.num_samples} samples, SHA-256 {found.hexdigest()}"
 
     def read(self, name: str, start: int = 0, num_samples: int | None = None) -> np.ndarray:
         """See `AudioSource.read`."""
-        row = int(self.find(StringTable.from_strings([name]))[0])
+        (row,) = self.find(StringTable.from_strings([name])).tolist()
         if row == NOT_HERE:
             raise AudioError(self._lacks(name))
-        first, last = (int(offset) for offset in self.index.sample_offsets[row : row + 2])
+        first, last = self.index.sample_offsets[row : row + 2].tolist()
         total = last - first
         stop = total if num_samples is None else min(total, start + num_samples)
         if start < 0 or stop <= start:
@@ -370,10 +342,6 @@ class PackedSource(AudioSource):
         table.problems.update({row: self._lacks(names[row]) for row in np.flatnonzero(~is_here).tolist()})
         return table
 
-    def missing(self, names: StringTable) -> np.ndarray:
-        """See `AudioSource.missing`."""
-        return np.flatnonzero(self.lookup_table(names).data_offsets == NOT_HERE)
-
     def rows(self, names: StringTable, table: LookupTable, cache: AudioCache | None = None) -> "PackedRows":
         """See `AudioSource.rows`; nothing is decoded, so nothing is kept."""
         starts = np.maximum(table.data_offsets, 0) // 2
@@ -389,10 +357,7 @@ class PackedRows(RowReader):
         self, root: str, samples: Samples, starts: np.ndarray, lengths: np.ndarray, *, is_mapped: bool = True
     ) -> None:
         super().__init__()
-        self.root = root
-        self.samples = samples
-        self.starts = starts
-        self.lengths = lengths
+        self.root, self.samples, self.starts, self.lengths = root, samples, starts, lengths
         self.is_mapped = is_mapped
 
     def span(self, row: int) -> tuple[int, int]:
@@ -462,11 +427,7 @@ class RamRows(PackedRows):
             raise AudioError(self._problems[row])
         return super().span(row)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "samples": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        RowReader.__setstate__(self, state)
+    __getstate__, __setstate__ = RowReader.__getstate__, RowReader.__setstate__
 
 
 def load_into_ram(

@@ -6,6 +6,7 @@ shard each: a packed corpus below the corpus's folder. Joining writes one descri
 whoever does it, so it may be done twice or at the same moment; nothing is copied.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -16,7 +17,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -65,14 +65,7 @@ RECORD = np.dtype([("num_samples", "<i8"), ("checksum", "<u4")])
 # How much work a kill can cost at most.
 FLUSH_BYTES = 64 << 20
 FLUSH_SECONDS = 20.0
-PLAN_WORDS = {
-    "version": "another format",
-    "names_sha256": "other utterances",
-    "sample_rate": "another rate",
-    "parts": "another number of parts",
-}
-ORIGIN = "part_of"
-"""In the description of a shard: the digest of the whole's names, rate and number of shards."""
+COUNTS = ("num_utterances", "num_samples", "num_skipped")
 
 
 class PackInput(ABC):
@@ -132,7 +125,6 @@ def pack(
     num_threads: int = 2,
     skip_bad: bool = False,
     show_progress: bool = False,
-    facts: Mapping[str, str] = MappingProxyType({}),
 ) -> PackSummary:
     """Write (or finish) the packed corpus of `source`."""
     corpus = Path(corpus)
@@ -141,60 +133,7 @@ def pack(
     if corpus.exists():
         return _already_there(source, corpus, sample_rate)
     partial = partial_of(corpus)
-    # Under its final name a folder is always a whole corpus; a killed run is found under this one.
-    with writing(partial, "free some space, then run the same command"), exclusive(partial):
-        plan = {"version": FORMAT_VERSION, "sample_rate": sample_rate, "names_sha256": _digest_of(source.names)}
-        if differing := _differences(partial / PLAN, plan):
-            raise PackedError(
-                f"{partial}: was begun with {' and '.join(differing)}; remove it, or give the list, source and "
-                "--sample-rate that began it"
-            )
-        writer = _Writer(partial)
-        num_resumed = writer.num_done
-        if num_resumed:
-            logger.info("%s: %d of %d utterances already there", partial, num_resumed, len(source.names))
-        try:
-            _append_all(source, writer, num_threads, skip_bad, sample_rate, show_progress)
-        except OSError:
-            # A full disk would fail again.
-            raise
-        except BaseException:
-            # What was decoded before it need not be decoded again.
-            writer.flush()
-            raise
-        else:
-            writer.flush()
-        finally:
-            writer.close()
-        summary = _finish(partial, source.names, sample_rate, num_resumed, facts)
-    (partial / LOCK_NAME).unlink(missing_ok=True)
-    # The one moment at which the corpus appears.
-    partial.rename(corpus)
-    if os.name == "posix":
-        # The rename outlives a power cut.
-        descriptor = os.open(corpus.parent, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    return summary
 
-
-def _differences(path: Path, plan: Mapping[str, Any]) -> list[str]:
-    """The entries in which a plan, written by whoever began, differs from this one; a new one is written."""
-    if not path.exists():
-        with atomic_write(path) as file:
-            json.dump(plan, file)
-    # Read in any case: two that began at the same moment have both written theirs.
-    with reading(path, f"a plan of packing; remove {path.parent} and pack again", PackedError):
-        with open_text(path) as file:
-            begun = json.load(file)
-        return [PLAN_WORDS[name] for name in plan if begun[name] != plan[name]]
-
-
-def _append_all(
-    source: PackInput, writer: "_Writer", num_threads: int, skip_bad: bool, sample_rate: int, show_progress: bool
-) -> None:
     def decode(item: tuple[int, bytes | None]) -> tuple[np.ndarray, int] | AudioError:
         try:
             samples = source.decode(*item, sample_rate)
@@ -203,27 +142,60 @@ def _append_all(
         # The checksum here and not by the writer: it runs in the threads.
         return samples, zlib.crc32(samples.data)
 
-    remaining = range(writer.num_done, len(source.names))
-    description = "pack" if show_progress else ""
-    results = parallel_map(decode, source.items(remaining), num_threads, description, total=len(remaining))
-    for row, result in zip(remaining, results, strict=True):
-        if not isinstance(result, AudioError):
-            writer.append(*result)
-        elif skip_bad:
-            writer.skip(f"{source.names[row]}\t{result}")
-        else:
-            raise AudioError(
-                f"{result}; what was packed so far is kept: fix the file and run the same command again, "
-                "or add --skip-bad to leave such files out"
-            ) from result
+    # Under its final name a folder is always a whole corpus; a killed run is found under this one.
+    with writing(partial, "free some space, then run the same command"), exclusive(partial):
+        plan = {"version": FORMAT_VERSION, "sample_rate": sample_rate, "names_sha256": _digest_of(source.names)}
+        _check_plan(partial / PLAN, plan)
+        with contextlib.closing(_Writer(partial)) as writer:
+            num_resumed = writer.num_done
+            if num_resumed:
+                logger.info("%s: %d of %d utterances already there", partial, num_resumed, len(source.names))
+            remaining = range(num_resumed, len(source.names))
+            items, description = source.items(remaining), "pack" if show_progress else ""
+            results = parallel_map(decode, items, num_threads, description, total=len(remaining))
+            try:
+                for row, result in zip(remaining, results, strict=True):
+                    if not isinstance(result, AudioError):
+                        writer.append(*result)
+                    elif skip_bad:
+                        writer.skip(f"{source.names[row]}\t{result}")
+                    else:
+                        raise AudioError(
+                            f"{result}; what was packed so far is kept: fix the file and run the same command again, "
+                            "or add --skip-bad to leave such files out"
+                        ) from result
+            finally:
+                # What was decoded before an error need not be decoded again.
+                writer.flush()
+        summary = _finish(partial, source.names, sample_rate, num_resumed)
+    (partial / LOCK_NAME).unlink(missing_ok=True)
+    # The one moment at which the corpus appears.
+    partial.rename(corpus)
+    return summary
+
+
+def _check_plan(path: Path, plan: Mapping[str, Any]) -> None:
+    """Refuse to continue what was begun with another plan; a new one is written."""
+    if not path.exists():
+        with atomic_write(path) as file:
+            json.dump(plan, file)
+    # Read in any case: two that began at the same moment have both written theirs.
+    with reading(path, f"a plan of packing; remove {path.parent} and pack again", PackedError), open_text(path) as file:
+        begun = json.load(file)
+    if begun != plan:
+        raise PackedError(
+            f"{path.parent}: was begun with other utterances, another rate or another number of parts; remove it, or "
+            "give the sources, lists and options that began it"
+        )
 
 
 class _Writer:
     """The growing array and its journal; what the journal names is in the array, whatever happens."""
 
     def __init__(self, folder: Path) -> None:
-        self._samples, self._journal = (folder / SAMPLES).open("ab"), (folder / JOURNAL).open("ab")
-        self._skipped = (folder / SKIPPED).open("a", encoding="utf-8", newline="\n")
+        self._samples, self._journal, self._skipped = (
+            (folder / name).open("ab") for name in (SAMPLES, JOURNAL, SKIPPED)
+        )
         self._records: list[tuple[int, int]] = []
         self._unflushed_bytes, self._last_flush = 0, time.monotonic()
         # What a killed run wrote after its last journal entry is cut away; half a record is what a kill leaves.
@@ -254,19 +226,17 @@ class _Writer:
 
     def skip(self, line: str) -> None:
         """Leave the next utterance out and note why."""
-        self._skipped.write(line.replace("\n", " ") + "\n")
+        self._skipped.write((line.replace("\n", " ") + "\n").encode())
         self._record(NOT_HERE, 0, 0)
 
     def flush(self) -> None:
         """Bring samples to the disk, and only then the records that promise them."""
-        for file in (self._samples, self._skipped):
+        for file in (self._samples, self._skipped, self._journal):
+            if file is self._journal:
+                file.write(np.array(self._records, dtype=RECORD).tobytes())
             file.flush()
             os.fsync(file.fileno())
-        self._journal.write(np.array(self._records, dtype=RECORD).tobytes())
-        self._journal.flush()
-        os.fsync(self._journal.fileno())
-        self._records = []
-        self._unflushed_bytes, self._last_flush = 0, time.monotonic()
+        self._records, self._unflushed_bytes, self._last_flush = [], 0, time.monotonic()
 
     def _record(self, num_samples: int, checksum: int, num_bytes: int) -> None:
         self._records.append((num_samples, checksum))
@@ -287,19 +257,17 @@ def _read_journal(folder: Path) -> np.ndarray:
     return np.frombuffer(content[: len(content) // RECORD.itemsize * RECORD.itemsize], dtype=RECORD)
 
 
-def _finish(
-    partial: Path, names: StringTable, sample_rate: int, num_resumed: int, facts: Mapping[str, str]
-) -> PackSummary:
+def _finish(partial: Path, names: StringTable, sample_rate: int, num_resumed: int) -> PackSummary:
     """Write header, index and description, and clear the journal away."""
     records = _read_journal(partial)
     kept = np.flatnonzero(records["num_samples"] >= 0)
-    num_skipped = len(names) - len(kept)
     if not len(kept):
         raise PackedError(f"{partial}: not one of {len(names)} utterances could be read; see {SKIPPED} there")
     offsets = np.concatenate([[0], np.cumsum(records["num_samples"][kept])]).astype(np.int64)
-    kept_names = names.take(kept) if num_skipped else names
+    summary = PackSummary(len(kept), int(offsets[-1]), num_resumed, len(names) - len(kept))
+    kept_names = names.take(kept)
     with (partial / SAMPLES).open("r+b") as file:
-        file.write(describe_samples(int(offsets[-1])))
+        file.write(describe_samples(summary.num_samples))
         file.flush()
         os.fsync(file.fileno())
     with atomic_write(partial / INDEX, "wb") as file:
@@ -311,19 +279,12 @@ def _finish(
             sample_offsets=offsets,
             checksums=records["checksum"][kept],
         )
-    description = {
-        "version": FORMAT_VERSION,
-        "sample_rate": sample_rate,
-        "num_utterances": len(kept),
-        "num_samples": int(offsets[-1]),
-        "num_skipped": num_skipped,
-        "index_sha256": sha256_of(partial / INDEX),
-        **facts,
-    }
-    _describe(partial, description)
-    for name in (PLAN, JOURNAL, *([] if num_skipped else [SKIPPED])):
+    description = {"version": FORMAT_VERSION, "sample_rate": sample_rate}
+    counts = {name: getattr(summary, name) for name in COUNTS}
+    _describe(partial, {**description, **counts, "index_sha256": sha256_of(partial / INDEX)})
+    for name in (PLAN, JOURNAL, *([] if summary.num_skipped else [SKIPPED])):
         (partial / name).unlink()
-    return PackSummary(len(kept), int(offsets[-1]), num_resumed, num_skipped)
+    return summary
 
 
 def _describe(corpus: Path, description: Mapping[str, Any]) -> None:
@@ -336,18 +297,16 @@ def _already_there(source: PackInput, corpus: Path, sample_rate: int) -> PackSum
     """The summary of a corpus that already holds just these names; PackedError if something else is at its place."""
     if not is_packed(corpus):
         raise PackedError(f"{corpus}: exists and is not a packed corpus; give a name that is not taken")
-    index = read_index(corpus)
-    lists = [corpus / SKIPPED, *(path / SKIPPED for path in parts_in(corpus).values())]
-    num_skipped = sum(len(one.read_text(encoding="utf-8").splitlines()) for one in lists if one.exists())
-    found = NameIndex(source.names).find(index.names)
-    if index.sample_rate != sample_rate or (found < 0).any() or len(found) + num_skipped != len(source.names):
+    index, num_skipped = read_index(corpus), read_description(corpus)["num_skipped"]
+    is_known = (NameIndex(source.names).find(index.names) >= 0).all()
+    total = len(index.names) + num_skipped
+    if index.sample_rate != sample_rate or not is_known or total != len(source.names):
         raise PackedError(
-            f"{corpus}: exists with other utterances or another rate "
-            f"({len(found)} utterances at {index.sample_rate} Hz; asked for {len(source.names)} at {sample_rate} Hz); "
-            "remove it or give a different name"
+            f"{corpus}: exists with other utterances or another rate ({total} utterances at {index.sample_rate} Hz; "
+            f"asked for {len(source.names)} at {sample_rate} Hz); remove it or give a different name"
         )
     logger.info("%s: already packed", corpus)
-    return PackSummary(len(found), index.num_samples, len(found), num_skipped)
+    return PackSummary(len(index.names), index.num_samples, len(index.names), num_skipped)
 
 
 def pack_part(
@@ -359,19 +318,12 @@ def pack_part(
         The summary of the shard, and the shards that are still missing.
     """
     corpus = Path(corpus)
-    if (corpus / DESCRIPTION).exists():
+    if (corpus / DESCRIPTION).exists() or (corpus.exists() and not is_packed(corpus) and any(corpus.iterdir())):
         return _already_there(source, corpus, sample_rate), []
-    if corpus.exists() and not is_packed(corpus) and any(corpus.iterdir()):
-        raise PackedError(f"{corpus}: exists and is not a packed corpus; give a name that is not taken")
     own = _Shard(source, part)
     plan = {"names_sha256": _digest_of(source.names), "sample_rate": sample_rate, "parts": part.count}
-    if differing := _differences(corpus / PLAN_OF_PARTS, plan):
-        raise PackedError(
-            f"{corpus}: was begun with {' and '.join(differing)}; give every part the same list, source and "
-            "options, or remove it and start again"
-        )
-    origin = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
-    summary = pack(own, corpus / part.name, sample_rate=sample_rate, facts={ORIGIN: origin}, **options)
+    _check_plan(corpus / PLAN_OF_PARTS, plan)
+    summary = pack(own, corpus / part.name, sample_rate=sample_rate, **options)
     missing = missing_parts(list(parts_in(corpus)), corpus)
     if not missing:
         join_parts(corpus)
@@ -386,29 +338,15 @@ def join_parts(corpus: str | Path) -> PackSummary:
         raise PackedError(f"{corpus}: holds no parts to join; make them with speakernet pack … --part 1/N")
     if missing := missing_parts(list(found), corpus):
         raise PackedError(f"{corpus}: the parts {list_parts(missing)} are missing; run speakernet pack with them first")
-    shards: dict[WorkPart, dict[str, Any]] = {}
-    for shard, path in found.items():
-        shards[shard] = read_description(path)
-        with reading(path / DESCRIPTION, "the description of a part", PackedError):
-            with open_text(path / DESCRIPTION) as file:
-                description = json.load(file)
-            shards[shard] |= {
-                "origin": str(description.get(ORIGIN, "")),
-                "num_skipped": int(description["num_skipped"]),
-            }
-    first = next(iter(found))
-    if strange := [shard for shard, one in shards.items() if one["origin"] != shards[first]["origin"]]:
-        raise PackedError(
-            f"{corpus}: the parts {list_parts(strange)} are of another list, source, rate or number of parts than "
-            f"{first}; pack them again with the command of the others"
-        )
-    totals = {
-        name: sum(one[name] for one in shards.values()) for name in ("num_utterances", "num_samples", "num_skipped")
-    }
-    named = [{"name": shard.name, "index_sha256": one["index_sha256"]} for shard, one in shards.items()]
+    shards = {shard.name: read_description(path) for shard, path in found.items()}
+    rates = {one["sample_rate"] for one in shards.values()}
+    if len(rates) > 1:
+        raise PackedError(f"{corpus}: its parts have rates of {sorted(rates)} Hz; pack them again with one command")
+    totals = {name: sum(one[name] for one in shards.values()) for name in COUNTS}
+    named = [{"name": name, "index_sha256": one["index_sha256"]} for name, one in shards.items()]
     # Of the digests in their order: two copies with the same one are the same.
     digest = hashlib.sha256("".join(one["index_sha256"] for one in named).encode()).hexdigest()
-    description = {"version": PARTS_VERSION, "sample_rate": shards[first]["sample_rate"], **totals}
+    description = {"version": PARTS_VERSION, "sample_rate": rates.pop(), **totals}
     _describe(corpus, {**description, "index_sha256": digest, "parts": named})
     logger.info("%s: %d parts are one corpus", corpus, len(found))
-    return PackSummary(totals["num_utterances"], totals["num_samples"], 0, totals["num_skipped"])
+    return PackSummary(num_resumed=0, **totals)

@@ -17,12 +17,11 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from multiprocessing.connection import wait as wait_for
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
-from torch.utils.data._utils import signal_handling
 
 from speakernet.data.audio import AudioError
 from speakernet.data.batches import BatchMaker, BatchReport, BatchRequest, CropMaker, Made
@@ -33,13 +32,12 @@ from speakernet.machine.threads import STOP_SIGNALS
 
 logger = logging.getLogger(__name__)
 
-# Beside those in flight: torch asks for the next batch before it hands one over, which is still being read.
+# Beside those in flight: the batch that was handed over, and the one before it, which may still be copied.
 SPARE_SLOTS = 2
+DEFAULT_START_METHOD = "fork" if sys.platform.startswith("linux") else "spawn"
 PARENT_CHECK_SECONDS = 1.0
 WAIT_SECONDS = 5.0
 """Between two looks at the workers while a batch does not come."""
-TIMED_OUT = "DataLoader timed out"
-"""The beginning of torch's error if nothing came in time; a test checks it."""
 LIKELY_REASONS = {
     "SIGKILL": "most likely the system ran out of memory: lower data.num_workers or data.prefetch_factor, or switch "
     "data.ram_corpus off",
@@ -58,7 +56,7 @@ CROPS_PER_TASK = 4
 
 def starts_from_nothing(start_method: str | None = None) -> bool:
     """Whether workers import everything again and are sent what they need, instead of being copies of this process."""
-    return (start_method or ("fork" if sys.platform.startswith("linux") else "spawn")) != "fork"
+    return (start_method or DEFAULT_START_METHOD) != "fork"
 
 
 class WorkerDied(ChildProcessError):
@@ -79,22 +77,17 @@ class Workers(CropMaker):
         self, maker: BatchMaker, options: DataOptions, start_method: str | None = None, *, pins: bool = False
     ) -> None:
         super().__init__(maker.reader, maker.lengths, seed=maker.seed, speakers=maker.speakers, speeds=maker.speeds)
-        self.maker = maker
+        self.maker, self._options, self._pins, self._is_pinned = maker, options, pins, False
         self.augments, self.changes_speed = maker.augments, maker.changes_speed
-        self._num_workers, self._prefetch_factor = int(options.num_workers), int(options.prefetch_factor)
-        self._is_persistent, self._start_method = options.persistent_workers, start_method
-        self._timeout_seconds = options.worker_timeout_seconds
-        self._wait_seconds = min(WAIT_SECONDS, self._timeout_seconds or WAIT_SECONDS)
+        self._ahead = int(options.num_workers) * int(options.prefetch_factor)
+        self._context: Any = multiprocessing.get_context(start_method or DEFAULT_START_METHOD)
         # Samples go through a ring made once: fresh shared tensors cost a page fault every 4 KiB of every batch.
-        self._num_slots = self._num_workers * self._prefetch_factor + SPARE_SLOTS
         self._ring = torch.empty(0, 0)
-        self._requests = _Requests()
-        self._loader: DataLoader | None = None
-        self._iterator: Any = None
         self._processes: list[Any] = []
-        self._hangs = False
-        self._at_exit: multiprocessing.util.Finalize | None = None
-        self._pins, self._is_pinned = pins, False
+        self._requests: list[Any] = []
+        self._reports: list[Any] = []
+        # Workers in the order of the requests that they have not answered.
+        self._owing: deque[int] = deque()
         if starts_from_nothing(start_method):
             maker.share()
 
@@ -103,50 +96,48 @@ class Workers(CropMaker):
         if not requests:
             return
         size = max(len(request.rows) * self.maker.width(request.num_samples) for request in requests)
-        if self._loader is None or not self._is_persistent or self._ring.shape[1] < size:
-            self._prepare(size)
-        for number, request in enumerate(requests):
-            request.slot = number % self._num_slots
-        self._requests.requests = requests
-        self._begin()
-        mine = self._iterator
+        if not self._processes or not self._options.persistent_workers or self._ring.shape[1] < size:
+            self._start(size)
+        mine = self._processes
+        # What an iteration left that ended in the middle.
+        while self._owing:
+            self._answer("the beginning of an epoch")
+        turns, coming = itertools.cycle(range(len(mine))), enumerate(requests)
         try:
-            for number, request in enumerate(requests):
-                report = self._next(mine, number, request)
+            self._send(coming, turns, self._ahead)
+            for request in requests:
+                report = self._answer(f"batch {request.batch + 1} of epoch {request.epoch + 1}")
+                self._send(coming, turns, 1)
                 yield request, torch.from_numpy(_slot_of(self.maker, self._ring, request)), report
         finally:
             # Also if the reader stops early; but not the workers of the epoch after, if that has begun.
-            if not self._is_persistent and self._iterator is mine:
+            if not self._options.persistent_workers and self._processes is mine:
                 self.close()
 
     def close(self) -> None:
-        """End the processes; those that do not answer are killed."""
-        if self._hangs:
-            # torch would ask each of them for ten seconds.
-            kill(self._processes)
-        if self._iterator is not None:
-            self._iterator._shutdown_workers()
+        """End the processes, at once: they hold nothing that is not in the ring."""
         kill(self._processes)
-        if self._at_exit is not None:
-            self._at_exit.cancel()
-        self._loader = self._iterator = self._at_exit = None
-        self._processes, self._hangs = [], False
+        for connection in (*self._requests, *self._reports):
+            connection.close()
+        self._processes, self._requests, self._reports = [], [], []
+        self._owing.clear()
         if self._is_pinned:
             # Copies that are under way have to end first.
             torch.cuda.synchronize()
             torch.cuda.cudart().cudaHostUnregister(self._ring.data_ptr())
             self._is_pinned = False
 
-    def _prepare(self, size: int) -> None:
+    def _start(self, size: int) -> None:
+        """Make a ring for batches of `size` samples, and the processes."""
         self.close()
         # The old one first: shared memory may not hold both.
         self._ring = torch.empty(0, 0)
         try:
-            self._ring = shared_zeros((self._num_slots, size), self.maker.dtype)
+            self._ring = shared_zeros((self._ahead + SPARE_SLOTS, size), self.maker.dtype)
         except SharedMemoryError as error:
             raise SharedMemoryError(
-                f"{self._num_workers} loader workers with {self._prefetch_factor} batches ahead: {error}; or use "
-                "--data.num_workers 0, a smaller --data.prefetch_factor or --data.batch_size"
+                f"{self._options.num_workers} loader workers with {self._options.prefetch_factor} batches ahead: "
+                f"{error}; or use --data.num_workers 0, a smaller --data.prefetch_factor or --data.batch_size"
             ) from error
         if self._pins:
             num_bytes = self._ring.numel() * self._ring.element_size()
@@ -157,107 +148,65 @@ class Workers(CropMaker):
                 logger.info(
                     "the ring of batches cannot be page-locked (CUDA error %d): batches are copied once", status
                 )
-        self._loader = DataLoader(
-            _RingDataset(self.maker, self._ring),
-            batch_size=None,
-            sampler=self._requests,
-            num_workers=self._num_workers,
-            prefetch_factor=self._prefetch_factor,
-            persistent_workers=self._is_persistent,
-            collate_fn=_as_it_is,
-            worker_init_fn=_settle,
-            timeout=self._wait_seconds,
-            multiprocessing_context=self._start_method,
-            # Its own: torch draws a seed for its workers, which draw nothing, at every start of an iteration. From the
-            # global generator, dropout's, a run with workers or resumed would draw more than one without.
-            generator=torch.Generator(),
-        )
-
-    def _begin(self) -> None:
-        """Send the requests to the processes, which are started if there are none."""
-        assert self._loader is not None
-        if self._iterator is not None:
-            # torch waits here for an answer of each worker, once, and gives up after WAIT_SECONDS.
-            self._iterator._get_data = self._first_answer
-            try:
-                iter(self._loader)
-            except RuntimeError as error:
-                self._refuse_the_dead("the beginning of an epoch", error)
-                raise
-            finally:
-                del self._iterator._get_data
-            return
         with _stop_signals_held():
-            self._iterator = iter(self._loader)
-        self._processes = list(self._iterator._workers)
-        # torch would raise from a signal handler, in the middle of a step or a checkpoint. Without it the death is
-        # found when the next batch is waited for.
-        signal_handling._remove_worker_pids(id(self._iterator))
-        self._iterator._worker_pids_set = False
+            for number in range(int(self._options.num_workers)):
+                requests, (reports, answers) = self._context.Queue(), self._context.Pipe(duplex=False)
+                # Requests that a process has not read yet must not hold up the end of this one.
+                requests.cancel_join_thread()
+                arguments = (self.maker, self._ring, requests, answers)
+                process = self._context.Process(target=_work, args=arguments, name=f"loader {number}", daemon=True)
+                process.start()
+                # Here it would stay open when the worker is gone.
+                answers.close()
+                self._processes.append(process)
+                self._requests.append(requests)
+                self._reports.append(reports)
         # Before multiprocessing's own end, which asks with the signal that they ignore and waits for ever.
-        self._at_exit = multiprocessing.util.Finalize(None, kill, args=(self._processes,), exitpriority=100)
+        multiprocessing.util.Finalize(self, kill, args=(self._processes,), exitpriority=100)
 
-    def _first_answer(self) -> Any:
-        """What the next worker answers at the beginning of an epoch."""
+    def _send(self, coming: Iterator[tuple[int, BatchRequest]], turns: Iterator[int], count: int) -> None:
+        """Send the next `count` requests, if there are as many, to the workers in turn."""
+        for number, request in itertools.islice(coming, count):
+            request.slot = number % len(self._ring)
+            self._owing.append(next(turns))
+            self._requests[self._owing[-1]].put(request)
+
+    def _answer(self, where: str) -> BatchReport:
+        """The report on the oldest request that is not answered."""
+        worker = self._owing[0]
+        process, reports = self._processes[worker], self._reports[worker]
+        who = f"loader worker {worker} of {len(self._processes)} (process {process.pid})"
+        wait_seconds = min(WAIT_SECONDS, self._options.worker_timeout_seconds or WAIT_SECONDS)
+        # Waits are counted: a clock would count the night of a run that was stopped.
         for waited in itertools.count(1):
-            is_there, answer = self._iterator._try_get_data(self._wait_seconds)
-            if is_there:
-                return answer
-            self._refuse_long_wait(
-                waited, f"one of the {self._num_workers} loader workers", "the beginning of an epoch"
-            )
+            ready = wait_for([reports, process.sentinel], wait_seconds)
+            if reports in ready:
+                with contextlib.suppress(EOFError, OSError):
+                    report = reports.recv()
+                    self._owing.popleft()
+                    return report
+            if ready:
+                process.join()
+                how = f"ended with status {process.exitcode}: what it wrote above says why"
+                if process.exitcode < 0:
+                    names = {int(one): one.name for one in signal.Signals}
+                    name = names.get(-process.exitcode, f"signal {-process.exitcode}")
+                    how = f"was ended by {name}: {LIKELY_REASONS.get(name, 'something outside this run sent it')}"
+                raise WorkerDied(f"{who} {how}; this was found at {where}. {RESUME}")
+            if 0 < self._options.worker_timeout_seconds <= waited * wait_seconds:
+                raise WorkerHung(
+                    f"{who} hangs: {where} did not come in {waited * wait_seconds:g} s (data.worker_timeout_seconds); "
+                    "most likely the disk or network that holds the audio does not answer, or the process was stopped. "
+                    f"{RESUME}"
+                )
         raise AssertionError("counting has no end")
-
-    def _next(self, iterator: Any, number: int, request: BatchRequest) -> BatchReport:
-        """The report of the request of that number, which is the next to come."""
-        where = f"batch {request.batch + 1} of epoch {request.epoch + 1}"
-        for waited in itertools.count(1):
-            try:
-                return next(iterator)
-            except RuntimeError as error:
-                self._refuse_the_dead(where, error)
-                if not str(error).startswith(TIMED_OUT):
-                    raise
-                # torch hands requests out in turn.
-                worker = number % self._num_workers
-                who = f"loader worker {worker} of {self._num_workers} (process {self._processes[worker].pid})"
-                self._refuse_long_wait(waited, who, where)
-        raise AssertionError("counting has no end")
-
-    def _refuse_long_wait(self, waited: int, who: str, where: str) -> None:
-        """Raise WorkerHung after so many waits in vain: a clock would count the night of a run that was stopped."""
-        seconds = waited * self._wait_seconds
-        if self._timeout_seconds and seconds >= self._timeout_seconds:
-            self._hangs = True
-            raise WorkerHung(
-                f"{who} hangs: {where} did not come in {seconds:g} s (data.worker_timeout_seconds); most likely the "
-                f"disk or network that holds the audio does not answer, or the process was stopped. {RESUME}"
-            )
-
-    def _refuse_the_dead(self, where: str, error: RuntimeError) -> None:
-        """Raise WorkerDied for the first worker that has ended, if any has."""
-        ended = [number for number, process in enumerate(self._processes) if process.exitcode is not None]
-        if not ended:
-            return
-        process, code = self._processes[ended[0]], self._processes[ended[0]].exitcode
-        how = f"ended with status {code}: what it wrote above says why"
-        if code < 0:
-            known = {int(one): one.name for one in signal.Signals}
-            name = known.get(-code, f"signal {-code}")
-            how = f"was ended by {name}: {LIKELY_REASONS.get(name, 'something outside this run sent it')}"
-        more = f" (and {len(ended) - 1} more)" if len(ended) > 1 else ""
-        raise WorkerDied(
-            f"loader worker {ended[0]} of {self._num_workers} (process {process.pid}) {how}{more}; this was found at "
-            f"{where}. {RESUME}"
-        ) from error
 
 
 def kill(processes: list[Any]) -> None:
     """End processes that are still there, at once."""
     for process in processes:
-        if process.is_alive():
-            process.kill()
-            process.join()
+        process.kill()
+        process.join()
 
 
 @contextlib.contextmanager
@@ -273,14 +222,23 @@ def _stop_signals_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _settle(_number: int) -> None:
-    """In a new worker: leave requests to stop to the training process, and end when that is gone."""
+def _work(maker: BatchMaker, ring: torch.Tensor, requests: Any, answers: Any) -> None:
+    """In a worker: make the batches of requests in their slots of the ring, for as long as the training process is."""
     # `scancel`, `timeout` and Ctrl-C signal the whole process group; the checkpoint that follows needs the workers.
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), name="parent-watch", daemon=True).start()
+    torch.set_num_threads(1)
+    while True:
+        request = requests.get()
+        try:
+            report = maker.make(request, _slot_of(maker, ring, request))
+        except AudioError as error:
+            # As a value, so that the message arrives without a traceback around it.
+            report = BatchReport(request.rows, error=str(error))
+        answers.send(report)
 
 
 def _end_with_parent(starter: int) -> None:
@@ -293,41 +251,10 @@ def _end_with_parent(starter: int) -> None:
     os._exit(0)
 
 
-class _Requests(Sampler):
-    """Hands torch's loader the requests of the current iteration."""
-
-    requests: list[BatchRequest]
-
-    def __iter__(self) -> Iterator[BatchRequest]:
-        return iter(self.requests)
-
-    def __len__(self) -> int:
-        return len(self.requests)
-
-
-class _RingDataset(Dataset):
-    """In a worker: makes a request's batch in its slot of the ring."""
-
-    def __init__(self, maker: BatchMaker, ring: torch.Tensor) -> None:
-        self.maker = maker
-        self.ring = ring
-
-    def __getitem__(self, request: BatchRequest) -> BatchReport:
-        try:
-            return self.maker.make(request, _slot_of(self.maker, self.ring, request))
-        except AudioError as error:
-            # As a value, so that the message arrives without a worker's traceback around it.
-            return BatchReport(request.rows, error=str(error))
-
-
 def _slot_of(maker: BatchMaker, ring: torch.Tensor, request: BatchRequest) -> np.ndarray:
     """The memory of a request's crops, (batch, width)."""
     shape = (len(request.rows), maker.width(request.num_samples))
     return ring.numpy()[request.slot, : shape[0] * shape[1]].reshape(shape)
-
-
-def _as_it_is(report: Any) -> Any:
-    return report
 
 
 class ReadAhead(CropMaker):

@@ -1,5 +1,6 @@
 """The training loader: workers, ranks, resuming, bad files, speeds; RAM and resident corpora give the same batches."""
 
+import functools
 import logging
 import shutil
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from speakernet.assembly.data import build_training_loader
 from speakernet.assembly.inputs import Inputs
 from speakernet.config import Config
 from speakernet.config.schema import replaced
-from speakernet.data.audio import AudioError, read_audio, write_audio
+from speakernet.data.audio import AudioError, audio_info, read_audio, write_audio
 from speakernet.data.batches import Batch, BatchMaker, BatchRequest, ResidentMaker
 from speakernet.data.loader import TrainingLoader
 from speakernet.data.packed import RamRows
@@ -199,10 +200,10 @@ def test_augmentation_on_the_cpu_and_a_corpus_on_the_gpu_exclude_each_other(
     config = config_of(tiny_corpus, disturbances, **options)
     made = build_training_loader(config, Inputs(config, gpu))
     assert isinstance(made.maker, BatchMaker) and made.maker.augments
-    assert "corpus on the device: no (augment.device is cpu" in caplog.text
-    assert "augmentation runs on the CPU, with the loading (asked for)" in caplog.text
+    assert "corpus on the device: no (its crops would be augmented" in caplog.text
+    assert "augmentation runs on the CPU, with the loading" in caplog.text
     resident = config_of(tiny_corpus, disturbances, **options, data__device_resident="on")
-    with pytest.raises(ValueError, match=r"data.device_resident: on, but augment.device is cpu"):
+    with pytest.raises(ValueError, match=r"data.device_resident: on, but its crops"):
         build_training_loader(resident, Inputs(resident, gpu))
 
 
@@ -320,8 +321,8 @@ def test_what_is_wrong_at_the_start_is_said(
 
 @pytest.fixture
 def trusted_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files rot after their headers were read: no loader that is made later asks them again."""
-    monkeypatch.setattr("speakernet.data.lookup._changed_rows", lambda table, *_: sorted(table.problems))
+    """Files rot after their headers were read: a loader that is made later finds the headers as they were."""
+    monkeypatch.setattr("speakernet.data.lookup.audio_info", functools.cache(audio_info))
 
 
 def rotten_corpus(tiny_corpus: Path, folder: Path, num_bad: int) -> tuple[Path, Callable[[], None]]:

@@ -98,7 +98,7 @@ def test_missing_parts_are_named(folder: Path, tmp_path: Path, caplog: pytest.Lo
     corpus = pack_parts(folder, tmp_path / "corpus", (2,), count=4)
     assert "the parts 1/4, 3/4, 4/4 are still missing" in caplog.text
     for attempt in (lambda: open_source(corpus), lambda: pack(FolderInput(folder), corpus)):
-        with pytest.raises(PackedError, match="packing was not finished: the parts 1/4, 3/4, 4/4 are missing"):
+        with pytest.raises(PackedError, match=r"not finished .* the parts 1/4, 3/4, 4/4 are missing"):
             attempt()
     with pytest.raises(PackedError, match="the parts 1/4, 3/4, 4/4 are missing"):
         join_parts(corpus)
@@ -121,18 +121,18 @@ def test_parts_of_something_else_are_refused(folder: Path, tmp_path: Path) -> No
     corpus = pack_parts(folder, tmp_path / "corpus", (1,))
     fewer = FolderInput(folder, StringTable.from_strings(NAMES[:9]))
     cases: list[tuple[PackInput, WorkPart, int, str]] = [
-        (fewer, WorkPart(2, 3), 16000, "other utterances"),
-        (FolderInput(folder), WorkPart(2, 3), 8000, "another rate"),
-        (FolderInput(folder), WorkPart(2, 4), 16000, "another number of parts"),
+        (fewer, WorkPart(2, 3), 16000, "was begun with other"),
+        (FolderInput(folder), WorkPart(2, 3), 8000, "was begun with other"),
+        (FolderInput(folder), WorkPart(2, 4), 16000, "was begun with other"),
     ]
     for source, part, rate, message in cases:
         with pytest.raises(PackedError, match=message):
             pack_part(source, corpus, part, sample_rate=rate)
     other = tmp_path / "other"
     for number in (2, 3):
-        pack_part(fewer, other, WorkPart(number, 4))
-        shutil.move(other / WorkPart(number, 4).name, corpus / WorkPart(number, 3).name)
-    with pytest.raises(PackedError, match="the parts 2/3, 3/3 are of another list"):
+        pack_part(fewer, other, WorkPart(number, 3), sample_rate=8000)
+        shutil.move(other / WorkPart(number, 3).name, corpus)
+    with pytest.raises(PackedError, match=r"rates of \[8000, 16000\] Hz"):
         join_parts(corpus)
     with pytest.raises(PackedError, match="10 utterances, too few for 11 parts"):
         pack_part(FolderInput(folder), tmp_path / "many", WorkPart(1, 11))
@@ -174,7 +174,7 @@ def test_damage_is_told(folder: Path, tmp_path: Path) -> None:
     corpus = pack_parts(folder, tmp_path / "corpus")
     kept = (corpus / DESCRIPTION).read_text()
     for damage, message in (
-        (lambda one: one["parts"].__setitem__(0, {**one["parts"][0], "name": "../elsewhere"}), "names the part"),
+        (lambda one: one["parts"].__setitem__(0, {**one["parts"][0], "name": "../elsewhere"}), "not the description"),
         (lambda one: one.__setitem__("num_utterances", 9), "does not fit corpus"),
         (lambda one: one["parts"][1].__setitem__("index_sha256", "0"), "not the part that"),
         (lambda one: one.__setitem__("version", 3), "format version 3, this speakernet reads 2; update"),
@@ -186,7 +186,7 @@ def test_damage_is_told(folder: Path, tmp_path: Path) -> None:
             read_index(corpus)
     (corpus / DESCRIPTION).write_text(kept)
     (corpus / "part-0002-of-0003").rename(tmp_path / "taken away")
-    with pytest.raises(PackedError, match="part-0002-of-0003 is missing"):
+    with pytest.raises(PackedError, match="part-0002-of-0003: not a packed corpus"):
         read_index(corpus)
 
 

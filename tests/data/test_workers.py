@@ -189,7 +189,7 @@ def test_between_two_epochs_too_a_slow_worker_is_waited_for_and_one_that_hangs_i
     assert len(list(made)) == len(made)
     worker.suspend()
     made.set_epoch(2)
-    with pytest.raises(WorkerHung, match="one of the 1 loader workers hangs: the beginning of an epoch"):
+    with pytest.raises(WorkerHung, match=r"worker 0 of 1 .* hangs: batch 1 of epoch 3"):
         next(iter(made))
     made.close()
     assert not worker.is_running()
