@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Inspect the recordings, embed them, keep the embeddings."""
     # Late: --help and a mistyped option need no torch.
-    from speakernet.inference.people import enroll
     from speakernet.inference.recordings import audio_inputs
+    from speakernet.inference.verifier import enroll
 
     verifier = load_verifier(arguments)
     _, files = audio_inputs(arguments.audio, verifier.sample_rate, sys.stdin)

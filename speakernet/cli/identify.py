@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from speakernet.cli import add_decision, add_model, add_store, answer_first, load_verifier, store_key
 
 if TYPE_CHECKING:
-    from speakernet.inference.people import Identification
+    from speakernet.inference.verifier import Identification
 
 MIN_SPEECH_SECONDS = 1.0
 DEFAULT_TOP = 5
@@ -39,17 +39,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Embed, compare with everybody, answer."""
     # Late: --help and a mistyped option need no torch.
-    from speakernet.inference import people, recordings
+    from speakernet.inference.recordings import inspect_recording
+    from speakernet.inference.verifier import identify
 
     if arguments.top < 1:
         raise ValueError(f"--top {arguments.top}: expected at least 1")
     with answer_first(is_verbose=arguments.verbose):
         verifier = load_verifier(arguments)
         recording = verifier.open(arguments.audio)
-        quality = recordings.inspect_recording(recording, min_speech_seconds=MIN_SPEECH_SECONDS)
+        quality = inspect_recording(recording, min_speech_seconds=MIN_SPEECH_SECONDS)
         limits = {"false_accept_rate": arguments.far, "threshold": arguments.threshold}
         with verifier.people(arguments.store, store_key(arguments), must_exist=True) as store:
-            found = people.identify(verifier, store, recording, top=arguments.top, **limits)
+            found = identify(verifier, store, recording, top=arguments.top, **limits)
     lines = [json.dumps(dataclasses.asdict(found), ensure_ascii=False)] if arguments.json else answer_lines(found)
     sys.stdout.write("\n".join([*lines, ""]))
     sys.stdout.flush()

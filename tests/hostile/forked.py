@@ -18,7 +18,7 @@ import torch
 from drawings import keep_drawings
 
 import speakernet.evaluation.report  # imported late by the run and the commands over stores; here once
-import speakernet.inference.people
+import speakernet.inference.verifier
 import speakernet.training.tensorboard  # noqa: F401
 from speakernet.assembly import runs
 from speakernet.cli import enroll, main, people, train  # noqa: F401

@@ -8,8 +8,7 @@ import torch
 
 from speakernet.evaluation.scoring import whole_cosine
 from speakernet.inference.decision import DecisionRule, NotCalibratedError
-from speakernet.inference.people import enroll, identify
-from speakernet.inference.verifier import SpeakerVerifier
+from speakernet.inference.verifier import SpeakerVerifier, enroll, identify
 from speakernet.models.model_file import ModelFile
 from speakernet.models.speaker_net import SpeakerNet
 

@@ -39,7 +39,7 @@ import speakernet
 from speakernet.data.audio import AudioError, info_of_bytes, read_audio_bytes, readable_bytes
 from speakernet.files import read_secret
 from speakernet.inference.decision import NotCalibratedError
-from speakernet.inference.people import PeopleStore, Person, checked_name, enroll, identify
+from speakernet.inference.people import PeopleStore, Person, checked_name
 from speakernet.inference.recordings import Recording, inspect_recording
 from speakernet.inference.serve.guard import (
     DEADLINE,
@@ -53,7 +53,7 @@ from speakernet.inference.serve.guard import (
     is_new,
     too_slow,
 )
-from speakernet.inference.verifier import SpeakerStream, SpeakerVerifier, load
+from speakernet.inference.verifier import SpeakerStream, SpeakerVerifier, enroll, identify, load
 
 logger = logging.getLogger(__name__)
 
