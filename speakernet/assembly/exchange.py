@@ -91,10 +91,11 @@ def _import_classic(arguments: argparse.Namespace, contents: dict[str, Any]) -> 
     pooling, num_mels = arguments.pooling or described.pooling, arguments.num_mels or described.num_mels
     if not pooling:
         raise ValueError(f"{path} does not show its pooling; give --pooling, such as TAP or MAX")
-    if not (described.is_raw or num_mels):
+    is_raw = described.model == "RawNet3"
+    if not (is_raw or num_mels):
         raise ValueError(f"{path} does not hold its filterbank; give --num-mels (its n_mels)")
-    options = {"sinc_stride": arguments.sinc_stride} if described.is_raw else {}
-    front_end = {} if described.is_raw else {"num_mels": num_mels, "log_input": not arguments.no_log_input}
+    options = {"sinc_stride": arguments.sinc_stride} if is_raw else {}
+    front_end = {} if is_raw else {"num_mels": num_mels, "log_input": not arguments.no_log_input}
     dim = described.embedding_dim
     net = SpeakerNet.named(described.model, pooling, dim, options, front_end_options=front_end)
     translated = voxceleb_trainer.translate(contents, net, path)
@@ -103,10 +104,10 @@ def _import_classic(arguments: argparse.Namespace, contents: dict[str, Any]) -> 
     net.load_state_dict(translated.weights)
     notes = [f"not loaded: {name} (weights of the loss)" for name in translated.head_weights]
     notes += [f"not loaded: {name}" for name in translated.not_loaded]
-    if not described.is_raw:
+    if not is_raw:
         way = "without" if arguments.no_log_input else "with"
         notes.append(f"assumed to be trained {way} log_input, which a checkpoint does not show (--no-log-input)")
-    if not arguments.loss and not described.has_head:
+    if not arguments.loss and not translated.head_weights:
         notes.append("assumed to be trained with a loss on normalised embeddings (else --loss proto)")
     return net, notes
 

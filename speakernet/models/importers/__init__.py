@@ -4,7 +4,8 @@ import dataclasses
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -23,21 +24,13 @@ from speakernet.models.options import MODELS
 from speakernet.models.speaker_net import SpeakerNet, check_finite, check_fits
 from speakernet.options import suggestion
 
+PUBLISHED: dict[str, ModuleType] = {one.SOURCE: one for one in (wespeaker, three_d_speaker, speechbrain, redimnet)}
+"""The modules of toolkits by `SOURCE`.
 
-class Format(Protocol):
-    """What a module of this package declares about its toolkit."""
-
-    SOURCE: str
-    FRONT_END: dict[str, Any]
-    """Name and options of the front end of its models, unless a file determines another."""
-    UNUSED: dict[str, str]
-    """Patterns of tensors that do not belong to the network, each with the reason."""
-
-    def models(self, contents: Mapping[str, Any]) -> dict[str, Describe]:
-        """How each of the toolkit's models is read from a file, by the toolkit's name."""
-
-
-PUBLISHED: dict[str, Format] = {one.SOURCE: one for one in (wespeaker, three_d_speaker, speechbrain, redimnet)}
+Each has FRONT_END, name and options of the front end of its models unless a file determines another; UNUSED, patterns
+of tensors that do not belong to the network, each with the reason; and `models(contents)`, how each of the toolkit's
+models is read from a file, by the toolkit's name.
+"""
 TOOLKITS = (voxceleb_trainer.SOURCE, *PUBLISHED)
 # What reading sizes from a file raises if its tensors or options are not those of the model.
 MISFITS = (ValueError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError)
@@ -62,7 +55,7 @@ def unknown_file(contents: Any, path: str | Path) -> CheckpointError:
 
 
 def import_network(
-    format: Format, name: str, contents: Mapping[str, Any], path: str | Path
+    format: ModuleType, name: str, contents: Mapping[str, Any], path: str | Path
 ) -> tuple[SpeakerNet, list[str]]:
     """The network of a published checkpoint, in evaluation mode, and what of the checkpoint is not needed.
 
@@ -85,7 +78,7 @@ def import_network(
     return net.eval(), left
 
 
-def _described(format: Format, models: Mapping[str, Describe], name: str, weights: Weights) -> Described:
+def _described(format: ModuleType, models: Mapping[str, Describe], name: str, weights: Weights) -> Described:
     if name in models:
         return models[name](weights)
     for describe in models.values():
@@ -98,7 +91,7 @@ def _described(format: Format, models: Mapping[str, Describe], name: str, weight
     raise ValueError(f"no model of {format.SOURCE} with these tensors is a {name}")
 
 
-def _network(format: Format, described: Described) -> SpeakerNet:
+def _network(format: ModuleType, described: Described) -> SpeakerNet:
     options = dict(format.FRONT_END if described.front_end is None else described.front_end)
     front_end = options.pop("name")
     return SpeakerNet.named(
@@ -113,7 +106,7 @@ def _network(format: Format, described: Described) -> SpeakerNet:
 
 
 def _fitted(
-    format: Format, described: Described, weights: Weights, path: str | Path
+    format: ModuleType, described: Described, weights: Weights, path: str | Path
 ) -> tuple[dict[str, Any], list[str]]:
     """The weights in our names, and what is not needed; compared without taking memory for a network."""
     # Any front end serves for a comparison of tensors; this one can be built without memory.
@@ -142,4 +135,4 @@ def _fitting(contents: Mapping[str, Any], path: str | Path) -> Iterator[str]:
             break
 
 
-__all__ = ["PUBLISHED", "TOOLKITS", "Format", "Translated", "import_network", "translate", "unknown_file"]
+__all__ = ["PUBLISHED", "TOOLKITS", "Translated", "import_network", "translate", "unknown_file"]

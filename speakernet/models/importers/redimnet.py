@@ -4,7 +4,6 @@ They hold `model_config` and `state_dict`; the configuration determines the netw
 checked. The rules also serve wespeaker's copies of the two architectures.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -145,10 +144,19 @@ def _describe(name: str, config: Mapping[str, Any]) -> Describe:
         is_second = "compress_tconvs" in config or isinstance((config.get("stages_setup") or [[1]])[0][0], list | tuple)
         if is_second != name.startswith("ReDimNet2"):
             raise ValueError(f"its model_config is that of a ReDimNet{2 if is_second else ''}")
-        _check_known(config, {*KNOWN_VALUES, *FOR_TRAINING, *(_SECOND if is_second else _FIRST), "spec_params"})
-        described = _second(config) if is_second else _first(config)
-        dim = last_dim(weights, "linear")
-        return _in_size(name, dataclasses.replace(described, embedding_dim=dim, front_end=_front_end(config)))
+        defaults, sizes, read = (_SECOND, REDIMNET2S, _second) if is_second else (_FIRST, REDIMNETS, _first)
+        _check_known(config, {*KNOWN_VALUES, *FOR_TRAINING, *defaults, "spec_params"})
+        values = {**defaults, **config}
+        options = read(values)
+        return Described(
+            _size_of(name, sizes, options),
+            RULES + (NORMED_LAYER if values["emb_bn"] else (ONE_LAYER,)),
+            last_dim(weights, "linear"),
+            values["F"],
+            "GlobalASTP" if values["global_context_att"] else "ASTP",
+            options,
+            front_end=_front_end(config),
+        )
 
     return describe
 
@@ -177,28 +185,23 @@ def _front_end(config: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _first(config: Mapping[str, Any]) -> Described:
-    values = {**_FIRST, **config}
+def _first(values: Mapping[str, Any]) -> dict[str, Any]:
     stages = [[stride, blocks, width, divisor or 0] for stride, blocks, width, _, divisor in values["stages_setup"]]
-    options = _common(values) | {"stages": stages, "aggregate_channels": values["out_channels"] or 0}
-    return _described("ReDimNetB0", values, options)
+    return _common(values) | {"stages": stages}
 
 
-def _second(config: Mapping[str, Any]) -> Described:
-    values = {**_SECOND, **config}
+def _second(values: Mapping[str, Any]) -> dict[str, Any]:
     stages = [
         [*strides, blocks, width, *(kernels or [(3, 3)])[0], divisor or 0]
         for strides, blocks, width, kernels, divisor in values["stages_setup"]
     ]
-    options = _common(values) | {
+    return _common(values) | {
         "stages": stages,
-        "aggregate_channels": values["out_channels"] or 0,
         "grouped_strides": values["compress_tconvs"],
         "keeps_mels": values["return_2d_output"],
         "joins_both": values["dual_agg"],
         "map_norm": values["agg_gnorm"],
     }
-    return _described("ReDimNet2B0", values, options)
 
 
 def _common(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -210,24 +213,17 @@ def _common(values: Mapping[str, Any]) -> dict[str, Any]:
         "context": values["block_1d_type"],
         "group_channels": values["group_divisor"],
         "embedding_norm": values["emb_bn"],
+        "aggregate_channels": values["out_channels"] or 0,
     }
 
 
-def _described(model: str, values: Mapping[str, Any], options: dict[str, Any]) -> Described:
-    rules = RULES + (NORMED_LAYER if values["emb_bn"] else (ONE_LAYER,))
-    pooling = "GlobalASTP" if values["global_context_att"] else "ASTP"
-    return Described(model, rules, 0, values["F"], pooling, options)
-
-
-def _in_size(name: str, described: Described) -> Described:
-    """The description under the name of its size; under the requested name if it has no published size."""
-    sizes = REDIMNET2S if described.model in REDIMNET2S else REDIMNETS
-    found = [size for size, kind in sizes.items() if _is_of(kind, described.options)]
+def _size_of(name: str, sizes: Mapping[str, type], options: Mapping[str, Any]) -> str:
+    """The name of the published size with these options; the requested name if there is none."""
+    found = [
+        size
+        for size, kind in sizes.items()
+        if all(default_of(kind, option) == options[option] for option in ("stages", "channels"))
+    ]
     if found and name in sizes and name not in found:
         raise ValueError(f"its model_config is that of {found[0]}")
-    model = name if name in sizes else next(iter(found), described.model)
-    return dataclasses.replace(described, model=model)
-
-
-def _is_of(size: type, options: Mapping[str, Any]) -> bool:
-    return all(default_of(size, name) == options[name] for name in ("stages", "channels"))
+    return name if name in sizes else next(iter(found or sizes))

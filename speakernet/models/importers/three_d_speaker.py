@@ -35,8 +35,7 @@ def _eres2net(weights: Weights) -> Described:
 
 
 def _eres2net_v2(weights: Weights) -> Described:
-    if "layer3_ds.weight" not in weights:
-        raise ValueError("the checkpoint has no tensor layer3_ds.weight")
+    first_shape(weights, "layer3_ds.weight")
     return _fused("ERes2NetV2", weights)
 
 
@@ -50,12 +49,10 @@ def _fused(model: str, weights: Weights) -> Described:
         "expansion": first_shape(weights, "layer1.0.conv3.weight")[0] // channels,
     }
     num_mels = 8 * pooled_width(weights) // first_shape(weights, "layer4.0.shortcut.0.weight")[0]
-    ends, layers = ends_of(weights)
-    pooling = pooling_of(weights)
+    (ends, layers), pooling = ends_of(weights), pooling_of(weights)
     floor = {"variance_floor": VARIANCE_FLOOR} if pooling == "TSTP" else {}
-    return Described(
-        model, _RULES + ends, last_dim(weights, "seg_1"), num_mels, pooling, options | layers, pooling_options=floor
-    )
+    dim = last_dim(weights, "seg_1")
+    return Described(model, _RULES + ends, dim, num_mels, pooling, options | layers, pooling_options=floor)
 
 
 MODELS: dict[str, Describe] = {

@@ -6,7 +6,6 @@ network only). Constant buffers (mel filterbank, windows, sinc axes) are compare
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from speakernet.checkpoint import CheckpointError
-from speakernet.models.importers.weights import Rule, Translated, first_shape, rename, strip_wrappers
+from speakernet.models.importers.weights import Described, Rule, Translated, first_shape, rename, strip_wrappers
 from speakernet.models.rawnet3 import PREEMPHASIS
 from speakernet.models.speaker_net import SpeakerNet
 
@@ -102,22 +101,6 @@ _MARKS = {
 }
 
 
-@dataclass(frozen=True)
-class Description:
-    """The network of a checkpoint, as far as its tensors show it."""
-
-    model: str
-    pooling: str
-    """Its encoder_type; empty if the weights do not show it (VGGVox without attention)."""
-    embedding_dim: int
-    num_mels: int
-    """0 if no filterbank was saved."""
-    has_head: bool
-    """Whether it holds weights of a loss."""
-    is_raw: bool
-    """Whether the network takes samples."""
-
-
 def is_ours_to_read(contents: Any) -> bool:
     """Whether a checkpoint looks like one of voxceleb_trainer's."""
     return isinstance(contents, dict) and recognize(split_parts(contents)[0]) is not None
@@ -145,14 +128,16 @@ def split_parts(contents: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[st
     return network, head, others
 
 
-def describe(contents: Mapping[str, Any]) -> Description:
-    """What a checkpoint that `is_ours_to_read` shows of itself."""
-    network, head, _ = split_parts(contents)
+def describe(contents: Mapping[str, Any]) -> Described:
+    """The network of a checkpoint that `is_ours_to_read`, as far as its tensors show it.
+
+    The pooling is empty if they do not (VGGVox without attention), the mel bands are 0 without a filterbank.
+    """
+    network, _, _ = split_parts(contents)
     model = recognize(network)
     assert model is not None, "describe a checkpoint of voxceleb_trainer only"
     embedding_dim, pooled = first_shape(network, "fc6.weight" if model == "RawNet3" else "fc.weight")
-    bank = next((value for name, value in network.items() if name.endswith(".mel_scale.fb")), None)
-    num_mels = 0 if bank is None else bank.shape[1]
+    num_mels = next((value.shape[1] for name, value in network.items() if name.endswith(".mel_scale.fb")), 0)
     if model == "VGGVox":
         pooling, num_mels = ("SAP" if "sap_linear.weight" in network else ""), 40
     elif model == "RawNet3":
@@ -160,7 +145,7 @@ def describe(contents: Mapping[str, Any]) -> Description:
     else:
         channels = first_shape(network, "sap_linear.weight" if model == "ResNetSE34L" else "attention.3.weight")[0]
         pooling = "ASP" if pooled == 2 * channels else "SAP"
-    return Description(model, pooling, embedding_dim, num_mels, bool(head), model == "RawNet3")
+    return Described(model, RULES[model], embedding_dim, num_mels, pooling)
 
 
 def translate(contents: Mapping[str, Any], net: SpeakerNet, path: str | Path) -> Translated:
@@ -174,11 +159,10 @@ def translate(contents: Mapping[str, Any], net: SpeakerNet, path: str | Path) ->
     weights: dict[str, Tensor] = {}
     for name, value in network.items():
         constant = next((make for end, make in CONSTANTS.items() if name.endswith(end)), None)
+        renamed = rename(name, RULES[found])
         if constant is not None:
             _check_constant(name, value, constant(net), path)
-            continue
-        renamed = rename(name, RULES[found])
-        if renamed is None:
+        elif renamed is None:
             others.append(f"{name} {tuple(value.shape)} (no such parameter in {found})")
         else:
             weights[renamed] = value

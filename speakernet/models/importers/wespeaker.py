@@ -136,10 +136,12 @@ def pooling_of(weights: Weights) -> str:
 
 
 def ends_of(weights: Weights) -> tuple[tuple[Rule, ...], dict[str, Any]]:
-    """Rules of pooling and embedding layer, and the option for the number of layers."""
-    if "seg_2.weight" in weights:
-        return POOLING + TWO_LAYERS, {"two_layers": True}
-    return POOLING + ONE_LAYER, {}
+    """Rules of pooling and embedding layer, and the option for their number of layers or for a norm behind."""
+    if "linear.weight" not in weights:
+        is_double = "seg_2.weight" in weights
+        return POOLING + (TWO_LAYERS if is_double else ONE_LAYER), {"two_layers": True} if is_double else {}
+    is_normed = "bn2.weight" in weights
+    return POOLING + (NORMED_TWICE if is_normed else NORMED), {"embedding_norm": True} if is_normed else {}
 
 
 def pooled_width(weights: Weights) -> int:
@@ -149,9 +151,8 @@ def pooled_width(weights: Weights) -> int:
 
 
 def _xvector(weights: Weights) -> Described:
-    statistics = first_shape(weights, "frame_5.conv_1d.weight")[0]
     channels, num_mels, _ = first_shape(weights, "frame_1.conv_1d.weight")
-    options = {"channels": channels, "statistics_channels": statistics}
+    options = {"channels": channels, "statistics_channels": first_shape(weights, "frame_5.conv_1d.weight")[0]}
     rules = _XVECTOR + POOLING + TWO_LAYERS
     return Described("XVector", rules, last_dim(weights, "seg_2"), num_mels, pooling_of(weights), options)
 
@@ -162,21 +163,22 @@ def _ecapa(model: str, pooling: str) -> Describe:
         # The two names differ in the context of their attention; either may be configured with another pooling.
         if found != pooling and found in ("ASTP", "GlobalASTP"):
             raise ValueError(f"its pooling is {found}, expected {pooling} in a model of this name")
-        is_normed = "bn2.weight" in weights
-        rules = _ECAPA + POOLING + (NORMED_TWICE if is_normed else NORMED)
+        ends, options = ends_of(weights)
         num_mels = first_shape(weights, "layer1.conv.weight")[1]
-        options = {"embedding_norm": True} if is_normed else {}
-        return Described(model, rules, last_dim(weights, "linear"), num_mels, found, options)
+        return Described(model, _ECAPA + ends, last_dim(weights, "linear"), num_mels, found, options)
 
     return describe
 
 
-def _residual(model: str, rules: tuple[Rule, ...]) -> Describe:
+def _residual(
+    model: str, rules: tuple[Rule, ...], last: str = "layer4.0.shortcut.0.weight", mels_to_one: int = 8
+) -> Describe:
+    """A residual network, whose last stage widens in the layer `last`, with one row for so many mel bands."""
+
     def describe(weights: Weights) -> Described:
         ends, options = ends_of(weights)
-        num_mels = 8 * pooled_width(weights) // first_shape(weights, "layer4.0.shortcut.0.weight")[0]
-        dim = last_dim(weights, "seg_1")
-        return Described(model, rules + ends, dim, num_mels, pooling_of(weights), options)
+        num_mels = mels_to_one * pooled_width(weights) // first_shape(weights, last)[0]
+        return Described(model, rules + ends, last_dim(weights, "seg_1"), num_mels, pooling_of(weights), options)
 
     return describe
 
@@ -186,15 +188,6 @@ def _simam(model: str) -> Describe:
         options = {"channels": first_shape(weights, "front.conv1.weight")[0]}
         num_mels = 8 * pooled_width(weights) // first_shape(weights, "front.layer4.0.downsample.0.weight")[0]
         return Described(model, SIMAM, last_dim(weights, "bottleneck"), num_mels, "ASP", options)
-
-    return describe
-
-
-def _gemini(model: str) -> Describe:
-    def describe(weights: Weights) -> Described:
-        ends, options = ends_of(weights)
-        num_mels = 16 * pooled_width(weights) // first_shape(weights, "downsample_layers.4.0.weight")[0]
-        return Described(model, _GEMINI + ends, last_dim(weights, "seg_1"), num_mels, pooling_of(weights), options)
 
     return describe
 
@@ -217,23 +210,19 @@ def _redimnet(model: str) -> Describe:
             *stage_rules(parts_before_blocks=1),
             *ends,
         )
-        size = first_shape(weights, "backbone.inputs_weights.1")[2]
+        num_mels = first_shape(weights, "backbone.inputs_weights.1")[2] // _stem_channels(weights)
         options["pooled_norm"] = False
-        return Described(
-            model, rules, last_dim(weights, "seg_1"), size // _stem_channels(weights), pooling_of(weights), options
-        )
+        return Described(model, rules, last_dim(weights, "seg_1"), num_mels, pooling_of(weights), options)
 
     return describe
 
 
 def _redimnet2(model: str) -> Describe:
     def describe(weights: Weights) -> Described:
-        is_normed = "bn2.weight" in weights
-        rules = REDIMNET2_RULES + POOLING + (NORMED_TWICE if is_normed else NORMED)
-        options = {"embedding_norm": True} if is_normed else {}
+        ends, options = ends_of(weights)
         num_mels = first_shape(weights, "backbone.stage0.0.w")[2] // _stem_channels(weights)
-        dim = last_dim(weights, "linear")
-        return Described(model, rules, dim, num_mels, pooling_of(weights), options, front_end=TF_FRONT_END)
+        dim, pooling = last_dim(weights, "linear"), pooling_of(weights)
+        return Described(model, REDIMNET2_RULES + ends, dim, num_mels, pooling, options, front_end=TF_FRONT_END)
 
     return describe
 
@@ -251,8 +240,10 @@ MODELS: dict[str, Describe] = {
     **{f"ResNet{depth}": _residual(f"ResNet{depth}", RESIDUAL) for depth in (18, 34, 50, 101, 152, 221, 293)},
     "SimAM_ResNet34_ASP": _simam("SimAM_ResNet34"),
     "SimAM_ResNet100_ASP": _simam("SimAM_ResNet100"),
-    "Gemini_DF_ResNet60": _gemini("Gemini_DF_ResNet60"),
-    "Gemini_DF_ResNet114": _gemini("Gemini_DF_ResNet114"),
+    **{
+        f"Gemini_DF_ResNet{depth}": _residual(f"Gemini_DF_ResNet{depth}", _GEMINI, "downsample_layers.4.0.weight", 16)
+        for depth in (60, 114)
+    },
     "Res2Net34_Base": _residual("Res2Net34", RES2),
     "CAMPPlus": campplus,
     "ERes2Net34_Base": _residual("ERes2NetBase", _ERES2),
