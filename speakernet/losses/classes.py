@@ -35,91 +35,6 @@ class Columns(NamedTuple):
             values = torch.where(self.are_here, values, self.of(scores))
         return scores.scatter(1, self.indices, values)
 
-    def only_here(self, values: Tensor) -> Tensor:
-        """The values, zero for columns of other ranks."""
-        return values if self.are_here is None else torch.where(self.are_here, values, 0.0)
-
-
-class AllClasses:
-    """Every rank has all classes, for its own rows."""
-
-    def __init__(self, num_classes: int) -> None:
-        self.num_classes = num_classes
-
-    def shared(self, values: Tensor) -> Tensor:
-        """An input of all shards (embeddings, a common bias)."""
-        return values
-
-    def own(self, labels: Tensor) -> Columns:
-        """The column of each row's label."""
-        return Columns(labels.unsqueeze(1))
-
-    def nearest(self, scores: Tensor, count: int) -> Columns:
-        """The columns of the `count` highest scores of each row."""
-        return Columns(scores.topk(count, dim=1).indices)
-
-    def total(self, values: Tensor) -> Tensor:
-        """The sum over the shards."""
-        return values
-
-    def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The mean over the rows, 0-d."""
-        return functional.cross_entropy(logits, labels)
-
-    def accuracy_percent(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """Share of rows whose highest score is the label's, in percent, 0-d on the device."""
-        return accuracy_percent(scores, labels)
-
-
-class ClassShard(AllClasses):
-    """Each rank has the columns of its shard of the classes, for the rows of all ranks."""
-
-    def __init__(self, num_classes: int, rank: int, world_size: int) -> None:
-        super().__init__(num_classes)
-        if num_classes < world_size:
-            raise ValueError(
-                f"loss.sharded: on, but {num_classes} speakers cannot be sharded over {world_size} ranks; set it to "
-                "auto or off"
-            )
-        self.row_share = RowShare(num_classes, rank, world_size)
-
-    def shared(self, values: Tensor) -> Tensor:
-        return _SumGradients.apply(values)  # type: ignore[no-any-return, no-untyped-call]
-
-    def own(self, labels: Tensor) -> Columns:
-        here = self.row_share.rows
-        are_here = (labels >= here.start) & (labels < here.stop)
-        return Columns(torch.where(are_here, labels - here.start, 0).unsqueeze(1), are_here.unsqueeze(1))
-
-    def nearest(self, scores: Tensor, count: int) -> Columns:
-        ranks, rank = self.row_share.world_size, self.row_share.rank
-        best, indices = scores.topk(min(count, scores.shape[1]), dim=1)
-        candidates = functional.pad(best, (0, count - best.shape[1]), value=-torch.inf)
-        gathered = [torch.empty_like(candidates) for _ in range(ranks)]
-        torch_distributed.all_gather(gathered, candidates.contiguous())
-        chosen = torch.cat(gathered, dim=1).topk(count, dim=1).indices  # (batch, count) of ranks x count
-        are_chosen = torch.zeros((len(scores), ranks * count), dtype=torch.bool, device=scores.device)
-        are_chosen.scatter_(1, chosen, True)
-        first = rank * count
-        return Columns(indices, are_chosen[:, first : first + best.shape[1]])
-
-    def total(self, values: Tensor) -> Tensor:
-        return _Sum.apply(values)  # type: ignore[no-any-return, no-untyped-call]
-
-    def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return _CrossEntropy.apply(logits, *self.own(labels))  # type: ignore[no-any-return, no-untyped-call]
-
-    def accuracy_percent(self, scores: Tensor, labels: Tensor) -> Tensor:
-        best, place = scores.detach().max(dim=1)
-        # float64 holds every class exactly.
-        own = torch.stack([best.double(), (place + self.row_share.rows.start).double()])
-        gathered = [torch.empty_like(own) for _ in range(self.row_share.world_size)]
-        torch_distributed.all_gather(gathered, own)
-        bests, classes = torch.stack(gathered, dim=1)  # (ranks, batch) each
-        # Of several equal ones the first wins, as in argmax.
-        winners = classes.gather(0, bests.argmax(dim=0, keepdim=True)).squeeze(0)
-        return (winners == labels).float().mean() * 100.0
-
 
 def accuracy_percent(logits: Tensor, labels: Tensor) -> Tensor:
     """Share of rows whose largest logit is the label's, in percent, 0-d on the device.
@@ -130,33 +45,96 @@ def accuracy_percent(logits: Tensor, labels: Tensor) -> Tensor:
     return (logits.detach().argmax(dim=1) == labels).float().mean() * 100.0
 
 
-class _SumGradients(torch.autograd.Function):
-    """The identity, whose gradient is summed over the ranks."""
+class AllClasses:
+    """Every rank has all classes, for its own rows."""
 
-    @staticmethod
-    def forward(ctx: Any, values: Tensor) -> Tensor:
-        return values.view_as(values)
+    cross_entropy = staticmethod(functional.cross_entropy)
+    """Of logits (batch, columns) and labels, the mean over the rows, 0-d."""
+    accuracy_percent = staticmethod(accuracy_percent)
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        total = gradients[0].clone(memory_format=torch.contiguous_format)
-        torch_distributed.all_reduce(total)
-        return total
+    def shared(self, values: Tensor) -> Tensor:
+        """An input of all shards (embeddings, a common bias)."""
+        return values
+
+    total = shared
+    """The sum over the shards."""
+
+    def own(self, labels: Tensor) -> Columns:
+        """The column of each row's label."""
+        return Columns(labels.unsqueeze(1))
+
+    def nearest(self, scores: Tensor, count: int) -> Columns:
+        """The columns of the `count` highest scores of each row."""
+        return Columns(scores.topk(count, dim=1).indices)
+
+
+class ClassShard(AllClasses):
+    """Each rank has the columns of its shard of the classes, for the rows of all ranks."""
+
+    def __init__(self, num_classes: int, rank: int, world_size: int) -> None:
+        if num_classes < world_size:
+            raise ValueError(
+                f"loss.sharded: on, but {num_classes} speakers cannot be sharded over {world_size} ranks; set it to "
+                "auto or off"
+            )
+        self.row_share = RowShare(num_classes, rank, world_size)
+
+    def shared(self, values: Tensor) -> Tensor:
+        return _Sum.apply(values, True)  # type: ignore[no-any-return, no-untyped-call]
+
+    def own(self, labels: Tensor) -> Columns:
+        here = self.row_share.rows
+        are_here = (labels >= here.start) & (labels < here.stop)
+        return Columns(torch.where(are_here, labels - here.start, 0).unsqueeze(1), are_here.unsqueeze(1))
+
+    def nearest(self, scores: Tensor, count: int) -> Columns:
+        ranks, rank = self.row_share.world_size, self.row_share.rank
+        best, indices = scores.topk(min(count, scores.shape[1]), dim=1)
+        candidates = functional.pad(best, (0, count - best.shape[1]), value=-torch.inf)
+        chosen = torch.cat(self._of_all_ranks(candidates), dim=1).topk(count, dim=1).indices  # of ranks x count
+        are_chosen = torch.zeros((len(scores), ranks * count), dtype=torch.bool, device=scores.device)
+        are_chosen.scatter_(1, chosen, True)
+        return Columns(indices, are_chosen[:, rank * count :][:, : best.shape[1]])
+
+    def total(self, values: Tensor) -> Tensor:
+        return _Sum.apply(values, False)  # type: ignore[no-any-return, no-untyped-call]
+
+    def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:  # type: ignore[override]
+        return _CrossEntropy.apply(logits, *self.own(labels))  # type: ignore[no-any-return, no-untyped-call]
+
+    def accuracy_percent(self, scores: Tensor, labels: Tensor) -> Tensor:
+        best, place = scores.detach().max(dim=1)
+        # float64 holds every class exactly.
+        own = torch.stack([best.double(), (place + self.row_share.rows.start).double()])
+        bests, classes = torch.stack(self._of_all_ranks(own), dim=1)  # (ranks, batch) each
+        # Of several equal ones the first wins, as in argmax.
+        winners = classes.gather(0, bests.argmax(dim=0, keepdim=True)).squeeze(0)
+        return (winners == labels).float().mean() * 100.0
+
+    def _of_all_ranks(self, values: Tensor) -> list[Tensor]:
+        gathered = [torch.empty_like(values) for _ in range(self.row_share.world_size)]
+        torch_distributed.all_gather(gathered, values.contiguous())
+        return gathered
 
 
 class _Sum(torch.autograd.Function):
-    """The sum over the ranks, which all compute the same from it."""
+    """The sum over the ranks of the values, from which all compute the same; or of the gradients of common values."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor) -> Tensor:
-        total = values.clone(memory_format=torch.contiguous_format)
-        torch_distributed.all_reduce(total)
-        return total
+    def forward(ctx: Any, values: Tensor, of_gradients: bool) -> Tensor:
+        ctx.of_gradients = of_gradients
+        return values.view_as(values) if of_gradients else _summed(values)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        # Every rank has the whole gradient of the sum, of which its shard is a summand.
-        return gradients[0]
+        # Every rank has the whole gradient of a sum of values, of which its shard is a summand.
+        return _summed(gradients[0]) if ctx.of_gradients else gradients[0], None
+
+
+def _summed(values: Tensor) -> Tensor:
+    total = values.clone(memory_format=torch.contiguous_format)
+    torch_distributed.all_reduce(total)
+    return total
 
 
 class _CrossEntropy(torch.autograd.Function):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from speakernet.losses.classes import AllClasses, ClassShard, Columns
+from speakernet.losses.classes import AllClasses, ClassShard
 from speakernet.losses.options import (
     AAMSoftmaxOptions,
     AMSoftmaxOptions,
@@ -32,16 +32,10 @@ class SpeakerLoss(nn.Module):
     def __init__(self, options: LossOptions) -> None:
         super().__init__()
         self.options = options
-
-    @property
-    def is_metric(self) -> bool:
+        self.is_metric = options.is_metric
         """Whether it takes (speakers, utterances, dim)."""
-        return self.options.is_metric
-
-    @property
-    def sees_all_ranks(self) -> bool:
+        self.sees_all_ranks = options.is_metric
         """Whether it takes the embeddings of all ranks together and gives the same on each."""
-        return self.is_metric
 
 
 class ClassificationLoss(SpeakerLoss):
@@ -51,30 +45,23 @@ class ClassificationLoss(SpeakerLoss):
     head can be loaded into any number of shards.
     """
 
-    def __init__(self, options: LossOptions, num_classes: int) -> None:
+    def __init__(self, options: LossOptions, embedding_dim: int, num_classes: int, rows_per_class: int = 1) -> None:
         super().__init__(options)
-        self.classes = AllClasses(num_classes)
+        self.num_classes = num_classes
+        """Speakers of the whole head, at all speeds."""
+        self.classes = AllClasses()
+        self.weight = nn.Parameter(torch.empty(num_classes * rows_per_class, embedding_dim))
         self.register_state_dict_post_hook(_join_shards)
         self.register_load_state_dict_pre_hook(_take_shards)
 
-    @property
-    def num_classes(self) -> int:
-        """Speakers of the whole head, at all speeds."""
-        return self.classes.num_classes
-
-    @property
-    def sees_all_ranks(self) -> bool:
-        """Whether the head is sharded."""
-        return isinstance(self.classes, ClassShard)
-
     def shard(self, rank: int, world_size: int) -> None:
         """Keep only this rank's shard of the classes; call it on every rank before the optimizer is built."""
-        num_classes = self.classes.num_classes
-        self.classes = ClassShard(num_classes, rank, world_size)
+        self.classes, self.sees_all_ranks = ClassShard(self.num_classes, rank, world_size), True
         for parameter in self.parameters(recurse=False):
             # A single number belongs to all classes.
             if parameter.ndim:
-                keep_share(parameter, RowShare(num_classes, rank, world_size, len(parameter) // num_classes))
+                rows_per_class = len(parameter) // self.num_classes
+                keep_share(parameter, RowShare(self.num_classes, rank, world_size, rows_per_class))
 
     def logits(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """(batch, dim) and (batch,) to (batch, classes of this rank)."""
@@ -97,8 +84,7 @@ class Softmax(ClassificationLoss):
     """
 
     def __init__(self, options: SoftmaxOptions, embedding_dim: int, num_classes: int) -> None:
-        super().__init__(options, num_classes)
-        self.weight = nn.Parameter(torch.empty(num_classes, embedding_dim))
+        super().__init__(options, embedding_dim, num_classes)
         self.bias = nn.Parameter(torch.empty(num_classes))
         bound = 1 / math.sqrt(embedding_dim)
         nn.init.uniform_(self.weight, -bound, bound)
@@ -120,11 +106,9 @@ class AMSoftmax(ClassificationLoss):
     tensor([[0.5000, 0.0000]], grad_fn=<MulBackward0>)
     """
 
-    def __init__(self, options: AMSoftmaxOptions, embedding_dim: int, num_classes: int) -> None:
-        super().__init__(options, num_classes)
-        self.margin = options.margin  # a schedule changes it
-        self.scale = options.scale
-        self.weight = nn.Parameter(torch.empty(num_classes, embedding_dim))
+    def __init__(self, options: AMSoftmaxOptions, embedding_dim: int, num_classes: int, centers: int = 1) -> None:
+        super().__init__(options, embedding_dim, num_classes, centers)
+        self.margin, self.scale = options.margin, options.scale  # a schedule changes the margin
         nn.init.xavier_normal_(self.weight)
 
     def logits(self, embeddings: Tensor, labels: Tensor) -> Tensor:
@@ -134,7 +118,7 @@ class AMSoftmax(ClassificationLoss):
         return own.replaced(cosine, own.of(cosine) - self.margin) * self.scale
 
 
-class AAMSoftmax(ClassificationLoss):
+class AAMSoftmax(AMSoftmax):
     """Scaled cosines, the angle to the speaker's own vector widened by a margin.
 
     Past pi - margin, from which widening would wrap around, the cosine is lowered by margin x sin(margin)
@@ -152,43 +136,31 @@ class AAMSoftmax(ClassificationLoss):
     """
 
     def __init__(self, options: AAMSoftmaxOptions, embedding_dim: int, num_classes: int) -> None:
-        super().__init__(options, num_classes)
-        self.margin = options.margin  # a schedule changes it
-        self.full_margin = options.margin
-        self.scale = options.scale
-        self.easy_margin = options.easy_margin
-        self.sub_centers = options.sub_centers
+        super().__init__(options, embedding_dim, num_classes, options.sub_centers)
         self.inter_top_k = min(options.inter_top_k, num_classes - 1)
-        self.inter_top_k_penalty = options.inter_top_k_penalty
-        # The centres of a speaker are neighbours: row = speaker * centres + centre.
-        self.weight = nn.Parameter(torch.empty(num_classes * options.sub_centers, embedding_dim))
-        nn.init.xavier_normal_(self.weight)
 
     def logits(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Scale times (cosine, of the widened angle at the label)."""
+        options: Any = self.options
         cosine = functional.linear(functional.normalize(embeddings), functional.normalize(self.weight))
-        if self.sub_centers > 1:
-            cosine = cosine.unflatten(1, (-1, self.sub_centers)).amax(dim=2)  # (batch, classes)
+        if options.sub_centers > 1:
+            cosine = cosine.unflatten(1, (-1, options.sub_centers)).amax(dim=2)  # (batch, classes)
         own = self.classes.own(labels)
         # Only the label's column needs the angle: (batch, 1) instead of (batch, classes).
-        widened = self._widened(own.of(cosine))
+        own_cosine = own.of(cosine)
+        if options.easy_margin:
+            least, beyond = 0.0, own_cosine
+        else:
+            least = math.cos(math.pi - self.margin)
+            beyond = own_cosine - math.sin(math.pi - self.margin) * self.margin
+        widened = torch.where(own_cosine > least, turned(own_cosine, self.margin), beyond)
         if self.inter_top_k:
-            cosine = self._with_neighbours_nearer(cosine, own)
+            # A cosine is never below -1: at -2 the own speaker is not among the nearest.
+            others = own.replaced(cosine.detach(), torch.full_like(own_cosine, -2))
+            nearest = self.classes.nearest(others, self.inter_top_k)
+            share = min(1.0, self.margin / options.margin) if options.margin else 1.0
+            cosine = nearest.replaced(cosine, turned(nearest.of(cosine), -options.inter_top_k_penalty * share))
         return own.replaced(cosine, widened) * self.scale
-
-    def _widened(self, own_cosine: Tensor) -> Tensor:
-        widened = turned(own_cosine, self.margin)
-        if self.easy_margin:
-            return torch.where(own_cosine > 0, widened, own_cosine)
-        beyond = own_cosine - math.sin(math.pi - self.margin) * self.margin
-        return torch.where(own_cosine > math.cos(math.pi - self.margin), widened, beyond)
-
-    def _with_neighbours_nearer(self, cosine: Tensor, own: Columns) -> Tensor:
-        # A cosine is never below -1: at -2 the own speaker is not among the nearest.
-        others = own.replaced(cosine.detach(), torch.full_like(own.indices, -2, dtype=cosine.dtype))
-        nearest = self.classes.nearest(others, self.inter_top_k)
-        share = min(1.0, self.margin / self.full_margin) if self.full_margin else 1.0
-        return nearest.replaced(cosine, turned(nearest.of(cosine), -self.inter_top_k_penalty * share))
 
 
 class SphereFace2(ClassificationLoss):
@@ -207,13 +179,10 @@ class SphereFace2(ClassificationLoss):
     """
 
     def __init__(self, options: SphereFace2Options, embedding_dim: int, num_classes: int) -> None:
-        super().__init__(options, num_classes)
+        super().__init__(options, embedding_dim, num_classes)
         self.margin = options.margin  # a schedule changes it
-        self.scale = options.scale
+        self.scale, self.exponent, self.positive_weight = options.scale, options.exponent, options.positive_weight
         self.widens_angle = options.margin_type == "A"
-        self.positive_weight = options.positive_weight
-        self.exponent = options.exponent
-        self.weight = nn.Parameter(torch.empty(num_classes, embedding_dim))
         self.bias = nn.Parameter(torch.zeros(()))
         nn.init.xavier_uniform_(self.weight)
 
@@ -226,22 +195,21 @@ class SphereFace2(ClassificationLoss):
             own_cosine = own.of(cosine)
             positive = functional.softplus(-self._answer(own_cosine, bias, is_own=True))  # (batch, 1)
             others = functional.softplus(self._answer(cosine, bias, is_own=False))
-            others = own.replaced(others, torch.zeros_like(own_cosine))
-            loss = self.positive_weight * own.only_here(positive).squeeze(1)
-            loss = self.classes.total(loss + (1 - self.positive_weight) * others.sum(dim=1))
+            weighted = own.replaced((1 - self.positive_weight) * others, self.positive_weight * positive)
+            loss = self.classes.total(weighted.sum(dim=1))
             return loss.mean(), self.classes.accuracy_percent(own.replaced(cosine, own_cosine - self.margin), labels)
 
     def _answer(self, cosine: Tensor, bias: Tensor, *, is_own: bool) -> Tensor:
         """The logit of yes; the margin makes yes harder for the own speaker, and no harder for others."""
-        if self.widens_angle:
-            return self.scale * self._spread(self._widened(cosine) if is_own else turned(cosine, -self.margin)) + bias
         margin = self.margin if is_own else -self.margin
-        return self.scale * (self._spread(cosine) - margin) + bias
-
-    def _widened(self, cosine: Tensor) -> Tensor:
-        # Past pi - margin the angle would wrap around; from there the cosine falls linearly.
-        lowest = math.cos(self.margin)
-        return torch.where(cosine > -lowest, turned(cosine, self.margin), cosine - 1.0 + lowest)
+        if not self.widens_angle:
+            return self.scale * (self._spread(cosine) - margin) + bias
+        moved = turned(cosine, margin)
+        if is_own:
+            # Past pi - margin the angle would wrap around; from there the cosine falls linearly.
+            lowest = math.cos(margin)
+            moved = torch.where(cosine > -lowest, moved, cosine - 1.0 + lowest)
+        return self.scale * self._spread(moved) + bias
 
     def _spread(self, cosine: Tensor) -> Tensor:
         # Rounding may leave a cosine just below -1; its fractional power is not a number.
@@ -275,8 +243,6 @@ def _take_shards(loss: nn.Module, state: dict[str, Any], prefix: str, *_others: 
 
 # Keeps points off the edge of the ball, denominators off 0, and the cosh off 1 (infinite slope of its inverse).
 EPSILON = 1e-5
-# Initial deviation of the centres: near the origin.
-INITIAL_DEVIATION = 1e-3
 
 
 class HAMSoftmax(ClassificationLoss):
@@ -295,26 +261,20 @@ class HAMSoftmax(ClassificationLoss):
     """
 
     def __init__(self, options: HAMSoftmaxOptions, embedding_dim: int, num_classes: int) -> None:
-        super().__init__(options, num_classes)
-        self.margin = options.margin  # a schedule changes it
-        self.scale = options.scale
+        super().__init__(options, embedding_dim, num_classes)
+        self.margin, self.scale = options.margin, options.scale  # a schedule changes the margin
         self.radius = (1.0 - EPSILON) / options.curvature**0.5
-        self.weight = nn.Parameter(torch.empty(num_classes, embedding_dim))
-        nn.init.normal_(self.weight, std=INITIAL_DEVIATION)
+        nn.init.normal_(self.weight, std=1e-3)  # near the origin
 
     def logits(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Minus scale times (distance, plus the margin at the label)."""
-        distances = self.distances(embeddings, self.weight)
-        own = self.classes.own(labels)
-        return -self.scale * own.replaced(distances, own.of(distances) + self.margin)
-
-    def distances(self, left: Tensor, right: Tensor) -> Tensor:
-        """Of all pairs, (left rows, right rows); a few thousandths at least."""
-        left, left_edge = self._inside(left)
-        right, right_edge = self._inside(right)
+        (left, left_edge), (right, right_edge) = self._inside(embeddings), self._inside(self.weight)
         squares = left.square().sum(dim=1, keepdim=True) + right.square().sum(dim=1) - 2.0 * left @ right.T
         from_edge = (left_edge * right_edge.T).clamp(min=EPSILON)
-        return (1.0 + 2.0 * squares / from_edge).clamp(min=1.0 + EPSILON).acosh()
+        # A few thousandths at least.
+        distances = (1.0 + 2.0 * squares / from_edge).clamp(min=1.0 + EPSILON).acosh()
+        own = self.classes.own(labels)
+        return -self.scale * own.replaced(distances, own.of(distances) + self.margin)
 
     def _inside(self, points: Tensor) -> tuple[Tensor, Tensor]:
         """(points, dim), projected onto the radius if beyond it, and 1 - |x|² of each, (points, 1)."""

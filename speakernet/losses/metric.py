@@ -13,8 +13,7 @@ from torch.nn import functional
 from speakernet.losses.classes import accuracy_percent
 from speakernet.losses.classification import SpeakerLoss
 from speakernet.losses.options import (
-    CLASSIFICATIONS,
-    METRICS,
+    LOSSES,
     AngularPrototypicalOptions,
     CombinedOptions,
     LearnedScaleOptions,
@@ -102,8 +101,6 @@ class GE2E(LearnedScale):
     0.6931
     """
 
-    COSINE_FLOOR: ClassVar[float] = 1e-6
-
     def compare(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Cross entropy of every utterance over all centroids."""
         speakers, utterances, _ = embeddings.shape
@@ -115,7 +112,7 @@ class GE2E(LearnedScale):
         own_cosine = (unit * own_centroids).sum(dim=2, keepdim=True)
         own = torch.arange(speakers, device=embeddings.device)
         cosine = cosine.scatter(2, own.view(-1, 1, 1).expand(-1, utterances, 1), own_cosine)
-        logits = (cosine.clamp(min=self.COSINE_FLOOR) * self.scale + self.bias).flatten(0, 1)
+        logits = (cosine.clamp(min=1e-6) * self.scale + self.bias).flatten(0, 1)
         targets = own.repeat_interleave(utterances)
         return functional.cross_entropy(logits, targets), accuracy_percent(logits, targets)
 
@@ -133,16 +130,14 @@ class SupervisedContrastive(MetricLoss):
     1.0986
     """
 
-    def __init__(self, options: SupervisedContrastiveOptions) -> None:
-        super().__init__(options)
-        self.temperature = options.temperature
+    options: SupervisedContrastiveOptions
 
     def compare(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Cross entropy of every utterance over all others, its speaker's in turn."""
         speakers, utterances, _ = embeddings.shape
         unit = functional.normalize(embeddings.flatten(0, 1), eps=1e-8)
         itself = torch.eye(len(unit), dtype=torch.bool, device=unit.device)
-        logits = (unit @ unit.T / self.temperature).masked_fill(itself, -torch.inf)
+        logits = (unit @ unit.T / self.options.temperature).masked_fill(itself, -torch.inf)
         speaker_of = torch.arange(speakers, device=unit.device).repeat_interleave(utterances)
         positive = (speaker_of.unsqueeze(1) == speaker_of) & ~itself
         log_shares = logits.log_softmax(dim=1).masked_fill(~positive, 0.0)
@@ -170,9 +165,7 @@ class Triplet(MetricLoss):
 
     def __init__(self, options: TripletOptions, seed: int = 0) -> None:
         super().__init__(options)
-        self.margin = options.margin  # a schedule changes it
-        self.hard_probability = options.hard_probability
-        self.hard_rank = options.hard_rank
+        self.margin, self.hard_probability, self.hard_rank = options.margin, options.hard_probability, options.hard_rank
         # On the host, whatever the device, so that its state can be resumed on any machine.
         self.generator = torch.Generator().manual_seed(seed)
 
@@ -187,11 +180,11 @@ class Triplet(MetricLoss):
         anchors, positives = functional.normalize(embeddings, dim=2).unbind(dim=1)
         with torch.no_grad():
             negatives = self.mine(squared_distances(anchors, positives))
-        positive_distance = (anchors - positives).square().sum(dim=1)
-        negative_distance = (anchors - positives[negatives]).square().sum(dim=1)
-        hinge = (positive_distance - negative_distance + self.margin).relu()
-        nearer = (positive_distance.detach() < negative_distance.detach()).float().mean() * 100.0
-        return hinge.mean(), nearer
+        to_positive, to_negative = (
+            (anchors - others).square().sum(dim=1) for others in (positives, positives[negatives])
+        )
+        nearer = (to_positive.detach() < to_negative.detach()).float().mean() * 100.0
+        return (to_positive - to_negative + self.margin).relu().mean(), nearer
 
     def mine(self, distances: Tensor) -> Tensor:
         """A negative for every anchor, (speakers,) indices, never the anchor's own speaker."""
@@ -263,36 +256,33 @@ class Combined(MetricLoss):
     def __init__(self, options: CombinedOptions, embedding_dim: int, num_classes: int, seed: int = 0) -> None:
         super().__init__(options)
         self.weights = (options.classification_weight, options.metric_weight)
-        facts: dict[str, Any] = {"embedding_dim": embedding_dim, "num_classes": num_classes, "seed": seed}
-        for name, chosen, table in zip(
-            self.NAMES, (options.classification, options.metric), (CLASSIFICATIONS, METRICS), strict=True
-        ):
-            self.add_module(name, create(table[chosen.name], chosen, **facts))
+        self.num_classes = num_classes
+        for name, chosen in zip(self.NAMES, (options.classification, options.metric), strict=True):
+            facts: dict[str, Any] = {"embedding_dim": embedding_dim, "num_classes": num_classes, "seed": seed}
+            self.add_module(name, create(LOSSES[chosen.name], chosen, **facts))
+
+    @property
+    def head(self) -> Any:
+        """The classification loss."""
+        return self.get_submodule(self.NAMES[0])
 
     @property
     def margin(self) -> float:
         """That of the classification loss."""
-        return self.get_submodule(self.NAMES[0]).margin  # type: ignore[return-value]
+        return self.head.margin  # type: ignore[no-any-return]
 
     @margin.setter
     def margin(self, margin: float) -> None:
-        self.get_submodule(self.NAMES[0]).margin = margin  # type: ignore[assignment]
-
-    @property
-    def num_classes(self) -> int:
-        """That of the classification loss."""
-        return self.get_submodule(self.NAMES[0]).num_classes  # type: ignore[return-value]
+        self.head.margin = margin
 
     def shard(self, rank: int, world_size: int) -> None:
-        """Share the classes of the classification loss; see `ClassificationLoss.shard`."""
-        self.get_submodule(self.NAMES[0]).shard(rank, world_size)  # type: ignore[operator]
+        """Shard the classes of the classification loss; see `ClassificationLoss.shard`."""
+        self.head.shard(rank, world_size)
 
     def compare(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Both losses, weighted and added."""
-        classification, metric = (self.get_submodule(name) for name in self.NAMES)
-        utterances = embeddings.shape[1]
-        first, accuracy = classification(embeddings.flatten(0, 1), labels.repeat_interleave(utterances))
-        second, _ = metric(embeddings, labels)
+        first, accuracy = self.head(embeddings.flatten(0, 1), labels.repeat_interleave(embeddings.shape[1]))
+        second, _ = self.get_submodule(self.NAMES[1])(embeddings, labels)
         return self.weights[0] * first + self.weights[1] * second, accuracy
 
 

@@ -26,8 +26,6 @@ class LossOptions(NamedOptions):
     """Whether utterances of one speaker are compared with each other, (speakers, utterances, dim)."""
     min_utterances: ClassVar[int] = 1
     """Utterances of each speaker that a batch must hold."""
-    draws_on_host: ClassVar[bool] = False
-    """Whether each step needs numbers that the host draws."""
     normalize_embeddings: ClassVar[bool] = True
     """Whether voxceleb_trainer scores embeddings of this loss after normalising them (its `test_normalize`)."""
 
@@ -147,8 +145,6 @@ class SupervisedContrastiveOptions(MetricOptions):
 class TripletOptions(MetricOptions):
     """Hinge of squared distances to one utterance of the same and one of another speaker."""
 
-    draws_on_host = True
-
     name: str = "triplet"
     margin: Annotated[float, Ge(0.0), Le(100.0)] = 0.2
     """Margin between squared distances; schedule.margin_* can ramp it."""
@@ -219,9 +215,9 @@ class CombinedOptions(MetricOptions):
         yield from super().problems()
         if not self.classification_weight and not self.metric_weight:
             yield "metric_weight", "0, and classification_weight too; expected one of them above 0"
-        for part in ("classification", "metric"):
-            if (value := getattr(self, part).sharded) != "auto":
-                yield part, f"sharded: {value} within it; set loss.sharded, which holds for the whole loss"
+        for part, options in (("classification", self.classification), ("metric", self.metric)):
+            if options.sharded != "auto":
+                yield part, f"sharded: {options.sharded} within it; set loss.sharded, which holds for the whole loss"
 
 
 LOSSES: dict[str, Component] = {
